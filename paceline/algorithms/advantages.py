@@ -32,6 +32,7 @@ def generalised_advantages(
     same[:-1] = segments[1:] == segments[:-1]
     following = torch.zeros_like(values)
     following[:-1] = values[1:]
+    # δ for all tokens at once; then the recursion backwards over a padded [D, longest] table
     delta = rewards + discount * following * same - values
     table, places = _padded(delta, segments)
     carried = table.new_zeros(table.shape[0])
@@ -102,6 +103,7 @@ def group_advantages(rewards: Tensor, groups: Tensor, *, scale: str = "group") -
     mean = total(filled) / count.clamp(min=1)
     centred = torch.where(judged, filled - mean[groups], 0.0)
     spread = (total(centred.square()) / (count - 1).clamp(min=1)).sqrt()
+    # Minimum and maximum per group, to detect equal rewards exactly
     high = rewards.new_full((size,), -torch.inf).scatter_reduce_(
         0, groups, torch.where(judged, rewards, -torch.inf), "amax"
     )

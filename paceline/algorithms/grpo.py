@@ -81,6 +81,7 @@ class GRPO(OnPolicy):
         self, logprobs: Tensor, batch: Batch, where: LabelledTokens
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
         """Return (loss [L], metric name → values [L])."""
+        # The clipped policy-gradient term; without precomputed log-probabilities π_old = π
         old = field_or(batch, "old", logprobs.detach())
         advantages = field_or(batch, "advantage", torch.zeros_like(old))
         ratios = log_ratios(logprobs, old, where.segments, where.lengths, self.level)
@@ -91,6 +92,7 @@ class GRPO(OnPolicy):
                 ratios, advantages, epsilon_low=self.low, epsilon_high=self.high, delta=self.delta
             )
         loss = clipped.loss
+        # Correction for sampling from another policy, and the KL to the reference
         sampled = field_or(batch, "sampled", old)
         if self.correction != "none":
             loss = loss * rollout_correction(

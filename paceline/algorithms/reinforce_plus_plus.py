@@ -85,6 +85,7 @@ class ReinforcePlusPlus(OnPolicy):
         where = [LabelledTokens.of(batch) for batch in flat]
         kls = [self._divergence(batch) for batch in flat]
         returns = [self._returns(*each) for each in zip(flat, where, kls, strict=True)]
+        # Statistics before normalisation; then each micro-batch gets its normalised advantages
         stats = _statistics(where, kls, returns, answers)
         dtype = flat[0].tokens["advantage"].dtype
         made = iter(

@@ -79,6 +79,7 @@ class RLOO(OnPolicy):
         """
         flat = [batch for row in batches for batch in row]
         where = [LabelledTokens.of(batch) for batch in flat]
+        # The KL's leave-one-out advantage, over the answers of all ranks
         advantages, stats = answers.advantages, {}
         if self.beta:
             kls = [self._divergences(*each) for each in zip(flat, where, strict=True)]

@@ -37,12 +37,14 @@ def read_classes(prepared: Prepared, spec: AlgorithmSpec, training: Training) ->
     """Collect the classes from all rows. Raises DataError for labels that do not match ``training``'s
     options.
     """
+    # Labels of all rows; lists make it multi-label, unless the config says which it is
     options, where = ClassificationOptions.model_validate(spec.options_of(training)), f"{spec.key}.labels"
     tables = {"train": prepared.train, **({"eval": prepared.eval} if prepared.eval is not None else {})}
     facts = {split: _facts(table) for split, table in tables.items()}
     rows = [labels for each in facts.values() for labels, _ in each]
     lists = any(several for each in facts.values() for _, several in each)
     several = lists if options.problem_type == "auto" else options.problem_type.startswith("multi")
+    # Number the classes, and check the rows against them
     numbers = _numbers(rows, options, where)
     names = _names(numbers, options)
     if len(names) < (1 if several else 2):
@@ -67,6 +69,7 @@ def _numbers(rows: Iterable[Sequence[Label]], options: ClassificationOptions, wh
     are sorted.
     """
     found: set[Label] = {label for labels in rows for label in labels}
+    # The config names the classes: by name or by number
     if options.labels:
         known: dict[Label, int] = {name: i for i, name in enumerate(options.labels)}
         known |= {i: i for i in range(len(known))}
@@ -75,6 +78,7 @@ def _numbers(rows: Iterable[Sequence[Label]], options: ClassificationOptions, wh
             what = "rows have labels that the config does not name"
             raise DataError(codes.DATA_CLASSES(what, where, ", ".join(wrong[:_SHOWN]), "labels: every name, in the order of their numbers"))  # fmt: skip
         return known
+    # Numeric labels are class numbers
     if all(isinstance(label, int) or label.isdecimal() for label in found):
         numbers = {label: int(label) for label in found}
         count = options.num_labels
@@ -82,6 +86,7 @@ def _numbers(rows: Iterable[Sequence[Label]], options: ClassificationOptions, wh
             what = f"rows have a class beyond num_labels, {count} of them being 0 to {count - 1}"
             raise DataError(codes.DATA_CLASSES(what, where, str(max(numbers.values())), f"num_labels: {max(numbers.values()) + 1}"))  # fmt: skip
         return numbers
+    # Names are numbered in alphabetical order
     texts = sorted({str(label) for label in found})
     count = options.num_labels
     if count is not None and count != len(texts):

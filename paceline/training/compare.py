@@ -54,6 +54,7 @@ def differences(ours: CheckpointReader, theirs: CheckpointReader, kind: str) -> 
     for name in sorted(names & expected, key=str):
         a, b = (reader.read(name.role, name.name, kind).to(torch.float64) for reader in (ours, theirs))
         found[name] = (float((a - b).norm()), float(b.norm()))
+    # A single moment may be almost 0, so its divisor is the norm of all
     total = math.sqrt(sum(norm**2 for _, norm in found.values()))
     relative = {name: gap / ((total if kind == "exp_avg" else norm) or 1.0) for name, (gap, norm) in found.items()}
     worst = max(relative, key=lambda name: relative[name], default=None)

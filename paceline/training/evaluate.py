@@ -41,11 +41,13 @@ def evaluate(
         made = read_batch(source, 0, layout.positions(0, j, num_rows), range(num_rows), others)
         return made.pinned() if loading.pin else made
 
+    # First pass, if the losses need means over the whole set
     means: Mapping[str, float] = {}
     if algorithm.window_means is not None:
         first = partial(read, others=algorithm.window_means.rows)
         with contextlib.closing(loading.in_order(first, range(rounds))) as batches:
             means = runner.window_means(handles, batches, algorithm)
+    # Second pass: sums and weights over all ranks, and a check that each row was counted once
     with contextlib.closing(loading.in_order(read, range(rounds))) as batches:
         sums = runner.eval_window(handles, (batch.with_numbers(means) for batch in batches), algorithm)
     if sums.rows != num_rows:

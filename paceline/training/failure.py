@@ -25,6 +25,7 @@ def diagnose(
     ``silent_ranks`` are those that gave no sign of life while this rank waited for the cause of a lost
     connection; ``hint`` returns what would fit if memory ran out.
     """
+    # Errors that have a diagnostic, or are recognised as out of memory
     if isinstance(error, PacelineError):
         first = error.diagnostics[0]
         place = first.where or f"rank {rank}"
@@ -40,6 +41,7 @@ def diagnose(
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     text = (str(error).strip() or type(error).__name__)[:2000]
+    # A lost connection is the consequence of another rank's error
     if is_cascade(error):
         gone = f"; silent: rank {', '.join(map(str, silent_ranks))}" if silent_ranks else ""
         return codes.WORLD_PEER_LOST(
@@ -49,6 +51,7 @@ def diagnose(
             "see that rank's log; a process that was killed (out of memory, kill -9) leaves none",
             evidence={"rank": rank, "silent_ranks": list(silent_ranks)},
         )
+    # Refusals of the operating system; everything else is a plain exception
     why = refusal_of(error, _place_of(error)) if isinstance(error, OSError) else None
     if isinstance(error, OSError) and why is not None:
         named = str(error.filename or "a file")

@@ -155,6 +155,7 @@ def _checkpoint(config: Config, environ: Mapping[str, str], plan: Plan | None) -
     except PacelineError as error:
         yield from at_its_key(error)
         return
+    # The same training: algorithm, model sizes, optimizer, strategy, global batch
     yield _chosen(path)
     if plan is not None:
         other = other_training(state, plan, saved)
@@ -163,6 +164,7 @@ def _checkpoint(config: Config, environ: Mapping[str, str], plan: Plan | None) -
             return
         yield from _findings_of(lambda: keep_global_batch(state, plan)[1])
         yield from _findings_of(lambda: other_strategy(state, plan))
+    # The same data and order, as far as they are known before the start
     now = _state_now(config, environ, plan, state)
     unknown = not_compared(state, definition())
     if unknown is not None:

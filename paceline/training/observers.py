@@ -91,8 +91,10 @@ class Observers:
             self.check_place()
         elif isinstance(event, events.CheckpointSaved) and self._place is not None:
             self._place.expects(event.path)
+        # Event log: every event; only some steps get a text line
         logs = not isinstance(event, (events.Step, events.Samples)) or self.is_logged(event)
         self.log.write(event, level="" if logs else "debug")
+        # Console and trackers exist on rank 0 only
         if self.console is None and self.rank == 0 and isinstance(event, events.Notice):
             self._say_early(event.diagnostic)
         if self.console is not None:

@@ -25,6 +25,7 @@ def open_questions(config: Config, plan: Plan | None, formats: Set[str]) -> dict
     folder, spec = tokenizer_here(config.model), algorithm_spec(config.training.algorithm)
     if folder is None:
         return {}
+    # The tokenizer: what its files leave open, and whether other models have the same tokens
     kind = row_kind(spec.rows)
     learns = kind.trained_tokens(config.data.train_on) == "assistant" and not kind.answered
     reasons, found = unsettled(folder, config.model, formats, learns_answers=learns), dict[str, str]()
@@ -34,6 +35,7 @@ def open_questions(config: Config, plan: Plan | None, formats: Set[str]) -> dict
             reasons.append(f"the tokens of the {reader.role} model")
     if reasons:
         found[TOKENIZER] = ", ".join(reasons)
+    # The model: whether tokens may need more rows than a fixed embedding has
     if plan is not None and plan.shape is not None and (plan.adapter or config.model.resize_embeddings == "never"):
         needed = most_tokens(folder, config.model)
         if needed is None or needed > plan.shape.vocab:

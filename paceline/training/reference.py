@@ -55,6 +55,7 @@ def ask_reference(
         "adapter_weights": weights_identity(start, None) if start else None,
         "numbers": [plan.precision.compute, plan.precision.master, plan.attention],
     }
+    # Sources in table order; the role whose forward gives the log-probabilities
     splits = {"train": True} | ({"eval": False} if session.prepared.eval is not None else {})
     sources = {name: session.source(train=train, shuffle=False) for name, train in splits.items()}
     rows = spec.options_of(training).get("precompute_ref_batch_size") or config.training.per_device_train_batch_size

@@ -62,6 +62,7 @@ def same_training(state: Mapping[str, Any], now: Mapping[str, Any]) -> list[Diag
     Returns a warning if the evaluation set differs or is gone, which does not affect training, or if the data
     cannot be compared.
     """
+    # Equal training rows suffice; the data fingerprint covers the evaluation set too
     trained = state.get("train_fingerprint") or None
     same_rows = trained is not None and trained == now["train_fingerprint"]
     same_data = state.get("data_fingerprint") == now["data_fingerprint"]

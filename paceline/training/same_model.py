@@ -70,6 +70,7 @@ def _adapters(state: Mapping[str, Any], now: Mapping[str, Any] | None, *, tied: 
         return [codes.RESUME_ADAPTER(what, "lora", held, hint)]
     if before is None or now is None:
         return []
+    # Ignore differences that the run itself makes: saved modules, and alpha that follows the rank
     other = [key for key in _ADAPTER if key in before and _shown(before[key]) != _shown(now[key])]
     if _same_whole(before.get(_WHOLE) or (), now[_WHOLE], tied=tied) and _WHOLE in other:
         other.remove(_WHOLE)

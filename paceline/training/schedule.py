@@ -36,6 +36,7 @@ def learning_rate_schedule(
             return BUILDERS[name](base_lr, warmup_count(warmup_steps, total_steps), total_steps, **dict(kwargs or {}))
         except (TypeError, ValueError) as exc:
             raise _misfit(name, exc) from exc
+    # Only schedules that are a function of the step: a resumed run must reproduce them
     names = [member.value for member in SchedulerType if member.value not in STATEFUL] + list(BUILDERS)
     if name not in names:
         why = (
@@ -51,6 +52,7 @@ def learning_rate_schedule(
                 f"one of: {', '.join(names)}",
             )
         )
+    # Transformers' own factor of the learning rate, taken from a scheduler of a dummy optimizer
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=base_lr)  # polynomial reads it
     try:
         scheduler = get_scheduler(

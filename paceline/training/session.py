@@ -126,6 +126,7 @@ class Session:
         )
         epochs = self.epochs(source if rolls is None else rolls.rows(source), layout)
         state = self.restore(strategy, handles, algorithm)
+        # Windows from the restored step on: rollouts of the policy, or rows of the data
         if rolls is not None:
             drawn = {} if self.reader is None else self.reader.state.get("windows", {})
             rollouts = rolls.windows(source, epochs, state.step, self.reader, drawn)

@@ -192,8 +192,8 @@ class Trainer:
         return improved, self.best.exhausted(self.state)
 
     def _save(self, step: int, *, must_succeed: bool) -> None:
-        """Save a checkpoint. A failure never touches earlier ones; the run goes on until MAX_FAILED_SAVES in
-        a row.
+        """Save a checkpoint. A failure never touches earlier ones; training continues until MAX_FAILED_SAVES
+        in a row.
         """
         assert self.save is not None
         try:

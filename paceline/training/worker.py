@@ -387,7 +387,7 @@ class Worker:
         return int(code)
 
     def peer_noticed(self, finding: Diagnostic, loud: bool) -> None:
-        """Record that a rank is silent, slow, or back. Called by the alarm's thread while the run goes on."""
+        """Record that a rank is silent, slow, or back. Called by the alarm's thread during training."""
         if loud:
             print(finding.render(), file=sys.stderr, flush=True)
         if self.observers is not None:

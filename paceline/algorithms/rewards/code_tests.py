@@ -50,6 +50,7 @@ class RowTests:
 
 def read_tests(value: Any, entry_point: str = "") -> RowTests:
     """Parse the tests in ``value``. Raises ValueError with the reason if they cannot be used."""
+    # Unpack JSON and lists: texts become one text, input-output pairs one mapping of two lists
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
         with contextlib.suppress(ValueError):  # not JSON, so Python
             value = json.loads(value)
@@ -60,6 +61,7 @@ def read_tests(value: Any, entry_point: str = "") -> RowTests:
             names = {str(item.get("fn_name") or (item.get("metadata") or {}).get("func_name") or "") for item in value}
             value = {"inputs": [item["input"] for item in value], "outputs": [item["output"] for item in value]}
             value |= {"fn_name": names.pop()} if len(names) == 1 else {}
+    # A mapping holds pairs, one or several; everything else must be Python
     if isinstance(value, Mapping) and {"input", "output"} <= set(value):
         value = {**value, "inputs": [value["input"]], "outputs": [value["output"]]}
     if isinstance(value, Mapping) and {"inputs", "outputs"} <= set(value):
@@ -107,6 +109,7 @@ def _python(text: str, entry_point: str) -> str:
         requested = asked_names(tree)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f"no Python: {error}") from error
+    # HumanEval's check(candidate) needs a call; other tests must use something of the program
     check = next((node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "check"), None)
     if check is not None and len(check.args.args) == 1 and not _calls(tree, "check"):
         if not entry_point:

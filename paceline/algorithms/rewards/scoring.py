@@ -1,4 +1,4 @@
-"""Score answers: call each reward function, check its values, weight and sum them; failures name the sample."""
+"""Score answers: call each reward function, check, weight and sum its values; failures name the sample."""
 
 from __future__ import annotations
 
@@ -118,9 +118,7 @@ class Scorer:
 
     @property
     def row_checks(self) -> list[RowCheck]:
-        """The checks of those rewards that can tell in advance which rows (name, columns) they cannot use,
-        and why.
-        """
+        """Checks of the rewards that know in advance which rows (name, columns) they cannot use, and why."""
         return [check for function in self.functions if (check := getattr(function, "unusable_rows", None))]
 
     def _sum(self, values: Sequence[float]) -> float:
@@ -179,6 +177,7 @@ def _function(spec: RewardSpec, allow_code: bool, code_runs: tuple[bool, int]) -
             code: BatchReward = function(*code_runs, **spec.options)
             return code
         return lambda samples: [function(sample, **spec.options) for sample in samples]
+    # A user's function gets batches by keyword, and only what its signature accepts
     accepted = inspect.signature(function).parameters
     takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values())
 
@@ -207,6 +206,7 @@ def check_reward(spec: RewardSpec, columns: Collection[str] | None = None) -> No
         accepted = inspect.signature(function).parameters
     except (TypeError, ValueError):  # a builtin without a signature
         return
+    # Compare what the function requires and accepts with what a call passes
     plain = {n: p for n, p in accepted.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
     given = {"prompts", "completions", *spec.options, *(columns or ())}
     takes_all = any(p.kind is p.VAR_KEYWORD for p in accepted.values())

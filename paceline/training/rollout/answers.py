@@ -135,6 +135,7 @@ def evaluate_answers(
     completions = generator.write(requests, RolloutSampling(temperature=0.0))
     batches = math.ceil(math.ceil(count / layout.dp_size) / layout.micro_batch)
     _, scored = generator.judged(prompts.table, owners, requests, completions, batches)
+    # Sums and counts of each score, then of the answers, reduced over the data-parallel ranks
     columns = [scored.total, *(scored.parts[label] for label in labels)]
     known = [[v for v in column if not math.isnan(v)] for column in columns]
     sums = [math.fsum(values) for values in known] + [float(len(values)) for values in known]

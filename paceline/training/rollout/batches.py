@@ -44,6 +44,7 @@ def answer_batch(answers: Sequence[Answer | None], pad_id: int, dtype: torch.dty
     sampled: list[Tensor] = []
     advantages: list[Tensor] = []
     for answer in answers:
+        # Labels are shifted: position i is labelled with token i + 1, from the prompt's last token on
         row = [pad_id, pad_id] if answer is None else [*answer.prompt, *answer.tokens]
         nothing, first = len(row), len(row)
         if answer is not None and answer.has_loss:
@@ -53,6 +54,7 @@ def answer_batch(answers: Sequence[Answer | None], pad_id: int, dtype: torch.dty
         labels += [IGNORE_INDEX] * min(first, nothing) + row[first + 1 :] + [IGNORE_INDEX] * (first < nothing)
         positions += range(nothing)
         ends.append(ends[-1] + nothing)
+        # Token fields are 0 outside the labelled positions
         values = torch.zeros(nothing, dtype=dtype)
         advantage = torch.zeros(nothing, dtype=dtype)
         if answer is not None and count:

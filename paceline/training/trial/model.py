@@ -42,6 +42,7 @@ _STAGES = 2  # of a small sibling: whether the class can be split does not depen
 
 def try_model(config: Config, plan: Plan) -> Iterator[Diagnostic]:
     """Yield what the model's class, or its tokenizer, cannot do of what the plan asks."""
+    # Config and tokenizer: without the former there is nothing to build
     try:
         load_hf_config(config.model)
     except PacelineError as error:  # loading its tokenizer would only repeat the error
@@ -53,6 +54,7 @@ def try_model(config: Config, plan: Plan) -> Iterator[Diagnostic]:
         tokens = tokens if folder is None else _Tokens(vocab_size(load_tokenizer(config.model)), folder)
     except PacelineError as error:
         yield from error.diagnostics
+    # Build every trained model on the meta device
     try:
         roots = [
             _build(config, plan, role, tokens)
@@ -69,6 +71,7 @@ def try_model(config: Config, plan: Plan) -> Iterator[Diagnostic]:
     ) as error:  # in its library's own words: an attention it does not have, or values it cannot build from
         yield _not_built(config, error)
         return
+    # Check the first model against the plan
     for check in (_numbers, _frequencies, _wrap, _context_parallel, _tensor_parallel, _stages, _answers):
         try:
             check(config, plan, roots[0])

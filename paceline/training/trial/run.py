@@ -46,6 +46,7 @@ def answers(request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     if request["doubt"] is not None:
         yield {"looked": [d.to_json() for d in look_in_doubt(config, frozenset(request["doubt"]))]}
         return
+    # Checks without imports come first, so that they are known even if a trial hangs
     looked = look(config, current(), plan)
     reply: dict[str, Any] = {"looked": [d.to_json() for d in looked.found], "tried": [], "asked": {}, "under_way": ""}
     reply["imported"] = [name for name in ("torch", "transformers") if name in sys.modules]
@@ -60,6 +61,7 @@ def answers(request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             formats |= more
     if request["open"]:
         reply["asked"] |= open_questions(config, plan, formats)
+    # One answer before each trial names it, for the parent's time limit
     names = dict.fromkeys([*request["tries"], *reply["asked"]]) if request["imports"] else ()
     for name in names:
         if name == DATASETS:

@@ -1,5 +1,5 @@
-"""Load the tokenizer as the preparation does, and check what only it can tell: end of text, offsets, the
-template's masks and cost, a reward model's tokens.
+"""Load the tokenizer as the preparation does, and check what its files alone do not show: end of text,
+offsets, the template's masks and cost, a reward model's tokens.
 """
 
 from __future__ import annotations

@@ -98,6 +98,7 @@ class Sandbox:
             raise SandboxUnavailable(f"namespaces are Linux's; this is {sys.platform}")
         self._folder = "" if namespaces else tempfile.mkdtemp(prefix="paceline-code-")  # the server removes it
         self._readable = readable_folders()
+        # The server gets a clean environment and one inherited socket; closing ours ends it
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._peer = mine
         with theirs:

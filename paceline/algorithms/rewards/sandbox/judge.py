@@ -47,7 +47,7 @@ def run_tests(text: str, channel: socket.socket) -> dict[str, str]:
         _run(text, program, names)
     except Unsuitable as error:
         return {"unsuitable": str(error)}
-    except BaseException as error:  # noqa: BLE001 - an assertion, a reply that is none, an end of the process: not passed
+    except BaseException as error:  # noqa: BLE001 - any error, an invalid reply or a dead program: not passed
         return {"failed": f"{type(error).__name__}: {error}"[:300]}
     return {"passed": ""} if program.num_requests else {"unsuitable": "the tests ask nothing of the program"}
 
@@ -65,6 +65,7 @@ def _run(text: str, program: RemoteProgram, names: list[str]) -> None:
         found = _resolved(name, program, names, name in modules)
         if found is not _NOT_THERE:
             space[name] = found
+    # Run the module, then its test functions and classes
     Text(ast.unparse(ast.fix_missing_locations(_EffectCalls().visit(tree)))).exec_module(module)
     for function in [v for k, v in space.items() if k.startswith("test") and isinstance(v, types.FunctionType)]:
         function()

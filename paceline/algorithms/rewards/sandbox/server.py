@@ -123,6 +123,7 @@ def _keep(request: dict[str, Any], files: dict[str, int], namespaces: bool) -> N
     try:
         if namespaces:
             walls.private_files(request["readable"])
+        # The keeper's child is the program; the pidfd tells its end, ``life`` that of the client
         child = os.fork()
         if not child:
             os.close(life)
