@@ -1,4 +1,4 @@
-"""Codes of building and loading models."""
+"""Diagnostic codes of building and loading models."""
 
 from __future__ import annotations
 

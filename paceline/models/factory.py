@@ -360,6 +360,7 @@ def _rows(model: ModelSource, have: int, need: int | None) -> int:
 
 
 def _model_class(config: Any, model: ModelSource, role: Role) -> Any:
+    # Which class Transformers will build decides whether attention can be packed.
     if model.trust_remote_code and getattr(config, "auto_map", None):
         return nn.Module  # a class from the hub: nothing is known of its attention
     try:

@@ -50,7 +50,7 @@ class _Finished(nn.Module):
     def __init__(self, trunk: Any) -> None:
         super().__init__()
         self.states: Tensor | None = None
-        object.__setattr__(self, "_trunk", trunk)  # a plain attribute: its parameters are not this module's
+        object.__setattr__(self, "_trunk", trunk)  # a plain attribute, so that its parameters are not registered here
 
     def __getattr__(self, name: str) -> Any:
         return self if name == "decoder" else getattr(self.__dict__["_trunk"], name)

@@ -228,6 +228,7 @@ def _swap_for(module: nn.Module) -> Callable[[nn.Module], list[nn.Parameter]] | 
     """Return a function that swaps a module to its low-precision class and returns the masters that need a
     copy; None for an unknown class.
     """
+    # Exact classes, or ours: a subclass may compute something else.
     kind = type(module)
     if kind in (nn.Linear, ComputeLinear):
         return lambda m: _become(m, ComputeLinear)

@@ -17,7 +17,9 @@ from paceline.models.heads import Vocabulary
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.roles import Output, Role
 
-HEAD = "score"  # the attribute in every class that is a GenericForSequenceClassification, and in GPT-2's and its kin
+HEAD = (
+    "score"  # the attribute in every class that is a GenericForSequenceClassification, and in GPT-2's and similar ones
+)
 SCALAR_ROLES = frozenset({Role.REWARD, Role.VALUE, Role.CLASSIFIER})
 
 

@@ -1,4 +1,4 @@
-"""Codes of strategies, as a rank meets them."""
+"""Diagnostic codes that strategies raise on a rank."""
 
 from __future__ import annotations
 

@@ -108,10 +108,12 @@ def export_state(handle: ShardedHandle, rank: int) -> Iterator[Shard]:
     """
     role = handle.role.value
     for index, block in enumerate(handle.blocks):
+        # Ranks with copies of the same blocks save every n-th one each.
         if index % block.copies != block.copy:
             continue
         states = handle.optimizer.state.get(block.local, {}) if handle.optimizer is not None else {}
         for kind, tensor in {PARAM: block.local.detach(), **state.moments(states)}.items():
+            # Elementwise state is sharded like its parameter; anything else belongs to the whole parameter.
             if tensor.shape == block.local.shape:
                 if tensor.numel():
                     yield Shard(role, block.name, kind, block.global_shape, block.offsets, tensor)

@@ -188,6 +188,7 @@ def _by_size(trunk: nn.Module, least: int) -> list[nn.Module]:
     kept_whole = {
         id(m) for name in ("get_input_embeddings", "get_output_embeddings") if (m := _call(trunk, name)) is not None
     }
+    # Children first: what is in an inner unit does not count for the modules around it.
     found: list[nn.Module] = []
 
     def visit(module: nn.Module) -> int:
@@ -206,6 +207,7 @@ def _by_size(trunk: nn.Module, least: int) -> list[nn.Module]:
         return rest
 
     visit(trunk)
+    # Inner units are sharded before those around them.
     order = {id(m): i for i, m in enumerate(trunk.modules())}
     return sorted(found, key=lambda m: (-_depth_inside(m, found), order[id(m)]))
 

@@ -104,7 +104,7 @@ class StageLayout:
 
 @dataclass(frozen=True)
 class Wire:
-    """What is sent between stages: hidden states [rows, length, width] of ``dtype``."""
+    """The tensors sent between stages: hidden states [rows, length, width] of ``dtype``."""
 
     width: int
     dtype: torch.dtype
