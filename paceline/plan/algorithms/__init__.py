@@ -1,1 +1,1 @@
-"""What each algorithm is, without torch: asked by rules, plan and pages; the classes that do it stand in ``paceline.algorithms``."""
+"""Algorithm specs for rules, plans and docs, without torch; implementations: ``paceline.algorithms``."""

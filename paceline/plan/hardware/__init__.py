@@ -1,1 +1,1 @@
-"""What a job runs on: this machine, looked at, or hardware by name."""
+"""Hardware: a probe of this machine, and a catalogue of accelerators by name."""

@@ -1,1 +1,1 @@
-"""What a model is, from its files alone: shapes, counts, families, weights. No torch."""
+"""Models as described by their files: shapes, parameter counts, families, weight files. No torch."""

@@ -1,1 +1,1 @@
-"""What each strategy is, without torch: asked by rules, plan and pages; the classes that do it stand in ``paceline.strategies``."""
+"""Strategy specs for rules, plans and docs, without torch; implementations: ``paceline.strategies``."""

@@ -1,4 +1,4 @@
-"""``StrategySpec``: what a strategy is and what it takes; every question about one is asked here, none of its name."""
+"""``StrategySpec``: a strategy's properties. Other code reads these and never compares strategy names."""
 
 from __future__ import annotations
 
@@ -41,20 +41,28 @@ class Simulated(Enum):
 
 @dataclass(frozen=True)
 class StrategySpec:
-    """Of a class of the user's own, of which nothing is said, each of these is what forbids least; its memory and speed are unknown. A spec of the
-    user's own names that class: ``implementation``, as ``module:Class``.
+    """A strategy's properties, without torch.
 
-    ``requires``: packages. ``engine``: the name of what does the work, where several strategies share it (empty: ``name``).
-    ``axes``: the sizes of ``training.parallelism`` it may have (None: any). ``sections``: keys of ``training`` that are options of it; ``training_keys``: single ones, without effect under others.
-    ``one_process``: for a job of one process; ``multi_device``: which drives all devices of its node. ``min_processes`` of a job.
-    ``alone``: the strategy that computes the same in one process. ``zero_stage``: ZeRO's, where the name fixes it.
-    ``substitute``: (strategy, ``training.fsdp``) that shares out the same states where a required package is missing.
-    ``sharding``: ``training.fsdp`` where ``auto`` chooses it. ``shards_weights``: a rank keeps a part of the weights. ``whole_modules``: forwards and optimizer see whole weights.
-    ``whole_rows``: every rank runs whole layers on whole rows. ``stages``: the model is cut into stages.
-    ``score_axes``: axes of the mesh across which log-probabilities of whole answers are computed and answers are written.
-    ``float64``, ``loss_scale``: trains in float64; scales the loss of fp16. ``engine_casts``: what does the work casts weights to the compute dtype.
-    ``simulated``, ``not_simulated``: what torch runs of it without real tensors, and why not the rest.
-    ``quantised_base``: trains adapters on 4-bit weights. ``state_form``: that of its checkpoints (None: one of its own).
+    The defaults are the least restrictive, for user-defined classes.
+
+    A user-defined class without a spec gets the defaults; its memory and speed are unknown. A user-defined
+    spec names its class in ``implementation`` (``module:Class``).
+
+    ``requires``: packages. ``engine``: what does the work, if several strategies share it (empty: ``name``).
+    ``axes``: mesh axes of ``training.parallelism`` that may be set (None: any). ``sections``: sections of
+    ``training`` with its options; ``training_keys``: single keys that only this strategy uses.
+    ``one_process``: runs in a single process; ``multi_device``: uses all devices of the node from it.
+    ``min_processes``: least number of processes. ``alone``: the strategy that computes the same in one
+    process. ``zero_stage``: the ZeRO stage, if the name fixes it. ``substitute``: (strategy,
+    ``training.fsdp``) that shards the same states if a required package is missing. ``sharding``:
+    ``training.fsdp`` when ``auto`` chooses this strategy. ``shards_weights``: weights are sharded.
+    ``whole_modules``: forward and optimizer see unsharded weights. ``whole_rows``: every rank runs whole
+    layers on whole rows. ``stages``: the model is split into pipeline stages. ``score_axes``: mesh axes over
+    which log-probabilities of whole answers and generation are supported. ``float64``: supports float64.
+    ``loss_scale``: supports fp16 loss scaling. ``engine_casts``: the engine casts weights to the compute
+    dtype. ``simulated``, ``not_simulated``: how much torch runs without real tensors, and why not the rest.
+    ``quantised_base``: trains adapters on a 4-bit base. ``state_form``: its checkpoint format (None: its
+    own).
     """
 
     name: str = ""
@@ -86,61 +94,64 @@ class StrategySpec:
 
     @property
     def engine_name(self) -> str:
-        """What does the work, as a message names it."""
+        """Name of the engine, for messages."""
         return self.engine or self.name
 
     def check(self, job: JobToCheck) -> Iterable[Diagnostic]:
-        """What this strategy cannot be combined with, and settings that do nothing under it: findings of the one pass of rules, made by ``job.problem``."""
+        """Yield problems of a config with this strategy, made by ``job.problem``.
+
+        Impossible combinations, and settings that have no effect under it.
+        """
         return ()
 
     def mesh(self, job: Job, findings: Findings) -> Mesh:
-        """The mesh of a job; what stands against its sizes goes to ``findings``."""
+        """Return the job's mesh; problems with its sizes go to ``findings``."""
         return mesh_for(job.parallelism, job.world_size)
 
     def options(
         self, job: Job, mesh: Mesh, batch: BatchSplit, precision: Precision, findings: Findings
     ) -> EngineOptions:
-        """``Plan.engine``; decisions and what stands against the options go to ``findings``."""
+        """Return ``Plan.engine``; decisions and problems go to ``findings``."""
         return EngineOptions()
 
     def start(self, engine: EngineOptions) -> LoadingSpec | None:
-        """Where a start holds the whole model, by the resolved options ``engine``; None where nobody knows."""
+        """Return where the whole model is held at startup, given the resolved options; None if unknown."""
         return None
 
     def label(self, engine: EngineOptions) -> str:
-        """Its name, or what the options ``engine`` make of it."""
+        """Return the name to show, which may depend on the options."""
         return self.name
 
     def keeps_packed(self, engine: EngineOptions) -> bool:
-        """Whether 4-bit weights stay packed under the options ``engine``."""
+        """Whether 4-bit weights stay quantized under these options."""
         return self.quantised_base
 
     def own_stages(self, plan: Plan, rank: int) -> OwnStages | None:
-        """The stages of the model that ``rank`` has (``pieces_of``); None: all of it."""
+        """Return the pipeline stages that ``rank`` holds (for ``pieces_of``); None: the whole model."""
         return None
 
     def states(self, plan: Plan, pieces: Sequence[Piece], rank: int) -> ModelStates | None:
-        """Bytes that ``rank`` keeps of ``pieces``; None where nobody knows."""
+        """Return the bytes of model states that ``rank`` keeps of ``pieces``; None if unknown."""
         return None
 
     def shares_frozen(self, engine: EngineOptions) -> bool:
-        """Whether models that are only asked are shared out as the trained one is; else every rank has them whole."""
+        """Whether frozen models are sharded like the trained one; otherwise every rank holds them whole."""
         return False
 
     def in_parts(self, mesh: Mesh, engine: EngineOptions) -> bool:
-        """Whether each rank holds a part of the weights, so that they are gathered to write answers."""
+        """Whether weights are sharded, so that they must be gathered for generation."""
         return False
 
     def layouts(self) -> tuple[StrategyLayout, ...]:
-        """Its part of the search."""
+        """Return the layouts that the search tries."""
         return ()
 
     def layout(self, mesh: Mesh, engine: EngineOptions) -> StrategyLayout | None:
-        """What a plan comes to for the cost model; None where memory and speed are not known."""
+        """Return a plan's layout for the cost model; None if memory and speed are unknown."""
         return None
 
     def settings(self, work: StepSpec, mesh: Mesh) -> dict[str, Any]:
-        """The keys of ``training`` that start a layout of it on ``mesh``."""
+        """Return the keys of ``training`` that start this layout on ``mesh``."""
         if self.alone and work.world == 1:
             return {"distributed_strategy": self.alone}
         sizes: dict[str, Any] = {f"{axis}_size": size for axis, size in mesh.to_json().items() if size > 1}
@@ -150,14 +161,18 @@ class StrategySpec:
         }
 
     def collectives(self, plan: Plan) -> dict[str, tuple[int, int]]:
-        """Of one optimizer step: kind → (how many, bytes of the whole tensors); empty where there is no closed form."""
+        """Return the collectives of one optimizer step: kind → (count, bytes of the unsharded tensors).
+
+        Empty if there is no closed form.
+        """
         return {}
 
 
 def strategy_spec(name: str) -> StrategySpec:
-    """The spec of a strategy by name; of the user's own by ``module:SPEC``; of a class of the user's own, ``module:Class``, one that says nothing.
+    """Return a strategy's spec by name, or by ``module:SPEC`` for a user-defined one.
 
-    Raises ConfigError for an unknown name, and for a module of a spec that cannot be imported or imports torch.
+    A user-defined class without a spec (``module:Class``) gets the default spec. Raises ConfigError for an
+    unknown name, or a spec's module that cannot be imported or imports torch.
     """
     if ":" in name:
         return (_own_spec(name) if is_assigned(name) else None) or StrategySpec(name)
@@ -179,18 +194,18 @@ def _own_spec(name: str) -> StrategySpec | None:
 
 
 def state_form(name: str) -> StateForm:
-    """That of a strategy's checkpoints. A class of the user's own, or one that this version does not know, has a form of its own."""
+    """Return a strategy's checkpoint format; one of its own for user-defined or unknown strategies."""
     known = strategy_spec(name).state_form if name in STRATEGIES.names() or ":" in name else None
     return known or StateForm(name, name)
 
 
 def strategy_specs() -> tuple[StrategySpec, ...]:
-    """All built-in ones, in the order of the table."""
+    """Return all built-in specs in table order."""
     return tuple(strategy_spec(name) for name in STRATEGIES.names())
 
 
 def missing_package(spec: StrategySpec, hardware: Hardware) -> str:
-    """The package that ``spec`` requires and this machine has not; empty where nothing is missing, or nobody has looked."""
+    """Return a required package that is not installed; empty if none is missing or packages are unknown."""
     if hardware.packages is None:
         return ""
     return next((package for package in spec.requires if package not in hardware.packages), "")

@@ -1,4 +1,4 @@
-"""The job that is planned, made once and asked by every choice; and where what there is to say of it goes."""
+"""``Job``: the planned job, passed to every rule; ``Findings``: collects its decisions and problems."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from paceline.plan.plan import Decision
 
 @dataclass(frozen=True)
 class Job:
-    """A config on machines like ``hardware``: ``world_size`` processes on ``num_nodes`` nodes, started by ``launcher``, writing to ``run_dir``.
+    """A config on machines like ``hardware``: ``world_size`` processes on ``num_nodes`` nodes.
 
-    ``shape`` may be left out when ``model.config`` is given (``model_shape``); ``others`` are those of other models, by name. ``needs_room`` is False
-    where it is not this very plan that is run.
+    ``launcher`` starts them; ``run_dir`` is the output directory. ``shape`` may be None if ``model.config``
+    is given (``model_shape``); ``others`` are the shapes of other models by name. ``needs_room`` is False if
+    this plan will not be run itself.
     """
 
     config: Config
@@ -47,12 +48,12 @@ class Job:
 
     @property
     def algorithm(self) -> AlgorithmSpec:
-        """What is learnt. Raises ConfigError for one that there is not."""
+        """The algorithm's spec. Raises ConfigError for an unknown algorithm."""
         return algorithm_spec(self.training.algorithm)
 
     @property
     def ranks_per_node(self) -> int:
-        """Processes on each node."""
+        """Processes per node."""
         return self.world_size // self.num_nodes
 
     @property
@@ -61,16 +62,19 @@ class Job:
         return self.training.parallelism or Parallelism()
 
     def axis(self, name: str) -> int:
-        """Size of a mesh axis as given, else 1."""
+        """Return the configured size of a mesh axis; 1 if not set."""
         return self.parallelism.size(name)
 
     def model_shape(self) -> ModelShape | None:
-        """``shape``, or that of ``model.config``; None where neither is there. Raises ConfigError for a ``model.config`` of which none can be told."""
+        """Return ``shape``, or the shape of ``model.config``; None if neither is given.
+
+        Raises ConfigError if ``model.config`` does not describe a supported model.
+        """
         given = self.config.model.config
         return trained_shape(given, "model.config") if self.shape is None and given else self.shape
 
     def sharded(self, sharding: str | None) -> Job:
-        """With ``training.fsdp`` as the plan chose it; as it is for None."""
+        """Return the job with ``training.fsdp`` set to the plan's choice; unchanged for None."""
         if sharding is None:
             return self
         training = self.training.model_copy(update={"fsdp": sharding})
@@ -79,20 +83,20 @@ class Job:
 
 @dataclass
 class Findings:
-    """What reading an engine's options yields beside the options: decisions for the plan, problems that stop a start."""
+    """Decisions for the plan, and problems that prevent the launch, collected while options are read."""
 
     decisions: list[Decision] = field(default_factory=list)
     problems: list[Diagnostic] = field(default_factory=list)
 
     def explain(self, subject: str, choice: str, reason: str, granted: bool = True) -> None:
-        """One decision."""
+        """Add a decision."""
         self.decisions.append(Decision(subject, choice, reason, granted))
 
     def refuse(self, code: Code, what: str, where: str, found: str, hint: str) -> None:
-        """One problem."""
+        """Add a problem."""
         self.problems.append(code(what, where, found, hint))
 
     def raise_if_refused(self) -> None:
-        """Raises ConfigError with every problem at once."""
+        """Raise ConfigError with all problems, if there are any."""
         if self.problems:
             raise ConfigError(*self.problems)

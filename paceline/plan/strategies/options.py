@@ -1,4 +1,4 @@
-"""What a strategy's own options came to (``Plan.engine``), one dataclass a strategy that has some."""
+"""Resolved options of each strategy (``Plan.engine``), one dataclass per strategy that has options."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from paceline.plan.codec import UNLESS_DEFAULT, from_json, to_json
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Of a strategy without any; what everybody may ask of every strategy's."""
+    """Options of a strategy without any, and the interface of all options."""
 
     @property
     def places(self) -> tuple[str, str]:
-        """Where optimizer (masters and gradients with it) and weights lie between steps: none (the device), cpu or nvme."""
+        """Where optimizer (with masters and gradients) and weights are kept: none (device), cpu or nvme."""
         return "none", "none"
 
     @property
     def own_masters(self) -> bool:
-        """Whether fp32 masters lie beside the weights, with the optimizer."""
+        """Whether the engine keeps fp32 masters separate from the weights, with the optimizer."""
         return False
 
     @property
     def stages_a_rank(self) -> int:
-        """Stages of a pipeline that each rank has."""
+        """Pipeline stages per rank."""
         return 1
 
     @property
     def sharded(self) -> FsdpOptions | None:
-        """How FSDP2 shares a model (or each stage of it) out; None where another engine does."""
+        """FSDP2 options for the model (or each stage); None if another engine shards it."""
         return None
 
     def to_json(self) -> dict[str, Any]:
@@ -44,7 +44,7 @@ NO_OPTIONS = EngineOptions()
 
 @dataclass(frozen=True)
 class OwnOptions(EngineOptions):
-    """Those of a user's own strategy, which alone knows them."""
+    """Options of a user-defined strategy, uninterpreted."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
 
@@ -54,14 +54,18 @@ class OwnOptions(EngineOptions):
 
 @dataclass(frozen=True)
 class ThreadOptions(EngineOptions):
-    """``nn.DataParallel``: devices of the one process."""
+    """``nn.DataParallel``: number of devices of the one process."""
 
     devices: int = 1
 
 
 @dataclass(frozen=True)
 class Wrap:
-    """What is gathered as one: ``transformer`` layers (of ``classes``, or the model's own), modules by ``size`` (from ``min_num_params``), or ``none``."""
+    """Which modules FSDP gathers as one unit: ``policy`` is ``transformer``, ``size`` or ``none``.
+
+    ``transformer``: layers of ``classes``, or the model's own; ``size``: modules of at least
+    ``min_num_params``.
+    """
 
     policy: str = "transformer"
     classes: tuple[str, ...] = ()
@@ -72,11 +76,12 @@ class Wrap:
 class FsdpOptions(EngineOptions):
     """FSDP2; the defaults are full_shard's.
 
-    reshard_after_forward  parameters are freed after the forward of their unit and gathered again for its backward
-    whole_gradient_bytes  up to this size a rank keeps whole gradients over the micro-batches of a window and reduces them once; above, its piece
-                      after every micro-batch
-    backward_prefetch ``backward_pre`` gathers a unit's parameters before the backward of the unit that runs ahead of it; else after it has been issued
-    gather_for_generation  the whole model lies on every rank while answers are written
+    ``reshard_after_forward``: free a unit's parameters after its forward and gather them again for its
+    backward. ``whole_gradient_bytes``: up to this size a rank accumulates unsharded gradients over a window's
+    micro-batches and reduces them once; above it, it reduce-scatters after every micro-batch.
+    ``backward_prefetch``: ``backward_pre`` gathers the next unit's parameters before the current unit's
+    backward; otherwise after it has been issued. ``gather_for_generation``: every rank holds the whole model
+    during generation.
     """
 
     sharding: str = "full_shard"
@@ -103,7 +108,7 @@ class FsdpOptions(EngineOptions):
 
 @dataclass(frozen=True)
 class PipelineOptions(EngineOptions):
-    """``schedule`` by the key's word, stages of each rank, and how each stage is shared out."""
+    """The schedule (values of ``pp_schedule``), stages per rank, and FSDP2 options of each stage."""
 
     schedule: str = "1f1b"
     stages_per_rank: int = 1
@@ -120,7 +125,7 @@ class PipelineOptions(EngineOptions):
 
 @dataclass(frozen=True)
 class DeepSpeedOptions(EngineOptions):
-    """``config`` is what ``deepspeed.initialize`` is given (empty: stage, batch and precision alone)."""
+    """``config`` is passed to ``deepspeed.initialize`` (empty: only stage, batch and precision)."""
 
     zero_stage: int = 0
     autotp_size: int = 1
@@ -148,7 +153,7 @@ _TOLD_BY: Mapping[str, type[EngineOptions]] = {
 
 
 def options_from_json(data: Mapping[str, Any]) -> EngineOptions:
-    """The inverse of ``EngineOptions.to_json``: which options they are is told by a key that only these have."""
+    """Inverse of ``EngineOptions.to_json``; the class is recognized by a key that only it has."""
     kind = next((kind for key, kind in _TOLD_BY.items() if key in data), None)
     if kind is None:
         return OwnOptions(dict(data)) if data else EngineOptions()

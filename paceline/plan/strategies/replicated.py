@@ -1,4 +1,4 @@
-"""Whole copies of the model: one process, the devices of one process, or one copy a process."""
+"""Replicated models: one process, all devices of one process, or one replica per process (DDP)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Replicated(StrategySpec):
 
 @dataclass(frozen=True)
 class Averaged(Replicated):
-    """One copy a process, gradients averaged."""
+    """One replica per process; gradients are averaged (all-reduce)."""
 
     def layouts(self) -> tuple[StrategyLayout, ...]:
         return (StrategyLayout(self.name, self.name, packed=True),)

@@ -1,4 +1,7 @@
-"""In what form a strategy writes its checkpoints, by which it is known whose it can read. No torch: it is asked before a start."""
+"""Checkpoint formats of strategies: which strategy can read whose checkpoints.
+
+No torch (checked before launch).
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,12 @@ _PLAIN = "plain"
 
 @dataclass(frozen=True)
 class StateForm:
-    """``tensors``: ``plain`` for blocks of whole tensors under the model's own names, which every strategy of that form reads, however it
-    cuts them itself. ``loss_scale``: who keeps fp16's; the numbers of one say nothing to another."""
+    """A checkpoint format.
+
+    ``tensors``: ``plain`` means blocks of whole tensors under the model's own names, readable by every
+    strategy with this format, however it shards them. ``loss_scale``: which scaler holds fp16's loss scale;
+    their states are incompatible.
+    """
 
     tensors: str
     loss_scale: str
@@ -21,7 +28,7 @@ DEEPSPEED = StateForm(_PLAIN, "DeepSpeed's loss scaler")
 
 
 def why_unreadable(saved: StateForm, reads: StateForm, *, fp16: bool) -> str:
-    """Why a run that ``reads`` one form cannot go on from what was ``saved`` in another; empty where it can."""
+    """Return why a run that ``reads`` one format cannot resume from ``saved``; empty if it can."""
     if saved.tensors != reads.tensors:
         return "state in a form of its own is read by the strategy that wrote it alone"
     if fp16 and saved.loss_scale != reads.loss_scale:

@@ -1,4 +1,4 @@
-"""Whole copies of the model whose optimizer is shared out: torch's ``ZeroRedundancyOptimizer`` under DDP."""
+"""DDP with sharded optimizer state: torch's ``ZeroRedundancyOptimizer``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paceline.plan.strategies.state_form import TORCH
 
 @dataclass(frozen=True)
 class ZeroRedundancySpec(Averaged):
-    """Gradients are averaged whole; each rank keeps the moments of some parameters, steps these and sends them to the others."""
+    """Gradients are all-reduced; each rank updates some parameters and broadcasts them."""
 
     def mesh(self, job: Job, findings: Findings) -> Mesh:
         return Mesh(dp_shard=job.world_size)
@@ -42,8 +42,11 @@ class ZeroRedundancySpec(Averaged):
 
 
 def _keepers(pieces: Sequence[Piece], ranks: int) -> list[tuple[Piece, int]]:
-    """Which rank steps each trained tensor, as ``_partition_parameters`` of torch 2.13 deals them out: group by group (those that decay first), the
-    largest first, whole, to the rank with the fewest numbers so far. A rank may be left without any."""
+    """Return which rank updates each trained tensor, as ``_partition_parameters`` of torch 2.13 assigns them.
+
+    Per parameter group (weight decay first), largest tensors first, each unsplit to the rank with the fewest
+    elements so far. A rank may get none.
+    """
     load, found = [0] * ranks, []
     for decays in (True, False):
         group = [p for p in pieces if p.trained and p.decays == decays]

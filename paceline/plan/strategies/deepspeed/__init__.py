@@ -1,1 +1,1 @@
-"""What DeepSpeed is to the plan: its spec, its JSON, its bytes."""
+"""DeepSpeed in the plan: spec, JSON config, memory."""

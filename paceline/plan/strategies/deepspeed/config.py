@@ -1,8 +1,9 @@
-"""The complete JSON for ``deepspeed.initialize`` from the user's file and the YAML: no ``"auto"`` left, every value owned by one place.
+"""Build the complete config for ``deepspeed.initialize`` from the user's file and the YAML, without "auto".
 
-Who owns what: micro-batch, accumulation, clipping, precision, learning rate, optimizer and schedule are the YAML's (to which the file's
-values are the lowest layer); ZeRO, communication, offload, profiling are the file's. What is left out or changed is said in the plan.
-Defaults of "auto" as Transformers 5.23 fills them (integrations/deepspeed.py, ``trainer_config_finalize``).
+The YAML decides micro-batch, accumulation, clipping, precision, learning rate, optimizer and schedule (the
+file's values are its lowest layer); the file decides ZeRO, communication, offload and profiling. The plan
+reports what is dropped or changed. Defaults of "auto" are those of Transformers 5.23
+(integrations/deepspeed.py, ``trainer_config_finalize``).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from paceline.plan.strategies.options import DeepSpeedOptions
 
 
-# What is ours, or computed anew below: never copied from the file.
+# Keys set by Paceline or computed below: never copied from the file.
 _OURS = frozenset(
     {
         "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping", "optimizer", "scheduler",
@@ -31,7 +32,7 @@ _OURS = frozenset(
         "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "torch_autocast", "zero_optimization_stage", "data_types",
     }
 )  # fmt: skip
-# Blocks that change what is learnt, the batch or the model's weights: refused when they are on, left out when off.
+# Blocks that change the training, the batch or the weights: refused if enabled, dropped if disabled.
 _REFUSED = {
     "curriculum_learning": "rows are taken in the order of their difficulty: the order of data is Paceline's own arithmetic",
     "data_efficiency": "it drops tokens and reorders data; the order of data is Paceline's own arithmetic",
@@ -45,7 +46,7 @@ _REFUSED = {
     "eigenvalue": "it serves DeepSpeed's quantised training only",
     "amp": "Apex amp is not supported with ZeRO",
 }
-# Trackers and files: Paceline writes its own.
+# Trackers and checkpoints, which Paceline writes itself.
 _LEFT_OUT = {
     "tensorboard": "training.report_to: tensorboard writes the run's own events",
     "wandb": "training.report_to: wandb",
@@ -74,10 +75,10 @@ def compile_config(
     precision: Precision,
     findings: Findings,
 ) -> dict[str, Any]:
-    """What ``deepspeed.initialize(config=…)`` takes.
+    """Return the dict for ``deepspeed.initialize(config=…)``.
 
-    ``train_batch_size`` is left out on purpose: DeepSpeed multiplies by itself, and under AutoTP and Ulysses it counts the ranks
-    at two places differently, so a written product is refused at one of them.
+    ``train_batch_size`` is left out on purpose: DeepSpeed computes it, and under AutoTP and Ulysses it counts
+    ranks differently in two places, so that any given product is rejected by one of them.
     """
     made: dict[str, Any] = _blocks(user, findings)
     made["train_micro_batch_size_per_gpu"] = batch.micro_batch
@@ -96,7 +97,7 @@ def compile_config(
 
 
 def _blocks(user: Mapping[str, Any], findings: Findings) -> dict[str, Any]:
-    """The file's blocks that go through as they are; those that must not be on are refused, those of other owners left out."""
+    """Return the file's blocks that are passed through; refuse or drop the others."""
     made: dict[str, Any] = {}
     for key, value in user.items():
         if key in _OURS and key != "amp":
@@ -125,7 +126,7 @@ def _mapping(user: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def _is_on(value: Any) -> bool:
-    """Whether a block is switched on; nested ones (compression_training) when any part is."""
+    """Whether a block is enabled; a nested one (compression_training) is if any part is."""
     if not isinstance(value, dict):
         return bool(value)
     if "enabled" in value:
@@ -135,7 +136,7 @@ def _is_on(value: Any) -> bool:
 
 
 def _batch(user: Mapping[str, Any], batch: BatchSplit, findings: Findings) -> None:
-    """The batch triple: what does not multiply is repaired, and the repair is said."""
+    """Report a ``train_batch_size`` that does not match the batch; the product is used instead."""
     total = user.get("train_batch_size")
     if total in (None, "auto", batch.global_batch):
         return
@@ -151,7 +152,10 @@ def _batch(user: Mapping[str, Any], batch: BatchSplit, findings: Findings) -> No
 def _precision(
     made: dict[str, Any], user: Mapping[str, Any], stage: int, precision: Precision, findings: Findings
 ) -> None:
-    """One owner: ``training.mixed_precision`` (whose lowest layer the file is). fp32 masters; sums of gradients in fp32 unless the file names a dtype."""
+    """Set precision from ``training.mixed_precision``, with fp32 masters.
+
+    Gradients are summed in fp32 unless the file names a dtype.
+    """
     half = {"bfloat16": "bf16", "float16": "fp16"}.get(precision.compute)
     if half and stage == 0:
         why = "without ZeRO DeepSpeed's own half precision drifts from the reference; layers compute with copies of fp32 weights, as under ddp"
@@ -178,7 +182,10 @@ def _precision(
 
 
 def _ownership(user: Mapping[str, Any], job: Job, findings: Findings) -> None:
-    """Optimizer and schedule blocks are not given to DeepSpeed: the optimizer is torch's own, the learning rate a function of the step."""
+    """Report optimizer and scheduler blocks, which DeepSpeed does not get.
+
+    The optimizer is torch's own, and the learning rate a function of the step.
+    """
     block = user.get("optimizer")
     if isinstance(block, dict):
         kind = block.get("type", "")
@@ -228,7 +235,7 @@ def _activation_checkpointing(user: Mapping[str, Any], job: Job, findings: Findi
 
 
 def _without_auto(value: Any, findings: Findings, path: str = "") -> Any:
-    """No "auto" reaches DeepSpeed, which would fail on it (or compare it as text): what is left takes DeepSpeed's default."""
+    """Drop remaining "auto" values, on which DeepSpeed would fail; its defaults apply."""
     if not isinstance(value, dict):
         return value
     made = {}

@@ -1,4 +1,4 @@
-"""DeepSpeed: its stage, its mesh (ZeRO's ranks count as dp_shard, AutoTP as tp, Ulysses as cp), its options."""
+"""DeepSpeed's stage, mesh and options; ZeRO's ranks count as dp_shard, AutoTP as tp, Ulysses as cp."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PARALLELISM = "training.parallelism"
 
 
 def deepspeed_mesh(job: Job, findings: Findings) -> Mesh:
-    """``dp_shard × cp × tp``; sizes from the file and from ``training.parallelism`` must agree."""
+    """Return the mesh ``dp_shard × cp × tp``; sizes in the file and ``training.parallelism`` must agree."""
     user = user_config(job.training)
     tp = _agreed("tp", autotp_size(user, Findings()), job, findings)
     cp = _agreed("cp", _whole(user.get("sequence_parallel_size")), job, findings)
@@ -65,7 +65,7 @@ def deepspeed_mesh(job: Job, findings: Findings) -> Mesh:
 
 
 def _check_degrees(tp: int, cp: int, job: Job, findings: Findings) -> None:
-    """What the config rules check of ``training.parallelism``, for sizes that the DeepSpeed file names."""
+    """Check sizes named in the DeepSpeed file like the config rules check ``training.parallelism``."""
     heads = job.shape.heads if job.shape else None
     if heads is not None and heads % tp and job.axis("tp") == 1:
         findings.refuse(
@@ -116,7 +116,7 @@ def _check_degrees(tp: int, cp: int, job: Job, findings: Findings) -> None:
 
 
 def _agreed(axis: str, in_file: int, job: Job, findings: Findings) -> int:
-    """The size of an axis that both the file and ``training.parallelism`` may name."""
+    """Return the size of an axis that both the file and ``training.parallelism`` may set."""
     given = job.axis(axis)
     if given > 1 and in_file > 1 and given != in_file:
         name = "tensor_parallel.autotp_size" if axis == "tp" else "sequence_parallel_size"
@@ -131,7 +131,10 @@ def _agreed(axis: str, in_file: int, job: Job, findings: Findings) -> int:
 
 
 def autotp_size(user: Mapping[str, Any], findings: Findings) -> int:
-    """AutoTP's degree by any of its spellings (1: off); what DeepSpeed would reject or silently ignore is translated and said."""
+    """Return AutoTP's degree in any of its spellings (1: off).
+
+    Keys that DeepSpeed would reject or silently ignore are translated and reported.
+    """
     block = user.get("tensor_parallel")
     if not isinstance(block, dict) or block.get("enabled") is False:
         return 1
@@ -166,7 +169,7 @@ def autotp_size(user: Mapping[str, Any], findings: Findings) -> int:
 def deepspeed_engine(
     named_stage: int | None, job: Job, mesh: Mesh, batch: BatchSplit, precision: Precision, findings: Findings
 ) -> DeepSpeedOptions:
-    """``Plan.engine`` for DeepSpeed; ``config`` is what ``deepspeed.initialize`` is given."""
+    """Return ``Plan.engine`` for DeepSpeed; its ``config`` is passed to ``deepspeed.initialize``."""
     user = user_config(job.training)
     requested = asked_stage(user) if named_stage is None else named_stage
     stage = _stage_that_counts(requested, mesh, precision, findings)
@@ -184,8 +187,11 @@ def deepspeed_engine(
 
 
 def _stage_that_counts(stage: int, mesh: Mesh, precision: Precision, findings: Findings) -> int:
-    """Stage 2 in place of 1 for bfloat16 under Ulysses: the optimizer DeepSpeed 0.19 has for that (``BF16_Optimizer``) takes the ranks of a
-    sequence for a tensor-parallel group, counts gradients on the first of them only and finds none on the others."""
+    """Use stage 2 instead of 1 for bfloat16 under Ulysses.
+
+    DeepSpeed 0.19's optimizer for that case (``BF16_Optimizer``) takes the sequence-parallel ranks for a
+    tensor-parallel group, counts gradients only on the first of them and finds none on the others.
+    """
     if stage == 1 and mesh.cp > 1 and precision.compute == "bfloat16":
         why = "1 was asked for; in bfloat16 DeepSpeed's stage 1 loses the gradient norm where ranks share a sequence. The same numbers, gradients shared out as well"
         findings.explain("ZeRO stage", "2", why, granted=False)
@@ -194,7 +200,7 @@ def _stage_that_counts(stage: int, mesh: Mesh, precision: Precision, findings: F
 
 
 def _check_stage(stage: int, tp: int, job: Job, precision: Precision, findings: Findings) -> None:
-    """What DeepSpeed refuses, or computes wrongly, at this stage."""
+    """Refuse what DeepSpeed rejects or computes incorrectly at this stage."""
     if tp > 1 and not stage:
         findings.refuse(
             codes.STRATEGY_DEEPSPEED_TP_STAGE,

@@ -1,4 +1,4 @@
-"""What of offloaded weights and optimizer states really goes to the drive: DeepSpeed writes no tensor under 1 MiB there, without a word."""
+"""How much of the offloaded states really goes to NVMe: DeepSpeed keeps tensors under 1 MiB in memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SUB_GROUP = 1_000_000_000
 
 
 def nvme_decisions(plan: Plan) -> Iterator[Decision]:
-    """How much of what is asked to live on NVMe gets there, and what stays in memory; off where nothing does."""
+    """Yield how much of the states meant for NVMe gets there and how much stays in memory."""
     if not isinstance(plan.engine, DeepSpeedOptions):
         return
     zero, places = plan.engine.config.get("zero_optimization") or {}, plan.engine.places
@@ -35,7 +35,7 @@ def nvme_decisions(plan: Plan) -> Iterator[Decision]:
         own = sum(-(-p.numel // ranks) for p in pieces if p.trained)
         size = int(zero.get("sub_group_size", SUB_GROUP)) if isinstance(zero.get("sub_group_size", SUB_GROUP), (int, float)) else SUB_GROUP  # fmt: skip
         groups = [size] * (own // size) + [own % size] * bool(own % size)
-        copies = 1 + moments((1,), plan.optimizer)  # masters and moments, each a tensor of its own
+        copies = 1 + moments((1,), plan.optimizer)  # masters and moments are separate tensors
         parts = [4 * group for group in groups for _ in range(copies)]
         yield _decision("offload_optimizer", "optimizer states", parts, least, "a sub-group of a rank's states")
 

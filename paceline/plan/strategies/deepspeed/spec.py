@@ -1,4 +1,4 @@
-"""DeepSpeed's engine: ZeRO by a stage of its file, or by a name that fixes it."""
+"""The spec of DeepSpeed's engine: the ZeRO stage comes from its file, or from the strategy's name."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ from paceline.plan.strategies.options import DeepSpeedOptions, EngineOptions
 from paceline.plan.strategies.state_form import DEEPSPEED as FORM
 
 ZERO = Storage(weight=2.0, gradient=4.0, optimizer=12.0)  # 16-bit weights, sums in fp32, fp32 masters and moments
-LAST_GRADIENTS = Storage(weight=2.0, gradient=6.0, optimizer=12.0)  # its bf16 stage 1 keeps the last 16-bit gradients beside the sums  # fmt: skip
+# bf16 stage 1 keeps the last 16-bit gradients besides fp32 sums
+LAST_GRADIENTS = Storage(weight=2.0, gradient=6.0, optimizer=12.0)
 _STORAGE = (WHOLE, LAST_GRADIENTS, ZERO, ZERO)
 _ENGINE = "DeepSpeed's engine reads real memory: its states and what it sends stand in closed form"
-_KEEPS_PACKED = 2  # the stage under which packed weights are neither cut nor cast
+_KEEPS_PACKED = 2  # the stage at which quantized weights are neither sharded nor cast
 
 
 @dataclass(frozen=True)
 class DeepSpeedSpec(StrategySpec):
-    """Stage 1 shares out the optimizer's states, 2 gradients too, 3 weights too (Rajbhandari et al. 2020, arXiv:1910.02054)."""
+    """Stage 1 shards optimizer states, 2 also gradients, 3 also weights (arXiv:1910.02054)."""
 
     def mesh(self, job: Job, findings: Findings) -> Mesh:
         return deepspeed_mesh(job, findings)
@@ -51,7 +52,7 @@ class DeepSpeedSpec(StrategySpec):
         return self._stage(engine) == _KEEPS_PACKED
 
     def _stage(self, engine: EngineOptions) -> int:
-        """Of ``engine``, or that of the name before there are options."""
+        """Return the stage of ``engine``, or that of the name before there are options."""
         return engine.zero_stage if isinstance(engine, DeepSpeedOptions) else self.zero_stage or 0
 
     def states(self, plan: Plan, pieces: Sequence[Piece], rank: int) -> ModelStates | None:

@@ -1,4 +1,4 @@
-"""Model states under DeepSpeed's ZeRO stages 1 to 3: flat partitions, with the alignment that DeepSpeed 0.19.8 pads them to."""
+"""Model states under DeepSpeed's ZeRO stages 1 to 3: flat partitions with DeepSpeed 0.19.8's padding."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MASTER = 4
 
 
 def zero_states(plan: Plan, engine: DeepSpeedOptions, pieces: Sequence[Piece], rank: int) -> ModelStates:
-    """What ``rank`` keeps. Weights are in the compute dtype, masters and moments in fp32 partitions."""
+    """Return what ``rank`` keeps: weights in the compute dtype, masters and moments in fp32 partitions."""
     ranks, index = shard_of(plan, rank)
     low = SIZES[plan.precision.compute]
     if engine.zero_stage == 3:
@@ -42,12 +42,15 @@ def _aligned(count: int, multiple: int) -> int:
 def _gradients(
     plan: Plan, engine: DeepSpeedOptions, groups: list[list[Piece]], flat: list[int], ranks: int, index: int, low: int
 ) -> int:
-    """Between the last backward and the step: the own partition, and what its tensors' storages hold beside it."""
+    """Return the gradient bytes between the last backward and the step.
+
+    The rank's own partition, plus what the storages of its tensors hold in addition.
+    """
     sums = accumulation_size(engine, low)
     if engine.offload_optimizer != "none":
         return MASTER * sum(flat) // ranks
     if engine.zero_stage == 1 and plan.precision.compute == "bfloat16" and sums == 4:
-        # DeepSpeed's BF16_Optimizer: whole fp32 sums, and the bf16 gradients of the last micro-step
+        # BF16_Optimizer: unsharded fp32 sums, and bf16 gradients of the last micro-step
         return sums * sum(flat) + low * sum(p.numel for group in groups for p in group)
     if sums != low:
         return sums * sum(flat) // ranks
@@ -55,22 +58,22 @@ def _gradients(
     for group, length in zip(groups, flat, strict=True):
         start, end = length // ranks * index, length // ranks * (index + 1)
         at = 0
-        for piece in group:  # a gradient that reaches over the edge of the partition is kept whole
+        for piece in group:  # a gradient that crosses the partition's edge is kept whole
             if at < end and at + piece.numel > start:
                 kept += piece.numel
             at += piece.numel
-        kept += max(0, end - max(start, at))  # zeros behind the last parameter
+        kept += max(0, end - max(start, at))  # padding after the last parameter
     return low * kept
 
 
 def accumulation_size(engine: DeepSpeedOptions, low: int) -> int:
-    """Bytes an element of the sums over micro-steps (``data_types.grad_accum_dtype``; the weights' own when it is not given)."""
+    """Return bytes per element of accumulated gradients (``grad_accum_dtype``; else the weights' own)."""
     given = (engine.config.get("data_types") or {}).get("grad_accum_dtype")
     return {"fp32": 4, "bf16": 2, "fp16": 2}.get(str(given), low)
 
 
 def _stage3(plan: Plan, engine: DeepSpeedOptions, pieces: Sequence[Piece], ranks: int, low: int) -> ModelStates:
-    """Every parameter is cut by itself; small ones are kept whole as well (``stage3_param_persistence_threshold``)."""
+    """Every parameter is sharded by itself; small ones are also kept whole (persistence threshold)."""
     zero = engine.config.get("zero_optimization") or {}
     trained = [p for p in pieces if p.trained]
     parts = {id(p): -(-p.numel // ranks) for p in pieces}
@@ -93,9 +96,10 @@ def _stage3(plan: Plan, engine: DeepSpeedOptions, pieces: Sequence[Piece], ranks
 
 
 def secondary_partition(zero: Mapping[str, Any], ranks: int) -> int:
-    """Ranks that share ZeRO++'s second copy of the weights (hpZ, ``zero_hpz_partition_size``); 0 where there is none.
+    """Return the ranks that share hpZ's second copy of the weights (ZeRO++); 0 if there is none.
 
-    It is in the compute dtype, frozen weights included: ``_partition_param_sec`` of DeepSpeed 0.19.8 (Wang et al. 2023, arXiv:2306.10209).
+    It is in the compute dtype, frozen weights included: ``_partition_param_sec`` of DeepSpeed 0.19.8 (Wang et
+    al. 2023, arXiv:2306.10209).
     """
     requested = zero.get("zero_hpz_partition_size")
     size = requested if isinstance(requested, int) and not isinstance(requested, bool) else 1
@@ -103,7 +107,7 @@ def secondary_partition(zero: Mapping[str, Any], ranks: int) -> int:
 
 
 def _sub_groups(trained: Sequence[Piece], parts: Mapping[int, int], zero: Mapping[str, Any]) -> int:
-    """How many tensors the optimizer steps: each of its groups is cut where ``sub_group_size`` numbers are reached."""
+    """Return the number of tensors the optimizer steps: groups are split at ``sub_group_size`` elements."""
     size, count = int(zero.get("sub_group_size", SUB_GROUP)), 0
     for decays in (True, False):
         held = 0

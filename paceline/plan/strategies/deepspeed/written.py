@@ -1,4 +1,4 @@
-"""The user's DeepSpeed settings as written: what its blocks say, in whichever of DeepSpeed's spellings."""
+"""The user's DeepSpeed settings as written, in any of DeepSpeed's spellings."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ KEY = "training.deepspeed"
 
 
 def user_config(training: TrainingSection) -> dict[str, Any]:
-    """The user's DeepSpeed settings; empty when none were given (the short forms zero1, zero2, zero3)."""
+    """Return the user's DeepSpeed settings; empty if none are given (short forms zero1, zero2, zero3)."""
     return dict(training.deepspeed) if isinstance(training.deepspeed, dict) else {}
 
 
 def zero_block(user: Mapping[str, Any]) -> dict[str, Any]:
-    """``zero_optimization`` as a mapping; DeepSpeed's oldest form (true) means stage 1."""
+    """Return ``zero_optimization`` as a dict; DeepSpeed's oldest form (true) means stage 1."""
     block = user.get("zero_optimization")
     if isinstance(block, bool):
         return {"stage": 1 if block else 0}
@@ -24,13 +24,13 @@ def zero_block(user: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def asked_stage(user: Mapping[str, Any]) -> int:
-    """The ZeRO stage of the file; DeepSpeed's own default is 0."""
+    """Return the file's ZeRO stage; DeepSpeed's default is 0."""
     stage = zero_block(user).get("stage", 0)
     return int(stage) if isinstance(stage, (int, float)) and not isinstance(stage, bool) else 0
 
 
 def offload_device(zero: Mapping[str, Any], part: str) -> str:
-    """none, cpu or nvme: where ``offload_optimizer`` or ``offload_param`` puts its part."""
+    """Return the device (none, cpu or nvme) of ``offload_optimizer`` or ``offload_param``."""
     block = zero.get(part)
     if isinstance(block, dict):
         return str(block.get("device", "none")).lower()

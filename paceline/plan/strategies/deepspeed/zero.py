@@ -1,4 +1,4 @@
-"""The ``zero_optimization`` block: "auto" sizes filled from the model, old spellings brought to today's, offload checked."""
+"""The ``zero_optimization`` block: fill "auto" sizes from the model, translate old keys, check offloading."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from paceline.plan.strategies.options import DeepSpeedOptions
 
 _DEVICES = ("none", "cpu", "nvme")
-# Old spellings, and what they are today.
+# Old keys and their current names.
 _OLD = {
     "stage3_gather_fp16_weights_on_model_save": "stage3_gather_16bit_weights_on_model_save",
     "gather_16bit_weights_on_model_save": "stage3_gather_16bit_weights_on_model_save",
@@ -42,7 +42,7 @@ _AUTO_FROM_HIDDEN: dict[str, Callable[[int], int]] = {
 def zero_optimization(
     user: Mapping[str, Any], engine: DeepSpeedOptions, job: Job, findings: Findings
 ) -> dict[str, Any]:
-    """The block as DeepSpeed 0.19 takes it, for the stage that the plan chose."""
+    """Return the block as DeepSpeed 0.19 takes it, for the plan's stage."""
     block = copy.deepcopy(zero_block(user))
     stage = engine.zero_stage
     _modern(block, findings)
@@ -148,7 +148,7 @@ def _offload(block: dict[str, Any], part: str, engine: DeepSpeedOptions, finding
 
 
 def _loss_less(block: dict[str, Any], job: Job, findings: Findings) -> None:
-    """ZeRO++: what travels quantised changes the numbers and has CUDA kernels only."""
+    """Refuse (CPU) or report ZeRO++'s quantized communication: it changes the numbers and needs CUDA."""
     for key in ("zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights"):
         if block.get(key) is not True:
             continue
@@ -161,7 +161,7 @@ def _loss_less(block: dict[str, Any], job: Job, findings: Findings) -> None:
 
 
 def _second_copy(block: dict[str, Any], stage: int, job: Job, findings: Findings) -> None:
-    """hpZ of ZeRO++: a second copy of the weights, shared out over few ranks, so that the backward gathers inside a node."""
+    """Check hpZ of ZeRO++: weights also sharded over few ranks, so that the backward gathers in a node."""
     size, key = block.get("zero_hpz_partition_size", 1), "zero_hpz_partition_size"
     if not isinstance(size, int) or size <= 1:
         return
@@ -180,5 +180,5 @@ def _second_copy(block: dict[str, Any], stage: int, job: Job, findings: Findings
 
 
 def _number(value: Any) -> Any:
-    """1e9 in JSON is a float; DeepSpeed's counts are whole."""
+    """Convert floats such as 1e9 from JSON to int: DeepSpeed's counts are integers."""
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) >= 1000 else value

@@ -1,1 +1,1 @@
-"""What fully_shard is to the plan: its spec and its options."""
+"""FSDP2 (``fully_shard``) in the plan: spec and options."""

@@ -1,4 +1,4 @@
-"""FSDP2: its mesh and its options; every key of ``fsdp`` and ``fsdp_config`` is answered."""
+"""FSDP2: its mesh and its options. Every key of ``fsdp`` and ``fsdp_config`` is used or reported."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ PARALLELISM = "training.parallelism"
 
 
 def fsdp_mesh(job: Job, findings: Findings) -> Mesh:
-    """``pp × dp_replicate × dp_shard × cp × tp``. Data-parallel sizes that were left at 1 take what the other axes leave of the processes."""
+    """Return the mesh ``pp × dp_replicate × dp_shard × cp × tp``.
+
+    Data-parallel sizes left at 1 take the processes that the other axes leave.
+    """
     requested = read_fsdp(job.training)
     sizes = Mesh(pp=job.axis("pp"), cp=job.axis("cp"), tp=job.axis("tp"))
     replicate, shard = job.axis("dp_replicate"), job.axis("dp_shard")
     if job.world_size % sizes.model_copies:
-        return Mesh(dp_shard=job.world_size)  # par.product tells it
+        return Mesh(dp_shard=job.world_size)  # reported as par.product
     left = job.world_size // sizes.model_copies
     hybrid = (requested.sharding or "").startswith("hybrid")
     if (replicate, shard) == (1, 1):
@@ -39,7 +42,7 @@ def fsdp_mesh(job: Job, findings: Findings) -> Mesh:
 def _data_axes(
     requested: FsdpAsked, hybrid: bool, left: int, sizes: Mesh, job: Job, findings: Findings
 ) -> tuple[int, int]:
-    """(dp_replicate, dp_shard) when the config leaves both open: ``left`` ranks are to be shared out."""
+    """Return (dp_replicate, dp_shard) for ``left`` ranks if the config leaves both open."""
     if requested.sharding == "no_shard":
         return left, 1
     if not hybrid:
@@ -58,7 +61,7 @@ def _data_axes(
 
 
 def _check_sharding(requested: FsdpAsked, replicate: int, shard: int, findings: Findings) -> None:
-    """A sharding that the mesh sizes contradict is refused."""
+    """Refuse a sharding that contradicts the mesh sizes."""
     if requested.sharding in ("full_shard", "shard_grad_op") and replicate > 1:
         other = "hybrid_shard" if requested.sharding == "full_shard" else "hybrid_shard_zero2"
         findings.refuse(
@@ -79,7 +82,7 @@ def _check_sharding(requested: FsdpAsked, replicate: int, shard: int, findings: 
 
 
 def _check_width(tp: int, job: Job, findings: Findings) -> None:
-    """Tensor parallelism goes by the family's plan, and cuts the MLP's columns in equal parts (heads: the config rules)."""
+    """Refuse tp sizes without a family plan, or that do not divide the MLP (heads: the config rules)."""
     if job.shape is None or tp == 1:
         return
     family = job.shape.model_type
@@ -106,7 +109,7 @@ def _check_width(tp: int, job: Job, findings: Findings) -> None:
 
 
 def fsdp_engine(job: Job, mesh: Mesh, findings: Findings) -> FsdpOptions:
-    """The options of FSDP2 on ``mesh`` (``Plan.engine``, also the ``fsdp`` part of a pipeline's)."""
+    """Return FSDP2's options on ``mesh`` (``Plan.engine``, or the ``fsdp`` part of a pipeline's)."""
     requested = read_fsdp(job.training)
     sharding, reason = _sharding(requested, mesh)
     findings.explain("fsdp sharding", sharding, reason)
@@ -142,7 +145,7 @@ def fsdp_engine(job: Job, mesh: Mesh, findings: Findings) -> FsdpOptions:
 
 
 def _loss_parallel(job: Job, mesh: Mesh, findings: Findings) -> bool:
-    """Whether head and loss stay shared out along the vocabulary: where tp divides it."""
+    """Whether head and loss stay sharded along the vocabulary: if tp divides it."""
     if mesh.tp == 1 or not job.parallelism.loss_parallel:
         return False
     if job.shape is None or job.shape.vocab % mesh.tp == 0:
@@ -153,7 +156,7 @@ def _loss_parallel(job: Job, mesh: Mesh, findings: Findings) -> bool:
 
 
 def _sharding(requested: FsdpAsked, mesh: Mesh) -> tuple[str, str]:
-    """(sharding, why) from what was asked and what the mesh is."""
+    """Return (sharding, reason) from the config and the mesh."""
     why = {
         "full_shard": "weights, gradients and optimizer shared out; weights are let go between forward and backward",
         "shard_grad_op": "weights, gradients and optimizer shared out; weights stay gathered between forward and backward",
@@ -208,7 +211,7 @@ def _explain_main(engine: FsdpOptions, requested: FsdpAsked, job: Job, pipeline:
 
 
 def _explain_start(meta_start: bool, requested: FsdpAsked, pipeline: bool, findings: Findings) -> None:
-    """Who reads the weights; what the config asks for by name and does not get is marked."""
+    """Explain which ranks read the weights; mark an explicit setting that is not applied."""
     if meta_start:
         why = "rank 0 reads the weights and hands each rank its share; the others allocate nothing whole"
         findings.explain("fsdp start", "rank 0 reads", why)
@@ -239,7 +242,7 @@ def _say_axes(engine: FsdpOptions, mesh: Mesh, job: Job, findings: Findings) -> 
 
 
 def _explain_settings(requested: FsdpAsked, job: Job, findings: Findings) -> None:
-    """Keys of ``fsdp_config`` without a knob of their own here: what happens instead."""
+    """Explain keys of ``fsdp_config`` that have no counterpart: what happens instead."""
     for key, granted in requested.fixed.items():
         findings.explain(f"fsdp_config.{key}", "true", FIXED[key], granted=granted)
     state = requested.state_dict_type

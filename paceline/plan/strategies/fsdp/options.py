@@ -1,4 +1,4 @@
-"""FSDP's options as one value: ``training.fsdp`` (the sharding) and ``training.fsdp_config`` in the normal form of ``config.foreign``."""
+"""Read FSDP's options: ``training.fsdp`` and ``training.fsdp_config`` (normalized by ``config.foreign``)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paceline.config.sections.training import TrainingSection
 
 SHARDINGS = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
 KEY, CONFIG = "training.fsdp", "training.fsdp_config"
-#: Settings that are as they are here, whatever is asked: why.
+#: Settings that cannot be changed here, and why.
 FIXED = {
     "use_orig_params": "FSDP2 keeps every parameter under its own name",
     "limit_all_gathers": "FSDP2 frees gathered weights in stream order, so they never pile up",
@@ -20,8 +20,10 @@ SIZE_BASED_DEFAULT = 100_000_000  # torch's own default of size_based_auto_wrap_
 
 @dataclass(frozen=True)
 class FsdpAsked:
-    """``sharding`` and ``wrap`` (transformer, size, none) are None when nothing said how; ``version`` is 1 or 2 as it was asked for;
-    ``fixed``: which of ``FIXED`` were named, and whether as they are."""
+    """FSDP settings as configured. ``sharding`` and ``wrap`` (transformer, size, none) are None if not set.
+
+    ``version``: 1 or 2 as configured. ``fixed``: which of ``FIXED`` are configured, and whether they match.
+    """
 
     sharding: str | None
     offload: bool
@@ -38,7 +40,7 @@ class FsdpAsked:
 
 
 def read_fsdp(training: TrainingSection) -> FsdpAsked:
-    """What the config asks of FSDP."""
+    """Return the FSDP settings of the config."""
     words = (training.fsdp or "").lower().split()
     given = training.fsdp_config
     settings = {key: value for key, value in (given if isinstance(given, dict) else {}).items() if value is not None}

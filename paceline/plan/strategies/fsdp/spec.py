@@ -1,4 +1,4 @@
-"""``fully_shard`` of torch, with tensor and context parallelism."""
+"""The spec of FSDP2 (torch's ``fully_shard``), with tensor and context parallelism."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LAYER = re.compile(r"\.(layers|h)\.\d+\.")
 
 @dataclass(frozen=True)
 class Fsdp(StrategySpec):
-    """Every rank keeps a part of each layer and gathers the layer when it is computed."""
+    """Weights, gradients and optimizer state are sharded; each layer is gathered when it is computed."""
 
     def mesh(self, job: Job, findings: Findings) -> Mesh:
         return fsdp_mesh(job, findings)
@@ -70,8 +70,12 @@ class Fsdp(StrategySpec):
         return {"distributed_strategy": keys.pop("distributed_strategy"), "fsdp": sharding, **keys}
 
     def collectives(self, plan: Plan) -> dict[str, tuple[int, int]]:
-        """Without tensor parallelism: every layer is a unit, what is left (embedding, last norm, head) another that stays gathered from forward to
-        backward. Gradients are scattered after every micro-batch, or once where whole ones are small (``whole_gradient_bytes``)."""
+        """Return the collectives per optimizer step, without tensor parallelism.
+
+        Every layer is one FSDP unit; embedding, final norm and head form the root unit, which stays gathered
+        from forward to backward. Gradients are reduce-scattered after every micro-batch, or once if unsharded
+        ones are small (``whole_gradient_bytes``).
+        """
         shape, m = plan.shape, plan.batch.accumulation
         pieces = pieces_of(shape, plan.adapter, 4) if shape is not None else None
         if shape is None or pieces is None or plan.mesh.dp_shard == 1:
@@ -102,7 +106,7 @@ def _own(engine: EngineOptions) -> FsdpOptions:
 
 
 def _padded(piece: Piece, ranks: int) -> int:
-    """Numbers of a tensor whose rows are shared out evenly, empty ones added."""
+    """Return the number of elements after padding dim 0 to a multiple of ``ranks``."""
     return -(-piece.shape[0] // ranks) * ranks * (piece.numel // piece.shape[0])
 
 

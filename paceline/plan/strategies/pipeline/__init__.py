@@ -1,1 +1,1 @@
-"""What the pipeline is to the plan: its spec and its stages."""
+"""Pipeline parallelism in the plan: spec and stages."""

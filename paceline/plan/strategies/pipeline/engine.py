@@ -1,4 +1,4 @@
-"""The pipeline: its schedule, its stages, and what each stage is made of."""
+"""Pipeline parallelism: schedule, number of stages, and the options of each stage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ MULTI_STAGE = {"interleaved": 2, "zero_bubble": 2, "zbv": 2}
 
 
 def pipeline_engine(job: Job, mesh: Mesh, batch: BatchSplit, findings: Findings) -> PipelineOptions:
-    """``Plan.engine`` of a pipeline. The micro-batches of an optimizer step are the schedule's micro-batches."""
+    """Return ``Plan.engine`` of a pipeline.
+
+    The schedule's micro-batches are those of gradient accumulation.
+    """
     schedule = job.parallelism.pp_schedule
     stages = job.parallelism.pp_stages_per_rank or MULTI_STAGE.get(schedule, 1)
     if mesh.pp == 1:

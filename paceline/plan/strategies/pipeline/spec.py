@@ -1,4 +1,4 @@
-"""Stages of layers, each of them parallelised as FSDP's."""
+"""The pipeline's spec: stages of layers, each sharded like FSDP."""
 
 from __future__ import annotations
 
