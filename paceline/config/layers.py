@@ -29,6 +29,7 @@ class Merged:
 
     values: dict[str, Any] = field(default_factory=dict)
     winners: dict[str, Entry] = field(default_factory=dict)
+    inner: dict[str, Source] = field(default_factory=dict)  # keys inside free-form mappings, by their whole path
     problems: list[Diagnostic] = field(default_factory=list)
     notes: list[Diagnostic] = field(default_factory=list)
     copied: set[str] = field(default_factory=set)  # mappings that this merge has copied and may modify
@@ -168,8 +169,25 @@ def _apply(entry: Entry, merged: Merged) -> None:
         merged.notes.append(_overridden(before, entry))
     if not entry.sub:
         merged.copied.discard(entry.path)
+    _trace(entry, merged)
     merged.values[entry.path] = value
     merged.winners[entry.path] = entry
+
+
+def _trace(entry: Entry, merged: Merged) -> None:
+    """Note who set which key inside a free-form mapping; what is overwritten is forgotten with all that lay in it."""
+    parents = [".".join((entry.path, *entry.sub[:depth])) for depth in range(1, len(entry.sub))]
+    top = ".".join((entry.path, *entry.sub))
+    if not entry.sub or top in merged.inner:
+        for path in [p for p in merged.inner if p == top or p.startswith(f"{top}.")]:
+            del merged.inner[path]
+    if entry.sub:
+        merged.inner.update(dict.fromkeys((*parents, top), entry.source))
+    if isinstance(entry.value, dict):
+        merged.inner.update({f"{top}.{key}": entry.source for key in entry.value})
+        for key, line in entry.lines.items():
+            text = f"{entry.source.text}.{key}"
+            merged.inner[f"{top}.{key}"] = replace(entry.source, line=line, text=text)
 
 
 def _overridden(before: Entry, entry: Entry) -> Diagnostic:

@@ -271,7 +271,7 @@ def _provenance(merged: Merged, config: Config) -> dict[str, Source]:
             found[path] = winner.source if winner else default
     for path, entry in winners.items():
         found.setdefault(path, entry.source)
-    return found
+    return {**merged.inner, **found}
 
 
 def _in_order(problems: Sequence[Diagnostic]) -> list[Diagnostic]:

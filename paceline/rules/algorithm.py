@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.rules import codes
-from paceline.rules.base import Context, Rule
+from paceline.rules.base import Context, Rule, checked
 from paceline.rules.sharding import whole_heads
 
 _KEY, _ALGORITHM = "training.algorithm_options", "training.algorithm"
@@ -22,15 +22,15 @@ def options(c: Context) -> Iterator[Diagnostic]:
         yield c.problem(codes.ALGORITHM_OPTIONS, what, _KEY, _ALGORITHM, hint=hint, severity=Severity.WARNING)
         return
     for name, value in given.items():
-        found = f"{name}: {value!r}"
+        found, key = f"{name}: {value!r}", f"{_KEY}.{name}"
         if name not in spec.options:
             near = difflib.get_close_matches(name, spec.options, n=1)
             hint = f"did you mean '{near[0]}'?" if near else f"one of {', '.join(spec.options) or 'none: it has none'}"
-            yield c.problem(codes.ALGORITHM_OPTIONS, f"{spec.name} has no such option", _KEY, found=found, hint=hint)
+            yield c.problem(codes.ALGORITHM_OPTIONS, f"{spec.name} has no such option", key, found=found, hint=hint)
         elif not _fits(value, spec.options[name]):
             what = f"{spec.name} takes another kind of value there"
             yield c.problem(
-                codes.ALGORITHM_OPTIONS, what, _KEY, found=found, hint=f"such as {name}: {spec.options[name]!r}"
+                codes.ALGORITHM_OPTIONS, what, key, found=found, hint=f"such as {name}: {spec.options[name]!r}"
             )
 
 
@@ -42,8 +42,9 @@ def _fits(value: object, default: object) -> bool:
 
 
 def of_the_spec(c: Context) -> Iterable[Diagnostic]:
-    """Run the checks of the algorithm's own spec."""
-    return c.algorithm.check(c)
+    """Run the checks of the algorithm's own spec, which may trust the types of its options."""
+    wrong = any(finding.severity is Severity.ERROR for finding in options(c))
+    return () if wrong else checked(c, c.algorithm, _ALGORITHM)
 
 
 ALGORITHM_RULES: tuple[Rule, ...] = (options, of_the_spec, whole_heads)

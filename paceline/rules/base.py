@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.config.schema import Config
+from paceline.config.sections.types import Section
 from paceline.config.source import DEFAULTS, Source, shown
 from paceline.core.diagnostics import Code, Diagnostic, Severity
 from paceline.core.errors import ConfigError
 from paceline.core.tables import CHOOSERS, STRATEGIES
 from paceline.plan.algorithms.base import AlgorithmSpec, algorithm_spec, algorithm_specs
 from paceline.plan.strategies.base import StrategySpec, strategy_spec
+from paceline.rules import codes
 
 
 @dataclass(frozen=True)
@@ -127,26 +130,48 @@ class Context:
         return source is not None and source.layer != DEFAULTS
 
     def value(self, path: str) -> Any:
-        """The effective value at a dotted path."""
+        """The effective value at a dotted path; inside a free-form mapping None where the key is not given."""
         found: Any = self.config
         for part in path.split("."):
-            found = getattr(found, part)
+            found = found.get(part) if isinstance(found, Mapping) else getattr(found, part)
         return found
 
     def place(self, *paths: str) -> str:
-        """Return ``file:line`` of those keys that were set; if none was, the first key's name."""
-        places = [self.provenance[p].place() for p in paths if self.given(p)]
+        """Return ``file:line`` of those keys that were set (a section: its first key's); if none was, the first key's name."""
+        places = [found.place() for p in paths if (found := self._source(p))]
         return " and ".join(dict.fromkeys(places)) or paths[0]
+
+    def _source(self, path: str) -> Source | None:
+        """Who set a key, or of a section the first of its keys that was set."""
+        if self.given(path):
+            return self.provenance[path]
+        return next((s for p, s in self.provenance.items() if p.startswith(f"{path}.") and self.given(p)), None)
 
     def problem(
         self, code: Code, what: str, *paths: str, hint: str, found: str = "", severity: Severity = Severity.ERROR
     ) -> Diagnostic:
-        """Return a finding about some keys; ``found`` defaults to their values."""
-        text = found or ", ".join(f"{path.split('.', 1)[1]}: {shown(path, _plain(self.value(path)))}" for path in paths)
+        """Return a finding about some keys (or sections); ``found`` defaults to their values."""
+        text = found or ", ".join(f"{p.partition('.')[2] or p}: {shown(p, _plain(self.value(p)))}" for p in paths)
         return code(what, where=self.place(*paths), found=text, hint=hint, severity=severity)
 
 
+def checked(c: Context, spec: AlgorithmSpec | StrategySpec, key: str) -> Iterable[Diagnostic]:
+    """Run a spec's own checks; where those of a user's spec fail, say so at the line of ``key``."""
+    if ":" not in spec.name:
+        return spec.check(c)
+    try:
+        return tuple(spec.check(c))
+    except Exception as error:  # code of the user's, which may raise anything
+        frames = traceback.extract_tb(error.__traceback__)
+        frame = (frames[1:] or frames)[0]
+        found = f"{type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
+        hint = "a check that yields job.problem(…), or nothing"
+        return (codes.SPEC_CHECK(f"{spec.name}.check(job) failed", c.place(key), found, hint),)
+
+
 def _plain(value: Any) -> Any:
+    if isinstance(value, Section):
+        return value.model_dump(mode="json", exclude_unset=True)
     return list(value) if isinstance(value, tuple) else value
 
 

@@ -43,6 +43,8 @@ PREC_MIN_LOSS_SCALE = Code("prec.min_loss_scale", "DeepSpeed's dynamic loss scal
 
 ALGORITHM_OPTIONS = Code("algorithm.options", "algorithm_options are handed to an algorithm of your own (module:SPEC): each is one that its spec names, with a value of the default's type. Built-in algorithms have sections of their own.")
 
+SPEC_CHECK = Code("spec.check", "`check(job)` of a strategy's or an algorithm's spec of your own raised an exception. The message names it, and the line that was running.")
+
 STRATEGY_OPTIONS = Code("strategy.options", "strategy_options are handed to a strategy of your own (module:Class); built-in ones have keys of their own.")
 STRATEGY_FLOAT64 = Code("strategy.float64", "float64 is for comparing native strategies; DeepSpeed's buffers are float32.")
 STRATEGY_FP16_OFFLOAD = Code("strategy.fp16_offload", "A loss scale needs gradients on the device, offloading takes them away. bf16 needs no scale.")

@@ -11,7 +11,7 @@ from paceline.core.errors import ConfigError
 from paceline.plan import codes as plan_codes
 from paceline.plan.strategies.base import strategy_spec
 from paceline.rules import codes
-from paceline.rules.base import Context, Rule
+from paceline.rules.base import Context, Rule, checked
 
 _STRATEGY = "training.distributed_strategy"
 
@@ -137,7 +137,7 @@ def of_the_spec(c: Context) -> Iterable[Diagnostic]:
         spec = strategy_spec(name) if ":" in name else c.strategy
     except ConfigError as error:
         return error.diagnostics
-    return () if spec is None else spec.check(c)
+    return () if spec is None else checked(c, spec, _STRATEGY)
 
 
 STRATEGY_RULES: tuple[Rule, ...] = (

@@ -144,7 +144,10 @@ def _algorithm(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
     spec = algorithm_spec(config.training.algorithm)
     made = algorithm_class(spec.name)
     if not spec.on_policy:
-        made(**spec.arguments(spec.options_of(config.training)))
+        known = {
+            name: v for name, v in spec.options_of(config.training).items() if name in spec.options
+        }  # others are refused already
+        made(**spec.arguments(known))
     yield from ()
 
 

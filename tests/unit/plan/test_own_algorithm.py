@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from paceline.algorithms.registry import algorithm_class
+from paceline.config.load import load_config
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Severity
 from paceline.core.errors import ConfigError
@@ -88,6 +89,57 @@ def test_its_loss_is_its_formula_and_without_focus_that_of_sft() -> None:
 def test_its_options_are_those_of_its_spec(algorithm: str, options: dict[str, Any], severity: Severity | None) -> None:
     found = [d for d in check(config_of(algorithm, **options), facts=Facts(), starting=True) if d.code == "algorithm.options"]  # fmt: skip
     assert [d.severity for d in found] == ([severity] if severity else [])
+
+
+def written(tmp_path: Path, training: str, *overrides: str) -> list[tuple[str, str]]:
+    """(code, place) of each error in a file with these lines of ``training``."""
+    file = tmp_path / "own.yaml"
+    lines = f"model: {{config: {LLAMA}, tokenizer: none}}\ndata: {{train: none.jsonl}}\ntraining:\n{training}"
+    file.write_text(lines, encoding="utf-8")
+    loaded = load_config(str(file), overrides)
+    found = check(loaded.config, Facts(), provenance=loaded.provenance)
+    return [(d.code, d.where.removeprefix(f"{file}:")) for d in found if d.severity is Severity.ERROR]
+
+
+def test_an_option_is_refused_at_its_own_line(tmp_path: Path) -> None:
+    own = f"  algorithm: {OWN}\n  algorithm_options:\n    gamma: 1.0\n    gama: 2\n"
+    assert written(tmp_path, own) == [("algorithm.options", "7")]
+    given = "training.algorithm_options.gamma=x"
+    found = [("algorithm.options", f"command line {given}"), ("algorithm.options", "7")]
+    assert written(tmp_path, own, given) == found
+    whole = "training.algorithm_options={gamma: 1, other: 2}"
+    assert written(tmp_path, own, whole) == [("algorithm.options", f"command line {whole}")]
+
+
+OWN_CHECK = """
+from dataclasses import dataclass
+from paceline.core.diagnostics import Code
+from paceline.plan.algorithms.base import AlgorithmSpec
+
+WRONG = Code("mine.wrong", "A weight.")
+
+@dataclass(frozen=True)
+class Mine(AlgorithmSpec):
+    def check(self, job):
+        if self.options_of(job.config.training)["alpha"] > 1:
+            yield job.problem(WRONG, "too much", "training.algorithm_options.alpha", "lora", hint="alpha: 1.0")
+        if job.config.training.gradient_checkpointing:
+            raise KeyError("beta")
+
+SPEC = Mine(options={"alpha": 0.5}, implementation="nowhere:Class")
+"""
+
+
+def test_a_check_of_ones_own_names_options_and_sections_and_its_failure_is_no_defect(tmp_path: Path) -> None:
+    (tmp_path / "checked_alpha.py").write_text(OWN_CHECK, encoding="utf-8")
+    own = "  algorithm: checked_alpha:SPEC\n"
+    assert written(tmp_path, f"{own}  algorithm_options:\n    alpha: 2.0\n") == [("mine.wrong", "6")]
+    alpha = "training.algorithm_options.alpha=3"
+    found = [("mine.wrong", f"command line {alpha} and command line lora.r=4")]
+    assert written(tmp_path, own, alpha, "lora.r=4") == found
+    assert written(tmp_path, f"{own}  gradient_checkpointing: true\n") == [("spec.check", "4")]
+    mistyped = f"{own}  algorithm_options: {{alpha: x}}\n"
+    assert written(tmp_path, mistyped) == [("algorithm.options", "5")], "its check may trust the types"
 
 
 SPEC = "from paceline.plan.algorithms.base import AlgorithmSpec\nSPEC = AlgorithmSpec(implementation={!r}, rows={!r})\n"
