@@ -1,1 +1,1 @@
-"""Training algorithms: each defines its models, its loss sums and weights, and where its windows come from."""
+"""Training algorithms: each defines its models, loss sums and weights, and where its windows come from."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline.protocols.rollout import Sum
 
-GROUP_EPSILON = 1e-4  # added to the spread of a group's rewards, as in TRL
+GROUP_EPSILON = 1e-4  # added to the std of a group's rewards, as in TRL
 WHITEN_EPSILON = 1e-8
 
 
@@ -44,7 +44,7 @@ def generalised_advantages(
 
 
 def _padded(flat: Tensor, segments: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Return the values as [D, longest answer], zero-padded, and the index (row, column) of each token in it."""
+    """Return the values as [D, longest answer], zero-padded, and the index (row, column) of each token."""
     if not flat.numel():
         return flat.new_zeros(0, 0), (segments, segments)
     counts = torch.bincount(segments)
@@ -56,7 +56,7 @@ def _padded(flat: Tensor, segments: Tensor) -> tuple[Tensor, tuple[Tensor, Tenso
 
 
 def moments(values: Tensor) -> Tensor:
-    """float64 [3]: count, sum and sum of squares; added over ranks they give ``whiten`` its global statistics."""
+    """Return float64 [3]: count, sum and sum of squares; their sum over ranks is ``total`` of ``whiten``."""
     wide = values.detach().double()
     return torch.stack([wide.new_tensor(float(wide.numel())), wide.sum(), wide.square().sum()])
 

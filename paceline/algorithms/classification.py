@@ -44,7 +44,7 @@ class Classification(Algorithm):
             each = F.binary_cross_entropy_with_logits(logits, labels.to(logits), reduction="none").mean(-1)
         else:
             each = F.cross_entropy(logits, labels.to(logits.device).long(), reduction="none")
-        return {TERM: torch.where(real, each, torch.zeros_like(each)).sum()}  # fillers stay in the autograd graph
+        return {TERM: torch.where(real, each, torch.zeros_like(each)).sum()}  # fillers keep the graph
 
     def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
         real = (batch.document_ids >= 0).to(outputs[Output.CLASSES.value].device)

@@ -1,4 +1,4 @@
-"""Contrastive preference optimisation: raises chosen answers above rejected ones, without a reference model."""
+"""Contrastive preference optimisation: raises chosen answers above rejected ones, with no reference model."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Losses of direct preference optimisation as pure functions of a pair's log-ratio gap.
 
-With h(y) = log π(y|x) - log π_ref(y|x), the sum over the answer's tokens (a mean, where log-ratios are length-normalised), the gap is
-Δ = h(y_chosen) - h(y_rejected), and β Δ is the difference of the implicit rewards β h(y).
+With h(y) = log π(y|x) - log π_ref(y|x), the sum over the answer's tokens (a mean with length-normalised
+log-ratios), the gap is Δ = h(y_chosen) - h(y_rejected), and β Δ is the difference of the implicit rewards β
+h(y).
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def frozen_roles(reference: bool, reward_model: bool) -> tuple[Role, ...]:
 
 
 def field_or(batch: Batch, name: str, default: Tensor) -> Tensor:
-    """Return a token field [L], or ``default`` if the batch lacks it (before the first update; in fillers)."""
+    """Return a token field [L], or ``default`` if the batch lacks it: before the first update, in fillers."""
     return batch.at_labels(name).to(default.dtype) if name in batch.tokens else default
 
 

@@ -9,7 +9,9 @@ from paceline.protocols.batch import IGNORE_INDEX, Batch
 
 
 def real_pairs(batch: Batch) -> Tensor:
-    """Return bool [P]: False for fillers. Documents alternate chosen, rejected; an odd last one is padding."""
+    """Return bool [P]: False for fillers. Documents alternate chosen, rejected; an odd last one pads the
+    batch.
+    """
     pairs = batch.document_ids.numel() // 2
     return batch.document_ids[0 : 2 * pairs : 2] >= 0
 
@@ -21,7 +23,7 @@ def halves(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sum_of(values: Tensor, real: Tensor) -> Tensor:
-    """Return the scalar sum over entries that are ``real``; fillers stay in the autograd graph with weight 0."""
+    """Return the scalar sum over entries that are ``real``; fillers stay in the graph with weight 0."""
     return torch.where(real, values, torch.zeros_like(values)).sum()
 
 

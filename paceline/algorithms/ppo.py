@@ -151,7 +151,7 @@ class PPO(OnPolicy):
         returns: Sequence[Tensor],
         total: Sum,
     ) -> dict[str, float]:
-        """Return means over all answers and tokens of the rollout, and update the KL controller. Collective."""
+        """Return means over the answers and tokens of the rollout, and update the KL controller. Collective."""
         sums = torch.zeros(8, dtype=torch.float64)
         for batch, where, kl, advantage, value in zip(batches, places, kls, advantages, returns, strict=True):
             last = torch.ones_like(where.segments, dtype=torch.bool)

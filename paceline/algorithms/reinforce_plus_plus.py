@@ -151,7 +151,7 @@ class ReinforcePlusPlus(OnPolicy):
 def _statistics(
     where: Sequence[LabelledTokens], kls: Sequence[Tensor], returns: Sequence[Tensor], answers: RolloutAnswers
 ) -> dict[str, float]:
-    """Return means over all tokens of a rollout before normalisation, and the mean KL per answer. Collective."""
+    """Return means over a rollout's tokens before normalisation, and the mean KL per answer. Collective."""
     own = torch.stack([moments(each) for each in returns]).sum(0).tolist()
     has_loss = sum(int((w.lengths > 0).sum()) for w in where)
     tokens, first, second, count, kl = answers.total([*own, float(has_loss), sum(float(each.sum()) for each in kls)])

@@ -23,9 +23,7 @@ class Cadence:
     eval_steps: int
     save_strategy: str
     save_steps: int
-    keep_best: bool = (
-        False  # load_best_model_at_end: the best evaluation's weights must be on disk, whatever save_steps says
-    )
+    keep_best: bool = False  # load_best_model_at_end: the best evaluation's weights must be saved at any step
 
     def logs(self, step: int) -> bool:
         """Whether to log this step to console and trackers (the event log has every step)."""

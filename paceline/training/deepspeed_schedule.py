@@ -114,7 +114,9 @@ def lr_range_test(
     lr_range_test_step_rate: float = 1.0,
     lr_range_test_staircase: bool = False,
 ) -> Rate:
-    """LRRangeTest: ``base_lr`` growing by ``lr_range_test_step_rate`` of itself every ``lr_range_test_step_size`` steps."""
+    """LRRangeTest: ``base_lr`` grows by the factor ``lr_range_test_step_rate`` of itself every
+    ``lr_range_test_step_size`` steps.
+    """
     if lr_range_test_step_size <= 0:
         raise ValueError("lr_range_test_step_size must be above 0")
 

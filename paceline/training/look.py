@@ -39,7 +39,7 @@ from paceline.training.continuity import FIXED, keep_global_batch, not_compared,
 from paceline.training.rollout.named import check_reward_folder, missing_key
 from paceline.training.same_model import other_training
 
-#: A data set larger than this is not read through for its fingerprint before a start, unless its digests are known.
+#: A larger data set is not read for its fingerprint before a start, unless its digests are known.
 MOST_BYTES = 2 << 30
 
 

@@ -21,7 +21,7 @@ from paceline.plan.plan import Plan
 from paceline.training import codes
 
 _EXPORT = "paceline export RUN --to DIR and a new run with model.name_or_path: DIR"
-_SIZES = ("hidden_size", "layers", "heads", "kv_heads", "head_dim", "intermediate")  # not the vocabulary: it may grow
+_SIZES = ("hidden_size", "layers", "heads", "kv_heads", "head_dim", "intermediate")  # the vocabulary may grow
 _WHOLE = "modules_to_save"
 _ADAPTER = ("r", "alpha", "use_rslora", "target_modules", _WHOLE, "bias")
 _MATRIX = (8, 6)  # any shape: optimizers of one class with equally large state for it are compatible

@@ -21,7 +21,7 @@ from paceline.training import codes
 from paceline.training.same_rows import CheckWorld
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_PART = 2**20  # numbers
+_PART = 2**20  # elements per chunk
 
 
 def check_same_weights(world: CheckWorld, at: Coordinates, step: int, roots: Mapping[str, nn.Module]) -> None:

@@ -13,7 +13,9 @@ from paceline.training import codes
 
 @dataclass
 class TrainState:
-    """``step`` counts finished optimizer steps, skipped ones included; the data position follows from it (contract 4)."""
+    """``step`` counts finished optimizer steps, including skipped ones; the data position follows from it
+    (contract 4).
+    """
 
     step: int = 0
     tokens: int = 0

@@ -118,7 +118,7 @@ def open_trackers(
     }
     trackers: list[Tracker] = []
     notes: list[Diagnostic] = []
-    # A tracker that cannot start is left out; the run goes on
+    # A tracker that cannot start is left out
     for wish in wanted:
         if wish not in build:
             notes.append(_unknown(wish))

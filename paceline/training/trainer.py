@@ -57,7 +57,7 @@ class Trainer:
     observers: Iterable[Observer]
     best: BestRule
     state: TrainState = field(default_factory=TrainState)
-    inspect: Callable[[Window], None] | None = None  # looks at every window before its step
+    inspect: Callable[[Window], None] | None = None  # called with every window before its step
     evaluate: Callable[[], dict[str, float]] | None = None
     save: Callable[[int], None] | None = None
     failed_saves: int = 0

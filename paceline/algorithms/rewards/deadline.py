@@ -10,7 +10,7 @@ from types import FrameType
 
 
 class Overdue(Exception):
-    """The time is up."""
+    """The time limit is exceeded."""
 
 
 @contextmanager

@@ -48,7 +48,9 @@ def marked_number(text: str, *, anywhere: bool) -> Decimal | None:
 
 
 def regex(sample: Sample, *, pattern: str, whole: bool = False) -> float:
-    """1 when ``pattern`` is found in the answer (``whole``: matches all of it); ``.`` matches line breaks too."""
+    """1 if ``pattern`` matches somewhere in the answer (``whole``: all of it), else 0; ``.`` matches line
+    breaks too.
+    """
     match = re.fullmatch if whole else re.search
     return float(match(pattern, sample.completion, re.DOTALL) is not None)
 

@@ -20,7 +20,7 @@ from paceline.strategies.handle import Handle
 from paceline.training.rollout.reward_model import RewardModel
 from paceline.training.windows import BatchLayout
 
-OpenEngine = Callable[[Any], GenerationEngine]  # from the whole model (what ``Strategy.generating`` yields)
+OpenEngine = Callable[[Any], GenerationEngine]  # from the gathered model that ``Strategy.generating`` yields
 
 
 @dataclass

@@ -1,9 +1,11 @@
-"""The server of shut-in programs: started once a process that trains, it holds the walls ready and forks a process for each program.
+"""Server of isolated programs: each training process starts one, and it forks a process for each program.
 
-    the process that trains ── this server (user, process, mount, network namespaces; a read-only root) ── a keeper for each program
-                                                                                  └─ the program: process 1 of its own tree, files of its own
+    training process ── this server (user, process, mount and network namespaces; a read-only root)
+                          └─ a keeper for each program
+                               └─ the program: process 1 of its own tree, with its own files
 
-The server sees neither programs nor tests: their texts, and the channel between the two, pass through it as open files.
+The server reads neither programs nor tests: their texts, and the channel between the two, pass through it as
+open files.
 """
 
 from __future__ import annotations
