@@ -1,4 +1,4 @@
-"""``AlgorithmSpec``: what an algorithm reads, trains and asks; every question about one is asked here, none of its name."""
+"""``AlgorithmSpec``: an algorithm's properties. Other code reads these and never compares algorithm names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NO_MODELS: tuple[str, dict[str, OtherModel], tuple[Decision, ...]] = ("", {}, ()
 
 
 class Rows(Protocol):
-    """What a plan asks of a kind of row (``data.kinds``)."""
+    """What a plan needs to know of a row kind (``data.kinds``)."""
 
     words: str
     group: int
@@ -34,16 +34,21 @@ class Rows(Protocol):
 
 @dataclass(frozen=True)
 class AlgorithmSpec:
-    """``rows``: the kind of row that it reads, a name of ``core.tables.ROW_KINDS`` or ``module:KIND``. ``trains``: the role of the model that training
-    starts from; ``outputs``: what its forward must give (values of ``protocols.roles.Output``), in training and evaluation.
+    """An algorithm's properties, without torch.
 
-    ``whole_answers``: its loss is of answers, not a sum over tokens that stand by themselves. ``named``: role → the key of its options that names the role's model. ``evaluated``: names of an evaluation's numbers (empty: those of its rewards).
-    ``frozen_beside``, ``trained_beside``: models beside the first that a layout is predicted with; ``further_forwards``: over all rows of a step, beside each
-    model's own one. ``value_model``: another one, trained beside, scores tokens. ``group_relative``: answers to one prompt are compared with each other (``group_option``: where this key of its options is on);
-    ``num_generations``: how many there are where nothing is said. ``kl``, ``passes``: keys of its options for the weight that holds the policy to its
-    reference, and for the passes over a rollout. ``beside``: options that the run goes by, not the class. ``lends_head``: frozen roles whose head every rank
-    keeps whole; ``same_tokens``: those whose tokenizer must be the policy's. Of a user's own, named as ``module:SPEC``: ``implementation`` is its class, as ``module:Class``, and
-    ``options`` its options with their defaults, which say their types; they stand under ``training.algorithm_options``.
+    ``rows``: row kind, a name of ``core.tables.ROW_KINDS`` or ``module:KIND``. ``trains``: role of the model
+    that training starts from. ``outputs``: what its forward must compute (values of
+    ``protocols.roles.Output``). ``whole_answers``: the loss is per answer, not a sum over tokens. ``named``:
+    role → option that names the role's model. ``evaluated``: names of the evaluation metrics (empty: those of
+    its rewards). ``frozen_beside``, ``trained_beside``: number of further models, for predictions;
+    ``further_forwards``: forwards over all rows of a step in addition to each model's own. ``value_model``: a
+    value model is trained, too. ``group_relative``: answers to one prompt are compared with each other
+    (``group_option``: if this option is on); ``num_generations``: default number of answers per prompt.
+    ``kl``, ``passes``: options with the KL coefficient and the number of epochs per rollout. ``beside``:
+    options that the run uses, not the class. ``lends_head``: frozen roles whose head every rank keeps whole;
+    ``same_tokens``: roles that need the policy's tokenizer. For a user-defined spec (``module:SPEC``):
+    ``implementation``: its class, as ``module:Class``; ``options``: options with defaults, which set their
+    types; they are given in ``training.algorithm_options``.
     """
 
     name: str = ""
@@ -70,52 +75,52 @@ class AlgorithmSpec:
 
     @property
     def row_kind(self) -> Rows:
-        """What it reads. Raises ConfigError for a kind that there is not."""
+        """The row kind. Raises ConfigError for an unknown one."""
         kind: Rows = load_attr(ROW_KINDS.get(self.rows, self.rows))
         return kind
 
     @property
     def scores_answers(self) -> bool:
-        """Whether answers are scored as wholes, so that each lies on one rank: ``whole_answers``, and wherever those of a row are compared."""
+        """Whether whole answers are scored or compared, so that each must be on one rank."""
         return self.whole_answers or self.row_kind.group > 1
 
     @property
     def on_policy(self) -> bool:
-        """Whether rows are prompts that the model answers itself in training."""
+        """Whether rows are prompts, to which the model generates answers during training."""
         return self.row_kind.answered
 
     @property
     def measured(self) -> bool:
-        """Whether prepared data tells how long an epoch is: each row is one document, written already."""
+        """Whether prepared data tells an epoch's length: each row is one given document."""
         return self.row_kind.group == 1 and not self.on_policy
 
     @property
     def scalar_head(self) -> bool:
-        """Whether the trained model scores whole documents, with a head of a few numbers in place of the vocabulary's."""
+        """Whether the trained model has a small head that scores documents, instead of the vocabulary's."""
         return bool({"scores", "classes"} & set(self.outputs))
 
     @property
     def sums_tokens(self) -> bool:
-        """Whether the loss of a document is a sum that the head makes over its tokens, so that ranks may hold pieces of it."""
+        """Whether the loss is a sum over tokens, so that ranks may hold parts of a document."""
         return "nll" in self.outputs
 
     @property
     def documents_a_row(self) -> int:
-        """How many documents lie in a row side by side before packing."""
+        """Number of documents in a row before packing."""
         return self.row_kind.group
 
     @property
     def own(self) -> bool:
-        """Whether it is a user's own."""
+        """Whether it is user-defined."""
         return ":" in self.name
 
     @property
     def key(self) -> str:
-        """Where its options stand in the config."""
+        """Config key of its options."""
         return f"training.{'algorithm_options' if self.own else self.name}"
 
     def options_of(self, training: Training) -> Mapping[str, Any]:
-        """Every option, with its default where nothing is said: those of its section, of a user's own those of ``options``."""
+        """Return all options with defaults filled in, from its section or (user-defined) ``options``."""
         if self.own:
             return {**self.options, **training.algorithm_options}
         section = ALGORITHMS.section(self.name)
@@ -125,55 +130,64 @@ class AlgorithmSpec:
         return (given or section()).model_dump(mode="json")
 
     def arguments(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Of its options those that its class is made with: not the names of models, nor what the run goes by."""
+        """Return the options its class is constructed with: all but model names and ``beside``."""
         return {k: v for k, v in options.items() if k not in (*self.named.values(), *self.beside)}
 
     def uses_group_baseline(self, training: Training) -> bool:
-        """Whether an answer is as good as it is better than the others to its prompt."""
+        """Whether an answer's advantage is relative to the other answers to its prompt."""
         return self.group_relative or bool(self.group_option and self.options_of(training)[self.group_option])
 
     def group_size(self, training: Training) -> int:
-        """Answers to each prompt."""
+        """Return the number of answers per prompt."""
         return (training.rollout or RolloutOptions()).num_generations or self.num_generations
 
     def num_passes(self, training: Training) -> int:
-        """Passes over the rows of a rollout."""
+        """Return the number of epochs over a rollout."""
         return int(self.options_of(training)[self.passes]) if self.passes else 1
 
     def head_outputs(self, training: Training) -> int:
-        """Numbers that a head in the vocabulary's place gives a document, as far as the config says."""
+        """Return the outputs of a scalar head per document, as far as the config says."""
         return 1
 
     def model_named(self, training: Training, role: str) -> str | None:
-        """The folder or hub name of a role's own weights; None where it starts from those that training starts from."""
+        """Return the folder or hub name of a role's model.
+
+        None if it starts from the trained model's weights.
+        """
         name = self.options_of(training).get(self.named.get(role, ""))
         return None if name is None else str(name)
 
     def check_plan(self, plan: Plan) -> Iterable[Diagnostic]:
-        """What is wrong with the models of an assembled ``plan``, and what there is to warn of."""
+        """Yield errors and warnings about the models of a complete plan."""
         return ()
 
     def model_key(self, role: str) -> str:
-        """The key of the config that names a role's own weights."""
+        """Return the config key that names a role's model."""
         return f"{self.key}.{self.named[role]}"
 
     def models(self, training: Training, adapter: Adapter) -> tuple[str, dict[str, OtherModel], tuple[Decision, ...]]:
-        """(``Plan.reference``: where log-probabilities of the reference come from, ``Plan.models`` without their shapes, what there is to say)."""
+        """Return (``Plan.reference``, ``Plan.models`` without shapes, decisions).
+
+        ``Plan.reference``: where the reference's log-probabilities come from.
+        """
         return NO_MODELS
 
     def named_roles(self) -> tuple[str, ...]:
-        """The roles beside the trained model's for which another model can be named."""
+        """Return the roles, besides the trained model's, for which a model can be named."""
         return tuple(self.named)
 
     def check(self, job: JobToCheck) -> Iterable[Diagnostic]:
-        """What this algorithm cannot be combined with, and options of it that do nothing: findings of the one pass of rules, made by ``job.problem``."""
+        """Yield problems of a config with this algorithm, made by ``job.problem``.
+
+        Impossible combinations, and options without effect.
+        """
         return ()
 
 
 def live_reference(
     spec: AlgorithmSpec, training: Training, adapter: Adapter, more: str = ""
 ) -> tuple[str, dict[str, OtherModel], tuple[Decision, ...]]:
-    """What ``AlgorithmSpec.models`` answers of a reference that is asked in every step; ``more`` is said of one that lies beside the policy."""
+    """Return ``AlgorithmSpec.models`` for a reference run in every step; ``more`` is added to its reason."""
     model = spec.model_named(training, "reference")
     if switched_off(adapter, model):
         why = "the policy itself with its adapter switched off: no second model"
@@ -184,9 +198,10 @@ def live_reference(
 
 
 def algorithm_spec(name: str) -> AlgorithmSpec:
-    """The spec of an algorithm by name; of a user's own by ``module:SPEC``.
+    """Return an algorithm's spec by name, or by ``module:SPEC`` for a user-defined one.
 
-    Raises ConfigError for an unknown one, and for a module that cannot be imported, holds no such spec, or imports torch.
+    Raises ConfigError for an unknown name, or a module that cannot be imported, has no such spec, or imports
+    torch.
     """
     if ":" in name:
         return _own_spec(name)
@@ -212,10 +227,13 @@ def _own_spec(name: str) -> AlgorithmSpec:
 
 
 def algorithm_specs() -> tuple[AlgorithmSpec, ...]:
-    """All built-in ones, in the order of the table."""
+    """Return all built-in specs in table order."""
     return tuple(algorithm_spec(name) for name in ALGORITHMS.names())
 
 
 def switched_off(adapter: Adapter, named: object) -> bool:
-    """Whether the policy with its adapter switched off is the reference: none is ``named``, and the adapter started from nothing."""
+    """Whether the reference is the policy with its adapter disabled.
+
+    So if no reference is named, and the adapter was newly initialized.
+    """
     return adapter is not None and not named and not adapter.start and not adapter.modules_to_save

@@ -1,4 +1,4 @@
-"""Sequence classification."""
+"""Spec of sequence classification."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from paceline.plan.job_to_check import JobToCheck
 
 @dataclass(frozen=True)
 class Classifying(AlgorithmSpec):
-    """A head of a logit a class, read at the last token."""
+    """A head with one logit per class, read at the last token."""
 
     def head_outputs(self, training: Training) -> int:
-        """Classes that the config tells; one where the data tells them."""
+        """Return the number of classes if the config says; 1 if the data decides."""
         options = self.options_of(training)
         return len(options["labels"]) or options["num_labels"] or 1
 

@@ -1,4 +1,4 @@
-"""Knowledge distillation from a frozen teacher."""
+"""Spec of knowledge distillation from a frozen teacher."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from paceline.plan.job_to_check import JobToCheck
 from paceline.plan.parts import OtherModel
 from paceline.plan.plan import Decision, Plan
 
-PADDING = 1024  # rows by which two embeddings of one vocabulary may differ: families pad them to other multiples
+PADDING = 1024  # embeddings of one vocabulary may differ by fewer rows: families pad to different multiples
 
 
 @dataclass(frozen=True)
 class Distilled(AlgorithmSpec):
-    """A teacher stands beside the student, asked in every step."""
+    """A frozen teacher runs in every step."""
 
     def models(self, training: Training, adapter: Adapter) -> tuple[str, dict[str, OtherModel], tuple[Decision, ...]]:
         name = self.model_named(training, "teacher")
@@ -31,7 +31,10 @@ class Distilled(AlgorithmSpec):
             yield job.problem(codes.ALGORITHM_NO_TEACHER, what, "training.algorithm", hint=hint)
 
     def check_plan(self, plan: Plan) -> Iterator[Diagnostic]:
-        """algorithm.vocabulary: token i must be the same text to both; whether it is, their tokenizers tell (``algorithm.teacher_tokens``)."""
+        """algorithm.vocabulary: token ids must mean the same to both models.
+
+        Their tokenizers are compared later (``algorithm.teacher_tokens``).
+        """
         teacher = plan.models["teacher"].shape
         if plan.shape is None or teacher is None or teacher.vocab == plan.shape.vocab:
             return

@@ -1,4 +1,4 @@
-"""What is learnt from answers that are labelled one by one: KTO."""
+"""Spec of KTO: answers labelled one by one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paceline.plan.plan import Decision
 
 @dataclass(frozen=True)
 class Kto(AlgorithmSpec):
-    """Its reference is asked in every step, of the answers and, for the KL, of answers to other prompts."""
+    """The reference runs in every step on the answers and, for the KL, on answers to other prompts."""
 
     def models(self, training: Training, adapter: Adapter) -> tuple[str, dict[str, OtherModel], tuple[Decision, ...]]:
         return live_reference(self, training, adapter)

@@ -1,4 +1,4 @@
-"""What is learnt from the model's own answers: PPO, GRPO, RLOO and REINFORCE++."""
+"""Specs of on-policy algorithms: PPO, GRPO, RLOO and REINFORCE++."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from paceline.plan.plan import Decision
 
 @dataclass(frozen=True)
 class OnPolicySpec(AlgorithmSpec):
-    """A KL holds the policy to its reference; a reward model may judge the answers, a value model expect their scores."""
+    """A KL to the reference, and optionally a reward model and a value model."""
 
     def named_roles(self) -> tuple[str, ...]:
         return (*self.named, *(role for role in ("value", "reward") if role not in self.named))
 
     def model_named(self, training: Training, role: str) -> str | None:
-        """A reward model is named among the rewards; a value model starts from it where none is named."""
+        """The reward model is named in the rewards; the value model starts from it by default."""
         named = super().model_named(training, role)
         if named is not None or role not in ("value", "reward"):
             return named
@@ -43,7 +43,7 @@ class OnPolicySpec(AlgorithmSpec):
         return reference, found, decisions
 
     def _reference(self, training: Training, adapter: Adapter) -> tuple[str, tuple[Decision, ...]]:
-        """The reference that a KL holds the policy to."""
+        """Return (``Plan.reference``, decisions) for the KL's reference."""
         key = self.key
         if not self.kl:
             return "", ()

@@ -1,4 +1,4 @@
-"""What is learnt from preference pairs: a reward model, DPO, and what needs no reference."""
+"""Specs for preference pairs: reward model, DPO, and algorithms without a reference."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.plan.plan import Decision
 
 @dataclass(frozen=True)
 class Dpo(AlgorithmSpec):
-    """Its reference is asked in training, before it, or not at all."""
+    """The reference runs in training, before it (cached), or not at all."""
 
     def models(self, training: Training, adapter: Adapter) -> tuple[str, dict[str, OtherModel], tuple[Decision, ...]]:
         options = self.options_of(training)

@@ -1,4 +1,4 @@
-"""The models beside the one that is trained, as far as a config names them."""
+"""Further models that the config names for the algorithm's roles."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.plan.model.read_shape import ModelShape, shape_of
 
 
 def models_named(training: TrainingSection) -> dict[str, str]:
-    """The folders and hub names of the algorithm's roles beside the trained model's, each with the key that names it."""
+    """Return model name → config key for the algorithm's roles other than the trained model's."""
     spec = algorithm_spec(training.algorithm)
     found: dict[str, str] = {}
     for role in spec.named_roles():
@@ -27,8 +27,10 @@ def models_named(training: TrainingSection) -> dict[str, str]:
 
 
 def named_shapes(config: Config, environ: Mapping[str, str] | None = None) -> dict[str, ModelShape | None]:
-    """The shapes of the models that the algorithm's roles name (``make_plan``'s ``others``); None for one that is not here yet. Raises ConfigError
-    for a folder that is missing."""
+    """Return the shapes of the named models (``make_plan``'s ``others``); None if not downloaded yet.
+
+    Raises ConfigError for a missing folder.
+    """
     found: dict[str, ModelShape | None] = {}
     wrong: list[Diagnostic] = []
     for name, key in models_named(config.training).items():

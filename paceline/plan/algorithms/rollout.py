@@ -1,4 +1,4 @@
-"""How many answers a step and a rollout take, and whether that comes out even."""
+"""Rollout sizes: answers per rollout, optimizer steps per rollout, and how answers are generated."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from paceline.plan.strategies.base import strategy_spec
 from paceline.plan.strategies.options import DeepSpeedOptions, FsdpOptions
 
 _KEY = "training.rollout"
-MARGIN = 0.9  # of a rank's memory
+MARGIN = 0.9  # share of a rank's memory
 
 
 def check_rollout(spec: AlgorithmSpec, training: TrainingSection, batch: BatchSplit) -> list[Diagnostic]:
-    """Findings where a rollout cannot be cut into whole groups and whole steps."""
+    """Return errors if a rollout does not consist of whole groups and whole optimizer steps."""
     if not spec.on_policy:
         return []
     group, pieces = spec.group_size(training), (training.rollout or RolloutOptions()).steps_per_generation
@@ -44,13 +44,13 @@ def check_rollout(spec: AlgorithmSpec, training: TrainingSection, batch: BatchSp
 
 
 def rollout_layout(spec: AlgorithmSpec, training: TrainingSection, batch: BatchSplit) -> tuple[int, int]:
-    """(optimizer steps that one pass over a rollout takes, passes over it)."""
+    """Return (optimizer steps per epoch over a rollout, epochs over it)."""
     pieces = (training.rollout or RolloutOptions()).steps_per_generation or batch.accumulation
     return pieces // batch.accumulation, spec.num_passes(training)
 
 
 def rollout_decisions(spec: AlgorithmSpec, training: TrainingSection, batch: BatchSplit) -> tuple[Decision, ...]:
-    """What a rollout is, in words."""
+    """Return the rollout's sizes as a decision of the plan."""
     if not spec.on_policy:
         return ()
     group = spec.group_size(training)
@@ -61,7 +61,11 @@ def rollout_decisions(spec: AlgorithmSpec, training: TrainingSection, batch: Bat
 
 
 def with_generation(plan: Plan, hardware: Hardware) -> Plan:
-    """The plan with how answers are written where each rank holds a part of the weights: whole, or ``gather_for_generation`` off in its engine."""
+    """Return the plan with the choice of how sharded weights are gathered for generation.
+
+    Whole on every rank, or, with ``gather_for_generation`` off in its engine, one layer at a time on all
+    ranks together.
+    """
     options = plan.config.training.rollout or RolloutOptions()
     if (
         not (algorithm_spec(plan.algorithm).on_policy and strategy_spec(plan.strategy).in_parts(plan.mesh, plan.engine))
@@ -80,9 +84,10 @@ def with_generation(plan: Plan, hardware: Hardware) -> Plan:
 
 
 def gathered_problems(plan: Plan, hardware: Hardware) -> list[Diagnostic]:
-    """What keeps every rank from holding the whole model, where it must: its weights are gathered to be sent to a server, or the config wants it so.
+    """Return an error if every rank must gather the whole model, but cannot hold it.
 
-    Only what is certain counts: the weights beside those that a rank keeps.
+    It must if weights are sent to a server, or the config says so. Only certain needs count: the weights and
+    a rank's states.
     """
     options = plan.config.training.rollout or RolloutOptions()
     server = options.server is not None
@@ -109,7 +114,10 @@ def gathered_problems(plan: Plan, hardware: Hardware) -> list[Diagnostic]:
 
 
 def _room_to_generate(plan: Plan, hardware: Hardware, rows: int) -> tuple[float | None, float, str]:
-    """(bytes of a rank that holds the whole model and the keys and values of ``rows`` answers beside its states, those there are, in words)."""
+    """Return (bytes needed on a rank to generate with the whole model, bytes available, text).
+
+    Needed: weights, KV cache of ``rows`` answers, and the rank's states.
+    """
     local = max(1, plan.world_size // plan.num_nodes)
     room = hardware.memory_bytes / (1 if hardware.device == "cuda" else local)
     shape, states = plan.shape, plan.memory and plan.memory.largest

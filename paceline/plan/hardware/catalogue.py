@@ -1,4 +1,4 @@
-"""Hardware by name: the shipped catalogue, ``16xH100`` and a YAML of one's own. Unknown names are answered with the nearest ones."""
+"""Hardware by name: the shipped catalogue, ``16xH100``, or a user's YAML file."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ from paceline.plan.cost.work import Machine
 from paceline.plan.hardware.probe import Hardware, peak_flops
 
 GIB = 2**30
-USABLE = 0.985  # of the printed memory, where nobody has printed what torch reports (79.15 GiB of an 80 GB A100 is 0.989 of 80 GiB)
-FULL_PRECISION = 0.5  # of the 16-bit peak: fp32 products run on tensor cores as TF32 at best
+USABLE = 0.985  # share of the nominal memory, if what torch reports is unknown (80 GB A100: 79.15 GiB, 0.989)
+FULL_PRECISION = 0.5  # of the 16-bit peak: fp32 matmuls run on tensor cores as TF32 at best
 FIELDS = ("name", "card", "cards", "cards_per_node", "memory_gb", "tflops", "hbm_gbps", "inside_gbps", "outside_gbps", "host_gbps", "host_memory_gb")  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Card:
-    """One row of the catalogue; ``inside`` joins the cards of a node, ``fabric`` the nodes (GB/s, one way, a card)."""
+    """A row of the catalogue.
+
+    ``inside`` links cards of a node, ``fabric`` links nodes (GB/s, one way, per card).
+    """
 
     name: str
     memory_gb: float
@@ -45,7 +48,7 @@ class Card:
     unverified: tuple[str, ...] = ()
 
     def machine(self, node: int | None = None) -> Machine:
-        """The same as what predictions take."""
+        """Return the card as the cost model's ``Machine``."""
         return Machine(
             name=self.name,
             memory=self.usable,
@@ -61,7 +64,10 @@ class Card:
 
 @dataclass(frozen=True)
 class AcceleratorCluster:
-    """``cards`` accelerators like ``machine``; ``source`` says where the numbers are from, ``unverified`` which of them nobody checked."""
+    """``cards`` accelerators like ``machine``.
+
+    ``source``: where the numbers are from; ``unverified``: which of them are unverified.
+    """
 
     machine: Machine
     cards: int
@@ -75,7 +81,7 @@ class AcceleratorCluster:
         return max(1, -(-self.cards // self.machine.node))
 
     def hardware(self) -> Hardware:
-        """One node of it as the plan's other rules take it."""
+        """Return one node as ``Hardware``, for the plan's other rules."""
         flops = {"bfloat16": self.machine.flops, "float16": self.machine.flops}
         return Hardware(
             device="cuda",
@@ -97,7 +103,7 @@ class AcceleratorCluster:
 
 @dataclass(frozen=True)
 class _Row:
-    """One of the table as it is written; None for what nobody has measured or printed. ``sources`` and ``note`` are for readers."""
+    """A row of the JSON table; None: not measured or published. ``sources`` and ``note`` are for readers."""
 
     name: str
     aliases: tuple[str, ...]
@@ -117,7 +123,7 @@ class _Row:
     note: str | None
 
     def card(self) -> Card:
-        """With what follows where nobody has measured."""
+        """Return the card, with estimates for missing numbers."""
         return Card(
             name=self.name,
             memory_gb=self.memory_gb,
@@ -138,13 +144,16 @@ class _Row:
 
 @cache
 def cards() -> Mapping[str, Card]:
-    """The catalogue by the cards' names."""
+    """Return the catalogue by card name."""
     data = json.loads(resources.files("paceline.plan").joinpath("data/hardware.json").read_text(encoding="utf-8"))
     return {row.name: row.card() for row in (from_json(_Row, written) for written in data["cards"])}
 
 
 def card_named(name: str, where: str = "--hardware") -> Card:
-    """The card called ``name`` or by one of its aliases, whatever the case and the separators. Raises ConfigError with the nearest names."""
+    """Return a card by name or alias, ignoring case and separators.
+
+    Raises ConfigError with the nearest names.
+    """
     known = {_plain(spelling): card for card in cards().values() for spelling in (*card.aliases, card.name)}
     found = known.get(_plain(name))
     if found is None:
@@ -155,8 +164,10 @@ def card_named(name: str, where: str = "--hardware") -> Card:
 
 
 def data_sheet_peak(name: str, compute: str) -> float | None:
-    """FLOP/s of dense products in the dtype called ``compute`` on the accelerator called ``name``: the number that predictions divide by. None when no
-    data sheet is known here."""
+    """Return the dense peak in FLOP/s of an accelerator in dtype ``compute``; None if unknown.
+
+    Predicted MFU is relative to it.
+    """
     try:
         flops: float | None = card_named(name).tflops * 1e12
     except ConfigError:
@@ -175,7 +186,7 @@ def _near(name: str, known: Mapping[str, Card]) -> str:
 
 
 def cluster_of(text: str) -> AcceleratorCluster:
-    """``16xH100``, ``H100`` (one), or the path of a YAML. Raises ConfigError."""
+    """Return the cluster for ``16xH100``, ``H100`` (one), or a YAML file's path. Raises ConfigError."""
     if text.endswith((".yaml", ".yml")):
         return _from_yaml(Path(text))
     match = re.fullmatch(r"(?:(\d+)\s*[x×*]\s*)?(\S.*)", text.strip(), re.IGNORECASE)
@@ -189,7 +200,7 @@ def cluster_of(text: str) -> AcceleratorCluster:
 
 
 def _whole_nodes(machine: Machine, count: int) -> Machine:
-    """Fewer cards than a node has: a node of that many."""
+    """Shrink the node if there are fewer cards than a node has; refuse partial nodes."""
     if count > machine.node and count % machine.node:
         lower, upper = count // machine.node * machine.node, -(-count // machine.node) * machine.node
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What the job will run on, found out without torch: ``/proc``, cgroup limits, ``nvidia-smi``."""
+"""Probe this machine's hardware without torch: ``/proc``, cgroup limits, ``nvidia-smi``."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pathlib import Path
 
 NVIDIA_SMI_SECONDS = 10
 OPTIONAL_PACKAGES = ("deepspeed", "peft", "bitsandbytes", "torch_xla")
-# CPU flags that say "this processor multiplies bf16 (fp16) itself or converts it in one instruction". bf16 is the upper half of
-# fp32, so torch computes it rightly on any CPU, only not fast; fp16 without a conversion instruction is refused.
+# CPU flags for multiplying bf16 (fp16), or converting it in one instruction. bf16 is the upper half of
+# fp32, so any CPU computes it correctly, if slowly; fp16 without a conversion instruction is refused.
 BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16", "avx_ne_convert"})
 FP16_FLAGS = frozenset({"f16c", "avx512_fp16", "amx_fp16", "asimdhp", "fphp"})
-# Flags that torch's own low-precision matrix products need (``models.precision.product_dtype`` asks torch for the same).
+# Flags that torch's low-precision matmuls need (``models.precision.product_dtype`` asks torch).
 PRODUCT_FLAGS = {
     "bfloat16": frozenset({"avx512_bf16", "amx_bf16", "bf16"}),
     "float16": frozenset({"avx512_fp16", "amx_fp16", "fphp"}),
@@ -60,14 +60,15 @@ PEAK_FP16_ONLY_FLOPS: tuple[tuple[str, float], ...] = (
 
 @dataclass(frozen=True)
 class Hardware:
-    """One node's hardware; all nodes are taken to be alike.
+    """One node's hardware; all nodes are assumed to be alike.
 
-    ``memory_bytes`` is one accelerator's memory (on CPU: the host's), ``host_memory_bytes`` the node's under its cgroup limit,
-    ``num_devices`` the accelerators of this node (1 on CPU). ``bf16`` and ``fp16`` say what the device computes in hardware.
-    ``peak_flops`` is FLOP/s by dtype name where a data sheet says so, else None (the worker measures). ``emulated`` names dtypes that are
-    computed rightly but without own instructions. ``device_note`` says why this device;
-    ``capability`` is CUDA's compute capability (8.0), None elsewhere; ``packages`` those of ``OPTIONAL_PACKAGES`` that are installed (None: not looked);
-    ``products`` the low-precision dtypes that this CPU multiplies in hardware (else products are made in fp32 with the masters).
+    ``memory_bytes``: one accelerator's memory (CPU: the host's); ``host_memory_bytes``: the node's, under its
+    cgroup limit; ``num_devices``: accelerators of the node (CPU: 1). ``bf16``, ``fp16``: supported in
+    hardware. ``peak_flops``: FLOP/s by dtype name from a data sheet, else None (the worker measures).
+    ``emulated``: dtypes computed correctly but without native instructions. ``device_note``: why this device.
+    ``capability``: CUDA compute capability (8.0), None elsewhere. ``packages``: installed ones of
+    ``OPTIONAL_PACKAGES`` (None: unknown). ``products``: low-precision dtypes that this CPU multiplies in
+    hardware (others: matmuls in fp32).
     """
 
     device: str
@@ -89,7 +90,10 @@ class Hardware:
 
 
 def probe_hardware(environ: Mapping[str, str] | None = None, *, use_cpu: bool = False, num_nodes: int = 1) -> Hardware:
-    """This node's hardware. ``environ`` gives ``CUDA_VISIBLE_DEVICES``; ``use_cpu`` leaves accelerators aside. Starts no torch."""
+    """Return this node's hardware, without importing torch.
+
+    ``environ`` gives ``CUDA_VISIBLE_DEVICES``; ``use_cpu`` ignores accelerators.
+    """
     host_memory, cpus = host_memory_bytes(), cpu_count()
     if use_cpu:
         return _cpu(host_memory, cpus, num_nodes, "training.use_cpu is set")
@@ -100,7 +104,7 @@ def probe_hardware(environ: Mapping[str, str] | None = None, *, use_cpu: bool = 
         return _cpu(
             host_memory, cpus, num_nodes, f"{len(gpus)} CUDA device(s) are there, but this torch is a CPU build"
         )
-    name, _, capability, _ = min(gpus, key=lambda gpu: gpu[2])  # the weakest decides
+    name, _, capability, _ = min(gpus, key=lambda gpu: gpu[2])  # the weakest device decides
     return Hardware(
         device="cuda",
         device_name=name,
@@ -141,12 +145,12 @@ def _cpu(host_memory: int, cpus: int, num_nodes: int, note: str) -> Hardware:
 
 
 def installed_packages() -> tuple[str, ...]:
-    """Those of ``OPTIONAL_PACKAGES`` that can be imported; none of them is."""
+    """Return which of ``OPTIONAL_PACKAGES`` are installed, without importing them."""
     return tuple(name for name in OPTIONAL_PACKAGES if importlib.util.find_spec(name) is not None)
 
 
 def cpu_flags(text: str | None = None) -> tuple[frozenset[str], str]:
-    """The processor's feature flags and its model name, from ``/proc/cpuinfo`` (empty where there is none)."""
+    """Return the CPU's feature flags and model name from ``/proc/cpuinfo``; empty and "CPU" without it."""
     if text is None:
         text = _read("/proc/cpuinfo")
     flags: frozenset[str] = frozenset()
@@ -162,7 +166,10 @@ def cpu_flags(text: str | None = None) -> tuple[frozenset[str], str]:
 
 
 def host_memory_bytes(root: Path = Path("/")) -> int:
-    """Memory that this process may use: the smallest of the machine's and the limits of its cgroups (v2 and v1) and of those above them. 0 when unknown."""
+    """Return the memory available to this process; 0 if unknown.
+
+    The least of the machine's memory and the limits (v1 and v2) of its cgroup and all parent groups.
+    """
     total = 0
     for line in _read(root / "proc/meminfo").splitlines():
         if line.startswith("MemTotal:"):
@@ -176,7 +183,7 @@ def host_memory_bytes(root: Path = Path("/")) -> int:
 
 
 def _memory_limits(root: Path) -> Iterator[Path]:
-    """Files with a limit: of the group that this process is in, by ``/proc/self/cgroup`` (``0::/path``, ``4:memory:/path``), and of every group above."""
+    """Yield the limit files of this process' cgroup (``/proc/self/cgroup``) and of all its parents."""
     for line in ["0::/", "0:memory:/", *_read(root / "proc/self/cgroup").splitlines()]:
         _, controllers, group = (line.split(":", 2) + ["", ""])[:3]
         if controllers and "memory" not in controllers.split(","):
@@ -187,7 +194,7 @@ def _memory_limits(root: Path) -> Iterator[Path]:
 
 
 def cpu_count(root: Path = Path("/")) -> int:
-    """Cores that this process may use: its affinity, cut by the cgroup's quota."""
+    """Return the cores available to this process: its affinity, limited by the cgroup's quota."""
     try:
         count = len(os.sched_getaffinity(0))
     except AttributeError:  # not on macOS
@@ -199,7 +206,10 @@ def cpu_count(root: Path = Path("/")) -> int:
 
 
 def query_gpus() -> list[tuple[str, int, float, str]]:
-    """(name, memory in bytes, compute capability, uuid) of each NVIDIA device, in nvidia-smi's order; empty without a driver."""
+    """Return (name, memory in bytes, compute capability, uuid) per NVIDIA device; empty without a driver.
+
+    Devices are in nvidia-smi's order.
+    """
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
@@ -212,7 +222,10 @@ def query_gpus() -> list[tuple[str, int, float, str]]:
 
 
 def parse_gpus(text: str) -> list[tuple[str, int, float, str]]:
-    """Rows of ``nvidia-smi --query-gpu=name,memory.total,compute_cap,uuid --format=csv,noheader,nounits``; memory is in MiB there."""
+    """Parse ``nvidia-smi --query-gpu=name,memory.total,compute_cap,uuid --format=csv,noheader,nounits``.
+
+    nvidia-smi's memory is in MiB.
+    """
     gpus = []
     for line in text.splitlines():
         fields = [field.strip() for field in line.split(",")]
@@ -227,7 +240,7 @@ def parse_gpus(text: str) -> list[tuple[str, int, float, str]]:
 
 
 def visible_gpus(gpus: list[tuple[str, int, float, str]], visible: str | None) -> list[tuple[str, int, float, str]]:
-    """Those that ``CUDA_VISIBLE_DEVICES`` leaves visible; as CUDA does, the list ends at the first name that is not there."""
+    """Return the devices in ``CUDA_VISIBLE_DEVICES``; as in CUDA, the list ends at the first unknown name."""
     if visible is None:
         return gpus
     chosen = []
@@ -240,7 +253,7 @@ def visible_gpus(gpus: list[tuple[str, int, float, str]], visible: str | None) -
 
 
 def peak_flops(name: str) -> dict[str, float] | None:
-    """Dense matrix-product peak in FLOP/s by dtype name, from the data sheet of the device called ``name``; None when unknown."""
+    """Return the dense peak in FLOP/s by dtype name, from the device's data sheet; None if unknown."""
     for known, value in PEAK_BF16_FLOPS:
         if known.lower() in name.lower():
             return {"bfloat16": value, "float16": value}
@@ -251,7 +264,7 @@ def peak_flops(name: str) -> dict[str, float] | None:
 
 
 def torch_is_cpu_build() -> bool:
-    """Whether the installed torch says ``+cpu`` in its version (read from its metadata, torch is not imported)."""
+    """Whether the installed torch is a CPU build, from its metadata (torch is not imported)."""
     try:
         return "+cpu" in metadata.version("torch")
     except metadata.PackageNotFoundError:

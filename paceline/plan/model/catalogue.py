@@ -1,4 +1,4 @@
-"""Models by name, without a download: the built-in list of sizes."""
+"""Models by name, without a download: the shipped list of model configs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DECORATIONS = re.compile(r"^(meta|hf|deepseekr1distill)|(hf|base|instruct|chat|
 
 @dataclass(frozen=True)
 class KnownModel:
-    """One of the list: its ``config.json``, and the published number of parameters."""
+    """A listed model: its ``config.json`` and the published number of parameters."""
 
     config: Mapping[str, Any]
     parameters: int
@@ -36,24 +36,30 @@ class _Table:
 
 @cache
 def known_models() -> Mapping[str, KnownModel]:
-    """By name."""
+    """Return the listed models by name."""
     text = resources.files("paceline.plan").joinpath("data/models.json").read_text(encoding="utf-8")
     return from_json(_Table, json.loads(text)).models
 
 
 def known_shape(name: str) -> ModelShape | None:
-    """The shape of a model of the list by its name or a hub name (organisation, "-Instruct" and the like left aside); None when unknown."""
+    """Return the shape of a listed model by its name or hub name; None if unknown.
+
+    The organisation and suffixes such as "-Instruct" are ignored.
+    """
     model = _by_plain_name().get(_plain(name))
     return shape_from_config(model.config, name) if model else None
 
 
 def model_shape(given: str) -> ModelShape:
-    """The shape behind ``--model``: a folder or ``config.json``, else a name of the list. Raises ConfigError with the nearest names."""
+    """Return the shape for ``--model``: a folder, a ``config.json``, or a listed name.
+
+    Raises ConfigError with the nearest names.
+    """
     return trained_shape(named_config(given), given)
 
 
 def named_config(given: str) -> Mapping[str, Any]:
-    """The ``config.json`` behind ``--model``, as ``model_shape``."""
+    """Return the ``config.json`` for ``--model``, found as by ``model_shape``."""
     path = Path(given).expanduser()
     if path.exists() or given.startswith(("/", "./", "../", "~")):
         return config_from_path(path)
@@ -72,7 +78,7 @@ def _by_plain_name() -> Mapping[str, KnownModel]:
 
 
 def _plain(name: str) -> str:
-    """Letters and digits of the last part of a name, without what publishers add to it."""
+    """Normalize a name: letters and digits of its last part, without publishers' additions."""
     text = re.sub(r"[^a-z0-9]", "", name.rsplit("/", 1)[-1].lower())
     while (shorter := _DECORATIONS.sub("", text)) != text and shorter:
         text = shorter

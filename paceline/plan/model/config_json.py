@@ -1,4 +1,4 @@
-"""The model's ``config.json`` as plain JSON, from wherever it already lies on this machine."""
+"""Read the model's ``config.json`` from this machine, as plain JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 def model_config(model: ModelSection, environ: Mapping[str, str]) -> dict[str, Any]:
-    """``model.config``, or the ``config.json`` of a local folder or of the Hugging Face cache. Raises ConfigError when it is not here."""
+    """Return ``model.config``, or the ``config.json`` of a local folder or the Hugging Face cache.
+
+    Raises ConfigError if it is not on this machine.
+    """
     if model.config:
         return dict(model.config)
     name = model.name_or_path or ""
@@ -43,13 +46,13 @@ def model_config(model: ModelSection, environ: Mapping[str, str]) -> dict[str, A
 
 
 def pretrained_dtype(model: ModelSection, environ: Mapping[str, str]) -> str | None:
-    """The type, by torch's name, that the weights were made in; None for a model from scratch, or where nothing is known of it yet."""
+    """Return the dtype (torch's name) of the pretrained weights; None from scratch, or if not known yet."""
     if not model.name_or_path:
         return None
     try:
         config = model_config(model, environ)
     except ConfigError:
-        return None  # not here yet; what is wrong with it is told where its shape is read
+        return None  # not downloaded yet; errors in it are reported where the shape is read
     text = config.get("text_config")
     inner = text if isinstance(text, dict) else {}
     found = next((c[key] for c in (config, inner) for key in ("dtype", "torch_dtype") if c.get(key)), None)

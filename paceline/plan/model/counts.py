@@ -1,4 +1,4 @@
-"""How many parameters a model has, and how many of them a token is multiplied with."""
+"""Count a model's parameters, and its matmul parameters per token."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from paceline.plan.model.shape import ModelShape
 
 
 def with_counts(shape: ModelShape) -> ModelShape:
-    """``shape`` with its counts, from the list of its parameters: of the experts of a layer, a token is multiplied with those it visits."""
+    """Return ``shape`` with both counts, from the list of its parameters.
+
+    Of a layer's experts only those that a token is routed to count as matmul parameters.
+    """
     listed = parameters_of(shape)
     matmul = shape.head_outputs * shape.hidden_size if shape.scalar_head else shape.vocab * shape.hidden_size
     for parameter in listed:

@@ -1,10 +1,10 @@
-"""What each family's configuration class of Transformers 5.23 takes where a ``config.json`` leaves a size out."""
+"""Sizes that each family's config class (Transformers 5.23) uses if ``config.json`` leaves them out."""
 
 from __future__ import annotations
 
 from paceline.plan.model.supported import Family, families
 
-# Transformers' names for the same size in its families.
+# Names of each size across Transformers' families.
 SIZE_NAMES: dict[str, tuple[str, ...]] = {
     "hidden_size": ("hidden_size", "n_embd", "d_model"),
     "layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
@@ -48,17 +48,20 @@ FAMILY_SIZES: dict[str, dict[str, int]] = {
 # fmt: on
 #: Families without a tensor-parallel plan of Transformers.
 NO_TENSOR_PLAN = frozenset({"gpt2"})
-#: Families whose layers, run stage by stage, compute something else than the whole (positions that the trunk adds itself).
+#: Families whose layers cannot run stage by stage (the model adds position embeddings outside of them).
 NO_STAGES = frozenset({"gpt2"})
 
-#: Families whose layers are no linear layers of torch's (``Conv1D``), which bitsandbytes does not pack.
+#: Families with ``Conv1D`` in place of ``nn.Linear``, which bitsandbytes does not quantize.
 NO_LINEARS = frozenset({"gpt2"})
 
-#: Larger numbers are no model's: a config that has them is damaged, or means harm.
+#: No model has larger sizes: such a config is damaged or malicious.
 LARGEST_SIZE = 2**24
 LARGEST = {"layers": 10_000, "vocab": 2**26, "max_positions": 2**40}
 
 
 def family_sizes(family: str) -> dict[str, int]:
-    """The sizes that this family's config class takes by itself; none for a family that Transformers does not register."""
+    """Return the default sizes of a family's config class.
+
+    Empty for a family that Transformers does not have.
+    """
     return dict(FAMILY_SIZES.get(family) or families().get(family, Family()).sizes)

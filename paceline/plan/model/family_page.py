@@ -1,4 +1,4 @@
-"""``docs/families.md``: every family of language models that Transformers registers, and what Paceline does with it.
+"""Generate ``docs/families.md``: all causal LM families of Transformers, and how Paceline supports them.
 
 python -m paceline.plan.model.family_page > docs/families.md
 """
@@ -11,7 +11,7 @@ from paceline.plan.model.supported import families, verdicts_of
 
 
 def page() -> str:
-    """The page, from the table that the sweep wrote."""
+    """Return the page, from the table that the family sweep wrote."""
     return "\n".join(_lines()) + "\n"
 
 
@@ -56,7 +56,7 @@ def _lines() -> Iterator[str]:
 
 
 def _plain(why: str) -> str:
-    """One cell of a table, without the first part of parameters' names (which is that of the config's section, too)."""
+    """Return text for a table cell; parameter names lose the prefix ``model.``."""
     return why.replace("|", "/").replace("model.", "…")
 
 

@@ -11,7 +11,10 @@ from paceline.plan.model.shape import PADDED, ModelShape
 
 
 def check_family(shape: ModelShape | None, mesh: Mesh) -> Iterator[Diagnostic]:
-    """Context parallelism that a model's documents or rotary embedding do not go with; a pipeline for a model whose state is more than parameters."""
+    """Yield problems of a model family with the mesh.
+
+    Context parallelism with padded documents or length-dependent rotary embeddings; a pipeline with buffers.
+    """
     if shape is None:
         return
     cp, kind = "training.parallelism.cp_size", shape.model_type

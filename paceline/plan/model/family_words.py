@@ -1,4 +1,4 @@
-"""What a family's code in the installed Transformers reads of a config, told from its source without importing it (torch would come along)."""
+"""Find which config keys a family's code in Transformers reads, from its source (importing needs torch)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ _BASE, _ROPE = "configuration_utils.py", "modeling_rope_utils.py"
 
 @dataclass(frozen=True)
 class FamilyWords:
-    """``fields``: the keys that the family's config class declares; ``words``: every word of the family's code and of the rotary positions,
-    and the keys that every config class has. A key that is not among them cannot set anything.
+    """The identifiers of a family's code.
+
+    ``fields``: keys that its config class declares; ``words``: all identifiers in its code and in the rotary
+    embedding code, plus the keys of every config class. A key that is not among ``words`` has no effect.
     """
 
     fields: tuple[str, ...]
@@ -27,7 +29,7 @@ class FamilyWords:
 
 @lru_cache(maxsize=8)
 def family_words(model_type: str) -> FamilyWords | None:
-    """None where Transformers is not installed, or keeps nothing under this ``model_type``."""
+    """Return a family's identifiers; None if Transformers is not installed or lacks this ``model_type``."""
     if not re.fullmatch(r"[A-Za-z][\w.-]{0,63}", model_type):
         return None
     spec = util.find_spec("transformers")
@@ -46,7 +48,7 @@ def family_words(model_type: str) -> FamilyWords | None:
 
 
 def _folder(root: Path, model_type: str) -> Path | None:
-    """Where the family's code lies: a folder of its name, or the one that Transformers' own table names."""
+    """Return the folder with the family's code: by its name, or by Transformers' own table."""
     own = root / "models" / model_type.replace("-", "_").lower()
     if own.is_dir():
         return own
@@ -57,7 +59,7 @@ def _folder(root: Path, model_type: str) -> Path | None:
 
 
 def _declared(source: str) -> list[str]:
-    """Annotated names of the classes, as dataclasses declare their fields, and what their ``attribute_map`` takes beside."""
+    """Return the fields that classes declare (annotated names), and the keys of their ``attribute_map``."""
     found: list[str] = []
     for node in ast.parse(source).body:
         for item in node.body if isinstance(node, ast.ClassDef) else ():

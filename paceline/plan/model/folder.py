@@ -1,4 +1,4 @@
-"""A model's folder looked at before anything is loaded: configuration, weights, shards. Sizes and headers are read, no tensor; no torch."""
+"""Check a model's folder without loading it: config, weights, shards. Reads sizes and headers; no torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ADDRESS = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co|hf-mirror\.
 _PICKLES = ("*.bin", "*.pt", "*.pth")
 _MAX_HEADER_BYTES = 100_000_000  # what the safetensors library reads
 _MAX_INDEX_BYTES = 64 * 1024 * 1024
-#: Transformers itself reads the pickles (tensors alone: torch.load with weights_only) and writes safetensors
+#: Transformers reads the pickles itself (torch.load with weights_only) and writes safetensors
 _CONVERT = (
     'python -c "import sys; from transformers import AutoModelForCausalLM as M, AutoTokenizer as T;'
     ' [c.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2]) for c in (M, T)]" {} {}'
@@ -32,7 +32,10 @@ _CONVERT_ADAPTER = (
 
 
 def check_model_folder(name: str, key: str) -> list[Diagnostic]:
-    """What keeps a folder from being loaded as a model with its weights; nothing for a hub name. ``key``: the config key that named it."""
+    """Return why a folder cannot be loaded as a model; empty for a hub name.
+
+    ``key``: the config key that names it.
+    """
     folder = Path(name).expanduser()
     if not folder.exists():
         return list(_not_there(folder, name, key))
@@ -58,7 +61,7 @@ def _special(folder: Path, special: list[str], key: str) -> Diagnostic:
 
 
 def _not_there(folder: Path, name: str, key: str) -> Iterator[Diagnostic]:
-    """A path that is plainly local, or one below a folder of models that is here."""
+    """Yield an error for a local path, or for a name next to other model folders."""
     local = name.startswith(("/", "./", "../", "~")) or name.count("/") > 1
     beside = sorted(f.parent.name for f in folder.parent.glob("*/config.json")) if folder.parent.is_dir() else []
     if not local and (name.count("/") != 1 or not beside):
@@ -95,7 +98,7 @@ def _weights(folder: Path, key: str) -> Iterator[Diagnostic]:
 
 
 def _shards(folder: Path, index: Path, key: str) -> Iterator[Diagnostic]:
-    """Every shard that the index names is there and whole."""
+    """Check that every shard named in the index exists and is complete."""
     try:
         text = read_text(index) if index.stat().st_size <= _MAX_INDEX_BYTES else ""
         places: Any = json.loads(text)["weight_map"].values()
@@ -121,7 +124,7 @@ def _damaged(file: Path, found: str, key: str) -> Diagnostic:
 
 
 def check_adapter_folder(name: str, key: str) -> list[Diagnostic]:
-    """What keeps the weights of an adapter's folder from being read; its ``adapter_config.json`` is ``plan.adapter``'s."""
+    """Return why an adapter's weights cannot be read; ``plan.adapter`` checks its ``adapter_config.json``."""
     folder = Path(name).expanduser()
     weights = folder / "adapter_model.safetensors"
     if not folder.is_dir():
@@ -149,7 +152,7 @@ def _no_weights(folder: Path, key: str, convert: str) -> Diagnostic:
 
 
 def damage(file: Path) -> str | None:
-    """What is wrong with a safetensors file by its header and its size; None when they fit."""
+    """Return what is wrong with a safetensors file, by header and size; None if they match."""
     try:
         size = file.stat().st_size
         with open_file(file) as stream:

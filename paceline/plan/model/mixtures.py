@@ -1,4 +1,4 @@
-"""Of a ``config.json``: which layers are mixtures of experts, how large, how many experts a token visits; and attention through a low rank. No torch."""
+"""Read mixtures of experts and low-rank (latent) attention from a ``config.json``. No torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline.core.errors import ConfigError
 from paceline.plan import codes
 from paceline.plan.model.supported import Family, families
 
-# Names that Transformers' families have for the same number; a folder may hold any of them, whatever its family writes by itself.
+# Names of the same number across families; a folder may use any of them.
 COUNT = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 VISITED = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "moe_top_k", "top_k_experts")
 WIDTH = ("moe_intermediate_size", "expert_ffn_hidden_size")
@@ -20,8 +20,10 @@ _MOST = 100_000
 
 @dataclass(frozen=True)
 class Mixture:
-    """``experts`` of ``width`` in every layer but ``dense_layers``, of which a token visits ``visited``; beside them one of ``shared`` that every token
-    visits (0: none), switched by ``shared_gate`` numbers."""
+    """``experts`` of width ``width`` in every layer except ``dense_layers``; ``visited`` per token.
+
+    ``shared``: width of the shared expert (0: none); ``shared_gate``: it has a gate.
+    """
 
     experts: int
     visited: int
@@ -33,7 +35,7 @@ class Mixture:
 
 @dataclass(frozen=True)
 class Latent:
-    """Attention whose queries (``query_rank``; 0: in full) and keys and values go through a low rank (DeepSeek-V2, arXiv:2405.04434, §2.1)."""
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, §2.1); ``query_rank`` 0: full rank."""
 
     query_rank: int
     rank: int
@@ -48,7 +50,7 @@ READ = (*COUNT, *VISITED, *WIDTH, *SHARED, *FURTHER, *LOW_RANKS)
 
 
 def mixture_of(config: Mapping[str, Any], layers: int, intermediate: int, where: str) -> Mixture | None:
-    """The mixture of experts of a config, None of a dense one. Raises ConfigError for numbers that are none."""
+    """Return the config's mixture of experts; None for a dense model. Raises ConfigError."""
     experts = _number(config, COUNT, where)
     if experts <= 1:
         return None
@@ -60,7 +62,7 @@ def mixture_of(config: Mapping[str, Any], layers: int, intermediate: int, where:
 
 
 def latent_of(config: Mapping[str, Any], where: str) -> Latent | None:
-    """The low ranks of attention; None for attention in full."""
+    """Return the ranks of latent attention; None for ordinary attention."""
     if not _number(config, ("kv_lora_rank",), where):
         return None
     full = "q_lora_rank" in config and config["q_lora_rank"] is None
@@ -69,7 +71,7 @@ def latent_of(config: Mapping[str, Any], where: str) -> Latent | None:
 
 
 def _dense(config: Mapping[str, Any], layers: int, where: str) -> tuple[int, ...]:
-    """Layers without experts."""
+    """Return the indices of layers without experts."""
     kinds = config.get("mlp_layer_types")
     if isinstance(kinds, list):
         return tuple(i for i, kind in enumerate(kinds[:layers]) if kind == "dense")
@@ -81,7 +83,10 @@ def _dense(config: Mapping[str, Any], layers: int, where: str) -> tuple[int, ...
 
 
 def _number(config: Mapping[str, Any], names: tuple[str, ...], where: str) -> int:
-    """The first of ``names`` that the config has, else that its family's class takes by itself: a whole number from 0 up; 0: none."""
+    """Return the first of ``names`` that is set, else the family's default; 0 if there is none.
+
+    Raises ConfigError if it is not an integer from 0 to the limit.
+    """
     defaults = families().get(str(config.get("model_type")), Family()).defaults
     for values in (config, defaults):
         for name in names:

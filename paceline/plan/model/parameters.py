@@ -1,4 +1,4 @@
-"""Every parameter of a model by name and shape, from its shape alone: what memory is counted from. No torch, no Transformers."""
+"""All parameters of a model by name and shape, from its sizes alone. No torch, no Transformers."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 from paceline.plan.model.shape import ModelShape
 
-#: Transformers' Trainer's own patterns of what takes no weight decay; ``strategies.optimizer`` makes its groups by the same rule.
+#: Transformers' patterns for parameters without weight decay; ``strategies.optimizer`` uses the same.
 NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)", re.IGNORECASE)
-SCORE = "score.weight"  # the head of one number
+SCORE = "score.weight"  # the scalar head
 Named = tuple[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter under its Hugging Face name. ``layer`` is its decoder layer, None for embedding, last norm and head."""
+    """One parameter by its Hugging Face name; ``layer`` is None for embedding, final norm and head."""
 
     name: str
     shape: tuple[int, ...]
@@ -25,17 +25,20 @@ class Parameter:
 
     @property
     def numel(self) -> int:
-        """How many numbers it holds."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def decays(self) -> bool:
-        """Whether weight decay applies: matrices do; biases, norms and anything of one dim do not."""
+        """Whether weight decay applies: to matrices, not to biases, norms and other 1-d tensors."""
         return len(self.shape) >= 2 and NO_DECAY.search(self.name) is None
 
 
 def parameters_of(shape: ModelShape) -> tuple[Parameter, ...]:
-    """All parameters in the order of ``named_parameters()``, tied ones once; those of a Llama for a family that is not known."""
+    """Return all parameters in the order of ``named_parameters()``, tied ones once.
+
+    An unknown family is listed like a Llama.
+    """
     own = {"gpt2": _gpt2, "gpt_neox": _gpt_neox, "phi": _phi, "bloom": _bloom, "opt": _opt, "starcoder2": _starcoder2}
     listed = own.get(shape.model_type, _llama_like)
     return tuple(listed(shape))
@@ -44,7 +47,7 @@ def parameters_of(shape: ModelShape) -> tuple[Parameter, ...]:
 def _layers(
     shape: ModelShape, prefix: str, one: Callable[[], list[Named]], dense: Callable[[], list[Named]] | None = None
 ) -> list[Parameter]:
-    """``one`` is a layer; ``dense`` one of those that a mixture of experts has without experts."""
+    """Return all layers' parameters; ``dense`` lists those of layers without experts."""
     made = one()
     without = made if dense is None or shape.mixture is None else dense()
     others = shape.mixture.dense_layers if shape.mixture else ()
@@ -95,7 +98,7 @@ _NORMS: dict[str, tuple[str, ...]] = {
     "gemma2": _FOUR, "gemma3_text": _FOUR, "vaultgemma": ("input_layernorm", "pre_feedforward_layernorm"),
     "olmo2": _AFTER, "olmo3": _AFTER, "flex_olmo": _AFTER, "exaone4": _AFTER, "cohere": ("input_layernorm",), "olmo": (),
 }  # fmt: skip
-_NORMED_HEADS = frozenset({"qwen3", "qwen3_moe", "gemma3_text", "exaone4"})  # queries and keys, a head at a time
+_NORMED_HEADS = frozenset({"qwen3", "qwen3_moe", "gemma3_text", "exaone4"})  # q, k normalized per head
 _NORMED_WHOLE = frozenset({"olmo2", "olmo3", "olmoe", "flex_olmo"})
 _BIASED_QKV = frozenset({"qwen2", "qwen2_moe"})
 
@@ -149,7 +152,7 @@ def _phi3(shape: ModelShape) -> list[Named]:
     ]
 
 
-# Families without a gate in their MLP; but for arcee's, their parameters have other names.
+# Families with an ungated MLP; all but arcee use other parameter names.
 _TWO_MATRICES = frozenset({"arcee", "apertus", "biogpt", "codegen", "ctrl", "falcon", "gptj", "gpt_bigcode", "gpt_neo", "gpt_neox_japanese", "jais2", "mpt", "nanochat", "nemotron", "persimmon", "xglm", "openai-gpt"})  # fmt: skip
 
 
@@ -169,13 +172,15 @@ def _mlp(shape: ModelShape) -> list[Named]:
     ]
 
 
-_ROUTER_LAST = frozenset({"qwen3_moe", "deepseek_v2", "deepseek_v3", "glm4_moe"})  # there it stands behind the experts
+_ROUTER_LAST = frozenset(
+    {"qwen3_moe", "deepseek_v2", "deepseek_v3", "glm4_moe"}
+)  # here the router comes after the experts
 
 
 def _experts(shape: ModelShape) -> list[Named]:
     assert shape.mixture is not None
     hidden, count, width, shared = shape.hidden_size, shape.mixture.experts, shape.mixture.width, shape.mixture.shared
-    if shape.model_type == "gpt_oss":  # its weights stand as [in, out], with biases
+    if shape.model_type == "gpt_oss":  # its weights are [in, out], with biases
         return [
             *_linear("mlp.router", count, hidden, True),
             ("mlp.experts.gate_up_proj", (count, hidden, 2 * width)),
@@ -222,7 +227,7 @@ def _phi(shape: ModelShape) -> list[Parameter]:
 
 
 def _gpt2(shape: ModelShape) -> list[Parameter]:
-    """GPT-2's ``Conv1D`` keeps its weight as [in, out]."""
+    """GPT-2's ``Conv1D`` stores its weight as [in, out]."""
     hidden, inter = shape.hidden_size, shape.intermediate
 
     def layer() -> list[Named]:
@@ -292,7 +297,10 @@ def _bloom(shape: ModelShape) -> list[Parameter]:
 
 
 def _opt(shape: ModelShape) -> list[Parameter]:
-    """Its learnt positions begin at 2. (The one size whose embedding is narrower than its layers, OPT-350M, is not listed here.)"""
+    """OPT's learned positions start at 2.
+
+    OPT-350M, whose embedding is narrower than its layers, is not covered.
+    """
     hidden, inter = shape.hidden_size, shape.intermediate
 
     def layer() -> list[Named]:

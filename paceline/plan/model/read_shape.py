@@ -1,4 +1,4 @@
-"""The shape of a model from its ``config.json`` alone: sizes and parameter counts, without torch or Transformers."""
+"""Read a model's shape from its ``config.json``: sizes and parameter counts. No torch, no Transformers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 
 def shape_from_config(config: Mapping[str, Any], where: str = "model.config") -> ModelShape:
-    """The shape behind the contents of a ``config.json`` (or ``model.config``). Raises ConfigError for missing or impossible sizes."""
+    """Return the shape for a ``config.json`` (or ``model.config``).
+
+    Raises ConfigError for missing or impossible sizes.
+    """
     config = dict(config.get("text_config") or config)
     family = str(config.get("model_type") or "")
     if not family:
@@ -54,18 +57,18 @@ def shape_from_config(config: Mapping[str, Any], where: str = "model.config") ->
 
 
 def scoring(shape: ModelShape, outputs: int = 1) -> ModelShape:
-    """The same trunk under a head of one number (a reward model) or of as many as there are classes, ``Linear(hidden, outputs)`` without bias."""
+    """Return the shape with a ``Linear(hidden, outputs)`` head without bias (reward model or classifier)."""
     return with_counts(replace(shape, scalar_head=True, head_outputs=outputs))
 
 
 def shape_from_path(path: str | Path) -> ModelShape:
-    """The shape of a local model: a directory with a ``config.json``, or such a file. Raises ConfigError."""
+    """Return the shape of a local model: a folder, or its ``config.json``. Raises ConfigError."""
     file = Path(path).expanduser()
     return shape_from_config(config_from_path(file), str(file / "config.json" if file.is_dir() else file))
 
 
 def config_from_path(path: str | Path) -> dict[str, Any]:
-    """The ``config.json`` of a local model: of a directory, or such a file. Raises ConfigError."""
+    """Return the ``config.json`` of a local model: a folder, or that file. Raises ConfigError."""
     file = Path(path).expanduser()
     file = file / "config.json" if file.is_dir() else file
     try:
@@ -82,9 +85,10 @@ def config_from_path(path: str | Path) -> dict[str, Any]:
 
 
 def shape_of(model: ModelSection, environ: Mapping[str, str] | None = None) -> ModelShape | None:
-    """The shape of the config's model: from ``model.config``, a local folder, or the Hugging Face cache; None when it is not here yet.
+    """Return the shape of the config's model; None if the model is not on this machine yet.
 
-    ``environ`` may move the cache (``HF_HUB_CACHE``, ``HF_HOME``). Nothing is downloaded. Raises ConfigError for a folder that is missing.
+    It is read from ``model.config``, a local folder, or the Hugging Face cache, which ``environ`` may move
+    (``HF_HUB_CACHE``, ``HF_HOME``). Nothing is downloaded. Raises ConfigError for a missing folder.
     """
     if model.config:
         return trained_shape(model.config, "model.config", attention=model.attn_implementation)
@@ -120,7 +124,7 @@ def shape_of(model: ModelSection, environ: Mapping[str, str] | None = None) -> M
 
 
 def trained_shape(config: Mapping[str, Any], where: str, own_code: bool = False, attention: str = "auto") -> ModelShape:
-    """``shape_from_config`` of a model that is trained. Raises ConfigError for one that is not (arguments as ``unsupported``'s)."""
+    """Return ``shape_from_config`` of a supported model. Raises ConfigError for others (``unsupported``)."""
     found = unsupported(config, where, own_code, attention)
     if found:
         raise ConfigError(*found)
@@ -128,7 +132,10 @@ def trained_shape(config: Mapping[str, Any], where: str, own_code: bool = False,
 
 
 def cached_model_dir(name: str, revision: str | None, cache: Path) -> Path | None:
-    """Where the Hugging Face cache under ``cache`` keeps hub model ``name`` (its ``revision``, default ``main``); None when not downloaded."""
+    """Return the folder of hub model ``name`` in the Hugging Face cache; None if not downloaded.
+
+    ``revision`` defaults to ``main``.
+    """
     repo = cache / ("models--" + name.replace("/", "--"))
     ref = repo / "refs" / (revision or "main")
     try:
@@ -139,7 +146,7 @@ def cached_model_dir(name: str, revision: str | None, cache: Path) -> Path | Non
     return snapshot if commit and (snapshot / "config.json").is_file() else None
 
 
-#: Sizes of a small model, where 512 would be a strange one.
+#: Sizes to suggest in error messages where 512 would be odd.
 _USUAL = {
     "num_hidden_layers": 12,
     "num_attention_heads": 8,
@@ -159,7 +166,7 @@ def _whole(value: Any, name: str, where: str, largest: int) -> int:
 
 
 def _nearest(number: int, requested: int) -> str:
-    """The divisors of ``number`` next to ``requested``."""
+    """Return the divisors of ``number`` nearest to the given one."""
     legal = [d for d in range(1, number + 1) if number % d == 0]
     return " or ".join(map(str, [*[d for d in legal if d < requested][-1:], *[d for d in legal if d > requested][:1]]))
 
@@ -226,7 +233,10 @@ def _build(family: str, sizes: dict[str, Any], config: Mapping[str, Any], where:
 
 
 def _positions(trained: int, config: Mapping[str, Any]) -> int:
-    """Positions the model can take: those written down, stretched by linear, dynamic or YaRN scaling (llama3 and longrope count it in)."""
+    """Return the maximum positions: those trained, extended by linear, dynamic or YaRN scaling.
+
+    llama3 and longrope include it in the trained number.
+    """
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(scaling, Mapping) or scaling.get("rope_type", scaling.get("type")) not in (
         "linear",

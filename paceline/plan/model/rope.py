@@ -1,4 +1,4 @@
-"""Which rotary embeddings follow the length of what they read. No torch."""
+"""Rotary embeddings whose frequencies depend on the sequence length. No torch."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ BY_LENGTH = frozenset({"dynamic", "longrope"})
 
 
 def rope_kinds(config: Mapping[str, Any]) -> frozenset[str]:
-    """The kinds of rotary scaling that a ``config.json`` asks for: one, or one a kind of layers; in old spellings too."""
+    """Return the kinds of rotary scaling in a ``config.json``: one, or one per layer type.
+
+    Old spellings included.
+    """
     sections: list[Any] = [config.get("rope_parameters"), config.get("rope_scaling")]
     return frozenset(kind for one in sections if isinstance(one, Mapping) for kind in _kinds(one))
 
 
 def by_length(config: Mapping[str, Any]) -> bool:
-    """Whether any of them chooses its frequencies by the length of the document."""
+    """Whether rotary frequencies depend on the length of the document."""
     return bool(rope_kinds(config) & BY_LENGTH)
 
 

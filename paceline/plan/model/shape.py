@@ -1,4 +1,4 @@
-"""The shape of a decoder: what the plan counts memory and work from."""
+"""The shape of a decoder, from which the plan computes memory and FLOPs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ PACKED, PADDED = "packed", "padded"  # how the documents of a row are kept apart
 class ModelShape:
     """Sizes of a decoder. ``num_parameters`` counts tied weights once.
 
-    ``matmul_parameters`` are those that take part in matrix products for a token: every linear weight and the output head (also when it is
-    tied to the embedding), without the embedding look-up, norms and biases; of a mixture of experts only the experts a token visits.
-    A forward and backward takes 6 × ``matmul_parameters`` FLOP a token (Kaplan et al. 2020, arXiv:2001.08361, eq. 2.2), attention aside.
-    ``exact`` is False for a family whose parameters are not listed here: it is counted as a Llama. ``scalar_head``: ``head_outputs`` numbers a document in
-    place of logits. ``rows``: whether the documents of a row are kept apart (``packed``) or get a row each (``padded``). ``rope_by_length``: its rotary
-    frequencies follow the length of a whole document. ``buffers``: its state has more than parameters.
+    ``matmul_parameters``: those multiplied with each token: all linear weights and the output head (also if
+    tied to the embedding), without embedding look-up, norms and biases; of a mixture of experts only the
+    experts a token is routed to. Forward and backward take 6 × ``matmul_parameters`` FLOPs per token (Kaplan
+    et al. 2020, arXiv:2001.08361, eq. 2.2) plus attention. ``exact`` is False for a family whose parameters
+    are not listed here: it is counted as a Llama. ``scalar_head``: the head gives ``head_outputs`` numbers
+    per document in place of logits. ``rows``: documents are packed into rows (``packed``) or get a padded row
+    each (``padded``). ``rope_by_length``: rotary frequencies depend on the document's length. ``buffers``:
+    its state includes buffers.
     """
 
     model_type: str
@@ -47,5 +49,5 @@ class ModelShape:
 
     @property
     def experts(self) -> int:
-        """Experts of a layer; 0 of a dense model."""
+        """Experts per layer; 0 for a dense model."""
         return self.mixture.experts if self.mixture else 0

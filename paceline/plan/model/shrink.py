@@ -1,4 +1,4 @@
-"""A model scaled down in depth and width that keeps its architecture: what ``paceline verify`` trains in place of the real one."""
+"""A small model of the same architecture, which ``paceline verify`` trains in place of the real one."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _WINDOWS = ("sliding_window", "attention_chunk_size")
 
 
 def shrunk(config: Mapping[str, Any], *, layers: int = 2, kv_heads: int = 2) -> dict[str, Any]:
-    """The ``config.json`` (or ``model.config``) of a small sibling: same family, norms, biases, tying, grouping of heads, kinds of layers.
+    """Return the config of a small model: same family, norms, biases, tying, head grouping, layer types.
 
-    layers    decoder layers of the result (never more than the model has)
-    kv_heads  of the result when the model groups its heads, else heads; what tensor parallelism must divide
-    Heads have 16 dimensions, windows 32 positions, a mixture of experts 4 experts; every dropout is 0. The vocabulary stays.
+    ``layers``: decoder layers of the result (at most the model's own). ``kv_heads``: KV heads if the model
+    groups its heads, else heads; tensor parallelism must divide them. Heads have 16 dimensions, windows 32
+    positions, mixtures 4 experts; every dropout is 0. The vocabulary is unchanged.
     """
     small = {k: v for k, v in dict(config.get("text_config") or config).items() if not _is_dropout(k)}
     small |= {k: 0.0 for k in dict(config.get("text_config") or config) if _is_dropout(k)}
@@ -53,7 +53,7 @@ def shrunk(config: Mapping[str, Any], *, layers: int = 2, kv_heads: int = 2) -> 
 
 
 def _key(config: Mapping[str, Any], name: str) -> str:
-    """How this config spells a size; Transformers' general name where it leaves it out."""
+    """Return how this config spells a size; the general name if it leaves it out."""
     spellings = SIZE_NAMES[name]
     return next((s for s in spellings if config.get(s) is not None), spellings[0])
 
@@ -63,7 +63,7 @@ def _is_dropout(key: str) -> bool:
 
 
 def _cut_lists(small: dict[str, Any], layers: int) -> None:
-    """Lists by layer keep one of each kind; rotary factor lists keep half a head's."""
+    """Keep one of each layer type in per-layer lists; rotary factor lists keep half a head's length."""
     kinds = small.get("layer_types")
     if isinstance(kinds, list) and kinds:
         cut = kinds[:layers]

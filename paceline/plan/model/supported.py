@@ -1,4 +1,7 @@
-"""Which families of models are trained, and how their documents are kept apart: the verdicts of ``tests/unit/models/family_sweep.py``. No torch."""
+"""Supported model families, and whether documents can be packed: results of the family sweep. No torch.
+
+The sweep is ``tests/unit/models/family_sweep.py``.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,16 @@ from paceline.plan.codec import from_json
 LIST = "docs/families.md"
 _TOWERS = ("vision", "audio", "image", "speech", "visual", "vq", "vit", "perceiver", "qformer")
 _WEIGHTS_OF_TOWERS = ("vision", "visual", "audio", "speech", "image", "mm_projector", "multi_modal_projector", "multimodal_projector", "embed_vision")  # fmt: skip
-_STATEFUL = "full_attention", "sliding_attention"  # the kinds of layers that carry nothing but keys and values
+_STATEFUL = "full_attention", "sliding_attention"  # layer types without state other than keys and values
 
 
 @dataclass(frozen=True)
 class Family:
-    """The verdict on one. ``refused``: why it is not trained (empty: it is); ``rows``: ``packed`` or ``padded``; ``sizes``, ``defaults``: what its
-    configuration class takes for itself; ``counted``: its parameters are counted exactly; ``buffers``: it has state beside its parameters."""
+    """The sweep's result for one family. ``refused``: why it is not supported (empty: it is).
+
+    ``rows``: ``packed`` or ``padded``; ``sizes``, ``defaults``: defaults of its config class; ``counted``:
+    its parameters are counted exactly; ``buffers``: its state includes buffers.
+    """
 
     refused: str = ""
     rows: str = ""
@@ -34,13 +40,13 @@ class Family:
 
     @property
     def trained(self) -> bool:
-        """Whether it is."""
+        """Whether the family is supported."""
         return bool(self.rows)
 
 
 @dataclass(frozen=True)
 class _FamilyTable:
-    """``transformers``: the version that the verdicts are about."""
+    """``transformers``: the version that was tested."""
 
     transformers: str
     families: Mapping[str, Family]
@@ -53,26 +59,27 @@ def _table() -> _FamilyTable:
 
 
 def families() -> Mapping[str, Family]:
-    """By model type."""
+    """Return the families by model type."""
     return _table().families
 
 
 def verdicts_of() -> str:
-    """The version of Transformers that the verdicts are about."""
+    """Return the version of Transformers that was tested."""
     return _table().transformers
 
 
 def supported() -> tuple[str, ...]:
-    """The model types that are trained."""
+    """Return the supported model types."""
     return tuple(sorted(kind for kind, family in families().items() if family.trained))
 
 
 def unsupported(
     config: Mapping[str, Any], where: str, own_code: bool = False, attention: str = "auto"
 ) -> list[Diagnostic]:
-    """Why a model of this ``config.json`` is not trained: a tower, a balance loss, a family that is not supported, Falcon's doubled bias.
+    """Return why a model with this ``config.json`` is not supported.
 
-    ``own_code``: it brings Python; ``attention``: ``model.attn_implementation``.
+    A multimodal tower, a balance loss, an unsupported family, or Falcon's doubled ALiBi bias. ``own_code``:
+    the model brings Python code; ``attention``: ``model.attn_implementation``.
     """
     found = [*_tower(config, where), *_balance(config, where)]
     if attention == "eager" and config.get("model_type") == "falcon" and config.get("alibi"):
@@ -88,7 +95,7 @@ def unsupported(
 
 
 def lost_tensors(names: Iterator[str] | list[str], where: str) -> list[Diagnostic]:
-    """Refuses weights of a tower that a text model has no place for, counted and named."""
+    """Refuse the weights of a multimodal tower, which a text model would drop."""
     towers = sorted(n for n in names if any(word in part for part in n.split(".")[:-1] for word in _WEIGHTS_OF_TOWERS))
     if not towers:
         return []
@@ -100,7 +107,10 @@ def lost_tensors(names: Iterator[str] | list[str], where: str) -> list[Diagnosti
 
 
 def obstacle(config: Mapping[str, Any]) -> str | None:
-    """Why attention alone does not keep the documents of a row apart, or None. A family that is not on the list is taken for one that it does."""
+    """Return why attention alone does not keep a row's documents apart; None if it does.
+
+    Families that are not listed are taken to support packing.
+    """
     kind = config.get("model_type")
     layers = config.get("layer_types") or ()
     other = sorted({str(x) for x in layers} - set(_STATEFUL)) if isinstance(layers, (list, tuple)) else []
@@ -147,7 +157,10 @@ def _no_tower() -> str:
 
 
 def _balance(config: Mapping[str, Any], where: str) -> Iterator[Diagnostic]:
-    """A balance loss of experts is added where the routers' logits are asked for; a coefficient alone stands in most published configs."""
+    """Refuse the experts' balance loss, which Transformers adds if router logits are requested.
+
+    A coefficient alone is set in most published configs, and is accepted.
+    """
     inner = config.get("text_config")
     for place, one in ((where, config), *([(f"{where}.text_config", inner)] if isinstance(inner, Mapping) else [])):
         if one.get("output_router_logits") is True and one.get("router_aux_loss_coef") != 0:

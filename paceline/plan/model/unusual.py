@@ -1,6 +1,6 @@
-"""Values of a ``config.json`` that nobody can be sure of without asking Transformers: its model class is then tried before a start. No torch.
+"""Unusual values in a ``config.json``, for which the model class is tried before a launch. No torch.
 
-An ordinary value is one that every decoder takes. Whatever is not known to be one is unusual: a try takes seconds, and says the truth.
+Values known to work with every decoder are ordinary; all others are unusual and cost a trial of some seconds.
 """
 
 from __future__ import annotations
@@ -22,15 +22,18 @@ _ROPE = {
     "dynamic": frozenset({"factor"}),
     "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}),
 }
-#: Keys that set nothing of what is computed.
+#: Keys without effect on the computation.
 _TOLD = frozenset({"model_type", "architectures", "transformers_version", "_name_or_path", "auto_map", "text_config", "id2label", "label2id", "base_model_tp_plan"})  # fmt: skip
 _SIZES = frozenset(name for names in SIZE_NAMES.values() for name in names)
 _LIKELY_NONE = frozenset({"num_key_value_heads", "num_kv_heads", "head_dim", "n_inner", "sliding_window"})
 
 
 def unusual(config: Mapping[str, Any], *, written: bool) -> tuple[str, ...]:
-    """The keys of a ``config.json`` whose values are no ordinary ones. ``written``: it is ``model.config``, typed by hand: a key that is not known
-    here is unusual too (in a folder it is one of the family's own)."""
+    """Return the keys of a ``config.json`` with unusual values.
+
+    ``written``: it is ``model.config``, typed by hand: unknown keys are unusual too (in a folder they belong
+    to the family).
+    """
     inner = config.get("text_config")
     parts = (config, inner) if isinstance(inner, Mapping) else (config,)
     vocab = next((n for part in parts if isinstance(n := part.get("vocab_size"), int)), 2**26)
@@ -38,7 +41,7 @@ def unusual(config: Mapping[str, Any], *, written: bool) -> tuple[str, ...]:
 
 
 def impossible(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Of the keys those whose numbers no class refuses, and which make NaN or end the first step: a norm's or a dropout's."""
+    """Return values that no class rejects but that give NaN or end the first step (epsilon, dropout, …)."""
     inner = config.get("text_config")
     parts = (config, inner) if isinstance(inner, Mapping) else (config,)
     limits = ((_is_epsilon, 0, 1e6), (_is_dropout, 0, 1), (lambda key: key == "initializer_range", 0, 1e6))
@@ -71,7 +74,7 @@ def _number(value: Any, least: float, most: float) -> bool:
 
 
 def _rope(value: Any) -> bool:
-    """Rotary scaling of a kind that is known here, with its numbers; one for all layers."""
+    """Whether rotary scaling is of a known kind with its numbers, the same for all layers."""
     if value is None:
         return True
     if not isinstance(value, Mapping):

@@ -1,6 +1,9 @@
-"""The files of a model's folder, looked at before anything is started: JSON that is JSON, headers of safetensors that fit their files. No torch.
+"""Check a model folder's files before launch: valid JSON, safetensors headers that match their files.
 
-Format: https://huggingface.co/docs/safetensors#format: 8 bytes of length, little-endian, a JSON object of that length, then the tensors' bytes.
+No torch.
+
+Format: https://huggingface.co/docs/safetensors#format: 8 bytes of length, little-endian, a JSON object of
+that length, then the tensors' bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from paceline.plan.model.supported import lost_tensors
 
 MAX_CONFIG_BYTES = 16 * 2**20
 MAX_INDEX_BYTES = 256 * 2**20
-MAX_HEADER_BYTES = 100_000_000  # safetensors' own
+MAX_HEADER_BYTES = 100_000_000  # the safetensors library's limit
 INDEX = "model.safetensors.index.json"
 _BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64, "F16": 16, "BF16": 16, "F32": 32, "F64": 64,
@@ -29,7 +32,7 @@ _BITS = {
 
 
 def weights_findings(folder: Path) -> list[Diagnostic]:
-    """What is wrong with the safetensors of a model's folder: damaged files, and the weights of a tower that a text model would lose."""
+    """Return problems of a folder's safetensors: damaged files, and tower weights that would be lost."""
     found: list[Diagnostic] = []
     names: list[str] = []
     for file in weights_of(folder, found):
@@ -41,7 +44,10 @@ def weights_findings(folder: Path) -> list[Diagnostic]:
 
 
 def weights_of(folder: Path, found: list[Diagnostic]) -> list[Path]:
-    """The files that would be read: those that the index names, else ``model.safetensors``; what is wrong with the index goes to ``found``."""
+    """Return the weight files: those in the index, else ``model.safetensors``.
+
+    Index problems go to ``found``.
+    """
     index = folder / INDEX
     if not index.exists():
         return [folder / "model.safetensors"] if (folder / "model.safetensors").exists() else []
@@ -66,8 +72,10 @@ def weights_of(folder: Path, found: list[Diagnostic]) -> list[Path]:
 
 
 def header_of(file: Path) -> dict[str, Mapping[str, Any]]:
-    """The tensors of a safetensors file: name → its ``dtype``, ``shape`` and ``data_offsets``. Raises ValueError where its header is no header, or
-    does not fit the file; OSError."""
+    """Return a safetensors file's tensors: name → ``dtype``, ``shape`` and ``data_offsets``.
+
+    Raises ValueError if the header is invalid or does not match the file, and OSError.
+    """
     size = file.stat().st_size
     with open_file(file) as opened:
         start = opened.read(8)
@@ -87,7 +95,7 @@ def header_of(file: Path) -> dict[str, Mapping[str, Any]]:
 
 
 def _span(name: str, entry: Any) -> tuple[int, int]:
-    """[start, end) of a tensor, in bytes of the data."""
+    """Return [start, end) of a tensor's bytes within the data."""
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"the entry of {name!r:.80} is none")
     kind, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -102,7 +110,7 @@ def _span(name: str, entry: Any) -> tuple[int, int]:
 
 
 def read_json(file: Path, most: int) -> Any:
-    """A JSON file of at most ``most`` bytes. Raises OSError, and ValueError for what is no JSON."""
+    """Return a JSON file of at most ``most`` bytes. Raises OSError, or ValueError if it is not JSON."""
     with open_file(file) as opened:
         data = opened.read(most + 1)
     if len(data) > most:
@@ -111,7 +119,10 @@ def read_json(file: Path, most: int) -> Any:
 
 
 def parse_json(data: bytes, *, once: bool = False) -> Any:
-    """JSON in UTF-8, not nested out of measure; with ``once`` no key of an object may stand twice. Raises ValueError."""
+    """Parse UTF-8 JSON; with ``once`` duplicate keys are errors.
+
+    Raises ValueError, also if nested too deeply.
+    """
     try:
         return json.loads(data.decode("utf-8"), object_pairs_hook=_once if once else None)
     except RecursionError as error:

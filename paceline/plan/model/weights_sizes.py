@@ -1,4 +1,4 @@
-"""Sizes in the headers of safetensors against those of a ``config.json``: weights of another model are told before a start. No torch."""
+"""Compare shapes in safetensors headers with ``config.json``, to refuse another model's weights. No torch."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from paceline.plan.parts import AdapterSpec
 LLAMA_LIKE = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "mixtral", "qwen3_moe"})
 _FLOATS = ("F16", "BF16", "F32", "F64")
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.(.+)$")
-#: Tensors with a row a token, in Transformers' families of decoders
+#: Tensors with one row per vocabulary entry, in Transformers' decoder families
 _ROWS = frozenset({"embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight", "lm_head.weight", "embed_out.weight"})  # fmt: skip
 
 
 def linears(shape: ModelShape) -> dict[str, tuple[int, int]] | None:
-    """(inputs, outputs) of the linear layers of one decoder layer; None for a family whose layers are not listed here."""
+    """Return (inputs, outputs) of the linear layers in a decoder layer; None for an unlisted family."""
     if shape.model_type not in LLAMA_LIKE:
         return None
     hidden, q, kv = shape.hidden_size, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
@@ -31,7 +31,7 @@ def linears(shape: ModelShape) -> dict[str, tuple[int, int]] | None:
         "self_attn.v_proj": (hidden, kv),
         "self_attn.o_proj": (q, hidden),
     }
-    if shape.mixture is not None:  # its experts and its router are no linear layers in Transformers 5
+    if shape.mixture is not None:  # experts and router are not linear layers in Transformers 5
         return None if shape.latent or shape.mixture.shared or shape.mixture.dense_layers else attention
     return attention | {
         "mlp.gate_proj": (hidden, shape.intermediate),
@@ -41,7 +41,7 @@ def linears(shape: ModelShape) -> dict[str, tuple[int, int]] | None:
 
 
 def other_sizes(folder: Path, shape: ModelShape) -> list[Diagnostic]:
-    """What of the weights in a model's folder does not fit its ``config.json``; damaged files are told elsewhere (``weights_findings``)."""
+    """Return weights that do not match ``config.json``; ``weights_findings`` reports damaged files."""
     found: list[Diagnostic] = []
     try:
         tensors = {name: entry for file in weights_of(folder, found) for name, entry in header_of(file).items()}
@@ -74,13 +74,13 @@ def _misfits(tensors: Mapping[str, Mapping[str, Any]], shape: ModelShape) -> Ite
 
 
 def adapter_sizes(folder: Path, adapter: AdapterSpec, shape: ModelShape) -> list[Diagnostic]:
-    """What of an adapter's weights does not fit the model it is to be trained on, or its own ``adapter_config.json``."""
+    """Return adapter weights that do not match the model or their own ``adapter_config.json``."""
     inside, rank = linears(shape), adapter.r
     if inside is None:
         return []
     try:
         tensors = header_of(folder / "adapter_model.safetensors")
-    except (OSError, ValueError):  # told by the look at the folder
+    except (OSError, ValueError):  # reported by the check of the folder
         return []
     wrong = []
     for name, entry in sorted(tensors.items()):
