@@ -20,8 +20,7 @@ WHITEN_EPSILON = 1e-8
 def generalised_advantages(
     rewards: Tensor, values: Tensor, segments: Tensor, *, discount: float = 1.0, trace: float = 0.95
 ) -> tuple[Tensor, Tensor]:
-    """Return (advantages [L], returns [L]) by GAE, each answer being an episode that ends after its last
-    token.
+    """Return (advantages [L], returns [L]) by GAE; each answer is an episode that ends after its last token.
 
     δ_t = r_t + γ · V_{t+1} - V_t with V = 0 after the end; A_t = δ_t + γ · λ · A_{t+1}; returns R_t = A_t +
     V_t (Schulman et al. 2016, "High-dimensional continuous control using generalized advantage estimation",
@@ -136,9 +135,7 @@ def leave_one_out(rewards: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def missing_end_penalty(scores: Tensor, ended: Tensor, penalty: float) -> Tensor:
-    """Return scores [N], less ``penalty`` for each answer that has no end-of-sequence token (``ended`` bool
-    [N] false).
-    """
+    """Return scores [N], less ``penalty`` for truncated answers (``ended`` bool [N] false)."""
     return scores - penalty * (~ended).to(scores.dtype)
 
 

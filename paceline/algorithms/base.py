@@ -34,9 +34,7 @@ class Algorithm(ABC):
     loss_falls: bool = True  # training lowers the loss, so a large rise is worth a warning
 
     def windows(self, source: Iterable[Window], handles: Mapping[Role, Any]) -> Generator[Window]:
-        """Yield the windows to train on: offline algorithms pass on those of the data, on-policy ones build
-        theirs from rollouts.
-        """
+        """Yield the windows to train on: those of the data, or for on-policy algorithms those of rollouts."""
         yield from source
 
     @abstractmethod
@@ -68,15 +66,14 @@ class Algorithm(ABC):
         return {}
 
     def summary(self, means: Mapping[str, float]) -> dict[str, float]:
-        """Return the metrics to report, from the means of ``metrics`` (keyed by name, without the term); by
-        default unchanged.
+        """Return the metrics to report, from the means of ``metrics``; by default unchanged.
+
+        Names have no term.
         """
         return dict(means)
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold beyond epoch and position, in JSON types; empty for offline
-        algorithms.
-        """
+        """Return what a checkpoint must hold beyond epoch and position (JSON types); by default nothing."""
         return {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:

@@ -29,8 +29,9 @@ def calibration_sums(gap: Tensor, real: Tensor) -> dict[str, Tensor]:
 
 
 def calibration_table(means: Mapping[str, float]) -> list[tuple[float, float, float]]:
-    """Return (fraction of pairs, mean confidence, accuracy) of each non-empty bin. The second and third are
-    means over the pairs of that bin.
+    """Return (fraction of pairs, mean confidence, accuracy) of each non-empty bin.
+
+    The second and third are means over the pairs of that bin.
     """
     rows = []
     for k in range(BINS):
@@ -41,9 +42,7 @@ def calibration_table(means: Mapping[str, float]) -> list[tuple[float, float, fl
 
 
 def told_bins(means: Mapping[str, float]) -> dict[str, float]:
-    """Return ``calibration/3/share``, ``…/confidence`` and ``…/correct`` of each non-empty bin, for a
-    reliability diagram.
-    """
+    """Return ``calibration/3/share``, ``…/confidence`` and ``…/correct`` of each non-empty bin, for a plot."""
     found: dict[str, float] = {}
     for k in range(BINS):
         for share, confidence, correct in calibration_table(

@@ -1,6 +1,4 @@
-"""Knowledge distillation: train the student to match a teacher's next-token distribution at every labelled
-token.
-"""
+"""Knowledge distillation: match a teacher's next-token distribution at every labelled token."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Estimators of KL(policy ‖ reference) from the log-probabilities of sampled tokens, and controllers of its
-coefficient.
-"""
+"""Estimators of KL(policy ‖ reference) from log-probabilities of sampled tokens, and its coefficient."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Direct preference optimisation: raises the policy's log-ratio to a reference for chosen answers above
-rejected ones.
-"""
+"""Direct preference optimisation: raises the log-ratio to a reference for chosen above rejected answers."""
 
 from __future__ import annotations
 
@@ -14,8 +12,7 @@ from paceline.protocols.batch import Batch
 
 
 class DPO(Referenced, PairPolicy):
-    """The loss of a pair is L(Δ) (``dpo_losses`` defines L and Δ), plus ``rpo_alpha`` times an SFT term on
-    chosen answers.
+    """The loss of a pair is L(Δ) of ``dpo_losses``, plus ``rpo_alpha`` times an SFT term on chosen answers.
 
     The SFT term is that of Iterative RPO (Pang et al. 2024, arXiv:2404.19733, eq. 1, which divides by each
     answer's length; here, as in TRL's ``sft`` loss, by all tokens).

@@ -1,6 +1,4 @@
-"""Kahneman-Tversky optimisation: learn from single answers that are labelled good or bad, relative to a
-reference.
-"""
+"""Kahneman-Tversky optimisation: learn from single answers labelled good or bad, relative to a reference."""
 
 from __future__ import annotations
 
@@ -85,8 +83,9 @@ class KTO(Referenced):
         return {f"{name}/{TERM}": sum_of(values, where) for name, (values, where) in found.items()}
 
     def summary(self, means: Mapping[str, float]) -> dict[str, float]:
-        """Return the KL, and the means over the answers of each label: means over all answers, divided by the
-        label's share.
+        """Return the KL, and the means over the answers of each label.
+
+        The latter are means over all answers, divided by the label's share.
         """
         found = {"kl": means["kl"]}
         for label, share in (("chosen", means["chosen"]), ("rejected", 1.0 - means["chosen"])):

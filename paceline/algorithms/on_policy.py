@@ -51,8 +51,9 @@ class OnPolicy(Algorithm):
     def finalize_rollout(
         self, batches: Sequence[Sequence[Batch]], answers: RolloutAnswers
     ) -> tuple[list[list[Batch]], Mapping[str, float]]:
-        """Return (this rank's micro-batches with what follows from the precomputed fields, statistics to
-        log). Collective.
+        """Return (this rank's micro-batches, completed from the precomputed fields; statistics to log).
+
+        Collective.
         """
         return [list(row) for row in batches], {}
 
@@ -77,9 +78,7 @@ class LabelledTokens:
 
 
 def of_answers(values: Tensor, where: LabelledTokens) -> Tensor:
-    """Return [D]: the value that all tokens of an answer share (``values`` [L]); 0 for an answer without
-    tokens.
-    """
+    """Return [D]: the value that the tokens of an answer share (``values`` [L]); 0 for one without tokens."""
     found = values.new_zeros(len(where.lengths))
     found[where.segments] = values
     return found
@@ -101,17 +100,16 @@ def field_or(batch: Batch, name: str, default: Tensor) -> Tensor:
 
 
 def with_tokens(batch: Batch, name: str, values: Tensor) -> Batch:
-    """Return ``batch`` with the token field ``name`` set to ``values`` [L] at the labelled positions, 0
-    elsewhere.
-    """
+    """Return ``batch`` with the token field ``name``: ``values`` [L] at the labelled positions, 0 elsewhere."""
     spread = torch.zeros(batch.labels.shape, dtype=values.dtype)
     spread[batch.labels != IGNORE_INDEX] = values.detach().cpu()
     return replace(batch, tokens={**batch.tokens, name: spread})
 
 
 def per_token(means: Mapping[str, float]) -> dict[str, float]:
-    """Turn metrics whose term is not weighted by tokens into means over tokens: divide by ``tokens`` of the
-    same weight.
+    """Turn metrics whose term is not weighted by tokens into means over tokens.
+
+    They are divided by ``tokens``, which has the same weight.
     """
     tokens = means.get("tokens", 0.0)
     return {name: value / tokens if tokens else 0.0 for name, value in means.items() if name != "tokens"}

@@ -1,6 +1,4 @@
-"""Odds ratio preference optimisation: SFT on chosen answers plus a penalty on the odds of rejected ones, no
-reference.
-"""
+"""Odds ratio preference optimisation: SFT on chosen answers and a penalty on the odds of rejected ones."""
 
 from __future__ import annotations
 

@@ -32,15 +32,11 @@ class PairPolicy(Algorithm):
 
     @abstractmethod
     def pair_loss(self, chosen: Tensor, rejected: Tensor) -> Tensor:
-        """Return the loss of each pair [P] from ``compared`` of the chosen and the rejected answers, [P]
-        each.
-        """
+        """Return the loss of each pair [P] from ``compared`` of chosen and rejected answers, [P] each."""
 
     @abstractmethod
     def compared(self, logps: Tensor, batch: Batch) -> Tensor:
-        """Return [D]: the quantity that the loss compares, from log π(y|x) [D] (sums over the answers'
-        tokens).
-        """
+        """Return [D]: the quantity that the loss compares, from log π(y|x) [D], sums over tokens."""
 
     @abstractmethod
     def rewards_and_logps(self, logps: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -74,7 +70,5 @@ class PairPolicy(Algorithm):
 
 
 def token_means(sums: Tensor, batch: Batch) -> Tensor:
-    """Return [D]: ``sums`` divided by the number of tokens of each answer (by 1 for a filler, which has
-    none).
-    """
+    """Return [D]: ``sums`` divided by the tokens of each answer (by 1 for a filler, which has none)."""
     return sums / document_labels(batch).clamp(min=1)

@@ -9,8 +9,9 @@ from paceline.protocols.batch import IGNORE_INDEX, Batch
 
 
 def real_pairs(batch: Batch) -> Tensor:
-    """Return bool [P]: False for fillers. Documents alternate chosen, rejected; an odd last one pads the
-    batch.
+    """Return bool [P]: False for fillers.
+
+    Documents alternate chosen, rejected; an odd last one pads the batch.
     """
     pairs = batch.document_ids.numel() // 2
     return batch.document_ids[0 : 2 * pairs : 2] >= 0

@@ -16,8 +16,7 @@ NORMALISATIONS = ("grpo", "dapo", "bnpo", "dr_grpo", "cispo")
 
 @dataclass(frozen=True)
 class Clipped:
-    """A clipped loss [L], the importance ratio [L], and where the lower and the upper clip were active, bool
-    [L] each.
+    """A clipped loss [L], the importance ratio [L], and where the lower and upper clip were active, bool [L].
 
     An active clip removes a token's gradient, or bounds its weight (``clipped_weight``).
     """
@@ -80,10 +79,10 @@ def clipped_weight(log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, *, b
 
 
 def value_loss(values: Tensor, old: Tensor, returns: Tensor, *, clip: float | None) -> tuple[Tensor, Tensor]:
-    """Return (loss [L], clipped bool [L]): ½ · max((V - R)², (clip(V, V_old ± ε) - R)²); without ``clip`` ½
-    (V - R)².
+    """Return (loss [L], clipped bool [L]) of the value model.
 
-    As in the code of Schulman et al. 2017 (OpenAI baselines, ppo2); the ½ is part of the loss.
+    ½ · max((V - R)², (clip(V, V_old ± ε) - R)²); without ``clip`` ½ (V - R)². As in the code of Schulman et
+    al. 2017 (OpenAI baselines, ppo2); the ½ is part of the loss.
     """
     plain = (values - returns).square()
     if clip is None:
@@ -94,9 +93,7 @@ def value_loss(values: Tensor, old: Tensor, returns: Tensor, *, clip: float | No
 
 
 def token_shares(normalisation: str, segments: Tensor, lengths: Tensor) -> Tensor:
-    """Return [L], the factor of each token's loss before the sum: 1 / length of its answer for ``grpo``, else
-    1.
-    """
+    """Return the factor of each token's loss [L]: 1 / length of its answer for ``grpo``, else 1."""
     if normalisation == "grpo":
         return 1.0 / lengths.clamp(min=1).to(torch.float64)[segments]
     return torch.ones_like(segments, dtype=torch.float64)

@@ -136,8 +136,9 @@ class PPO(OnPolicy):
         return divergence(old, reference, self.estimator)
 
     def _rewards(self, batch: Batch, where: LabelledTokens, kl: Tensor) -> Tensor:
-        """Return the token rewards, float64 [L]. Until it is replaced, ``advantage`` holds the answer's score
-        at each token.
+        """Return the token rewards, float64 [L].
+
+        Until it is replaced, ``advantage`` holds the answer's score at each token.
         """
         scores = of_answers(batch.at_labels("advantage").double(), where)
         return token_rewards(scores, None if self.in_loss else kl, where.segments, coefficient=self.kl_coef)
@@ -151,7 +152,7 @@ class PPO(OnPolicy):
         returns: Sequence[Tensor],
         total: Sum,
     ) -> dict[str, float]:
-        """Return means over the answers and tokens of the rollout, and update the KL controller. Collective."""
+        """Return means over the rollout's answers and tokens, and update the KL controller. Collective."""
         sums = torch.zeros(8, dtype=torch.float64)
         for batch, where, kl, advantage, value in zip(batches, places, kls, advantages, returns, strict=True):
             last = torch.ones_like(where.segments, dtype=torch.bool)

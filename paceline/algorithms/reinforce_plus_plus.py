@@ -1,6 +1,4 @@
-"""REINFORCE++: REINFORCE with PPO's clip and globally normalised advantages, with or without a group
-baseline.
-"""
+"""REINFORCE++: REINFORCE with PPO's clip and globally normalised advantages, optionally a group baseline."""
 
 from __future__ import annotations
 
@@ -69,8 +67,9 @@ class ReinforcePlusPlus(OnPolicy):
         return old + ([PrecomputedField("reference", Role.REFERENCE, Output.LOGPROBS)] if self.beta else [])
 
     def compute_advantages(self, scores: Tensor, groups: Tensor, ended: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the scores, less their group's mean with ``group_baseline``; ``finalize_rollout`` makes
-        advantages of them.
+        """Return the scores, less their group's mean with ``group_baseline``.
+
+        ``finalize_rollout`` makes advantages of them.
         """
         if self.uses_group_baseline:
             return group_advantages(scores, groups, scale="none")
@@ -105,8 +104,9 @@ class ReinforcePlusPlus(OnPolicy):
         return divergence(batch.at_labels("old").double(), batch.at_labels("reference").double(), self.estimator)
 
     def _returns(self, batch: Batch, where: LabelledTokens, kl: Tensor) -> Tensor:
-        """Return float64 [L]. Until it is replaced, ``advantage`` holds the answer's score at each of its
-        tokens.
+        """Return float64 [L].
+
+        Until it is replaced, ``advantage`` holds the answer's score at each of its tokens.
         """
         scores = of_answers(batch.at_labels("advantage").double(), where)
         rewards = token_rewards(scores, kl, where.segments, coefficient=self.beta)

@@ -86,9 +86,7 @@ class Reward(Algorithm):
         return {f"{name}/{TERM}": value for name, value in sums.items()}
 
     def summary(self, means: Mapping[str, float]) -> dict[str, float]:
-        """Return the means, the standard deviation (from the mean of squares), and the calibration error
-        (from its bins).
-        """
+        """Return the means, the std (from the mean of squares) and the calibration error (from its bins)."""
         statistics = without_bins(means)
         square = statistics.pop("reward_square")
         statistics["reward_std"] = max(square - statistics["reward_mean"] ** 2, 0.0) ** 0.5

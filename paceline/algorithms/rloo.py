@@ -138,16 +138,14 @@ class RLOO(OnPolicy):
         return {f"{name}/{TERM}": value.double().sum() for name, value in seen.items()}
 
     def summary(self, means: Mapping[str, float]) -> dict[str, float]:
-        """Return entropy and sampling gap as means over tokens, ratio and clips as means over answers that
-        have tokens.
-        """
+        """Return entropy and sampling gap as means over tokens, ratio and clips as means over answers."""
         by = dict.fromkeys(_OF_TOKENS, means.get("tokens", 0.0)) | dict.fromkeys(_OF_ANSWERS, means.get("answers", 0.0))
         return {name: means[name] / count if count else 0.0 for name, count in by.items()}
 
 
 def _normalised(advantages: Tensor, answers: RolloutAnswers) -> Tensor:
-    """Return (A - mean) / (std + 1e-4) over the scored answers that have another one in their group, 0 for
-    the others.
+    """Return (A - mean) / (std + 1e-4) over scored answers that have another one in their group, 0 for
+    others.
 
     The std has Bessel's correction. With fewer than two such answers the advantages are returned unchanged.
     """

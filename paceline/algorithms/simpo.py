@@ -1,6 +1,4 @@
-"""Simple preference optimisation: compares mean log-probabilities per token, with a margin and without a
-reference.
-"""
+"""Simple preference optimisation: mean log-probabilities per token, with a margin and without a reference."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Before step 0: broadcast rank 0's plan, and check that all ranks run the same program on the same input
-(contract 8).
-"""
+"""Before step 0: broadcast rank 0's plan, and check that all ranks run the same program (contract 8)."""
 
 from __future__ import annotations
 
@@ -56,6 +54,7 @@ def identity(config_digest: str, data_fingerprint: str, device: torch.device) ->
 
 def check_same(world: World, mine: dict[str, str]) -> None:
     """Raise PacelineError on every rank if any differs from rank 0, naming rank, field and both values.
+
     Collective.
     """
     everyone = world.all_gather_json(mine)

@@ -112,8 +112,9 @@ def read_questions(path: Path) -> list[dict[str, str]]:
 
 
 def question_of(row: dict[str, Any]) -> dict[str, str]:
-    """Return prompt and expected answer of a row. Raises KeyError, IndexError or TypeError if it is not a
-    question.
+    """Return prompt and expected answer of a row.
+
+    Raises KeyError, IndexError or TypeError if it is not a question.
     """
     if "messages" in row:
         *_, question, expected = row["messages"]

@@ -1,5 +1,4 @@
-"""The documented way to change how a model is distributed: subclass ``BaseTrainer`` and wrap ``self.model``
-in ``__init__``.
+"""Change how a model is distributed: subclass ``BaseTrainer`` and wrap ``self.model`` in ``__init__``.
 
 A ``BaseTrainer`` is a strategy that its author wraps by hand; everything else (windows, exact losses,
 clipping, checkpoints, resume) is that of ``ddp``. Start it with ``training.distributed_strategy:
@@ -57,8 +56,8 @@ class BaseTrainer(DDP):
 
     @classmethod
     def train(cls, config: str | Path, *overrides: str) -> int:
-        """Train with this class in this process (under torchrun: as one rank of several) and return the exit
-        code.
+        """Train with this class in this process and return the exit code; under torchrun as one rank of
+        several.
 
         ``overrides`` are ``key=value``.
         """

@@ -12,8 +12,9 @@ def every(interval: float, total_steps: int) -> int:
 
 @dataclass(frozen=True)
 class Cadence:
-    """When to log, evaluate and save. ``step`` counts finished optimizer steps from 1; ``epoch_end``: it
-    closed an epoch.
+    """When to log, evaluate and save.
+
+    ``step`` counts finished optimizer steps from 1; ``epoch_end`` says whether it closed an epoch.
     """
 
     total_steps: int

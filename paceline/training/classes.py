@@ -1,6 +1,4 @@
-"""Classes of a classification data set: names and numbers from the config or the data, and each document's
-labels.
-"""
+"""Classes of a classification data set: names and numbers by config or data, and each document's labels."""
 
 from __future__ import annotations
 
@@ -34,8 +32,9 @@ class RowClasses:
 
 
 def read_classes(prepared: Prepared, spec: AlgorithmSpec, training: Training) -> RowClasses:
-    """Collect the classes from all rows. Raises DataError for labels that do not match ``training``'s
-    options.
+    """Collect the classes from all rows.
+
+    Raises DataError for labels that do not match ``training``'s options.
     """
     # Labels of all rows; lists make it multi-label, unless the config says which it is
     options, where = ClassificationOptions.model_validate(spec.options_of(training)), f"{spec.key}.labels"

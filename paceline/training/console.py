@@ -28,12 +28,12 @@ _RECENT = 64  # steps averaged for the ETA: includes evaluations, still follows 
 
 
 class Console:
-    """Shows events on ``stream`` (standard output). If the stream is gone (a closed pipe), output stops but
-    not the run.
+    """Shows events on ``stream`` (standard output).
 
-    ``total_steps`` 0 means unknown. Without a terminal a line is written every ``logging_steps`` steps, for
-    the first and the last step, and for skipped ones. ``least`` is the lowest level that is written
-    (``training.log_level``): at ``debug`` every step has a line. The progress bar has no level.
+    If the stream is gone (a closed pipe), output stops but not the run. ``total_steps`` 0 means unknown.
+    Without a terminal a line is written every ``logging_steps`` steps, for the first and the last step, and
+    for skipped ones. ``least`` is the lowest level that is written (``training.log_level``): at ``debug``
+    every step has a line. The progress bar has no level.
     """
 
     def __init__(

@@ -19,8 +19,7 @@ FIXED = ("data_fingerprint", "global_batch", "seq_len", "packing", "seed")
 
 
 def keep_global_batch(state: Mapping[str, Any], plan: Plan) -> tuple[Plan, list[Diagnostic]]:
-    """Return the plan with micro-batch and accumulation recomputed so that the global batch stays the same
-    (contract 4).
+    """Return the plan with micro-batch and accumulation recomputed to keep the global batch (contract 4).
 
     Applies if the number of ranks has changed; the diagnostics say so.
     """
@@ -58,10 +57,9 @@ def other_strategy(state: Mapping[str, Any], plan: Plan) -> list[Diagnostic]:
 
 
 def not_compared(state: Mapping[str, Any], definition: str) -> Diagnostic | None:
-    """Return a warning if the checkpoint's data fingerprint has another definition than ours, so that they
-    cannot be compared.
+    """Return a warning if the checkpoint's data fingerprint cannot be compared with ours.
 
-    ``definition`` is ours.
+    It was then computed by another definition than ``definition``, ours.
     """
     saved = state.get("data_definition") or ""
     if saved == definition:

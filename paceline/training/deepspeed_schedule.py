@@ -1,9 +1,8 @@
-"""DeepSpeed's learning-rate schedules (``deepspeed/runtime/lr_schedules.py`` of 0.19.8) as pure functions of
-the step.
+"""DeepSpeed's learning-rate schedules as pure functions of the step.
 
-DeepSpeed advances its schedule after each update, so step s (from 0) uses what it calls iteration s - 1: the
-first two steps both have the rate at the start of the warm-up. ``total_num_steps`` None means the length of
-the run.
+After ``deepspeed/runtime/lr_schedules.py`` of 0.19.8. DeepSpeed advances its schedule after each update, so
+step s (from 0) uses what it calls iteration s - 1: the first two steps both have the rate at the start of the
+warm-up. ``total_num_steps`` None means the length of the run.
 """
 
 from __future__ import annotations

@@ -19,11 +19,11 @@ from paceline.training.out_of_memory import is_out_of_memory
 def diagnose(
     error: BaseException, rank: int, silent_ranks: Sequence[int] = (), hint: Callable[[], str] | None = None
 ) -> Diagnostic:
-    """Return the diagnostic for an exception: its own first one, or its type, message and innermost line of
-    code.
+    """Return the diagnostic for an exception.
 
-    ``silent_ranks`` are those that gave no sign of life while this rank waited for the cause of a lost
-    connection; ``hint`` returns what would fit if memory ran out.
+    That is its own first one, or one made of its type, message and innermost line of code. ``silent_ranks``
+    are those that gave no sign of life while this rank waited for the cause of a lost connection; ``hint``
+    returns what would fit if memory ran out.
     """
     # Errors that have a diagnostic, or are recognised as out of memory
     if isinstance(error, PacelineError):

@@ -1,5 +1,6 @@
-"""Detect runs that do not learn: steps without a gradient, and a diverging loss. Checked in each step and at
-the end.
+"""Detect runs that do not learn: steps without a gradient, and a diverging loss.
+
+Checked in each step and at the end.
 """
 
 from __future__ import annotations
@@ -25,12 +26,11 @@ _HINT = (
 
 @dataclass
 class Learning:
-    """Checks every step's result, which is equal on every rank. ``falls``: training lowers this algorithm's
-    loss.
+    """Checks every step's result, which is equal on every rank.
 
-    "No gradient" means exactly 0: a small gradient still moves the weights. A loss of almost 0 may have a
-    gradient of 0 and gives no warning; nor does a loss of 0 because there was nothing to compare (rollouts
-    report that themselves).
+    ``falls``: training lowers this algorithm's loss. "No gradient" means exactly 0: a small gradient still
+    moves the weights. A loss of almost 0 may have a gradient of 0 and gives no warning; nor does a loss of 0
+    because there was nothing to compare (rollouts report that themselves).
     """
 
     state: TrainState

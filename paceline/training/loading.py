@@ -39,8 +39,7 @@ class Loading:
         )
 
     def in_order(self, make: Callable[[int], T], items: range) -> Generator[T]:
-        """Yield ``make(i)`` for each item in order, prefetching some: ``make`` must depend on nothing but
-        ``i``.
+        """Yield ``make(i)`` for each item in order, prefetching some; ``make`` must depend only on ``i``.
 
         An exception of ``make`` is raised at its item's turn, after all items before it. Closing the
         generator ends its threads.
@@ -62,8 +61,6 @@ class Loading:
                     future.cancel()
 
     def _enter(self) -> None:
-        """Set the thread's CUDA device, so that memory is pinned for this process's device and not for the
-        first one.
-        """
+        """Set the thread's CUDA device, so that memory is pinned for this process's device."""
         if self.pin:
             torch.cuda.set_device(self.device)

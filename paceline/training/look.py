@@ -1,5 +1,4 @@
-"""Checks before anything heavy is imported: do the named models, data, tokenizer and checkpoint hold what a
-run needs?
+"""Checks of the named models, data, tokenizer and checkpoint before anything heavy is imported.
 
 Reads names, sizes, headers and the first rows; downloads and tokenises nothing. Imports no torch, no
 Transformers.
@@ -82,8 +81,9 @@ def _each_once(parts: Sequence[Callable[[], Iterable[Diagnostic]]]) -> list[Diag
 
 
 def _there(config: Config, doubt: frozenset[str]) -> Iterator[Diagnostic]:
-    """Check that files named by valid keys exist. Their contents depend on other keys (the algorithm, the
-    column names).
+    """Check that files named by valid keys exist.
+
+    Their contents depend on other keys (the algorithm, the column names).
     """
     m = config.model
     if sure(doubt, "model.name_or_path", "model.config") and m.config is None and m.name_or_path:
@@ -98,8 +98,8 @@ def _there(config: Config, doubt: frozenset[str]) -> Iterator[Diagnostic]:
 
 
 def _models(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
-    """Check the trained model's folder, those of the algorithm's other roles, and the adapter that training
-    starts from.
+    """Check the folders of the trained model, of the algorithm's other models, and of the adapter to start
+    from.
     """
     m = config.model
     named = {} if m.config is not None or not m.name_or_path else {m.name_or_path: "model.name_or_path"}
@@ -115,9 +115,7 @@ def _models(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
 
 
 def _rollout(config: Config, environ: Mapping[str, str]) -> Iterator[Diagnostic]:
-    """Check names and options of built-in rewards, that the reward model has one output, and the server's
-    key.
-    """
+    """Check built-in rewards and their options, the reward model's output, and the server's key."""
     t = config.training
     if t.rollout is None or not algorithm_spec(t.algorithm).on_policy:
         return

@@ -25,9 +25,7 @@ class PeakFlops:
 
     @staticmethod
     def of(device: torch.device, compute: str) -> PeakFlops:
-        """Return the peak of ``device`` in the dtype named ``compute``; products are timed only if no data
-        sheet is known.
-        """
+        """Return the peak of ``device`` in the dtype named ``compute``, timed here if no data sheet is known."""
         known = data_sheet_peak(device_name(device), compute) if device.type == "cuda" else None
         return (
             PeakFlops(timed_rate(device, getattr(torch, compute)), False) if known is None else PeakFlops(known, True)
@@ -67,7 +65,7 @@ def computed_parameters(
 
     Under an adapter frozen weights have no gradient of their own, which leaves 4 of the 6. A reference that
     runs in every step adds the 2 of its forward, and so does each of the ``forwards`` over a window before
-    it. ``trained`` models count each.
+    it. Each of the ``trained`` models counts.
     """
     whole = shape.matmul_parameters if shape else 0
     sixths = (6 if adapter is None else 4) * trained + 2 * (forwards + (reference in ("live", "adapter")))

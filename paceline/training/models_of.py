@@ -42,10 +42,10 @@ class Models:
     classes: Classes | None = None  # only for a classifier
 
     def trained(self, role: Role) -> HFModelFactory:
-        """Return the factory of a trained model: from the weights named for its role, else from those that
-        training starts from.
+        """Return the factory of a trained model.
 
-        An existing adapter to continue from belongs to the policy, not to the value model.
+        Weights are those named for its role, else those that training starts from. An existing adapter to
+        continue from belongs to the policy, not to the value model.
         """
         named, adapter = self._named(role), to_json(self.plan.adapter)
         if role is not Role.VALUE:
@@ -54,8 +54,7 @@ class Models:
         return self._factory(role, adapter=own, **({"model": named} if named is not None else {}))
 
     def frozen(self, role: Role) -> HFModelFactory:
-        """Return the factory of a frozen model: the one named for its role, else the one that training starts
-        from.
+        """Return the factory of a frozen model: the one named for its role, else the initial model.
 
         Raises ConfigError if a teacher or a reward model has another tokenizer.
         """
@@ -70,9 +69,7 @@ class Models:
         return self._factory(role, frozen=True, model=named, adapter=None)
 
     def _named(self, role: Role) -> Any:
-        """Return the ``model:`` section of the role's own model, or None if it is the one that training
-        starts from.
-        """
+        """Return the ``model:`` section of the role's own model, or None for the initial model."""
         name = algorithm_spec(self.plan.algorithm).model_named(self.config.training, role.value)
         if name is None:
             return None
@@ -102,9 +99,7 @@ class Models:
         return HFModelFactory(**{**values, **changed})
 
     def _temperature(self) -> float:
-        """Return the sampling temperature of an on-policy algorithm, which the log-probabilities use too; 1
-        for greedy.
-        """
+        """Return the sampling temperature that an on-policy algorithm's log-probabilities use; 1 for greedy."""
         rollout = self.config.training.rollout or RolloutOptions()
         return rollout.temperature or 1.0 if algorithm_spec(self.plan.algorithm).on_policy else 1.0
 

@@ -38,8 +38,9 @@ class Observers:
         *,
         leads: bool = True,
     ) -> None:
-        """``leads``: this is the first rank of its node, which watches the run directory. Raises OSError if
-        the logs cannot be opened.
+        """``leads``: this is the first rank of its node, which watches the run directory.
+
+        Raises OSError if the logs cannot be opened.
         """
         self.rank, self.run, self.config, self.prepared = rank, run, config, prepared
         self.redact = redact
@@ -152,8 +153,9 @@ class Observers:
         self.log.close()
 
     def failed(self, event: events.Error, trace: str) -> None:
-        """Record a failure; it is written when this returns. ``close`` closes the trackers, which may take
-        long.
+        """Record a failure; it is written when this returns.
+
+        ``close`` closes the trackers, which may take long.
         """
         if trace:
             self.log.rank_text.line(trace, "error")

@@ -13,9 +13,7 @@ _WORDS = ("can't allocate memory", "Cannot allocate memory", "CUDA out of memory
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out: an exception of Python, of torch on CUDA, or of torch's CPU allocator (a
-    RuntimeError).
-    """
+    """Whether memory ran out, by the exceptions of Python, of torch on CUDA and of torch's CPU allocator."""
     named = isinstance(error, MemoryError) or type(error).__name__ == OUT_OF_MEMORY
     return named or any(words in str(error) for words in _WORDS)
 

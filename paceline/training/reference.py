@@ -1,6 +1,4 @@
-"""Reference log-probabilities of all answers, computed once before training and cached next to the prepared
-data.
-"""
+"""Reference log-probabilities of all answers, computed once before training and cached with the data."""
 
 from __future__ import annotations
 
@@ -37,11 +35,10 @@ _AT_ONCE = 2**20  # numbers in one all-reduce
 def ask_reference(
     session: Any, runner: Runner, handles: Handles, policy: Any
 ) -> tuple[dict[str, dict[str, Column]], str]:
-    """Return (reference log-probabilities by split and document, a message for the log), cached or computed.
-    Collective.
+    """Return (reference log-probabilities by split and document, a message for the log). Collective.
 
-    Must run before any weight is trained or restored. ``policy`` is the policy's factory: unless another
-    model is named, the reference is the policy as it is now.
+    They are cached or computed; this must run before any weight is trained or restored. ``policy`` is the
+    policy's factory: unless another model is named, the reference is the policy as it is now.
     """
     config, plan = session.config, session.plan
     spec, training = algorithm_spec(plan.algorithm), config.training
@@ -77,10 +74,9 @@ def ask_reference(
 
 
 def reference_column(runner: Runner, handles: Handles, role: Role, source: PackedSource, layout: BatchLayout) -> Column:
-    """Return float64 [documents]: log p(answer | prompt) under the model of ``role``, equal on every rank.
-    Collective.
+    """Return float64 [documents]: log p(answer | prompt) under the model of ``role``. Collective.
 
-    ``source`` keeps the order of its table and has every document once.
+    It is equal on every rank. ``source`` keeps the order of its table and has every document once.
     """
     found = np.zeros(len(source.table.lengths), np.float64)
     rows, strategy = source.num_rows(0), runner.strategy
@@ -178,9 +174,7 @@ def cached_columns(
 
 
 def weights_identity(name: str, revision: str | None) -> list[Any]:
-    """Return what identifies weights without reading them: files with sizes and times; for the hub, the
-    commit.
-    """
+    """Return what identifies weights without reading them: files, sizes and times, or the hub's commit."""
     from huggingface_hub import try_to_load_from_cache
 
     folder = Path(name).expanduser()

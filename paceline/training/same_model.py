@@ -1,8 +1,7 @@
-"""Check that a checkpoint fits this run: same algorithm, optimizer, model sizes and adapter. Imports no
-torch.
+"""Check that a checkpoint fits this run: same algorithm, optimizer, model sizes and adapter.
 
-Without these checks a smaller model, or an adapter on fewer layers, would silently load a part of the
-checkpoint, and another optimizer would load a state that is not its own.
+Imports no torch. Without these checks a smaller model, or an adapter on fewer layers, would silently load a
+part of the checkpoint, and another optimizer would load a state that is not its own.
 """
 
 from __future__ import annotations

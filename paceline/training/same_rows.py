@@ -22,9 +22,7 @@ class CheckWorld(Protocol):
 
 
 def rows_digest(window: Window) -> str:
-    """Hash all that this rank reads in a window: document ids, boundaries, tokens and labels of each
-    micro-batch.
-    """
+    """Hash what this rank reads in a window: document ids, boundaries, tokens and labels."""
     digest = hashlib.blake2b(digest_size=8)
     for batch in window.micro_batches:
         for tensor in (batch.document_ids, batch.cu_seqlens, batch.input_ids, batch.labels):
@@ -35,6 +33,7 @@ def rows_digest(window: Window) -> str:
 
 def check_same_rows(world: CheckWorld, data_parallel_rank: int, window: Window) -> None:
     """Raise PacelineError on every rank if two ranks of equal ``data_parallel_rank`` read different rows.
+
     Collective.
     """
     everyone = world.all_gather_json([data_parallel_rank, rows_digest(window)])

@@ -11,10 +11,9 @@ from paceline.training import codes
 
 
 def other_tokens(name: str, tokenizer: Path) -> str:
-    """Return how the tokens of ``name`` (a folder or a cached hub model) differ from ``tokenizer``'s; empty
-    if they do not.
+    """Return how the tokens of ``name`` differ from those of ``tokenizer``; empty if they do not.
 
-    Raises DataError if there is no tokenizer.
+    ``name`` is a folder or a cached hub model. Raises DataError if it has no tokenizer.
     """
     mine, theirs = (_tokens(place) for place in (str(tokenizer), name))
     different = sorted(set(mine.items()) ^ set(theirs.items()))
@@ -22,7 +21,7 @@ def other_tokens(name: str, tokenizer: Path) -> str:
 
 
 def check_teacher_tokens(name: str, tokenizer: Path, where: str) -> None:
-    """Raise ConfigError unless each token id means the same text for the teacher ``name`` and for
+    """Raise ConfigError unless each token id means the same text for the teacher ``name`` as for
     ``tokenizer``.
     """
     if found := other_tokens(name, tokenizer):

@@ -26,9 +26,8 @@ _PART = 2**20  # elements per chunk
 
 def check_same_weights(world: CheckWorld, at: Coordinates, step: int, roots: Mapping[str, nn.Module]) -> None:
     """Raise PacelineError on every rank if copies of a parameter differ in any bit after ``step`` steps.
-    Collective.
 
-    ``at``: this rank's mesh coordinates; ``roots``: the trained models by role.
+    Collective. ``at``: this rank's mesh coordinates; ``roots``: the trained models by role.
     """
     mine = _by_place(at, roots)
     everyone = world.all_gather_json({place: _digest(sums) for place, sums in mine.items()})
@@ -74,8 +73,9 @@ def _by_place(at: Coordinates, roots: Mapping[str, nn.Module]) -> dict[str, dict
 
 
 def _sum_of_bits(flat: Tensor) -> Tensor:
-    """Return the int64 sum of the values' bits read as integers; in chunks, since a sum in another dtype
-    copies its input.
+    """Return the int64 sum of the values' bits read as integers.
+
+    In chunks, since a sum in another dtype copies its input.
     """
     bits = flat.view(_BITS[flat.element_size()])
     return torch.stack([part.sum(dtype=torch.int64) for part in torch.split(bits, _PART)]).sum()

@@ -1,6 +1,4 @@
-"""The ``save(step)`` function of a run: write a durable checkpoint of all that a resume needs, then report
-it.
-"""
+"""The ``save(step)`` function of a run: write a durable checkpoint, then report it."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ def run_state(
 ) -> dict[str, Any]:
     """Return the JSON part of a checkpoint: position, best metric, and what a resumed run is compared with.
 
-    ``adapters`` (by trained role, the exported model first) adds the adapters and the identity of their base
-    models; ``windows`` is what the data order needs beyond the step.
+    ``adapters`` (by trained role, the exported model first) adds the first one's adapter and the identity of
+    all base models; ``windows`` is what the data order needs beyond the step.
     """
     (_, adapter), *others = (adapters or {"": None}).items()
     own: dict[str, Any] = {} if adapter is None else {"adapter": dict(adapter.spec), "base_model": dict(adapter.base)}
@@ -61,8 +61,8 @@ def run_state(
 def hugging_face_files(
     hf_config: Mapping[str, Any], tokenizer: Path, generation: Mapping[str, Any], adapter: Any = None
 ) -> dict[str, bytes]:
-    """Return ``config.json``, ``generation_config.json`` and the tokenizer files, which make a checkpoint
-    self-contained.
+    """Return ``config.json``, ``generation_config.json`` and the tokenizer files, for a self-contained
+    checkpoint.
 
     With an adapter also ``adapter_config.json``, which marks the checkpoint as an adapter rather than a full
     model.
@@ -82,8 +82,8 @@ def hugging_face_files(
 
 
 def own_generation(hf: Any) -> dict[str, Any]:
-    """Return the base model's ``generation_config.json`` as ``save_pretrained`` would write it; empty for a
-    model without one.
+    """Return the base model's ``generation_config.json`` as ``save_pretrained`` would write it, or an empty
+    dict.
     """
     config = getattr(hf, "generation_config", None)
     generation = {} if config is None else config.to_diff_dict()

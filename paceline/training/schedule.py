@@ -24,9 +24,9 @@ def warmup_count(warmup_steps: float, total_steps: int) -> int:
 def learning_rate_schedule(
     name: str, base_lr: float, warmup_steps: float, total_steps: int, kwargs: Mapping[str, Any] | None = None
 ) -> Callable[[int], float]:
-    """Return ``lr(step)`` for 0-based ``step``, from ``transformers.get_scheduler`` on a dummy optimizer or
-    DeepSpeed's rule.
+    """Return ``lr(step)`` for 0-based ``step``.
 
+    Computed by ``transformers.get_scheduler``'s own function on a dummy optimizer, or by DeepSpeed's rule.
     Raises ConfigError if the name is unknown or stateful, or its keyword arguments do not fit.
     """
     from transformers import SchedulerType, get_scheduler

@@ -164,9 +164,7 @@ class Session:
             raise DataError(*found)
 
     def source(self, *, train: bool, shuffle: bool | None = None) -> PackedSource:
-        """Return the rows of a split, shuffled for training unless ``shuffle`` says otherwise, else in table
-        order.
-        """
+        """Return the rows of a split; by default training rows are shuffled and others are in table order."""
         table = self.prepared.train if train else self.prepared.eval
         assert table is not None
         t = self.config.training
@@ -206,6 +204,7 @@ class Session:
 
     def restore(self, strategy: Strategy, handles: dict[Role, Any], algorithm: Any) -> TrainState:
         """Load weights, optimizer state and position from the checkpoint, or return a fresh state.
+
         Collective.
         """
         if self.reader is None:
@@ -223,9 +222,7 @@ class Session:
         stop_requested: Callable[[], bool],
         save: Callable[[int], None] | None = None,
     ) -> Trainer:
-        """Return the trainer, with its schedules for learning rate, seeds, evaluation and saving, and its
-        rule for the best.
-        """
+        """Return the trainer: learning rate, seeds, when to evaluate and save, and which metric is the best."""
         t, strategy, algorithm = self.config.training, parts.runner.strategy, parts.algorithm
         forwards = 0 if algorithm.window_means is None else len(algorithm.window_means.roles)
         total = parts.epochs.total_steps

@@ -138,8 +138,9 @@ def plan_here(start: Start, env: RankEnv, environ: Mapping[str, str]) -> Plan:
 
 
 def other_processes(loaded: Loaded, environ: Mapping[str, str]) -> tuple[Diagnostic, ...]:
-    """Return warnings if ``launch:`` asks for other numbers of processes or nodes than were started; those
-    started are used.
+    """Return warnings if ``launch:`` asks for other numbers of processes or nodes than were started.
+
+    Those that were started are used.
     """
     here, launch = standing(environ), loaded.config.launch
     started = {"launch.nproc": here.local_size, "launch.nnodes": max(1, here.size // max(1, here.local_size))}

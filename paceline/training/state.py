@@ -63,8 +63,9 @@ class BestRule:
         return self.patience is not None and state.evals_without_gain >= self.patience
 
     def record(self, metrics: Mapping[str, float], state: TrainState) -> bool:
-        """Record an evaluation in ``state``; return whether it is the best so far. Raises KeyError for an
-        unmeasured metric.
+        """Record an evaluation in ``state``; return whether it is the best so far.
+
+        Raises KeyError for an unmeasured metric.
         """
         value = metrics[self.metric]
         gain, better = self.counts_as_gain(value, state.best_metric), self.improved(value, state.best_metric)

@@ -1,5 +1,6 @@
-"""TensorBoard and wandb behind a small protocol. A failing tracker is reported once and disabled; it never
-ends a run.
+"""TensorBoard and wandb behind a small protocol.
+
+A failing tracker is reported once and disabled; it never ends a run.
 """
 
 from __future__ import annotations

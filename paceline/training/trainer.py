@@ -1,5 +1,6 @@
-"""The training loop: window → step → events → evaluate → save → stop. It knows no strategy or algorithm by
-name.
+"""The training loop: window → step → events → evaluate → save → stop.
+
+It knows no strategy or algorithm by name.
 """
 
 from __future__ import annotations
@@ -66,10 +67,9 @@ class Trainer:
         self.learning = Learning(self.state, self.algorithm.loss_falls)
 
     def train(self) -> str:
-        """Train to the end. Returns ``completed``, ``early_stopped`` or ``stopped`` (on request, with a
-        durable checkpoint).
+        """Train to the end. Collective.
 
-        Collective.
+        Returns ``completed``, ``early_stopped`` or ``stopped`` (on request, with a durable checkpoint).
         """
         with contextlib.closing(self.algorithm.windows(self.windows, self.handles)) as windows:
             for window in windows:
@@ -192,8 +192,9 @@ class Trainer:
         return improved, self.best.exhausted(self.state)
 
     def _save(self, step: int, *, must_succeed: bool) -> None:
-        """Save a checkpoint. A failure never touches earlier ones; training continues until MAX_FAILED_SAVES
-        in a row.
+        """Save a checkpoint.
+
+        A failure never touches earlier ones; training continues until MAX_FAILED_SAVES in a row.
         """
         assert self.save is not None
         try:

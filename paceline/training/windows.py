@@ -1,6 +1,4 @@
-"""Split the rows of an epoch, in an order that is computed from the step, into the windows of one rank
-(contract 4).
-"""
+"""The windows of one rank: rows of an epoch in an order computed from the step (contract 4)."""
 
 from __future__ import annotations
 
@@ -26,8 +24,8 @@ FILLER = -1
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """How the global batch of G = micro_batch × accumulation × dp_size rows is split; ``dp_rank`` is this
-    data-parallel rank.
+    """How the global batch of G = micro_batch × accumulation × dp_size rows is split over data-parallel
+    ranks.
     """
 
     micro_batch: int
@@ -46,11 +44,11 @@ class BatchLayout:
 
 
 class Epochs:
-    """Maps global steps to epochs. With packing each epoch has its own number of rows, so the table is
-    cumulative.
+    """Maps global steps to epochs.
 
-    ``count`` returns the number of steps of an epoch that is not in the table yet. It is called on demand, so
-    that a run with a given number of steps starts at once, however many epochs these are.
+    With packing each epoch has its own number of rows, so the table is cumulative. ``count`` returns the
+    number of steps of an epoch that is not in the table yet. It is called on demand, so that a run with a
+    given number of steps starts at once, however many epochs these are.
     """
 
     def __init__(self, steps: Iterable[int], total_steps: int, count: Callable[[int], int] | None = None) -> None:

@@ -129,8 +129,9 @@ class Worker:
         self.checkpoint = ""
 
     def run(self) -> int:
-        """Join the world, train and close. Every error becomes one named diagnostic, on this rank and on the
-        others.
+        """Join the world, train and close.
+
+        Every error becomes one named diagnostic, on this rank and on the others.
         """
         try:
             world = World.open(
@@ -234,8 +235,9 @@ class Worker:
         return outcome
 
     def open_observers(self, world: World) -> None:
-        """Open this rank's logs, and send native crash reports there. Raises PacelineError if the system
-        refuses.
+        """Open this rank's logs, and send native crash reports there.
+
+        Raises PacelineError if the system refuses.
         """
         given = (self.run_dir, world.rank, self.plan, self.config, self.environ, self.prepared, self.redact)
         try:
@@ -301,8 +303,9 @@ class Worker:
             self.observers.note(note)
 
     def load_best(self, world: World, trainer: Trainer) -> None:
-        """With load_best_model_at_end, make the best checkpoint the run's result. Raises CheckpointError if
-        it is gone.
+        """With load_best_model_at_end, make the best checkpoint the run's result.
+
+        Raises CheckpointError if it is gone.
         """
         if not self.config.training.load_best_model_at_end or trainer.state.best_step is None:
             return
@@ -334,8 +337,9 @@ class Worker:
         world.barrier()
 
     def write_result(self, outcome: str, code: int, found: Sequence[Diagnostic]) -> None:
-        """Write result.json. Raises PacelineError if the system refuses: a run without a result has not
-        succeeded.
+        """Write result.json.
+
+        Raises PacelineError if the system refuses: a run without a result has not succeeded.
         """
         try:
             lost = self.observers.log.lost() if self.observers is not None else None
@@ -363,8 +367,9 @@ class Worker:
         }
 
     def fail(self, world: World, alarm: Alarm, error: BaseException) -> int:
-        """Publish the error to the other ranks, log it and end; without destructors in a broken group, since
-        they can hang.
+        """Publish the error to the other ranks, log it and end.
+
+        In a broken process group it ends without destructors, since they can hang.
         """
         echo = world.world_size > 1 and is_cascade(error)
         if echo:
@@ -394,8 +399,9 @@ class Worker:
             self.observers.log.write(events.Notice(self.redact.diagnostic(finding)))
 
     def peer_failed(self, rank: int, finding: Diagnostic, code: int) -> None:
-        """Report another rank's error here too. Called by the alarm's thread just before it ends this
-        process.
+        """Report another rank's error here too.
+
+        Called by the alarm's thread just before it ends this process.
         """
         print(f"rank {rank} failed:\n{finding.render()}", file=sys.stderr, flush=True)
         if self.observers is not None:

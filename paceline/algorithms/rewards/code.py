@@ -128,8 +128,9 @@ class CodeReward:
         return wrong
 
     def _in_sandbox(self, act: Callable[[Sandbox], T]) -> T:
-        """Run ``act`` on a free sandbox; retry once on a new one if its server was lost (out of memory or
-        processes).
+        """Run ``act`` on a free sandbox; retry once on a new one if its server was lost.
+
+        The machine may have run out of memory or processes.
         """
         sandbox = self._take()
         try:

@@ -1,6 +1,4 @@
-"""Built-in rewards: functions of one ``Sample``, with options by keyword. None of them runs or evaluates an
-answer.
-"""
+"""Built-in rewards: functions of one ``Sample``, with options by keyword; none runs or evaluates an answer."""
 
 from __future__ import annotations
 
@@ -34,9 +32,7 @@ def numeric(sample: Sample, *, anywhere: bool = False) -> float:
 
 
 def marked_number(text: str, *, anywhere: bool) -> Decimal | None:
-    """Return the first number after the last ``####``; without the mark the last number if ``anywhere``, else
-    None.
-    """
+    """Return the first number after the last ``####``; without it the last number if ``anywhere``, else None."""
     _, mark, behind = text.rpartition(_MARK)
     found = _NUMBER.findall(behind if mark else text)
     if not found or not (mark or anywhere):
@@ -48,16 +44,15 @@ def marked_number(text: str, *, anywhere: bool) -> Decimal | None:
 
 
 def regex(sample: Sample, *, pattern: str, whole: bool = False) -> float:
-    """1 if ``pattern`` matches somewhere in the answer (``whole``: all of it), else 0; ``.`` matches line
-    breaks too.
-    """
+    """1 if ``pattern`` matches in the answer (``whole``: all of it), else 0; ``.`` matches line breaks too."""
     match = re.fullmatch if whole else re.search
     return float(match(pattern, sample.completion, re.DOTALL) is not None)
 
 
 def tags(sample: Sample, *, names: Sequence[str] = ("think", "answer")) -> float:
-    """1 if the answer consists of these tags in this order, each opened and closed once, with only whitespace
-    between; else 0.
+    """1 if the answer consists of these tags in this order, else 0.
+
+    Each tag is opened and closed once, with only whitespace between tags.
     """
     rest = sample.completion.strip()
     for name in names:
@@ -69,9 +64,7 @@ def tags(sample: Sample, *, names: Sequence[str] = ("think", "answer")) -> float
 
 
 def length(sample: Sample, *, target: int, unit: str = "tokens") -> float:
-    """1 at ``target`` tokens (or ``characters``), decreasing linearly to 0 at length 0 and at twice the
-    target.
-    """
+    """1 at ``target`` tokens (or ``characters``), decreasing linearly to 0 at 0 and at twice the target."""
     if unit not in ("tokens", "characters"):
         raise ValueError(f"unit {unit!r}: tokens or characters")
     size = sample.num_tokens if unit == "tokens" else len(sample.completion)

@@ -42,9 +42,7 @@ RowCheck = Callable[[Iterable[tuple[str, Mapping[str, Any]]]], list[str]]
 
 @dataclass(frozen=True)
 class RewardSpec:
-    """One entry of ``training.rollout.rewards``: a built-in name or ``module:function``, its weight and
-    keyword arguments.
-    """
+    """One entry of ``training.rollout.rewards``: a built-in name or ``module:function``, weight and options."""
 
     name: str
     weight: float = 1.0
@@ -53,8 +51,8 @@ class RewardSpec:
 
 @dataclass(frozen=True)
 class Scored:
-    """``total`` [N]: the weighted sum, NaN for a skipped sample; ``parts``: each function's values [N], NaN
-    where it gave none.
+    """``total`` [N]: the weighted sum, NaN if skipped; ``parts``: each function's values [N], NaN where it
+    gave none.
     """
 
     total: list[float]

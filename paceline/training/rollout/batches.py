@@ -1,6 +1,4 @@
-"""Micro-batches of answers: prompt and answer concatenated as one document, with the sampled tokens as
-labels.
-"""
+"""Micro-batches of answers: prompt and answer as one document, with the sampled tokens as labels."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ class Answer:
 
 
 def answer_batch(answers: Sequence[Answer | None], pad_id: int, dtype: torch.dtype) -> Batch:
-    """Return a flat micro-batch with the token fields ``sampled`` and ``advantage`` and, per document,
+    """Return a flat micro-batch with the fields ``sampled`` and ``advantage`` and, per document,
     ``is_scored``.
 
     None makes a filler: two tokens of weight 0.

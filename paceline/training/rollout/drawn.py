@@ -19,11 +19,10 @@ from paceline.training.rollout.report import Judged, report_metrics
 @dataclass
 class Drawn:
     """``written``: this rank's answers by place in the rollout, each with its prompt's document and request.
-    ``judged``: the scores of all ranks.
 
-    ``shown``: the samples of the first draw that a log shows; ``problems``: the rewards' warnings.
-    ``compare`` fills ``advantages`` [R] and ``spread`` [R]. ``before`` keeps what was replaced, so that
-    metrics cover all generated answers and not only those with a gradient.
+    ``judged``: the scores of all ranks. ``shown``: the samples of the first draw that a log shows;
+    ``problems``: the rewards' warnings. ``compare`` fills ``advantages`` [R] and ``spread`` [R]. ``before``
+    keeps what was replaced, so that metrics cover all generated answers and not only those with a gradient.
     """
 
     written: dict[int, tuple[int, Request, Completion]]
@@ -60,8 +59,6 @@ class Drawn:
         return report_metrics(whole, spread, labels, groups)
 
     def counts(self, size: int) -> dict[str, float]:
-        """Return how many prompts this rollout drew, and how many of its groups still have no learning
-        signal.
-        """
+        """Return the number of prompts drawn for this rollout, and of its groups without a learning signal."""
         drawn = sum(len(judged.real) for judged, _ in self.before) + len(self.judged.real)
         return {"prompts_drawn": drawn / size, "prompts_left_flat": float(len(self.flat_groups(size)))}

@@ -1,6 +1,4 @@
-"""Which prompts a rollout uses: by position in the epoch's order, or sequentially if flat groups are
-resampled.
-"""
+"""The prompts of a rollout: by position in the epoch's order, or sequentially if flat groups are resampled."""
 
 from __future__ import annotations
 

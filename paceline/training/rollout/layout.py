@@ -36,8 +36,9 @@ class RolloutLayout:
 
 
 class AnswerRows:
-    """The rows of an epoch as training counts them: answers times passes (the part of ``RowSource`` that
-    counts epochs).
+    """The rows of an epoch as training counts them: answers times passes.
+
+    It is a ``RowSource`` only for counting epochs.
     """
 
     def __init__(self, prompts: Any, batch_layout: RolloutLayout, drop_last: bool) -> None:

@@ -32,9 +32,8 @@ class RewardModel:
 
     def __call__(self, documents: Sequence[tuple[int, ...] | None], batches: int) -> list[float]:
         """Return a score per document (None: a filler, with score 0), in ``batches`` forwards of ``rows``.
-        Collective.
 
-        ``batches`` is the same on every rank.
+        Collective. ``batches`` is the same on every rank.
         """
         found: list[float] = []
         nothing = torch.zeros(0, dtype=self.dtype)
@@ -51,8 +50,9 @@ class RewardModel:
 
 
 def check_reward_model(name: str, tokenizer: Path) -> None:
-    """Raise ConfigError unless ``name`` (a folder or a cached hub model) has one output and the tokens of
-    ``tokenizer``.
+    """Raise ConfigError unless ``name`` has one output and the tokens of ``tokenizer``.
+
+    ``name`` is a folder or a cached hub model.
     """
     from transformers import AutoConfig
 

@@ -19,8 +19,9 @@ from paceline.training.rollout.server_weights import WeightSync
 
 @dataclass
 class RolloutServer:
-    """Opens engines over the server. ``open`` is collective and returns when the server uses the weights of
-    ``root``.
+    """Opens engines over the server.
+
+    ``open`` is collective and returns when the server uses the weights of ``root``.
     """
 
     options: ServerOptions
@@ -31,8 +32,9 @@ class RolloutServer:
     dtype: torch.dtype
 
     def __post_init__(self) -> None:
-        """Ask the server for its model. Raises ConfigError ``rollout.server_no_key``, PacelineError
-        ``rollout.server_*``.
+        """Ask the server for its model.
+
+        Raises ConfigError ``rollout.server_no_key``, PacelineError ``rollout.server_*``.
         """
         server = Server(self.options.url.rstrip("/"), self.options.timeout, _key(self.options.api_key_env))
         self.engine = ServerEngine(

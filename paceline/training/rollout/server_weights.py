@@ -41,8 +41,9 @@ class WeightSync:
     sent: int = 0
 
     def push(self, hf: Any) -> None:
-        """Send the full model ``hf``, with its adapter merged. Raises ConfigError if others may write the
-        folder.
+        """Send the full model ``hf``, with its adapter merged.
+
+        Raises ConfigError if others may write the folder.
         """
         self.sent += 1
         place = self.folder / f"weights-{self.sent:06d}"
@@ -63,8 +64,8 @@ class WeightSync:
 
 
 def whole(hf: Any, dtype: torch.dtype) -> Iterator[TensorEntry]:
-    """Yield parameters and persistent buffers of the plain model that ``hf`` computes, under their Hugging
-    Face names.
+    """Yield parameters and persistent buffers of the plain model that ``hf`` computes, with Transformers'
+    names.
 
     A layer with an adapter has W + scale · B A (peft's own sum).
     """

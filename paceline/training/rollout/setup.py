@@ -114,10 +114,10 @@ class RolloutSetup:
         reader: ShardReader | None,
         drawn: Mapping[str, Any] | None = None,
     ) -> RolloutWindows:
-        """Return the windows from global step ``start`` on. Raises ConfigError for rows that a reward cannot
-        use.
+        """Return the windows from global step ``start`` on.
 
-        ``reader`` is the checkpoint saved at that step, ``drawn`` its state of the prompts.
+        Raises ConfigError for rows that a reward cannot use. ``reader`` is the checkpoint saved at that step,
+        ``drawn`` its state of the prompts.
         """
         self.check_rows(prompts.table, "data.train")
         if self.prepared.eval is not None:
@@ -158,8 +158,9 @@ class RolloutSetup:
         )
 
     def check_rows(self, table: TokenTable, name: str) -> None:
-        """Raise ConfigError, the same on every rank, for rows that a reward cannot use. Collective if a
-        reward checks rows.
+        """Raise ConfigError, the same on every rank, for rows that a reward cannot use.
+
+        Collective if a reward checks rows.
         """
         world = self.world
         share = range(world.rank, len(table), world.world_size)
@@ -194,8 +195,8 @@ class RolloutSetup:
         return RewardModel(self.runner, self.handles, rows, pad, dtype)
 
     def engine(self, root: Any) -> GenerationEngine:
-        """Return the engine: the local model, gathered inside ``Strategy.generating``, or the server with
-        these weights.
+        """Return the engine: the local model, gathered by ``Strategy.generating``, or the server with these
+        weights.
         """
         if self.server is not None:
             return self.server.open(root)

@@ -33,9 +33,7 @@ def _whole(name: str, tensor: Tensor) -> Shard:
 
 
 def read_batch(reader: ShardReader, first: int, count: int, fields: Sequence[str]) -> Batch:
-    """Read the micro-batch of ``count`` answers from place ``first`` on; ``fields`` are the names of its
-    ``tokens``.
-    """
+    """Read the micro-batch of ``count`` answers from place ``first`` on, with the token fields ``fields``."""
     places = range(first, first + count)
 
     def read(name: str) -> list[Tensor]:

@@ -136,9 +136,7 @@ class RolloutWindows:
     # --- one rollout -----------------------------------------------------------------------------------------------
 
     def roll(self, epoch: int, number: int) -> Rollout:
-        """Generate and score answers, compute advantages, and run the forwards that the algorithm needs.
-        Collective.
-        """
+        """Generate and score answers, compute advantages, and run the algorithm's forwards. Collective."""
         generator = self.generator
         generator.restart_clock()
         begun = time.perf_counter()
@@ -172,8 +170,9 @@ class RolloutWindows:
         return Rollout(number, batches, report)
 
     def _draw(self, places: Sequence[int], groups: Tensor) -> Drawn:
-        """Return answers for every place; flat groups are resampled until none is left or the bound is
-        reached. Collective.
+        """Return answers for every place. Collective.
+
+        Flat groups are resampled until none is left or ``max_redraws`` is reached.
         """
         drawn = self._written(places, len(places))
         for again in range(self.max_redraws + 1):
@@ -229,8 +228,9 @@ class RolloutWindows:
     def _share(
         self, places: Sequence[int], owners: Sequence[int], completions: Sequence[Completion], scored: Scored
     ) -> Judged:
-        """Return the scores and lengths of all ranks by place, by an all-reduce of a table that is 0 where a
-        rank has nothing.
+        """Return the scores and lengths of all ranks by place. Collective.
+
+        An all-reduce of a table that is 0 where a rank has nothing.
         """
         labels = self.generator.scorer.labels
         table = torch.zeros(5 + 2 * len(labels), self.layout.answers, dtype=torch.float64)
@@ -255,8 +255,9 @@ class RolloutWindows:
         return Answer(owner, request.prompt, completion.tokens, completion.logprobs, advantage, is_scored, has_loss)
 
     def _batches(self, answers: Mapping[int, Answer | None]) -> list[list[Batch]]:
-        """Return micro-batches by update and micro-step, with the precomputed fields. Collective: equal
-        forwards on all ranks.
+        """Return micro-batches by update and micro-step, with the precomputed fields.
+
+        Collective: equal forwards on all ranks.
         """
         layout, found = self.layout.batch_layout, []
         for update in range(self.layout.updates):

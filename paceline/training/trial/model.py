@@ -1,6 +1,4 @@
-"""Build the planned model without storage (or a small one) and check attention, wrap classes, splits and
-targets.
-"""
+"""Build the planned model without storage and check attention, wrap classes, splits and targets."""
 
 from __future__ import annotations
 

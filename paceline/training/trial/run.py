@@ -136,9 +136,7 @@ def _strategy(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
 
 
 def _algorithm(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
-    """Load the user's own algorithm; an offline one is also built with its options, which is all that it
-    takes.
-    """
+    """Load the user's own algorithm; an offline one is also built with its options."""
     from paceline.algorithms.registry import algorithm_class
 
     spec = algorithm_spec(config.training.algorithm)

@@ -1,5 +1,4 @@
-"""Client of the sandbox in the training process: starts its own server, which runs one program after the
-other.
+"""Client of the sandbox in the training process: starts a server that runs one program at a time.
 
 with Sandbox() as sandbox:
     sandbox.passes(program, tests, seconds=10, memory_bytes=512 << 20)
@@ -132,8 +131,8 @@ class Sandbox:
         self.close()
 
     def passes(self, program: str, tests: str, *, seconds: int, memory_bytes: int) -> bool:
-        """Whether ``tests``, run in a separate process that can call the functions of ``program``, finish
-        without failure.
+        """Whether ``tests``, run in a separate process, finish without failure; they can call ``program``'s
+        functions.
 
         Raises UnsuitableTests if the tests cannot be used, SandboxUnavailable if the sandbox fails.
         """
@@ -155,6 +154,7 @@ class Sandbox:
         self, program: str, given: str, *, seconds: int, memory_bytes: int, longest: int = 1 << 24
     ) -> ProgramResult:
         """Return what ``program`` writes when it reads ``given``; it is killed above ``longest`` bytes.
+
         Raises SandboxUnavailable.
         """
         limits = {"seconds": seconds, "memory": memory_bytes}
@@ -207,8 +207,9 @@ class _Running:
                 self._listen()
 
     def wait(self) -> None:
-        """Wait for the end of the process. Raises SandboxUnavailable if it could not be isolated; then it did
-        not run.
+        """Wait for the end of the process.
+
+        Raises SandboxUnavailable if it could not be isolated; then it did not run.
         """
         self._listen()
         self._alive.close()
@@ -255,9 +256,7 @@ def _in_memory(text: str) -> Iterator[io.FileIO]:
 
 
 def _end(server: Any, peer: socket.socket) -> None:
-    """Close the connection, on which the server and everything in its namespaces ends; kill it if it does
-    not.
-    """
+    """Close the connection, which ends the server and all its namespaces; kill it if it does not end."""
     peer.close()
     try:
         server.wait(timeout=5)

@@ -77,9 +77,7 @@ _NOT_THERE = object()
 
 
 def _resolved(name: str, program: RemoteProgram, names: list[str], module: bool) -> Any:
-    """Resolve a name that the tests use but do not define: a standard module, else the program's own
-    definition.
-    """
+    """Resolve a name that the tests use but do not define: a standard module, else the program's."""
     if module and (name in sys.stdlib_module_names or name in _USUAL_NAMES):
         return importlib.import_module(_USUAL_NAMES.get(name, name))
     return program.named(name) if name in names else _NOT_THERE
@@ -116,7 +114,7 @@ class RemoteProgram:
         return [name for name in message["names"] if isinstance(name, str)]
 
     def request(self, what: str, *arguments: Any, named: dict[str, Any] | None = None, keep: bool = False) -> Any:
-        """Return the program's reply; with ``keep``, its changes to lists, dicts and sets are copied into the
+        """Return the program's reply; with ``keep`` its changes to lists, dicts and sets go into the
         arguments.
         """
         reply = self._reply(what, arguments, named, keep)
@@ -126,8 +124,9 @@ class RemoteProgram:
         return decode(reply["value"], self._received)
 
     def named(self, name: str) -> Any:
-        """Return what the program calls ``name``. Parts of the standard library come from this process, under
-        their real name.
+        """Return what the program calls ``name``.
+
+        Parts of the standard library come from this process, under their real name.
         """
         data = self._reply("name", (name,))["value"]
         if isinstance(data, list) and data[:1] in (["module"], ["library"]):
@@ -174,8 +173,8 @@ class RemoteProgram:
 
 
 def _own(name: str, claimed: list[str]) -> Any:
-    """Return the standard module, class or function that is really called ``name``; the program cannot
-    substitute another.
+    """Return the standard module, class or function really called ``name``; the program cannot substitute
+    one.
     """
     home, *inner = claimed
     if home.partition(".")[0] in (*sys.stdlib_module_names, *_USUAL_NAMES.values()):
@@ -272,8 +271,9 @@ def _of_kind(kind: Any, value: Any) -> Any:
 
 
 def call_for_its_effect(function: Any, *arguments: Any, **named: Any) -> Any:
-    """Call a function whose result is not used. A program's changes to lists, dicts and sets are copied into
-    the arguments.
+    """Call a function whose result is not used.
+
+    A program's changes to lists, dicts and sets are copied into the arguments.
     """
     if isinstance(function, RemoteObject):
         return function._program.request("call", function, *arguments, named=named, keep=True)

@@ -26,10 +26,10 @@ def used_names(tree: ast.Module) -> set[str]:
 
 
 def asked_names(tree: ast.Module) -> set[str]:
-    """Return ``used_names`` without built-ins. If none is left, return the built-in that every assertion
-    calls first.
+    """Return ``used_names`` without built-ins.
 
-    The task may be to write ``sum``, say.
+    If none is left, return the built-in that every assertion calls first. The task may be to write ``sum``,
+    say.
     """
     used = used_names(tree)
     own = {name for name in used if not hasattr(builtins, name) and name != "__name__"}
@@ -40,9 +40,7 @@ def asked_names(tree: ast.Module) -> set[str]:
 
 
 def used_as_modules(tree: ast.Module) -> set[str]:
-    """Return names that are only used with an attribute (``math.isclose``), never called or compared
-    themselves.
-    """
+    """Return names only used with an attribute (``math.isclose``), never called or compared themselves."""
     inside = [
         node.value.id for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
     ]

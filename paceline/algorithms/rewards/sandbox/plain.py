@@ -1,8 +1,8 @@
-"""Plain values between two processes that do not trust each other: length-prefixed JSON, which runs no code
-when read.
+"""Plain values between two processes that do not trust each other.
 
-None, bool, int, float, str and lists of them are themselves; other types are a list that begins with the
-type's name. An instance of a subclass is sent as its plain base: a custom ``__eq__`` stays behind.
+Length-prefixed JSON, which runs no code when read. None, bool, int, float, str and lists of them are
+themselves; other types are a list that begins with the type's name. An instance of a subclass is sent as its
+plain base: a custom ``__eq__`` stays behind.
 """
 
 from __future__ import annotations

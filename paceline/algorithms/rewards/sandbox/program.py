@@ -1,8 +1,7 @@
-"""The program's own process: runs what a model wrote, and calls its functions for the judge in another
-process.
+"""The program's own process: runs what a model wrote, and calls its functions for the judge.
 
-Nothing here is secret or enforces anything: the program may change all of it. It can reach only one channel,
-which carries plain values.
+The judge is another process. Nothing here is secret or enforces anything: the program may change all of it.
+It can reach only one channel, which carries plain values.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The third wall: a seccomp filter (classic BPF) that rejects system calls that could lead out of the
-sandbox.
-"""
+"""The third wall: a seccomp filter (classic BPF) against system calls that could lead out of the sandbox."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The first wall: a root of read-only folders and private files in memory; without namespaces, what remains
-of that.
+"""The first wall: a root of read-only folders and private files in memory.
+
+Without namespaces, what remains of that.
 """
 
 from __future__ import annotations
@@ -19,17 +20,16 @@ _FILE_BYTES, _OPEN_FILES, _THREADS = 1 << 20, 64, 64
 
 
 def enter_namespaces() -> None:
-    """Enter new user, pid, mount, network, IPC and UTS namespaces; the caller's next child is the first
-    process inside.
+    """Enter new user, pid, mount, network, IPC and UTS namespaces; the next child is the first process
+    inside.
     """
     kernel.unshare("user", "pid", "mount", "net", "ipc", "uts")
 
 
 def map_ids(pid: int) -> None:
-    """Map ids in the user namespace of ``pid``: root keeps all ids, another user maps only itself (as
-    nobody).
+    """Map ids in the user namespace of ``pid``. Raises OSError.
 
-    Raises OSError.
+    Root keeps all ids; another user maps only itself (as nobody).
     """
     maps = {kind: _known_ids(kind) for kind in ("uid", "gid")}
     everybody = os.geteuid() == 0 and all(any(f <= NOBODY < f + n for f, n in ids) for ids in maps.values())
@@ -41,8 +41,9 @@ def map_ids(pid: int) -> None:
 
 
 def _known_ids(kind: str) -> list[tuple[int, int]]:
-    """Return (first, count) of the users or groups in this process's namespace; in a container root may be
-    the only one.
+    """Return (first, count) of the users or groups in this process's namespace.
+
+    In a container root may be the only one.
     """
     with open(f"/proc/self/{kind}_map", encoding="ascii") as file:
         return [(int(first), int(count)) for first, _, count in map(str.split, file)]
@@ -126,8 +127,9 @@ def private_files(readable: Sequence[str]) -> None:
 
 
 def shut_in(limits: Mapping[str, Any], *, namespaces: bool) -> None:
-    """Drop privileges and apply all limits: the last steps before a process becomes the program. Raises
-    OSError.
+    """Drop privileges and apply all limits: the last steps before a process becomes the program.
+
+    Raises OSError.
     """
     os.setsid()
     os.umask(0o077)
