@@ -1,4 +1,4 @@
-"""Adapters in the plan: what LoRA trains, how many parameters that is, what it needs installed and what it goes with."""
+"""Adapters (LoRA) in the plan: trained parameters, required packages, supported strategies."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ MAX_CONFIG_BYTES = 1024 * 1024
 
 
 def adapter_of(lora: LoraSection | None) -> AdapterSpec | None:
-    """``Plan.adapter`` from the config's ``lora`` section; None without one.
+    """Return ``Plan.adapter`` for the config's ``lora`` section; None without one.
 
-    With ``adapter_name_or_path`` rank, scale and targets are those of that folder's ``adapter_config.json``. Raises ConfigError when it
-    cannot be read, is no LoRA, or uses what is not built.
+    With ``adapter_name_or_path`` rank, scale and targets come from that folder's ``adapter_config.json``.
+    Raises ConfigError if it cannot be read, is not LoRA, or uses unsupported settings.
     """
     if lora is None:
         return None
@@ -62,9 +62,10 @@ def check_adapter(
     installed: Callable[[str], object] = util.find_spec,
     here: bool = True,
 ) -> list[Diagnostic]:
-    """What keeps this adapter from a start: a missing package, a strategy or a precision it does not go with; ``engine`` is ``Plan.engine``.
+    """Return what prevents this adapter from running: missing packages, unsupported strategy or precision.
 
-    ``here`` False: the run is for another machine, and what is not installed on this one is a note.
+    ``engine``: ``Plan.engine``. ``here`` is False if the run is for another machine: missing packages are
+    then notes.
     """
     if adapter is None:
         return []
@@ -110,7 +111,7 @@ def check_adapter(
 
 
 def adapter_decisions(adapter: AdapterSpec | None, shape: ModelShape | None) -> tuple[Decision, ...]:
-    """What the plan says of the adapter."""
+    """Return the plan's decisions about the adapter."""
     if adapter is None:
         return ()
     scale = adapter.alpha / (adapter.r**0.5 if adapter.use_rslora else adapter.r)
@@ -144,7 +145,7 @@ def adapter_decisions(adapter: AdapterSpec | None, shape: ModelShape | None) -> 
 
 
 def adapter_parameters(shape: ModelShape, adapter: AdapterSpec) -> int | None:
-    """Parameters that the adapter trains, exactly; None for a family whose linear layers are not listed here, or with trained biases."""
+    """Return the exact number of trained parameters; None for an unlisted family, or with trained biases."""
     of_layer = linears(shape)
     if of_layer is None or adapter.bias != "none":
         return None
@@ -158,12 +159,12 @@ def adapter_parameters(shape: ModelShape, adapter: AdapterSpec) -> int | None:
     saved = {"embed_tokens", "lm_head"} & set(adapter.modules_to_save)
     if set(adapter.modules_to_save) - saved:
         return None
-    head = shape.head_outputs * shape.hidden_size if shape.scalar_head else 0  # fresh: trained in full
+    head = shape.head_outputs * shape.hidden_size if shape.scalar_head else 0  # new: trained in full
     return head + count + shape.vocab * shape.hidden_size * (min(len(saved), 1) if shape.tied else len(saved))
 
 
 def matches(targets: Sequence[str], name: str) -> bool:
-    """Whether a linear layer is a target, as peft decides it: ends of names, one expression for whole names, or all."""
+    """Whether a linear layer is a target, as peft decides: by name suffix, by one regex, or all."""
     if list(targets) == [ALL_LINEAR]:
         return True
     if len(targets) == 1 and is_pattern(targets[0]):
@@ -172,7 +173,7 @@ def matches(targets: Sequence[str], name: str) -> bool:
 
 
 def _started(folder: Path, adapter: AdapterSpec) -> AdapterSpec:
-    """``adapter`` with what its folder says of itself."""
+    """Return ``adapter`` with the settings of its folder's ``adapter_config.json``."""
     file = folder / "adapter_config.json"
     try:
         if file.stat().st_size > MAX_CONFIG_BYTES:
@@ -215,7 +216,7 @@ def _started(folder: Path, adapter: AdapterSpec) -> AdapterSpec:
     )
 
 
-# Settings of peft that change what an adapter computes, or where it is, beyond plain LoRA.
+# peft settings that change what an adapter computes, or its placement, beyond plain LoRA.
 _PLAIN = (
     "use_dora", "use_qalora", "lora_bias", "rank_pattern", "alpha_pattern", "layers_to_transform", "layer_replication", "target_parameters",
     "trainable_token_indices", "exclude_modules", "alora_invocation_tokens", "loftq_config", "corda_config", "eva_config", "arrow_config", "use_bdlora",

@@ -1,4 +1,4 @@
-"""``auto``: what the size rule chose as a plan, and the plan of the next strategy while one cannot start or does not fit."""
+"""``auto``: start from the size rule's strategy, and try the next while one cannot start or does not fit."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from paceline.plan.strategy import StrategyChoice, startable
 
 
 def plan_auto(by_size: StrategyChoice, hardware: Hardware, make: Callable[[StrategyChoice], Plan]) -> Plan:
-    """The plan of ``by_size``, or of the first strategy after it that can start and whose predicted peak fits with the config's own micro-batch.
+    """Return the plan of the first strategy, from the size rule's on, that can start and is predicted to fit.
 
-    Every step is said in the reason. On a machine of which nothing can be predicted the first that can start is taken. Where none fits, the last
-    that can start is kept, and what would help is said. Raises ConfigError with what stands against the first where none can start.
+    The config's micro-batch is kept; the plan's reason lists every attempt. Without predictions the first
+    strategy that can start is taken. If none fits, the last that can start is kept, with advice. Raises
+    ConfigError, with the first strategy's problems, if none can start.
     """
     reasons: list[str] = []
     kept: Plan | None = None
@@ -56,7 +57,7 @@ def _sizes(found: Candidate) -> str:
 
 
 def with_reason(plan: Plan, reason: str) -> Plan:
-    """``plan`` with another reason for its strategy, in both places that hold it."""
+    """Return ``plan`` with another reason for its strategy, in both places that hold it."""
     decisions = (
         replace(d, reason=reason) if d.subject == "training.distributed_strategy" else d for d in plan.decisions
     )

@@ -1,4 +1,4 @@
-"""How the global batch is split into micro-batches: micro × accumulation × data-parallel size."""
+"""Split the global batch: micro-batch × gradient accumulation × data-parallel size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.plan.mesh import divisors
 
 @dataclass(frozen=True)
 class BatchSplit:
-    """``global_batch`` rows an optimizer step = ``micro_batch`` rows × ``accumulation`` micro-steps × ``data_parallel_size`` ranks."""
+    """``global_batch`` rows per step = ``micro_batch`` × ``accumulation`` × ``data_parallel_size``."""
 
     micro_batch: int
     accumulation: int
@@ -23,12 +23,12 @@ class BatchSplit:
 
 
 def split_batch(micro_batch: int, accumulation: int, data_parallel_size: int) -> BatchSplit:
-    """The split that the config names; numbers below 1 are refused by the config rules."""
+    """Return the split that the config sets; the config rules refuse numbers below 1."""
     return BatchSplit(micro_batch, accumulation, data_parallel_size, micro_batch * accumulation * data_parallel_size)
 
 
 def legal_pairs(global_batch: int, data_parallel_size: int) -> list[tuple[int, int]]:
-    """All (micro_batch, accumulation) with micro × accumulation × data_parallel_size = global_batch; empty when it does not divide."""
+    """Return all (micro_batch, accumulation) that give ``global_batch``; empty if it does not divide."""
     if global_batch % data_parallel_size:
         return []
     rows = global_batch // data_parallel_size
@@ -36,10 +36,11 @@ def legal_pairs(global_batch: int, data_parallel_size: int) -> list[tuple[int, i
 
 
 def resplit(global_batch: int, data_parallel_size: int, prefer_micro: int) -> BatchSplit:
-    """The same global batch on another number of ranks (resume): the largest legal micro-batch that is not above ``prefer_micro``.
+    """Split the same global batch over another number of ranks (on resume).
 
-    The global batch is fixed by the first run, so that the order of samples and the schedule stay the same. Raises ConfigError when it
-    does not divide, naming the nearest numbers of ranks that do.
+    Takes the largest micro-batch not above ``prefer_micro``. The first run fixes the global batch, so that
+    the order of samples and the schedule stay the same. Raises ConfigError, with the nearest possible numbers
+    of ranks, if it does not divide.
     """
     pairs = legal_pairs(global_batch, data_parallel_size)
     if not pairs:

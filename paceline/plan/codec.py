@@ -1,6 +1,6 @@
-"""Dataclasses to plain JSON and back: the one edge between a plan's objects and ``plan.json``.
+"""Convert dataclasses to plain JSON and back, for ``plan.json``.
 
-A field whose metadata holds ``UNLESS_DEFAULT`` is left out while it has its default.
+A field with ``UNLESS_DEFAULT`` in its metadata is omitted while it has its default.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ UNLESS_DEFAULT = {"unless_default": True}
 
 
 def to_json(value: Any) -> Any:
-    """Plain JSON types of a value made of dataclasses, mappings and sequences."""
+    """Return a value made of dataclasses, mappings and sequences as plain JSON types."""
     if is_dataclass(value):
         return {f.name: to_json(getattr(value, f.name)) for f in fields(value) if not _left_out(f, value)}
     if isinstance(value, Mapping):
@@ -32,7 +32,7 @@ def _default(field: Field[Any]) -> object:
 
 
 def from_json(cls: type[T], data: Mapping[str, Any]) -> T:
-    """The dataclass whose ``to_json`` gave ``data``. Raises TypeError for a field that it does not have, or that is missing."""
+    """Return the dataclass from its ``to_json``. Raises TypeError for unknown or missing fields."""
     hints = get_type_hints(cls)
     return cls(**{name: _read(hints.get(name, Any), value) for name, value in data.items()})
 

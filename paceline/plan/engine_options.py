@@ -1,4 +1,4 @@
-"""Backend, attention, optimizer and the smaller knobs: each asked one is granted or said to be off, with the reason."""
+"""Backend, attention, optimizer and smaller options: each requested one is applied, or reported as off."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ from paceline.plan.strategies.base import strategy_spec
 
 
 class Explain(Protocol):
-    """Takes one decision."""
+    """Record one decision."""
 
     def __call__(self, subject: str, choice: str, reason: str, granted: bool = True) -> None: ...
 
 
-PACKABLE = ("auto", "paceline")  # asked for, attention keeps the documents of a row apart where the family takes it
+PACKABLE = (
+    "auto",
+    "paceline",
+)  # with these, documents of a packed row do not attend to each other, if the family supports it
 
 
 def choose_backend(requested: str, hardware: Hardware, timeout_seconds: int) -> tuple[str, Decision]:
-    """The process group's backend and why. One that this hardware or torch does not have is refused by the config rules."""
+    """Return the process group's backend and the decision; the config rules refuse unavailable ones."""
     subject = "training.ddp_backend"
     if requested == "auto":
         backend = "nccl" if hardware.device == "cuda" else "gloo"
@@ -43,12 +46,15 @@ def choose_backend(requested: str, hardware: Hardware, timeout_seconds: int) -> 
 
 
 def keeps_apart(requested: str, shape: ModelShape | None) -> bool:
-    """Whether attention keeps several documents of a row apart: Paceline's own, on a family that takes it (so far as is known)."""
+    """Whether packed documents do not attend to each other: Paceline's attention on a supporting family.
+
+    An unknown family is assumed to support it.
+    """
     return requested in PACKABLE and (shape is None or shape.rows == PACKED)
 
 
 def choose_attention(requested: str, hardware: Hardware, precision: Precision, shape: ModelShape | None) -> Decision:
-    """The attention implementation; its ``choice`` goes to ``Plan.attention``."""
+    """Return the decision on the attention implementation; its ``choice`` becomes ``Plan.attention``."""
     subject = "model.attn_implementation"
     if requested not in PACKABLE:
         return Decision(subject, requested, "asked for: Transformers' own function, a padded row a document")
@@ -72,7 +78,7 @@ def choose_attention(requested: str, hardware: Hardware, precision: Precision, s
 
 
 def optimizer_spec(training: TrainingSection) -> OptimizerSpec:
-    """The optimizer that the config asks for. Raises ConfigError for ``optim_args`` that it does not take."""
+    """Return the config's optimizer. Raises ConfigError for invalid ``optim_args``."""
     return OptimizerSpec(
         name=training.optim,
         learning_rate=training.learning_rate,
@@ -91,8 +97,10 @@ def option_decisions(
     prompts: bool = False,
     apart: bool = True,
 ) -> list[Decision]:
-    """What was asked for beside the main choices, granted or not; see ``idle_decisions`` too. ``prompts``: rows are made in training, of answers to prompts;
-    ``apart``: attention keeps the documents of a row apart."""
+    """Return decisions on all other options, applied or not (see also ``idle_decisions``).
+
+    ``prompts``: rows are prompts, answered in training; ``apart``: attention keeps packed documents apart.
+    """
     training, data, on_cpu = config.training, config.data, hardware.device == "cpu"
     made: list[Decision] = []
 
@@ -132,14 +140,14 @@ def option_decisions(
         explain("training.torch_compile", "on", f"asked for; {cost}")
     _loading(training, explain, on_cpu=on_cpu, prompts=prompts)
     for key, requested in (("bf16_full_eval", training.bf16_full_eval), ("fp16_full_eval", training.fp16_full_eval)):
-        if requested:  # elsewhere ``plan.precision`` has refused it
+        if requested:  # ``plan.precision`` refuses it with another compute dtype
             explain(f"training.{key}", "on", "evaluation casts the weights as training does")
     _engine_options(training, strategy, explain)
     return made
 
 
 def _loading(training: TrainingSection, explain: Explain, *, on_cpu: bool, prompts: bool) -> None:
-    """How batches reach the steps. What is said of CUDA is what ``protocols.batch.Batch.pinned`` does."""
+    """Explain data loading; for CUDA it describes ``protocols.batch.Batch.pinned``."""
     workers, pin = training.dataloader_num_workers, training.dataloader_pin_memory
     if pin and prompts:
         explain("training.dataloader_pin_memory", "off", "rows are made of rollouts, beside the device", False)
@@ -167,7 +175,7 @@ def _packing_reason(data: DataSection, packing: bool) -> str:
 
 
 def _engine_options(training: TrainingSection, strategy: str, explain: Explain) -> None:
-    """Knobs of one engine: passed on under the strategies that have it, said to be without effect elsewhere."""
+    """Explain options of DDP and ZeroRedundancyOptimizer; under other strategies they have no effect."""
     requested: dict[str, dict[str, int | bool | None]] = {
         "DistributedDataParallel": {
             "ddp_find_unused_parameters": training.ddp_find_unused_parameters,
@@ -187,7 +195,7 @@ def _engine_options(training: TrainingSection, strategy: str, explain: Explain) 
 
 
 def idle_decisions(config: Config) -> list[Decision]:
-    """Keys that set nothing, where they say something else than the default."""
+    """Return a decision for each key without effect whose value differs from the default."""
     found = []
     for path, reason in IDLE.items():
         section, _, name = path.partition(".")

@@ -1,4 +1,4 @@
-"""The plan as text for a person: every choice with its reason, at most 100 columns wide."""
+"""The plan as text: every decision with its reason, at most 100 columns wide."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SUBJECT_WIDTH = 33
 
 
 def explain(plan: Plan) -> str:
-    """The text of ``paceline plan``."""
+    """Return the text of ``paceline plan``."""
     lines = [f"Plan {plan.digest()[:12]}: {plan.headline()}"]
     lines += _entry("model", _model(plan), "")
     lines += _entry("mesh", str(plan.mesh), "")
@@ -38,7 +38,7 @@ def _model(plan: Plan) -> str:
 
 
 def _memory(plan: Plan) -> list[str]:
-    """What a rank keeps from step to step, as a small table."""
+    """Return the model states of a rank as a small table."""
     memory = plan.memory
     if memory is None or memory.largest is None or memory.smallest is None:
         why = "the model's size is not known yet" if plan.shape is None else "not counted for this strategy or adapter"
@@ -58,7 +58,7 @@ def _memory(plan: Plan) -> list[str]:
 
 
 def _roles(plan: Plan) -> list[str]:
-    """Of the models of an algorithm that has several."""
+    """Return a line per model, for algorithms with several."""
     lines = []
     for role, states in (plan.memory.roles if plan.memory else {}).items():
         model = plan.models.get(role)
@@ -70,7 +70,7 @@ def _roles(plan: Plan) -> list[str]:
 
 
 def _entry(subject: str, choice: str, reason: str) -> list[str]:
-    """``subject  choice`` and its reason, wrapped; a long word (a path) may stick out rather than be broken."""
+    """Return ``subject  choice: reason``, wrapped; long words such as paths are not broken."""
     text = f"{choice}: {reason}" if reason else choice
     wrapped = textwrap.wrap(text, WIDTH - SUBJECT_WIDTH - 2, break_long_words=False, break_on_hyphens=False) or [""]
     if len(subject) > SUBJECT_WIDTH - 1:

@@ -1,4 +1,4 @@
-"""``distributed_strategy: fastest``: the layout that the search finds fastest among those that fit, as a plan like any other."""
+"""``distributed_strategy: fastest``: plan the fastest layout of the search that fits."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from paceline.plan.strategies.job import Job
 
 NAME = "fastest"
 KEY = "training.distributed_strategy"
-TRIED = 4  # layouts of a strategy that the config may rule out before the strategy is
+TRIED = 4  # layouts to try of a strategy before giving it up
 
 
 def plan_fastest(job: Job, make: Callable[[Job], Plan]) -> Plan:
-    """The plan that ``make`` makes of the job with the layout written into its config; what was passed over is said in its decisions.
+    """Return the plan of the fastest layout that fits, from ``make`` on the job with the layout's keys set.
 
-    The rows of an optimizer step stay as the config has them. Raises ConfigError: nothing to choose by, nothing fits, or nothing can be planned.
+    The rows per optimizer step stay as configured; its decisions list the alternatives. Raises ConfigError if
+    nothing can be predicted, fits, or can be planned.
     """
     spec = _search_spec(job)
     found = [c for c in search(spec) if may_be(c, job.hardware)]
@@ -87,14 +88,14 @@ def _search_spec(job: Job) -> SearchSpec:
 
 
 def may_be(candidate: Candidate, hardware: Hardware) -> bool:
-    """Whether this machine has what the layout needs beside room: packages, and another memory to move things to."""
+    """Whether this machine has the layout's packages and, for offloading, separate host memory."""
     if missing_package(strategy_spec(candidate.layout.strategy), hardware):
         return False
-    return hardware.device != "cpu" or candidate.work.offload == "none"  # there is no other memory to move to
+    return hardware.device != "cpu" or candidate.work.offload == "none"  # nothing to offload to
 
 
 def _written(config: Config, candidate: Candidate) -> Config:
-    """The config with the layout's ``training`` keys."""
+    """Return the config with the layout's ``training`` keys."""
     values: dict[str, Any] = config.to_json()
     values["training"] = {**values["training"], **settings(candidate)}
     return Config.from_json(values)

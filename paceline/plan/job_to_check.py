@@ -1,4 +1,4 @@
-"""What the spec of a strategy or an algorithm may ask of a job that it checks."""
+"""``JobToCheck``: what strategy and algorithm specs see of a job when they check it."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from paceline.core.diagnostics import Code, Diagnostic, Severity
 
 
 class JobToCheck(Protocol):
-    """A job before it is planned (``rules.base.Context``): its config, its algorithm's options, and who set what."""
+    """A job before planning (``rules.base.Context``): config, algorithm options, and which keys were set."""
 
     @property
     def config(self) -> Config: ...
 
     @property
     def world_size(self) -> int | None:
-        """Processes; None where that is not known yet."""
+        """Number of processes; None if not known yet."""
         ...
 
     @property
     def own_options(self) -> Any:
-        """The section of the job's algorithm, where one was given."""
+        """The config section of the job's algorithm, if given."""
         ...
 
     def given(self, path: str) -> bool:
@@ -31,5 +31,5 @@ class JobToCheck(Protocol):
     def problem(
         self, code: Code, what: str, *paths: str, hint: str, found: str = "", severity: Severity = Severity.ERROR
     ) -> Diagnostic:
-        """A finding about some keys: where they stand, and their values as what was found."""
+        """Return a problem with some keys, located in the config and with their values."""
         ...

@@ -1,4 +1,4 @@
-"""The mesh: named axes whose product is the world size."""
+"""The device mesh: named axes whose product is the world size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
 @dataclass(frozen=True)
 class Coordinates:
-    """Where one rank stands on each axis."""
+    """A rank's coordinate on each axis."""
 
     pp: int
     dp_replicate: int
@@ -22,7 +22,7 @@ class Coordinates:
 
 @dataclass(frozen=True)
 class Mesh:
-    """``pp × dp_replicate × dp_shard × cp × tp``, the first axis outermost: a tp group is made of consecutive ranks."""
+    """``pp × dp_replicate × dp_shard × cp × tp``, first axis outermost: a tp group has consecutive ranks."""
 
     pp: int = 1
     dp_replicate: int = 1
@@ -32,28 +32,28 @@ class Mesh:
 
     @property
     def size(self) -> int:
-        """The product of all axes."""
+        """Product of all axes."""
         return self.pp * self.dp_replicate * self.dp_shard * self.cp * self.tp
 
     @property
     def data_parallel_size(self) -> int:
-        """How many ranks see different rows."""
+        """Number of data-parallel ranks, which see different rows."""
         return self.dp_replicate * self.dp_shard
 
     @property
     def model_copies(self) -> int:
-        """How many ranks see the same rows: the members of a pp × cp × tp block."""
+        """Number of ranks that see the same rows: the size of a pp × cp × tp block."""
         return self.pp * self.cp * self.tp
 
     def coordinates(self, rank: int) -> Coordinates:
-        """Where ``rank`` stands, the last axis counting fastest."""
+        """Return the coordinates of ``rank``; the last axis varies fastest."""
         places = {}
         for axis in reversed(AXES):
             rank, places[axis] = divmod(rank, getattr(self, axis))
         return Coordinates(**places)
 
     def data_parallel_rank(self, rank: int) -> int:
-        """The coordinate of ``rank`` among those that see different rows."""
+        """Return the data-parallel rank of ``rank``."""
         at = self.coordinates(rank)
         return at.dp_replicate * self.dp_shard + at.dp_shard
 
@@ -66,14 +66,14 @@ class Mesh:
 
 
 def mesh_for(parallelism: Parallelism, world_size: int) -> Mesh:
-    """The mesh of a strategy that keeps whole copies: ``training.parallelism``, or all processes on ``dp_replicate``.
+    """Return a replicated strategy's mesh: ``training.parallelism``, or all processes on ``dp_replicate``.
 
-    Sizes that do not multiply to ``world_size`` are refused by the config rules.
+    The config rules refuse sizes whose product is not ``world_size``.
     """
     sizes = {axis: parallelism.size(axis) for axis in AXES}
     return Mesh(**sizes) if any(size > 1 for size in sizes.values()) else Mesh(dp_replicate=world_size)
 
 
 def divisors(number: int) -> list[int]:
-    """All divisors, ascending."""
+    """Return all divisors in ascending order."""
     return [d for d in range(1, number + 1) if number % d == 0]

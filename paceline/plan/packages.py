@@ -1,4 +1,4 @@
-"""Packages and tools that a config needs beyond the ones always there: looked up, not imported."""
+"""Check optional packages and tools that a config needs, without importing them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ Find = Callable[[str], object]
 
 
 def installed(name: str) -> object:
-    """Where a package would be imported from; None also for a mere folder of its name (``wandb`` writes one)."""
+    """Return where a package would be imported from; None if missing, or a mere folder of that name.
+
+    (``wandb`` creates such a folder.)
+    """
     spec = util.find_spec(name)
     return spec.origin if spec is not None else None
 
@@ -30,7 +33,7 @@ def installed(name: str) -> object:
 def check_packages(
     config: Config, provenance: Mapping[str, Source], environ: Mapping[str, str], device: str, find: Find = installed
 ) -> Iterator[Diagnostic]:
-    """Findings about what is not installed: an error where the run would end, a warning where it goes on without."""
+    """Yield problems with missing packages: errors if the run would fail, else warnings."""
     yield from _trackers(config, provenance, environ, find)
     name = config.model.attn_implementation
     if name in _ATTENTION and find(_ATTENTION[name][0]) is None:
@@ -46,7 +49,7 @@ def check_packages(
 def _trackers(
     config: Config, provenance: Mapping[str, Source], environ: Mapping[str, str], find: Find
 ) -> Iterator[Diagnostic]:
-    """A run goes on without a tracker that is missing; what the default names is no one's wish."""
+    """Warn of missing trackers; the run continues without them. Default trackers are not reported."""
     source = provenance.get("training.report_to")
     if source is None or source.layer == DEFAULTS:
         return
@@ -64,7 +67,7 @@ def _wandb_has_a_key(environ: Mapping[str, str]) -> bool:
 
 
 def _data(config: Config, find: Find) -> Iterator[Diagnostic]:
-    """Parquet, ``datasets`` folders and hub data sets have readers of their own."""
+    """Report missing readers of Parquet, ``datasets`` folders and hub data sets."""
     for key, sections in (("data.train", config.data.train), ("data.eval", config.data.eval or ())):
         for section in sections:
             path = Path(section.path).expanduser()

@@ -1,4 +1,4 @@
-"""Parts of a plan: the optimizer, what a rank keeps from step to step, models beside the one that is trained."""
+"""Parts of a plan: optimizer, adapter, model states, further models."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from paceline.plan.model.shape import ModelShape
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """``name`` is Transformers' ``optim`` (``adamw_torch_fused``, ``sgd``, …); betas, eps and weight_decay as in ``TrainingArguments``.
+    """The optimizer. ``name``: Transformers' ``optim``.
 
-    Weight decay applies to matrices only (biases and norm weights are left out), as ``transformers.Trainer`` does.
+    Betas, eps and weight_decay as in ``TrainingArguments``.
+
+    Weight decay applies to matrices only, not to biases and norm weights, as in ``transformers.Trainer``.
     """
 
     name: str = "adamw_torch_fused"
@@ -28,7 +30,10 @@ class OptimizerSpec:
 
 @dataclass(frozen=True)
 class Quantization:
-    """Weights of ``bits`` each, of a ``type`` of bitsandbytes' (nf4, fp4); ``double_quant``: their scales are packed too; ``storage``: torch's name."""
+    """bitsandbytes quantization: ``bits`` per weight, ``type`` nf4 or fp4, ``storage``: torch's dtype name.
+
+    ``double_quant``: the scales are quantized too.
+    """
 
     bits: int
     type: str = "nf4"
@@ -38,7 +43,10 @@ class Quantization:
 
 @dataclass(frozen=True)
 class AdapterSpec:
-    """LoRA of rank ``r``, by peft's names; ``start``: the folder whose weights it goes on from; ``quantization`` of the frozen layers below it."""
+    """LoRA of rank ``r``, with peft's names. ``start``: folder of the adapter weights to start from.
+
+    ``quantization``: of the frozen base layers.
+    """
 
     r: int
     alpha: float
@@ -53,7 +61,7 @@ class AdapterSpec:
 
 @dataclass(frozen=True)
 class EngineKnobs:
-    """Single keys of ``training`` that torch's own engines take by these names: DistributedDataParallel's, and the last ZeroRedundancyOptimizer's."""
+    """Options of DistributedDataParallel by its names; the last is ZeroRedundancyOptimizer's."""
 
     bucket_cap_mb: int | None = None
     find_unused_parameters: bool = False
@@ -64,7 +72,7 @@ class EngineKnobs:
 
     @staticmethod
     def of(training: TrainingSection) -> EngineKnobs:
-        """As they are written."""
+        """Return the options as configured."""
         return EngineKnobs(
             training.ddp_bucket_cap_mb,
             bool(training.ddp_find_unused_parameters),
@@ -77,7 +85,7 @@ class EngineKnobs:
 
 @dataclass(frozen=True)
 class ModelStates:
-    """Bytes that one rank keeps from step to step."""
+    """Bytes of model states that one rank keeps between steps."""
 
     parameters: int
     gradients: int
@@ -86,14 +94,17 @@ class ModelStates:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Sum of all parts."""
         return self.parameters + self.gradients + self.optimizer + self.counters
 
 
 @dataclass(frozen=True)
 class Memory:
-    """``copies``: whether low-precision copies of fp32 weights are kept; the states of the rank that keeps most and of the one that keeps least (None: not
-    known), and those of each role on the largest, where there are several."""
+    """Model states of the plan. ``copies``: low-precision copies of fp32 weights are kept.
+
+    ``largest``, ``smallest``: states of the rank with most and with least (None: unknown). ``roles``: states
+    of each model on the largest rank, if there are several.
+    """
 
     copies: bool
     largest: ModelStates | None = None
@@ -103,7 +114,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class OtherModel:
-    """A model beside the one that is trained first; ``model``: a folder or hub name (None: the one that training starts from)."""
+    """A further model. ``model``: folder or hub name (None: the weights that training starts from)."""
 
     trained: bool
     model: str | None = None

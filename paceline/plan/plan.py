@@ -1,4 +1,4 @@
-"""The Plan: what will happen, frozen, JSON both ways, with a digest and the reason for each choice."""
+"""The Plan: what will run, immutable, as JSON both ways, with a digest and a reason per decision."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ from paceline.plan.model.read_shape import ModelShape
 from paceline.plan.parts import AdapterSpec, EngineKnobs, Memory, OptimizerSpec, OtherModel
 from paceline.plan.strategies.options import NO_OPTIONS, EngineOptions, options_from_json
 
-#: What a decision's ``choice`` begins with that only warns.
+#: Prefix of ``choice`` in decisions that are only warnings.
 WARNING = "warning "
 
 
 @dataclass(frozen=True)
 class Decision:
-    """One choice: its subject (a config key or a word), what was chosen, why. ``granted`` is False when something asked for is off."""
+    """One decision: subject (a config key or a word), choice, reason.
+
+    ``granted`` is False if a configured setting is not applied.
+    """
 
     subject: str
     choice: str
@@ -33,7 +36,10 @@ class Decision:
 
 @dataclass(frozen=True)
 class Precision:
-    """Dtypes by torch's names: ``compute`` of forward and backward, ``master`` weights, ``reduce`` of gradients; ``scaler`` for fp16."""
+    """Dtypes: ``compute`` of forward and backward, ``master`` of weights, ``reduce`` of gradients.
+
+    By torch's names; ``scaler``: fp16 loss scaling.
+    """
 
     compute: str
     master: str
@@ -44,12 +50,14 @@ class Precision:
 
 @dataclass(frozen=True)
 class Plan:
-    """Config and hardware resolved.
+    """The resolved config and hardware.
 
-    ``strategy`` is never "auto"; ``timeout_seconds`` is the process group's; ``seq_len`` counts tokens of a row; ``config`` is what was resolved, for the planner and for checkpoints: below the worker its values come by the attributes and properties here. ``world_size`` counts processes over all nodes.
-    ``engine`` holds the strategy's own resolved options (``plan.engine_options``), ``adapter`` those of LoRA or None (``plan.adapter``).
-    ``reference`` says where DPO's comes from: ``live``, ``adapter`` (switched off), ``cached``, or empty (``plan.roles``).
-    ``models`` are the other models of the algorithm by role, ``memory`` the model states a rank (``plan.memory``; None before they are counted).
+    ``strategy`` is never "auto". ``timeout_seconds``: of the process group. ``world_size``: processes over
+    all nodes. ``seq_len``: tokens per row. ``engine``: the strategy's resolved options; ``adapter``: LoRA's,
+    or None. ``reference``: source of the reference's log-probabilities: ``live``, ``adapter`` (disabled),
+    ``cached``, or empty. ``models``: the algorithm's further models by role. ``memory``: model states per
+    rank (None before they are counted). ``config``: the resolved config, for planner and checkpoints; workers
+    use the attributes and properties here.
     """
 
     algorithm: str
@@ -84,22 +92,22 @@ class Plan:
 
     @property
     def seed(self) -> int:
-        """Of everything random."""
+        """Seed of all random number generators."""
         return self.config.training.seed
 
     @property
     def model_key(self) -> str:
-        """The key that names what training starts from."""
+        """The config key of the model that training starts from."""
         return "model.config" if self.config.model.config else "model.name_or_path"
 
     @property
     def strategy_options(self) -> Mapping[str, object]:
-        """Of a strategy of the user's own, as they are written."""
+        """Options of a user-defined strategy, as configured."""
         return self.config.training.strategy_options
 
     @property
     def training_keys(self) -> EngineKnobs:
-        """What torch's own engines are given."""
+        """Options for torch's DDP and ZeroRedundancyOptimizer."""
         return EngineKnobs.of(self.config.training)
 
     def to_json(self) -> dict[str, Any]:
@@ -109,23 +117,25 @@ class Plan:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Plan:
-        """The inverse of ``to_json``. Raises ConfigError for a config of another version."""
+        """Inverse of ``to_json``. Raises ConfigError for a config of another version."""
         parts = {"engine": options_from_json(data.get("engine") or {}), "config": Config.from_json(data["config"])}
         return codec.from_json(Plan, {**data, **parts})
 
     def dumps(self) -> str:
-        """The text of ``plan.json``."""
+        """Return the text of ``plan.json``."""
         return json.dumps(self.to_json(), indent=1, ensure_ascii=False, sort_keys=True) + "\n"
 
     def headline(self) -> str:
-        """One line: what is learnt, how, where."""
+        """Return one line: algorithm, strategy, processes, model size, batch, precision."""
         where = f"{self.world_size} process{'es' if self.world_size > 1 else ''} on {self.device}"
         size = f", {human_count(self.shape.num_parameters)} parameters" if self.shape else ""
         return f"{self.algorithm} by {self.strategy} in {where}{size}, {self.batch.global_batch} rows a step, {self.precision.compute}"
 
     def digest(self) -> str:
-        """sha256 of everything that decides the run; where it is written, by which launcher it is started, and what is
-        warned of (free space of a disk) do not count."""
+        """Return the sha256 of everything that determines the run.
+
+        Run directory, launcher and warnings (such as free disk space) are excluded.
+        """
         data = {key: value for key, value in self.to_json().items() if key not in ("config", "run_dir", "launcher")}
         data["decisions"] = [d for d in data["decisions"] if not d["choice"].startswith(WARNING)]
         text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True)

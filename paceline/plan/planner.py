@@ -1,4 +1,7 @@
-"""``resolved_plan``: config and hardware in, plan out. Pure: the same input gives the same plan, byte for byte."""
+"""``resolved_plan``: config and hardware in, plan out.
+
+Pure: the same input gives the same plan, byte for byte.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +31,9 @@ from paceline.plan.strategy import StrategyChoice, choose_strategy
 
 
 def resolved_plan(job: Job, *, ruled: Sequence[Diagnostic] = ()) -> Plan:
-    """The plan for a job. ``ruled`` is what the rules have found in the config: warnings are told in the plan.
+    """Return the plan for a job. ``ruled``: problems found by the rules; warnings go into the plan.
 
-    Raises ConfigError with every finding at once: theirs, and what cannot be planned.
+    Raises ConfigError with all errors at once: the rules' and the planner's.
     """
     found = [*check_world(job.hardware, job.world_size, job.num_nodes), *ruled]
     shape = attempt(job.model_shape, found)
@@ -50,7 +53,7 @@ def resolved_plan(job: Job, *, ruled: Sequence[Diagnostic] = ()) -> Plan:
 
 
 def _checked(plan: Plan) -> Plan:
-    """``plan`` with what its algorithm warns of in it. Raises ConfigError for what it cannot do."""
+    """Return ``plan`` with its algorithm's warnings. Raises ConfigError for its errors."""
     found = list(algorithm_spec(plan.algorithm).check_plan(plan))
     if errors(found):
         raise ConfigError(*found)
@@ -58,7 +61,7 @@ def _checked(plan: Plan) -> Plan:
 
 
 def _with_room(plan: Plan, hardware: Hardware, needed: bool) -> Plan:
-    """``plan`` with its memory and what follows from it. Raises ConfigError where it has no room and that is ``needed``."""
+    """Return ``plan`` with its memory and what follows. Raises ConfigError if it must fit and does not."""
     plan = with_generation(replace(plan, memory=memory_of(plan, hardware)), hardware)
     room = room_of(plan, hardware)
     problems = room_problems(plan, hardware, room)
@@ -70,7 +73,7 @@ def _with_room(plan: Plan, hardware: Hardware, needed: bool) -> Plan:
 
 
 def _assembled(job: Job, resolved: Resolved, found: Sequence[Diagnostic]) -> Plan:
-    """The plan of what was resolved, all but its memory; ``found`` is what it warns of."""
+    """Return the plan of the resolved choices, without memory; ``found`` becomes warnings."""
     config, hardware, shape = job.config, job.hardware, job.shape
     training, data, requested = config.training, config.data, config.model.attn_implementation
     engine, precision, adapter = resolved.engine, resolved.precision, resolved.adapter
@@ -104,7 +107,7 @@ def _assembled(job: Job, resolved: Resolved, found: Sequence[Diagnostic]) -> Pla
 
 
 def _warnings(found: Sequence[Diagnostic]) -> Iterator[Decision]:
-    """What the rules said that keeps nothing from starting; of a repaired product the engine's decisions tell."""
+    """Yield the warnings of the rules; the engine's decisions report a corrected batch size."""
     for d in found:
         if d.code != codes.BATCH_TRIPLE.name:
             yield Decision(d.where or d.code, f"{WARNING}{d.code}", f"{d.what}; {d.hint}")
@@ -113,7 +116,7 @@ def _warnings(found: Sequence[Diagnostic]) -> Iterator[Decision]:
 def _shape_of(
     role: str, model: OtherModel, own: ModelShape | None, others: Mapping[str, ModelShape | None]
 ) -> ModelShape | None:
-    """The shape of another model than the policy, under the head that its role has."""
+    """Return a further model's shape, with a scalar head for value and reward models."""
     found = own if model.model is None else others.get(model.model)
     return scoring(found) if found is not None and role in ("value", "reward") else found
 
@@ -146,7 +149,7 @@ def _main_decisions(hardware: Hardware, world_size: int, num_nodes: int, resolve
 
 
 def check_world(hardware: Hardware, world_size: int, num_nodes: int) -> list[Diagnostic]:
-    """Findings about the number of processes and nodes."""
+    """Return errors in the number of processes and nodes."""
     if world_size < 1 or num_nodes < 1:
         return [
             codes.PLAN_WORLD_SIZE(

@@ -1,4 +1,4 @@
-"""Which dtypes: fp32 master weights always; the compute dtype by what the device does in hardware."""
+"""Choose dtypes: fp32 master weights always; the compute dtype by what the device does in hardware."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _DTYPES = {"no": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 def choose_precision(requested: str, hardware: Hardware, master: str = "float32") -> Precision:
-    """The precision for ``auto``, ``no``, ``fp16`` or ``bf16``. What the device cannot do at all is refused by the config rules.
+    """Return the precision for ``auto``, ``no``, ``fp16`` or ``bf16``.
 
-    ``master`` float64 (``model.dtype``) computes everything in float64: for comparing strategies, not for training.
+    The config rules refuse what the device cannot do. ``master`` float64 (``model.dtype``) computes
+    everything in float64: for comparing strategies, not for training.
     """
     if master == "float64":
         return Precision("float64", "float64", "float64", False, "model.dtype: float64")
@@ -50,8 +51,10 @@ def _precision(requested: str, reason: str) -> Precision:
 
 
 def check_full_eval(training: TrainingSection, precision: Precision) -> Iterator[Diagnostic]:
-    """``bf16_full_eval`` and ``fp16_full_eval``: evaluation computes with the copies of the weights that training computes with, so each
-    holds where training is in that dtype, and is refused elsewhere."""
+    """Refuse ``bf16_full_eval`` and ``fp16_full_eval`` unless training computes in that dtype.
+
+    Evaluation uses the same low-precision weight copies as training.
+    """
     for word, requested in (("bf16", training.bf16_full_eval), ("fp16", training.fp16_full_eval)):
         key = f"{word}_full_eval"
         if requested and precision.compute != _DTYPES[word]:

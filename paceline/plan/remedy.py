@@ -1,4 +1,4 @@
-"""What would fit in place of a layout that does not: found by the planner's own search, for a plan that is refused and for a run out of memory."""
+"""Find layouts that would fit, for a refused plan or a run out of memory, by the planner's search."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from paceline.plan.fastest import may_be
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.plan import Plan
 
-MANY_CARDS = 4096  # beyond, a search takes longer than somebody wants to wait for a hint
+MANY_CARDS = 4096  # with more cards the search takes too long for a hint
 
 
 def what_fits(plan: Plan, hardware: Hardware, *, ran_out: bool = False) -> list[str]:
-    """Up to two remedies as YAML with the memory predicted: the same layout with smaller micro-batches or recomputation, and the next strategy.
+    """Return up to two remedies as YAML with predicted memory.
 
-    ``ran_out``: the plan's own layout was tried and had no room, so predictions are raised to what it needed at least. Empty where nothing fits, or
-    nothing can be predicted here. Never names the plan's own layout.
+    One keeps the layout with smaller micro-batches or recomputation, one takes another strategy. ``ran_out``:
+    the plan's own layout ran out of memory, so predictions are scaled up to at least that. Empty if nothing
+    fits or can be predicted. Never the plan's own layout.
     """
     per_node = max(1, plan.world_size // plan.num_nodes)
     on_cpu = hardware.device == "cpu"
@@ -46,7 +47,7 @@ def what_fits(plan: Plan, hardware: Hardware, *, ran_out: bool = False) -> list[
 
 
 def _layout(work: StepSpec) -> tuple[object, ...]:
-    """What makes two layouts one strategy: everything but micro-batch and recomputation."""
+    """Return what identifies a strategy's layout: everything but micro-batch and recomputation."""
     shared = work.sharers if work.zero else 1
     return work.zero, shared, work.tp, work.pp, work.cp, work.offload, work.zero and work.storage.weight
 
@@ -59,7 +60,7 @@ def _gentler(work: StepSpec, own: StepSpec) -> bool:
 
 
 def _changes(own: Candidate) -> Callable[[Candidate], tuple[bool, bool, float]]:
-    """Key: the fewest changes first (no other axes, then no offload), then the fastest."""
+    """Return a sort key: fewest changes first (same tp, pp, cp; then no offload), then fastest."""
     axes = own.work.tp, own.work.pp, own.work.cp
     return lambda c: ((c.work.tp, c.work.pp, c.work.cp) != axes, c.work.offload != "none", c.step)
 

@@ -1,4 +1,4 @@
-"""What a config comes to on a machine, choice by choice, before it is put together as a plan."""
+"""Resolve a config on a machine, choice by choice, before the plan is assembled."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ResolvedEngine:
-    """What follows from the strategy: mesh, batch, ``Plan.engine``, and what there is to say about them."""
+    """What follows from the strategy: mesh, batch, ``Plan.engine``, and decisions."""
 
     mesh: Mesh
     batch: BatchSplit
@@ -54,7 +54,7 @@ def _engine(chosen: StrategyChoice, job: Job, precision: Precision) -> ResolvedE
 
 @dataclass(frozen=True)
 class Resolved:
-    """Strategy, adapter, optimizer, precision, and what the engine makes of them."""
+    """The resolved strategy, adapter, optimizer and precision, and what follows from the strategy."""
 
     chosen: StrategyChoice
     adapter: AdapterSpec | None
@@ -64,7 +64,10 @@ class Resolved:
 
 
 def resolve(chosen: StrategyChoice | None, job: Job, found: list[Diagnostic]) -> Resolved:
-    """Every other choice, though an earlier one failed: raises ConfigError with all of ``found`` and all that is found here."""
+    """Resolve all choices, even if an earlier one failed.
+
+    Raises ConfigError with all errors: those in ``found`` and those found here.
+    """
     training, hardware = job.training, job.hardware
     adapter = attempt(lambda: adapter_of(job.lora), found)
     if chosen is not None and chosen.by_size:
@@ -89,7 +92,7 @@ def resolve(chosen: StrategyChoice | None, job: Job, found: list[Diagnostic]) ->
 
 
 def attempt(choice: Callable[[], T], found: list[Diagnostic]) -> T | None:
-    """The choice, or None with its findings kept, so that all are told at once."""
+    """Return ``choice()``, or None with its errors added to ``found``, so that all are reported together."""
     try:
         return choice()
     except ConfigError as exc:

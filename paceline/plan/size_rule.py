@@ -1,4 +1,4 @@
-"""``auto``'s rule for a model's size, and what it goes on to where that does not fit: said once, for the plan of a config and for a model's page."""
+"""``auto``'s rule by model size, and its chain of fallback strategies."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from paceline.plan.strategies.deepspeed.spec import ZERO2, ZERO3
 from paceline.plan.strategies.fsdp.spec import FSDP
 from paceline.plan.strategies.replicated import DDP
 
-#: From the guide's strategies to the one that needs least: each shares out more than the one before, the last starts with no whole model on a card.
+#: Each strategy shards more than the one before; the last never holds the whole model on a card at startup.
 CHAIN = (DDP.name, ZERO2.name, ZERO3.name, FSDP.name)
 SMALL, MEDIUM = 1_000_000_000, 7_000_000_000
 
 
 def size_rule(num_parameters: int) -> tuple[str, str]:
-    """(strategy, why): the guide's: below 1B parameters DDP, from 1B to 7B ZeRO-2, above ZeRO-3."""
+    """Return (strategy, reason): DDP below 1B parameters, ZeRO-2 from 1B to 7B, ZeRO-3 above."""
     if num_parameters < SMALL:
         return DDP.name, "below 1B: replicate the model, average the gradients"
     if num_parameters <= MEDIUM:
@@ -21,5 +21,5 @@ def size_rule(num_parameters: int) -> tuple[str, str]:
 
 
 def chain_from(strategy: str) -> tuple[str, ...]:
-    """``strategy`` and what comes after it."""
+    """Return ``strategy`` and its fallbacks."""
     return CHAIN[CHAIN.index(strategy) :]

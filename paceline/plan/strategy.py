@@ -1,4 +1,4 @@
-"""Which strategy: the guide's size rule for ``auto``, and what this version can start."""
+"""Choose the strategy: the size rule for ``auto``, and what this machine can start."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ KEY = "training.distributed_strategy"
 
 @dataclass(frozen=True)
 class StrategyChoice:
-    """A strategy and why; ``sharding``: FSDP's, where the plan chose it in place of a ZeRO stage (None: as the config says).
+    """A strategy and the reason.
 
-    ``by_size``: chosen by the rule for the model's size, so that memory may have a say (``plan.auto``).
+    ``sharding``: FSDP's, if the plan chose it in place of a ZeRO stage (None: as configured). ``by_size``:
+    chosen by model size, so predicted memory may change it (``plan.auto``).
     """
 
     strategy: str
@@ -33,7 +34,10 @@ class StrategyChoice:
 
 
 def choose_strategy(job: Job) -> StrategyChoice:
-    """The strategy that is asked for, or ``auto``'s first choice. Raises ConfigError for one that cannot be started; unknown names are the config rules' business."""
+    """Return the configured strategy, or ``auto``'s first choice.
+
+    Raises ConfigError if it cannot be started; the config rules refuse unknown names.
+    """
     requested = job.training.distributed_strategy
     if ":" in requested and not strategy_spec(requested).implementation:
         return StrategyChoice(
@@ -54,7 +58,7 @@ def choose_strategy(job: Job) -> StrategyChoice:
 
 
 def startable(name: str, by_size: StrategyChoice, hardware: Hardware) -> StrategyChoice:
-    """``name``, one of ``auto``'s chain, as it can be had here: FSDP's sharding in place of a ZeRO stage where DeepSpeed is not installed."""
+    """Return ``name`` (of ``auto``'s chain), or FSDP's equivalent sharding if DeepSpeed is not installed."""
     spec = strategy_spec(name)
     if missing_package(spec, hardware) and spec.substitute:
         return _substituted(replace(by_size, strategy=name), *spec.substitute)
@@ -62,7 +66,7 @@ def startable(name: str, by_size: StrategyChoice, hardware: Hardware) -> Strateg
 
 
 def _by_rule(job: Job) -> StrategyChoice:
-    """``auto``: sections for an engine first, then one process, then the size rule (<1B DDP, 1 to 7B ZeRO-2, above ZeRO-3)."""
+    """``auto``: sections of an engine first, then one process, then the size rule."""
     shape = job.shape
     if job.training.deepspeed:
         return StrategyChoice("deepspeed", "auto: the config has training.deepspeed")
@@ -84,7 +88,10 @@ def _by_rule(job: Job) -> StrategyChoice:
 
 
 def check_whole(training: TrainingSection, chosen: StrategyChoice) -> None:
-    """What needs whole models is refused where the size rule chose a sharding; a strategy named in the config is the rules' business."""
+    """Refuse options that need unsharded modules if the size rule chose a sharded strategy.
+
+    For a strategy named in the config, the rules check this.
+    """
     if strategy_spec(chosen.strategy).whole_modules:
         return
     found = []
@@ -102,7 +109,7 @@ def check_whole(training: TrainingSection, chosen: StrategyChoice) -> None:
 
 
 def _substituted(chosen: StrategyChoice, strategy: str, sharding: str) -> StrategyChoice:
-    """FSDP's sharding that keeps the same things on each rank as the ZeRO stage does."""
+    """Return FSDP with the sharding that keeps the same states on each rank as the ZeRO stage."""
     reason = f"{chosen.reason}; DeepSpeed is not installed, and FSDP's {sharding} shares out the same states"
     return replace(chosen, strategy=strategy, reason=reason, sharding=sharding)
 

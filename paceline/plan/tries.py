@@ -1,4 +1,4 @@
-"""What of a config can only be known by importing something, and so is tried in a process of its own before a start. No torch here."""
+"""Parts of a config that only an import can check, tried in a child process before launch. No torch here."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from paceline.plan.plan import Plan
 
 REWARDS, STRATEGY, COMPILE, MODEL = "reward functions", "strategy class", "compile backend", "model class"
 ALGORITHM = "algorithm class"
-DATASETS, TOKENIZER = "saved datasets", "tokenizer"  # asked for by what the look reads: ``training.questions``
-#: ``attn_implementation`` that every model class of Transformers has
+DATASETS, TOKENIZER = "saved datasets", "tokenizer"  # see ``training.questions``
+#: ``attn_implementation`` that every model class supports
 _ATTENTION = ("auto", "paceline", "eager", "sdpa")
 
 
 def things_to_try(config: Config, plan: Plan | None, environ: Mapping[str, str]) -> dict[str, str]:
-    """What is tried → for the sake of what (config values, as words). ``plan`` None: there is none yet, and less can be tried."""
+    """Return what to try → reason (config values as text); ``plan`` is None if there is none yet."""
     t, found = config.training, dict[str, str]()
     named = [reward.name for reward in (t.rollout.rewards if t.rollout else ()) if ":" in reward.name]
     if named:
@@ -41,7 +41,7 @@ def things_to_try(config: Config, plan: Plan | None, environ: Mapping[str, str])
 
 
 def _of_model(config: Config, plan: Plan | None, environ: Mapping[str, str]) -> list[str]:
-    """Why the model's class is asked: what it must have or be able to do beyond what every decoder is."""
+    """Return why the model class must be tried: requirements beyond those that every decoder meets."""
     m, lora, reasons = config.model, config.lora, []
     if m.attn_implementation not in _ATTENTION:
         reasons.append(f"attention {m.attn_implementation}")
@@ -56,7 +56,7 @@ def _of_model(config: Config, plan: Plan | None, environ: Mapping[str, str]) -> 
     sharded, kind = plan.engine.sharded, plan.shape.model_type if plan.shape else None
     if sharded is not None and sharded.wrap.classes:
         reasons.append(f"wrap classes {', '.join(sharded.wrap.classes)}")
-    if kind is not None and kind not in FAMILY_SIZES:  # of those a table tells it
+    if kind is not None and kind not in FAMILY_SIZES:  # for listed families a table says it
         reasons.append(f"family {kind}")
     if not keeps_apart(m.attn_implementation, plan.shape):
         conditions = {"attention paceline": m.attn_implementation == "paceline", "context parallelism": plan.mesh.cp > 1,
@@ -70,16 +70,16 @@ def _of_model(config: Config, plan: Plan | None, environ: Mapping[str, str]) -> 
 
 
 def _says(config: Config, environ: Mapping[str, str], key: str) -> bool:
-    """Whether the model's config.json, where it is here, has ``key``."""
+    """Whether the model's ``config.json`` has ``key``; False if it is not on this machine."""
     try:
         return key in model_config(config.model, environ)
-    except ConfigError:  # told where the shape is read
+    except ConfigError:  # reported where the shape is read
         return False
 
 
 def _odd_values(config: Config, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Keys of the model's config.json, where it is here, whose values its class has to be asked about."""
+    """Return keys of the model's ``config.json`` with unusual values; empty if it is not on this machine."""
     try:
         return unusual(model_config(config.model, environ), written=bool(config.model.config))
-    except ConfigError:  # told where the shape is read
+    except ConfigError:  # reported where the shape is read
         return ()
