@@ -42,7 +42,7 @@ def calibration_table(means: Mapping[str, float]) -> list[tuple[float, float, fl
 
 
 def told_bins(means: Mapping[str, float]) -> dict[str, float]:
-    """Return ``calibration/3/share``, ``…/confidence`` and ``…/correct`` of each non-empty bin, for a plot."""
+    """Return ``calibration/3/share``, ``…/confidence`` and ``…/correct`` of each non-empty bin."""
     found: dict[str, float] = {}
     for k in range(BINS):
         for share, confidence, correct in calibration_table(

@@ -100,7 +100,7 @@ def field_or(batch: Batch, name: str, default: Tensor) -> Tensor:
 
 
 def with_tokens(batch: Batch, name: str, values: Tensor) -> Batch:
-    """Return ``batch`` with the token field ``name``: ``values`` [L] at the labelled positions, 0 elsewhere."""
+    """Return ``batch`` with the token field ``name``: ``values`` [L] at labelled positions, 0 elsewhere."""
     spread = torch.zeros(batch.labels.shape, dtype=values.dtype)
     spread[batch.labels != IGNORE_INDEX] = values.detach().cpu()
     return replace(batch, tokens={**batch.tokens, name: spread})

@@ -1,4 +1,7 @@
-"""Before step 0: broadcast rank 0's plan, and check that all ranks run the same program (contract 8)."""
+"""Before step 0: share rank 0's plan, and check that all ranks run the same program on the same data.
+
+Contract 8.
+"""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class PeakFlops:
 
     @staticmethod
     def of(device: torch.device, compute: str) -> PeakFlops:
-        """Return the peak of ``device`` in the dtype named ``compute``, timed here if no data sheet is known."""
+        """Return the peak of ``device`` in the dtype named ``compute``; timed if no data sheet is known."""
         known = data_sheet_peak(device_name(device), compute) if device.type == "cuda" else None
         return (
             PeakFlops(timed_rate(device, getattr(torch, compute)), False) if known is None else PeakFlops(known, True)

@@ -99,7 +99,7 @@ class Models:
         return HFModelFactory(**{**values, **changed})
 
     def _temperature(self) -> float:
-        """Return the sampling temperature that an on-policy algorithm's log-probabilities use; 1 for greedy."""
+        """Return the sampling temperature that on-policy log-probabilities use; 1 for greedy."""
         rollout = self.config.training.rollout or RolloutOptions()
         return rollout.temperature or 1.0 if algorithm_spec(self.plan.algorithm).on_policy else 1.0
 

@@ -222,7 +222,7 @@ class Session:
         stop_requested: Callable[[], bool],
         save: Callable[[int], None] | None = None,
     ) -> Trainer:
-        """Return the trainer: learning rate, seeds, when to evaluate and save, and which metric is the best."""
+        """Return the trainer: learning rate, seeds, when to evaluate and save, which metric is best."""
         t, strategy, algorithm = self.config.training, parts.runner.strategy, parts.algorithm
         forwards = 0 if algorithm.window_means is None else len(algorithm.window_means.roles)
         total = parts.epochs.total_steps

@@ -161,7 +161,7 @@ class Trainer:
             self._emit(events.Notice(finding))
 
     def _between_steps(self) -> str | None:
-        """Evaluate and save when due, then agree on stopping. Collective."""
+        """Agree on stopping, then evaluate and save when due. Collective."""
         step = self.state.step
         stop = self.agree(self.stop_requested())
         epoch_end = self.epochs.is_epoch_end(step)

@@ -26,6 +26,8 @@ FILLER = -1
 class BatchLayout:
     """How the global batch of G = micro_batch × accumulation × dp_size rows is split over data-parallel
     ranks.
+
+    ``dp_rank`` is this rank's coordinate.
     """
 
     micro_batch: int

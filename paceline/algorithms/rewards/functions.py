@@ -1,4 +1,4 @@
-"""Built-in rewards: functions of one ``Sample``, with options by keyword; none runs or evaluates an answer."""
+"""Built-in rewards: functions of one ``Sample``, options by keyword; none runs or evaluates an answer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def numeric(sample: Sample, *, anywhere: bool = False) -> float:
 
 
 def marked_number(text: str, *, anywhere: bool) -> Decimal | None:
-    """Return the first number after the last ``####``; without it the last number if ``anywhere``, else None."""
+    """Return the first number after the last ``####``; without it the last one if ``anywhere``, else None."""
     _, mark, behind = text.rpartition(_MARK)
     found = _NUMBER.findall(behind if mark else text)
     if not found or not (mark or anywhere):
@@ -44,7 +44,7 @@ def marked_number(text: str, *, anywhere: bool) -> Decimal | None:
 
 
 def regex(sample: Sample, *, pattern: str, whole: bool = False) -> float:
-    """1 if ``pattern`` matches in the answer (``whole``: all of it), else 0; ``.`` matches line breaks too."""
+    """1 if ``pattern`` matches in the answer (``whole``: all of it), else 0; ``.`` matches newlines too."""
     match = re.fullmatch if whole else re.search
     return float(match(pattern, sample.completion, re.DOTALL) is not None)
 

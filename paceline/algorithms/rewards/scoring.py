@@ -42,7 +42,7 @@ RowCheck = Callable[[Iterable[tuple[str, Mapping[str, Any]]]], list[str]]
 
 @dataclass(frozen=True)
 class RewardSpec:
-    """One entry of ``training.rollout.rewards``: a built-in name or ``module:function``, weight and options."""
+    """One entry of ``training.rollout.rewards``: built-in name or ``module:function``, weight, options."""
 
     name: str
     weight: float = 1.0

@@ -59,6 +59,6 @@ class Drawn:
         return report_metrics(whole, spread, labels, groups)
 
     def counts(self, size: int) -> dict[str, float]:
-        """Return the number of prompts drawn for this rollout, and of its groups without a learning signal."""
+        """Return the number of prompts drawn, and of the rollout's groups without a learning signal."""
         drawn = sum(len(judged.real) for judged, _ in self.before) + len(self.judged.real)
         return {"prompts_drawn": drawn / size, "prompts_left_flat": float(len(self.flat_groups(size)))}

@@ -1,4 +1,4 @@
-"""The prompts of a rollout: by position in the epoch's order, or sequentially if flat groups are resampled."""
+"""The prompts of a rollout: by position in the epoch's order, or one by one if flat groups are resampled."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Draws:
         self.prompts_of_groups = self._take(self.groups)
 
     def resume(self, epoch: int, number: int) -> None:
-        """Take the prompts of a rollout that was interrupted by a checkpoint."""
+        """Take the prompts of a rollout during which the checkpoint was saved."""
         if not self.prompts_of_groups:
             self.begin(epoch, number)
 

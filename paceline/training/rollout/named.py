@@ -1,4 +1,4 @@
-"""Checks without torch of what a rollout names: the reward model's folder, the variable with a server's key."""
+"""Checks without torch of what a rollout names: the reward model's folder, a server's key."""
 
 from __future__ import annotations
 

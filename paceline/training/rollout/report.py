@@ -36,7 +36,7 @@ class Judged:
 
     @staticmethod
     def of(table: Tensor, labels: Sequence[str]) -> Judged:
-        """Build from table rows: real, length, ended, score, parts…, then whether score and parts are known."""
+        """Build from table rows: real, length, ended, score, parts…, whether score and parts are known."""
         count = 1 + len(labels)
         values, known = table[3 : 3 + count], table[3 + count :] > 0
         numbers = torch.where(known, values, torch.nan)

@@ -114,7 +114,7 @@ class RolloutWindows:
         return self.draws.state()
 
     def _read(self, epoch: int, number: int) -> Rollout:
-        """Read the rollout that the checkpoint interrupted."""
+        """Read the rollout during which the checkpoint was saved."""
         assert self.reader is not None, "a run begins with a rollout"
         self.draws.resume(epoch, number)
         fields = self.algorithm.fields()

@@ -1,4 +1,7 @@
-"""Build the planned model without storage and check attention, wrap classes, splits and targets."""
+"""Build the planned model without storage and check attention, wrap classes, splits and targets.
+
+Pipeline stages are checked on a small sibling with weights.
+"""
 
 from __future__ import annotations
 
