@@ -29,7 +29,7 @@ class Merged:
 
     values: dict[str, Any] = field(default_factory=dict)
     winners: dict[str, Entry] = field(default_factory=dict)
-    inner: dict[str, Source] = field(default_factory=dict)  # keys inside free-form mappings, by their whole path
+    inner: dict[str, Source] = field(default_factory=dict)  # keys inside free-form mappings, by full path
     problems: list[Diagnostic] = field(default_factory=list)
     notes: list[Diagnostic] = field(default_factory=list)
     copied: set[str] = field(default_factory=set)  # mappings that this merge has copied and may modify
@@ -175,7 +175,10 @@ def _apply(entry: Entry, merged: Merged) -> None:
 
 
 def _trace(entry: Entry, merged: Merged) -> None:
-    """Note who set which key inside a free-form mapping; what is overwritten is forgotten with all that lay in it."""
+    """Record the source of each key inside a free-form mapping.
+
+    A new value replaces the sources of everything that was inside the old one.
+    """
     parents = [".".join((entry.path, *entry.sub[:depth])) for depth in range(1, len(entry.sub))]
     top = ".".join((entry.path, *entry.sub))
     if not entry.sub or top in merged.inner:

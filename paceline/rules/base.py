@@ -130,19 +130,24 @@ class Context:
         return source is not None and source.layer != DEFAULTS
 
     def value(self, path: str) -> Any:
-        """The effective value at a dotted path; inside a free-form mapping None where the key is not given."""
+        """Return the effective value at a dotted path; inside a free-form mapping None if the key is not
+        given.
+        """
         found: Any = self.config
         for part in path.split("."):
             found = found.get(part) if isinstance(found, Mapping) else getattr(found, part)
         return found
 
     def place(self, *paths: str) -> str:
-        """Return ``file:line`` of those keys that were set (a section: its first key's); if none was, the first key's name."""
+        """Return ``file:line`` of those keys that were set; if none was, the first key's name.
+
+        A section counts as its first key that was set.
+        """
         places = [found.place() for p in paths if (found := self._source(p))]
         return " and ".join(dict.fromkeys(places)) or paths[0]
 
     def _source(self, path: str) -> Source | None:
-        """Who set a key, or of a section the first of its keys that was set."""
+        """Return the source of a key, or of the first key that was set in a section; None if none was."""
         if self.given(path):
             return self.provenance[path]
         return next((s for p, s in self.provenance.items() if p.startswith(f"{path}.") and self.given(p)), None)
@@ -161,7 +166,7 @@ def checked(c: Context, spec: AlgorithmSpec | StrategySpec, key: str) -> Iterabl
         return spec.check(c)
     try:
         return tuple(spec.check(c))
-    except Exception as error:  # code of the user's, which may raise anything
+    except Exception as error:  # a user's code may raise anything
         frames = traceback.extract_tb(error.__traceback__)
         frame = (frames[1:] or frames)[0]
         found = f"{type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
