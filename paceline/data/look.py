@@ -103,7 +103,8 @@ def columns_of(data: DataSection) -> frozenset[str] | None:
 def _at(key: str, section: Dataset, finding: Diagnostic) -> Diagnostic:
     """Move a finding to the config key; the file becomes part of ``found``."""
     file = finding.where or section.path
-    return replace(finding, where=key, found=f"{file}: {finding.found}" if finding.found else file)
+    found = finding.found if finding.found.startswith(file) else f"{file}: {finding.found}"  # rows name their place
+    return replace(finding, where=key, found=found if finding.found else file)
 
 
 def _is_looked_into(data_set: DataSet) -> bool:

@@ -223,6 +223,15 @@ def test_a_plan_sees_it_in_the_first_rows(tmp_path: Path) -> None:
     assert glance(Config.from_json({"data": {"train": path, "on_bad_row": "skip"}})) == []
 
 
+def test_the_place_of_a_refused_row_is_named_once(tmp_path: Path) -> None:
+    path = write_jsonl(
+        tmp_path / "rows.jsonl", [{"prompt": "Q", "completion": "A"}, {"prompt": "Q", "completion": None}]
+    )
+    config = Config.model_validate({"data": {"train": str(path)}})
+    (finding,) = look_at_sets(config.data, Reading())[1]
+    assert finding.where == "data.train" and finding.found.count(str(path)) == 1 and f"{path}:2" in finding.found
+
+
 def test_only_the_first_rows_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from paceline.data import looking
 
