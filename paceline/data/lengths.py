@@ -51,7 +51,8 @@ def lengths_of(config: Config, cache: Path) -> tuple[int, int] | None:
         return None
     order = training.seed if training.data_seed is None else training.data_seed
     documents = epoch_documents(table.dataset, table.weights, order, 0)
-    bins = epoch_bins(documents, table.lengths, seq_len=data.max_length, packing=data.packing, seed=order, epoch=0, shuffle=False)  # fmt: skip
+    packing = data.packing and spec.generation(training) is None
+    bins = epoch_bins(documents, table.lengths, seq_len=data.max_length, packing=packing, seed=order, epoch=0, shuffle=False)  # fmt: skip
     return len(bins), int(table.lengths[documents].sum())
 
 

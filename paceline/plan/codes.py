@@ -7,6 +7,7 @@ from paceline.core.diagnostics import Code
 ALGORITHM_NO_SPEC = Code("algorithm.no_spec", "training.algorithm: module:SPEC names something else than an AlgorithmSpec. A spec is made of paceline.plan.algorithms.base and names the class that does the work.")
 CLASSIFICATION_LABELS = Code("classification.labels", "labels names each class once, in the order of their numbers; num_labels counts them where there are no names.")
 ALGORITHM_NO_TEACHER = Code("algorithm.no_teacher", "Distillation learns the next-token distributions of a teacher, a larger model of the same vocabulary: `training.distillation.teacher_model` names it.")
+DISTILLATION_LMBDA_OFF = Code("distillation.lmbda_off", "max_completion_length and sampling_temperature say how the student writes answers of its own, and with training.distillation.lmbda: 0 it writes none. Set lmbda, or remove them.")
 ALGORITHM_VOCABULARY = Code("algorithm.vocabulary", "Teacher and student are compared token by token, so token i has to be the same text to both. Embeddings that differ only by padding rows are compared over the rows that both have.")
 ALGORITHM_SPEC_TORCH = Code("algorithm.spec_torch", "The module of a spec of your own is imported where the plan is made, which needs no torch and starts quickly. Put the class in another module and name it in the spec's implementation.")
 

@@ -95,11 +95,13 @@ def option_decisions(
     strategy: str,
     *,
     prompts: bool = False,
+    answered: bool = False,
     apart: bool = True,
 ) -> list[Decision]:
     """Return decisions on all other options, applied or not (see also ``idle_decisions``).
 
-    ``prompts``: rows are prompts, answered in training; ``apart``: attention keeps packed documents apart.
+    ``prompts``: rows are prompts, answered in training; ``answered``: the model generates the answers of some
+    or all rows in training; ``apart``: attention keeps packed documents apart.
     """
     training, data, on_cpu = config.training, config.data, hardware.device == "cpu"
     made: list[Decision] = []
@@ -113,7 +115,10 @@ def option_decisions(
         training.optim,
         "one kernel for all parameters, on this device too" if fused else "asked for",
     )
-    if prompts or apart or not data.packing:
+    if answered and not prompts:
+        why = "how long the answers of the model's own will be is not known before; one document a row"
+        explain("data.packing", "off", why)
+    elif prompts or apart or not data.packing:
         packs = data.packing and not prompts
         explain(
             "data.packing", "on" if packs else "off", _ROLLOUT_ROWS if prompts else _packing_reason(data, data.packing)

@@ -82,7 +82,7 @@ def _assembled(job: Job, resolved: Resolved, found: Sequence[Diagnostic]) -> Pla
     apart = keeps_apart(requested, shape)
     spec = job.algorithm
     reference, models, about_models = spec.models(training, adapter)
-    prompts = spec.on_policy
+    answered = spec.generation(training) is not None
     decisions = (
         *_main_decisions(hardware, job.world_size, job.num_nodes, resolved),
         *engine.decisions,
@@ -91,14 +91,16 @@ def _assembled(job: Job, resolved: Resolved, found: Sequence[Diagnostic]) -> Pla
         *adapter_decisions(adapter, shape),
         *about_models,
         *rollout_decisions(spec, training, engine.batch),
-        *option_decisions(config, hardware, resolved.chosen.strategy, prompts=prompts, apart=apart),
+        *option_decisions(
+            config, hardware, resolved.chosen.strategy, prompts=spec.on_policy, answered=answered, apart=apart
+        ),
         *idle_decisions(config),
         *_warnings(found),
     )
     return Plan(
         algorithm=training.algorithm, strategy=resolved.chosen.strategy, strategy_reason=resolved.chosen.reason,
         mesh=engine.mesh, world_size=job.world_size, num_nodes=job.num_nodes, device=hardware.device, backend=backend, timeout_seconds=training.ddp_timeout,
-        precision=precision, batch=engine.batch, seq_len=data.max_length, packing=data.packing and not prompts and apart,
+        precision=precision, batch=engine.batch, seq_len=data.max_length, packing=data.packing and not answered and apart,
         attention=attention.choice, recompute=training.gradient_checkpointing, compile=training.torch_compile,
         optimizer=resolved.optimizer, decisions=decisions, config=config, config_digest=config.digest(), run_dir=job.run_dir, shape=shape,
         launcher=job.launcher, paceline_version=__version__, engine=engine.options, adapter=adapter, reference=reference,

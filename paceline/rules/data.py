@@ -46,10 +46,10 @@ def positions(c: Context) -> Iterator[Diagnostic]:
 def packing(c: Context) -> Iterator[Diagnostic]:
     """data.packing_eval"""
     t, d = c.config.training, c.config.data
-    if d.packing and c.given("data.packing") and c.algorithm.on_policy:
+    if d.packing and c.given("data.packing") and c.algorithm.generation(t) is not None:
         yield c.problem(
             codes.DATA_PACKING_EVAL,
-            f"{t.algorithm} makes its rows itself, from rollouts",
+            f"{t.algorithm} makes its rows itself, of answers that the model writes in training",
             "data.packing",
             "training.algorithm",
             hint="packing: false",

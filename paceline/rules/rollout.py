@@ -23,7 +23,8 @@ def _rollout(c: Context) -> RolloutOptions | None:
 
 def strategies(c: Context) -> Iterator[Diagnostic]:
     """strategy.rollouts"""
-    options, spec = _rollout(c), c.algorithm
+    spec = c.algorithm
+    options = spec.generation(c.config.training)
     if options is None:
         return
     scores = spec.value_model or any(r.name == MODEL for r in options.rewards)  # a scalar head cannot be split
@@ -35,7 +36,8 @@ def strategies(c: Context) -> Iterator[Diagnostic]:
             f"{who} writes answers token by token with a whole model on every rank; {in_words(wrong)} cuts it",
             "training.algorithm",
             *places(wrong),
-            hint="distributed_strategy: ddp, zero1 to zero3, or fsdp" + ("" if scores else ", with tp_size"),
+            hint="distributed_strategy: ddp, zero1 to zero3, or fsdp"
+            + ("" if scores or spec.lends_head else ", with tp_size"),
         )
 
 

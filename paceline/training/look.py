@@ -207,7 +207,7 @@ def _state_now(
     spec = algorithm_spec(config.training.algorithm)
     now: dict[str, Any] = {
         "seq_len": config.data.max_length,
-        "packing": config.data.packing and not spec.on_policy,
+        "packing": config.data.packing and spec.generation(config.training) is None,
         "seed": config.training.seed,
     }
     if plan is not None:

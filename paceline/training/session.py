@@ -41,6 +41,7 @@ from paceline.training.evaluate import evaluate
 from paceline.training.loading import Loading
 from paceline.training.metrics import PeakFlops, Throughput, computed_parameters
 from paceline.training.models_of import Models
+from paceline.training.own_answers import own_answers
 from paceline.training.parts import Evaluation, Parts, Windows
 from paceline.training.reference import ask_reference
 from paceline.training.rollout.setup import RolloutSetup, rollout_options
@@ -101,7 +102,8 @@ class Session:
         algorithm: Any = algorithm_class(self.plan.algorithm)(**self.algorithm_options())
         strategy = make_strategy(self.plan.strategy, self.world, self.plan)
         runner = make_runner(strategy)
-        if algorithm_spec(self.plan.algorithm).on_policy and not strategy.can_generate:
+        generation = algorithm_spec(self.plan.algorithm).generation(self.config.training)
+        if generation is not None and not strategy.can_generate:
             what = f"the strategy '{self.plan.strategy}' cannot generate while it trains"
             hint = "export a checkpoint and ask that, or train with distributed_strategy: fsdp"
             where = "training.distributed_strategy"
@@ -135,6 +137,9 @@ class Session:
         else:
             others = algorithm.window_means.rows if algorithm.window_means is not None else ""
             windows = WindowSource(source, layout, epochs, state.step, self.loading, others)
+            if generation is not None:
+                policy = handles[algorithm.trains[0]]
+                windows = own_answers(windows, source, self.plan, self.config.training, self.prepared, strategy, policy)
             evaluated = self.evaluated(runner, handles, algorithm)
         # Bring each engine into the state it has after a first step (contract 9)
         filler = windows.filler()

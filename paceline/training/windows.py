@@ -6,7 +6,7 @@ import hashlib
 import math
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from threading import Lock
@@ -132,7 +132,7 @@ class WindowSource:
         self._source, self._cut, self._epochs, self._start = source, layout, epochs, start
         self._loading, self._others = loading or Loading(), others
 
-    def __iter__(self) -> Iterator[Window]:
+    def __iter__(self) -> Generator[Window]:
         return self._loading.in_order(self.window, range(self._start, self._epochs.total_steps))
 
     def state(self) -> dict[str, Any]:

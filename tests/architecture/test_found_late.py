@@ -82,7 +82,7 @@ LATE = {
     """,
     "all rows, rendered and tokenised: a look reads the first ones": """
         data.cannot_split data.classes data.document_too_long data.eval_overlap data.max_positions data.no_labels data.no_usable_rows data.row_too_large
-        data.token_range data.too_few_rows rewards.code_tests training.no_steps
+        data.token_range data.too_few_rows rewards.code_tests training.no_prompts training.no_steps
         data.answer_cut_off data.bad_csv data.bad_json data.bad_label data.bad_margin data.bad_messages data.images data.missing_column data.no_answer
         data.not_an_object data.not_finite data.not_text data.prompt_too_long data.reasoning data.same_answers data.template_not_incremental
         data.template_refused data.too_long data.tool_calls data.tools data.turn_weight data.unknown_role

@@ -154,6 +154,11 @@ class Cell:
         recompute = ", recompute" if self.recompute else ""
         return f"{self.algorithm} · {self.variant.name} · {self.finetuning} · {self.precision}{recompute}"
 
+    @property
+    def learns(self) -> str:
+        """Its algorithm's name: what stands behind a comma says how it is run."""
+        return self.algorithm.partition(",")[0]
+
     def reference(self) -> Cell:
         """The same on one process."""
         return Cell(VARIANTS[0], self.finetuning, self.precision, self.algorithm, self.recompute)
@@ -164,7 +169,7 @@ class Cell:
         training = {
             **_filled(v.training, swap=f"{output_dir}-swap"), **PRECISIONS[self.precision],
             **_filled(ALGORITHMS[self.algorithm], teacher=str(Path(tokenizer).with_name("teacher"))),
-            "algorithm": self.algorithm, "output_dir": output_dir, "max_steps": STEPS, "learning_rate": 1e-3, "max_grad_norm": 0.5,
+            "algorithm": self.learns, "output_dir": output_dir, "max_steps": STEPS, "learning_rate": 1e-3, "max_grad_norm": 0.5,
             "per_device_train_batch_size": v.micro, "gradient_accumulation_steps": v.accumulation, "gradient_checkpointing": self.recompute,
             "logging_steps": 1, "save_strategy": "steps", "save_steps": SAVED, "report_to": "none", "seed": 7, "use_cpu": True,
         }  # fmt: skip
@@ -253,6 +258,11 @@ def rollouts() -> list[Cell]:
 
 ALGORITHMS["distillation"] = {
     "distillation": {"teacher_model": "{teacher}", "beta": 0.1, "temperature": 1.5, "alpha": 0.3}
+}
+
+
+ALGORITHMS["distillation, own answers"] = {
+    "distillation": {"teacher_model": "{teacher}", "beta": 0.1, "alpha": 0.7, "lmbda": 0.5, "max_completion_length": 8}
 }
 
 

@@ -84,7 +84,7 @@ class Checker:
         return RunDir.at(self.folder / name)
 
     def yaml(self, cell: Cell, run: RunDir, **training: Any) -> Path:
-        data = self.data[ALGORITHMS.spec(cell.algorithm).rows]
+        data = self.data[ALGORITHMS.spec(cell.learns).rows]
         config = cell.config(str(self.tokenizer), str(data), str(self.folder / "cache"), str(run.root))
         config["training"].update(training)
         path = self.folder / f"{run.root.name}.yaml"
@@ -175,7 +175,7 @@ class Checker:
         from paceline.checkpoint.main import main as export
 
         auto: Any = (
-            AutoModelForSequenceClassification if ALGORITHMS.spec(cell.algorithm).scalar_head else AutoModelForCausalLM
+            AutoModelForSequenceClassification if ALGORITHMS.spec(cell.learns).scalar_head else AutoModelForCausalLM
         )
         folder = Path(f"{run.root}-hf")
         if not folder.is_dir():

@@ -60,6 +60,21 @@ def test_cell(checker: Checker, name: str, finetuning: str, precision: str) -> N
     assert result.result == "works", result.reason
 
 
+@pytest.mark.parametrize(
+    "name, finetuning, precision",
+    [
+        ("ddp", "full", "fp32"),
+        pytest.param("fsdp full_shard", "full", "fp64", marks=pytest.mark.slow),
+        pytest.param("fsdp full_shard", "LoRA", "fp32", marks=pytest.mark.slow),
+        pytest.param("ZeRO-3", "full", "fp32", marks=pytest.mark.slow),
+        pytest.param("ZeRO-3", "LoRA", "fp32", marks=pytest.mark.slow),
+    ],
+)
+def test_distillation_on_the_students_own_answers(checker: Checker, name: str, finetuning: str, precision: str) -> None:
+    result = checker.check(Cell(BY_NAME[name], finetuning, precision, "distillation, own answers"))
+    assert result.result == "works", result.reason
+
+
 def test_a_strategy_of_a_users_own_holds_the_suite(checker: Checker) -> None:
     own = BY_NAME["a user's own (module:Class)"]
     result = checker.check(Cell(own))

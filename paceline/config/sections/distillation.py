@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from paceline.config.sections.types import Float, OptPath, Section
+from paceline.config.sections.types import Float, Int, OptPath, Section
 
 
 class DistillationOptions(Section):
@@ -26,4 +26,20 @@ class DistillationOptions(Section):
     )
     alpha: Float = Field(
         default=0.0, ge=0, lt=1, description="Weight of the SFT loss: (1 - alpha) · divergence + alpha · nll."
+    )
+    lmbda: Float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="On-policy distillation: the fraction of rows whose answer the student writes itself, anew in each step; 0: all answers are the data's.",
+    )
+    max_completion_length: Int = Field(
+        default=128,
+        ge=1,
+        description="With lmbda above 0, the student's longest answer in tokens; prompt and answer together at most data.max_length.",
+    )
+    sampling_temperature: Float = Field(
+        default=1.0,
+        ge=0,
+        description="With lmbda above 0, the student's answers are sampled at it; 0 takes the likeliest token.",
     )

@@ -44,8 +44,9 @@ class AlgorithmSpec:
     ``further_forwards``: forwards over all rows of a step in addition to each model's own. ``value_model``: a
     value model is trained, too. ``group_relative``: answers to one prompt are compared with each other
     (``group_option``: if this option is on); ``num_generations``: default number of answers per prompt.
-    ``kl``, ``passes``: options with the KL coefficient and the number of epochs per rollout. ``beside``:
-    options that the run uses, not the class. ``lends_head``: frozen roles whose head every rank keeps whole;
+    ``kl``, ``passes``: options with the KL coefficient and the number of epochs per rollout. ``own_answers``:
+    option with the fraction of the data's answers that the model replaces by its own; beside it stand
+    ``max_completion_length`` and ``sampling_temperature``. ``beside``: options that the run uses, not the class. ``lends_head``: frozen roles whose head every rank keeps whole;
     ``same_tokens``: roles that need the policy's tokenizer. For a user-defined spec (``module:SPEC``):
     ``implementation``: its class, as ``module:Class``; ``options``: options with defaults, which set their
     types; they are given in ``training.algorithm_options``.
@@ -67,6 +68,7 @@ class AlgorithmSpec:
     num_generations: int = 1
     kl: str = ""
     passes: str = ""
+    own_answers: str = ""
     beside: tuple[str, ...] = ()
     lends_head: tuple[str, ...] = ()
     same_tokens: tuple[str, ...] = ()
@@ -140,6 +142,22 @@ class AlgorithmSpec:
     def group_size(self, training: Training) -> int:
         """Return the number of answers per prompt."""
         return (training.rollout or RolloutOptions()).num_generations or self.num_generations
+
+    def own_fraction(self, training: Training) -> float:
+        """Return the fraction of rows whose answer the model generates itself in training."""
+        if self.own_answers:
+            return float(self.options_of(training)[self.own_answers])
+        return 1.0 if self.on_policy else 0.0
+
+    def generation(self, training: Training) -> RolloutOptions | None:
+        """Return how the model generates answers in training; None if all answers are the data's."""
+        if self.on_policy:
+            return training.rollout or RolloutOptions()
+        if not self.own_fraction(training):
+            return None
+        options = self.options_of(training)
+        length, temperature = options["max_completion_length"], options["sampling_temperature"]
+        return RolloutOptions(max_completion_length=length, temperature=temperature)
 
     def num_passes(self, training: Training) -> int:
         """Return the number of epochs over a rollout."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from paceline.config.sections.distillation import DistillationOptions
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.plan import codes
 from paceline.plan.algorithms.base import Adapter, AlgorithmSpec, Training
@@ -21,14 +22,31 @@ class Distilled(AlgorithmSpec):
 
     def models(self, training: Training, adapter: Adapter) -> tuple[str, dict[str, OtherModel], tuple[Decision, ...]]:
         name = self.model_named(training, "teacher")
-        return "", {"teacher": OtherModel(False, name)}, (Decision("teacher", "frozen", name or "none is named"),)
+        decisions, own, answers = (
+            [Decision("teacher", "frozen", name or "none is named")],
+            self.own_fraction(training),
+            self.generation(training),
+        )
+        if answers is not None:
+            how = f"sampled at temperature {answers.temperature:g}" if answers.temperature else "its likeliest tokens"
+            why = f"written by the student in each step, {how}, up to {answers.max_completion_length} tokens"
+            decisions.append(Decision("answers", f"{own:.0%} of rows", why))
+        return "", {"teacher": OtherModel(False, name)}, tuple(decisions)
 
     def check(self, job: JobToCheck) -> Iterator[Diagnostic]:
-        """algorithm.no_teacher"""
+        """algorithm.no_teacher, distillation.lmbda_off"""
         if job.own_options is None or job.own_options.teacher_model is None:
             what = "distillation learns from another model, and none is named"
             hint = f"{self.model_key('teacher')}: FOLDER or a hub name, of the student's own vocabulary"
             yield job.problem(codes.ALGORITHM_NO_TEACHER, what, "training.algorithm", hint=hint)
+        if not self.own_fraction(job.config.training):
+            o, defaults = job.own_options or DistillationOptions(), DistillationOptions()
+            own = {"max_completion_length": o.max_completion_length != defaults.max_completion_length}
+            own["sampling_temperature"] = o.sampling_temperature != defaults.sampling_temperature
+            for key in (name for name, changed in own.items() if changed):
+                what = "it says how the student writes answers, and with lmbda: 0 all answers are the data's"
+                keys, hint = (f"{self.key}.{key}", f"{self.key}.{self.own_answers}"), "lmbda: 0.5, or remove it"
+                yield job.problem(codes.DISTILLATION_LMBDA_OFF, what, *keys, hint=hint, severity=Severity.WARNING)
 
     def check_plan(self, plan: Plan) -> Iterator[Diagnostic]:
         """algorithm.vocabulary: token ids must mean the same to both models.
@@ -53,5 +71,6 @@ class Distilled(AlgorithmSpec):
 
 DISTILLATION = Distilled(
     "distillation", outputs=("divergence", "nll", "correct"), named={"teacher": "teacher_model"}, lends_head=("teacher",), frozen_beside=1,
-    same_tokens=("teacher",), evaluated=("eval_loss", "eval_nll", "eval_accuracy"),
+    same_tokens=("teacher",), own_answers="lmbda", beside=("lmbda", "max_completion_length", "sampling_temperature"),
+    evaluated=("eval_loss", "eval_nll", "eval_accuracy"),
 )  # fmt: skip

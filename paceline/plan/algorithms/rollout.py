@@ -66,11 +66,8 @@ def with_generation(plan: Plan, hardware: Hardware) -> Plan:
     Whole on every rank, or, with ``gather_for_generation`` off in its engine, one layer at a time on all
     ranks together.
     """
-    options = plan.config.training.rollout or RolloutOptions()
-    if (
-        not (algorithm_spec(plan.algorithm).on_policy and strategy_spec(plan.strategy).in_parts(plan.mesh, plan.engine))
-        or options.server
-    ):
+    options = algorithm_spec(plan.algorithm).generation(plan.config.training)
+    if options is None or not strategy_spec(plan.strategy).in_parts(plan.mesh, plan.engine) or options.server:
         return plan
     requested = options.gather_for_generation
     need, room, words = _room_to_generate(plan, hardware, options.generation_rows)

@@ -140,9 +140,9 @@ def _frozen_size(plan: Plan) -> float:
 
 
 def _rollout(plan: Plan) -> RolloutSpec | None:
-    options = plan.config.training.rollout
     spec = algorithm_spec(plan.algorithm)
-    if not spec.on_policy or options is None:
+    options = spec.generation(plan.config.training)
+    if options is None or (spec.on_policy and plan.config.training.rollout is None):
         return None
     windows, passes = rollout_layout(spec, plan.config.training, plan.batch)
     return RolloutSpec(options.max_completion_length, windows, passes, options.generation_rows)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from paceline.plan.cost.coefficients import MemoryCoefficients
-from paceline.plan.cost.work import RolloutSpec, StageSize, StepSpec
+from paceline.plan.cost.work import StageSize, StepSpec
 
 BUCKET = 25 * 2**20  # DDP's default bucket size
 OWN_NORM = 4.0  # bytes per element: input and output of Paceline's RMSNorm in 16 bit, no fp32 copies
@@ -93,9 +93,9 @@ def peak_of(work: StepSpec, c: MemoryCoefficients, place: int) -> Peak:
 
 def _answers(work: StepSpec) -> float:
     """Return the bytes of a rollout's KV cache: all concurrent sequences at full length."""
-    if not work.spec.on_policy:
+    rollout = work.answers
+    if rollout is None:
         return 0.0
-    rollout = work.rollout or RolloutSpec(work.seq_len // 2)
     rows = min(rollout.rows, work.micro_batch * work.accumulation * rollout.windows)
     shape = work.shape
     return 2 * work.element * shape.layers * shape.kv_heads * shape.head_dim * work.seq_len * rows / (work.tp * work.pp)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from paceline.plan.cost.coefficients import SpeedCoefficients
 from paceline.plan.cost.links import Group, latency, pass_time
-from paceline.plan.cost.work import RolloutSpec, StageSize, StepSpec
+from paceline.plan.cost.work import StageSize, StepSpec
 
 
 @dataclass(frozen=True)
@@ -265,9 +265,9 @@ def _generation(work: StepSpec, c: SpeedCoefficients) -> float:
     average, the KV cache of half a row. All answers of a rollout are generated at once; its steps share the
     time.
     """
-    if not work.spec.on_policy:
+    shape, rollout = work.shape, work.answers
+    if rollout is None:
         return 0.0
-    shape, rollout = work.shape, work.rollout or RolloutSpec(work.seq_len // 2)
     cut = work.tp * work.pp
     weights = 2.0 * shape.num_parameters / cut
     answers = work.micro_batch * work.accumulation * rollout.windows

@@ -126,6 +126,11 @@ class StepSpec:
         return algorithm_spec(self.algorithm)
 
     @property
+    def answers(self) -> RolloutSpec | None:
+        """What the model answers in training; None where all answers are the data's."""
+        return self.rollout or (RolloutSpec(self.seq_len // 2) if self.spec.on_policy else None)
+
+    @property
     def sequences(self) -> int:
         """Sequences per row."""
         return self.spec.documents_a_row

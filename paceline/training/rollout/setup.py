@@ -26,7 +26,7 @@ from paceline.protocols.rollout import OnPolicyObjective
 from paceline.protocols.shard import ShardReader
 from paceline.runtime.device import threads_per_rank
 from paceline.runtime.world import World
-from paceline.strategies.base import Runner
+from paceline.strategies.base import Runner, Strategy
 from paceline.strategies.handle import Handles
 from paceline.training import codes
 from paceline.training.rollout.answers import Limits, RolloutGenerator
@@ -200,11 +200,16 @@ class RolloutSetup:
         """
         if self.server is not None:
             return self.server.open(root)
-        return LocalEngine(
-            root.hf,
-            pad_id=self.prepared.pad_token_id,
-            stop_ids=self.prepared.stop_token_ids,
-            rows=self.options.generation_rows,
-            agree=self.world.any if self.runner.strategy.collective_decoding else None,
-            computing=root.computing,
-        )
+        return local_engine(root, self.prepared, self.runner.strategy, self.options.generation_rows)
+
+
+def local_engine(root: Any, prepared: Prepared, strategy: Strategy, rows: int) -> LocalEngine:
+    """This process's own model, as ``Strategy.generating`` yields it; it answers ``rows`` prompts together."""
+    return LocalEngine(
+        root.hf,
+        pad_id=prepared.pad_token_id,
+        stop_ids=prepared.stop_token_ids,
+        rows=rows,
+        agree=strategy.world.any if strategy.collective_decoding else None,
+        computing=root.computing,
+    )

@@ -169,8 +169,8 @@ def _tensor_parallel(config: Config, plan: Plan, root: RootModule) -> None:
 
 
 def _answers(config: Config, plan: Plan, root: RootModule) -> None:
-    rollout = config.training.rollout
-    if algorithm_spec(plan.algorithm).on_policy and rollout is not None and rollout.server is None:
+    generation = algorithm_spec(plan.algorithm).generation(config.training)
+    if generation is not None and generation.server is None:
         cache_for(root.hf, 1)
 
 

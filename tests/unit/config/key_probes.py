@@ -217,6 +217,18 @@ def rollout(tree: Tree) -> Any:
     return made.rollout_layout
 
 
+def own_answers(tree: Tree) -> Any:
+    """Which rows the student answers itself, and how."""
+    from paceline.training.own_answers import own_answers as answered
+
+    of = session(tree)
+    table = mock.MagicMock()
+    table.__len__.return_value, table.coded.return_value = 1, np.array([~1, ~2, 3], np.int32)
+    source: Any = SimpleNamespace(table=table)
+    made = answered(mock.Mock(), source, of.plan, of.config.training, of.prepared, STRATEGY, mock.Mock())  # type: ignore[arg-type]
+    return made.fraction, made.sampling, made.limits
+
+
 @calls(
     "training.observers.open_trackers",
     "training.observers.Console",

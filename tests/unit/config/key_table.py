@@ -41,6 +41,7 @@ OWN = {"training.algorithm": "custom_algorithm_spec:SPEC"}
 DPO = {"training.algorithm": "dpo"}
 GRPO: dict[str, Any] = {"training.algorithm": "grpo", "training.rollout.rewards": [{"name": "ended"}]}
 PPO = {**GRPO, "training.algorithm": "ppo"}
+TAUGHT = {"training.algorithm": "distillation", "training.distillation.teacher_model": "org/teacher"}
 SERVER = {**GRPO, "training.rollout.server.url": "http://127.0.0.1:1"}
 EVALUATED = {"training.eval_strategy": "steps", "data.eval": [{"path": "e.jsonl"}]}
 LORA = {"lora.r": 4}
@@ -118,6 +119,7 @@ TABLE: dict[str, Key | Read] = {
     "training.classification.labels": Read("training/classes.py", "_numbers", "tests/unit/data/test_classified.py"),
     "training.classification.num_labels": Read("training/classes.py", "_numbers", "tests/unit/data/test_classified.py"),
     "training.classification.problem_type": Read("training/classes.py", "read_classes", "tests/unit/data/test_classified.py"),
+    **under(f"{T}.distillation", p.own_answers, TAUGHT | {"training.distillation.lmbda": 0.5}, lmbda=0.7, max_completion_length=9, sampling_temperature=0.2),
     # --- rollouts
     "training.rollout.rewards": Key(p.rollout, [{"name": "length"}], GRPO),
     **under(f"{T}.rollout", p.rollout, GRPO, on_reward_error="zero", reward_timeout=5.0, allow_code_execution=True, allow_unsandboxed_code=True, num_generations=4,

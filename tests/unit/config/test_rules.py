@@ -54,6 +54,7 @@ CODE = {"rewards": "code", "allow_code_execution": True}
 ONE_ROW, UNPACKED = Facts(world_size=1), {"data.packing": False}
 JUDGE = {"name": "model", "options": {"model": "outputs/reward/model"}}
 TAUGHT = {"teacher_model": "org/teacher"}
+
 CASES = [
     case("batch.positive", _t(per_device_train_batch_size=0), _t(per_device_train_batch_size=1)),
     case("batch.positive", _t(gradient_accumulation_steps=-1), _t(gradient_accumulation_steps=2)),
@@ -74,6 +75,12 @@ CASES = [
          _t(algorithm="distillation", distillation=TAUGHT, distributed_strategy="fsdp", parallelism={"cp_size": 2})),
     case("strategy.divergence", _t(algorithm="distillation", distillation=TAUGHT, distributed_strategy="pipeline", parallelism={"pp_size": 2}),
          _t(algorithm="distillation", distillation=TAUGHT, distributed_strategy="data_parallel")),
+    case("strategy.rollouts", _t(algorithm="distillation", distillation=TAUGHT | {"lmbda": 0.5}, distributed_strategy="fsdp", parallelism={"cp_size": 2}),
+         _t(algorithm="distillation", distillation=TAUGHT | {"lmbda": 0.5}, distributed_strategy="fsdp")),
+    case("data.packing_eval", _t(algorithm="distillation", distillation=TAUGHT | {"lmbda": 0.5}) | {"data.packing": True},
+         _t(algorithm="distillation", distillation=TAUGHT) | {"data.packing": True}),
+    *[case("distillation.lmbda_off", _t(algorithm="distillation", distillation=TAUGHT | option), _t(algorithm="distillation", distillation=TAUGHT | option | {"lmbda": 0.5}), severity=WARNING)
+      for option in ({"max_completion_length": 9}, {"sampling_temperature": 0.0})],
     case("dpo.reference", _t(algorithm="dpo", dpo={"reference_free": True, "ref_model": "m"}), _t(algorithm="dpo", dpo={"reference_free": True})),
     case("dpo.label_smoothing", _t(algorithm="dpo", dpo={"loss_type": "ipo", "label_smoothing": 0.1}), _t(algorithm="dpo", dpo={"loss_type": "robust", "label_smoothing": 0.1})),
     *[case("train.learning_rate", _t(learning_rate=bad, optim=name), _t(learning_rate=good, optim=name), severity=WARNING)
