@@ -70,6 +70,7 @@ def check_adapter(
     if adapter is None:
         return []
     found = []
+    # Checks for every adapter.
     if installed("peft") is None:
         found.append(_not_installed("peft", "adapters need peft", "lora", "lora", here))
     axes = [axis for axis in ("pp", "tp", "cp") if getattr(mesh, axis) > 1]
@@ -83,6 +84,7 @@ def check_adapter(
                 "distributed_strategy: fsdp (full_shard) or zero3 without tp, cp and pp; or all weights: remove the lora section",
             )
         )
+    # Further checks for a 4-bit base.
     if adapter.quantization is None:
         return found
     if installed("bitsandbytes") is None:
@@ -190,6 +192,7 @@ def _started(folder: Path, adapter: AdapterSpec) -> AdapterSpec:
         ) from error
     if not isinstance(config, dict):
         config = {}
+    # Only plain LoRA is supported.
     targets: Any = config.get("target_modules")
     rank: Any = config.get("r")
     alpha: Any = config.get("lora_alpha")

@@ -27,6 +27,7 @@ def plan_auto(by_size: StrategyChoice, hardware: Hardware, make: Callable[[Strat
     first: ConfigError | None = None
     tried: set[tuple[str, str | None]] = set()
     for name in chain_from(by_size.strategy):
+        # Two of the chain may become the same choice.
         chosen = startable(name, by_size, hardware)
         if (chosen.strategy, chosen.sharding) in tried:
             continue
@@ -38,12 +39,14 @@ def plan_auto(by_size: StrategyChoice, hardware: Hardware, make: Callable[[Strat
             first = first or error
             reasons.append(f"{label} cannot start: {error.diagnostics[0].what} ({error.diagnostics[0].found})")
             continue
+        # Take the first that fits, or whose memory cannot be predicted.
         found = predicted_plan(plan, hardware)
         if found is None or found.safe:
             fits = [] if found is None else [f"{label} fits: {_sizes(found)}"]
             return with_reason(plan, "; ".join([plan.strategy_reason, *fits]))
         reasons.append(f"{label} does not fit: {found.binding}")
         kept = plan
+    # Nothing fits: keep the last that can start, if any can.
     if kept is None:
         assert first is not None
         raise first

@@ -115,6 +115,7 @@ def option_decisions(
         training.optim,
         "one kernel for all parameters, on this device too" if fused else "asked for",
     )
+    # Packing: not applied if documents would attend to each other.
     if answered and not prompts:
         why = "how long the answers of the model's own will be is not known before; one document a row"
         explain("data.packing", "off", why)

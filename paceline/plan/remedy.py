@@ -24,6 +24,7 @@ def what_fits(plan: Plan, hardware: Hardware, *, ran_out: bool = False) -> list[
     the plan's own layout ran out of memory, so predictions are scaled up to at least that. Empty if nothing
     fits or can be predicted. Never the plan's own layout.
     """
+    # Predict the plan itself and every layout of the search.
     per_node = max(1, plan.world_size // plan.num_nodes)
     on_cpu = hardware.device == "cpu"
     cluster = cluster_of_cpu(hardware, per_node) if on_cpu else cluster_of_hardware(hardware, plan.num_nodes)
@@ -39,6 +40,7 @@ def what_fits(plan: Plan, hardware: Hardware, *, ran_out: bool = False) -> list[
         found = search(spec)
     except ConfigError:
         return []
+    # Fitting layouts: of the same strategy only if they need less; then the nearest of each kind.
     fits = [c for c in found if c.safe and factor * (c.bytes + resident) <= c.limit and may_be(c, hardware)]
     fits = [c for c in fits if not (_layout(c.work) == _layout(own.work) and not _gentler(c.work, own.work))]
     near = [c for c in fits if _layout(c.work) == _layout(own.work)]

@@ -168,10 +168,7 @@ class AlgorithmSpec:
         return 1
 
     def model_named(self, training: Training, role: str) -> str | None:
-        """Return the folder or hub name of a role's model.
-
-        None if it starts from the trained model's weights.
-        """
+        """Return the folder or hub name of a role's model; None: the weights that training starts from."""
         name = self.options_of(training).get(self.named.get(role, ""))
         return None if name is None else str(name)
 

@@ -151,6 +151,7 @@ def text(f: Forecast) -> str:
     """Return the table for the terminal."""
     machine, shape = f.spec.cluster.machine, f.spec.shape
     nodes = f"{f.spec.cluster.nodes} node{'s' if f.spec.cluster.nodes > 1 else ''} of {machine.node}"
+    # Header: job, model, batch.
     lines = [
         f"{f.name} on {f.spec.cluster.cards} × {machine.name} ({nodes}, {machine.memory / GIB:.1f} GiB each)",
         f"{human_count(shape.num_parameters)} parameters, {human_count(shape.matmul_parameters)} a token; {f.spec.rows} rows of {f.spec.seq_len} tokens a step "
@@ -158,6 +159,7 @@ def text(f: Forecast) -> str:
         "",
         f"  {'strategy':<20} {'mesh':<21} {'micro':>8} {'GiB':>6} {'states':>6} {'act.':>5} {'s/step':>7} {'tok/s':>6} {'MFU':>4}",
     ]
+    # A row per strategy: ``=`` this config, ``*`` fastest, ``>`` auto's choice.
     if f.own is not None:
         lines.append(_row(f.own, "="))
     for c in f.rows:
@@ -169,6 +171,7 @@ def text(f: Forecast) -> str:
             else " "
         )
         lines.append(_row(c, mark))
+    # Notes below the table.
     lines += ["", *_chosen(f)]
     if f.own is None:
         lines += _wrapped("auto", "; ".join(f.steps))
@@ -177,6 +180,7 @@ def text(f: Forecast) -> str:
         lines += _wrapped("whole", outlook(shown, f.spec).text())
     for sentence in f.advice:
         lines += _wrapped("note", sentence)
+    # How reliable the numbers are.
     low, high = spread("memory")
     slow, fast = spread("speed")
     lines += _wrapped(

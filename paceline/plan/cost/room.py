@@ -121,6 +121,7 @@ def room_problems(plan: Plan, hardware: Hardware, room: Room | None) -> list[Dia
     processes = plan.world_size // plan.num_nodes
     whole = human_bytes(plan.shape.num_parameters * SIZES[plan.precision.master]) if plan.shape else "?"
     several = f" ({1 + len(plan.models)} models)" if plan.models else ""
+    # Cards: states first, since a smaller startup would not help.
     if card and room.states_card is not None and room.states_card > card:
         what = "the model states alone, without any activation, do not fit a card"
         found.append(_lacks(codes.PLAN_STATES_CARD, what, room.states_card, card, "card", _smaller(plan)))
@@ -129,6 +130,7 @@ def room_problems(plan: Plan, hardware: Hardware, room: Room | None) -> list[Dia
         found.append(_lacks(codes.PLAN_START_CARD, what, room.start_card, card, "card", _startable(plan)))
     if not host:
         return found
+    # Host memory of a node.
     node = "this host" if plan.num_nodes == 1 else "a node"
     many = f"{processes} process{'es' if processes > 1 else ''} of {node}"
     if room.states_host is not None and room.states_host > host:

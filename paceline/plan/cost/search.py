@@ -222,7 +222,7 @@ def started(start: LoadingSpec | None, adapter: AdapterSize | None) -> LoadingSp
 
 
 def why_not_start(work: StepSpec) -> str:
-    """Return why the whole model fits no card or node memory (if known) at startup; empty if it does."""
+    """Return why the whole model cannot be held at startup, on a card or in host memory; else empty."""
     if work.start is None:
         return ""
     whole = work.master * work.shape.num_parameters

@@ -224,6 +224,7 @@ def _from_yaml(path: Path) -> AcceleratorCluster:
         raise ConfigError(codes.PLAN_HARDWARE_FILE("this hardware file cannot be read", str(path), str(exc).splitlines()[0])) from exc  # fmt: skip
     if not isinstance(data, dict):
         raise ConfigError(codes.PLAN_HARDWARE_FILE("a hardware file holds one mapping", str(path), type(data).__name__, ", ".join(FIELDS)))  # fmt: skip
+    # Check keys and values.
     wrong = sorted(str(key) for key in data if key not in FIELDS)
     if wrong:
         near = [difflib.get_close_matches(key, FIELDS, n=1, cutoff=0.0)[0] for key in wrong]
@@ -233,6 +234,7 @@ def _from_yaml(path: Path) -> AcceleratorCluster:
             isinstance(value, bool) or not isinstance(value, int | float) or value <= 0
         ):
             raise ConfigError(codes.PLAN_HARDWARE_VALUE(f"{key} is a number above 0", f"{path}: {key}", repr(value)))  # fmt: skip
+    # Start from the named card, or require all of its numbers.
     card = card_named(str(data["card"]), f"{path}: card") if data.get("card") else None
     missing = [key for key in ("memory_gb", "tflops", "hbm_gbps", "inside_gbps") if card is None and key not in data]
     if missing:
@@ -240,6 +242,7 @@ def _from_yaml(path: Path) -> AcceleratorCluster:
     count = int(data.get("cards", 1))
     node = int(data.get("cards_per_node", card.cards_per_node if card else min(count, 8)))
     base = card.machine(node) if card else Machine("", 0, 0, 0, node, 0, 0)
+    # The file's numbers, in bytes and FLOP/s, override the card's.
     given = {
         "name": data.get("name"),
         "memory": _scaled(data, "memory_gb", GIB * USABLE),

@@ -1,4 +1,4 @@
-"""What a family's models cannot be trained under, though others can."""
+"""Refuse context parallelism and pipelines for model families that do not support them."""
 
 from __future__ import annotations
 

@@ -41,6 +41,7 @@ def shape_from_config(config: Mapping[str, Any], where: str = "model.config") ->
             if config.get(spelling) is not None:
                 sizes[name] = _whole(config[spelling], spelling, where, LARGEST.get(name, LARGEST_SIZE))
                 break
+    # Unknown families must name every size.
     missing = [name for name in ("hidden_size", "layers", "heads", "vocab") if name not in sizes]
     if missing:
         close = difflib.get_close_matches(family, FAMILY_SIZES, n=2)
@@ -92,6 +93,7 @@ def shape_of(model: ModelSection, environ: Mapping[str, str] | None = None) -> M
     """
     if model.config:
         return trained_shape(model.config, "model.config", attention=model.attn_implementation)
+    # A local folder, or else the Hugging Face cache.
     name = model.name_or_path
     if not name:
         return None
@@ -111,6 +113,7 @@ def shape_of(model: ModelSection, environ: Mapping[str, str] | None = None) -> M
     folder = local if local.exists() else cached_model_dir(name, model.revision, cache)
     if folder is None:
         return None
+    # Check the files before the shape, and weight shapes after it.
     config = config_from_path(folder)
     own_code = "auto_map" in config and model.trust_remote_code
     if folder.is_dir() and (found := weights_findings(folder)):
@@ -173,6 +176,7 @@ def _nearest(number: int, requested: int) -> str:
 
 def _build(family: str, sizes: dict[str, Any], config: Mapping[str, Any], where: str) -> ModelShape:
     hidden, heads = sizes["hidden_size"], sizes["heads"]
+    # Head counts must divide; some families have a fixed number of KV heads.
     if "head_dim" not in sizes and hidden % heads:
         raise ConfigError(
             codes.PLAN_MODEL_HEADS(
@@ -195,6 +199,7 @@ def _build(family: str, sizes: dict[str, Any], config: Mapping[str, Any], where:
                 f"num_key_value_heads: {_nearest(heads, kv_heads)}",
             )
         )
+    # Sizes that a config may leave out.
     tied = bool(config.get("tie_word_embeddings", sizes.get("tied", False)))
     head_dim = sizes.get("head_dim") or hidden // heads
     intermediate = sizes.get("intermediate") or 4 * hidden

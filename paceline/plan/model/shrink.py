@@ -23,11 +23,13 @@ def shrunk(config: Mapping[str, Any], *, layers: int = 2, kv_heads: int = 2) -> 
     """
     small = {k: v for k, v in dict(config.get("text_config") or config).items() if not _is_dropout(k)}
     small |= {k: 0.0 for k in dict(config.get("text_config") or config) if _is_dropout(k)}
+    # The model's own sizes, by config or family.
     family = str(small.get("model_type") or "")
     have = {
         **FAMILY_SIZES.get(family, {}),
         **{name: small[_key(small, name)] for name in SIZE_NAMES if _key(small, name) in small},
     }
+    # Keep the grouping of heads and the ratio of MLP width to hidden size.
     heads = have.get("heads") or kv_heads
     grouped = bool(have.get("kv_heads")) and have["kv_heads"] < heads
     new_heads = 2 * kv_heads if grouped else max(kv_heads, 4 if kv_heads in (1, 2, 4) else kv_heads)
@@ -44,6 +46,7 @@ def shrunk(config: Mapping[str, Any], *, layers: int = 2, kv_heads: int = 2) -> 
     for name, size in sizes.items():
         if size is not None and (name != "intermediate" or _key(small, name) in small or "intermediate" in have):
             small[_key(small, name)] = size
+    # Per-layer lists, experts and attention windows.
     _cut_lists(small, sizes["layers"] or layers)
     _shrink_experts(small, hidden)
     for name in _WINDOWS:

@@ -43,10 +43,8 @@ class Simulated(Enum):
 class StrategySpec:
     """A strategy's properties, without torch.
 
-    The defaults are the least restrictive, for user-defined classes.
-
-    A user-defined class without a spec gets the defaults; its memory and speed are unknown. A user-defined
-    spec names its class in ``implementation`` (``module:Class``).
+    The defaults are the least restrictive, for a user-defined class without a spec; its memory and speed are
+    unknown. A user-defined spec names its class in ``implementation`` (``module:Class``).
 
     ``requires``: packages. ``engine``: what does the work, if several strategies share it (empty: ``name``).
     ``axes``: mesh axes of ``training.parallelism`` that may be set (None: any). ``sections``: sections of
@@ -56,9 +54,9 @@ class StrategySpec:
     process. ``zero_stage``: the ZeRO stage, if the name fixes it. ``substitute``: (strategy,
     ``training.fsdp``) that shards the same states if a required package is missing. ``sharding``:
     ``training.fsdp`` when ``auto`` chooses this strategy. ``shards_weights``: weights are sharded.
-    ``whole_modules``: forward and optimizer see unsharded weights. ``whole_rows``: every rank runs whole
-    layers on whole rows. ``stages``: the model is split into pipeline stages. ``score_axes``: mesh axes over
-    which log-probabilities of whole answers and generation are supported. ``float64``: supports float64.
+    ``whole_modules``: forward and optimizer see unsharded weights. ``whole_rows``: every rank runs unsharded
+    layers on full rows. ``stages``: the model is split into pipeline stages. ``score_axes``: mesh axes over
+    which log-probabilities of full answers and generation are supported. ``float64``: supports float64.
     ``loss_scale``: supports fp16 loss scaling. ``engine_casts``: the engine casts weights to the compute
     dtype. ``simulated``, ``not_simulated``: how much torch runs without real tensors, and why not the rest.
     ``quantised_base``: trains adapters on a 4-bit base. ``state_form``: its checkpoint format (None: its

@@ -23,6 +23,7 @@ PARALLELISM = "training.parallelism"
 def deepspeed_mesh(job: Job, findings: Findings) -> Mesh:
     """Return the mesh ``dp_shard × cp × tp``; sizes in the file and ``training.parallelism`` must agree."""
     user = user_config(job.training)
+    # Sizes of both axes, and axes that DeepSpeed lacks.
     tp = _agreed("tp", autotp_size(user, Findings()), job, findings)
     cp = _agreed("cp", _whole(user.get("sequence_parallel_size")), job, findings)
     for axis, instead in (("pp", "distributed_strategy: pipeline"), ("dp_replicate", "distributed_strategy: fsdp")):
@@ -42,6 +43,7 @@ def deepspeed_mesh(job: Job, findings: Findings) -> Mesh:
             f"autotp_size {tp} with sequence_parallel_size {cp}",
             "one of the two, or distributed_strategy: fsdp with tp_size and cp_size",
         )
+    # The remaining ranks are data-parallel.
     if job.world_size % (tp * cp):
         findings.refuse(
             codes.PAR_DEEPSPEED,
@@ -66,6 +68,7 @@ def deepspeed_mesh(job: Job, findings: Findings) -> Mesh:
 
 def _check_degrees(tp: int, cp: int, job: Job, findings: Findings) -> None:
     """Check sizes named in the DeepSpeed file like the config rules check ``training.parallelism``."""
+    # AutoTP: heads, the family's plan, KV heads.
     heads = job.shape.heads if job.shape else None
     if heads is not None and heads % tp and job.axis("tp") == 1:
         findings.refuse(
@@ -94,6 +97,7 @@ def _check_degrees(tp: int, cp: int, job: Job, findings: Findings) -> None:
             if math.gcd(kv_heads, tp) > 1
             else "distributed_strategy: fsdp or zero3, without autotp_size",
         )
+    # Ulysses divides heads; AutoTP groups stay inside a node.
     if heads is not None and heads % cp and job.axis("cp") == 1:
         findings.refuse(
             codes.PAR_CP_HEADS,
@@ -146,6 +150,7 @@ def autotp_size(user: Mapping[str, Any], findings: Findings) -> int:
         "tp_size": _whole(block.get("tp_size")),
         "tp.tp_size": _whole(inner.get("tp_size")),
     }
+    # All spellings must agree; others than DeepSpeed's own are translated.
     given = {name: size for name, size in sizes.items() if size > 1}
     if len(set(given.values())) > 1:
         found = ", ".join(f"{name}: {size}" for name, size in given.items())

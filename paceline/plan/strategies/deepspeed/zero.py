@@ -96,6 +96,7 @@ def _offload(block: dict[str, Any], part: str, engine: DeepSpeedOptions, finding
     if not isinstance(given, dict):
         block.pop(part, None)
         return
+    # Check the device; drop blocks without effect.
     device = str(given.get("device", "none")).lower()
     if device not in _DEVICES:
         findings.refuse(
@@ -111,6 +112,7 @@ def _offload(block: dict[str, Any], part: str, engine: DeepSpeedOptions, finding
             findings.explain(f"zero_optimization.{part}", "off", why, granted=False)
         del block[part]
         return
+    # Refuse offloading that this stage cannot do.
     if engine.zero_stage == 0:
         findings.refuse(
             codes.ZERO_OFFLOAD,

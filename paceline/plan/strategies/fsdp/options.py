@@ -44,6 +44,7 @@ def read_fsdp(training: TrainingSection) -> FsdpAsked:
     words = (training.fsdp or "").lower().split()
     given = training.fsdp_config
     settings = {key: value for key, value in (given if isinstance(given, dict) else {}).items() if value is not None}
+    # The wrap policy, named or implied by other keys.
     classes = tuple(map(str, settings.get("transformer_layer_cls_to_wrap") or ()))
     smallest = int(settings.get("min_num_params") or 0)
     wrap = settings.get("auto_wrap_policy")
@@ -53,6 +54,7 @@ def read_fsdp(training: TrainingSection) -> FsdpAsked:
         wrap = "size"
     if wrap == "size" and smallest <= 0:
         smallest = SIZE_BASED_DEFAULT
+    # The sharding, or FSDP2's reshard_after_forward.
     sharding = next((word for word in words if word in SHARDINGS), None)
     if sharding is None and isinstance(settings.get("reshard_after_forward"), bool):
         sharding = "full_shard" if settings["reshard_after_forward"] else "shard_grad_op"

@@ -80,6 +80,7 @@ class Fsdp(StrategySpec):
         pieces = pieces_of(shape, plan.adapter, 4) if shape is not None else None
         if shape is None or pieces is None or plan.mesh.dp_shard == 1:
             return {}
+        # Bytes per element, and padded sizes of layers and root unit.
         weight = 2 if plan.precision.compute in ("bfloat16", "float16") else 4
         reduce = 4 if plan.precision.reduce == "float32" else 2
         ranks = plan.mesh.dp_shard
@@ -87,6 +88,7 @@ class Fsdp(StrategySpec):
         outside = sum(_padded(p, ranks) for p in pieces) - in_layers
         trained = sum(p.numel for p in pieces if p.trained)
         scattered = sum(_padded(p, ranks) for p in pieces if p.trained)
+        # Gathers: layers in the forward and, unless they stay gathered, the backward; the root unit once.
         kept = _own(plan.engine).sharding in ("shard_grad_op", "no_shard", "hybrid_shard_zero2")
         once = 4 * trained <= _own(plan.engine).whole_gradient_bytes
         passes = 1 if kept else 2
