@@ -249,6 +249,7 @@ def algorithm_specs() -> tuple[AlgorithmSpec, ...]:
 def switched_off(adapter: Adapter, named: object) -> bool:
     """Whether the reference is the policy with its adapter disabled.
 
-    So if no reference is named, and the adapter was newly initialized.
+    True if no reference model is ``named``, and the adapter was newly initialized without
+    ``modules_to_save``.
     """
     return adapter is not None and not named and not adapter.start and not adapter.modules_to_save

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning."""
+"""Spec of supervised fine-tuning."""
 
 from __future__ import annotations
 

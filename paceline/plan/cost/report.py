@@ -136,7 +136,7 @@ def _spread(c: Candidate, kind: str) -> tuple[float, float]:
 
 
 def settings(c: Candidate) -> dict[str, Any]:
-    """The ``training`` keys that start this layout with ``paceline train``."""
+    """Return the ``training`` keys that start this layout with ``paceline train``."""
     found: dict[str, Any] = {
         "per_device_train_batch_size": c.work.micro_batch,
         "gradient_accumulation_steps": c.work.accumulation,

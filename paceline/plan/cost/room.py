@@ -143,7 +143,7 @@ def room_problems(plan: Plan, hardware: Hardware, room: Room | None) -> list[Dia
 
 
 def rows_problems(plan: Plan, hardware: Hardware) -> list[Diagnostic]:
-    """Refuse a micro-batch that cannot fit under any recomputation or offloading.
+    """Refuse a micro-batch that cannot fit even with full recomputation and offloading.
 
     Counted: 8 bytes of token id and one 2-byte hidden state per token. Rows that are not packed have unknown
     lengths and count as one token each; under a pipeline a stage's share of the micro-batch counts.

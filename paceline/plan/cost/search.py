@@ -154,7 +154,7 @@ def ranked(found: list[Candidate]) -> list[Candidate]:
 
 
 def _rank(candidate: Candidate) -> tuple[bool, float, float]:
-    """Sort key: fitting first, then speed, then less memory; those that do not fit by memory."""
+    """Sort key: fitting layouts by speed, then less memory; after them the others by memory."""
     if candidate.safe:
         return True, round(candidate.work.step_tokens / candidate.step, 3), -candidate.bytes
     return False, -candidate.bytes if not candidate.impossible else float("-inf"), 0.0
