@@ -68,11 +68,13 @@ class Strategy:
         yield handle
 
 
-def run(fraction: float, cut: BatchLayout, epochs: float = 1.0, start: int = 0, longest: int = 4) -> OwnAnswers:
+def run(
+    fraction: float, cut: BatchLayout, epochs: float = 1.0, start: int = 0, longest: int = 4, seq_len: int = SEQ_LEN
+) -> OwnAnswers:
     source: Any = Rows()
     rows = WindowSource(source, cut, count_epochs(source, cut.global_batch, epochs, -1, False), start)
     made: Any = OwnAnswers(
-        rows, Strategy(), None, lambda root: Speaker(), fraction, RolloutSampling(), Limits(longest, SEQ_LEN), 7
+        rows, Strategy(), None, lambda root: Speaker(), fraction, RolloutSampling(), Limits(longest, seq_len), 7
     )  # type: ignore[arg-type]
     return made
 
@@ -144,8 +146,8 @@ def test_every_rank_takes_part_with_nothing_of_its_own_to_write() -> None:
 
 
 def test_an_answer_has_the_room_that_its_prompt_leaves() -> None:
-    lengths = [len(coded) for coded in documents(run(1.0, BatchLayout(8, 1, 0, 1), longest=99)).values()]
-    assert max(lengths) <= SEQ_LEN
+    lengths = [len(coded) for coded in documents(run(1.0, BatchLayout(8, 1, 0, 1), longest=99, seq_len=7)).values()]
+    assert max(lengths) == 7
     assert max(len(c) for c in documents(run(1.0, BatchLayout(8, 1, 0, 1), longest=1)).values()) == 6
 
 
