@@ -1,1 +1,1 @@
-"""Plans: pure arithmetic from a config and the hardware to what will happen, with the reason for each choice. No torch."""
+"""Plans: computed from config and hardware by pure functions, with a reason for each decision. No torch."""

@@ -116,6 +116,7 @@ def adapter_decisions(adapter: AdapterSpec | None, shape: ModelShape | None) -> 
     """Return the plan's decisions about the adapter."""
     if adapter is None:
         return ()
+    # Rank, scale and targets, and how many parameters that is.
     scale = adapter.alpha / (adapter.r**0.5 if adapter.use_rslora else adapter.r)
     choice = f"r {adapter.r}, scale {scale:g}, on {', '.join(adapter.target_modules)}"
     count = None if shape is None else adapter_parameters(shape, adapter)
@@ -133,6 +134,7 @@ def adapter_decisions(adapter: AdapterSpec | None, shape: ModelShape | None) -> 
         )
     if adapter.modules_to_save:
         made.append(Decision("lora.modules_to_save", ", ".join(adapter.modules_to_save), "trained in full"))
+    # The 4-bit base.
     quantised = adapter.quantization
     if quantised:
         double = ", its scales quantised too" if quantised.double_quant else ""

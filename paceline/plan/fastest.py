@@ -50,6 +50,7 @@ def plan_fastest(job: Job, make: Callable[[Job], Plan]) -> Plan:
 
 def _search_spec(job: Job) -> SearchSpec:
     config, hardware, shape, t = job.config, job.hardware, job.shape, job.training
+    # The search chooses the layout, so keys that set one are refused.
     sizes = None if t.parallelism is None else t.parallelism.model_dump(mode="json")
     taken = {
         key: value for key, value in (("parallelism", sizes), ("fsdp", t.fsdp), ("deepspeed", t.deepspeed)) if value
@@ -66,6 +67,7 @@ def _search_spec(job: Job) -> SearchSpec:
                 for key, value in taken.items()
             )
         )
+    # Sizes and speeds must be known.
     per_node = max(1, job.world_size // max(1, job.num_nodes))
     cluster = cluster_of_cpu(hardware, per_node) if hardware.device == "cpu" else cluster_of_hardware(hardware, job.num_nodes)  # fmt: skip
     if shape is None or cluster is None:

@@ -53,6 +53,7 @@ def _of_model(config: Config, plan: Plan | None, environ: Mapping[str, str]) -> 
         reasons.append(f"values of its config: {', '.join(odd)}")
     if plan is None:
         return reasons
+    # What depends on the plan: wrap classes, family, attention, quantization, tensor parallelism.
     sharded, kind = plan.engine.sharded, plan.shape.model_type if plan.shape else None
     if sharded is not None and sharded.wrap.classes:
         reasons.append(f"wrap classes {', '.join(sharded.wrap.classes)}")

@@ -52,8 +52,10 @@ def room_of(plan: Plan, hardware: Hardware) -> Room | None:
     processes = plan.world_size // plan.num_nodes
     on_cpu = hardware.device == "cpu"
     shapes = {"": plan.shape, **{role: model.shape for role, model in plan.models.items()}}
+    # Between steps: the states by location.
     states = _fullest(plan)
     parts = [bytes_by_device(plan, s, on_cpu) for s in states] if states is not None else None
+    # At startup: each model whole, next to the weights of those built before.
     size = SIZES[plan.precision.master]
     roles = []
     for place, shape in enumerate(shapes.values()):

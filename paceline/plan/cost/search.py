@@ -174,6 +174,7 @@ def layout_candidates(layout: StrategyLayout, spec: SearchSpec) -> Iterator[Cand
     ):
         if cards % (tp * pp * cp) or (layout.tp and tp == 1) or (layout.pp and pp == 1):
             continue
+        # The other cards are data-parallel; hybrid layouts shard within a node.
         dp = cards // (tp * pp * cp)
         if spec.rows % dp or (layout.zero and dp * cp == 1) or (layout.hybrid and dp <= max(1, node // tp)):
             continue

@@ -23,7 +23,7 @@ PRODUCT_FLAGS = {
     "float16": frozenset({"avx512_fp16", "amx_fp16", "fphp"}),
 }
 
-# Dense tensor-core peaks with fp32 accumulation, FLOP/s (vendors' data sheets); the first name contained in the device's name counts.
+# Dense tensor-core peaks with fp32 accumulation, FLOP/s (data sheets), matched in order by name.
 PEAK_BF16_FLOPS: tuple[tuple[str, float], ...] = (
     ("GB300", 2.5e15),
     ("B300", 2.25e15),
