@@ -9,10 +9,10 @@ import time
 
 
 class Wire:
-    """Listens on ``port`` and passes everything on to ``target``, ``delay`` seconds late; ``stage_layout`` makes it swallow everything."""
+    """Listens on ``port`` and passes everything on to ``target``, ``delay`` seconds late; ``cut`` makes it swallow everything."""
 
     def __init__(self, target: int, delay: float = 0.0) -> None:
-        self.delay, self.stage_layout = delay, False
+        self.delay, self.cut = delay, False
         self._target, self._sockets = target, []  # type: ignore[var-annotated]
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._server.getsockname()[1])
@@ -44,7 +44,7 @@ class Wire:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
                 time.sleep(self.delay)
-                if not self.stage_layout:
+                if not self.cut:
                     sink.sendall(data)
-            if not self.stage_layout:
+            if not self.cut:
                 sink.shutdown(socket.SHUT_WR)
