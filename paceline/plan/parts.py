@@ -60,7 +60,7 @@ class AdapterSpec:
 
 
 @dataclass(frozen=True)
-class EngineKnobs:
+class DdpOptions:
     """Options of DistributedDataParallel by its names; the last is ZeroRedundancyOptimizer's."""
 
     bucket_cap_mb: int | None = None
@@ -71,9 +71,9 @@ class EngineKnobs:
     parameters_as_bucket_view: bool = False
 
     @staticmethod
-    def of(training: TrainingSection) -> EngineKnobs:
+    def of(training: TrainingSection) -> DdpOptions:
         """Return the options as configured."""
-        return EngineKnobs(
+        return DdpOptions(
             training.ddp_bucket_cap_mb,
             bool(training.ddp_find_unused_parameters),
             training.ddp_broadcast_buffers,

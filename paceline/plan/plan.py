@@ -14,7 +14,7 @@ from paceline.plan import codec
 from paceline.plan.batch import BatchSplit
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.read_shape import ModelShape
-from paceline.plan.parts import AdapterSpec, EngineKnobs, Memory, OptimizerSpec, OtherModel
+from paceline.plan.parts import AdapterSpec, DdpOptions, Memory, OptimizerSpec, OtherModel
 from paceline.plan.strategies.options import NO_OPTIONS, EngineOptions, options_from_json
 
 #: Prefix of ``choice`` in decisions that are only warnings.
@@ -106,9 +106,9 @@ class Plan:
         return self.config.training.strategy_options
 
     @property
-    def training_keys(self) -> EngineKnobs:
+    def ddp_options(self) -> DdpOptions:
         """Options for torch's DDP and ZeroRedundancyOptimizer."""
-        return EngineKnobs.of(self.config.training)
+        return DdpOptions.of(self.config.training)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""

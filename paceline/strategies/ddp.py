@@ -31,7 +31,7 @@ class DDP(Strategy):
 
     def __init__(self, world: World, plan: Plan) -> None:
         super().__init__(world, plan)
-        self.training_keys = plan.training_keys
+        self.ddp_options = plan.ddp_options
 
     def wrap(self, role: Role, root: RootModule) -> nn.Module:
         """Wrap the root in DDP (which broadcasts rank 0's parameters)."""
@@ -40,12 +40,12 @@ class DDP(Strategy):
         return DistributedDataParallel(
             root,
             device_ids=[self.world.device.index] if self.world.device.type == "cuda" else None,
-            bucket_cap_mb=self.training_keys.bucket_cap_mb
+            bucket_cap_mb=self.ddp_options.bucket_cap_mb
             or (CPU_BUCKET_CAP_MB if self.world.device.type == "cpu" else None),
-            find_unused_parameters=self.training_keys.find_unused_parameters,
-            forward_sync_buffers=self.training_keys.broadcast_buffers,  # its name in torch 2.13
-            static_graph=self.training_keys.static_graph,
-            gradient_as_bucket_view=self.training_keys.gradient_as_bucket_view,
+            find_unused_parameters=self.ddp_options.find_unused_parameters,
+            forward_sync_buffers=self.ddp_options.broadcast_buffers,  # its name in torch 2.13
+            static_graph=self.ddp_options.static_graph,
+            gradient_as_bucket_view=self.ddp_options.gradient_as_bucket_view,
         )
 
     def no_sync(self, handle: Handle) -> contextlib.AbstractContextManager[object]:
@@ -63,8 +63,8 @@ class DDP(Strategy):
         With unused parameters they are always freed: the optimizer skips a parameter only if its gradient is
         None.
         """
-        views = isinstance(handle.module, DistributedDataParallel) and self.training_keys.gradient_as_bucket_view
-        in_place = views and not self.training_keys.find_unused_parameters and self.plan.batch.accumulation > 1
+        views = isinstance(handle.module, DistributedDataParallel) and self.ddp_options.gradient_as_bucket_view
+        in_place = views and not self.ddp_options.find_unused_parameters and self.plan.batch.accumulation > 1
         handle.stepper.zero_grad(set_to_none=not in_place)
 
     def warm_up(self, handle: Handle, batch: Batch, algorithm: Objective) -> None:

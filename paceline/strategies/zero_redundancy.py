@@ -34,7 +34,7 @@ class ZeroRedundancy(DDP):
         made = ZeroRedundancyOptimizer(
             recipe.groups,
             optimizer_class=recipe.cls,
-            parameters_as_bucket_view=self.training_keys.parameters_as_bucket_view,
+            parameters_as_bucket_view=self.ddp_options.parameters_as_bucket_view,
             **recipe.kwargs,
         )
         made.state = made.optim.state  # its own state stays empty; moments are in the local optimizer

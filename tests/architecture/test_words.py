@@ -27,7 +27,7 @@ WORDS = {
     "Enter, Leave": "CopyToTP, ReduceFromTP",
     "Layout, LayoutSlot, holding": "PackedSequenceInfo, AttentionContext, packed_sequences",
     "WORTH": "MIN_SHARED_TOKENS",
-    "Work, Chosen, knobs": "StepSpec, StrategyChoice, training_keys",
+    "Work, Chosen, knobs, EngineKnobs": "StepSpec, StrategyChoice, training_keys, DdpOptions",
     "Answerer, ModelJudge": "RolloutGenerator, RewardModel",
     "last_words, leave_word, keep_heap, roomy_heap, roomy_cache": "print_summary, configure_malloc, preallocated_cache",
     "leader": "is_group_leader",

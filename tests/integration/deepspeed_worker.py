@@ -20,7 +20,7 @@ from tiny_parts import MemoryReader, TinyObjective, make_batch
 from paceline.models.factory import HFModelFactory
 from paceline.plan.batch import split_batch
 from paceline.plan.mesh import Mesh
-from paceline.plan.parts import EngineKnobs
+from paceline.plan.parts import DdpOptions
 from paceline.protocols.batch import Batch
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
@@ -78,7 +78,7 @@ def plan(wanted: dict[str, Any], world: World) -> Any:
     return SimpleNamespace(
         strategy=wanted["strategy"],
         strategy_options={},
-        training_keys=EngineKnobs(),
+        ddp_options=DdpOptions(),
         precision=SimpleNamespace(scaler=False, compute=compute, master="float32", reduce="float32"),
         num_nodes=1,
         mesh=mesh,

@@ -19,7 +19,7 @@ from paceline.checkpoint.store import Checkpointer
 from paceline.core.rundir import RunDir
 from paceline.models.factory import HFModelFactory
 from paceline.plan.mesh import Mesh
-from paceline.plan.parts import EngineKnobs
+from paceline.plan.parts import DdpOptions
 from paceline.protocols.batch import Batch
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
@@ -56,7 +56,7 @@ def plan(mesh: Mesh, dtype: str = "float64", **engine: Any) -> SimpleNamespace:
     wide = "float64" if dtype == "float64" else "float32"
     return SimpleNamespace(
         strategy_options={},
-        training_keys=EngineKnobs(),
+        ddp_options=DdpOptions(),
         precision=SimpleNamespace(scaler=dtype == "float16", compute=dtype, master=wide, reduce=wide),
         num_nodes=1,
         mesh=mesh,

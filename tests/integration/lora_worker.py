@@ -18,7 +18,7 @@ from tiny_parts import MemoryReader, TinyObjective, make_batch
 from paceline.models.factory import HFModelFactory
 from paceline.plan.batch import split_batch
 from paceline.plan.mesh import Mesh
-from paceline.plan.parts import EngineKnobs
+from paceline.plan.parts import DdpOptions
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
 from paceline.protocols.shard import Shard
@@ -50,7 +50,7 @@ def build(world: World, cell: dict[str, Any]) -> tuple[Strategy, Handle]:
     plan: Any = SimpleNamespace(
         strategy=cell["strategy"],
         strategy_options={},
-        training_keys=EngineKnobs(),
+        ddp_options=DdpOptions(),
         precision=SimpleNamespace(scaler=False, compute=compute, master=master, reduce=master),
         num_nodes=1,
         mesh=mesh,

@@ -19,7 +19,7 @@ from paceline.core.tables import ALGORITHMS
 from paceline.models.factory import HFModelFactory
 from paceline.plan.batch import split_batch
 from paceline.plan.mesh import Mesh
-from paceline.plan.parts import EngineKnobs
+from paceline.plan.parts import DdpOptions
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
@@ -70,7 +70,7 @@ def build(world: World, cell: dict[str, Any]) -> tuple[Strategy, dict[Role, Hand
     plan: Any = SimpleNamespace(
         strategy=cell["strategy"],
         strategy_options={},
-        training_keys=EngineKnobs(),
+        ddp_options=DdpOptions(),
         precision=SimpleNamespace(scaler=False, compute=dtype, master=dtype, reduce=dtype),
         num_nodes=1,
         mesh=mesh,

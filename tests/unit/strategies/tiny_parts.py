@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from paceline.config.sections.training import TrainingSection
 from paceline.plan.mesh import Mesh
-from paceline.plan.parts import EngineKnobs
+from paceline.plan.parts import DdpOptions
 from paceline.plan.strategies.options import NO_OPTIONS
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.model import RootModule
@@ -128,7 +128,7 @@ def plan(scaler: bool = False, world_size: int = 1, accumulation: int = 2, **tra
     section = TrainingSection.model_validate(training)
     return SimpleNamespace(
         strategy_options=section.strategy_options,
-        training_keys=EngineKnobs.of(section),
+        ddp_options=DdpOptions.of(section),
         precision=SimpleNamespace(scaler=scaler),
         num_nodes=1,
         mesh=Mesh(dp_replicate=world_size),

@@ -59,7 +59,7 @@ class Prompts:
 
 
 class Speaker:
-    """Says a few tokens that follow from the request alone; ``prompts_of_groups`` counts."""
+    """Says a few tokens that follow from the request alone; ``asked`` counts."""
 
     asked = 0
 
