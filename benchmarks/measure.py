@@ -21,7 +21,9 @@ sys.path.insert(0, str(ROOT))  # works in a checkout that is not installed
 
 @dataclass(frozen=True)
 class Measured:
-    """One run: real tokens/s of all ranks over whole optimizer steps (the first ``warm_up`` left out), worst rank's peak, launch to first step."""
+    """One run: real tokens/s of all ranks over whole optimizer steps (the first ``warm_up`` left out),
+    worst rank's peak, launch to first step.
+    """
 
     tokens_per_second: float
     peak_bytes: int
@@ -48,11 +50,18 @@ def rate(steps: Sequence[Mapping[str, float]], warm_up: int) -> float:
 
 
 def run(argv: Sequence[str], log: Path, env: Mapping[str, str]) -> float:
-    """Run to the end, output to ``log``; returns the wall-clock time of the launch. Exits with the log's end when it fails."""
+    """Run to the end, output to ``log``; returns the wall-clock time of the launch. Exits with the log's
+    end when it fails.
+    """
     launched = time.time()
     with log.open("w", encoding="utf-8") as file:
         code = subprocess.run(
-            list(argv), stdout=file, stderr=subprocess.STDOUT, env=dict(env), check=False, stdin=subprocess.DEVNULL
+            list(argv),
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=dict(env),
+            check=False,
+            stdin=subprocess.DEVNULL,
         ).returncode
     if code:
         sys.exit(
@@ -71,7 +80,10 @@ def ranks_of(out: Path, nproc: int, launched: float, warm_up: int = 1) -> Measur
     """What the ranks of a side have written beside ``out``."""
     ranks = [json.loads(out.with_suffix(f".{r}.json").read_text()) for r in range(nproc)]
     steps_of_all = [
-        {"tokens": sum(r["steps"][i]["tokens"] for r in ranks), "seconds": max(r["steps"][i]["seconds"] for r in ranks)}
+        {
+            "tokens": sum(r["steps"][i]["tokens"] for r in ranks),
+            "seconds": max(r["steps"][i]["seconds"] for r in ranks),
+        }
         for i in range(len(ranks[0]["steps"]))
     ]
     return Measured(
@@ -96,7 +108,18 @@ def trl(
     """TRL once. ``shape`` is (micro-batch, accumulation)."""
     out = folder / "trl_result"
     argv = [*torchrun(python, nproc), str(ROOT / "benchmarks" / "trl_side.py")]
-    argv += ["--out", str(out), "--rows", str(rows), "--steps", str(steps), "--dtype", dtype, "--packing", packing]
+    argv += [
+        "--out",
+        str(out),
+        "--rows",
+        str(rows),
+        "--steps",
+        str(steps),
+        "--dtype",
+        dtype,
+        "--packing",
+        packing,
+    ]
     argv += ["--micro-batch", str(shape[0]), "--accumulation", str(shape[1])]
     launched = run(argv, folder / f"trl-{dtype}-{packing}.log", environment(PYTHONPATH=""))
     return ranks_of(out, nproc, launched, warm_up)
@@ -121,7 +144,9 @@ def paceline(
     return read_run(folder / name, launched, nproc, warm_up)
 
 
-def write_config(folder: Path, name: str, *, dtype: str, packing: bool, steps: int, shape: tuple[int, int]) -> Path:
+def write_config(
+    folder: Path, name: str, *, dtype: str, packing: bool, steps: int, shape: tuple[int, int]
+) -> Path:
     """The YAML of one run (JSON is YAML)."""
     config: dict[str, Any] = {
         "model": {"config": workload.LLAMA_56M, "tokenizer": str(folder / "tokenizer")},
@@ -156,7 +181,10 @@ def read_run(run_dir: Path, launched: float, nproc: int, warm_up: int) -> Measur
     from paceline.runlog.eventlog import read_events
     from paceline.runlog.events import Step
 
-    ranks = [[r for r in read_events(RunDir.at(run_dir).events(k)) if isinstance(r.event, Step)] for k in range(nproc)]
+    ranks = [
+        [r for r in read_events(RunDir.at(run_dir).events(k)) if isinstance(r.event, Step)]
+        for k in range(nproc)
+    ]
     steps = [r.event for r in ranks[0] if isinstance(r.event, Step)]
     peak = max(e.event.memory_bytes or 0 for records in ranks for e in records if isinstance(e.event, Step))
     return Measured(
@@ -167,13 +195,16 @@ def read_run(run_dir: Path, launched: float, nproc: int, warm_up: int) -> Measur
 
 
 def read_steps(run_dir: Path, launched: float, nproc: int, units: int, passes: int = 1) -> Measured:
-    """The same of a run whose steps are preceded by rollouts: ``units`` (completions of a rollout) over the wall-clock time from the end of one
-    rollout's steps (``passes`` of them) to the end of the next."""
+    """The same of a run whose steps are preceded by rollouts: ``units`` (completions of a rollout) over the
+    wall-clock time from the end of one rollout's steps (``passes`` of them) to the end of the next."""
     from paceline.core.rundir import RunDir
     from paceline.runlog.eventlog import read_events
     from paceline.runlog.events import Step
 
-    ranks = [[r for r in read_events(RunDir.at(run_dir).events(k)) if isinstance(r.event, Step)] for k in range(nproc)]
+    ranks = [
+        [r for r in read_events(RunDir.at(run_dir).events(k)) if isinstance(r.event, Step)]
+        for k in range(nproc)
+    ]
     ends = [record.time for record in ranks[0]][passes - 1 :: passes]
     peak = max(e.event.memory_bytes or 0 for records in ranks for e in records if isinstance(e.event, Step))
     return Measured(units * (len(ends) - 1) / (ends[-1] - ends[0]), peak, ends[0] - launched)

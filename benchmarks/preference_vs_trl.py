@@ -1,8 +1,11 @@
-"""Paceline against TRL's RewardTrainer and DPOTrainer, side by side: same model, pairs and processes; runs alternate; ratios of medians.
+"""Paceline against TRL's RewardTrainer and DPOTrainer, side by side: same model, pairs and processes; runs
+alternate; ratios of medians.
 
-    python benchmarks/preference_vs_trl.py --trl-python /path/to/trlvenv/bin/python [--rounds 3] [--steps 5] [--quick]
+    python benchmarks/preference_vs_trl.py --trl-python /path/to/trlvenv/bin/python [--rounds 3] [--steps 5]
+    [--quick]
 
-Prints a table and writes ``result.json`` into ``--to``. ``dpo-cached``: the reference is asked before training on both sides; ``dpo-live``: in every step.
+Prints a table and writes ``result.json`` into ``--to``. ``dpo-cached``: the reference is asked before
+training on both sides; ``dpo-live``: in every step.
 """
 
 from __future__ import annotations
@@ -18,16 +21,22 @@ from measure import ROOT, Measured, environment, median, ranks_of, read_run, run
 
 ROWS = 600
 GOALS = {
-    ("reward", "float32"): 1.25, ("reward", "bfloat16"): 1.4, ("dpo-cached", "float32"): 2.5, ("dpo-cached", "bfloat16"): 2.5,
-    ("dpo-live", "float32"): 1.8, ("dpo-live", "bfloat16"): 1.8,
-}  # fmt: skip
+    ("reward", "float32"): 1.25,
+    ("reward", "bfloat16"): 1.4,
+    ("dpo-cached", "float32"): 2.5,
+    ("dpo-cached", "bfloat16"): 2.5,
+    ("dpo-live", "float32"): 1.8,
+    ("dpo-live", "bfloat16"): 1.8,
+}
 MEMORY_GOALS = {"reward": 1.0, "dpo-cached": 0.5, "dpo-live": 0.5}
 
 
 def main() -> None:
     """All cells, alternated."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--trl-python", required=True, help="the interpreter of an environment with trl==1.16.0")
+    parser.add_argument(
+        "--trl-python", required=True, help="the interpreter of an environment with trl==1.16.0"
+    )
     parser.add_argument("--to", type=Path, default=Path("outputs/benchmark-preference"))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=5, help="optimizer steps a run, the first not counted")
@@ -70,19 +79,39 @@ def summary(what: str, dtype: str, ours: list[Measured], theirs: list[Measured])
         "cell": what,
         "dtype": dtype,
         "ratios": {
-            "tokens_per_second": [round(v) for v in speed], "speed": round(speed[0] / speed[1], 2), "speed_goal": GOALS.get((what, dtype)),
-            "peak_gb": [round(v / 1e9, 2) for v in memory], "memory": round(memory[0] / memory[1], 2), "memory_goal": MEMORY_GOALS[what],
+            "tokens_per_second": [round(v) for v in speed],
+            "speed": round(speed[0] / speed[1], 2),
+            "speed_goal": GOALS.get((what, dtype)),
+            "peak_gb": [round(v / 1e9, 2) for v in memory],
+            "memory": round(memory[0] / memory[1], 2),
+            "memory_goal": MEMORY_GOALS[what],
         },
         "runs": {"paceline": [vars(m) for m in ours], "trl": [vars(m) for m in theirs]},
-    }  # fmt: skip
+    }
 
 
 def trl(folder: Path, what: str, dtype: str, options: argparse.Namespace) -> Measured:
     """TRL once."""
     algorithm, _, reference = what.partition("-")
     out = folder / "trl_result"
-    arguments = ["--out", str(out), "--algorithm", algorithm, "--rows", str(ROWS), "--steps", str(options.steps)]
-    arguments += ["--dtype", dtype, "--micro-batch", str(options.micro_batch), "--accumulation", str(options.accumulation)]  # fmt: skip
+    arguments = [
+        "--out",
+        str(out),
+        "--algorithm",
+        algorithm,
+        "--rows",
+        str(ROWS),
+        "--steps",
+        str(options.steps),
+    ]
+    arguments += [
+        "--dtype",
+        dtype,
+        "--micro-batch",
+        str(options.micro_batch),
+        "--accumulation",
+        str(options.accumulation),
+    ]
     arguments += ["--cached"] if reference == "cached" else []
     argv = [
         *torchrun(options.trl_python, options.nproc),
@@ -99,14 +128,25 @@ def paceline(folder: Path, what: str, dtype: str, options: argparse.Namespace) -
     name = f"paceline-{what}-{dtype}"
     config: dict[str, Any] = {
         "model": {"config": workload.LLAMA_56M, "tokenizer": str(folder / "tokenizer")},
-        "data": {"train": str(folder / ("pairs-few.jsonl" if reference == "cached" else "pairs.jsonl")), "max_length": workload.SEQ_LEN},
+        "data": {
+            "train": str(folder / ("pairs-few.jsonl" if reference == "cached" else "pairs.jsonl")),
+            "max_length": workload.SEQ_LEN,
+        },
         "training": {
-            "algorithm": algorithm, "mixed_precision": "bf16" if dtype == "bfloat16" else "no", "max_steps": options.steps,
-            "per_device_train_batch_size": options.micro_batch, "gradient_accumulation_steps": options.accumulation, "learning_rate": 1e-4,
-            "save_strategy": "no", "report_to": [], "logging_steps": 1, "use_cpu": True, "overwrite_output_dir": True,
+            "algorithm": algorithm,
+            "mixed_precision": "bf16" if dtype == "bfloat16" else "no",
+            "max_steps": options.steps,
+            "per_device_train_batch_size": options.micro_batch,
+            "gradient_accumulation_steps": options.accumulation,
+            "learning_rate": 1e-4,
+            "save_strategy": "no",
+            "report_to": [],
+            "logging_steps": 1,
+            "use_cpu": True,
+            "overwrite_output_dir": True,
             "output_dir": str(folder / name),
         },
-    }  # fmt: skip
+    }
     if algorithm == "dpo":
         config["training"]["dpo"] = {"precompute_ref_log_probs": reference == "cached"}
     path = folder / f"{name}.yaml"

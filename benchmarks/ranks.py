@@ -1,4 +1,5 @@
-"""Two ranks under DDP against two independent one-rank runs side by side, at accumulation 2: what synchronising costs.
+"""Two ranks under DDP against two independent one-rank runs side by side, at accumulation 2: what
+synchronising costs.
 
 python benchmarks/ranks.py [--dtypes float32 bfloat16] [--rounds 3] [--steps 6] [--quick]
 """
@@ -44,9 +45,12 @@ def main() -> None:
             )
             alone.append(two_alone(folder, dtype, steps, shape))
         ratio = median(together) / median(alone)
-        report.append({"dtype": dtype, "ddp": together, "two_alone": alone, "ratio": ratio, "goal": GOALS[dtype]})
+        report.append(
+            {"dtype": dtype, "ddp": together, "two_alone": alone, "ratio": ratio, "goal": GOALS[dtype]}
+        )
         print(
-            f"{dtype}: two ranks {median(together):.0f} tokens/s, two alone {median(alone):.0f}; ratio {ratio:.3f} (goal {GOALS[dtype]})",
+            f"{dtype}: two ranks {median(together):.0f} tokens/s, two alone {median(alone):.0f}; ratio"
+            f" {ratio:.3f} (goal {GOALS[dtype]})",
             flush=True,
         )
     (folder / "result.json").write_text(json.dumps(report, indent=1), encoding="utf-8")

@@ -1,9 +1,11 @@
-"""Paceline against TRL's GRPOTrainer and PPOTrainer, side by side: same model, prompts, lengths and processes; completions a second over whole steps.
+"""Paceline against TRL's GRPOTrainer and PPOTrainer, side by side: same model, prompts, lengths and
+processes; completions a second over whole steps.
 
-    python benchmarks/rollouts_vs_trl.py --trl-python /path/to/trlvenv/bin/python [--trl-ppo /path/to/trl-1.10] [--rounds 3] [--steps 6] [--quick]
+    python benchmarks/rollouts_vs_trl.py --trl-python /path/to/trlvenv/bin/python [--trl-ppo
+    /path/to/trl-1.10] [--rounds 3] [--steps 6] [--quick]
 
-Prints a line a cell and writes ``result.json`` into ``--to``. Answers have all the same length on both sides: TRL is told not to end before, and a
-model of random weights says its end token once in 32,000.
+Prints a line a cell and writes ``result.json`` into ``--to``. Answers have all the same length on both sides:
+TRL is told not to end before, and a model of random weights says its end token once in 32,000.
 """
 
 from __future__ import annotations
@@ -24,10 +26,14 @@ CELLS = ["grpo:float32:0.0", "ppo:float32:0.05"]  # with a KL TRL's GRPO wants i
 def main() -> None:
     """All cells, alternated."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--trl-python", required=True, help="the interpreter of an environment with trl==1.16.0")
+    parser.add_argument(
+        "--trl-python", required=True, help="the interpreter of an environment with trl==1.16.0"
+    )
     parser.add_argument(
         "--trl-ppo",
-        help="where trl==1.10.0 lies (pip install --target DIR --no-deps trl==1.10.0); PPO is left out without",
+        help=(
+            "where trl==1.10.0 lies (pip install --target DIR --no-deps trl==1.10.0); PPO is left out without"
+        ),
     )
     parser.add_argument("--to", type=Path, default=Path("outputs/benchmark-rollouts"))
     parser.add_argument("--rounds", type=int, default=3)
@@ -56,11 +62,18 @@ def main() -> None:
         speed = median([m.tokens_per_second for m in ours]), median([m.tokens_per_second for m in theirs])
         memory = median([m.peak_bytes for m in ours]), median([m.peak_bytes for m in theirs])
         found = {
-            "cell": cell, "completions_per_second": [round(v, 2) for v in speed], "speed": round(speed[0] / speed[1], 2), "speed_goal": GOAL,
-            "peak_gb": [round(v / 1e9, 2) for v in memory], "memory": round(memory[0] / memory[1], 2), "memory_goal": MEMORY_GOAL,
-        }  # fmt: skip
+            "cell": cell,
+            "completions_per_second": [round(v, 2) for v in speed],
+            "speed": round(speed[0] / speed[1], 2),
+            "speed_goal": GOAL,
+            "peak_gb": [round(v / 1e9, 2) for v in memory],
+            "memory": round(memory[0] / memory[1], 2),
+            "memory_goal": MEMORY_GOAL,
+        }
         print(json.dumps(found), flush=True)
-        report.append(found | {"runs": {"paceline": [vars(m) for m in ours], "trl": [vars(m) for m in theirs]}})
+        report.append(
+            found | {"runs": {"paceline": [vars(m) for m in ours], "trl": [vars(m) for m in theirs]}}
+        )
         (folder / "result.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
 
 
@@ -68,7 +81,18 @@ def trl(folder: Path, algorithm: str, dtype: str, beta: str, options: argparse.N
     """TRL once."""
     out = folder / "trl_result"
     side = "trl_ppo_side.py" if algorithm == "ppo" else "trl_rollout_side.py"
-    arguments = ["--out", str(out), "--steps", str(options.steps), "--dtype", dtype, "--answers", str(options.answers), "--beta", beta]  # fmt: skip
+    arguments = [
+        "--out",
+        str(out),
+        "--steps",
+        str(options.steps),
+        "--dtype",
+        dtype,
+        "--answers",
+        str(options.answers),
+        "--beta",
+        beta,
+    ]
     argv = [*torchrun(options.trl_python, options.nproc), str(ROOT / "benchmarks" / side), *arguments]
     path = options.trl_ppo if algorithm == "ppo" else ""
     launched = run(argv, folder / f"trl-{algorithm}-{dtype}-{beta}.log", environment(PYTHONPATH=path))
@@ -87,13 +111,27 @@ def paceline(folder: Path, algorithm: str, dtype: str, beta: str, options: argpa
         "model": {"config": workload.LLAMA_ROLLOUT, "tokenizer": str(folder / "tokenizer")},
         "data": {"train": str(folder / "prompts.jsonl"), "max_length": workload.SEQ_LEN},
         "training": {
-            "algorithm": algorithm, "mixed_precision": "bf16" if dtype == "bfloat16" else "no", "max_steps": options.steps * passes,
-            "per_device_train_batch_size": options.answers, "gradient_accumulation_steps": 1, "learning_rate": 1e-5, "save_strategy": "no",
-            "report_to": [], "logging_steps": 1, "use_cpu": True, "overwrite_output_dir": True, "output_dir": str(folder / name),
-            "rollout": {"num_generations": 1 if ppo else workload.GROUP, "max_completion_length": workload.ANSWER, "temperature": 1.0, "rewards": [reward]},
+            "algorithm": algorithm,
+            "mixed_precision": "bf16" if dtype == "bfloat16" else "no",
+            "max_steps": options.steps * passes,
+            "per_device_train_batch_size": options.answers,
+            "gradient_accumulation_steps": 1,
+            "learning_rate": 1e-5,
+            "save_strategy": "no",
+            "report_to": [],
+            "logging_steps": 1,
+            "use_cpu": True,
+            "overwrite_output_dir": True,
+            "output_dir": str(folder / name),
+            "rollout": {
+                "num_generations": 1 if ppo else workload.GROUP,
+                "max_completion_length": workload.ANSWER,
+                "temperature": 1.0,
+                "rewards": [reward],
+            },
             algorithm: {"kl_coef": float(beta), "num_ppo_epochs": passes} if ppo else {"beta": float(beta)},
         },
-    }  # fmt: skip
+    }
     path = folder / f"{name}.yaml"
     path.write_text(json.dumps(config, indent=1), encoding="utf-8")
     argv = [sys.executable, "-m", "paceline.cli.main", "train", str(path), "--nproc", str(options.nproc)]
@@ -108,7 +146,9 @@ def reward_model(folder: Path) -> Path:
     config = {k: v for k, v in workload.LLAMA_ROLLOUT.items() if k != "model_type"}
     place = folder / "reward-model"
     if not place.exists():
-        LlamaForSequenceClassification(LlamaConfig(**config, pad_token_id=0, num_labels=1)).save_pretrained(place)
+        LlamaForSequenceClassification(LlamaConfig(**config, pad_token_id=0, num_labels=1)).save_pretrained(
+            place
+        )
         workload.write_tokenizer(place)
     return place
 

@@ -1,6 +1,8 @@
-"""Paceline against TRL's SFTTrainer, side by side: same model, same rows, same processes; runs alternate; ratios of medians.
+"""Paceline against TRL's SFTTrainer, side by side: same model, same rows, same processes; runs alternate;
+ratios of medians.
 
-    python benchmarks/sft_vs_trl.py --trl-python /path/to/trlvenv/bin/python [--rounds 3] [--steps 6] [--quick]
+    python benchmarks/sft_vs_trl.py --trl-python /path/to/trlvenv/bin/python [--rounds 3] [--steps 6]
+    [--quick]
 
 See benchmarks/README.md for TRL's environment. Prints a table and writes ``result.json`` into ``--to``.
 """
@@ -22,7 +24,9 @@ ROWS = 4000
 def main() -> None:
     """All pairs, alternated."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--trl-python", required=True, help="the interpreter of an environment with trl==1.16.0")
+    parser.add_argument(
+        "--trl-python", required=True, help="the interpreter of an environment with trl==1.16.0"
+    )
     parser.add_argument("--to", type=Path, default=Path("outputs/benchmark"))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=6, help="optimizer steps a run, the first not counted")
@@ -60,14 +64,24 @@ def main() -> None:
                 )
             )
             ours.append(
-                paceline(folder, dtype=dtype, packing=True, steps=steps, nproc=options.nproc, warm_up=1, shape=shape)
+                paceline(
+                    folder,
+                    dtype=dtype,
+                    packing=True,
+                    steps=steps,
+                    nproc=options.nproc,
+                    warm_up=1,
+                    shape=shape,
+                )
             )
         report.append(summary(dtype, packing, ours, theirs, options.nproc))
         print_summary(report[-1])
     (folder / "result.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
 
 
-def summary(dtype: str, packing: str, ours: list[Measured], theirs: list[Measured], nproc: int) -> dict[str, object]:
+def summary(
+    dtype: str, packing: str, ours: list[Measured], theirs: list[Measured], nproc: int
+) -> dict[str, object]:
     """Medians and their ratios."""
     speed = median([m.tokens_per_second for m in ours]), median([m.tokens_per_second for m in theirs])
     memory = median([m.peak_bytes for m in ours]), median([m.peak_bytes for m in theirs])
@@ -81,7 +95,12 @@ def summary(dtype: str, packing: str, ours: list[Measured], theirs: list[Measure
             "ratio": speed[0] / speed[1],
             "goal": GOALS.get((dtype, packing)),
         },
-        "peak_bytes": {"paceline": memory[0], "trl": memory[1], "ratio": memory[0] / memory[1], "goal": MEMORY_GOAL},
+        "peak_bytes": {
+            "paceline": memory[0],
+            "trl": memory[1],
+            "ratio": memory[0] / memory[1],
+            "goal": MEMORY_GOAL,
+        },
         "launch_to_first_step_seconds": {"paceline": first[0], "trl": first[1]},
         "mfu": mfu(speed[0], matmul_flops(dtype), nproc),
         "runs": {"paceline": [vars(m) for m in ours], "trl": [vars(m) for m in theirs]},
@@ -100,7 +119,8 @@ def print_summary(found: dict[str, object]) -> None:
         assert isinstance(value, dict)
         ratio = f"  ratio {value['ratio']:.2f} (goal {value['goal']})" if "ratio" in value else ""
         print(
-            f"  Paceline {value['paceline'] * scale:8.2f}   TRL {value['trl'] * scale:8.2f}  {unit}{ratio}", flush=True
+            f"  Paceline {value['paceline'] * scale:8.2f}   TRL {value['trl'] * scale:8.2f}  {unit}{ratio}",
+            flush=True,
         )
     print(f"  MFU {found['mfu']:.0%}", flush=True)
 

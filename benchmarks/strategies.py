@@ -1,9 +1,11 @@
-"""What a strategy costs beyond its engine: Paceline's step against the same engine driven by Accelerate (ddp, fsdp) or bare DeepSpeed (ZeRO).
+"""What a strategy costs beyond its engine: Paceline's step against the same engine driven by Accelerate (ddp,
+fsdp) or bare DeepSpeed (ZeRO).
 
     python benchmarks/strategies.py [--only ddp fsdp zero1 zero2 zero3] [--pairs 7] [--quick]
 
-Both sides train the same module on the same batches in the same two processes, one optimizer step each in turn. What counts is CPU
-time of a step (all threads of a rank, so that other work on the machine does not), the worst rank's; ratios of pairs, then their median.
+Both sides train the same module on the same batches in the same two processes, one optimizer step each in
+turn. What counts is CPU time of a step (all threads of a rank, so that other work on the machine does not),
+the worst rank's; ratios of pairs, then their median.
 """
 
 from __future__ import annotations
@@ -40,9 +42,9 @@ def main() -> None:
         found = measure(name, 2 if options.quick else options.pairs, folder)
         report.append(found)
         print(
-            f"{name:<6} {found['ours']:.3f} s CPU a step, {SIDES[name]} {found['theirs']:.3f} s; "
-            f"ratio {found['ratio']:.3f} (at most {GOAL}), of single pairs {min(found['ratios']):.2f} to {max(found['ratios']):.2f}; "
-            f"last losses {found['losses'][0]:.6f} and {found['losses'][1]:.6f}",
+            f"{name:<6} {found['ours']:.3f} s CPU a step, {SIDES[name]} {found['theirs']:.3f} s; ratio"
+            f" {found['ratio']:.3f} (at most {GOAL}), of single pairs {min(found['ratios']):.2f} to"
+            f" {max(found['ratios']):.2f}; last losses {found['losses'][0]:.6f} and {found['losses'][1]:.6f}",
             flush=True,
         )
     (folder / "result.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
@@ -58,9 +60,14 @@ def measure(name: str, pairs: int, folder: Path) -> dict[str, object]:
     ours, theirs = ([max(r[side][i] for r in ranks) for i in range(pairs)] for side in ("ours", "theirs"))
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
     return {
-        "strategy": name, "against": SIDES[name], "ours": median(ours), "theirs": median(theirs),
-        "ratio": median(ratios), "ratios": ratios, "losses": ranks[0]["losses"],
-    }  # fmt: skip
+        "strategy": name,
+        "against": SIDES[name],
+        "ours": median(ours),
+        "theirs": median(theirs),
+        "ratio": median(ratios),
+        "ratios": ratios,
+        "losses": ranks[0]["losses"],
+    }
 
 
 if __name__ == "__main__":

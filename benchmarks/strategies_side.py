@@ -1,4 +1,6 @@
-"""Both sides of ``strategies.py`` in one process group: ``strategies_side.py STRATEGY PAIRS OUT`` under torchrun; one JSON a rank."""
+"""Both sides of ``strategies.py`` in one process group: ``strategies_side.py STRATEGY PAIRS OUT`` under
+torchrun; one JSON a rank.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,16 @@ from paceline.strategies.registry import make_strategy
 from paceline.strategies.runner import make_runner
 
 LLAMA = {
-    "model_type": "llama", "hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 6, "num_key_value_heads": 6,
-    "intermediate_size": 1024, "vocab_size": 32000, "max_position_embeddings": 512, "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 384,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 6,
+    "intermediate_size": 1024,
+    "vocab_size": 32000,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
 ACCUMULATION, MICRO, SEQ, LR, CLIP, WARM_UP = 2, 2, 256, 1e-3, 1.0, 2
 ASK = frozenset({Output.NLL})
 Step = Callable[[Sequence[Batch]], float]
@@ -40,11 +49,16 @@ def ours(name: str, world: World) -> Step:
             "model": {"config": LLAMA, "tokenizer": "none"},
             "data": {"train": [{"path": "none"}], "max_length": SEQ},
             "training": {
-                "distributed_strategy": name, "per_device_train_batch_size": MICRO, "gradient_accumulation_steps": ACCUMULATION,
-                "learning_rate": LR, "use_cpu": True, "mixed_precision": "no", "optim": "adamw_torch",
+                "distributed_strategy": name,
+                "per_device_train_batch_size": MICRO,
+                "gradient_accumulation_steps": ACCUMULATION,
+                "learning_rate": LR,
+                "use_cpu": True,
+                "mixed_precision": "no",
+                "optim": "adamw_torch",
             },
         }
-    )  # fmt: skip
+    )
     hardware = probe_hardware({}, use_cpu=True, num_nodes=1)
     plan = make_plan(Job(config, hardware, world_size=world.world_size, launcher="torchrun", run_dir="none"))
     strategy, algorithm = make_strategy(plan.strategy, world, plan), SFT()
@@ -68,7 +82,9 @@ def global_labels(world: World, batches: Sequence[Batch]) -> int:
 
 
 def accelerate_side(name: str, world: World) -> Step:
-    """The same module prepared by Accelerate and trained as its documentation shows, with the exact token mean."""
+    """The same module prepared by Accelerate and trained as its documentation shows, with the exact token
+    mean.
+    """
     from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin
     from torch.distributed.fsdp import FSDPModule
 

@@ -1,6 +1,8 @@
-"""TRL 1.10's PPOTrainer on the shared workload (it left TRL after that); started by ``rollouts_vs_trl.py`` under torchrun, as ``trl_rollout_side.py`` is.
+"""TRL 1.10's PPOTrainer on the shared workload (it left TRL after that); started by ``rollouts_vs_trl.py``
+under torchrun, as ``trl_rollout_side.py`` is.
 
-Imports nothing of Paceline. Writes one JSON object a rank; a step is a rollout with its four epochs, "tokens" counts completions.
+Imports nothing of Paceline. Writes one JSON object a rank; a step is a rollout with its four epochs, "tokens"
+counts completions.
 """
 
 from __future__ import annotations
@@ -56,20 +58,42 @@ def main() -> None:
 
     world = int(os.environ.get("WORLD_SIZE", "1"))
     arguments = PPOConfig(
-        output_dir=str(out.parent / "trl"), per_device_train_batch_size=options.answers, gradient_accumulation_steps=1, num_mini_batches=1,
-        num_ppo_epochs=workload.PPO_EPOCHS, total_episodes=options.steps * options.answers * world, response_length=workload.ANSWER, stop_token_id=None,
-        local_rollout_forward_batch_size=options.answers, kl_coef=options.beta, learning_rate=1e-5, temperature=1.0, num_sample_generations=0,
-        bf16=options.dtype == "bfloat16", use_cpu=True, gradient_checkpointing=False, save_strategy="no", report_to="none", disable_tqdm=True,
+        output_dir=str(out.parent / "trl"),
+        per_device_train_batch_size=options.answers,
+        gradient_accumulation_steps=1,
+        num_mini_batches=1,
+        num_ppo_epochs=workload.PPO_EPOCHS,
+        total_episodes=options.steps * options.answers * world,
+        response_length=workload.ANSWER,
+        stop_token_id=None,
+        local_rollout_forward_batch_size=options.answers,
+        kl_coef=options.beta,
+        learning_rate=1e-5,
+        temperature=1.0,
+        num_sample_generations=0,
+        bf16=options.dtype == "bfloat16",
+        use_cpu=True,
+        gradient_checkpointing=False,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
         dataloader_pin_memory=False,
-    )  # fmt: skip
+    )
     trainer = PPOTrainer(
-        args=arguments, processing_class=tokenizer, model=LlamaForCausalLM(whole), ref_model=LlamaForCausalLM(whole),
-        reward_model=LlamaForSequenceClassification(scalar), value_model=LlamaForSequenceClassification(scalar),
-        train_dataset=data, eval_dataset=data.select(range(world)), callbacks=[Hook()],
-    )  # fmt: skip
+        args=arguments,
+        processing_class=tokenizer,
+        model=LlamaForCausalLM(whole),
+        ref_model=LlamaForCausalLM(whole),
+        reward_model=LlamaForSequenceClassification(scalar),
+        value_model=LlamaForSequenceClassification(scalar),
+        train_dataset=data,
+        eval_dataset=data.select(range(world)),
+        callbacks=[Hook()],
+    )
     trainer.train()
     seconds = [b - a for a, b in zip(ends, ends[1:], strict=False)]
-    steps = [{"seconds": s, "tokens": options.answers} for s in [seconds[0], *seconds]]  # the first is left out
+    # the first is left out
+    steps = [{"seconds": s, "tokens": options.answers} for s in [seconds[0], *seconds]]
     rank = int(os.environ.get("RANK", "0"))
     found = {"steps": steps, "first_step_at": time.time() - sum(seconds), "peak_bytes": peak_bytes()}
     out.with_suffix(f".{rank}.json").write_text(json.dumps(found))

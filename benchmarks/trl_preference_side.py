@@ -1,4 +1,5 @@
-"""TRL's RewardTrainer and DPOTrainer on the shared workload; started by ``preference_vs_trl.py`` under torchrun with the Python of TRL's own environment.
+"""TRL's RewardTrainer and DPOTrainer on the shared workload; started by ``preference_vs_trl.py`` under
+torchrun with the Python of TRL's own environment.
 
 Imports nothing of Paceline. Writes one JSON object a rank, as ``trl_side.py`` does.
 """
@@ -22,7 +23,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", required=True)
     parser.add_argument("--algorithm", choices=["reward", "dpo"], required=True)
-    parser.add_argument("--cached", action="store_true", help="DPO: log-probabilities of the reference asked before")
+    parser.add_argument(
+        "--cached", action="store_true", help="DPO: log-probabilities of the reference asked before"
+    )
     parser.add_argument("--rows", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], required=True)
@@ -67,28 +70,45 @@ def make_trainer(options: argparse.Namespace, out: Path, hook: Any) -> Any:
 
     config = {k: v for k, v in workload.LLAMA_56M.items() if k != "model_type"}
     tokenizer = AutoTokenizer.from_pretrained(str(out.parent / "tokenizer"))
-    needed = options.steps * options.micro_batch * options.accumulation * int(os.environ.get("WORLD_SIZE", "1"))
+    needed = (
+        options.steps * options.micro_batch * options.accumulation * int(os.environ.get("WORLD_SIZE", "1"))
+    )
     rows = needed if options.cached else options.rows  # what is asked before is not timed
     file = out.parent / f"turns-{rows}.jsonl"  # from a file: what TRL keeps of it has to be one for all ranks
     data = Dataset.from_json(str(file), cache_dir=str(out.parent / "datasets"))
     shared = {
-        "output_dir": str(out.parent / "trl"), "per_device_train_batch_size": options.micro_batch,
-        "gradient_accumulation_steps": options.accumulation, "max_steps": options.steps, "max_length": workload.SEQ_LEN,
-        "bf16": options.dtype == "bfloat16", "fp16": False, "use_cpu": True, "gradient_checkpointing": False, "learning_rate": 1e-4,
-        "save_strategy": "no", "report_to": "none", "logging_strategy": "no", "disable_tqdm": True, "dataloader_pin_memory": False,
-    }  # fmt: skip
+        "output_dir": str(out.parent / "trl"),
+        "per_device_train_batch_size": options.micro_batch,
+        "gradient_accumulation_steps": options.accumulation,
+        "max_steps": options.steps,
+        "max_length": workload.SEQ_LEN,
+        "bf16": options.dtype == "bfloat16",
+        "fp16": False,
+        "use_cpu": True,
+        "gradient_checkpointing": False,
+        "learning_rate": 1e-4,
+        "save_strategy": "no",
+        "report_to": "none",
+        "logging_strategy": "no",
+        "disable_tqdm": True,
+        "dataloader_pin_memory": False,
+    }
     if options.algorithm == "reward":
         model = LlamaForSequenceClassification(LlamaConfig(**config, num_labels=1, pad_token_id=0))
         arguments = RewardConfig(**shared)
         return RewardTrainer(
             model=model, args=arguments, train_dataset=data, processing_class=tokenizer, callbacks=[hook]
-        )  # fmt: skip
+        )
     model = LlamaForCausalLM(LlamaConfig(**config, pad_token_id=0))
     reference = None if options.cached else LlamaForCausalLM(LlamaConfig(**config, pad_token_id=0))
     return DPOTrainer(
-        model=model, ref_model=reference, args=DPOConfig(**shared, precompute_ref_log_probs=options.cached),
-        train_dataset=data, processing_class=tokenizer, callbacks=[hook],
-    )  # fmt: skip
+        model=model,
+        ref_model=reference,
+        args=DPOConfig(**shared, precompute_ref_log_probs=options.cached),
+        train_dataset=data,
+        processing_class=tokenizer,
+        callbacks=[hook],
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""TRL's GRPOTrainer on the shared workload; started by ``rollouts_vs_trl.py`` under torchrun with the Python of TRL's own environment.
+"""TRL's GRPOTrainer on the shared workload; started by ``rollouts_vs_trl.py`` under torchrun with the Python
+of TRL's own environment.
 
-Imports nothing of Paceline. Writes one JSON object a rank, as ``trl_side.py`` does; "tokens" counts completions.
+Imports nothing of Paceline. Writes one JSON object a rank, as ``trl_side.py`` does; "tokens" counts
+completions.
 """
 
 from __future__ import annotations
@@ -40,7 +42,10 @@ def main() -> None:
     out = Path(options.out)
     tokenizer = AutoTokenizer.from_pretrained(str(out.parent / "tokenizer"), padding_side="left")
     data = Dataset.from_list(
-        [{"prompt": [{"role": "user", "content": row["prompt"]}]} for row in workload.prompts(400, workload.PROMPT)]
+        [
+            {"prompt": [{"role": "user", "content": row["prompt"]}]}
+            for row in workload.prompts(400, workload.PROMPT)
+        ]
     )
     ends: list[float] = []
 
@@ -52,15 +57,36 @@ def main() -> None:
         return [float(len(c[0]["content"]) % 7) for c in completions]
 
     arguments = GRPOConfig(
-        output_dir=str(out.parent / "trl"), per_device_train_batch_size=options.answers, gradient_accumulation_steps=1,
-        num_generations=workload.GROUP, max_completion_length=workload.ANSWER, max_steps=options.steps, beta=options.beta, learning_rate=1e-5,
-        temperature=1.0, top_p=1.0, top_k=0, bf16=options.dtype == "bfloat16", fp16=False, use_cpu=True, gradient_checkpointing=False,
-        generation_kwargs={"min_new_tokens": workload.ANSWER}, save_strategy="no", report_to="none", logging_strategy="no",
-        disable_tqdm=True, dataloader_pin_memory=False,
-    )  # fmt: skip
+        output_dir=str(out.parent / "trl"),
+        per_device_train_batch_size=options.answers,
+        gradient_accumulation_steps=1,
+        num_generations=workload.GROUP,
+        max_completion_length=workload.ANSWER,
+        max_steps=options.steps,
+        beta=options.beta,
+        learning_rate=1e-5,
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
+        bf16=options.dtype == "bfloat16",
+        fp16=False,
+        use_cpu=True,
+        gradient_checkpointing=False,
+        generation_kwargs={"min_new_tokens": workload.ANSWER},
+        save_strategy="no",
+        report_to="none",
+        logging_strategy="no",
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+    )
     trainer = GRPOTrainer(
-        model=model, reward_funcs=judged, args=arguments, train_dataset=data, processing_class=tokenizer, callbacks=[Hook()]
-    )  # fmt: skip
+        model=model,
+        reward_funcs=judged,
+        args=arguments,
+        train_dataset=data,
+        processing_class=tokenizer,
+        callbacks=[Hook()],
+    )
     started = time.perf_counter()
     trainer.train()
     seconds = [b - a for a, b in zip([started, *ends], ends, strict=False)]

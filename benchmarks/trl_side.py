@@ -1,6 +1,8 @@
-"""TRL's SFTTrainer on the shared workload; started by ``sft_vs_trl.py`` under torchrun with the Python of TRL's own environment.
+"""TRL's SFTTrainer on the shared workload; started by ``sft_vs_trl.py`` under torchrun with the Python of
+TRL's own environment.
 
-Imports nothing of Paceline. Writes one JSON object a rank: seconds and real tokens of every optimizer step, peak memory, time of the first step.
+Imports nothing of Paceline. Writes one JSON object a rank: seconds and real tokens of every optimizer step,
+peak memory, time of the first step.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Forward and backward of one rank: tokens/s and MFU of the root module, fp32 and bf16.
 
-    OMP_NUM_THREADS=1 python benchmarks/trunk.py [--dtype float32|bfloat16] [--micro-batch 4] [--window 2] [--steps 4] [--profile] [--optimizer]
+    OMP_NUM_THREADS=1 python benchmarks/trunk.py [--dtype float32|bfloat16] [--micro-batch 4] [--window 2]
+    [--steps 4] [--profile] [--optimizer]
 
-The model is the 56 M Llama of the speed targets (hidden 512, 8 layers, 8 heads, 4 key heads, intermediate 1,408, vocab 32,000); documents
-have lengths spread like Alpaca's (mean about 110), packed into rows of 512, every token labelled. MFU is 6 · 40.0 M · tokens over the
-rate of a 2048³ matrix product measured between the steps; all times are CPU time of this one-thread process, so that they hold on a
-shared machine.
+The model is the 56 M Llama of the speed targets (hidden 512, 8 layers, 8 heads, 4 key heads, intermediate
+1,408, vocab 32,000); documents have lengths spread like Alpaca's (mean about 110), packed into rows of 512,
+every token labelled. MFU is 6 · 40.0 M · tokens over the rate of a 2048³ matrix product measured between the
+steps; all times are CPU time of this one-thread process, so that they hold on a shared machine.
 """
 
 from __future__ import annotations
@@ -27,9 +28,16 @@ from paceline.protocols.roles import Output
 
 MATMUL_PARAMETERS = 8 * (512 * 512 * 2 + 512 * 256 * 2 + 3 * 512 * 1408) + 512 * 32000
 LLAMA = {
-    "model_type": "llama", "hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4,
-    "intermediate_size": 1408, "vocab_size": 32000, "max_position_embeddings": 2048, "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 512,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "intermediate_size": 1408,
+    "vocab_size": 32000,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": False,
+}
 
 
 @dataclass(frozen=True)
@@ -121,13 +129,22 @@ def main() -> None:
         fractions.append(6 * MATMUL_PARAMETERS * tokens / seconds / (0.5 * (rate + after)))
         usage = resource.getrusage(resource.RUSAGE_SELF)
         print(
-            f"step {step}: {usage.ru_minflt} faults, system {usage.ru_stime:.1f} s; {tokens} tokens, {tokens / seconds:7.1f} tok/s, MFU {fractions[-1]:.3f} of {0.5e-9 * (rate + after):.0f} GFLOP/s"
+            f"step {step}: {usage.ru_minflt} faults, system {usage.ru_stime:.1f} s; {tokens} tokens,"
+            f" {tokens / seconds:7.1f} tok/s, MFU {fractions[-1]:.3f} of {0.5e-9 * (rate + after):.0f}"
+            " GFLOP/s"
         )
         rate = after
     median = statistics.median(rates[1:]), statistics.median(fractions[1:])
-    print(f"{args.dtype}: median {median[0]:.1f} tok/s, MFU {median[1]:.3f}, VmHWM {peak_bytes() / 2**30:.2f} GiB")
+    print(
+        f"{args.dtype}: median {median[0]:.1f} tok/s, MFU {median[1]:.3f}, VmHWM"
+        f" {peak_bytes() / 2**30:.2f} GiB"
+    )
     if profiler is not None:
-        print(profiler.key_averages().table(sort_by="self_cpu_time_total", row_limit=28, max_name_column_width=60))
+        print(
+            profiler.key_averages().table(
+                sort_by="self_cpu_time_total", row_limit=28, max_name_column_width=60
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""What both sides of a benchmark share: the 56 M Llama, and rows of random tokens with lengths spread like Alpaca's."""
+"""What both sides of a benchmark share: the 56 M Llama, and rows of random tokens with lengths spread like
+Alpaca's.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ VOCAB = 32_000
 SEQ_LEN = 512
 MATMUL_PARAMETERS = 40.0e6  # of 56.4 M: the input embedding is a look-up
 CHAT_TEMPLATE = (
-    "{% for m in messages %}{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] + ' </s>' }}{% endgeneration %}"
-    "{% else %}{{ '<s> ' + m['content'] + ' ' }}{% endif %}{% endfor %}"
+    "{% for m in messages %}{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] + ' </s>' }}{%"
+    " endgeneration %}{% else %}{{ '<s> ' + m['content'] + ' ' }}{% endif %}{% endfor %}"
 )
 LLAMA_56M: dict[str, Any] = {
     "model_type": "llama",
@@ -28,13 +30,20 @@ LLAMA_56M: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 LLAMA_ROLLOUT: dict[str, Any] = {
-    **LLAMA_56M, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
-}  # fmt: skip
+    **LLAMA_56M,
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 PROMPT, ANSWER, GROUP, PPO_EPOCHS = 32, 64, 4, 4  # tokens, tokens, answers to a prompt, epochs over a rollout
 
 
 def lengths(count: int, seed: int = 0) -> list[int]:
-    """``count`` lengths in tokens, log-normal with mean about 110 and a long tail, as in Alpaca (clipped to 16 … 512)."""
+    """``count`` lengths in tokens, log-normal with mean about 110 and a long tail, as in Alpaca (clipped
+    to 16 … 512).
+    """
     rng = random.Random(seed)
     return [min(SEQ_LEN, max(16, round(rng.lognormvariate(math.log(94), 0.6)))) for _ in range(count)]
 
@@ -46,21 +55,26 @@ def rows(count: int, seed: int = 0) -> list[list[int]]:
 
 
 def pairs(count: int, seed: int = 0) -> list[dict[str, str]]:
-    """Preference pairs of random words: prompts of about 70 tokens, both answers of about 80, together at most SEQ_LEN."""
+    """Preference pairs of random words: prompts of about 70 tokens, both answers of about 80, together at
+    most SEQ_LEN.
+    """
     rng = random.Random(seed + 2)
 
     def words(mean: int, most: int) -> str:
         size = min(most, max(8, round(rng.lognormvariate(math.log(0.85 * mean), 0.55))))
         return " ".join(f"w{rng.randrange(4, VOCAB)}" for _ in range(size))
 
-    return [{"prompt": words(70, 240), "chosen": words(80, 240), "rejected": words(80, 240)} for _ in range(count)]
+    return [
+        {"prompt": words(70, 240), "chosen": words(80, 240), "rejected": words(80, 240)} for _ in range(count)
+    ]
 
 
 def prompts(count: int, size: int, seed: int = 0) -> list[dict[str, str]]:
     """Prompts of exactly ``size`` random words, with an answer that no reward reads."""
     rng = random.Random(seed + 3)
     return [
-        {"prompt": " ".join(f"w{rng.randrange(4, VOCAB)}" for _ in range(size)), "answer": "w4"} for _ in range(count)
+        {"prompt": " ".join(f"w{rng.randrange(4, VOCAB)}" for _ in range(size)), "answer": "w4"}
+        for _ in range(count)
     ]
 
 

@@ -1,11 +1,13 @@
-"""An algorithm of one's own: supervised fine-tuning with the focal loss, which spends itself on the tokens that the model does not know yet.
+"""An algorithm of one's own: supervised fine-tuning with the focal loss, which spends itself on the tokens
+that the model does not know yet.
 
     PYTHONPATH=examples paceline train config.yaml \\
         training.algorithm=custom_algorithm_spec:SPEC training.algorithm_options.gamma=1.0 --nproc 2
 
-An algorithm subclasses ``paceline.algorithms.base.Algorithm`` (or a finished one, as here). It says what it asks of the model, the weight of each of its
-loss terms in a micro-batch, and the terms themselves as SUMS: the mean over the global batch, gradients, strategies, evaluation, checkpoints and resume
-come with it. Its options are its arguments; ``custom_algorithm_spec`` names them with their defaults.
+An algorithm subclasses ``paceline.algorithms.base.Algorithm`` (or a finished one, as here). It says what it
+asks of the model, the weight of each of its loss terms in a micro-batch, and the terms themselves as SUMS:
+the mean over the global batch, gradients, strategies, evaluation, checkpoints and resume come with it. Its
+options are its arguments; ``custom_algorithm_spec`` names them with their defaults.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from paceline.protocols.roles import Output, Role
 
 
 class Focal(SFT):
-    """loss = Σ_t -(1 - p_t)^γ log p_t / Σ_t 1 over the labelled tokens t of the global batch (Lin et al. 2017, arXiv:1708.02002, eq. 4); γ = 0: SFT's."""
+    """loss = Σ_t -(1 - p_t)^γ log p_t / Σ_t 1 over the labelled tokens t of the global batch (Lin et al.
+    2017, arXiv:1708.02002, eq. 4); γ = 0: SFT's.
+    """
 
     def __init__(self, gamma: float) -> None:
         self.gamma = gamma

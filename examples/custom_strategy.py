@@ -1,11 +1,13 @@
 """A strategy of one's own: DDP that sends gradients in half the bytes.
 
     PYTHONPATH=examples paceline train config.yaml \\
-        training.distributed_strategy=custom_strategy:CompressedDDP training.strategy_options.dtype=float16 --nproc 2
+        training.distributed_strategy=custom_strategy:CompressedDDP training.strategy_options.dtype=float16
+        --nproc 2
 
-A strategy subclasses ``paceline.strategies.base.Strategy`` (or a finished one, as here) and says how a module is wrapped (``wrap``) or how a window
-ends (``finish``); losses, evaluation, checkpoints and resume come with it. ``self.options`` is ``training.strategy_options``, ``self.world`` the process group,
-``self.plan`` everything that was decided.
+A strategy subclasses ``paceline.strategies.base.Strategy`` (or a finished one, as here) and says how a module
+is wrapped (``wrap``) or how a window ends (``finish``); losses, evaluation, checkpoints and resume come with
+it. ``self.options`` is ``training.strategy_options``, ``self.world`` the process group, ``self.plan``
+everything that was decided.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""What ``custom_strategy.CompressedDDP`` is, for the planner: memory, speed, checkpoints and what it goes with are those of ``ddp``.
+"""What ``custom_strategy.CompressedDDP`` is, for the planner: memory, speed, checkpoints and what it goes
+with are those of ``ddp``.
 
-    PYTHONPATH=examples paceline plan config.yaml training.distributed_strategy=custom_strategy_spec:SPEC --nproc 2
+    PYTHONPATH=examples paceline plan config.yaml training.distributed_strategy=custom_strategy_spec:SPEC
+    --nproc 2
 
-A spec subclasses ``paceline.plan.strategies.base.StrategySpec`` (or a finished one) and is imported where the plan is made: this module imports no torch,
-and names the class that does the work.
+A spec subclasses ``paceline.plan.strategies.base.StrategySpec`` (or a finished one) and is imported where the
+plan is made: this module imports no torch, and names the class that does the work.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
     python examples/custom_trainer.py                                         one process
     torchrun --nproc_per_node 2 examples/custom_trainer.py config.yaml        two
-    PYTHONPATH=examples paceline train config.yaml training.distributed_strategy=custom_trainer:CustomDistributedTrainer --nproc 2
+    PYTHONPATH=examples paceline train config.yaml
+    training.distributed_strategy=custom_trainer:CustomDistributedTrainer --nproc 2
 
 Corrected against the guide: device_ids is for GPUs only; DistributedDataParallel refuses it on a CPU.
 """

@@ -1,9 +1,11 @@
-"""A corpus embedded on every device of one process: the model is copied once, not in every forward as nn.DataParallel does.
+"""A corpus embedded on every device of one process: the model is copied once, not in every forward as
+nn.DataParallel does.
 
     python examples/embed_corpus.py MODEL texts.txt embeddings.safetensors
 
-MODEL is a Hugging Face folder (for instance of `paceline export`), texts.txt has a text a line. An embedding is the mean of the last
-hidden states over a text's tokens, scaled to length 1: float32 [texts, hidden_size], in the order of the lines.
+MODEL is a Hugging Face folder (for instance of `paceline export`), texts.txt has a text a line. An embedding
+is the mean of the last hidden states over a text's tokens, scaled to length 1: float32 [texts, hidden_size],
+in the order of the lines.
 """
 
 from __future__ import annotations
@@ -40,7 +42,15 @@ def embed(folder: str, texts: list[str], devices: list[str]) -> Tensor:
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     parallel = ParallelInference(MeanOfStates(AutoModel.from_pretrained(folder)), devices)
     batches = [
-        dict(tokenizer(texts[start : start + ROWS], padding=True, truncation=True, max_length=512, return_tensors="pt"))
+        dict(
+            tokenizer(
+                texts[start : start + ROWS],
+                padding=True,
+                truncation=True,
+                max_length=512,
+                return_tensors="pt",
+            )
+        )
         for start in range(0, len(texts), ROWS)
     ]
     return torch.cat([found.cpu() for found in parallel(batches)])

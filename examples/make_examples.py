@@ -1,9 +1,12 @@
-"""Makes what the example YAMLs train on: a small instruction data set and a small tokenizer, all by arithmetic, nothing downloaded.
+"""Makes what the example YAMLs train on: a small instruction data set and a small tokenizer, all by
+arithmetic, nothing downloaded.
 
     python examples/make_examples.py            writes examples/data/*.json* and examples/tokenizer/*
-    python examples/make_examples.py --check    exits 1 when the data files in the checkout differ from what this program makes
+    python examples/make_examples.py --check    exits 1 when the data files in the checkout differ from what
+    this program makes
 
-The data is ours to give away: every row is made below. Held-out questions use numbers and words that the training rows never combine.
+The data is ours to give away: every row is made below. Held-out questions use numbers and words that the
+training rows never combine.
 """
 
 from __future__ import annotations
@@ -16,19 +19,20 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 WORDS = (  # noqa: SIM905 - a list of a hundred strings reads worse
-    "amber anchor apple autumn badger basket beacon birch breeze bridge butter candle canyon carpet castle cedar cherry cloud clover "
-    "copper coral cotton crane crystal dawn desert dolphin eagle ember falcon feather fern field flame forest fossil fountain garden "
-    "ginger glacier granite harbor hazel heron honey horizon island ivory jasmine jungle kettle lantern lemon lilac lizard maple marble "
-    "meadow melon mirror moss mountain nectar oasis ocean olive orchid otter panther pebble pepper pine planet plum prairie quartz rabbit "
-    "raven reef ribbon river robin saddle saffron salmon shadow silver sparrow spruce summit sunset thistle thunder timber tulip turtle "
-    "valley velvet violet walnut willow winter wolf"
+    "amber anchor apple autumn badger basket beacon birch breeze bridge butter candle canyon carpet castle"
+    " cedar cherry cloud clover copper coral cotton crane crystal dawn desert dolphin eagle ember falcon"
+    " feather fern field flame forest fossil fountain garden ginger glacier granite harbor hazel heron honey"
+    " horizon island ivory jasmine jungle kettle lantern lemon lilac lizard maple marble meadow melon mirror"
+    " moss mountain nectar oasis ocean olive orchid otter panther pebble pepper pine planet plum prairie"
+    " quartz rabbit raven reef ribbon river robin saddle saffron salmon shadow silver sparrow spruce summit"
+    " sunset thistle thunder timber tulip turtle valley velvet violet walnut willow winter wolf"
 ).split()
 COLOURS = ("red", "green", "blue", "white", "black", "yellow")
 TRAIN_ROWS = 400
 EVAL_ROWS = 40
 CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{%"
+    " endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 Row = tuple[str, str, str]  # instruction, input, output
 
@@ -46,7 +50,11 @@ def longest(rng: random.Random) -> Row:
         lengths = [len(word) for word in words]
         if lengths.count(max(lengths)) == 1:
             break
-    return "Which of these words is the longest?", ", ".join(words), f"The longest word is {max(words, key=len)}."
+    return (
+        "Which of these words is the longest?",
+        ", ".join(words),
+        f"The longest word is {max(words, key=len)}.",
+    )
 
 
 def alphabetical(rng: random.Random) -> Row:
@@ -84,11 +92,18 @@ def make_rows() -> tuple[list[Row], list[Row]]:
 
 
 def data_files() -> dict[Path, str]:
-    """The text of every data file: training rows as Alpaca JSON, held-out rows as OpenAI messages in JSON lines."""
+    """The text of every data file: training rows as Alpaca JSON, held-out rows as OpenAI messages in JSON
+    lines.
+    """
     train, held_out = make_rows()
     alpaca = [{"instruction": i, "input": c, "output": o} for i, c, o in train]
     messages = [
-        {"messages": [{"role": "user", "content": f"{i}\n{c}" if c else i}, {"role": "assistant", "content": o}]}
+        {
+            "messages": [
+                {"role": "user", "content": f"{i}\n{c}" if c else i},
+                {"role": "assistant", "content": o},
+            ]
+        }
         for i, c, o in held_out
     ]
     return {
@@ -123,7 +138,11 @@ def write_tokenizer(folder: Path) -> None:
 def main() -> int:
     """Writes the files, or compares them with ``--check``."""
     if "--check" in sys.argv[1:]:
-        stale = [str(p) for p, text in data_files().items() if not p.exists() or p.read_text(encoding="utf-8") != text]
+        stale = [
+            str(p)
+            for p, text in data_files().items()
+            if not p.exists() or p.read_text(encoding="utf-8") != text
+        ]
         print("differs: " + ", ".join(stale) if stale else "examples/data is what this program makes")
         return 1 if stale else 0
     for path, text in data_files().items():

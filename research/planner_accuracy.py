@@ -1,7 +1,9 @@
-"""How well the planner predicts: fits its coefficients on published measurements and writes ``docs/planner_accuracy.md``.
+"""How well the planner predicts: fits its coefficients on published measurements and writes
+``docs/planner_accuracy.md``.
 
-    python research/planner_accuracy.py CALIBRATION.jsonl            fit, cross-validate, write coefficients and report
-    python research/planner_accuracy.py --judge ROWS.jsonl           only judge the shipped coefficients on other rows
+    python research/planner_accuracy.py CALIBRATION.jsonl            fit, cross-validate, write coefficients
+    and report python research/planner_accuracy.py --judge ROWS.jsonl           only judge the shipped
+    coefficients on other rows
 
 Cross-validation leaves out one cell (a model on a number of cards) or some models of the other
 groups at a time, fits on all other rows and predicts
@@ -33,7 +35,9 @@ SHIPPED = ROOT / "paceline" / "plan" / "data" / "coefficients.json"
 REPORT = ROOT / "docs" / "planner_accuracy.md"
 FOLDS_OF_A_GROUP = 8
 ROUNDS = (
-    5  # of the descent, in the folds and for what is shipped: two more fit the noise (memory's 90th percentile grows)
+    # of the descent, in the folds and for what is shipped: two more fit the noise (memory's 90th percentile
+    # grows)
+    5
 )
 
 
@@ -55,9 +59,13 @@ class Judged:
 
 
 def folds(rows: Sequence[Row]) -> list[list[Row]]:
-    """The rows to leave out together: the sweep's cells, and each other group cut into ``FOLDS_OF_A_GROUP`` by its models."""
+    """The rows to leave out together: the sweep's cells, and each other group cut into
+    ``FOLDS_OF_A_GROUP`` by its models.
+    """
     cells = by(rows, lambda row: row.cell)
-    large = [listed for listed in cells.values() if len(listed) >= ENOUGH and any(not row.ran for row in listed)]
+    large = [
+        listed for listed in cells.values() if len(listed) >= ENOUGH and any(not row.ran for row in listed)
+    ]
     taken = {row.id for listed in large for row in listed}
     parts: list[list[Row]] = [[] for _ in range(FOLDS_OF_A_GROUP)]
     rest = [row for row in rows if row.id not in taken]
@@ -112,15 +120,21 @@ def report(judged: Judged, title: str) -> list[str]:
     for pick in judged.picks:
         got = "failed" if pick.measured is None else f"{pick.measured:,.0f}"
         lost = "" if pick.regret is None else f"{pick.regret:.1%}"
-        lines.append(f"| {pick.cell} | {pick.layout} | {pick.predicted:,.0f} | {got} | {pick.best:,.0f} | {lost} |")
+        lines.append(
+            f"| {pick.cell} | {pick.layout} | {pick.predicted:,.0f} | {got} | {pick.best:,.0f} | {lost} |"
+        )
     return [*lines, ""]
 
 
 def _groups(title: str, pairs: Sequence[tuple[Row, float]], kind: str) -> list[str]:
     predicted = {row.id: p for row, p in pairs}
-    lines = [f"### {title}", "", "| source | tuning | rows | median | 90th percentile | bias | under by > 10 % |"]
+    lines = [
+        f"### {title}",
+        "",
+        "| source | tuning | rows | median | 90th percentile | bias | under by > 10 % |",
+    ]
     lines += ["| --- | --- | ---: | ---: | ---: | ---: | ---: |"]
-    for (name), listed in by([row for row, _ in pairs], lambda row: f"{row.group} | {row.tuning}").items():
+    for name, listed in by([row for row, _ in pairs], lambda row: f"{row.group} | {row.tuning}").items():
         f = _figures([(row, predicted[row.id]) for row in listed], kind)
         lines.append(f"| {name} | {f.rows} | {f.median:.1%} | {f.p90:.1%} | {f.bias:+.1%} | {f.under:.0%} |")
     return [*lines, ""]
@@ -136,7 +150,9 @@ def _spread(pairs: Sequence[tuple[Row, float]], kind: str) -> list[float]:
 
 
 def coefficients(memory: Sets, speed: Sets, judged: Judged) -> dict[str, object]:
-    """What is shipped: every set by its difference from the default, and the spread of measured over predicted."""
+    """What is shipped: every set by its difference from the default, and the spread of measured over
+    predicted.
+    """
 
     def small(sets: Sets, moves: dict[str, tuple[str, ...]]) -> dict[str, dict[str, float]]:
         default = {name: round(value, 4) for name, value in sets["default"].items()}

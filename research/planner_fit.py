@@ -1,4 +1,6 @@
-"""Fitting the planner's coefficients: a coordinate descent on a robust loss. Few coefficients, positive, each with a meaning."""
+"""Fitting the planner's coefficients: a coordinate descent on a robust loss. Few coefficients, positive,
+each with a meaning.
+"""
 
 from __future__ import annotations
 
@@ -16,23 +18,77 @@ Sets = dict[str, Coefficients]
 TOO_LOW, MOST_SAFETY = 0.038, 0.015
 UNDER_ADAPTER = 3.0  # … of a small table too, where a fold without its largest model is left with few rows
 UNDER = 6.0  # an underestimate of memory costs a run, an overestimate some speed
-# Where the fit starts: structure (norm's two saved tensors, four inner ones of SwiGLU, 2 + 4 + 4 bytes a logit) and plain guesses.
+# Where the fit starts: structure (norm's two saved tensors, four inner ones of SwiGLU, 2 + 4 + 4 bytes a
+# logit) and plain guesses.
 MEMORY_START: Coefficients = {
-    "norm": 6.0, "query": 6.0, "keys": 6.0, "gated": 4.0, "compiled": 0.85, "frozen_attention": 0.8, "frozen_mlp": 0.8, "logits": 11.0, "fused_logits": 0.5,
-    "gathered": 2.0, "gathered_ends": 40.0, "gathered_pipeline": 3.0, "root_unit": 1.0, "bucket": 5e8, "replica": 0.6, "fragments": 0.02,
-    "states_slack": 0.15, "overhead": 0.3, "communicators": 0.3, "checkpoint": 1.0, "segments": 0.2,
+    "norm": 6.0,
+    "query": 6.0,
+    "keys": 6.0,
+    "gated": 4.0,
+    "compiled": 0.85,
+    "frozen_attention": 0.8,
+    "frozen_mlp": 0.8,
+    "logits": 11.0,
+    "fused_logits": 0.5,
+    "gathered": 2.0,
+    "gathered_ends": 40.0,
+    "gathered_pipeline": 3.0,
+    "root_unit": 1.0,
+    "bucket": 5e8,
+    "replica": 0.6,
+    "fragments": 0.02,
+    "states_slack": 0.15,
+    "overhead": 0.3,
+    "communicators": 0.3,
+    "checkpoint": 1.0,
+    "segments": 0.2,
     "safety": 0.0,
-}  # fmt: skip
+}
 SPEED_START: Coefficients = {
-    "kernel": 0.75, "width": 60.0, "rows": 100.0, "attention": 0.45, "elementwise": 20.0, "compiled_time": 0.8, "launch": 4.0,
-    "loss_moves": 10.0, "low_precision": 1.4, "four_bits": 1.3, "selective_passes": 0.15, "tensor_exposed": 0.6, "tensor_hidden": 1.2,
-    "tensor_pipeline": 0.0, "tensor_nodes": 0.0, "link_inside": 0.9, "link_outside": 0.7, "link_fall": 0.3, "hop": 20.0,
-    "overlap": 0.6, "zero_overlap": 0.1, "overlap_slow": 0.03, "never_hidden": 0.3, "reduce_bytes": 4.0, "send": 1.0,
-    "optimizer_moves": 60.0, "step_fixed": 0.02,
-}  # fmt: skip
+    "kernel": 0.75,
+    "width": 60.0,
+    "rows": 100.0,
+    "attention": 0.45,
+    "elementwise": 20.0,
+    "compiled_time": 0.8,
+    "launch": 4.0,
+    "loss_moves": 10.0,
+    "low_precision": 1.4,
+    "four_bits": 1.3,
+    "selective_passes": 0.15,
+    "tensor_exposed": 0.6,
+    "tensor_hidden": 1.2,
+    "tensor_pipeline": 0.0,
+    "tensor_nodes": 0.0,
+    "link_inside": 0.9,
+    "link_outside": 0.7,
+    "link_fall": 0.3,
+    "hop": 20.0,
+    "overlap": 0.6,
+    "zero_overlap": 0.1,
+    "overlap_slow": 0.03,
+    "never_hidden": 0.3,
+    "reduce_bytes": 4.0,
+    "send": 1.0,
+    "optimizer_moves": 60.0,
+    "step_fixed": 0.02,
+}
 # What each system's rows may move; a system without rows of a kind keeps the default's.
 MEMORY_MOVES: dict[str, tuple[str, ...]] = {
-    "nanotron": ("norm", "gated", "logits", "gathered", "gathered_ends", "gathered_pipeline", "replica", "fragments", "states_slack", "overhead", "communicators", "segments"),
+    "nanotron": (
+        "norm",
+        "gated",
+        "logits",
+        "gathered",
+        "gathered_ends",
+        "gathered_pipeline",
+        "replica",
+        "fragments",
+        "states_slack",
+        "overhead",
+        "communicators",
+        "segments",
+    ),
     "default": ("logits", "root_unit", "overhead", "compiled", "fragments"),
     "litgpt": ("norm", "logits", "frozen_attention", "frozen_mlp", "overhead", "states_slack"),
     "titan": ("logits", "root_unit", "overhead", "compiled"),
@@ -43,19 +99,46 @@ MEMORY_MOVES: dict[str, tuple[str, ...]] = {
     "qwen": ("logits", "checkpoint", "overhead", "states_slack"),
     "swift": ("logits", "checkpoint", "overhead", "states_slack"),
     "torchtune": ("checkpoint", "overhead", "states_slack"),
-}  # fmt: skip
+}
 SPEED_MOVES: dict[str, tuple[str, ...]] = {
     "nanotron": (
-        "kernel", "width", "rows", "attention", "elementwise", "launch", "loss_moves", "tensor_exposed", "tensor_hidden", "tensor_pipeline",
-        "tensor_nodes", "link_inside", "link_outside", "link_fall", "hop", "overlap", "zero_overlap", "never_hidden", "send",
-        "optimizer_moves", "step_fixed",
+        "kernel",
+        "width",
+        "rows",
+        "attention",
+        "elementwise",
+        "launch",
+        "loss_moves",
+        "tensor_exposed",
+        "tensor_hidden",
+        "tensor_pipeline",
+        "tensor_nodes",
+        "link_inside",
+        "link_outside",
+        "link_fall",
+        "hop",
+        "overlap",
+        "zero_overlap",
+        "never_hidden",
+        "send",
+        "optimizer_moves",
+        "step_fixed",
     ),
-    "default": ("kernel", "elementwise", "attention", "compiled_time", "low_precision", "selective_passes", "overlap", "link_outside"),
+    "default": (
+        "kernel",
+        "elementwise",
+        "attention",
+        "compiled_time",
+        "low_precision",
+        "selective_passes",
+        "overlap",
+        "link_outside",
+    ),
     "titan": ("kernel", "elementwise", "attention", "compiled_time", "low_precision", "selective_passes"),
     "internevo": ("kernel", "elementwise", "attention", "link_outside", "link_fall", "zero_overlap"),
     "foundry": ("kernel", "elementwise", "attention", "low_precision", "overlap", "rows"),
     "megatron": ("kernel", "elementwise", "attention", "low_precision", "four_bits", "send", "rows"),
-}  # fmt: skip
+}
 STARTED_FROM_NANOTRON = (
     "link_fall",
     "hop",
@@ -67,12 +150,33 @@ STARTED_FROM_NANOTRON = (
     "loss_moves",
     "launch",
 )
-# No coefficient leaves what it can mean: shares of a peak or of a time are at most 1, latencies at most what was ever measured.
+# No coefficient leaves what it can mean: shares of a peak or of a time are at most 1, latencies at most what
+# was ever measured.
 LIMITS = {
-    "kernel": 1.2, "attention": 0.8, "compiled_time": 1.0, "compiled": 1.0, "overlap": 1.0, "zero_overlap": 1.0, "never_hidden": 1.0, "link_outside": 1.0,
-    "link_inside": 1.5, "low_precision": 1.9, "four_bits": 1.9, "send": 3.0, "rows": 2000.0, "elementwise": 30.0, "frozen_mlp": 1.0,
-    "frozen_attention": 1.0, "norm": 16.0, "selective_passes": 0.5, "checkpoint": 12.0, "gathered": 6.0, "states_slack": 0.3, "overhead": 1.8, "communicators": 2.0,
-}  # fmt: skip
+    "kernel": 1.2,
+    "attention": 0.8,
+    "compiled_time": 1.0,
+    "compiled": 1.0,
+    "overlap": 1.0,
+    "zero_overlap": 1.0,
+    "never_hidden": 1.0,
+    "link_outside": 1.0,
+    "link_inside": 1.5,
+    "low_precision": 1.9,
+    "four_bits": 1.9,
+    "send": 3.0,
+    "rows": 2000.0,
+    "elementwise": 30.0,
+    "frozen_mlp": 1.0,
+    "frozen_attention": 1.0,
+    "norm": 16.0,
+    "selective_passes": 0.5,
+    "checkpoint": 12.0,
+    "gathered": 6.0,
+    "states_slack": 0.3,
+    "overhead": 1.8,
+    "communicators": 2.0,
+}
 FLOORS = {
     "norm": 2.0,
     "gated": 2.0,
@@ -121,7 +225,9 @@ def predicted_speed(row: Row, sets: Mapping[str, Coefficients]) -> float:
 
 
 def fit_memory(rows: Sequence[Row], rounds: int) -> Sets:
-    """All sets; nanotron's is fitted first and the default starts from it, for its rows are by far the most."""
+    """All sets; nanotron's is fitted first and the default starts from it, for its rows are by far the
+    most.
+    """
     rows = [row for row in rows if row.memory or (row.ran and row.system in ONLY_RAN)]
     sets: Sets = {"default": dict(MEMORY_START)}
     for system in ("nanotron", "default", *(s for s in MEMORY_MOVES if s not in ("nanotron", "default"))):
@@ -142,7 +248,9 @@ def fit_memory(rows: Sequence[Row], rounds: int) -> Sets:
 
         def loss(c: Coefficients, own: list[Row] = own, system: str = system, under: float = under) -> float:
             errors = [memory_error(row, c) for row in own]
-            return _mean(min(0.8, -e * under if e < 0 else e) for e in errors) + median(abs(e) for e in errors)
+            return _mean(min(0.8, -e * under if e < 0 else e) for e in errors) + median(
+                abs(e) for e in errors
+            )
 
         if len(own) >= 3:
             sets[system] = fitted(("memory", system), own, start, MEMORY_MOVES[system], loss, rounds)
@@ -153,7 +261,9 @@ def fit_memory(rows: Sequence[Row], rounds: int) -> Sets:
 
 
 def _safety(own: Sequence[Row], c: Coefficients) -> float:
-    """What is laid on top so that fewer than ``TOO_LOW`` of the rows are underestimated by a tenth: an underestimate ends a run."""
+    """What is laid on top so that fewer than ``TOO_LOW`` of the rows are underestimated by a tenth: an
+    underestimate ends a run.
+    """
     ratios = [predicted_memory(row, {"default": c}) / row.memory for row in own if row.memory]
     for safety in (0.0, 0.005, 0.01):
         if sum(ratio * (1 + safety) < 0.9 for ratio in ratios) < TOO_LOW * len(ratios):
@@ -199,7 +309,9 @@ def fitted(
     loss: Callable[[Coefficients], float],
     rounds: int,
 ) -> Coefficients:
-    """``descend``, or its answer when the same rows were fitted from the same start before (folds share most systems)."""
+    """``descend``, or its answer when the same rows were fitted from the same start before (folds share
+    most systems).
+    """
     whole = (*key, tuple(row.id for row in own), tuple(sorted(start.items())), rounds)
     if whole not in _FITTED:
         _FITTED[whole] = descend(start, names, loss, rounds)
@@ -209,7 +321,9 @@ def fitted(
 def descend(
     start: Coefficients, names: Sequence[str], loss: Callable[[Coefficients], float], rounds: int
 ) -> Coefficients:
-    """One coefficient after the other, up or down as long as it helps; the step shrinks every round. None leaves its limits."""
+    """One coefficient after the other, up or down as long as it helps; the step shrinks every round. None
+    leaves its limits.
+    """
     best, found = loss(start), dict(start)
     step = {name: 0.25 * abs(found[name]) or 0.1 for name in names}
     for _ in range(rounds):

@@ -1,4 +1,6 @@
-"""Published measurements (JSON lines) read as ``StepSpec``: which layout, precision and recomputation a row tells of."""
+"""Published measurements (JSON lines) read as ``StepSpec``: which layout, precision and recomputation a
+row tells of.
+"""
 
 from __future__ import annotations
 
@@ -14,25 +16,52 @@ from paceline.plan.hardware.catalogue import Card, card_named
 from paceline.plan.model.read_shape import ModelShape
 
 GIB = 2**30
-UNITS = {"GB": GIB, "GiB": GIB, "G": GIB, "MiB": 2**20}  # what these sources print as GB is torch's bytes / 1024³
+# what these sources print as GB is torch's bytes / 1024³
+UNITS = {"GB": GIB, "GiB": GIB, "G": GIB, "MiB": 2**20}
 # Whose formulas differ, by the beginning of a row's group; all others are "default".
 SYSTEMS = {
-    "ultrascale": "nanotron", "nanotron": "nanotron", "llm-foundry": "foundry", "torchtitan": "titan", "torchao": "titan",
-    "ibm": "fms", "fms": "fms", "megatron": "megatron", "nemo-2": "megatron", "nemo-l": "megatron", "korthikanti": "megatron",
-    "internevo": "internevo", "litgpt": "litgpt", "qwen": "qwen", "ms-swift": "swift", "torchtune": "torchtune",
-}  # fmt: skip
+    "ultrascale": "nanotron",
+    "nanotron": "nanotron",
+    "llm-foundry": "foundry",
+    "torchtitan": "titan",
+    "torchao": "titan",
+    "ibm": "fms",
+    "fms": "fms",
+    "megatron": "megatron",
+    "nemo-2": "megatron",
+    "nemo-l": "megatron",
+    "korthikanti": "megatron",
+    "internevo": "internevo",
+    "litgpt": "litgpt",
+    "qwen": "qwen",
+    "ms-swift": "swift",
+    "torchtune": "torchtune",
+}
 STORAGE = {
-    "nanotron": Storage(2, 4, 12), "foundry": Storage(4, 4, 8), "titan": Storage(4, 4, 8), "fms": Storage(4, 4, 8),
-    "megatron": Storage(2, 4, 12), "internevo": Storage(2, 2, 12), "litgpt": Storage(2, 2, 0), "torchtune": Storage(2, 2, 4),
-    "qwen": Storage(2, 6, 16), "qwen-int4": Storage(2, 6, 16), "swift": Storage(2, 2, 12), "default": Storage(2, 4, 12),
-}  # fmt: skip
-# litgpt's full rows: what is printed is less than weights, gradients and Adam's moments together, so the moments cannot be in it.
-LINKS = {"foundry": 25e9, "internevo": 6.25e9}  # bytes a second a card to other nodes, where the source says so
+    "nanotron": Storage(2, 4, 12),
+    "foundry": Storage(4, 4, 8),
+    "titan": Storage(4, 4, 8),
+    "fms": Storage(4, 4, 8),
+    "megatron": Storage(2, 4, 12),
+    "internevo": Storage(2, 2, 12),
+    "litgpt": Storage(2, 2, 0),
+    "torchtune": Storage(2, 2, 4),
+    "qwen": Storage(2, 6, 16),
+    "qwen-int4": Storage(2, 6, 16),
+    "swift": Storage(2, 2, 12),
+    "default": Storage(2, 4, 12),
+}
+# litgpt's full rows: what is printed is less than weights, gradients and Adam's moments together, so the
+# moments cannot be in it.
+# bytes a second a card to other nodes, where the source says so
+LINKS = {"foundry": 25e9, "internevo": 6.25e9}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement: the work, what was measured (bytes, tokens a second a rank; None where not), and whether it ran at all."""
+    """One measurement: the work, what was measured (bytes, tokens a second a rank; None where not), and
+    whether it ran at all.
+    """
 
     id: str
     group: str
@@ -56,14 +85,21 @@ class Row:
 
 def read(path: Path) -> list[Row]:
     """The rows that say enough to be predicted."""
-    found = (parse(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+    found = (
+        parse(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()
+    )
     return [row for row in found if row is not None]
 
 
 def parse(row: dict[str, Any]) -> Row | None:
-    """One line; None when it lacks the model's sizes, the layout or a number to compare with, or is a claim without a source."""
+    """One line; None when it lacks the model's sizes, the layout or a number to compare with, or is a
+    claim without a source.
+    """
     model = row.get("model") or {}
-    needed = (*(model.get(k) for k in ("n_layers", "params", "hidden", "n_heads", "ffn", "vocab")), row.get("seq_len"))
+    needed = (
+        *(model.get(k) for k in ("n_layers", "params", "hidden", "n_heads", "ffn", "vocab")),
+        row.get("seq_len"),
+    )
     task = str(row.get("task", ""))
     if (
         not all(needed)
@@ -85,7 +121,9 @@ def parse(row: dict[str, Any]) -> Row | None:
     if card is None:
         return None
     strategy = str(row.get("strategy") or "")
-    tp, pp, cp = (int(row.get(k) or next(iter(re.findall(rf"{k}(\d+)", strategy)), 1)) for k in ("tp", "pp", "cp"))
+    tp, pp, cp = (
+        int(row.get(k) or next(iter(re.findall(rf"{k}(\d+)", strategy)), 1)) for k in ("tp", "pp", "cp")
+    )
     n = int(row.get("n_gpus") or 1)
     if n % (tp * pp * cp):
         return None
@@ -94,7 +132,8 @@ def parse(row: dict[str, Any]) -> Row | None:
     step = row.get("global_batch_seqs")
     accumulation = int(row.get("grad_accum") or (max(1, int(step) // (dp * micro)) if step else 1))
     if pp > 1 and micro > 1 and not row.get("grad_accum") and system in ("titan", "default"):
-        accumulation, micro = micro, 1  # there the column is the batch a data-parallel rank, cut by the pipeline
+        # there the column is the batch a data-parallel rank, cut by the pipeline
+        accumulation, micro = micro, 1
     tuning = str(row.get("tuning") or "full")
     if system == "qwen" and _kind(tuning) == "qlora":
         system = "qwen-int4"  # another script there: fp16, GPTQ
@@ -109,7 +148,12 @@ def parse(row: dict[str, Any]) -> Row | None:
         seq_len=int(row["seq_len"]),
         micro_batch=micro,
         accumulation=accumulation,
-        dp=dp, tp=tp, pp=pp, cp=cp, zero=zero, shard=shard,
+        dp=dp,
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        zero=zero,
+        shard=shard,
         storage=Storage(2, 2, 8) if adapter else STORAGE[system],
         recompute=_recompute(row, system),
         flash="no flash" not in str(row.get("notes")).lower() and row.get("attention") != "eager",
@@ -122,11 +166,18 @@ def parse(row: dict[str, Any]) -> Row | None:
         ring=True,
         low_precision="fp4" if "fp4" in text else "fp8" if "fp8" in text or "float8" in text else "",
         system=system,
-    )  # fmt: skip
+    )
     return Row(
-        id=str(row["id"]), group=group, cell=f"{model['name']} × {n}", work=work, ran=row["kind"] == "measured",
-        memory=measured[0], speed=measured[1], card=float(row.get("gpu_mem_gb") or card.memory_gb) * 1e9, tuning=_kind(tuning),
-    )  # fmt: skip
+        id=str(row["id"]),
+        group=group,
+        cell=f"{model['name']} × {n}",
+        work=work,
+        ran=row["kind"] == "measured",
+        memory=measured[0],
+        speed=measured[1],
+        card=float(row.get("gpu_mem_gb") or card.memory_gb) * 1e9,
+        tuning=_kind(tuning),
+    )
 
 
 def _memory(row: dict[str, Any]) -> float | None:
@@ -155,10 +206,18 @@ def _shape(model: dict[str, Any]) -> ModelShape:
     params = int(model["params"])
     return ModelShape(
         model_type="llama" if model.get("mlp") in ("swiglu", "geglu", None) else "gpt_neox",
-        hidden_size=hidden, layers=layers, heads=int(model["n_heads"]), kv_heads=int(model.get("n_kv_heads") or model["n_heads"]),
-        head_dim=head, intermediate=int(model["ffn"]), vocab=vocab, tied=tied, max_position_embeddings=0,
-        num_parameters=params, matmul_parameters=params - outside + vocab * hidden,
-    )  # fmt: skip
+        hidden_size=hidden,
+        layers=layers,
+        heads=int(model["n_heads"]),
+        kv_heads=int(model.get("n_kv_heads") or model["n_heads"]),
+        head_dim=head,
+        intermediate=int(model["ffn"]),
+        vocab=vocab,
+        tied=tied,
+        max_position_embeddings=0,
+        num_parameters=params,
+        matmul_parameters=params - outside + vocab * hidden,
+    )
 
 
 def _recompute(row: dict[str, Any], system: str) -> str:
@@ -200,7 +259,9 @@ def _adapter(row: dict[str, Any], tuning: str) -> AdapterSize | None:
         return None
     model, text = row["model"], f"{row.get('flags')} {tuning} {row.get('precision')}"
     printed = re.search(r"trainable ([\d,]+)", text)
-    rank = int(next(iter(re.findall(r"(?:lora_rank=|r)(\d+)\b", text)), 64 if row["group"].startswith("qwen") else 8))
+    rank = int(
+        next(iter(re.findall(r"(?:lora_rank=|r)(\d+)\b", text)), 64 if row["group"].startswith("qwen") else 8)
+    )
     h, f, layers = model["hidden"], model["ffn"], model["n_layers"]
     broad = row["group"].startswith("qwen") or "all" in text
     count = layers * rank * ((8 * h + 3 * (h + f)) if broad else 4 * h)

@@ -1,4 +1,6 @@
-"""How far the predictions are off: figures over rows, and what the planner's choice in a cell would have cost."""
+"""How far the predictions are off: figures over rows, and what the planner's choice in a cell would have
+cost.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class Figures:
 
 @dataclass(frozen=True)
 class Pick:
-    """The layout chosen in a cell: ``regret`` is the speed lost against the cell's best, None where the pick did not run."""
+    """The layout chosen in a cell: ``regret`` is the speed lost against the cell's best, None where the
+    pick did not run.
+    """
 
     cell: str
     layout: str
@@ -80,7 +84,9 @@ def by(rows: Iterable[Row], key: Callable[[Row], str]) -> dict[str, list[Row]]:
 
 
 def picks(rows: Sequence[Row], memory: Sets, speed: Sets) -> list[Pick]:
-    """The choice in every cell (a model on a number of cards with at least ``ENOUGH`` rows) that has failures and successes."""
+    """The choice in every cell (a model on a number of cards with at least ``ENOUGH`` rows) that has
+    failures and successes.
+    """
     found = []
     for cell, listed in by(rows, lambda row: row.cell).items():
         ran = [row for row in listed if row.speed]
@@ -92,6 +98,12 @@ def picks(rows: Sequence[Row], memory: Sets, speed: Sets) -> list[Pick]:
         chosen = max(allowed, key=lambda row: predicted_speed(row, speed))
         twins = [row.speed for row in listed if row.layout == chosen.layout and row.speed]
         found.append(
-            Pick(cell, chosen.layout, predicted_speed(chosen, speed), max(twins) if twins else None, max(row.speed or 0 for row in ran))
-        )  # fmt: skip
+            Pick(
+                cell,
+                chosen.layout,
+                predicted_speed(chosen, speed),
+                max(twins) if twins else None,
+                max(row.speed or 0 for row in ran),
+            )
+        )
     return found

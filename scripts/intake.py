@@ -1,7 +1,9 @@
 #!/usr/bin/env python
-"""What becomes of configuration files of other systems: `python scripts/intake.py [--kind KIND] [--notes] FILE ...`.
+"""What becomes of configuration files of other systems:
+`python scripts/intake.py [--kind KIND] [--notes] FILE ...`.
 
-One line a file (taken, refused with every reason, template, unparseable), then the counts. Kinds: deepspeed, accelerate, fsdp, config.
+One line a file (taken, refused with every reason, template, unparseable), then the counts. Kinds: deepspeed,
+accelerate, fsdp, config.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ def main() -> None:
         counts[found.verdict] += 1
         print(f"{found.verdict:12s} {found.kind:10s} {file}")
         for item in (*found.problems, *(found.notes if options.notes else ())):
-            print(f"      {item.code}: {item.where.rpartition('/')[2]}: {item.what} [{item.found}] -> {item.hint}")
+            print(
+                f"      {item.code}: {item.where.rpartition('/')[2]}: {item.what} [{item.found}] ->"
+                f" {item.hint}"
+            )
     judged = counts["taken"] + counts["refused"]
     share = f", {100 * counts['taken'] / judged:.0f} % of the parseable ones taken" if judged else ""
     print(", ".join(f"{count} {verdict}" for verdict, count in counts.most_common()) + share)

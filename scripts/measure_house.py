@@ -1,4 +1,5 @@
-"""Measures of the house beside those of commit 3b6e39d: ``python scripts/measure_house.py [ROOT]``; ``-v`` lists what is counted.
+"""Measures of the house beside those of commit 3b6e39d: ``python scripts/measure_house.py [ROOT]``; ``-v``
+lists what is counted.
 
 None of them is a reason to write worse code. ``tests/architecture/test_names.py`` holds the first at 0.
 """
@@ -12,7 +13,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-STRATEGIES = {"single", "data_parallel", "ddp", "fsdp", "pipeline", "deepspeed", "zero1", "zero2", "zero3", "zero_redundancy"}  # fmt: skip
+STRATEGIES = {
+    "single",
+    "data_parallel",
+    "ddp",
+    "fsdp",
+    "pipeline",
+    "deepspeed",
+    "zero1",
+    "zero2",
+    "zero3",
+    "zero_redundancy",
+}
 ALGORITHMS = {
     "sft",
     "distillation",
@@ -30,8 +42,16 @@ ALGORITHMS = {
 }
 CHOOSERS = {"auto", "fastest"}  # counted where the strategy is spoken of: other keys have an "auto", too
 NAMES = STRATEGIES | ALGORITHMS
-#: Where a name is at home: the tables, the specs, the classes that they name; and other systems' words, which are translated there.
-HOME = ("core/tables.py", "plan/strategies/", "plan/algorithms/", "config/foreign/", "config/aliases.py", "config/synonyms.py")  # fmt: skip
+#: Where a name is at home: the tables, the specs, the classes that they name; and other systems' words, which
+#: are translated there.
+HOME = (
+    "core/tables.py",
+    "plan/strategies/",
+    "plan/algorithms/",
+    "config/foreign/",
+    "config/aliases.py",
+    "config/synonyms.py",
+)
 #: Not a strategy's or algorithm's name, though spelt like one: (file, what is compared) → what it is.
 OTHER_WORDS: Mapping[tuple[str, str], str] = {
     ("algorithms/pair_policy.py", "('pairs', 'sft')"): "a term of a loss",
@@ -60,16 +80,28 @@ ROOMS = ("plan", "strategies", "training", "algorithms", "generation")
 EDGES: Mapping[str, str] = {
     **dict.fromkeys(
         (
-            "plan/model/config_json.py", "plan/model/mixtures.py", "plan/model/read_shape.py", "plan/model/rope.py", "plan/model/shrink.py",
-            "plan/model/supported.py", "plan/model/unusual.py", "training/rollout/named.py",
+            "plan/model/config_json.py",
+            "plan/model/mixtures.py",
+            "plan/model/read_shape.py",
+            "plan/model/rope.py",
+            "plan/model/shrink.py",
+            "plan/model/supported.py",
+            "plan/model/unusual.py",
+            "training/rollout/named.py",
         ),
         "a model's config.json",
     ),
-    **dict.fromkeys(("plan/model/folder.py", "plan/model/weights_files.py", "plan/model/weights_sizes.py"), "headers and indices of safetensors files"),
+    **dict.fromkeys(
+        ("plan/model/folder.py", "plan/model/weights_files.py", "plan/model/weights_sizes.py"),
+        "headers and indices of safetensors files",
+    ),
     "plan/adapter.py": "peft's adapter_config.json",
     "plan/hardware/catalogue.py": "a user's hardware file",
     **dict.fromkeys(
-        (f"plan/strategies/deepspeed/{name}.py" for name in ("config", "engine", "nvme", "spec", "states", "written", "zero")),
+        (
+            f"plan/strategies/deepspeed/{name}.py"
+            for name in ("config", "engine", "nvme", "spec", "states", "written", "zero")
+        ),
         "DeepSpeed's JSON",
     ),
     "strategies/deepspeed/config.py": "DeepSpeed's JSON",
@@ -78,19 +110,38 @@ EDGES: Mapping[str, str] = {
     "plan/strategies/fsdp/options.py": "fsdp_config, by Transformers' and Accelerate's keys",
     "strategies/state.py": "state dictionaries of torch's optimizers and GradScaler",
     **dict.fromkeys(
-        ("training/continuity.py", "training/look.py", "training/resuming.py", "training/same_model.py", "training/saving.py"),
+        (
+            "training/continuity.py",
+            "training/look.py",
+            "training/resuming.py",
+            "training/same_model.py",
+            "training/saving.py",
+        ),
         "the JSON of a checkpoint, which any version may have written",
     ),
     "training/answers.py": "rows of a data set",
     "algorithms/rewards/code_tests.py": "tests in a row, in the forms of published data sets",
     **dict.fromkeys(
-        (f"algorithms/rewards/sandbox/{name}.py" for name in ("client", "judge", "program", "server", "walls")),
+        (
+            f"algorithms/rewards/sandbox/{name}.py"
+            for name in ("client", "judge", "program", "server", "walls")
+        ),
         "the protocol between sandbox, server and program: JSON lines",
     ),
     "generation/remote.py": "requests to a server, and its answers",
-}  # fmt: skip
+}
 #: What a ``Job`` has beside its config.
-OF_JOB = {"hardware", "world_size", "num_nodes", "launcher", "run_dir", "shape", "others", "needs_room", "model_shape"}
+OF_JOB = {
+    "hardware",
+    "world_size",
+    "num_nodes",
+    "launcher",
+    "run_dir",
+    "shape",
+    "others",
+    "needs_room",
+    "model_shape",
+}
 
 
 @dataclass
@@ -130,7 +181,11 @@ def _words(node: ast.AST) -> set[str]:
         return {node.value} if isinstance(node.value, str) else set()
     if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
         return set().union(*map(_words, node.elts)) if node.elts else set()
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("frozenset", "set", "tuple"):
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in ("frozenset", "set", "tuple")
+    ):
         return set().union(*map(_words, node.args)) if node.args else set()
     return set()
 
@@ -143,7 +198,9 @@ def _compared(node: ast.AST) -> bool:
         if words & NAMES:
             return True
         named = {n.id for operand in operands for n in ast.walk(operand) if isinstance(n, ast.Name)}
-        return "strategy" in ast.unparse(node) and bool(words & CHOOSERS or named & {"AUTO", "FASTEST", "CHOSEN"})
+        return "strategy" in ast.unparse(node) and bool(
+            words & CHOOSERS or named & {"AUTO", "FASTEST", "CHOSEN"}
+        )
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         asks = node.func.attr in ("startswith", "endswith", "removeprefix", "removesuffix")
         return asks and any(_words(argument) & NAMES for argument in node.args)
@@ -151,20 +208,40 @@ def _compared(node: ast.AST) -> bool:
         return bool(_words(node.value) & NAMES)
     if isinstance(node, ast.Dict):
         return any(key is not None and _words(key) & NAMES for key in node.keys)
-    collection = isinstance(node, (ast.Tuple, ast.List, ast.Set)) and isinstance(getattr(node, "ctx", ast.Load()), ast.Load)  # fmt: skip
+    collection = isinstance(node, (ast.Tuple, ast.List, ast.Set)) and isinstance(
+        getattr(node, "ctx", ast.Load()), ast.Load
+    )
     return collection and bool(_words(node) & NAMES)
 
 
 def comparisons(package: Package, *, everywhere: bool = False) -> list[Hit]:
-    """Where a strategy or an algorithm is known by its name, outside its spec and table; ``everywhere``: also what is spelt alike (``OTHER_WORDS``)."""
+    """Where a strategy or an algorithm is known by its name, outside its spec and table; ``everywhere``:
+    also what is spelt alike (``OTHER_WORDS``).
+    """
     found = []
     for path, tree in package.trees.items():
         if path.startswith(HOME):
             continue
-        inside = {id(c) for n in ast.walk(tree) if isinstance(n, ast.Compare) for o in [n.left, *n.comparators] for c in ast.walk(o)}  # fmt: skip
-        inside |= {id(a) for n in ast.walk(tree) if isinstance(n, (ast.Tuple, ast.List, ast.Set)) for e in n.elts for a in ast.walk(e)}  # fmt: skip
+        inside = {
+            id(c)
+            for n in ast.walk(tree)
+            if isinstance(n, ast.Compare)
+            for o in [n.left, *n.comparators]
+            for c in ast.walk(o)
+        }
+        inside |= {
+            id(a)
+            for n in ast.walk(tree)
+            if isinstance(n, (ast.Tuple, ast.List, ast.Set))
+            for e in n.elts
+            for a in ast.walk(e)
+        }
         for node in ast.walk(tree):
-            if isinstance(node, ast.AST) and _compared(node) and (isinstance(node, ast.Compare) or id(node) not in inside):  # fmt: skip
+            if (
+                isinstance(node, ast.AST)
+                and _compared(node)
+                and (isinstance(node, ast.Compare) or id(node) not in inside)
+            ):
                 text = ast.unparse(node)[:90]
                 if everywhere or not any(path == p and part in text for p, part in OTHER_WORDS):
                     found.append(Hit(path, getattr(node, "lineno", 0), text))
@@ -181,7 +258,11 @@ def look_ups(package: Package) -> Mapping[str, Mapping[str, int]]:
         count = 0
         for node in ast.walk(tree):
             key: ast.AST | None = node.slice if isinstance(node, ast.Subscript) else None
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("get", "pop", "setdefault"):  # fmt: skip
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr in ("get", "pop", "setdefault")
+            ):
                 key = node.args[0] if node.args else None
             count += isinstance(key, ast.Constant) and isinstance(key.value, str)
         if count:
@@ -207,11 +288,17 @@ def statements(package: Package) -> int:
 def strategy_methods(package: Package) -> list[str]:
     """Public methods of the base class of all strategies."""
     classes = {n.name: n for n in package.trees["strategies/base.py"].body if isinstance(n, ast.ClassDef)}
-    return [m.name for m in classes["Strategy"].body if isinstance(m, ast.FunctionDef) and not m.name.startswith("_")]
+    return [
+        m.name
+        for m in classes["Strategy"].body
+        if isinstance(m, ast.FunctionDef) and not m.name.startswith("_")
+    ]
 
 
 class Follower:
-    """Follows ``config``, what is taken from it, and a ``Job`` made of it, through the calls of ``make_plan``."""
+    """Follows ``config``, what is taken from it, and a ``Job`` made of it, through the calls of
+    ``make_plan``.
+    """
 
     def __init__(self, package: Package) -> None:
         self._package = package
@@ -226,7 +313,9 @@ class Follower:
 
     def _defined(self, path: str, name: str) -> tuple[str, ast.FunctionDef] | None:
         for _ in range(5):
-            tree = self._package.trees.get(path) or self._package.trees.get(path.replace(".py", "/__init__.py"))
+            tree = self._package.trees.get(path) or self._package.trees.get(
+                path.replace(".py", "/__init__.py")
+            )
             if tree is None:
                 return None
             for node in tree.body:
@@ -244,7 +333,10 @@ class Follower:
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("paceline."):
                 for alias in node.names:
                     if (alias.asname or alias.name) == name:
-                        return str(node.module).removeprefix("paceline.").replace(".", "/") + ".py", alias.name
+                        return (
+                            str(node.module).removeprefix("paceline.").replace(".", "/") + ".py",
+                            alias.name,
+                        )
         return None
 
     def _visit(self, path: str, function: ast.FunctionDef, given: set[str]) -> None:
@@ -274,7 +366,12 @@ class Follower:
 
 def _partial(node: ast.expr) -> Iterator[str]:
     """The function that ``partial`` binds arguments of."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "partial" and isinstance(node.args[0], ast.Name):  # fmt: skip
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "partial"
+        and isinstance(node.args[0], ast.Name)
+    ):
         yield node.args[0].id
 
 
@@ -315,7 +412,13 @@ def _comes_from(node: ast.expr, held: set[str]) -> bool:
 
 def planner(package: Package) -> list[str]:
     """Functions that ``config`` is handed to from ``make_plan``."""
-    home = next(p for p, t in package.trees.items() if p.startswith(("plan/", "rules/")) for n in t.body if isinstance(n, ast.FunctionDef) and n.name == "make_plan")  # fmt: skip
+    home = next(
+        p
+        for p, t in package.trees.items()
+        if p.startswith(("plan/", "rules/"))
+        for n in t.body
+        if isinstance(n, ast.FunctionDef) and n.name == "make_plan"
+    )
     return Follower(package).follow(home, "make_plan")
 
 
@@ -324,25 +427,56 @@ def main(argv: list[str]) -> int:
     folders = [a for a in argv if not a.startswith("-")]
     package = Package.read(Path(folders[0]) if folders else Path(__file__).resolve().parents[1])
     hits, found, texts = comparisons(package), look_ups(package), package.texts.values()
-    keys = {room: {path: n for path, n in files.items() if path not in EDGES} for room, files in found.items()}
+    keys = {
+        room: {path: n for path, n in files.items() if path not in EDGES} for room, files in found.items()
+    }
     edges = {path: n for files in found.values() for path, n in files.items() if path in EDGES}
     rows = [
         ("comparisons with a strategy's or an algorithm's name outside its spec and table", 82, 0, len(hits)),
-        ("look-ups by literal key in " + ", ".join(ROOMS), 739, 150, sum(sum(f.values()) for f in keys.values())),
+        (
+            "look-ups by literal key in " + ", ".join(ROOMS),
+            739,
+            150,
+            sum(sum(f.values()) for f in keys.values()),
+        ),
         *((f"    {room}", None, None, sum(files.values())) for room, files in keys.items()),
         ("    and in files that are an edge, listed by -v", None, None, sum(edges.values())),
         ("Any, object, cast and type: ignore", 1130, 550, loose_types(package)),
         ("statements", 25546, 25545, statements(package)),
-        ("lines over 110 columns", 2696, 0, sum(len(line) > 110 for text in texts for line in text.splitlines())),
+        (
+            "lines over 110 columns",
+            2696,
+            0,
+            sum(len(line) > 110 for text in texts for line in text.splitlines()),
+        ),
         ("fmt: skip", 131, 10, sum(len(re.findall(r"fmt: skip", text)) for text in texts)),
         ("public methods of Strategy", 31, 14, len(strategy_methods(package))),
-        ("functions that config is handed to from make_plan (66 by this count)", 68, 25, len(planner(package))),
+        (
+            "functions that config is handed to from make_plan (66 by this count)",
+            68,
+            25,
+            len(planner(package)),
+        ),
     ]
     out = [f"{'':<84} {'3b6e39d':>8} {'at most':>8} {'here':>8}"]
     out += [f"{what:<84} {_cell(was)} {_cell(most)} {_cell(now)}" for what, was, most, now in rows]
     if "-v" in argv:
-        out += ["", *map(str, hits), "", *(f"{n:>4} {path}" for room in keys.values() for path, n in sorted(room.items(), key=lambda f: -f[1]))]  # fmt: skip
-        out += ["", *(f"{n:>4} {path}: {EDGES[path]}" for path, n in sorted(edges.items(), key=lambda f: -f[1])), "", *planner(package)]  # fmt: skip
+        out += [
+            "",
+            *map(str, hits),
+            "",
+            *(
+                f"{n:>4} {path}"
+                for room in keys.values()
+                for path, n in sorted(room.items(), key=lambda f: -f[1])
+            ),
+        ]
+        out += [
+            "",
+            *(f"{n:>4} {path}: {EDGES[path]}" for path, n in sorted(edges.items(), key=lambda f: -f[1])),
+            "",
+            *planner(package),
+        ]
     sys.stdout.write("\n".join(out) + "\n")
     return 0
 

@@ -1,4 +1,6 @@
-"""The guide's launcher: ``python scripts/run_distributed.py --nproc_per_node 4 --config config_distributed_example.yaml --algorithm sft``."""
+"""The guide's launcher: ``python scripts/run_distributed.py --nproc_per_node 4 --config
+config_distributed_example.yaml --algorithm sft``.
+"""
 
 import sys
 from pathlib import Path

@@ -1,8 +1,10 @@
-"""A small OpenAI-style completions server on loopback, as vLLM speaks: it computes with the folder it is told to load.
+"""A small OpenAI-style completions server on loopback, as vLLM speaks: it computes with the folder it is told
+to load.
 
     python tests/completions_server.py FOLDER PORT_FILE
 
-Prints nothing. ``PORT_FILE`` gets the port once it listens. Its answers are Paceline's own engine's, so that they can be compared token by token.
+Prints nothing. ``PORT_FILE`` gets the port once it listens. Its answers are Paceline's own engine's, so that
+they can be compared token by token.
 """
 
 from __future__ import annotations
@@ -46,7 +48,13 @@ class Served:
         tokens, logs = list(found.tokens), found.logprobs.tolist()
         names = [f"token_id:{t}" for t in tokens]
         reason = "stop" if found.ended else "length"
-        choice = {"index": 0, "text": "", "finish_reason": reason, "token_ids": tokens, "logprobs": {"tokens": names, "token_logprobs": logs}}  # fmt: skip
+        choice = {
+            "index": 0,
+            "text": "",
+            "finish_reason": reason,
+            "token_ids": tokens,
+            "logprobs": {"tokens": names, "token_logprobs": logs},
+        }
         return {"id": "cmpl-0", "object": "text_completion", "choices": [choice]}
 
 
@@ -92,7 +100,9 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler(Served(options.folder, getattr(torch, options.dtype))))
+    server = ThreadingHTTPServer(
+        ("127.0.0.1", 0), handler(Served(options.folder, getattr(torch, options.dtype)))
+    )
     options.port_file.with_suffix(".new").write_text(str(server.server_address[1]))
     options.port_file.with_suffix(".new").rename(options.port_file)
     server.serve_forever()

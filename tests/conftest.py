@@ -1,4 +1,6 @@
-"""Fixtures that every suite shares: a small tokenizer, learnable instruction data, a small model's config, a runner."""
+"""Fixtures that every suite shares: a small tokenizer, learnable instruction data, a small model's config,
+a runner.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--fresh-processes", action="store_true", help="no process is forked from a warm one (tests/warm.py)"
     )
-    parser.addoption("--random-order", type=int, metavar="SEED", help="files in another order, and the tests of each")
+    parser.addoption(
+        "--random-order", type=int, metavar="SEED", help="files in another order, and the tests of each"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -38,7 +42,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     draw, files = random.Random(seed), {}  # type: ignore[var-annotated]
     for item in items:
         files.setdefault(item.path, []).append(item)
-    items[:] = [item for tests in draw.sample([*files.values()], len(files)) for item in draw.sample(tests, len(tests))]
+    items[:] = [
+        item
+        for tests in draw.sample([*files.values()], len(files))
+        for item in draw.sample(tests, len(tests))
+    ]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -53,17 +61,32 @@ def no_leaks() -> Iterator[None]:
     """A test may not leave an environment variable or a non-daemon thread behind."""
     before, threads = dict(os.environ), set(threading.enumerate())
     yield
-    changed = {k for k in set(before) | set(os.environ) if before.get(k) != os.environ.get(k)} - {"PYTEST_CURRENT_TEST"}
+    changed = {k for k in set(before) | set(os.environ) if before.get(k) != os.environ.get(k)} - {
+        "PYTEST_CURRENT_TEST"
+    }
     ours = {
         k
         for k in changed
         if not k.startswith(
-            ("KINETO", "TORCH", "TF_", "HF_", "TOKENIZERS", "KMP", "MPL", "LC_", "CUDA", "PYTORCH_NVML", "DS_")
+            (
+                "KINETO",
+                "TORCH",
+                "TF_",
+                "HF_",
+                "TOKENIZERS",
+                "KMP",
+                "MPL",
+                "LC_",
+                "CUDA",
+                "PYTORCH_NVML",
+                "DS_",
+            )
         )
     }
     assert not ours, f"environment variables leaked: {sorted(ours)}"
     left = [t for t in set(threading.enumerate()) - threads if t.is_alive() and not t.daemon]
-    # An executor told to end without waiting (Transformers' loading of weights does so) leaves threads that are about to end.
+    # An executor told to end without waiting (Transformers' loading of weights does so) leaves threads that
+    # are about to end.
     for thread in left:
         thread.join(timeout=10)
     left = [t for t in left if t.is_alive()]
@@ -90,26 +113,45 @@ def tiny(tmp_path: Path, tokenizer_dir: Path, alpaca_file: Path) -> Callable[...
         return {
             "model": {
                 "config": {
-                    "model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-                    "num_key_value_heads": 2, "vocab_size": 320, "max_position_embeddings": 256, "tie_word_embeddings": False,
+                    "model_type": "llama",
+                    "hidden_size": 32,
+                    "intermediate_size": 64,
+                    "num_hidden_layers": 2,
+                    "num_attention_heads": 4,
+                    "num_key_value_heads": 2,
+                    "vocab_size": 320,
+                    "max_position_embeddings": 256,
+                    "tie_word_embeddings": False,
                 },
                 "tokenizer": str(tokenizer_dir),
             },
             "data": {"train": str(alpaca_file), "max_length": 96, "cache_dir": str(tmp_path / "cache")},
             "training": {
-                "output_dir": str(tmp_path / "run"), "max_steps": 8, "learning_rate": 1e-3, "per_device_train_batch_size": 2,
-                "gradient_accumulation_steps": 1, "logging_steps": 1, "save_strategy": "no", "report_to": "none", "seed": 7, **training,
+                "output_dir": str(tmp_path / "run"),
+                "max_steps": 8,
+                "learning_rate": 1e-3,
+                "per_device_train_batch_size": 2,
+                "gradient_accumulation_steps": 1,
+                "logging_steps": 1,
+                "save_strategy": "no",
+                "report_to": "none",
+                "seed": 7,
+                **training,
             },
-        }  # fmt: skip
+        }
 
     return make
 
 
 @pytest.fixture
 def paceline(tmp_path: Path) -> Callable[..., Run]:
-    """Run ``python -m paceline.cli.main ARGS`` as a user would; a hang is killed with its children after ``deadline`` seconds."""
+    """Run ``python -m paceline.cli.main ARGS`` as a user would; a hang is killed with its children after
+    ``deadline`` seconds.
+    """
 
-    def run(*args: str, deadline: float = 150, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Run:
+    def run(
+        *args: str, deadline: float = 150, env: Mapping[str, str] | None = None, cwd: Path | None = None
+    ) -> Run:
         return run_process([sys.executable, "-m", "paceline.cli.main", *args], deadline, env, cwd or tmp_path)
 
     return run

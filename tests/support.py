@@ -16,7 +16,20 @@ import pytest
 import warm
 
 ROOT = Path(__file__).resolve().parent.parent
-WORDS = ["red", "blue", "green", "stone", "river", "cloud", "bread", "lamp", "chair", "horse", "apple", "tiger"]
+WORDS = [
+    "red",
+    "blue",
+    "green",
+    "stone",
+    "river",
+    "cloud",
+    "bread",
+    "lamp",
+    "chair",
+    "horse",
+    "apple",
+    "tiger",
+]
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>"
     "{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] }}<|end|>{% endgeneration %}"
@@ -31,27 +44,44 @@ def instruction_rows(count: int, seed: int = 0) -> list[dict[str, str]]:
     for i in range(count):
         words = [WORDS[(i * 7 + seed + j * 5) % len(WORDS)] for j in range(1 + (i * 13 + seed) % 9)]
         rows.append(
-            {"instruction": f"Shout {i}: " + " ".join(words), "input": "", "output": " ".join(w.upper() for w in words)}
+            {
+                "instruction": f"Shout {i}: " + " ".join(words),
+                "input": "",
+                "output": " ".join(w.upper() for w in words),
+            }
         )
     return rows
 
 
 def preference_rows(count: int, seed: int = 0) -> list[dict[str, object]]:
-    """Learnable pairs of very unequal length: the chosen answer says the words in capitals, the rejected one says others as they are."""
+    """Learnable pairs of very unequal length: the chosen answer says the words in capitals, the rejected
+    one says others as they are.
+    """
     rows: list[dict[str, object]] = []
     for i, row in enumerate(instruction_rows(count, seed)):
         words = [WORDS[(i * 5 + seed + j * 7) % len(WORDS)] for j in range(1 + (i * 11 + seed) % 7)]
         rows.append(
-            {"prompt": row["instruction"], "chosen": row["output"], "rejected": " ".join(words), "margin": (i % 3) / 4}
+            {
+                "prompt": row["instruction"],
+                "chosen": row["output"],
+                "rejected": " ".join(words),
+                "margin": (i % 3) / 4,
+            }
         )
     return rows
 
 
 def labelled_rows(count: int, seed: int = 0) -> list[dict[str, object]]:
-    """Learnable answers of very unequal length, labelled one by one: about two of three say the words in capitals and are good."""
+    """Learnable answers of very unequal length, labelled one by one: about two of three say the words in
+    capitals and are good.
+    """
     pairs = preference_rows(count, seed)
     return [
-        {"prompt": row["prompt"], "completion": row["rejected" if i % 3 == 1 else "chosen"], "label": i % 3 != 1}
+        {
+            "prompt": row["prompt"],
+            "completion": row["rejected" if i % 3 == 1 else "chosen"],
+            "label": i % 3 != 1,
+        }
         for i, row in enumerate(pairs)
     ]
 
@@ -132,14 +162,23 @@ def write_tokenizer(folder: Path) -> Path:
 
 
 def write_teacher(folder: Path, tokenizer: Path) -> Path:
-    """A small model of another width than those that are trained, with weights far from each other and the tokenizer's own tokens."""
+    """A small model of another width than those that are trained, with weights far from each other and the
+    tokenizer's own tokens.
+    """
     import torch
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        vocab_size=320, hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        max_position_embeddings=256, initializer_range=0.2, tie_word_embeddings=False,
-    )  # fmt: skip
+        vocab_size=320,
+        hidden_size=48,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.2,
+        tie_word_embeddings=False,
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(11)
         LlamaForCausalLM(config).save_pretrained(folder)
@@ -151,7 +190,14 @@ def write_classified(path: Path, rows: int) -> Path:
     """Texts whose last word tells which of three classes they have."""
     names, drawn = ("bad", "fair", "good"), random.Random(0)
     texts = [[drawn.choice(WORDS) for _ in range(drawn.randint(3, 12))] for _ in range(rows)]
-    path.write_text(json.dumps([{"text": " ".join([*words, WORDS[i % 3]]), "label": names[i % 3]} for i, words in enumerate(texts)]))  # fmt: skip
+    path.write_text(
+        json.dumps(
+            [
+                {"text": " ".join([*words, WORDS[i % 3]]), "label": names[i % 3]}
+                for i, words in enumerate(texts)
+            ]
+        )
+    )
     return path
 
 

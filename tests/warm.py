@@ -1,9 +1,11 @@
-"""Processes that start warm: ``warm.Popen`` in place of ``subprocess.Popen`` for a program of ours, forked off one that has imported everything.
+"""Processes that start warm: ``warm.Popen`` in place of ``subprocess.Popen`` for a program of ours, forked
+off one that has imported everything.
 
-A fresh interpreter spends 3 to 5 CPU seconds on the imports of torch, Transformers and ours before a test's first line; a fork spends none.
-It is a process like any other (a child of who asked, with its own standard streams, working directory, environment, session and signals), made by
-``warm_server.py``. What it starts in turn by this interpreter is forked too. Tests that are about a process's start, its death or its memory
-are marked ``fresh``; ``pytest --fresh-processes`` makes every process fresh: the same results, later.
+A fresh interpreter spends 3 to 5 CPU seconds on the imports of torch, Transformers and ours before a test's
+first line; a fork spends none. It is a process like any other (a child of who asked, with its own standard
+streams, working directory, environment, session and signals), made by ``warm_server.py``. What it starts in
+turn by this interpreter is forked too. Tests that are about a process's start, its death or its memory are
+marked ``fresh``; ``pytest --fresh-processes`` makes every process fresh: the same results, later.
 """
 
 from __future__ import annotations
@@ -27,8 +29,27 @@ SERVER = Path(__file__).with_name("warm_server.py")
 ROOT = SERVER.parents[1]
 ROOM = 100_000  # bytes; the kernel takes no longer string
 LENGTH = 8  # bytes of a message's length
-#: Variables that an interpreter or a library reads when it starts or is imported: where one is not as the server has it, the process is fresh.
-READ_EARLY = ("PYTHON", "OMP_", "MKL_", "KMP_", "OPENBLAS_", "LD_", "HF_", "TRANSFORMERS_", "TORCH_", "PYTORCH_", "CUDA_", "MPL", "XDG_", "HOME", "LANG", "LC_", "TZ")  # fmt: skip
+#: Variables that an interpreter or a library reads when it starts or is imported: where one is not as the
+#: server has it, the process is fresh.
+READ_EARLY = (
+    "PYTHON",
+    "OMP_",
+    "MKL_",
+    "KMP_",
+    "OPENBLAS_",
+    "LD_",
+    "HF_",
+    "TRANSFORMERS_",
+    "TORCH_",
+    "PYTORCH_",
+    "CUDA_",
+    "MPL",
+    "XDG_",
+    "HOME",
+    "LANG",
+    "LC_",
+    "TZ",
+)
 READ_LATE = (
     "PYTHONPATH",
     "PYTORCH_NVML_BASED_CUDA_CHECK",
@@ -77,7 +98,9 @@ class Nursery:
 
 
 def program_of(argv: Sequence[str]) -> dict[str, Any] | None:
-    """A program of ours that this interpreter is asked to run: ``-m paceline.…`` or a script; None for anything else."""
+    """A program of ours that this interpreter is asked to run: ``-m paceline.…`` or a script; None for
+    anything else.
+    """
     words = [os.fspath(word) for word in argv]
     if not words or words[0] != sys.executable:
         return None
@@ -92,17 +115,22 @@ Fresh = subprocess.Popen
 
 
 class Popen(Fresh[Any]):
-    """``subprocess.Popen``, forked from a warm process where the program is ours and asks for nothing that only an exec gives."""
+    """``subprocess.Popen``, forked from a warm process where the program is ours and asks for nothing that
+    only an exec gives.
+    """
 
     allowed = True  # False for a test marked ``fresh``, and for all under --fresh-processes
-    nursery: Nursery | None = None  # a warm process has one from its birth, a test gets one when it first asks
+    # a warm process has one from its birth, a test gets one when it first asks
+    nursery: Nursery | None = None
 
     def _execute_child(self, *args: Any, **kwargs: Any) -> None:
         """The one step of ``subprocess.Popen`` that makes the process."""
         wish = inspect.signature(Fresh._execute_child).bind(self, *args, **kwargs).arguments  # type: ignore[attr-defined]
         environ = os.environ if wish["env"] is None else wish["env"]
         program = (
-            None if wish["shell"] or wish["pass_fds"] or isinstance(wish["args"], str) else program_of(wish["args"])
+            None
+            if wish["shell"] or wish["pass_fds"] or isinstance(wish["args"], str)
+            else program_of(wish["args"])
         )
         nursery = (
             (type(self).nursery or started())
@@ -116,7 +144,10 @@ class Popen(Fresh[Any]):
             raise ValueError(
                 f"a function between fork and exec cannot be handed to a warm process: {wish['preexec_fn']}"
             )
-        streams = [given if given != -1 else own for own, given in enumerate((wish["p2cread"], wish["c2pwrite"], wish["errwrite"]))]  # fmt: skip
+        streams = [
+            given if given != -1 else own
+            for own, given in enumerate((wish["p2cread"], wish["c2pwrite"], wish["errwrite"]))
+        ]
         request = {
             **program,
             "environ": dict(environ),
@@ -128,7 +159,12 @@ class Popen(Fresh[Any]):
         try:
             self.pid = nursery.spawn(request, streams)
         finally:
-            self._close_pipe_fds(*(wish[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")))  # type: ignore[attr-defined]  # fmt: skip
+            self._close_pipe_fds(
+                *(
+                    wish[name]
+                    for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+                )
+            )  # type: ignore[attr-defined]
         self._child_created = True
 
 
@@ -138,19 +174,28 @@ def started() -> Nursery:
     ours, theirs = socket.socketpair()
     environ = server_environment()
     with theirs:
-        server = Fresh([sys.executable, str(SERVER), str(theirs.fileno())], env=environ, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True)  # fmt: skip
+        server = Fresh(
+            [sys.executable, str(SERVER), str(theirs.fileno())],
+            env=environ,
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
     nursery = Nursery(ours, environ)
     atexit.register(server.wait)
     atexit.register(nursery.close)
     if ours.recv(1) != b"+":
-        raise RuntimeError("the warm server did not start; its error is above (--fresh-processes does without it)")
+        raise RuntimeError(
+            "the warm server did not start; its error is above (--fresh-processes does without it)"
+        )
     return nursery
 
 
 def server_environment() -> dict[str, str]:
     """As the suites give their processes, with room for a longer one in its place."""
     ours = {k: v for k, v in os.environ.items() if not k.startswith(("PACELINE_", "PYTEST_"))}
-    uninitialised = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # CUDA, once asked for its devices, is lost to a fork
+    # CUDA, once asked for its devices, is lost to a fork
+    uninitialised = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     return {
         **ours,
         **uninitialised,

@@ -1,7 +1,9 @@
-"""``python warm_server.py LINK``: imports everything, then forks a child of the process at LINK's other end for each request.
+"""``python warm_server.py LINK``: imports everything, then forks a child of the process at LINK's other end
+for each request.
 
-A child of who asked, not of this process: the fork is made twice, the process between ends, and the orphan goes to the nearest subreaper above, which
-who asks is for as long as it asks. Each child has a server of its own, forked off before its program runs: what it starts in turn is as pristine.
+A child of who asked, not of this process: the fork is made twice, the process between ends, and the orphan
+goes to the nearest subreaper above, which who asks is for as long as it asks. Each child has a server of its
+own, forked off before its program runs: what it starts in turn is as pristine.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ def main() -> NoReturn:
     link = socket.socket(fileno=int(sys.argv[1]))
     for name in MODULES.read_text().split():
         importlib.import_module(name)
-    threads = [Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in os.listdir("/proc/self/task")]
+    threads = [
+        Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in os.listdir("/proc/self/task")
+    ]
     if lost := set(threads[1:]) - KEEPS_ITS_THREAD:
         raise SystemExit(f"threads that a fork would lose: {sorted(lost)}")
     gc.collect()
@@ -54,8 +58,17 @@ def main() -> NoReturn:
 
 
 def serve(link: socket.socket) -> NoReturn:
-    """Children until the other end is gone. What is sent to who asks as a group (a stop, a Ctrl-C) is not for this process."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+    """Children until the other end is gone. What is sent to who asks as a group (a stop, a Ctrl-C) is not
+    for this process.
+    """
+    for number in (
+        signal.SIGTERM,
+        signal.SIGINT,
+        signal.SIGHUP,
+        signal.SIGQUIT,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+    ):
         signal.signal(number, signal.SIG_IGN)
     while True:
         head, streams, _, _ = socket.recv_fds(link, 8, STREAMS)
@@ -137,7 +150,9 @@ def hear_signals(ignored: Sequence[int]) -> None:
 
 
 def take_over(environ: Mapping[str, str]) -> None:
-    """The environment (in /proc too: who looks for a process by its variables finds it), streams and random numbers of a new interpreter."""
+    """The environment (in /proc too: who looks for a process by its variables finds it), streams and
+    random numbers of a new interpreter.
+    """
     write_environment(environ)
     os.environ.clear()
     os.environ.update(environ)
@@ -146,7 +161,9 @@ def take_over(environ: Mapping[str, str]) -> None:
     out, err = files[1:] if at_once else map(io.BufferedWriter, files[1:])
     sys.stdin = io.TextIOWrapper(io.BufferedReader(files[0]), "utf-8")
     sys.stdout = io.TextIOWrapper(out, "utf-8", line_buffering=os.isatty(1), write_through=at_once)
-    sys.stderr = io.TextIOWrapper(err, "utf-8", "backslashreplace", line_buffering=True, write_through=at_once)
+    sys.stderr = io.TextIOWrapper(
+        err, "utf-8", "backslashreplace", line_buffering=True, write_through=at_once
+    )
     random.seed()
     numpy.random.seed()
     torch.default_generator.seed()
@@ -214,7 +231,8 @@ def end(code: int) -> NoReturn:
     os._exit(code)
 
 
-BASE = [path for path in sys.path if path not in (str(HERE), str(HERE.parent))]  # what an interpreter adds by itself
+# what an interpreter adds by itself
+BASE = [path for path in sys.path if path not in (str(HERE), str(HERE.parent))]
 
 if __name__ == "__main__":
     main()

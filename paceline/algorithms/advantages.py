@@ -139,7 +139,9 @@ def missing_end_penalty(scores: Tensor, ended: Tensor, penalty: float) -> Tensor
     return scores - penalty * (~ended).to(scores.dtype)
 
 
-def token_rewards(scores: Tensor, divergence: Tensor | None, segments: Tensor, *, coefficient: float) -> Tensor:
+def token_rewards(
+    scores: Tensor, divergence: Tensor | None, segments: Tensor, *, coefficient: float
+) -> Tensor:
     """Return [L]: -``coefficient`` · KL_t at every token, plus the answer's score ([D]) at its last token.
 
     Ziegler et al. 2019, "Fine-tuning language models from human preferences", eq. 2.

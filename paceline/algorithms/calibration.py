@@ -50,7 +50,8 @@ def told_bins(means: Mapping[str, float]) -> dict[str, float]:
         ):
             names = ("share", "confidence", "correct")
             found |= {
-                f"{_PREFIX}/{k}/{name}": value for name, value in zip(names, (share, confidence, correct), strict=True)
+                f"{_PREFIX}/{k}/{name}": value
+                for name, value in zip(names, (share, confidence, correct), strict=True)
             }
     return found
 

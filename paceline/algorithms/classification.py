@@ -48,7 +48,10 @@ class Classification(Algorithm):
 
     def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
         real = (batch.document_ids >= 0).to(outputs[Output.CLASSES.value].device)
-        logits, labels = outputs[Output.CLASSES.value].detach()[real], batch.extras[LABEL].to(real.device)[real]
+        logits, labels = (
+            outputs[Output.CLASSES.value].detach()[real],
+            batch.extras[LABEL].to(real.device)[real],
+        )
         if labels.dim() == 2:
             predicted, true = logits > 0, labels > 0
         else:
@@ -69,7 +72,9 @@ class Classification(Algorithm):
         averages = {name: value for name, value in means.items() if not name.startswith("f1/")}
         classes = sorted({name.split("/")[1] for name in means if name.startswith("f1/")})
         if classes:
-            averages["macro_f1"] = _macro_f1([[means[f"f1/{k}/{n}"] for n in ("tp", "fp", "fn")] for k in classes])
+            averages["macro_f1"] = _macro_f1(
+                [[means[f"f1/{k}/{n}"] for n in ("tp", "fp", "fn")] for k in classes]
+            )
         return averages
 
 

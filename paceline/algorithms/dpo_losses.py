@@ -31,7 +31,9 @@ def robust(gap: Tensor, beta: float, smoothing: float) -> Tensor:
 
     Chowdhury et al. 2024, arXiv:2403.00409.
     """
-    return (-(1 - smoothing) * F.logsigmoid(beta * gap) + smoothing * F.logsigmoid(-beta * gap)) / (1 - 2 * smoothing)
+    return (-(1 - smoothing) * F.logsigmoid(beta * gap) + smoothing * F.logsigmoid(-beta * gap)) / (
+        1 - 2 * smoothing
+    )
 
 
 def hinge(gap: Tensor, beta: float, smoothing: float) -> Tensor:

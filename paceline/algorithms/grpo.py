@@ -9,7 +9,15 @@ from torch import Tensor
 
 from paceline.algorithms.advantages import group_advantages
 from paceline.algorithms.divergence import divergence
-from paceline.algorithms.on_policy import TERM, LabelledTokens, OnPolicy, field_or, frozen_roles, num_answers, per_token
+from paceline.algorithms.on_policy import (
+    TERM,
+    LabelledTokens,
+    OnPolicy,
+    field_or,
+    frozen_roles,
+    num_answers,
+    per_token,
+)
 from paceline.algorithms.policy_losses import (
     clipped_surrogate,
     clipped_weight,
@@ -37,7 +45,10 @@ class GRPO(OnPolicy):
     gradient.
     """
 
-    train_metrics = tuple(f"{name}/{TERM}" for name in ("tokens", "entropy", "kl", "ratio", "clip_low", "clip_high", "sampling_gap"))  # fmt: skip
+    train_metrics = tuple(
+        f"{name}/{TERM}"
+        for name in ("tokens", "entropy", "kl", "ratio", "clip_low", "clip_high", "sampling_gap")
+    )
 
     def __init__(
         self,
@@ -50,7 +61,11 @@ class GRPO(OnPolicy):
     ) -> None:
         o = GrpoOptions.model_validate(options)
         self.beta, self.estimator, self.weighted_kl = o.beta, o.kl_estimator, o.use_bias_correction_kl
-        self.low, self.high, self.delta = o.epsilon, o.epsilon if o.epsilon_high is None else o.epsilon_high, o.delta
+        self.low, self.high, self.delta = (
+            o.epsilon,
+            o.epsilon if o.epsilon_high is None else o.epsilon_high,
+            o.delta,
+        )
         self.loss_type, self.scale, self.level = o.loss_type, o.scale_rewards, o.importance_sampling_level
         self.bounds_weight = o.loss_type == "cispo"  # the upper bound is ``high``, not 1 + ``high``
         self.masks_truncated, self.longest = o.mask_truncated_completions, max_completion_length
@@ -60,7 +75,11 @@ class GRPO(OnPolicy):
         self.frozen = frozen_roles(bool(o.beta) and reference != "adapter", reward_model)
 
     def precomputed_fields(self) -> Sequence[PrecomputedField]:
-        old = [PrecomputedField("old", Role.POLICY, Output.LOGPROBS, "sampled")] if self.updates_per_rollout > 1 else []
+        old = (
+            [PrecomputedField("old", Role.POLICY, Output.LOGPROBS, "sampled")]
+            if self.updates_per_rollout > 1
+            else []
+        )
         return old + ([PrecomputedField("reference", Role.REFERENCE, Output.LOGPROBS)] if self.beta else [])
 
     def compute_advantages(self, scores: Tensor, groups: Tensor, ended: Tensor) -> tuple[Tensor, Tensor]:
@@ -96,8 +115,14 @@ class GRPO(OnPolicy):
         sampled = field_or(batch, "sampled", old)
         if self.correction != "none":
             loss = loss * rollout_correction(
-                old, sampled, where.segments, len(where.lengths), level=self.correction_level, mode=self.correction, cap=self.cap
-            )  # fmt: skip
+                old,
+                sampled,
+                where.segments,
+                len(where.lengths),
+                level=self.correction_level,
+                mode=self.correction,
+                cap=self.cap,
+            )
         seen = {
             "ratio": clipped.ratio,
             "clip_low": clipped.low,

@@ -58,7 +58,9 @@ class KTO(Referenced):
     def window_sums(
         self, outputs: Mapping[Role, Mapping[str, Tensor]], batch: Batch
     ) -> Mapping[str, tuple[Tensor, Tensor]]:
-        policy, reference = (outputs[role][Output.LOGPROBS.value].double() for role in (Role.POLICY, Role.REFERENCE))
+        policy, reference = (
+            outputs[role][Output.LOGPROBS.value].double() for role in (Role.POLICY, Role.REFERENCE)
+        )
         real = _real(batch)
         return {KL: (sum_of(document_sums(policy - reference, batch), real), real.sum())}
 
@@ -69,7 +71,9 @@ class KTO(Referenced):
         logps = document_sums(outputs[Output.LOGPROBS.value], batch)
         gap = self.beta * (logps - self.reference_logps(logps, batch) - self._baseline(logps, batch))
         good = batch.extras[LABEL] > 0
-        losses = torch.where(good, self.desirable * torch.sigmoid(-gap), self.undesirable * torch.sigmoid(gap))
+        losses = torch.where(
+            good, self.desirable * torch.sigmoid(-gap), self.undesirable * torch.sigmoid(gap)
+        )
         return {TERM: sum_of(losses, _real(batch))}
 
     def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
@@ -90,7 +94,9 @@ class KTO(Referenced):
         found = {"kl": means["kl"]}
         for label, share in (("chosen", means["chosen"]), ("rejected", 1.0 - means["chosen"])):
             if share > 1e-9:
-                found |= {f"{name}/{label}": means[f"{name}/{label}"] / share for name in ("rewards", "logps")}
+                found |= {
+                    f"{name}/{label}": means[f"{name}/{label}"] / share for name in ("rewards", "logps")
+                }
         if {"rewards/chosen", "rewards/rejected"} <= set(found):
             found["rewards/margins"] = found["rewards/chosen"] - found["rewards/rejected"]
         return found

@@ -38,7 +38,12 @@ class OnPolicy(Algorithm):
 
     def fields(self) -> tuple[str, ...]:
         """Return the names of ``Batch.tokens`` in a rollout."""
-        return ("sampled", "advantage", *(each.name for each in self.precomputed_fields()), *self.extra_fields)
+        return (
+            "sampled",
+            "advantage",
+            *(each.name for each in self.precomputed_fields()),
+            *self.extra_fields,
+        )
 
     @abstractmethod
     def compute_advantages(self, scores: Tensor, groups: Tensor, ended: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,7 +91,9 @@ def of_answers(values: Tensor, where: LabelledTokens) -> Tensor:
 
 def num_answers(batch: Batch) -> Tensor:
     """Return the number of scored answers in a micro-batch, an int64 scalar."""
-    return batch.extras["is_scored"].sum() if "is_scored" in batch.extras else torch.zeros((), dtype=torch.int64)
+    return (
+        batch.extras["is_scored"].sum() if "is_scored" in batch.extras else torch.zeros((), dtype=torch.int64)
+    )
 
 
 def frozen_roles(reference: bool, reward_model: bool) -> tuple[Role, ...]:

@@ -13,7 +13,14 @@ from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
 
 TERM, SFT_TERM = "pairs", "sft"
-_METRICS = ("rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/margins", "logps/chosen", "logps/rejected")  # fmt: skip
+_METRICS = (
+    "rewards/chosen",
+    "rewards/rejected",
+    "rewards/accuracies",
+    "rewards/margins",
+    "logps/chosen",
+    "logps/rejected",
+)
 
 
 class PairPolicy(Algorithm):
@@ -65,7 +72,14 @@ class PairPolicy(Algorithm):
             document_sums(outputs[Output.LOGPROBS.value].detach(), batch).double(), batch
         )
         (chosen, rejected), (chosen_logps, rejected_logps) = halves(self.beta * rewards), halves(logps)
-        values = (chosen, rejected, (chosen > rejected).double(), chosen - rejected, chosen_logps, rejected_logps)
+        values = (
+            chosen,
+            rejected,
+            (chosen > rejected).double(),
+            chosen - rejected,
+            chosen_logps,
+            rejected_logps,
+        )
         return {f"{name}/{TERM}": sum_of(value, real) for name, value in zip(_METRICS, values, strict=True)}
 
 

@@ -46,7 +46,12 @@ def log_ratios(logprobs: Tensor, old: Tensor, segments: Tensor, lengths: Tensor,
 
 
 def clipped_surrogate(
-    log_ratio: Tensor, advantages: Tensor, *, epsilon_low: float, epsilon_high: float, delta: float | None = None
+    log_ratio: Tensor,
+    advantages: Tensor,
+    *,
+    epsilon_low: float,
+    epsilon_high: float,
+    delta: float | None = None,
 ) -> Clipped:
     """loss_t = -min(ρ_t · A_t, clip(ρ_t, 1 - ε_low, 1 + ε_high) · A_t), ρ = exp(log ratio).
 

@@ -73,10 +73,13 @@ class PPO(OnPolicy):
         self.kl_coef = o.kl_coef  # for the current rollout; the controller holds that of the next one
         self.frozen = frozen_roles(self.has_reference and reference != "adapter", reward_model)
 
-    # --- a rollout -------------------------------------------------------------------------------------------------
+    # --- a rollout
+    # -------------------------------------------------------------------------------------------------
 
     def precomputed_fields(self) -> Sequence[PrecomputedField]:
-        reference = [PrecomputedField("reference", Role.REFERENCE, Output.LOGPROBS)] if self.has_reference else []
+        reference = (
+            [PrecomputedField("reference", Role.REFERENCE, Output.LOGPROBS)] if self.has_reference else []
+        )
         return [
             PrecomputedField("old", Role.POLICY, Output.LOGPROBS, "sampled"),
             PrecomputedField("values", Role.VALUE, Output.VALUES),
@@ -111,7 +114,11 @@ class PPO(OnPolicy):
             rewards = whitened(rewards, total, shift_mean=False)
         estimates = [
             generalised_advantages(
-                reward, batch.at_labels("values").double(), where.segments, discount=self.gamma, trace=self.lam
+                reward,
+                batch.at_labels("values").double(),
+                where.segments,
+                discount=self.gamma,
+                trace=self.lam,
             )
             for reward, batch, where in zip(rewards, flat, places, strict=True)
         ]
@@ -172,10 +179,13 @@ class PPO(OnPolicy):
         stats |= {"returns": return_sum / over, "values": value_sum / over}
         return stats | ({"kl_answer": kl_sum / each, "kl_coef": self.kl_coef} if self.has_reference else {})
 
-    # --- a step ----------------------------------------------------------------------------------------------------
+    # --- a step
+    # ----------------------------------------------------------------------------------------------------
 
     def required_outputs(self, role: Role, *, training: bool) -> frozenset[Output]:
-        return frozenset({Output.VALUES}) if role is Role.VALUE else frozenset({Output.LOGPROBS, Output.ENTROPY})
+        return (
+            frozenset({Output.VALUES}) if role is Role.VALUE else frozenset({Output.LOGPROBS, Output.ENTROPY})
+        )
 
     def weights(self, batch: Batch) -> Mapping[str, Tensor]:
         tokens = batch.num_labels()
@@ -191,7 +201,10 @@ class PPO(OnPolicy):
         old = field_or(batch, "old", logprobs.detach())
         ratios = logprobs - old
         clipped = clipped_surrogate(
-            ratios, field_or(batch, "advantage", torch.zeros_like(old)), epsilon_low=self.clip, epsilon_high=self.clip
+            ratios,
+            field_or(batch, "advantage", torch.zeros_like(old)),
+            epsilon_low=self.clip,
+            epsilon_high=self.clip,
         )
         kl = divergence(logprobs, field_or(batch, "reference", logprobs.detach()), self.estimator)
         loss = clipped.loss + self.kl_coef * kl if self.in_loss else clipped.loss
@@ -224,7 +237,8 @@ class PPO(OnPolicy):
         whole = means["return_square"] - means["return"] ** 2
         return {**found, "explained_variance": 1.0 - left / whole if whole > 0.0 else 0.0}
 
-    # --- a checkpoint ----------------------------------------------------------------------------------------------
+    # --- a checkpoint
+    # ----------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         return {"kl_coef": self.kl_coef, "controller": self.controller.state()}

@@ -31,7 +31,9 @@ class Referenced(Algorithm):
         return frozenset({Output.LOGPROBS})
 
     def attach_outputs(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Batch:
-        return replace(batch, extras={**batch.extras, REFERENCE: document_sums(outputs[Output.LOGPROBS.value], batch)})
+        return replace(
+            batch, extras={**batch.extras, REFERENCE: document_sums(outputs[Output.LOGPROBS.value], batch)}
+        )
 
     def reference_logps(self, logps: Tensor, batch: Batch) -> Tensor:
         """Return log π_ref [D]; 0 for a batch of fillers only."""

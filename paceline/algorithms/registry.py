@@ -35,5 +35,7 @@ def algorithm_class(name: str) -> type[Algorithm]:
     if renamed:
         what = f"the implementation of '{name}' defines names that training no longer reads"
         hint = "; ".join(f"rename {old} to {new}" for old, new in renamed.items())
-        raise ConfigError(codes.ALGORITHM_NOT_AN_ALGORITHM(what, "training.algorithm", ", ".join(renamed), hint))
+        raise ConfigError(
+            codes.ALGORITHM_NOT_AN_ALGORITHM(what, "training.algorithm", ", ".join(renamed), hint)
+        )
     return cls

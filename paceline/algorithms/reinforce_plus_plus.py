@@ -7,7 +7,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from paceline.algorithms.advantages import generalised_advantages, group_advantages, moments, token_rewards, whitened
+from paceline.algorithms.advantages import (
+    generalised_advantages,
+    group_advantages,
+    moments,
+    token_rewards,
+    whitened,
+)
 from paceline.algorithms.divergence import divergence
 from paceline.algorithms.on_policy import (
     TERM,
@@ -52,14 +58,20 @@ class ReinforcePlusPlus(OnPolicy):
         **options: object,
     ) -> None:
         o = ReinforcePlusPlusOptions.model_validate(options)
-        self.beta, self.estimator, self.in_loss, self.gamma = o.beta, o.kl_estimator, o.kl_in == "loss", o.gamma
+        self.beta, self.estimator, self.in_loss, self.gamma = (
+            o.beta,
+            o.kl_estimator,
+            o.kl_in == "loss",
+            o.gamma,
+        )
         self.uses_group_baseline = o.group_baseline
         self.low, self.high = o.epsilon, o.epsilon if o.epsilon_high is None else o.epsilon_high
         self.masks_truncated = o.mask_truncated_completions
         self.passes, self.updates_per_rollout = o.num_iterations, o.num_iterations * updates_per_pass
         self.frozen = frozen_roles(bool(o.beta) and reference != "adapter", reward_model)
 
-    # --- a rollout -------------------------------------------------------------------------------------------------
+    # --- a rollout
+    # -------------------------------------------------------------------------------------------------
 
     def precomputed_fields(self) -> Sequence[PrecomputedField]:
         wanted = self.updates_per_rollout > 1 or (self.beta and not self.in_loss)
@@ -91,9 +103,11 @@ class ReinforcePlusPlus(OnPolicy):
             with_tokens(batch, "advantage", advantage.to(dtype))
             for batch, advantage in zip(flat, whitened(returns, answers.total), strict=True)
         )
-        return [[next(made) for _ in row] for row in batches], stats if self.beta and not self.in_loss else {
-            name: value for name, value in stats.items() if name != "kl_answer"
-        }
+        return [[next(made) for _ in row] for row in batches], (
+            stats
+            if self.beta and not self.in_loss
+            else {name: value for name, value in stats.items() if name != "kl_answer"}
+        )
 
     def _divergence(self, batch: Batch) -> Tensor:
         """Return the KL between the policy of this rollout and the reference: float64 [L]; 0 if the reward
@@ -101,7 +115,9 @@ class ReinforcePlusPlus(OnPolicy):
         """
         if not self.beta or self.in_loss:
             return torch.zeros_like(batch.at_labels("sampled"), dtype=torch.float64)
-        return divergence(batch.at_labels("old").double(), batch.at_labels("reference").double(), self.estimator)
+        return divergence(
+            batch.at_labels("old").double(), batch.at_labels("reference").double(), self.estimator
+        )
 
     def _returns(self, batch: Batch, where: LabelledTokens, kl: Tensor) -> Tensor:
         """Return float64 [L].
@@ -113,7 +129,8 @@ class ReinforcePlusPlus(OnPolicy):
         nothing = torch.zeros_like(rewards)  # no value model: returns are sums of rewards
         return generalised_advantages(rewards, nothing, where.segments, discount=self.gamma, trace=1.0)[1]
 
-    # --- a step ----------------------------------------------------------------------------------------------------
+    # --- a step
+    # ----------------------------------------------------------------------------------------------------
 
     def required_outputs(self, role: Role, *, training: bool) -> frozenset[Output]:
         return frozenset({Output.LOGPROBS, Output.ENTROPY})
@@ -154,7 +171,9 @@ def _statistics(
     """Return means over a rollout's tokens before normalisation, and the mean KL per answer. Collective."""
     own = torch.stack([moments(each) for each in returns]).sum(0).tolist()
     has_loss = sum(int((w.lengths > 0).sum()) for w in where)
-    tokens, first, second, count, kl = answers.total([*own, float(has_loss), sum(float(each.sum()) for each in kls)])
+    tokens, first, second, count, kl = answers.total(
+        [*own, float(has_loss), sum(float(each.sum()) for each in kls)]
+    )
     over = max(tokens, 1.0)
     spread = max(0.0, second / over - (first / over) ** 2) ** 0.5
     return {"advantage": first / over, "advantage_std": spread, "kl_answer": kl / max(count, 1.0)}

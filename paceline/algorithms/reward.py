@@ -8,7 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.algorithms.base import Algorithm
-from paceline.algorithms.calibration import calibration_error, calibration_sums, has_bins, told_bins, without_bins
+from paceline.algorithms.calibration import (
+    calibration_error,
+    calibration_sums,
+    has_bins,
+    told_bins,
+    without_bins,
+)
 from paceline.algorithms.pairs import halves, real_pairs, sum_of
 from paceline.config.sections.preference import RewardOptions
 from paceline.protocols.batch import Batch
@@ -82,7 +88,9 @@ class Reward(Algorithm):
             "reward_mean": (chosen + rejected) / 2,
             "reward_square": (chosen.square() + rejected.square()) / 2,
         }
-        sums = {name: sum_of(value, real) for name, value in values.items()} | calibration_sums(chosen - rejected, real)
+        sums = {name: sum_of(value, real) for name, value in values.items()} | calibration_sums(
+            chosen - rejected, real
+        )
         return {f"{name}/{TERM}": value for name, value in sums.items()}
 
     def summary(self, means: Mapping[str, float]) -> dict[str, float]:

@@ -59,7 +59,8 @@ class RLOO(OnPolicy):
         self.passes, self.updates_per_rollout = o.num_iterations, o.num_iterations * updates_per_pass
         self.frozen = frozen_roles(bool(o.beta) and reference != "adapter", reward_model)
 
-    # --- a rollout -------------------------------------------------------------------------------------------------
+    # --- a rollout
+    # -------------------------------------------------------------------------------------------------
 
     def precomputed_fields(self) -> Sequence[PrecomputedField]:
         wanted = self.beta or self.updates_per_rollout > 1
@@ -94,7 +95,9 @@ class RLOO(OnPolicy):
         if self.normalises:
             advantages = _normalised(advantages, answers)
         made = iter(
-            with_tokens(batch, "advantage", advantages[at][tokens.segments].to(batch.tokens["advantage"].dtype))
+            with_tokens(
+                batch, "advantage", advantages[at][tokens.segments].to(batch.tokens["advantage"].dtype)
+            )
             for batch, tokens, at in zip(flat, where, answers.places, strict=True)
         )
         return [[next(made) for _ in row] for row in batches], stats
@@ -104,7 +107,8 @@ class RLOO(OnPolicy):
         kl = divergence(batch.at_labels("old").double(), batch.at_labels("reference").double(), "k1")
         return segment_sums(kl, where.segments, len(where.lengths))
 
-    # --- a step ----------------------------------------------------------------------------------------------------
+    # --- a step
+    # ----------------------------------------------------------------------------------------------------
 
     def required_outputs(self, role: Role, *, training: bool) -> frozenset[Output]:
         return frozenset({Output.LOGPROBS, Output.ENTROPY})
@@ -113,7 +117,13 @@ class RLOO(OnPolicy):
         return {TERM: num_answers(batch)}
 
     def losses(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
-        return {TERM: self._answer_losses(outputs[Output.LOGPROBS.value], batch, LabelledTokens.of(batch)).loss.sum()}
+        return {
+            TERM: (
+                self._answer_losses(
+                    outputs[Output.LOGPROBS.value], batch, LabelledTokens.of(batch)
+                ).loss.sum()
+            )
+        }
 
     def _answer_losses(self, logprobs: Tensor, batch: Batch, where: LabelledTokens) -> Clipped:
         """Return the clipped loss of each document [D]; it is 0 for one without labelled tokens."""
@@ -139,7 +149,9 @@ class RLOO(OnPolicy):
 
     def summary(self, means: Mapping[str, float]) -> dict[str, float]:
         """Return entropy and sampling gap as means over tokens, ratio and clips as means over answers."""
-        by = dict.fromkeys(_OF_TOKENS, means.get("tokens", 0.0)) | dict.fromkeys(_OF_ANSWERS, means.get("answers", 0.0))
+        by = dict.fromkeys(_OF_TOKENS, means.get("tokens", 0.0)) | dict.fromkeys(
+            _OF_ANSWERS, means.get("answers", 0.0)
+        )
         return {name: means[name] / count if count else 0.0 for name, count in by.items()}
 
 

@@ -1,1 +1,3 @@
-"""Checkpoints: published, never written in place; safetensors and JSON only, verified before anything is parsed."""
+"""Checkpoints: published, never written in place; safetensors and JSON only, verified before anything is
+parsed.
+"""

@@ -60,7 +60,9 @@ def named_errors(where: Path, what: str = "the checkpoint cannot be written") ->
 
 def os_error(exc: OSError, where: Path, what: str = "the checkpoint cannot be written") -> CheckpointError:
     """Return the CheckpointError for an error of the operating system."""
-    code, reason, hint = _CODES.get(exc.errno or 0, (codes.CHECKPOINT_IO, "", "look at the disk and its file system"))
+    code, reason, hint = _CODES.get(
+        exc.errno or 0, (codes.CHECKPOINT_IO, "", "look at the disk and its file system")
+    )
     refused = refusal_of(exc, where)
     if refused is not None and refused.kind == "no_inodes":
         reason, hint = refused.reason, refused.hint

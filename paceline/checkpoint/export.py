@@ -83,7 +83,9 @@ def export_hf(
     Raises ConfigError (destination, dtype) and CheckpointError.
     """
     if dtype not in DTYPES:
-        raise ConfigError(codes.EXPORT_DTYPE("no such dtype for an export", "--dtype", dtype, ", ".join(DTYPES)))
+        raise ConfigError(
+            codes.EXPORT_DTYPE("no such dtype for an export", "--dtype", dtype, ", ".join(DTYPES))
+        )
     check_destination(to, overwrite)
     # Choose the tensors to write: an adapter's, or a model's (a merged one, or one with a score head).
     with CheckpointReader(checkpoint) as reader, named_errors(to, what="the export cannot be written"):
@@ -130,7 +132,11 @@ def _role(reader: CheckpointReader, requested: str) -> str:
     If it is the default and the checkpoint has one role only (a reward model), return that one.
     """
     roles = reader.roles()
-    return roles[0] if requested == Role.POLICY.value and requested not in roles and len(roles) == 1 else requested
+    return (
+        roles[0]
+        if requested == Role.POLICY.value and requested not in roles and len(roles) == 1
+        else requested
+    )
 
 
 def _entries(reader: CheckpointReader, role: str, dtype: torch.dtype) -> list[TensorEntry]:
@@ -138,14 +144,18 @@ def _entries(reader: CheckpointReader, role: str, dtype: torch.dtype) -> list[Te
     if not names:
         found = ", ".join(reader.roles()) or "none"
         raise CheckpointError(
-            codes.EXPORT_NO_ROLE(f"the checkpoint holds no weights of the {role}", str(reader.path), f"roles: {found}")
+            codes.EXPORT_NO_ROLE(
+                f"the checkpoint holds no weights of the {role}", str(reader.path), f"roles: {found}"
+            )
         )
     entries = []
     for name in names:
         stored = reader.dtype(name.role, name.name, name.kind)
         target = dtype if stored.is_floating_point else stored
         entries.append(
-            TensorEntry(name.name, target, reader.shape(name.role, name.name, name.kind), _cast(reader, name, target))
+            TensorEntry(
+                name.name, target, reader.shape(name.role, name.name, name.kind), _cast(reader, name, target)
+            )
         )
     return entries
 

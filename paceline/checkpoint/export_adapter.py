@@ -42,7 +42,9 @@ def adapter_entries(reader: CheckpointReader, entries: list[TensorEntry]) -> lis
     """
     adapted = adapted_modules(e.name for e in entries)
     ties = _base(reader).get("ties") or {}
-    named = entries + [replace(e, name=other) for e in entries for other, own in ties.items() if own == e.name]
+    named = entries + [
+        replace(e, name=other) for e in entries for other, own in ties.items() if own == e.name
+    ]
     return [replace(e, name=peft_key(e.name, adapted)) for e in named]
 
 
@@ -114,7 +116,10 @@ def merged_entries(
         ) from error
     return [
         TensorEntry(
-            name, dtype if t.is_floating_point() else t.dtype, tuple(t.shape), _given(t, dtype, reader.path, name)
+            name,
+            dtype if t.is_floating_point() else t.dtype,
+            tuple(t.shape),
+            _given(t, dtype, reader.path, name),
         )
         for name, t in (*hf.named_parameters(), *persistent_buffers(hf))
     ]

@@ -21,7 +21,11 @@ from paceline.checkpoint.tensorfile import TensorEntry, write_tensors
 from paceline.core.errors import CheckpointError, ConfigError
 from paceline.models.buffers import persistent_buffers
 
-DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES: Mapping[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 MAX_SHARD_BYTES = 5_000_000_000
 ADAPTER_CONFIG = "adapter_config.json"  # next to a model Transformers would look for adapter weights
 SCORES = "ForSequenceClassification"  # suffix of class names that output one score per text
@@ -35,7 +39,9 @@ def check_destination(to: Path, overwrite: bool) -> None:
     if os.path.lexists(to) and not (overwrite and to.is_dir() and not to.is_symlink()):
         what = "the destination exists and is not empty" if to.is_dir() else "the destination is no folder"
         raise ConfigError(
-            codes.EXPORT_DESTINATION(what, "--to", str(to), "another folder, or --overwrite to replace this one")
+            codes.EXPORT_DESTINATION(
+                what, "--to", str(to), "another folder, or --overwrite to replace this one"
+            )
         )
 
 
@@ -81,7 +87,8 @@ def _not_finite(path: Path, name: str, tensor: Tensor, dtype: torch.dtype) -> Ch
         )
     else:
         what = (
-            f"'{name}' reaches {float(tensor.abs().max()):.3g}, which {str(dtype).removeprefix('torch.')} cannot hold"
+            f"'{name}' reaches {float(tensor.abs().max()):.3g}, which {str(dtype).removeprefix('torch.')}"
+            " cannot hold"
         )
         hint = "--dtype bfloat16 or float32"
     return CheckpointError(codes.EXPORT_NOT_FINITE(what, str(path), hint=hint))
@@ -93,12 +100,16 @@ def config_of(reader: CheckpointReader, dtype: str) -> dict[str, Any]:
     Private keys and the attention implementation are dropped: some have run code (CVE-2026-4372).
     """
     if "config.json" not in reader.side_files():
-        raise CheckpointError(codes.EXPORT_NO_CONFIG("the checkpoint holds no hf/config.json", str(reader.path)))
+        raise CheckpointError(
+            codes.EXPORT_NO_CONFIG("the checkpoint holds no hf/config.json", str(reader.path))
+        )
     raw = parse_object(
         reader.side_file("config.json"), str(reader.path / "hf" / "config.json"), max_bytes=MAX_CONFIG_BYTES
     )
     return {
-        k: v for k, v in raw.items() if not k.startswith("_") and k not in ("torch_dtype", "attn_implementation")
+        k: v
+        for k, v in raw.items()
+        if not k.startswith("_") and k not in ("torch_dtype", "attn_implementation")
     } | {"dtype": dtype}
 
 
@@ -110,7 +121,9 @@ def scoring(config: Mapping[str, Any], reader: CheckpointReader) -> dict[str, An
     """
     named = "generation_config.json"
     generation = (
-        parse_object(reader.side_file(named), named, max_bytes=MAX_CONFIG_BYTES) if named in reader.side_files() else {}
+        parse_object(reader.side_file(named), named, max_bytes=MAX_CONFIG_BYTES)
+        if named in reader.side_files()
+        else {}
     )
     pad, ends = generation.get("pad_token_id"), generation.get("eos_token_id")
     alone = pad not in (ends if isinstance(ends, list) else [ends])
@@ -142,7 +155,9 @@ def _skeleton(config: Mapping[str, Any]) -> Any:
     """Build the architecture on the meta device."""
     from transformers import AutoConfig
 
-    plain = {k: _plain(v) for k, v in config.items() if k not in ("model_type", "auto_map", "transformers_version")}
+    plain = {
+        k: _plain(v) for k, v in config.items() if k not in ("model_type", "auto_map", "transformers_version")
+    }
     build: Any = _auto(config).from_config
     with torch.device("meta"):
         return build(AutoConfig.for_model(config["model_type"], **plain))
@@ -153,7 +168,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(one) for one in value]
     if isinstance(value, dict):
-        return float(value["__float__"]) if set(value) == {"__float__"} else {k: _plain(v) for k, v in value.items()}
+        return (
+            float(value["__float__"])
+            if set(value) == {"__float__"}
+            else {k: _plain(v) for k, v in value.items()}
+        )
     return value
 
 
@@ -173,7 +192,9 @@ def check_names(config: dict[str, Any], shapes: Mapping[str, tuple[int, ...]], w
     wrong = {
         "missing": sorted(needed - set(shapes)),
         "unknown": sorted(set(shapes) - set(expected)),
-        "of another shape": sorted(n for n, shape in shapes.items() if n in expected and shape != expected[n]),
+        "of another shape": sorted(
+            n for n, shape in shapes.items() if n in expected and shape != expected[n]
+        ),
     }
     if any(wrong.values()):
         what = "the checkpoint's tensors are not those of its config.json"
@@ -192,7 +213,8 @@ def _listed(wrong: Mapping[str, list[str]]) -> str:
 def write_side_files(stage: Path, reader: CheckpointReader, config: Mapping[str, Any], remote: bool) -> None:
     """Write ``config.json``, the generation config and the tokenizer's files."""
     write_fresh(
-        stage / "config.json", [json.dumps(config, indent=2, ensure_ascii=False, sort_keys=True).encode() + b"\n"]
+        stage / "config.json",
+        [json.dumps(config, indent=2, ensure_ascii=False, sort_keys=True).encode() + b"\n"],
     )
     for name in reader.side_files():
         if name not in ("config.json", ADAPTER_CONFIG):
@@ -230,9 +252,12 @@ def check_load(stage: Path, entries: list[TensorEntry], where: Path) -> None:
     model, info = _load_quietly(stage, _auto(json.loads((stage / "config.json").read_text("utf-8"))))
     loaded = dict(model.named_parameters()) | dict(model.named_buffers())
     wrong = {
-        key: sorted(map(str, info.get(key) or ())) for key in ("missing_keys", "unexpected_keys", "mismatched_keys")
+        key: sorted(map(str, info.get(key) or ()))
+        for key in ("missing_keys", "unexpected_keys", "mismatched_keys")
     }
-    wrong["different"] = [e.name for e in entries if e.name not in loaded or not torch.equal(loaded[e.name], e.load())]
+    wrong["different"] = [
+        e.name for e in entries if e.name not in loaded or not torch.equal(loaded[e.name], e.load())
+    ]
     if any(wrong.values()):
         what = "Transformers does not load what was written as it was; nothing was left behind"
         raise CheckpointError(codes.EXPORT_LOAD_CHECK(what, str(where), _listed(wrong)))
@@ -248,7 +273,11 @@ def _load_quietly(folder: Path, auto: Any) -> tuple[Any, Mapping[str, Any]]:
     try:
         load: Any = auto.from_pretrained
         model, info = load(
-            str(folder), dtype="auto", trust_remote_code=False, local_files_only=True, output_loading_info=True
+            str(folder),
+            dtype="auto",
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
         )
         return model, info
     finally:

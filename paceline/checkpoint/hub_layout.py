@@ -59,7 +59,9 @@ def _grouped(model: Any, entries: Sequence[TensorEntry], key: Callable[[str], st
     for group in groups.values():
         source = _Group(model, group)
         shapes = _reverted(model, {e.name: _empty(e) for e in group})
-        made += [TensorEntry(name, t.dtype, tuple(t.shape), source.loader(name)) for name, t in shapes.items()]
+        made += [
+            TensorEntry(name, t.dtype, tuple(t.shape), source.loader(name)) for name, t in shapes.items()
+        ]
     return made
 
 

@@ -80,7 +80,9 @@ def leftovers(folder: Path) -> list[Path]:
     names = _names(folder)
     kept = {f.path.name for f in scan(folder)}
     return [
-        folder / name for name in names if _LEFTOVER.fullmatch(name) or (_REPLACED.fullmatch(name) and name not in kept)
+        folder / name
+        for name in names
+        if _LEFTOVER.fullmatch(name) or (_REPLACED.fullmatch(name) and name not in kept)
     ]
 
 

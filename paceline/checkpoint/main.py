@@ -1,4 +1,6 @@
-"""``python -m paceline.checkpoint.main export RUN --to DIR [--dtype D] [--checkpoint latest|best|step-N] [--merge]``."""
+"""``python -m paceline.checkpoint.main export RUN --to DIR [--dtype D] [--checkpoint latest|best|step-N]
+[--merge]``.
+"""
 
 from __future__ import annotations
 
@@ -48,10 +50,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except PacelineError as error:
         print(error, file=sys.stderr)
         return int(error.exit_code)
-    checked = "loaded back and compared" if report.load_checked else "not loaded back: it needs code of its own"
+    checked = (
+        "loaded back and compared" if report.load_checked else "not loaded back: it needs code of its own"
+    )
     print(f"{checkpoint.name} (step {report.step}) exported to {report.path}: {_ABOUT[report.kind]}")
     print(
-        f"{report.num_tensors} tensors, {human_count(report.num_parameters)} parameters, {report.dtype}, {human_bytes(report.num_bytes)}; {checked}"
+        f"{report.num_tensors} tensors, {human_count(report.num_parameters)} parameters, {report.dtype},"
+        f" {human_bytes(report.num_bytes)}; {checked}"
     )
     return int(ExitCode.OK)
 
@@ -119,7 +124,9 @@ def _parser() -> argparse.ArgumentParser:
         help="latest, best or step-N [the one the run's result names]",
     )
     parser.add_argument("--role", default="policy", help="which model of the run")
-    parser.add_argument("--merge", action="store_true", help="an adapter is merged into its base: a whole model")
+    parser.add_argument(
+        "--merge", action="store_true", help="an adapter is merged into its base: a whole model"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace a folder that is not empty")
     return parser
 

@@ -27,12 +27,36 @@ FORMAT = "paceline-checkpoint"
 VERSION = 1
 MAX_MANIFEST_BYTES = 8 * 1024 * 1024
 MAX_FILES = 100_000
-PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".npy", ".npz", ".tar", ".dill")
+PICKLE_SUFFIXES = (
+    ".bin",
+    ".pt",
+    ".pth",
+    ".pkl",
+    ".pickle",
+    ".ckpt",
+    ".joblib",
+    ".npy",
+    ".npz",
+    ".tar",
+    ".dill",
+)
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 # Errors on opening a file that do not mean that the file is damaged.
-_OF_THE_MACHINE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.EINTR, errno.ETIMEDOUT})  # fmt: skip
+_OF_THE_MACHINE = frozenset(
+    {
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOMEM,
+        errno.EACCES,
+        errno.EPERM,
+        errno.EIO,
+        errno.ESTALE,
+        errno.EINTR,
+        errno.ETIMEDOUT,
+    }
+)
 _BLOCK = 8 * 1024 * 1024
 _AT_ONCE = 8  # files hashed at a time
 
@@ -194,7 +218,8 @@ def damaged(checkpoint: Path, name: str, found: str) -> CheckpointError:
             f"'{name}' is not the file that was published",
             str(checkpoint),
             found,
-            "resume from another checkpoint (resume_from_checkpoint: latest falls back to the previous complete one)",
+            "resume from another checkpoint (resume_from_checkpoint: latest falls back to the previous"
+            " complete one)",
             evidence={"file": name},
         )
     )
@@ -204,20 +229,25 @@ def unreadable(path: Path, error: OSError) -> CheckpointError:
     """Return the error for a file that may be intact but cannot be opened on this machine or by this user."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     hint = {
-        errno.EMFILE: f"ulimit -n {max(65_536, 4 * limit)} before the start (the limit here is {limit} open files)",
+        errno.EMFILE: (
+            f"ulimit -n {max(65_536, 4 * limit)} before the start (the limit here is {limit} open files)"
+        ),
         errno.ENFILE: "the machine has too many files open: fs.file-max",
         errno.EACCES: "read permission for this user",
         errno.EPERM: "read permission for this user",
     }.get(error.errno or 0, "try again: the file system answered with an error")
     what = f"'{path.name}' cannot be opened here; nothing says that it is damaged"
-    return CheckpointError(codes.CHECKPOINT_UNREADABLE(what, str(path.parent), error.strerror or str(error), hint))
+    return CheckpointError(
+        codes.CHECKPOINT_UNREADABLE(what, str(path.parent), error.strerror or str(error), hint)
+    )
 
 
 def foreign_file(path: Path) -> CheckpointError:
     """Return the error for a file type that can carry code."""
     return CheckpointError(
         codes.CHECKPOINT_FOREIGN_FILE(
-            f"'{path.name}' has a suffix of pickle files, which can run code; Paceline writes only safetensors and JSON",
+            f"'{path.name}' has a suffix of pickle files, which can run code; Paceline writes only"
+            " safetensors and JSON",
             str(path.parent),
             path.name,
             "find out who put it there, then remove it; convert foreign weights to safetensors",
@@ -229,7 +259,9 @@ def _manifest(data: dict[str, Any], where: str) -> Manifest:
     def need(condition: bool, what: str) -> None:
         if not condition:
             raise CheckpointError(
-                codes.CHECKPOINT_MANIFEST("the manifest is not valid", where, what, "resume from another checkpoint")
+                codes.CHECKPOINT_MANIFEST(
+                    "the manifest is not valid", where, what, "resume from another checkpoint"
+                )
             )
 
     # Format and version first: they decide what else to expect.
@@ -266,5 +298,10 @@ def _manifest(data: dict[str, Any], where: str) -> Manifest:
         )
         files[name] = FileEntry(entry["bytes"], entry["sha256"])
     return Manifest(
-        data["step"], data["sequence"], data["world_size"], float(data["created"]), files, data["paceline_version"]
+        data["step"],
+        data["sequence"],
+        data["world_size"],
+        float(data["created"]),
+        files,
+        data["paceline_version"],
     )

@@ -113,7 +113,9 @@ class CheckpointReader:
         shape = self.shape(role, name, kind)
         return self.read_block(role, name, kind, (0,) * len(shape), shape)
 
-    def read_block(self, role: str, name: str, kind: str, offsets: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
+    def read_block(
+        self, role: str, name: str, kind: str, offsets: tuple[int, ...], shape: tuple[int, ...]
+    ) -> Tensor:
         """Return the block of ``shape`` at ``offsets`` on the CPU, assembled from the saved blocks.
 
         Only overlapping rows are read. Raises CheckpointError if a part of it is not stored.
@@ -133,14 +135,18 @@ class CheckpointReader:
             # The overlap of the saved block with the requested one; read its rows, then copy the columns.
             low = [max(a, b) for a, b in zip(offsets, block.offsets, strict=True)]
             high = [
-                min(a + n, b + m) for a, n, b, m in zip(offsets, shape, block.offsets, block.slot.shape, strict=True)
+                min(a + n, b + m)
+                for a, n, b, m in zip(offsets, shape, block.offsets, block.slot.shape, strict=True)
             ]
             if any(lo >= hi for lo, hi in zip(low, high, strict=True)):
                 continue
             rows = read_rows(block.file, block.slot, low[0] - block.offsets[0], high[0] - low[0])
             source = (
                 slice(None),
-                *(slice(lo - b, hi - b) for lo, hi, b in zip(low[1:], high[1:], block.offsets[1:], strict=True)),
+                *(
+                    slice(lo - b, hi - b)
+                    for lo, hi, b in zip(low[1:], high[1:], block.offsets[1:], strict=True)
+                ),
             )
             target = tuple(slice(lo - a, hi - a) for lo, hi, a in zip(low, high, offsets, strict=True))
             result[target] = rows[source]
@@ -157,7 +163,9 @@ class CheckpointReader:
 
     def side_files(self) -> tuple[str, ...]:
         """Return the names of the Hugging Face side files (``config.json``, tokenizer files)."""
-        return tuple(n.removeprefix(f"{HF_FOLDER}/") for n in self.manifest.files if n.startswith(f"{HF_FOLDER}/"))
+        return tuple(
+            n.removeprefix(f"{HF_FOLDER}/") for n in self.manifest.files if n.startswith(f"{HF_FOLDER}/")
+        )
 
     def side_file(self, name: str) -> bytes:
         """Return the verified content of a Hugging Face side file. Raises KeyError."""
@@ -204,5 +212,7 @@ class CheckpointReader:
                 raise damaged(self.path, name, str(exc)[:300]) from None
             blocks = self._blocks.setdefault(key, [])
             if blocks and (blocks[0].global_shape != whole or blocks[0].slot.dtype != slot.dtype):
-                raise damaged(self.path, name, f"'{encoded}' has another shape or dtype than in another shard")
+                raise damaged(
+                    self.path, name, f"'{encoded}' has another shape or dtype than in another shard"
+                )
             blocks.append(_Block(file, slot, offsets, whole))

@@ -105,7 +105,10 @@ _FIELDS: Mapping[str, tuple[str, str]] = {
     "seed": ("seed", _BACK),
     "config_digest": (
         "config",
-        "the config it was made with (config.yaml in the run directory), or start a new run in another training.output_dir",
+        (
+            "the config it was made with (config.yaml in the run directory), or start a new run in another"
+            " training.output_dir"
+        ),
     ),
 }
 
@@ -122,7 +125,9 @@ def _newest(folder: Path, notes: list[Diagnostic], *, may_be_none: bool, hashes:
     for candidate in reversed(found):
         problem = candidate.problem or _problem(candidate, hashes)
         if problem is None:
-            problems += [(f, f.problem) for f in found if f.problem and f.manifest is None and f.step > candidate.step]
+            problems += [
+                (f, f.problem) for f in found if f.problem and f.manifest is None and f.step > candidate.step
+            ]
             notes.extend(_passed_over(f, p, candidate) for f, p in problems)
             if problems or candidate.path.is_symlink() or (hint is not None and hint != candidate.name):
                 notes.append(_took(candidate, hint))
@@ -138,9 +143,12 @@ def _newest(folder: Path, notes: list[Diagnostic], *, may_be_none: bool, hashes:
         return None
     raise CheckpointError(
         rules_codes.RESUME_NO_CHECKPOINT(
-            "there is no checkpoint to resume from" + (" (a save was begun and never finished)" if staged else ""),
+            "there is no checkpoint to resume from"
+            + (" (a save was begun and never finished)" if staged else ""),
             str(folder),
-            hint="resume_from_checkpoint: auto (starts fresh when there is none), a path, or leave the key out",
+            hint=(
+                "resume_from_checkpoint: auto (starts fresh when there is none), a path, or leave the key out"
+            ),
         )
     )
 
@@ -183,7 +191,9 @@ def _took(found: Found, hint: str | None) -> Diagnostic:
     if found.path.is_symlink():
         note += f", a link to {found.path.resolve()}"
     return codes.RESUME_CHOSEN(
-        f"resuming from {found.name}, the newest complete checkpoint{note}", str(found.path), severity=Severity.NOTE
+        f"resuming from {found.name}, the newest complete checkpoint{note}",
+        str(found.path),
+        severity=Severity.NOTE,
     )
 
 
@@ -196,19 +206,26 @@ def _only_incomplete(folder: Path, problems: list[tuple[Found, CheckpointError]]
         "the run holds checkpoints, but none of them is complete; nothing was deleted",
         str(folder),
         listed,
-        "leave resume_from_checkpoint out and take another training.output_dir to start from scratch, or resume_from_checkpoint: PATH of a complete checkpoint",
+        "leave resume_from_checkpoint out and take another training.output_dir to start from scratch, or"
+        " resume_from_checkpoint: PATH of a complete checkpoint",
         evidence={"checkpoints": [str(found.path) for found, _ in problems]},
     )
 
 
 def _save_never_ended(folder: Path, count: int) -> Diagnostic:
-    what = f"{count} save{'s were' if count > 1 else ' was'} begun and never finished; no checkpoint was published, so the run starts at step 0"
+    what = (
+        f"{count} save{'s were' if count > 1 else ' was'} begun and never finished; no checkpoint was"
+        " published, so the run starts at step 0"
+    )
     return codes.RESUME_FRESH_START(what, str(folder), severity=Severity.WARNING)
 
 
 def _no_such(path: Path) -> Diagnostic:
     if (path / "config.json").is_file() and any(path.glob("*.safetensors")):
-        hint = "a Hugging Face folder is no checkpoint (it has no optimizer): to train on from its weights write model.name_or_path"
+        hint = (
+            "a Hugging Face folder is no checkpoint (it has no optimizer): to train on from its weights write"
+            " model.name_or_path"
+        )
         return codes.RESUME_NOT_A_CHECKPOINT(
             "this is a Hugging Face folder", "training.resume_from_checkpoint", str(path), hint
         )

@@ -70,7 +70,9 @@ class Checkpointer:
     ``crash`` is called with the name of each point where a kill can happen; tests raise there.
     """
 
-    def __init__(self, run: RunDir, world: SaveWorld, keep: int | None = None, *, crash: CrashPoint = never) -> None:
+    def __init__(
+        self, run: RunDir, world: SaveWorld, keep: int | None = None, *, crash: CrashPoint = never
+    ) -> None:
         if keep is not None and keep < 1:
             raise ValueError("keep must be at least 1")
         self._run = run
@@ -82,7 +84,9 @@ class Checkpointer:
         self._notes: list[Diagnostic] = []
         self.last: Saved | None = None
 
-    def save(self, step: int, shards: Iterable[Shard], state: Mapping[str, Any], files: Mapping[str, bytes]) -> Path:
+    def save(
+        self, step: int, shards: Iterable[Shard], state: Mapping[str, Any], files: Mapping[str, bytes]
+    ) -> Path:
         """Publish a checkpoint after ``step`` finished steps. Collective.
 
         Every rank passes its own shards (possibly none); ``state`` and ``files`` are rank 0's. On return the
@@ -92,7 +96,9 @@ class Checkpointer:
         """
         began = time.perf_counter()
         opened = self._together(lambda: self._open_stage(step))[0]
-        stage = _StagedSave(step, opened["nonce"], opened["sequence"], self._run.checkpoints / opened["folder"])
+        stage = _StagedSave(
+            step, opened["nonce"], opened["sequence"], self._run.checkpoints / opened["folder"]
+        )
         try:
             written = self._together(lambda: self._write(stage, shards, state, files))
             self._together(lambda: self._publish(stage, written) if self._world.rank == 0 else None)
@@ -134,7 +140,9 @@ class Checkpointer:
         everyone = self._world.all_gather_json(mine)
         for rank, answer in enumerate(everyone):
             if "errors" in answer:
-                raise CheckpointError(*(_of_rank(Diagnostic.from_json(d), rank) for d in answer["errors"])) from failure
+                raise CheckpointError(
+                    *(_of_rank(Diagnostic.from_json(d), rank) for d in answer["errors"])
+                ) from failure
         return [answer["ok"] for answer in everyone]
 
     def _open_stage(self, step: int) -> dict[str, Any] | None:
@@ -155,14 +163,22 @@ class Checkpointer:
         return {"folder": name, "nonce": nonce, "sequence": max(newest, 0) + 1}
 
     def _write(
-        self, stage: _StagedSave, shards: Iterable[Shard], state: Mapping[str, Any], files: Mapping[str, bytes]
+        self,
+        stage: _StagedSave,
+        shards: Iterable[Shard],
+        state: Mapping[str, Any],
+        files: Mapping[str, bytes],
     ) -> dict[str, list[Any]]:
         """Write this rank's files into the staging folder; return name -> [bytes, sha256]."""
         mine = list(shards)  # references only: its collectives end before any disk error
         if not stage.folder.is_dir():
             raise CheckpointError(_not_shared(stage.folder))
         entries, metadata = _entries(mine)
-        side = {f"{HF_FOLDER}/{name}": content for name, content in files.items()} if self._world.rank == 0 else {}
+        side = (
+            {f"{HF_FOLDER}/{name}": content for name, content in files.items()}
+            if self._world.rank == 0
+            else {}
+        )
         if self._world.rank == 0:
             side[STATE] = dump_object(state, STATE)
         need_space(stage.folder, file_bytes(entries, metadata) + sum(map(len, side.values())))
@@ -174,7 +190,9 @@ class Checkpointer:
             os.mkdir(stage.folder / HF_FOLDER)
         for name, content in side.items():
             if not is_safe_name(name):
-                raise CheckpointError(codes.CHECKPOINT_FILE_NAME("a side file needs a plain file name", found=name))
+                raise CheckpointError(
+                    codes.CHECKPOINT_FILE_NAME("a side file needs a plain file name", found=name)
+                )
             written[name] = write_fresh(stage.folder / name, [content])
         self._crash("files_written")
         return {name: [entry.bytes, entry.sha256] for name, entry in written.items()}

@@ -57,7 +57,8 @@ def _bound(value: Any, where: str, max_depth: int, max_items: int) -> None:
         items += len(level)
         if depth > max_depth or items > max_items:
             raise _refused(
-                where, f"deeper than {max_depth} levels" if depth > max_depth else f"more than {max_items} values"
+                where,
+                f"deeper than {max_depth} levels" if depth > max_depth else f"more than {max_items} values",
             )
         level = [
             child
@@ -100,6 +101,9 @@ def _refused(where: str, found: str) -> CheckpointError:
 def _unwritable(where: str, path: str, found: str) -> CheckpointError:
     return CheckpointError(
         codes.CHECKPOINT_STATE_NOT_JSON(
-            f"'{path}' cannot be written as JSON", where, found, "a finite number, text, list, or dict with text keys"
+            f"'{path}' cannot be written as JSON",
+            where,
+            found,
+            "a finite number, text, list, or dict with text keys",
         )
     )

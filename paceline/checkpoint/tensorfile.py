@@ -138,7 +138,8 @@ def _blocks(entries: Sequence[TensorEntry], metadata: Mapping[str, str]) -> Iter
         tensor = entry.load().detach()
         if tensor.dtype != entry.dtype or tuple(tensor.shape) != entry.shape:
             raise ValueError(
-                f"{entry.name}: announced {entry.dtype} {entry.shape}, came {tensor.dtype} {tuple(tensor.shape)}"
+                f"{entry.name}: announced {entry.dtype} {entry.shape}, came {tensor.dtype}"
+                f" {tuple(tensor.shape)}"
             )
         yield _bytes_of(tensor.contiguous().cpu())
 

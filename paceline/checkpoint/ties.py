@@ -52,7 +52,9 @@ def check_state(checkpoint: Path, manifest: Manifest, state: Mapping[str, Any]) 
 def read_state(checkpoint: Path) -> dict[str, Any]:
     """Read ``state.json``. Raises CheckpointError."""
     with open_regular(checkpoint / STATE) as file:
-        return parse_object(file.read(MAX_STATE_BYTES + 1), str(checkpoint / STATE), max_bytes=MAX_STATE_BYTES)
+        return parse_object(
+            file.read(MAX_STATE_BYTES + 1), str(checkpoint / STATE), max_bytes=MAX_STATE_BYTES
+        )
 
 
 def read_config(checkpoint: Path) -> dict[str, Any]:
@@ -68,7 +70,8 @@ def read_config(checkpoint: Path) -> dict[str, Any]:
 def _misplaced(checkpoint: Path, found: str) -> CheckpointError:
     return CheckpointError(
         codes.CHECKPOINT_MISPLACED(
-            "folder, manifest and state of the checkpoint are not of one save: it was renamed, or put together from several",
+            "folder, manifest and state of the checkpoint are not of one save: it was renamed, or put"
+            " together from several",
             str(checkpoint),
             found,
             "the name it was saved under, or another checkpoint; a copy may have any name that is no step's",

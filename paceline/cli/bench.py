@@ -20,7 +20,9 @@ def root() -> None:
     """Measure this machine."""
 
 
-@app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []})
+@app.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+)
 def scaling(context: typer.Context) -> None:
     """Throughput, memory and efficiency on 1, 2, … processes, as measured here."""
     become("paceline.demo.scaling", *context.args)

@@ -19,7 +19,8 @@ def chat(
     system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
     each_alone: Annotated[bool, typer.Option("--forget", help="Answer every line by itself.")] = False,
     max_new_tokens: Annotated[
-        int | None, typer.Option(help="Longest answer in tokens [default: the run's generation.max_new_tokens].")
+        int | None,
+        typer.Option(help="Longest answer in tokens [default: the run's generation.max_new_tokens]."),
     ] = None,
     temperature: Annotated[
         float | None, typer.Option(help="0 is greedy [default: the run's generation.temperature].")
@@ -27,12 +28,17 @@ def chat(
     top_p: Annotated[
         float | None,
         typer.Option(
-            help="Sample from the smallest set of tokens with this probability [default: the run's generation.top_p]."
+            help=(
+                "Sample from the smallest set of tokens with this probability [default: the run's"
+                " generation.top_p]."
+            )
         ),
     ] = None,
     top_k: Annotated[
         int | None,
-        typer.Option(help="Sample from the k likeliest tokens, 0 from all [default: the run's generation.top_k]."),
+        typer.Option(
+            help="Sample from the k likeliest tokens, 0 from all [default: the run's generation.top_k]."
+        ),
     ] = None,
 ) -> None:
     """Talk to what a run has trained. RUN may also be one checkpoint or an exported folder."""

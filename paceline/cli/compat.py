@@ -36,14 +36,19 @@ OverridesArgument = Annotated[
 ]
 AlgorithmOption = Annotated[
     str | None,
-    typer.Option("--algorithm", help=f"{', '.join(ALGORITHMS.names())}, or module:SPEC: wins over training.algorithm."),
+    typer.Option(
+        "--algorithm", help=f"{', '.join(ALGORITHMS.names())}, or module:SPEC: wins over training.algorithm."
+    ),
 ]
 ResumeOption = Annotated[
-    str | None, typer.Option("--resume", "--resume_from_checkpoint", help="latest, auto, or a checkpoint's path.")
+    str | None,
+    typer.Option("--resume", "--resume_from_checkpoint", help="latest, auto, or a checkpoint's path."),
 ]
 DeepSpeedOption = Annotated[
     str | None,
-    typer.Option("--deepspeed_config", "--deepspeed-config", metavar="JSON", help="Wins over training.deepspeed."),
+    typer.Option(
+        "--deepspeed_config", "--deepspeed-config", metavar="JSON", help="Wins over training.deepspeed."
+    ),
 ]
 
 # Patterns of launch options that main.py has only as config keys, and of what follows a value.
@@ -81,14 +86,17 @@ def main_command(
         typer.Option("--local-rank", "--local_rank", help="Given by torch.distributed.launch and deepspeed."),
     ] = None,
     deepspeed: Annotated[
-        bool, typer.Option("--deepspeed", help="Taken for compatibility: training.distributed_strategy decides.")
+        bool,
+        typer.Option("--deepspeed", help="Taken for compatibility: training.distributed_strategy decides."),
     ] = False,
 ) -> None:
     """Train: under a launcher as one rank of its job, otherwise as one process."""
     check_mode(mode)
     settings = [*(overrides or ()), *deepspeed_settings(deepspeed_config)]
     if started_by(os.environ) is None:
-        raise typer.Exit(start(config, settings, LaunchOptions(algorithm=algorithm, resume=resume), one_process=True))
+        raise typer.Exit(
+            start(config, settings, LaunchOptions(algorithm=algorithm, resume=resume), one_process=True)
+        )
     arguments = outside_arguments(config, settings, LaunchOptions(algorithm=algorithm, resume=resume))
     become(WORKER_MODULE, *arguments, *(["--local-rank", str(local_rank)] if local_rank is not None else []))
 
@@ -117,7 +125,9 @@ def run_distributed_command(
     use_torchrun: Annotated[
         bool,
         typer.Option(
-            "--use_torchrun", "--use-torchrun", help="Start the processes by torchrun instead of by Paceline itself."
+            "--use_torchrun",
+            "--use-torchrun",
+            help="Start the processes by torchrun instead of by Paceline itself.",
         ),
     ] = False,
 ) -> None:
@@ -139,7 +149,9 @@ def run_distributed_command(
     raise typer.Exit(start(config, settings, on_its_node(options)))
 
 
-def prepare_datasets_command(overrides: OverridesArgument = None, config: ConfigOption = Path("config.yaml")) -> None:
+def prepare_datasets_command(
+    overrides: OverridesArgument = None, config: ConfigOption = Path("config.yaml")
+) -> None:
     """Tokenise and store the data ahead of training."""
     from paceline.cli.prepare import prepare_data
 
@@ -151,7 +163,10 @@ def check_mode(mode: str) -> None:
     if mode != "train":
         raise ConfigError(
             codes.CLI_MODE(
-                "there is one mode", "--mode", mode, "--mode train (evaluation is part of it: training.eval_strategy)"
+                "there is one mode",
+                "--mode",
+                mode,
+                "--mode train (evaluation is part of it: training.eval_strategy)",
             )
         )
 
@@ -185,7 +200,9 @@ def in_words_of(name: str, finding: Diagnostic) -> Diagnostic:
         if name != "main.py":
             return re.sub(r"(?<![\w-])--nproc(?![\w-])", "--nproc_per_node", text)
         text = re.sub(rf"--launcher(?: [a-z0-9]+)?{_END}", "scripts/run_distributed.py", text)
-        text = re.sub(rf"(?<!torchrun )--{_NPROC} (\S+?){_END}", r"torchrun --nproc_per_node \1 main.py …", text)
+        text = re.sub(
+            rf"(?<!torchrun )--{_NPROC} (\S+?){_END}", r"torchrun --nproc_per_node \1 main.py …", text
+        )
         text = re.sub(rf"(?<!torchrun )--({_NPROC}|{_PLACES}) (\S+?){_END}", _as_key, text)
         return re.sub(rf"(?<!torchrun )--({_NPROC}|{_PLACES})(?![\w-])", _as_key, text)
 

@@ -27,7 +27,9 @@ def root() -> None:
 def show(
     config: ConfigFile,
     overrides: Overrides = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The effective config as JSON, without the places.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The effective config as JSON, without the places.")
+    ] = False,
 ) -> None:
     """Print each effective value with the layer and file:line that set it."""
     import json
@@ -36,4 +38,6 @@ def show(
 
     loaded = load(config, overrides)
     print_diagnostics(loaded.notes)
-    typer.echo(json.dumps(loaded.config.to_json(), indent=2, ensure_ascii=False) if as_json else render_show(loaded))
+    typer.echo(
+        json.dumps(loaded.config.to_json(), indent=2, ensure_ascii=False) if as_json else render_show(loaded)
+    )

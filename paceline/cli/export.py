@@ -19,14 +19,21 @@ def export(
     to: Annotated[Path, typer.Option("--to", metavar="DIR", help="The folder to write.")],
     dtype: Annotated[str, typer.Option(help="float32 (as trained), bfloat16 or float16.")] = "float32",
     checkpoint: Annotated[
-        str, typer.Option(metavar="WHICH", help="latest, best or step-N; result is the one the run's result names.")
+        str,
+        typer.Option(
+            metavar="WHICH", help="latest, best or step-N; result is the one the run's result names."
+        ),
     ] = "result",
     role: Annotated[str, typer.Option(help="Which model of the run.")] = "policy",
     merge: Annotated[
         bool,
-        typer.Option("--merge", help="Merge a run's adapter into its base; a run without one is written as it is."),
+        typer.Option(
+            "--merge", help="Merge a run's adapter into its base; a run without one is written as it is."
+        ),
     ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a folder that is not empty.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a folder that is not empty.")
+    ] = False,
 ) -> None:
     """Write a run's model as a Hugging Face folder that from_pretrained loads.
 

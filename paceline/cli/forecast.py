@@ -12,7 +12,26 @@ if TYPE_CHECKING:
     from paceline.plan.hardware.catalogue import AcceleratorCluster
     from paceline.plan.plan import Plan
 
-ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj", "dense", "fc1", "fc2", "c_attn", "c_proj", "c_fc", "query_key_value", "dense_h_to_4h", "dense_4h_to_h")  # fmt: skip
+ALL_LINEAR = (
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "o_proj",
+    "gate_proj",
+    "up_proj",
+    "down_proj",
+    "qkv_proj",
+    "gate_up_proj",
+    "dense",
+    "fc1",
+    "fc2",
+    "c_attn",
+    "c_proj",
+    "c_fc",
+    "query_key_value",
+    "dense_h_to_4h",
+    "dense_4h_to_h",
+)
 
 
 def forecast_of_model(
@@ -53,7 +72,10 @@ def forecast_of_model(
     if bits is not None and lora is None:
         raise ConfigError(
             codes.PLAN_BITS(
-                "a base packed to 4 bits is trained by an adapter only", "--bits", str(bits), "--lora 16 --bits 4"
+                "a base packed to 4 bits is trained by an adapter only",
+                "--bits",
+                str(bits),
+                "--lora 16 --bits 4",
             )
         )
     if algorithm not in ALGORITHMS.names() and ":" not in algorithm:
@@ -70,10 +92,20 @@ def forecast_of_model(
     adapter = None
     if lora is not None:
         quantization = Quantization(bits) if bits else None
-        adapter = adapter_work(shape, AdapterSpec(lora, 2 * lora, target_modules=ALL_LINEAR, quantization=quantization))
+        adapter = adapter_work(
+            shape, AdapterSpec(lora, 2 * lora, target_modules=ALL_LINEAR, quantization=quantization)
+        )
     return forecast(
         model,
-        SearchSpec(shape, cluster_of(hardware), seq_len, rows or 0, adapter, algorithm=algorithm, tokens=tokens or 0.0),
+        SearchSpec(
+            shape,
+            cluster_of(hardware),
+            seq_len,
+            rows or 0,
+            adapter,
+            algorithm=algorithm,
+            tokens=tokens or 0.0,
+        ),
     )
 
 

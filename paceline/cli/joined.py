@@ -37,10 +37,14 @@ def rehearsed(options: LaunchOptions) -> LaunchOptions:
     # A rank may derive another port from the job's id
     port = whole(os.environ.get("MASTER_PORT", "")) or DEFAULT_PORT
     address, port_of_nodes = (here.host or None, port) if nodes > 1 else (None, None)
-    return replace(options, nproc=here.local_size, nnodes=nodes, master_addr=address, master_port=port_of_nodes)
+    return replace(
+        options, nproc=here.local_size, nnodes=nodes, master_addr=address, master_port=port_of_nodes
+    )
 
 
-def join(config: Path, overrides: Sequence[str], options: LaunchOptions, local_rank: int | None = None) -> None:
+def join(
+    config: Path, overrides: Sequence[str], options: LaunchOptions, local_rank: int | None = None
+) -> None:
     """Become one rank of the job when a launcher has started several processes; otherwise return.
 
     Raises ConfigError when the command asks for processes of its own in each of them.
@@ -93,7 +97,10 @@ def refuse_own_processes(options: LaunchOptions, size: int) -> None:
     if not named:
         return
     launcher = started_by(os.environ)
-    says = f"{launcher} has started this command {size} times; each is one rank of {size}, and starts no processes of its own"
+    says = (
+        f"{launcher} has started this command {size} times; each is one rank of {size}, and starts no"
+        " processes of its own"
+    )
     without = " and ".join(name.split()[0] for name in named)
     hint = f"without {without}; or one launcher a node: {_one_task(launcher)} and --nnodes"
     raise _said_once(codes.LAUNCH_MANY_TIMES(says, named[0].split()[0], ", ".join(named), hint))
@@ -118,6 +125,8 @@ def _of_the_config(options: LaunchOptions) -> LaunchOptions:
 def _one_task(launcher: str | None) -> str:
     manager = manager_of(os.environ)
     name = manager.name if manager else ""
-    return {"Slurm": "srun --ntasks-per-node=1", "Open MPI": "mpirun --npernode 1", "Flux": "flux run -N NODES"}.get(
-        name, f"{launcher} with one process a node"
-    )
+    return {
+        "Slurm": "srun --ntasks-per-node=1",
+        "Open MPI": "mpirun --npernode 1",
+        "Flux": "flux run -N NODES",
+    }.get(name, f"{launcher} with one process a node")

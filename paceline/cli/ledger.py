@@ -60,7 +60,10 @@ def expected_here(plan: Plan) -> str:
     if expected is None:
         return ""
     memory, time = ledger.corrections(own, machine_name(hardware))
-    return f"expected here: {expected[0] * memory / ledger.GIB:.1f} GiB a process, {expected[1] / time:,.0f} tokens/s (a guess corrected by {min(len(own), ledger.LEARNT_FROM)} runs: paceline plan --ledger)\n"
+    return (
+        f"expected here: {expected[0] * memory / ledger.GIB:.1f} GiB a process, {expected[1] / time:,.0f}"
+        f" tokens/s (a guess corrected by {min(len(own), ledger.LEARNT_FROM)} runs: paceline plan --ledger)\n"
+    )
 
 
 def record(plan: Plan, environ: Mapping[str, str] = os.environ) -> None:
@@ -113,5 +116,9 @@ def told_ledger(as_json: bool) -> str:
     path = ledger_path()
     entries = read(path) if path else []
     if as_json:
-        return json.dumps({"path": str(path) if path else None, "runs": to_json(entries)}, indent=2, ensure_ascii=False)
-    return table(entries) + (f"kept in {path} ({VARIABLE}=off keeps none)\n" if path else f"{VARIABLE} is off\n")
+        return json.dumps(
+            {"path": str(path) if path else None, "runs": to_json(entries)}, indent=2, ensure_ascii=False
+        )
+    return table(entries) + (
+        f"kept in {path} ({VARIABLE}=off keeps none)\n" if path else f"{VARIABLE} is off\n"
+    )

@@ -117,7 +117,8 @@ def help_text() -> str:
             "Usage: paceline VERB [ARGUMENTS]",
             "",
             textwrap.fill(
-                "Post-training from one YAML: a plan before, nothing lost during, checkpoints that go anywhere after.",
+                "Post-training from one YAML: a plan before, nothing lost during, checkpoints that go"
+                " anywhere after.",
                 width,
             ),
             "",

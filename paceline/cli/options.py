@@ -20,20 +20,29 @@ if TYPE_CHECKING:
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML file.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="Values that win over the YAML, e.g. training.learning_rate=1e-4."),
+    typer.Argument(
+        metavar="KEY=VALUE", help="Values that win over the YAML, e.g. training.learning_rate=1e-4."
+    ),
 ]
 LauncherOption = Annotated[
     str | None,
     typer.Option(
         "--launcher",
-        help="What starts the ranks: spawn (Paceline itself), torchrun, mpirun, accelerate or deepspeed [default: spawn].",
+        help=(
+            "What starts the ranks: spawn (Paceline itself), torchrun, mpirun, accelerate or deepspeed"
+            " [default: spawn]."
+        ),
     ),
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, e.g. outputs/demo.")]
 
 
 def load(
-    config: Path, overrides: Sequence[str] | None, flags: Mapping[str, object] | None = None, *, ruled: bool = True
+    config: Path,
+    overrides: Sequence[str] | None,
+    flags: Mapping[str, object] | None = None,
+    *,
+    ruled: bool = True,
 ) -> Loaded:
     """Load ``config`` with the environment (the guide's variables translated), overrides and flags.
 
@@ -63,7 +72,9 @@ def load(
     return replace(loaded, notes=(*translation.notes, *loaded.notes))
 
 
-def load_to_start(config: Path, overrides: Sequence[str] | None, flags: Mapping[str, object] | None = None) -> Loaded:
+def load_to_start(
+    config: Path, overrides: Sequence[str] | None, flags: Mapping[str, object] | None = None
+) -> Loaded:
     """``load`` for a run on this machine, without the rules.
 
     Raises ConfigError with the problems of the config and of the files it names together.
@@ -98,6 +109,16 @@ def _known_runs(run: Path) -> str:
 
     near = [Path("outputs"), run, run.parent]
     found = sorted(
-        {str(p) for folder in near if folder.is_dir() for p in folder.iterdir() if p.is_dir() and RunDir.at(p).exists()}
+        {
+            str(p)
+            for folder in near
+            if folder.is_dir()
+            for p in folder.iterdir()
+            if p.is_dir() and RunDir.at(p).exists()
+        }
     )
-    return "a run directory; here are: " + ", ".join(found[:5]) if found else "a run directory, e.g. outputs/NAME"
+    return (
+        "a run directory; here are: " + ", ".join(found[:5])
+        if found
+        else "a run directory, e.g. outputs/NAME"
+    )

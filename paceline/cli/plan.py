@@ -26,44 +26,64 @@ Nproc = Annotated[int | None, typer.Option(help="Processes on this node [default
 Nnodes = Annotated[int | None, typer.Option(help="Nodes [default: 1].")]
 HardwareName = Annotated[
     str | None,
-    typer.Option(metavar="NxNAME|YAML", help="Plan for this hardware in place of this machine, e.g. 16xH100."),
+    typer.Option(
+        metavar="NxNAME|YAML", help="Plan for this hardware in place of this machine, e.g. 16xH100."
+    ),
 ]
 ModelName = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME|FOLDER", help="Without a config: a model of the built-in list, or a folder with a config.json."
+        metavar="NAME|FOLDER",
+        help="Without a config: a model of the built-in list, or a folder with a config.json.",
     ),
 ]
 SeqLen = Annotated[int, typer.Option(min=1, help="With --model: tokens of a row.")]
 Rows = Annotated[
     int | None,
-    typer.Option(min=1, help="With --model: rows an optimizer step [default: 128, two a card if that is more]."),
+    typer.Option(
+        min=1, help="With --model: rows an optimizer step [default: 128, two a card if that is more]."
+    ),
 ]
 LoraRank = Annotated[
     int | None, typer.Option(min=1, metavar="R", help="With --model: LoRA of this rank on all linear layers.")
 ]
-Bits = Annotated[int | None, typer.Option(min=4, max=4, help="With --lora: 4, the base packed to 4 bits (QLoRA).")]
-Algorithm = Annotated[str, typer.Option(help=f"With --model: {', '.join(ALGORITHMS.names())}, or module:SPEC.")]
+Bits = Annotated[
+    int | None, typer.Option(min=4, max=4, help="With --lora: 4, the base packed to 4 bits (QLoRA).")
+]
+Algorithm = Annotated[
+    str, typer.Option(help=f"With --model: {', '.join(ALGORITHMS.names())}, or module:SPEC.")
+]
 Tokens = Annotated[
-    float | None, typer.Option(min=1, help="With --model: tokens of the whole training, for the time to finish.")
+    float | None,
+    typer.Option(min=1, help="With --model: tokens of the whole training, for the time to finish."),
 ]
 Simulate = Annotated[
     bool,
     typer.Option(
         "--simulate",
-        help="Run the real module on fake tensors beside it: exact states, activations, collectives. Needs torch.",
+        help=(
+            "Run the real module on fake tensors beside it: exact states, activations, collectives. Needs"
+            " torch."
+        ),
     ),
 ]
-Picture = Annotated[Path | None, typer.Option(metavar="PNG", help="Draw memory and speed by strategy into this file.")]
+Picture = Annotated[
+    Path | None, typer.Option(metavar="PNG", help="Draw memory and speed by strategy into this file.")
+]
 Ledger = Annotated[
     bool,
-    typer.Option("--ledger", help="What plans predicted and runs measured on this machine, and what follows from it."),
+    typer.Option(
+        "--ledger", help="What plans predicted and runs measured on this machine, and what follows from it."
+    ),
 ]
 Imports = Annotated[
     bool,
     typer.Option(
         "--imports/--no-imports",
-        help="Try what only an import can tell (a reward function, a compile backend, the model's class) in a process of its own.",
+        help=(
+            "Try what only an import can tell (a reward function, a compile backend, the model's class) in a"
+            " process of its own."
+        ),
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="The whole plan as JSON.")]
@@ -174,7 +194,9 @@ def _of_config(
 
         simulated = simulated_config(loaded.config, made, forecast, cluster)
     page = explain(made) + ("\n" + text(forecast) if forecast else "" if cluster else expected_here(made))
-    return _output(page, made.to_json() | ({"forecast": forecast.to_json()} if forecast else {}), simulated, forecast)
+    return _output(
+        page, made.to_json() | ({"forecast": forecast.to_json()} if forecast else {}), simulated, forecast
+    )
 
 
 def _output(

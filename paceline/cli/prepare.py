@@ -25,7 +25,10 @@ def prepare(
     cache: Annotated[
         Path | None,
         typer.Option(
-            help="Where the prepared data is kept [default: data.cache_dir, $PACELINE_CACHE, ~/.cache/paceline]."
+            help=(
+                "Where the prepared data is kept [default: data.cache_dir, $PACELINE_CACHE,"
+                " ~/.cache/paceline]."
+            )
         ),
     ] = None,
 ) -> None:

@@ -34,7 +34,11 @@ class SimulationResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the comparison as plain JSON types."""
-        return {"layout": self.layout, "rows": [row.to_json() for row in self.rows], "not_simulated": self.reason}
+        return {
+            "layout": self.layout,
+            "rows": [row.to_json() for row in self.rows],
+            "not_simulated": self.reason,
+        }
 
     def text(self) -> str:
         """Return the comparison as text for a person."""
@@ -59,7 +63,8 @@ def simulated_plan(plan: Plan, config: Mapping[str, Any], candidate: Candidate) 
                 "a simulation runs the real module and needs torch and transformers",
                 "--simulate",
                 answer["missing"],
-                "pip install 'paceline' with its dependencies; or leave --simulate out: the closed form needs neither",
+                "pip install 'paceline' with its dependencies; or leave --simulate out: the closed form needs"
+                " neither",
             )
         )
     reason = reason or answer.get("failed", "") or partly(plan)
@@ -75,7 +80,12 @@ def _run_child(job: Mapping[str, Any]) -> dict[str, Any]:
         request, answer = Path(folder) / "job.json", Path(folder) / "answer.json"
         request.write_text(json.dumps(job), encoding="utf-8")
         environ = {**without_secrets(os.environ), "PYTHONWARNINGS": "ignore", "CUDA_VISIBLE_DEVICES": ""}
-        done = subprocess.run(module_argv("paceline.simulate", str(request), str(answer)), env=environ, capture_output=True, text=True)  # fmt: skip
+        done = subprocess.run(
+            module_argv("paceline.simulate", str(request), str(answer)),
+            env=environ,
+            capture_output=True,
+            text=True,
+        )
         if not answer.exists():
             last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
             return {"failed": f"the simulation died with exit code {done.returncode}: {''.join(last)}"[:300]}
@@ -106,7 +116,8 @@ def simulated_config(
                 "there is no closed form of this plan to set a simulation beside",
                 "--simulate",
                 plan.strategy,
-                "a strategy of Paceline's own, and a model whose config.json is on this machine or in the built-in list",
+                "a strategy of Paceline's own, and a model whose config.json is on this machine or in the"
+                " built-in list",
             )
         )
     try:
@@ -152,5 +163,12 @@ def _plan_of(
         values["lora"] = {"r": lora, **({"quantization_bit": bits} if bits else {})}
     cluster = forecast.spec.cluster
     return make_plan(
-        Job(Config.model_validate(values), cluster.hardware(), cluster.cards, cluster.nodes, "torchrun", "none")
+        Job(
+            Config.model_validate(values),
+            cluster.hardware(),
+            cluster.cards,
+            cluster.nodes,
+            "torchrun",
+            "none",
+        )
     )

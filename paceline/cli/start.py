@@ -87,7 +87,13 @@ def start(
     worker = worker_argv(*worker_arguments(config_file, overrides, options, plan))
     code = with_lines(
         lambda: launch(
-            worker, cluster, launcher=launcher, environ=os.environ, cores=cores, settings=settings, run_dir=run_dir
+            worker,
+            cluster,
+            launcher=launcher,
+            environ=os.environ,
+            cores=cores,
+            settings=settings,
+            run_dir=run_dir,
         ),
         loaded.provenance,
     )
@@ -106,7 +112,9 @@ def with_lines(do: Callable[[], T], provenance: Mapping[str, Source]) -> T:
         raise ConfigError(*merged((), error.diagnostics, provenance)) from error
 
 
-def worker_arguments(config_file: Path, overrides: Sequence[str], options: LaunchOptions, plan: Plan) -> list[str]:
+def worker_arguments(
+    config_file: Path, overrides: Sequence[str], options: LaunchOptions, plan: Plan
+) -> list[str]:
     """Return the arguments of the workers.
 
     On one node they read our plan.json. On several nodes each worker reads the YAML, and rank 0 broadcasts
@@ -130,5 +138,7 @@ def print_commands(
     from paceline.launch.ports import resolve_port
     from paceline.launch.start import make_specs
 
-    for spec in make_specs(launcher, worker, resolve_port(cluster), environ=os.environ, cores=cores, settings=settings):
+    for spec in make_specs(
+        launcher, worker, resolve_port(cluster), environ=os.environ, cores=cores, settings=settings
+    ):
         print(spec.shell_line())

@@ -35,13 +35,18 @@ def train(
     master_port: Annotated[
         int | None,
         typer.Option(
-            "--master-port", "--master_port", help="A free port on node 0 [default: chosen when there is one node]."
+            "--master-port",
+            "--master_port",
+            help="A free port on node 0 [default: chosen when there is one node].",
         ),
     ] = None,
     algorithm: Annotated[
-        str | None, typer.Option(help=f"{', '.join(ALGORITHMS.names())}, or module:SPEC: wins over training.algorithm.")
+        str | None,
+        typer.Option(help=f"{', '.join(ALGORITHMS.names())}, or module:SPEC: wins over training.algorithm."),
     ] = None,
-    resume: Annotated[str | None, typer.Option(help="latest, auto, or a checkpoint's path: go on from there.")] = None,
+    resume: Annotated[
+        str | None, typer.Option(help="latest, auto, or a checkpoint's path: go on from there.")
+    ] = None,
     launcher: LauncherOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "--dry_run", help="Print the plan and the commands, start nothing.")

@@ -34,11 +34,15 @@ def verify(
     ] = None,
     against: Annotated[
         str,
-        typer.Option(help="The reference: single, ddp or fsdp [default: ddp, or single for one data-parallel rank]."),
+        typer.Option(
+            help="The reference: single, ddp or fsdp [default: ddp, or single for one data-parallel rank]."
+        ),
     ] = "",
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of each run.")] = 5,
     probe: Annotated[bool, typer.Option(help="Also cut one global batch as 8×1, 4×2 and 2×4.")] = True,
-    to: Annotated[Path | None, typer.Option("--to", metavar="DIR", help="Keep the runs and verify.json there.")] = None,
+    to: Annotated[
+        Path | None, typer.Option("--to", metavar="DIR", help="Keep the runs and verify.json there.")
+    ] = None,
 ) -> None:
     """Check that the chosen strategy computes what a reference strategy computes.
 
@@ -65,11 +69,13 @@ def _verify(loaded: Any, folder: Path, against: str, steps: int, probe: bool, *,
     plan, warnings = planned(loaded, needs_room=False)  # the full model need not fit
     print_diagnostics((*loaded.notes, *warnings))
     small = model_config(loaded.config.model, os.environ)
-    requested, reference = sides(plan, small, steps=steps, against=against or reference_for(plan), folder=str(folder))
+    requested, reference = sides(
+        plan, small, steps=steps, against=against or reference_for(plan), folder=str(folder)
+    )
     tolerance = TOLERANCES[plan.precision.compute]
     typer.echo(
-        f"{plan.strategy} ({plan.mesh}) against {reference.name} on {reference.nproc} process(es): {steps} steps in {plan.precision.compute}, "
-        f"{_size(requested.config['model']['config'])}"
+        f"{plan.strategy} ({plan.mesh}) against {reference.name} on {reference.nproc} process(es): {steps}"
+        f" steps in {plan.precision.compute}, {_size(requested.config['model']['config'])}"
     )
     # Train both, and compare their parameters
     _train(reference, folder)
@@ -89,7 +95,9 @@ def _verify(loaded: Any, folder: Path, against: str, steps: int, probe: bool, *,
         for split in splits:
             _train(split, folder)
         probed = judge_probe(
-            {split.name: _compare(splits[0], split, "exp_avg") for split in splits[1:]}, tolerance, splits[0].name
+            {split.name: _compare(splits[0], split, "exp_avg") for split in splits[1:]},
+            tolerance,
+            splits[0].name,
         )
         typer.echo(probed.text, nl=False)
         report["probe"] = probed.to_json()
@@ -104,7 +112,10 @@ def _size(config: Mapping[str, Any]) -> str:
     from paceline.plan.model.read_shape import shape_from_config
 
     shape = shape_from_config(config)
-    return f"{shape.model_type} of {shape.layers} layers, hidden {shape.hidden_size}, {shape.heads} heads, dropout 0"
+    return (
+        f"{shape.model_type} of {shape.layers} layers, hidden {shape.hidden_size}, {shape.heads} heads,"
+        " dropout 0"
+    )
 
 
 def _train(side: Side, folder: Path) -> None:
@@ -131,7 +142,9 @@ def _compare(reference: Side, run: Side, kind: str) -> dict[str, Any]:
     done = _run("paceline.training.compare", *places, "--kind", kind)
     if done.returncode:
         raise PacelineError(
-            codes.VERIFY_COMPARE_FAILED("the two runs cannot be compared", places[1], done.stderr.strip()[-2000:])
+            codes.VERIFY_COMPARE_FAILED(
+                "the two runs cannot be compared", places[1], done.stderr.strip()[-2000:]
+            )
         )
     return json.loads(done.stdout)
 

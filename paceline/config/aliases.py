@@ -101,7 +101,10 @@ def _pref_loss(value: Any) -> Any:
     if name in _OF_THEIR_OWN:
         return Learnt(name)
     if name in ("kto", "kto_pair"):
-        raise NoTranslation(f"{name}: KTO learns from answers labelled one by one, not from pairs", "stage: kto, with rows of prompt, completion and label")  # fmt: skip
+        raise NoTranslation(
+            f"{name}: KTO learns from answers labelled one by one, not from pairs",
+            "stage: kto, with rows of prompt, completion and label",
+        )
     return value
 
 
@@ -242,7 +245,9 @@ ALIASES: dict[str, Alias] = {
     "gradient_clipping": Alias("training.max_grad_norm"),
     "optimizer": Alias("training.optim", _optimizer),
     "adafactor": Alias("training.optim", _true_sets("adafactor")),
-    "disable_gradient_checkpointing": Alias("training.gradient_checkpointing", lambda value: not _flag(value)),
+    "disable_gradient_checkpointing": Alias(
+        "training.gradient_checkpointing", lambda value: not _flag(value)
+    ),
     "activation_checkpointing": Alias("training.gradient_checkpointing"),
     "activation_checkpointing_kwargs": Alias("training.gradient_checkpointing_kwargs"),
     "torchdynamo": Alias("training.torch_compile_backend"),
@@ -257,7 +262,9 @@ ALIASES: dict[str, Alias] = {
     "model_revision": Alias("model.revision"),
     "tokenizer_name": Alias("model.tokenizer"),
     "tokenizer_name_or_path": Alias("model.tokenizer"),
-    "torch_dtype": Alias("model.dtype", note="weights are read in this type; trained ones are kept in float32"),
+    "torch_dtype": Alias(
+        "model.dtype", note="weights are read in this type; trained ones are kept in float32"
+    ),
     "flash_attn": Alias("model.attn_implementation", _attention),
     "flash_attention": Alias("model.attn_implementation", _use_flash),
     "use_flash_attention_2": Alias("model.attn_implementation", _use_flash),

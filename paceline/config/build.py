@@ -16,9 +16,11 @@ from paceline.config.source import Entry, shown
 from paceline.core.diagnostics import Diagnostic
 
 _LIMITS = {
-    "greater_than_equal": "must be at least {ge}", "greater_than": "must be above {gt}",
-    "less_than_equal": "must be at most {le}", "less_than": "must be below {lt}",
-}  # fmt: skip
+    "greater_than_equal": "must be at least {ge}",
+    "greater_than": "must be above {gt}",
+    "less_than_equal": "must be at most {le}",
+    "less_than": "must be below {lt}",
+}
 
 
 def build(merged: Merged) -> tuple[Config, list[Diagnostic]]:
@@ -43,7 +45,9 @@ def build(merged: Merged) -> tuple[Config, list[Diagnostic]]:
             except ValidationError as exc:
                 wrong = exc.errors()
                 problems += [_misfit(name, error, merged.winners) for error in wrong]
-                for path in sorted({_innermost(tree, error["loc"]) for error in wrong}, key=len, reverse=True):
+                for path in sorted(
+                    {_innermost(tree, error["loc"]) for error in wrong}, key=len, reverse=True
+                ):
                     tree = _without(tree, path)
         else:
             sections[name] = model()
@@ -103,9 +107,11 @@ def _full_and_adapter(merged: Merged, path: str) -> Diagnostic:
     entry, full = merged.winners[path], merged.winners["lora"]
     code = codes.PEFT_QUANT_FULL if path == "lora.quantization_bit" else codes.CONFIG_LORA_OFF
     return code(
-        f"{entry.source.text or path} asks for adapters, {full.source.text} for full training", where=entry.source.place(),
-        found=f"{shown(path, entry.value)}, and {full.source.text} at {full.source.place()}", hint="finetuning_type: lora, or remove the adapter's lines",
-    )  # fmt: skip
+        f"{entry.source.text or path} asks for adapters, {full.source.text} for full training",
+        where=entry.source.place(),
+        found=f"{shown(path, entry.value)}, and {full.source.text} at {full.source.place()}",
+        hint="finetuning_type: lora, or remove the adapter's lines",
+    )
 
 
 def _misfit(section: str, error: Any, winners: Mapping[str, Entry]) -> Diagnostic:
@@ -134,11 +140,17 @@ def _misfit(section: str, error: Any, winners: Mapping[str, Entry]) -> Diagnosti
         expected = str(error["ctx"]["expected"])
         code = codes.CONFIG_VALUE if "one of" in expected else codes.CONFIG_TYPE
         return code(
-            f"{full} {expected}", where=where, found=found, hint=_instead(path, loc[-1], error["input"], expected)
+            f"{full} {expected}",
+            where=where,
+            found=found,
+            hint=_instead(path, loc[-1], error["input"], expected),
         )
     if error["type"] in _LIMITS:
         return codes.CONFIG_VALUE(
-            f"{full} {_LIMITS[error['type']].format(**error['ctx'])}", where=where, found=found, hint=_example(path)
+            f"{full} {_LIMITS[error['type']].format(**error['ctx'])}",
+            where=where,
+            found=found,
+            hint=_example(path),
         )
     message = str(error["msg"]).removeprefix("Value error, ")
     return codes.CONFIG_TYPE(
@@ -182,7 +194,9 @@ def _unknown_inside(path: str, full: str, key: str, where: str) -> Diagnostic:
     homes = [home for home in homes_of(key) if home != path]
     elsewhere = f"; '{key}' is a key of {' or '.join(f'{home}:' for home in homes)}" if homes else ""
     hint = f"did you mean '{near[0]}'?" if near else f"one of {', '.join(known)}{elsewhere}"
-    return codes.CONFIG_UNKNOWN_KEY(f"there is no key '{key}' in an item of {path}", where=where, found=full, hint=hint)
+    return codes.CONFIG_UNKNOWN_KEY(
+        f"there is no key '{key}' in an item of {path}", where=where, found=full, hint=hint
+    )
 
 
 def _example(path: str) -> str:
@@ -193,5 +207,11 @@ def _example(path: str) -> str:
     default = info.get_default(call_default_factory=False)
     if nested_model(info) is not None or default is None or default == () or default == {}:
         description = str(info.description).rstrip(".")
-        return f"{name}: …, or remove the line ({description[0].lower() if description[1:2].islower() else description[0]}{description[1:]})"
-    return f"{name}: {shown(path, list(default) if isinstance(default, tuple) else default)} (the default), or remove the line"
+        return (
+            f"{name}: …, or remove the line"
+            f" ({description[0].lower() if description[1:2].islower() else description[0]}{description[1:]})"
+        )
+    return (
+        f"{name}: {shown(path, list(default) if isinstance(default, tuple) else default)} (the default), or"
+        " remove the line"
+    )

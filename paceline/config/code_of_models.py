@@ -26,7 +26,9 @@ def without_code(config: Config, provenance: Mapping[str, Source]) -> tuple[Conf
         why, hint = "a model made from scratch brings no code", "trust_remote_code: false, or remove the line"
     elif model.name_or_path and not Path(model.name_or_path).expanduser().exists():
         why = "code of the hub runs from a pinned commit alone, and most models need none"
-        hint = "remove the line; a model that needs its code: revision, with the 40-digit commit you have read"
+        hint = (
+            "remove the line; a model that needs its code: revision, with the 40-digit commit you have read"
+        )
     else:
         return config, []
     where = provenance[_KEY].place() if _KEY in provenance else _KEY

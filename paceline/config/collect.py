@@ -23,7 +23,7 @@ _PSEUDO = frozenset({"training.fp16", "training.bf16", "data.max_rows", "lora"})
 _SHORTHAND = {"model": "model.name_or_path", "data": "data.train"}
 _GROUPS = frozenset(
     name[:dot] for name in (*ALIASES, *RECOGNISED) for dot, letter in enumerate(name) if letter == "."
-) - {"deepspeed"}  # fmt: skip
+) - {"deepspeed"}
 _EXTENSION = "x-"  # convention for blocks that only define YAML anchors
 
 
@@ -57,7 +57,10 @@ class Collector:
             if key.startswith(_EXTENSION):
                 what = f"{key}: is a block for anchors (&name); nothing of it is read by itself"
                 self._note(
-                    codes.CONFIG_EXTENSION, what, source, "*name where its value belongs, <<: *name for its keys"
+                    codes.CONFIG_EXTENSION,
+                    what,
+                    source,
+                    "*name where its value belongs, <<: *name for its keys",
                 )
             else:
                 self.setting((key,), child, source)
@@ -101,7 +104,9 @@ class Collector:
             self.setting(
                 (*parts, key),
                 child,
-                Source(source.layer, source.file, line, ".".join((*parts, key)) if source.file else source.text),
+                Source(
+                    source.layer, source.file, line, ".".join((*parts, key)) if source.file else source.text
+                ),
             )
 
     def _in_section(self, section: str, rest: tuple[str, ...], node: Node, source: Source) -> None:
@@ -113,7 +118,9 @@ class Collector:
                 return
         self._other(section, rest, node, source)
 
-    def _field(self, path: str, info: Any, inner: tuple[str, ...], node: Node, source: Source, section: str) -> None:
+    def _field(
+        self, path: str, info: Any, inner: tuple[str, ...], node: Node, source: Source, section: str
+    ) -> None:
         if path == "training.deepspeed":
             self._deepspeed(inner, node, source)
         elif nested_model(info) is not None and (inner or isinstance(node.value, dict)):
@@ -194,7 +201,11 @@ class Collector:
                 text = f"{source.text}.{key}" if source.file else source.text
                 self._in_section(section, (*rest, key), child, Source(source.layer, source.file, line, text))
         elif len(rest) > 1 and rest[0] in _GROUPS:
-            group = [known.partition(".")[2] for known in (*ALIASES, *RECOGNISED) if known.startswith(f"{rest[0]}.")]
+            group = [
+                known.partition(".")[2]
+                for known in (*ALIASES, *RECOGNISED)
+                if known.startswith(f"{rest[0]}.")
+            ]
             self._unknown(rest[-1], tuple(group), f"{section}.{rest[0]}".strip("."), source)
         else:
             self._unknown(name, known_names(section), section, source)
@@ -240,7 +251,9 @@ class Collector:
                 found=written,
             )
         elif key.refuses(value):
-            fine = f"{name}: {shown(name, key.fine[0])}, or remove the line" if key.fine else "remove the line"
+            fine = (
+                f"{name}: {shown(name, key.fine[0])}, or remove the line" if key.fine else "remove the line"
+            )
             self._problem(codes.CONFIG_NOT_SUPPORTED, f"{name}: {key.says}", source.place(), written, fine)
         else:
             self._note(
@@ -265,7 +278,9 @@ class Collector:
             hint = f"a key of {where}: {', '.join(known[:6])}, … (docs/config.md lists all)"
         shown_name = f"{where}.{name}" if where else name
         what = f"there is no key '{name}'" + (f" under {where}:" if where else "")
-        self._problem(codes.CONFIG_UNKNOWN_KEY, what, place, shown_name, hint or "docs/config.md lists every key")
+        self._problem(
+            codes.CONFIG_UNKNOWN_KEY, what, place, shown_name, hint or "docs/config.md lists every key"
+        )
 
     def _count_further(self, place: str) -> None:
         """Report the unknown keys beyond the limit as one finding, at the first of them."""
@@ -311,6 +326,12 @@ class Collector:
         self.problems.append(code(what, where=where, found=found, hint=hint))
 
     def _note(
-        self, code: Code, what: str, source: Source, hint: str, found: str = "", severity: Severity = Severity.NOTE
+        self,
+        code: Code,
+        what: str,
+        source: Source,
+        hint: str,
+        found: str = "",
+        severity: Severity = Severity.NOTE,
     ) -> None:
         self.notes.append(code(what, where=source.place(), found=found, hint=hint, severity=severity))

@@ -49,5 +49,7 @@ def _section(place: str, file: str, starts: Sequence[tuple[int, str]]) -> str:
 def sure(doubt: frozenset[str], *needed: str) -> bool:
     """Whether none of these keys and sections is doubted, nor anything inside or around them."""
     return not any(
-        f"{one}.".startswith(f"{need}.") or f"{need}.".startswith(f"{one}.") for one in doubt for need in needed
+        f"{one}.".startswith(f"{need}.") or f"{need}.".startswith(f"{one}.")
+        for one in doubt
+        for need in needed
     )

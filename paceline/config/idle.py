@@ -9,5 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 IDLE: Mapping[str, str] = {
-    "model.low_cpu_mem": "weights are always streamed from disk tensor by tensor; Transformers 5 has no other way",
+    "model.low_cpu_mem": (
+        "weights are always streamed from disk tensor by tensor; Transformers 5 has no other way"
+    ),
 }

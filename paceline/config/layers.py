@@ -69,9 +69,13 @@ def _for_the_algorithm(layers: Sequence[Sequence[Entry]]) -> list[list[Entry]]:
     def home(entry: Entry) -> Entry:
         option = entry.path.rpartition(".")[2]
         known = (
-            () if section is None else [name for name in (option, _ALSO.get(option)) if name in section.model_fields]
+            ()
+            if section is None
+            else [name for name in (option, _ALSO.get(option)) if name in section.model_fields]
         )
-        return replace(entry, path=f"training.{named[-1]}.{known[0]}") if entry.of_algorithm and known else entry
+        return (
+            replace(entry, path=f"training.{named[-1]}.{known[0]}") if entry.of_algorithm and known else entry
+        )
 
     return [[home(entry) for entry in entries] for entries in layers]
 
@@ -90,7 +94,10 @@ def _one_precision(entries: Sequence[Entry], merged: Merged) -> list[Entry]:
                 name = _FLAGS[entry.path]
                 merged.problems.append(
                     codes.CONFIG_TYPE(
-                        f"{name} {exc.message()}", entry.source.place(), shown(name, entry.value), f"{name}: true"
+                        f"{name} {exc.message()}",
+                        entry.source.place(),
+                        shown(name, entry.value),
+                        f"{name}: true",
                     )
                 )
     # One flag on: that precision. Only flags off: "no", unless another precision is chosen explicitly
@@ -101,10 +108,16 @@ def _one_precision(entries: Sequence[Entry], merged: Merged) -> list[Entry]:
             codes.PREC_FP16_AND_BF16(
                 "fp16 and bf16 are both on; a run computes in one of them",
                 where=f"{first[1].source.place()} and {second[1].source.place()}",
-                found=f"{first[0]}: true ({first[1].source.place()}) and {second[0]}: true ({second[1].source.place()})",
-                hint="bf16: true alone (where the accelerator has it; no loss scaling needed), or fp16: true alone"
+                found=(
+                    f"{first[0]}: true ({first[1].source.place()}) and {second[0]}: true"
+                    f" ({second[1].source.place()})"
+                ),
+                hint=(
+                    "bf16: true alone (where the accelerator has it; no loss scaling needed), or fp16: true"
+                    " alone"
+                ),
             )
-        )  # fmt: skip
+        )
     elif wanted:
         rest += [Entry(_PRECISION, name, entry.source) for name, entry in wanted[:1]]
     elif flags:
@@ -132,10 +145,15 @@ def _without_conflicts(entries: Sequence[Entry], merged: Merged) -> list[Entry]:
         places = f"{other.source.place()} and {entry.source.place()}"
         merged.problems.append(
             codes.CONFIG_CONFLICT(
-                f"{'.'.join((entry.path, *entry.sub))} is given two values", where=places,
-                found=f"{_written(other)} ({other.source.place()}) and {_written(entry)} ({entry.source.place()})", hint="one of the two, or the same value in both"
+                f"{'.'.join((entry.path, *entry.sub))} is given two values",
+                where=places,
+                found=(
+                    f"{_written(other)} ({other.source.place()}) and {_written(entry)}"
+                    f" ({entry.source.place()})"
+                ),
+                hint="one of the two, or the same value in both",
             )
-        )  # fmt: skip
+        )
     return list(first.values())
 
 
@@ -196,6 +214,10 @@ def _trace(entry: Entry, merged: Merged) -> None:
 def _overridden(before: Entry, entry: Entry) -> Diagnostic:
     old: Source = before.source
     return codes.CONFIG_FILE_VALUE_OVERRIDDEN(
-        f"{entry.path} is {shown(entry.path, entry.value)}; {old.place()} says {shown(before.path, before.value)}",
-        where=entry.source.place(), found=f"{old.text} in {old.place()}", hint='"auto" in that file, so that there is one place', severity=Severity.NOTE,
-    )  # fmt: skip
+        f"{entry.path} is {shown(entry.path, entry.value)}; {old.place()} says"
+        f" {shown(before.path, before.value)}",
+        where=entry.source.place(),
+        found=f"{old.text} in {old.place()}",
+        hint='"auto" in that file, so that there is one place',
+        severity=Severity.NOTE,
+    )

@@ -160,7 +160,9 @@ def _environment(environ: Mapping[str, str], collector: Collector) -> None:
         if parts[0] not in SECTIONS or not all(parts):
             hint = f"PACELINE_<SECTION>__<KEY>, the section one of {', '.join(s.upper() for s in SECTIONS)}"
             collector.problems.append(
-                codes.CONFIG_UNKNOWN_VARIABLE(f"{name} names no section", where=source.place(), found=name, hint=hint)
+                codes.CONFIG_UNKNOWN_VARIABLE(
+                    f"{name} names no section", where=source.place(), found=name, hint=hint
+                )
             )
             continue
         node = _value(environ[name], name)
@@ -198,7 +200,9 @@ def _command_line(overrides: Sequence[str], flags: Mapping[str, object], collect
             found = override.split("=")[0] if equals else override
             hint = plain(override) if not equals and "=" in plain(override) else "training.learning_rate=1e-4"
             collector.problems.append(
-                codes.CONFIG_OVERRIDE("an override is written key=value", where=COMMAND_LINE, found=found, hint=hint)
+                codes.CONFIG_OVERRIDE(
+                    "an override is written key=value", where=COMMAND_LINE, found=found, hint=hint
+                )
             )
             continue
         node = _value(value, f"command line {key}")
@@ -221,7 +225,9 @@ def _value(text: str, name: str) -> Node:
 def _as_node(value: object) -> Node:
     if isinstance(value, Mapping):
         return Node(
-            {str(key): _as_node(item) for key, item in value.items()}, 1, key_lines={str(key): 1 for key in value}
+            {str(key): _as_node(item) for key, item in value.items()},
+            1,
+            key_lines={str(key): 1 for key in value},
         )
     if isinstance(value, (list, tuple)):
         return Node([_as_node(item) for item in value], 1)
@@ -238,7 +244,9 @@ def _spread_max_rows(merged: Merged) -> None:
     for path in ("data.train", "data.eval"):
         sets: Any = to_datasets(merged.values.get(path))
         if isinstance(sets, list):
-            merged.values[path] = [{"max_rows": limit, **item} if isinstance(item, dict) else item for item in sets]
+            merged.values[path] = [
+                {"max_rows": limit, **item} if isinstance(item, dict) else item for item in sets
+            ]
 
 
 def _of_all_machines(merged: Merged) -> list[Diagnostic]:
@@ -250,7 +258,9 @@ def _of_all_machines(merged: Merged) -> list[Diagnostic]:
         return []
     what = f"num_processes counts the processes of all {nodes} nodes, launch.nproc those of one"
     hint = (
-        f"launch.nproc: {winner.value // nodes}" if isinstance(winner.value, int) else "launch.nproc: those of one node"
+        f"launch.nproc: {winner.value // nodes}"
+        if isinstance(winner.value, int)
+        else "launch.nproc: those of one node"
     )
     return [codes.CONFIG_VALUE(what, winner.source.place(), f"num_processes: {winner.value}", hint)]
 

@@ -7,7 +7,14 @@ import unicodedata
 
 from paceline.config.scalars import resolve_plain
 
-_WIDE = {chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)} | {"。": ".", "、": ",", "“": '"', "”": '"', "„": '"', "‟": '"'}  # fmt: skip
+_WIDE = {chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)} | {
+    "。": ".",
+    "、": ",",
+    "“": '"',
+    "”": '"',
+    "„": '"',
+    "‟": '"',
+}
 _SPACES = dict.fromkeys(
     "\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000", " "
 )
@@ -85,7 +92,10 @@ def near_line(lines: list[str], number: int) -> tuple[int, str] | None:
         certain = next((c for c in text if c in _CERTAIN), None)
         indent = text[: len(text) - len(text.lstrip())]
         if certain and (
-            looked_at == number or _KEY.match(text) or _STUCK.match(text) or any(c in _CERTAIN for c in indent)
+            looked_at == number
+            or _KEY.match(text)
+            or _STUCK.match(text)
+            or any(c in _CERTAIN for c in indent)
         ):
             return looked_at, str(_named("：" if _KEY.match(text) else certain))
     return None

@@ -7,13 +7,48 @@ from functools import lru_cache
 
 # Abbreviation or variant → the full word, in the singular.
 _WORDS = {
-    "grad": "gradient", "grads": "gradient", "acc": "accumulation", "accum": "accumulation", "accumulate": "accumulation", "ckpt": "checkpoint",
-    "checkpointing": "checkpoint", "n": "num", "number": "num", "evaluation": "eval", "evaluate": "eval", "val": "eval", "validation": "eval",
-    "training": "train", "gpu": "device", "opt": "optim", "optimizer": "optim", "optimiser": "optim", "log": "logging", "len": "length",
-    "maximum": "max", "minimum": "min", "directory": "dir", "folder": "dir", "dist": "distributed", "attn": "attention", "seq": "sequence",
-    "bsz": "batch_size", "bs": "batch_size", "batchsize": "batch_size", "lr": "learning_rate", "sched": "scheduler", "param": "parameter", "proc": "process",
-    "reg": "regularization", "temp": "temperature", "prob": "probability", "dl": "dataloader", "saving": "save", "clipping": "clip", "wd": "weight_decay",
-}  # fmt: skip
+    "grad": "gradient",
+    "grads": "gradient",
+    "acc": "accumulation",
+    "accum": "accumulation",
+    "accumulate": "accumulation",
+    "ckpt": "checkpoint",
+    "checkpointing": "checkpoint",
+    "n": "num",
+    "number": "num",
+    "evaluation": "eval",
+    "evaluate": "eval",
+    "val": "eval",
+    "validation": "eval",
+    "training": "train",
+    "gpu": "device",
+    "opt": "optim",
+    "optimizer": "optim",
+    "optimiser": "optim",
+    "log": "logging",
+    "len": "length",
+    "maximum": "max",
+    "minimum": "min",
+    "directory": "dir",
+    "folder": "dir",
+    "dist": "distributed",
+    "attn": "attention",
+    "seq": "sequence",
+    "bsz": "batch_size",
+    "bs": "batch_size",
+    "batchsize": "batch_size",
+    "lr": "learning_rate",
+    "sched": "scheduler",
+    "param": "parameter",
+    "proc": "process",
+    "reg": "regularization",
+    "temp": "temperature",
+    "prob": "probability",
+    "dl": "dataloader",
+    "saving": "save",
+    "clipping": "clip",
+    "wd": "weight_decay",
+}
 MOST_UNKNOWN = 200  # unknown keys of a file that are listed; further ones are only counted
 _MOST_EDITS = 2  # for a long name; one edit for a short name
 _LONG = 8
@@ -25,7 +60,9 @@ def nearest(written: str, known: Sequence[str]) -> list[str]:
     index = _index(tuple(known))
     plain = _plain(written)
     if len(plain) < _FEWEST_LETTERS or len(plain) > 64:
-        short = [name for name, text, _ in index.letters if text == plain or _one_letter_left_out(plain, text)]
+        short = [
+            name for name, text, _ in index.letters if text == plain or _one_letter_left_out(plain, text)
+        ]
         return short if len(short) == 1 else []
     # The same words, abbreviated or in another order
     same = index.words.get(_words(written), [])
@@ -80,7 +117,9 @@ def _letters(text: str) -> int:
 
 def _words(name: str) -> tuple[str, ...]:
     """Return the words of a name, unabbreviated and sorted."""
-    written = "".join(f"_{c.lower()}" if c.isupper() and i else c for i, c in enumerate(name)).replace("-", "_")
+    written = "".join(f"_{c.lower()}" if c.isupper() and i else c for i, c in enumerate(name)).replace(
+        "-", "_"
+    )
     whole = [_WORDS.get(w) or _WORDS.get(w.removesuffix("s")) or w for w in written.lower().split("_") if w]
     return tuple(sorted(w.removesuffix("s") for word in whole for w in word.split("_")))
 

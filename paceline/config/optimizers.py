@@ -71,7 +71,13 @@ def _factored(shape: Shape, args: Arguments) -> int:
 
 _CODE: dict[str, Kind] = {"foreach": "switch", "maximize": "switch", "differentiable": "switch"}
 _FUSED: dict[str, Kind] = {**_CODE, "fused": "switch"}
-_ADAM: dict[str, Kind] = {**_FUSED, "betas": "betas", "eps": "size", "amsgrad": "switch", "capturable": "switch"}
+_ADAM: dict[str, Kind] = {
+    **_FUSED,
+    "betas": "betas",
+    "eps": "size",
+    "amsgrad": "switch",
+    "capturable": "switch",
+}
 #: The options are the signatures of torch 2.13 and Transformers; a test compares them
 BUILT: dict[str, Optimizer] = {
     "adamw_torch": Optimizer("torch.optim:AdamW", _ADAM, _adam, adam=True),
@@ -91,47 +97,114 @@ BUILT: dict[str, Optimizer] = {
     ),
     "rmsprop": Optimizer(
         "torch.optim:RMSprop",
-        {**_CODE, "alpha": "size", "eps": "size", "momentum": "size", "centered": "switch", "capturable": "switch"},
+        {
+            **_CODE,
+            "alpha": "size",
+            "eps": "size",
+            "momentum": "size",
+            "centered": "switch",
+            "capturable": "switch",
+        },
         _rmsprop,
     ),
     "adafactor": Optimizer(
         "transformers.optimization:Adafactor",
         {
-            "eps": "pair", "clip_threshold": "number", "decay_rate": "number", "beta1": "number", "scale_parameter": "switch",
-            "relative_step": "switch", "warmup_init": "switch",
+            "eps": "pair",
+            "clip_threshold": "number",
+            "decay_rate": "number",
+            "beta1": "number",
+            "scale_parameter": "switch",
+            "relative_step": "switch",
+            "warmup_init": "switch",
         },
         _factored,
         {"scale_parameter": False, "relative_step": False},
         elementwise=False,
     ),
-}  # fmt: skip
+}
 _LESS_MEMORY = (
     "adamw_torch_fused; for less memory its states shared out (distributed_strategy: fsdp or zero2), or lora:"
 )
 # (pattern of names, reason, alternative)
 _NOT_BUILT: tuple[tuple[str, str, str], ...] = (
     ("rmsprop_bnb.*", "RMSprop of bitsandbytes is not built", "rmsprop"),
-    ("(paged_)?lion_.*", "Lion is not built, in 8 bits or in 32", "adamw_torch_fused with a learning rate 3 to 10 times Lion's"),
+    (
+        "(paged_)?lion_.*",
+        "Lion is not built, in 8 bits or in 32",
+        "adamw_torch_fused with a learning rate 3 to 10 times Lion's",
+    ),
     ("(paged_)?ademamix.*", "AdEMAMix is not built", "adamw_torch_fused"),
-    (".*(8bit|4bit)", "quantised moments of bitsandbytes and torchao are not built: moments are kept in float32", _LESS_MEMORY),
-    ("paged_.*", "moments paged to host memory by bitsandbytes are not built", "adamw_torch_fused, and offload by distributed_strategy: zero2 with offload_optimizer"),
-    ("galore_.*|apollo_.*", "gradients in low rank need a package of their own that is not used here", "adamw_torch_fused with lora:, which trains low-rank updates"),
-    ("lomo|adalomo", "an update fused into the backward needs a package of its own that is not used here", "adafactor, whose states are small; or sgd"),
-    ("schedule_free_.*", "it needs the package schedulefree, which is not used here", "adamw_torch_fused with lr_scheduler_type: constant_with_warmup"),
+    (
+        ".*(8bit|4bit)",
+        "quantised moments of bitsandbytes and torchao are not built: moments are kept in float32",
+        _LESS_MEMORY,
+    ),
+    (
+        "paged_.*",
+        "moments paged to host memory by bitsandbytes are not built",
+        "adamw_torch_fused, and offload by distributed_strategy: zero2 with offload_optimizer",
+    ),
+    (
+        "galore_.*|apollo_.*",
+        "gradients in low rank need a package of their own that is not used here",
+        "adamw_torch_fused with lora:, which trains low-rank updates",
+    ),
+    (
+        "lomo|adalomo",
+        "an update fused into the backward needs a package of its own that is not used here",
+        "adafactor, whose states are small; or sgd",
+    ),
+    (
+        "schedule_free_.*",
+        "it needs the package schedulefree, which is not used here",
+        "adamw_torch_fused with lr_scheduler_type: constant_with_warmup",
+    ),
     ("adamw_torch_xla|adamw_torch_npu_fused", "it is for another kind of device", "adamw_torch_fused"),
     ("adamw_apex_fused", "Apex is not used; torch's fused AdamW makes the same update", "adamw_torch_fused"),
     ("adamw_anyprecision", "it needs torchdistx, which is no longer maintained", "adamw_torch_fused"),
     ("grokadamw|stable_adamw", "it needs a package of its own that is not used here", "adamw_torch_fused"),
-)  # fmt: skip
+)
 #: Transformers' names that are known but not supported
 KNOWN = (
-    "adamw_torch_xla", "adamw_torch_npu_fused", "adamw_apex_fused", "adamw_anyprecision", "adamw_torch_4bit", "adamw_torch_8bit", "ademamix",
-    "adamw_bnb_8bit", "adamw_8bit", "ademamix_8bit", "lion_8bit", "lion_32bit", "paged_adamw", "paged_adamw_32bit", "paged_adamw_8bit", "paged_ademamix_32bit",
-    "paged_ademamix_8bit", "paged_lion_32bit", "paged_lion_8bit", "rmsprop_bnb", "rmsprop_bnb_8bit", "rmsprop_bnb_32bit", "galore_adamw",
-    "galore_adamw_8bit", "galore_adafactor", "galore_adamw_layerwise", "galore_adamw_8bit_layerwise", "galore_adafactor_layerwise", "lomo",
-    "adalomo", "grokadamw", "schedule_free_radam", "schedule_free_adamw", "schedule_free_sgd", "apollo_adamw", "apollo_adamw_layerwise",
+    "adamw_torch_xla",
+    "adamw_torch_npu_fused",
+    "adamw_apex_fused",
+    "adamw_anyprecision",
+    "adamw_torch_4bit",
+    "adamw_torch_8bit",
+    "ademamix",
+    "adamw_bnb_8bit",
+    "adamw_8bit",
+    "ademamix_8bit",
+    "lion_8bit",
+    "lion_32bit",
+    "paged_adamw",
+    "paged_adamw_32bit",
+    "paged_adamw_8bit",
+    "paged_ademamix_32bit",
+    "paged_ademamix_8bit",
+    "paged_lion_32bit",
+    "paged_lion_8bit",
+    "rmsprop_bnb",
+    "rmsprop_bnb_8bit",
+    "rmsprop_bnb_32bit",
+    "galore_adamw",
+    "galore_adamw_8bit",
+    "galore_adafactor",
+    "galore_adamw_layerwise",
+    "galore_adamw_8bit_layerwise",
+    "galore_adafactor_layerwise",
+    "lomo",
+    "adalomo",
+    "grokadamw",
+    "schedule_free_radam",
+    "schedule_free_adamw",
+    "schedule_free_sgd",
+    "apollo_adamw",
+    "apollo_adamw_layerwise",
     "stable_adamw",
-)  # fmt: skip
+)
 
 
 def elementwise(name: str) -> bool:
@@ -147,11 +220,14 @@ def contradictions(name: str, args: Arguments) -> list[str]:
     found = []
     if on(args.get("nesterov")) and (not args.get("momentum") or args.get("dampening")):
         found.append("nesterov needs a momentum above 0, and no dampening")
-    if on(args.get("fused", BUILT[name].fixed.get("fused"))) and (on(args.get("foreach")) or on(args.get("differentiable"))):  # fmt: skip
+    if on(args.get("fused", BUILT[name].fixed.get("fused"))) and (
+        on(args.get("foreach")) or on(args.get("differentiable"))
+    ):
         found.append("fused goes neither with foreach nor with differentiable")
     if on(args.get("relative_step")) or on(args.get("warmup_init")):
         found.append(
-            "the rate comes from learning_rate and its schedule; relative_step and warmup_init would take it from the step"
+            "the rate comes from learning_rate and its schedule; relative_step and warmup_init would take it"
+            " from the step"
         )
     return found
 

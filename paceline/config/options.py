@@ -12,9 +12,13 @@ from typing import Any
 Kind = str | tuple[str, ...]
 
 _TEXTS = {
-    "number": "a number", "size": "a number from 0 up", "whole": "a whole number", "switch": "true or false", "pair": "two numbers",
+    "number": "a number",
+    "size": "a number from 0 up",
+    "whole": "a whole number",
+    "switch": "true or false",
+    "pair": "two numbers",
     "betas": "two numbers from 0 to below 1",
-}  # fmt: skip
+}
 
 
 def misfits(options: Mapping[str, Any], known: Mapping[str, Kind]) -> Iterator[tuple[str, str, str]]:
@@ -22,7 +26,11 @@ def misfits(options: Mapping[str, Any], known: Mapping[str, Kind]) -> Iterator[t
     for name, value in options.items():
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
-            yield f"takes no option '{name}'", name, near[0] if near else ", ".join(sorted(known)) or "no options"
+            yield (
+                f"takes no option '{name}'",
+                name,
+                near[0] if near else ", ".join(sorted(known)) or "no options",
+            )
         elif not fits(value, known[name]):
             kind = known[name]
             takes = _TEXTS[kind] if isinstance(kind, str) else " or ".join(kind)
@@ -38,7 +46,11 @@ def fits(value: Any, kind: Kind) -> bool:
     if kind == "switch":
         return isinstance(value, bool) or str(value) in ("true", "false", "True", "False")
     if kind in ("pair", "betas"):
-        two = isinstance(value, (list, tuple)) and len(value) == 2 and all(fits(item, "number") for item in value)
+        two = (
+            isinstance(value, (list, tuple))
+            and len(value) == 2
+            and all(fits(item, "number") for item in value)
+        )
         return two and (kind == "pair" or all(0 <= item < 1 for item in value))
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return False

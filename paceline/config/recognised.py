@@ -49,30 +49,40 @@ def _refuse(says: str, *fine: Any) -> Recognised:
     return Recognised(says, fine, refuse=True)
 
 
-_HUB = "nothing is uploaded to the hub; `paceline export RUN --to DIR` writes a Hugging Face folder that you can upload"
+_HUB = (
+    "nothing is uploaded to the hub; `paceline export RUN --to DIR` writes a Hugging Face folder that you can"
+    " upload"
+)
 _TRACKIO = "trackio is not a tracker here: report_to takes tensorboard and wandb"
 _TEMPLATE = "the tokenizer's own chat template is used; model.chat_template replaces it"
 
 RECOGNISED: dict[str, Recognised] = {
     # Transformers 5.23
     "optim_target_modules": _refuse("layer-wise optimizers (GaLore, APOLLO) are not built"),
-    "average_tokens_across_devices": _refuse("the loss is always averaged over the tokens of all processes", True),
+    "average_tokens_across_devices": _refuse(
+        "the loss is always averaged over the tokens of all processes", True
+    ),
     "label_smoothing_factor": _refuse("label smoothing is not built", 0, 0.0),
     "fp16_opt_level": Recognised(
-        "Apex levels are gone: fp16 is torch's autocast with float32 masters and a gradient scaler (what O1 meant)",
+        "Apex levels are gone: fp16 is torch's autocast with float32 masters and a gradient scaler (what O1"
+        " meant)",
         fine=("o1",),
         known=("o0", "o2", "o3"),
     ),
     "fp16_backend": _note("fp16 is torch's own autocast"),
     "half_precision_backend": _note("half precision is torch's own autocast"),
     "tf32": _warn("float32 matrix products keep their full precision: TF32 is not turned on", False),
-    "use_liger_kernel": _note("the fused linear cross entropy is always on; Liger's other kernels are not used"),
+    "use_liger_kernel": _note(
+        "the fused linear cross entropy is always on; Liger's other kernels are not used"
+    ),
     "liger_kernel_config": _note("Liger's kernels are not used"),
     "use_cache": _warn("training keeps no key-value cache; generation uses one by itself", False),
     "neftune_noise_alpha": _refuse("NEFTune noise is not built", 0),
     "torch_empty_cache_steps": _warn("the allocator's cache is not emptied during training"),
     "auto_find_batch_size": _refuse(
-        "the batch size is what the config says; a smaller one after an out-of-memory error would change the run", False
+        "the batch size is what the config says; a smaller one after an out-of-memory error would change"
+        " the run",
+        False,
     ),
     "logging_strategy": _warn("console and trackers get a line every logging_steps steps", "steps"),
     "log_on_each_node": _note("every rank writes its own log file under logs/"),
@@ -94,7 +104,8 @@ RECOGNISED: dict[str, Recognised] = {
     "include_inputs_for_metrics": _warn("metrics are those of the algorithm", False),
     "batch_eval_metrics": _note("evaluation adds exact sums batch by batch"),
     "save_only_model": _warn(
-        "checkpoints keep optimizer and position, so that every one can be resumed; `paceline export` writes weights only",
+        "checkpoints keep optimizer and position, so that every one can be resumed; `paceline export` writes"
+        " weights only",
         False,
     ),
     "save_safetensors": _refuse("checkpoints are safetensors only", True),
@@ -125,11 +136,14 @@ RECOGNISED: dict[str, Recognised] = {
     "dataloader_in_order": _refuse("batches always come in order", True),
     "remove_unused_columns": _note("prepared data hold tokens only"),
     "label_names": _note("labels are made by data.train_on"),
-    "train_sampling_strategy": _warn("rows are permuted by seed; with packing there is no padding to save", "random"),
+    "train_sampling_strategy": _warn(
+        "rows are permuted by seed; with packing there is no padding to save", "random"
+    ),
     "group_by_length": _warn("rows are permuted by seed; with packing there is no padding to save", False),
     "length_column_name": _note("lengths are measured, not read from a column"),
     "debug": _warn(
-        "steps that overflow are skipped, counted and logged; TORCH_DISTRIBUTED_DEBUG=DETAIL has torch check collectives"
+        "steps that overflow are skipped, counted and logged; TORCH_DISTRIBUTED_DEBUG=DETAIL has torch check"
+        " collectives"
     ),
     "skip_memory_metrics": _note("memory is always shown"),
     "do_train": _refuse("`paceline train` trains", True, 1),
@@ -145,20 +159,26 @@ RECOGNISED: dict[str, Recognised] = {
     "tpu_metrics_debug": _refuse("TPUs are not supported", False),
     "past_index": _refuse("recurrent state is not passed on between batches", -1),
     "ray_scope": _note("there is no hyper-parameter search by Ray"),
-    "sharded_ddp": _refuse("Fairscale's sharding is gone; use distributed_strategy: fsdp or zero2", False, ""),
+    "sharded_ddp": _refuse(
+        "Fairscale's sharding is gone; use distributed_strategy: fsdp or zero2", False, ""
+    ),
     "fsdp_min_num_params": _refuse("put min_num_params under fsdp_config", 0),
     "fsdp_transformer_layer_cls_to_wrap": _refuse("put transformer_layer_cls_to_wrap under fsdp_config"),
     "include_for_metrics_inputs": _note("metrics are those of the algorithm"),
     "mp_parameters": _refuse("SageMaker's model parallelism is not supported"),
     # LLaMA-Factory and the guide
-    "device_ids": _warn("each process drives the device of its local rank; CUDA_VISIBLE_DEVICES chooses among them"),
+    "device_ids": _warn(
+        "each process drives the device of its local rank; CUDA_VISIBLE_DEVICES chooses among them"
+    ),
     "template": _warn(_TEMPLATE),
     "plot_loss": _note("a plot is drawn at the end unless report_to is none, and by `paceline plot RUN`"),
     "overwrite_cache": _note(
         "prepared data are found by fingerprint: a change of data, tokenizer or template prepares anew"
     ),
     "preprocessing_batch_size": _note("tokenisation chooses its own batches"),
-    "dataset_dir": _warn("data sets are named by path or hub name under data.train; dataset_info.json is not read"),
+    "dataset_dir": _warn(
+        "data sets are named by path or hub name under data.train; dataset_info.json is not read"
+    ),
     "predict_with_generate": _warn("evaluation measures the loss; `paceline chat RUN` generates", False),
     "tokenized_path": _warn(
         "data are tokenised from data.train and kept in data.cache_dir; no other tokenised set is read"
@@ -179,7 +199,9 @@ RECOGNISED: dict[str, Recognised] = {
     "quantization_device_map": _refuse("each process holds its own model; there is no device map", ""),
     "use_fast_tokenizer": _warn("tokenizers are the fast ones", True),
     "use_unsloth": _refuse("Unsloth is not used", False),
-    "enable_liger_kernel": _note("the fused linear cross entropy is always on; Liger's other kernels are not used"),
+    "enable_liger_kernel": _note(
+        "the fused linear cross entropy is always on; Liger's other kernels are not used"
+    ),
     "use_galore": _refuse("GaLore is not built", False),
     "use_badam": _refuse("BAdam is not built", False),
     "pure_bf16": _refuse("trained weights are kept in float32; write bf16: true for bf16 compute", False),

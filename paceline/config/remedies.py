@@ -11,7 +11,20 @@ from paceline.config.scalars import parse_number
 _UNSIGNED = r"(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _NUMBER = rf"[-+]?{_UNSIGNED}"
 _THOUSANDS = {"k": 1e3, "K": 1e3, "m": 1e6, "M": 1e6, "b": 1e9, "B": 1e9, "g": 1e9, "G": 1e9}
-_SECONDS = {"s": 1, "sec": 1, "secs": 1, "seconds": 1, "m": 60, "min": 60, "mins": 60, "minutes": 60, "h": 3600, "hour": 3600, "hours": 3600, "d": 86400}  # fmt: skip
+_SECONDS = {
+    "s": 1,
+    "sec": 1,
+    "secs": 1,
+    "seconds": 1,
+    "m": 60,
+    "min": 60,
+    "mins": 60,
+    "minutes": 60,
+    "h": 3600,
+    "hour": 3600,
+    "hours": 3600,
+    "d": 86400,
+}
 _MOST_DIGITS = 15
 
 
@@ -20,11 +33,17 @@ def number_meant(key: str, written: str) -> str | None:
     text = plain(written).strip().rstrip(",;").strip()
     if len(text) > 40:
         return None
-    if "timeout" in key and (found := re.fullmatch(rf"({_UNSIGNED})\s*([a-z]+)", text)) and found[2] in _SECONDS:
+    if (
+        "timeout" in key
+        and (found := re.fullmatch(rf"({_UNSIGNED})\s*([a-z]+)", text))
+        and found[2] in _SECONDS
+    ):
         return _spelt(float(found[1]) * _SECONDS[found[2]])
     if parse_number(text) is not None and text != written:
         return text
-    return next((meant for shape, means in _SHAPES if (m := re.fullmatch(shape, text)) and (meant := means(m))), None)
+    return next(
+        (meant for shape, means in _SHAPES if (m := re.fullmatch(shape, text)) and (meant := means(m))), None
+    )
 
 
 def _shortened(found: re.Match[str]) -> str:

@@ -25,18 +25,36 @@ OPTIONS: dict[str, Mapping[str, Kind]] = {
     "cosine_with_min_lr": _MIN_LR,
     "cosine_warmup_with_min_lr": {**_MIN_LR, "warmup_lr_rate": "size"},
     "warmup_stable_decay": {
-        "num_decay_steps": "whole", "num_stable_steps": "whole", "warmup_type": _FORMS, "decay_type": _FORMS, "min_lr_ratio": "size",
+        "num_decay_steps": "whole",
+        "num_stable_steps": "whole",
+        "warmup_type": _FORMS,
+        "decay_type": _FORMS,
+        "min_lr_ratio": "size",
         "num_cycles": "size",
     },
     "warmup_lr": {"warmup_min_lr": "size", "warmup_type": _LOG},
     "warmup_decay_lr": {"total_num_steps": "whole", "warmup_min_lr": "size", "warmup_type": _LOG},
-    "warmup_cosine_lr": {"total_num_steps": "whole", "warmup_min_ratio": "size", "cos_min_ratio": "size", "warmup_type": _LOG},
-    "one_cycle": {
-        "cycle_min_lr": "size", "cycle_first_step_size": "size", "cycle_second_step_size": "size", "cycle_first_stair_count": "whole",
-        "cycle_second_stair_count": "whole", "decay_step_size": "size", "decay_lr_rate": "size",
+    "warmup_cosine_lr": {
+        "total_num_steps": "whole",
+        "warmup_min_ratio": "size",
+        "cos_min_ratio": "size",
+        "warmup_type": _LOG,
     },
-    "lr_range_test": {"lr_range_test_step_size": "size", "lr_range_test_step_rate": "number", "lr_range_test_staircase": "switch"},
-}  # fmt: skip
+    "one_cycle": {
+        "cycle_min_lr": "size",
+        "cycle_first_step_size": "size",
+        "cycle_second_step_size": "size",
+        "cycle_first_stair_count": "whole",
+        "cycle_second_stair_count": "whole",
+        "decay_step_size": "size",
+        "decay_lr_rate": "size",
+    },
+    "lr_range_test": {
+        "lr_range_test_step_size": "size",
+        "lr_range_test_step_rate": "number",
+        "lr_range_test_staircase": "switch",
+    },
+}
 #: Options of which exactly one must be given.
 NEEDED: dict[str, tuple[str, ...]] = {
     "cosine_with_min_lr": ("min_lr", "min_lr_rate"),
@@ -60,9 +78,13 @@ def unmet(name: str, options: Mapping[str, Any], learning_rate: float, max_steps
             return f"needs {option} above 0"
     if name == "polynomial" and learning_rate <= (options.get("lr_end") or 1e-7):
         return (
-            f"ends at lr_end ({options.get('lr_end', 1e-7):g}), which must be below learning_rate ({learning_rate:g})"
+            f"ends at lr_end ({options.get('lr_end', 1e-7):g}), which must be below learning_rate"
+            f" ({learning_rate:g})"
         )
     decay = options.get("num_decay_steps") if name == "warmup_stable_decay" else None
     if decay is not None and max_steps is not None and 0 < max_steps < decay:
-        return f"decays for {decay} steps (num_decay_steps), and training.max_steps is {max_steps}: it would begin far down its decay"
+        return (
+            f"decays for {decay} steps (num_decay_steps), and training.max_steps is {max_steps}: it would"
+            " begin far down its decay"
+        )
     return ""

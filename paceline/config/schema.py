@@ -32,11 +32,24 @@ SECTIONS: dict[str, type[Section]] = {
 _NOT_IN_DIGEST = frozenset(
     {f"training.{name}" for name in LoggingFields.model_fields}
     | {
-        "training.output_dir", "training.experiment_name", "training.overwrite_output_dir", "training.output_access", "training.resume_from_checkpoint", "training.save_steps",
-        "training.save_total_limit", "training.ddp_timeout", "training.dataloader_num_workers", "training.dataloader_pin_memory",
-        "training.dataloader_prefetch_factor", "training.distributed", "training.accelerate_config", "data.num_proc", "data.cache_dir", "model.low_cpu_mem",
+        "training.output_dir",
+        "training.experiment_name",
+        "training.overwrite_output_dir",
+        "training.output_access",
+        "training.resume_from_checkpoint",
+        "training.save_steps",
+        "training.save_total_limit",
+        "training.ddp_timeout",
+        "training.dataloader_num_workers",
+        "training.dataloader_pin_memory",
+        "training.dataloader_prefetch_factor",
+        "training.distributed",
+        "training.accelerate_config",
+        "data.num_proc",
+        "data.cache_dir",
+        "model.low_cpu_mem",
     }
-)  # fmt: skip
+)
 
 
 class Config(Section):
@@ -72,7 +85,9 @@ class Config(Section):
             found = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in exc.errors()[:5])
             raise ConfigError(
                 codes.CONFIG_NOT_A_CONFIG(
-                    "this JSON is no effective config of this version", found=found, hint="make it anew from the YAML"
+                    "this JSON is no effective config of this version",
+                    found=found,
+                    hint="make it anew from the YAML",
                 )
             ) from exc
 
@@ -119,7 +134,9 @@ def item_model(info: FieldInfo) -> type[Section] | None:
     """Return the section class of a list's items (``rewards``), or None."""
     if get_origin(info.annotation) is not tuple:
         return None
-    kinds = (kind for kind in get_args(info.annotation) if isinstance(kind, type) and issubclass(kind, Section))
+    kinds = (
+        kind for kind in get_args(info.annotation) if isinstance(kind, type) and issubclass(kind, Section)
+    )
     return next(kinds, None)
 
 
@@ -156,5 +173,7 @@ def fields() -> dict[str, FieldInfo]:
             if inner is None:
                 found[f"{section}.{name}"] = info
             else:
-                found.update({f"{section}.{name}.{leaf}": leaf_info for leaf, leaf_info in inner.model_fields.items()})
+                found.update(
+                    {f"{section}.{name}.{leaf}": leaf_info for leaf, leaf_info in inner.model_fields.items()}
+                )
     return found

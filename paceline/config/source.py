@@ -20,7 +20,16 @@ _SECRET_NAME = re.compile(
     r"(?i)(^|[_.-])(api[_-]?key|access[_-]?key|(hub|hf|wandb|auth|access)[_-]?token|token|secret|password|passwd|credentials?)$"
 )
 _INNOCENT = frozenset(
-    {"cls_token", "pad_token", "eos_token", "bos_token", "unk_token", "sep_token", "mask_token", "reward_token"}
+    {
+        "cls_token",
+        "pad_token",
+        "eos_token",
+        "bos_token",
+        "unk_token",
+        "sep_token",
+        "mask_token",
+        "reward_token",
+    }
 )
 _USER_INFO = re.compile(r"(?i)\b([a-z][a-z0-9+.-]*://)[^/\s:@]+:[^/\s@]+@")
 _REFERENCE = re.compile(r"^\$\{[A-Za-z_][A-Za-z0-9_]*\}$")
@@ -77,7 +86,9 @@ def holds_secret(name: str, value: Any) -> bool:
     A reference ``${ENV}`` is no literal.
     """
     if isinstance(value, str):
-        return bool(_USER_INFO.search(value)) or (is_secret_name(name) and bool(value) and not _REFERENCE.match(value))
+        return bool(_USER_INFO.search(value)) or (
+            is_secret_name(name) and bool(value) and not _REFERENCE.match(value)
+        )
     return False
 
 

@@ -15,7 +15,11 @@ def known_names(section: str) -> tuple[str, ...]:
     if section:
         names = list(SECTIONS[section].model_fields)
         names += [key.partition(".")[2] for key in SECTION_ALIASES if key.startswith(f"{section}.")]
-        names += [key for key, alias in ALIASES.items() if section == "training" or alias.to.startswith(f"{section}.")]
+        names += [
+            key
+            for key, alias in ALIASES.items()
+            if section == "training" or alias.to.startswith(f"{section}.")
+        ]
     else:
         names = [*SECTIONS, *(name for model in SECTIONS.values() for name in model.model_fields), *ALIASES]
     if section in ("", "training"):

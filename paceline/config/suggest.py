@@ -35,7 +35,9 @@ def suggestion(name: str, where: str, known: Sequence[str]) -> str | None:
     # A misspelling of a key of this section, else of any section
     near = [one for one in nearest(name, known) if one.lower() != plain or one != name]
     if not near:
-        near = [_seen_from(f"{home}.{one}", where) for one in nearest(name, _every_name()) for home in _homes(one)][:2]
+        near = [
+            _seen_from(f"{home}.{one}", where) for one in nearest(name, _every_name()) for home in _homes(one)
+        ][:2]
     quoted = [f"'{one}'" for one in near]
     return f"did you mean {' or '.join(quoted)}?" if near else None
 

@@ -17,15 +17,40 @@ from paceline.core.secrets import SHAPED, is_bare_key, shape_of_secret
 #: (path of keys, the text found there, its place, whether the text is a key itself)
 Leaf = tuple[tuple[str, ...], str, str, bool]
 
-# ``${NAME…}``, ``$NAME``, ``$(command)``, ``%NAME%``; ``$name`` only as a whole part of a path. ``\$`` and ``$$`` are a dollar sign.
+# ``${NAME…}``, ``$NAME``, ``$(command)``, ``%NAME%``; ``$name`` only as a whole part of a path. ``\$`` and
+# ``$$`` are a dollar sign.
 _VARIABLE = re.compile(
     r"(?<![\\$])(\$\{[^{}]*\}|\$\{\{[^{}]*\}\}|\$\([A-Za-z][^()]*\)|\$env:[A-Za-z_]\w*|\$[A-Z_][A-Z0-9_]+(?![a-z])|(?:(?<=/)|^)\$[a-z_]\w*(?=/|$)|%[A-Z][A-Z0-9_]+%)"
 )
 # The environment's NAME in cmd (%NAME%), PowerShell ($env:NAME) and OmegaConf (${oc.env:NAME,default}).
-_ELSEWHERE = re.compile(r"%([A-Z][A-Z0-9_]+)%|\$env:([A-Za-z_]\w*)|\$\{(?:oc\.)?env:([A-Za-z_]\w*)(?:,[^{}]*)?\}")
+_ELSEWHERE = re.compile(
+    r"%([A-Z][A-Z0-9_]+)%|\$env:([A-Za-z_]\w*)|\$\{(?:oc\.)?env:([A-Za-z_]\w*)(?:,[^{}]*)?\}"
+)
 _HOME = re.compile(r"~[A-Za-z_][\w.-]*(/|$)")  # another user's home, ``~name/…``
 # Keys with free text: a dollar sign belongs to a template, a prompt or a regular expression.
-_TEXT = ("template", "prompt", "pattern", "regex", "text", "stop", "tokens", "special_token", "cls_token", "eos_token", "bos_token", "pad_token", "unk_token", "modules", "delimiter", "separator", "prefix", "suffix", "tags", "system", "instruction")  # fmt: skip
+_TEXT = (
+    "template",
+    "prompt",
+    "pattern",
+    "regex",
+    "text",
+    "stop",
+    "tokens",
+    "special_token",
+    "cls_token",
+    "eos_token",
+    "bos_token",
+    "pad_token",
+    "unk_token",
+    "modules",
+    "delimiter",
+    "separator",
+    "prefix",
+    "suffix",
+    "tags",
+    "system",
+    "instruction",
+)
 _COMMIT = ("revision", "commit", "sha", "hash", "digest", "fingerprint", "ref", "version")
 _SECRET_WORDS = ("TOKEN", "KEY", "SECRET", "PASS", "CREDENTIAL", "AUTH")
 
@@ -44,7 +69,9 @@ def leaves(node: Node, source: Source, path: tuple[str, ...] = ()) -> Iterator[L
         yield path, node.raw or str(node.value), _place(source, node.line), False
 
 
-def leaves_of_data(data: Any, places: dict[str, int], file: str, path: tuple[str, ...] = ()) -> Iterator[Leaf]:
+def leaves_of_data(
+    data: Any, places: dict[str, int], file: str, path: tuple[str, ...] = ()
+) -> Iterator[Leaf]:
     """Like ``leaves`` for plain data, whose line numbers are given by dotted path."""
     place = f"{file}:{places[name]}" if (name := ".".join(path)) in places else file
     if isinstance(data, dict):
@@ -73,7 +100,9 @@ def misplaced(found: Iterable[Leaf], layer: str) -> Iterator[Diagnostic]:
             yield from _variable(name, text, place)
         elif _HOME.match(text) and not _is_text(name, text) and os.path.expanduser(text) == text:
             what = f"'{name}' begins with the home of a user whom this machine does not know"
-            yield codes.CONFIG_VARIABLE(what, place, text[:120], f"{name}: an absolute path, or ~/… for your own home")
+            yield codes.CONFIG_VARIABLE(
+                what, place, text[:120], f"{name}: an absolute path, or ~/… for your own home"
+            )
 
 
 def masked(finding: Diagnostic) -> Diagnostic:
@@ -99,7 +128,9 @@ def _kind_of_secret(name: str, text: str, layer: str) -> str | None:
 
 def _is_of_wandb(name: str) -> bool:
     plain = name.lower()
-    return any(word in plain for word in ("wandb", "api", "key", "login", "report_to")) and not plain.endswith(_COMMIT)
+    return any(
+        word in plain for word in ("wandb", "api", "key", "login", "report_to")
+    ) and not plain.endswith(_COMMIT)
 
 
 def _secret(where: str, kind: str, place: str) -> Diagnostic:

@@ -29,7 +29,9 @@ from paceline.core.errors import ConfigError
 
 MAX_DEPTH = 32
 MAX_NODES = 50_000
-_PLAIN_TAGS = {f"tag:yaml.org,2002:{name}": name for name in ("str", "int", "float", "bool", "null", "map", "seq")}
+_PLAIN_TAGS = {
+    f"tag:yaml.org,2002:{name}": name for name in ("str", "int", "float", "bool", "null", "map", "seq")
+}
 
 #: Errors of an unfinished value or key: report the line where it begins, not where the parser stopped.
 _UNFINISHED = ("end of stream", "could not find expected ':'")
@@ -160,7 +162,11 @@ class _Builder:
             f"this is not valid YAML{column}: {problem}",
             line,
             found=repr(text.strip()[:80]),
-            hint=f"{slip[1]}: {slip[2]}"[:80] if slip else "key: value, one per line, same indent for one level",
+            hint=(
+                f"{slip[1]}: {slip[2]}"[:80]
+                if slip
+                else "key: value, one per line, same indent for one level"
+            ),
         )
 
     def _lookalike(self, character: str, line: int, text: str) -> Diagnostic:
@@ -250,7 +256,9 @@ class _Builder:
 
     def _scalar(self, event: Any, kind: str | None) -> Any:
         plain = event.style in (None, "") and kind != "str"
-        return resolve_plain(event.value) if plain or kind in ("int", "float", "bool", "null") else event.value
+        return (
+            resolve_plain(event.value) if plain or kind in ("int", "float", "bool", "null") else event.value
+        )
 
     def _sequence(self, events: Iterator[Any], line: int, depth: int) -> Node:
         node = Node([], line)
@@ -290,7 +298,10 @@ class _Builder:
         for merged in merges:
             if not isinstance(merged.value, dict):
                 raise self._error(
-                    codes.CONFIG_YAML_MERGE, "<<: merges mappings only", merged.line, hint="<<: *anchor_of_a_mapping"
+                    codes.CONFIG_YAML_MERGE,
+                    "<<: merges mappings only",
+                    merged.line,
+                    hint="<<: *anchor_of_a_mapping",
                 )
             for key, child in merged.value.items():
                 node.value.setdefault(key, child)
@@ -307,7 +318,7 @@ class _Builder:
                     where=f"{self._name}:{line}",
                     found=f"line {node.key_lines[key]} and line {line}",
                     hint="one of the two lines",
-                )  # fmt: skip
+                )
             )
             return
         node.value[key] = child

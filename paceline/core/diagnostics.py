@@ -42,7 +42,9 @@ class Diagnostic:
         if self.found:
             parts.append(f"    found: {self.found}")
         if self.hint:
-            parts.append(f"    write: {self.hint}" if self.severity is Severity.ERROR else f"    hint:  {self.hint}")
+            parts.append(
+                f"    write: {self.hint}" if self.severity is Severity.ERROR else f"    hint:  {self.hint}"
+            )
         # A multi-line value is indented and marked, so that its lines cannot pass for another finding
         return "\n".join(line for part in parts for line in _indented(part))
 

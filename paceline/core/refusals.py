@@ -28,16 +28,29 @@ class Refusal:
 _BY_ERRNO = {
     errno.ENOSPC: Refusal("disk_full", "the disk is full", _SPACE, True),
     errno.EDQUOT: Refusal("quota", "the disk quota is used up", _SPACE, True),
-    errno.EROFS: Refusal("read_only", "the file system is read-only", "remount it, or put training.output_dir elsewhere", True),
+    errno.EROFS: Refusal(
+        "read_only", "the file system is read-only", "remount it, or put training.output_dir elsewhere", True
+    ),
     errno.EACCES: Refusal("permission", "no permission", _WRITE),
     errno.EPERM: Refusal("permission", "no permission", _WRITE),
-    errno.EFBIG: Refusal("too_large", "a file has reached the largest size that is allowed", "ulimit -f unlimited, or another file system"),
+    errno.EFBIG: Refusal(
+        "too_large",
+        "a file has reached the largest size that is allowed",
+        "ulimit -f unlimited, or another file system",
+    ),
     errno.EMFILE: Refusal("too_many_files", "this process has too many files open", "ulimit -n 65536"),
-    errno.ENFILE: Refusal("too_many_files", "the machine has too many files open", "close some, or raise fs.file-max"),
+    errno.ENFILE: Refusal(
+        "too_many_files", "the machine has too many files open", "close some, or raise fs.file-max"
+    ),
     errno.ESTALE: Refusal("gone", "the file was replaced on the server", "look at the file server"),
     errno.EIO: Refusal("broken", "the disk reports an error", "look at the kernel's log (dmesg)"),
-}  # fmt: skip
-_NO_INODES = Refusal("no_inodes", "the disk has no room for another file (its inodes are used up)", "remove files there, or put training.output_dir elsewhere", True)  # fmt: skip
+}
+_NO_INODES = Refusal(
+    "no_inodes",
+    "the disk has no room for another file (its inodes are used up)",
+    "remove files there, or put training.output_dir elsewhere",
+    True,
+)
 
 
 def refusal_of(error: OSError, where: Path | None = None) -> Refusal | None:

@@ -21,19 +21,26 @@ def load_attr(target: str) -> Any:
     module_name, _, attr = target.partition(":")
     if not module_name or not attr:
         raise ConfigError(
-            codes.CORE_TARGET("a class of your own is named as module:Class", found=target, hint="my_module:MyClass")
+            codes.CORE_TARGET(
+                "a class of your own is named as module:Class", found=target, hint="my_module:MyClass"
+            )
         )
     try:
         module = importlib.import_module(module_name)
     except Exception as exc:  # a user's module may raise anything
-        there = not isinstance(exc, ModuleNotFoundError) or exc.name not in (module_name, module_name.split(".")[0])
+        there = not isinstance(exc, ModuleNotFoundError) or exc.name not in (
+            module_name,
+            module_name.split(".")[0],
+        )
         raise ConfigError(
             codes.CORE_TARGET_MODULE(
                 f"module '{module_name}' cannot be imported",
                 found=f"{type(exc).__name__}: {exc}"[:400],
-                hint="correct the module: it raises as it is imported"
-                if there
-                else "start from its folder, or put the folder on PYTHONPATH",
+                hint=(
+                    "correct the module: it raises as it is imported"
+                    if there
+                    else "start from its folder, or put the folder on PYTHONPATH"
+                ),
             )
         ) from exc
     if not hasattr(module, attr):
@@ -41,7 +48,9 @@ def load_attr(target: str) -> Any:
         near = difflib.get_close_matches(attr, names, n=3)
         raise ConfigError(
             codes.CORE_TARGET_ATTR(
-                f"module '{module_name}' has no '{attr}'", found=target, hint=f"nearest: {', '.join(near) or 'none'}"
+                f"module '{module_name}' has no '{attr}'",
+                found=target,
+                hint=f"nearest: {', '.join(near) or 'none'}",
             )
         )
     return getattr(module, attr)
@@ -90,5 +99,7 @@ class Registry:
         if ":" in name:
             return load_attr(name)
         near = difflib.get_close_matches(name, self._entries, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"one of: {', '.join(self._entries)}, or module:Class"
+        hint = (
+            f"did you mean '{near[0]}'?" if near else f"one of: {', '.join(self._entries)}, or module:Class"
+        )
         raise ConfigError(self._unknown(f"no {self.kind} is called '{name}'", found=name, hint=hint))

@@ -67,7 +67,9 @@ def unpinned(name: str, revision: str | None) -> Unpinned | None:
         return Unpinned(what, f"auto_map: {', '.join(code.elsewhere)}", hint)
     if not code.files or revision == code.digest:
         return None
-    listed = ", ".join(code.files[:_SHOWN]) + (f" and {len(code.files) - _SHOWN} more" if len(code.files) > _SHOWN else "")  # fmt: skip
+    listed = ", ".join(code.files[:_SHOWN]) + (
+        f" and {len(code.files) - _SHOWN} more" if len(code.files) > _SHOWN else ""
+    )
     changed = bool(_DIGEST.fullmatch(revision or ""))
     other, unread = (
         "is not the code that was read: it has changed",
@@ -107,7 +109,10 @@ def read_code(folder: Path) -> RemoteCode:
             parts.append((path.name, json.dumps(maps, sort_keys=True)))
             elsewhere |= {text.partition("--")[0] for item in maps for text in _texts(item) if "--" in text}
     content = json.dumps(sorted(parts)).encode()
-    newest = [f"{name} (changed {time.strftime('%Y-%m-%d %H:%M', time.localtime(when))})" for when, name in sorted(found, reverse=True)]  # fmt: skip
+    newest = [
+        f"{name} (changed {time.strftime('%Y-%m-%d %H:%M', time.localtime(when))})"
+        for when, name in sorted(found, reverse=True)
+    ]
     return RemoteCode(hashlib.sha256(content).hexdigest(), tuple(newest), tuple(sorted(elsewhere)))
 
 
@@ -126,7 +131,9 @@ def _python_files(folder: Path) -> Iterator[Path]:
             if name.endswith(".py"):
                 count += 1
                 if count > _MOST_FILES:
-                    raise OSError(f"{folder} holds more than {_MOST_FILES} Python files: it is no model's folder")
+                    raise OSError(
+                        f"{folder} holds more than {_MOST_FILES} Python files: it is no model's folder"
+                    )
                 yield Path(place) / name
 
 

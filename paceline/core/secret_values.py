@@ -38,8 +38,14 @@ def secrets_in(environ: Mapping[str, str], *, certain: bool = False) -> tuple[st
             found |= _in_url(value)
         # Both the name and the value must look like a secret's
         named = _NAME.search(name) and name not in _WORKING_FOLDERS
-        sure = _CERTAIN.search(name) or (_RANDOM.fullmatch(value) if certain else not _WORDS_ONLY.fullmatch(value))
-        if named and sure and not (value.startswith(("/", "~")) and os.path.exists(os.path.expanduser(value))):
+        sure = _CERTAIN.search(name) or (
+            _RANDOM.fullmatch(value) if certain else not _WORDS_ONLY.fullmatch(value)
+        )
+        if (
+            named
+            and sure
+            and not (value.startswith(("/", "~")) and os.path.exists(os.path.expanduser(value)))
+        ):
             found.add(value)
             found |= {line.strip() for line in value.splitlines() if len(line.strip()) >= _LINE_LENGTH}
     return tuple(sorted(value for value in found if len(value) >= MIN_LENGTH))

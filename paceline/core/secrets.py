@@ -7,7 +7,9 @@ import re
 # What it is → its format. No format may match a path, a model name or a commit hash.
 SHAPES: dict[str, str] = {
     "a Hugging Face token": r"(?:hf|api_org|hf_oauth)_[A-Za-z0-9]{30,}",
-    "an API key of OpenAI's form": r"sk-(?:(?:proj|ant|or|svcacct|admin|lf)-[A-Za-z0-9_-]{20,}|[A-Za-z0-9]{32,})",
+    "an API key of OpenAI's form": (
+        r"sk-(?:(?:proj|ant|or|svcacct|admin|lf)-[A-Za-z0-9_-]{20,}|[A-Za-z0-9]{32,})"
+    ),
     "a GitHub token": r"gh[pousr]_[A-Za-z0-9]{36,}|github_pat_[A-Za-z0-9_]{22,}",
     "a GitLab token": r"gl(?:pat|ptt|dt|rt|cbt|soat)-[A-Za-z0-9_-]{20,}",
     "a Weights & Biases key": r"wandb_v1_[A-Za-z0-9_-]{20,}|local-[0-9a-f]{40}",

@@ -65,7 +65,9 @@ STRATEGIES = Table(
     codes.STRATEGY_UNKNOWN,
     {
         "single": Row(f"{_REPLICATED}:SINGLE", "paceline.strategies.single:Single"),
-        "data_parallel": Row(f"{_REPLICATED}:DATA_PARALLEL", "paceline.strategies.data_parallel:DataParallel"),
+        "data_parallel": Row(
+            f"{_REPLICATED}:DATA_PARALLEL", "paceline.strategies.data_parallel:DataParallel"
+        ),
         "ddp": Row(f"{_REPLICATED}:DDP", "paceline.strategies.ddp:DDP"),
         "zero_redundancy": Row(
             "paceline.plan.strategies.zero_redundancy:ZERO_REDUNDANCY",
@@ -73,7 +75,8 @@ STRATEGIES = Table(
         ),
         "fsdp": Row("paceline.plan.strategies.fsdp.spec:FSDP", "paceline.strategies.fsdp:FSDP"),
         "pipeline": Row(
-            "paceline.plan.strategies.pipeline.spec:PIPELINE", "paceline.strategies.pipeline.strategy:Pipeline"
+            "paceline.plan.strategies.pipeline.spec:PIPELINE",
+            "paceline.strategies.pipeline.strategy:Pipeline",
         ),
         "deepspeed": Row(f"{_DEEPSPEED}:DEEPSPEED", _ENGINE),
         "zero1": Row(f"{_DEEPSPEED}:ZERO1", _ENGINE),
@@ -109,14 +112,20 @@ ROW_KINDS = {
     "classified": "paceline.data.kinds.classified:CLASSIFIED",
     "prompts": "paceline.data.kinds.prompts:PROMPTS",
 }
-_PAIRS, _ON_POLICY, _SECTIONS = "paceline.plan.algorithms.pairs", "paceline.plan.algorithms.on_policy", "paceline.config.sections"  # fmt: skip
+_PAIRS, _ON_POLICY, _SECTIONS = (
+    "paceline.plan.algorithms.pairs",
+    "paceline.plan.algorithms.on_policy",
+    "paceline.config.sections",
+)
 
 ALGORITHMS = Table(
     "algorithm",
     codes.ALGORITHM_UNKNOWN,
     {
         "sft": Row("paceline.plan.algorithms.sft:SFT", "paceline.algorithms.sft:SFT"),
-        "reward": Row(f"{_PAIRS}:REWARD", "paceline.algorithms.reward:Reward", f"{_SECTIONS}.preference:RewardOptions"),
+        "reward": Row(
+            f"{_PAIRS}:REWARD", "paceline.algorithms.reward:Reward", f"{_SECTIONS}.preference:RewardOptions"
+        ),
         "dpo": Row(f"{_PAIRS}:DPO", "paceline.algorithms.dpo:DPO", f"{_SECTIONS}.preference:DpoOptions"),
         "classification": Row(
             "paceline.plan.algorithms.classification:CLASSIFICATION",
@@ -128,10 +137,14 @@ ALGORITHMS = Table(
             "paceline.algorithms.distillation:Distillation",
             f"{_SECTIONS}.distillation:DistillationOptions",
         ),
-        "kto": Row("paceline.plan.algorithms.kto:KTO", "paceline.algorithms.kto:KTO", f"{_SECTIONS}.kto:KtoOptions"),
+        "kto": Row(
+            "paceline.plan.algorithms.kto:KTO", "paceline.algorithms.kto:KTO", f"{_SECTIONS}.kto:KtoOptions"
+        ),
         "cpo": Row(f"{_PAIRS}:CPO", "paceline.algorithms.cpo:CPO", f"{_SECTIONS}.preference:CpoOptions"),
         "orpo": Row(f"{_PAIRS}:ORPO", "paceline.algorithms.orpo:ORPO", f"{_SECTIONS}.preference:OrpoOptions"),
-        "simpo": Row(f"{_PAIRS}:SIMPO", "paceline.algorithms.simpo:SimPO", f"{_SECTIONS}.preference:SimpoOptions"),
+        "simpo": Row(
+            f"{_PAIRS}:SIMPO", "paceline.algorithms.simpo:SimPO", f"{_SECTIONS}.preference:SimpoOptions"
+        ),
         "ppo": Row(f"{_ON_POLICY}:PPO", "paceline.algorithms.ppo:PPO", f"{_SECTIONS}.ppo:PpoOptions"),
         "rloo": Row(f"{_ON_POLICY}:RLOO", "paceline.algorithms.rloo:RLOO", f"{_SECTIONS}.rloo:RlooOptions"),
         "reinforce_plus_plus": Row(
@@ -139,6 +152,8 @@ ALGORITHMS = Table(
             "paceline.algorithms.reinforce_plus_plus:ReinforcePlusPlus",
             f"{_SECTIONS}.reinforce_plus_plus:ReinforcePlusPlusOptions",
         ),
-        "grpo": Row(f"{_ON_POLICY}:GRPO", "paceline.algorithms.grpo:GRPO", f"{_SECTIONS}.rollout:GrpoOptions"),
+        "grpo": Row(
+            f"{_ON_POLICY}:GRPO", "paceline.algorithms.grpo:GRPO", f"{_SECTIONS}.rollout:GrpoOptions"
+        ),
     },
 )

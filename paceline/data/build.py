@@ -58,7 +58,9 @@ def build(
     with store.staged(key) as stage:
         tally = _write_tokens(stage / TOKENS, setup, sets, opened, data, num_proc, report)
         notes += [
-            n for s, unread in zip(sets, tally.unread, strict=True) for n in fields_unread(unread, s.section.path)
+            n
+            for s, unread in zip(sets, tally.unread, strict=True)
+            for n in fields_unread(unread, s.section.path)
         ]
         report(PrepareProgress("write", tally.counts.rows_read, 1.0, tokens=tally.counts.tokens))
         notes += _write_indices(
@@ -134,7 +136,9 @@ def _write_tokens(
     if tally.refused:
         raise DataError(*refusal(tally.refused, tally.counts.rows_read))
     if not tally.counts.rows_used:
-        raise DataError(_nothing_usable(tally.counts, setup), *left_out(tally.counts.skipped, tally.counts.rows_read))
+        raise DataError(
+            _nothing_usable(tally.counts, setup), *left_out(tally.counts.skipped, tally.counts.rows_read)
+        )
     return tally
 
 
@@ -224,7 +228,10 @@ def _overlap_note(train_keys: Any, eval_keys: Any) -> list[Diagnostic]:
     count = overlap(train_keys, eval_keys)
     if not count:
         return []
-    what = f"{count:,} of {len(eval_keys):,} evaluation rows have a prompt that is trained on: their results say nothing about new prompts"
+    what = (
+        f"{count:,} of {len(eval_keys):,} evaluation rows have a prompt that is trained on: their results say"
+        " nothing about new prompts"
+    )
     return [
         codes.DATA_EVAL_OVERLAP(
             what,

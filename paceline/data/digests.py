@@ -82,7 +82,9 @@ def _digest(file: Path, memo: Path) -> str:
         begun = time.time()
         digest = sha256_of(file)
     except OSError as exc:
-        raise DataError(codes.DATA_UNREADABLE("the file cannot be read", str(file), exc.strerror or str(exc))) from exc
+        raise DataError(
+            codes.DATA_UNREADABLE("the file cannot be read", str(file), exc.strerror or str(exc))
+        ) from exc
     if begun - status.st_ctime > _SETTLED_SECONDS:
         remember(note, {"stamp": stamp, "sha256": digest})
     return digest

@@ -32,18 +32,65 @@ _WEIGHTS = ("weight", "loss_weight", "loss", "train", "training", "trainable", "
 _CALLERS = ("function_call", "tool_call", "function", "tool_response", "function_response")
 # Type of a content part → what would be lost without it.
 _PARTS: Mapping[str, str] = {
-    **dict.fromkeys(("image", "image_url", "input_image", "video", "video_url", "audio", "audio_url", "input_audio", "file"), "images"),
+    **dict.fromkeys(
+        (
+            "image",
+            "image_url",
+            "input_image",
+            "video",
+            "video_url",
+            "audio",
+            "audio_url",
+            "input_audio",
+            "file",
+        ),
+        "images",
+    ),
     **dict.fromkeys(("reasoning", "thinking", "redacted_thinking", "analysis"), "reasoning"),
     **dict.fromkeys(("tool_use", "tool_call", "function_call", "tool_result", "tool_response"), "tool_calls"),
-}  # fmt: skip
+}
 # Fields that identify or describe a row but are not part of its text.
 HARMLESS = frozenset(
     {
-        "id", "_id", "idx", "index", "__index_level_0__", "uuid", "uid", "hash", "row_id", "prompt_id", "question_id", "conversation_id", "message_id",
-        "source", "data_source", "dataset", "dataset_name", "origin", "url", "license", "language", "lang", "model", "model_name", "generator",
-        "split", "date", "created", "created_at", "timestamp", "category", "subcategory", "meta", "metadata", "num_tokens", "token_count", "n_tokens",
+        "id",
+        "_id",
+        "idx",
+        "index",
+        "__index_level_0__",
+        "uuid",
+        "uid",
+        "hash",
+        "row_id",
+        "prompt_id",
+        "question_id",
+        "conversation_id",
+        "message_id",
+        "source",
+        "data_source",
+        "dataset",
+        "dataset_name",
+        "origin",
+        "url",
+        "license",
+        "language",
+        "lang",
+        "model",
+        "model_name",
+        "generator",
+        "split",
+        "date",
+        "created",
+        "created_at",
+        "timestamp",
+        "category",
+        "subcategory",
+        "meta",
+        "metadata",
+        "num_tokens",
+        "token_count",
+        "n_tokens",
     }
-)  # fmt: skip
+)
 
 
 class FieldReader:
@@ -135,4 +182,6 @@ def _parts(content: Any) -> Iterator[tuple[str, str, bool]]:
         if isinstance(part, Mapping):
             kind = part.get("type")
             yield str(kind), "type", False
-            yield from (("text", str(n), not is_empty(v)) for n, v in part.items() if n not in ("type", "text"))
+            yield from (
+                ("text", str(n), not is_empty(v)) for n, v in part.items() if n not in ("type", "text")
+            )

@@ -66,5 +66,7 @@ def located_digest(located: Located, split: str, cache_dir: Path) -> list[str]:
         return [str(load_hub(located, split)._fingerprint)]
     files: Sequence[Path] = located.files
     if located.folder is not None:
-        files = sorted(p for p in located.folder.rglob("*") if p.is_file() and not p.name.startswith((".", "cache-")))
+        files = sorted(
+            p for p in located.folder.rglob("*") if p.is_file() and not p.name.startswith((".", "cache-"))
+        )
     return list(digest_files(files, cache_dir).values())

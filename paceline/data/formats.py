@@ -31,9 +31,17 @@ PAIRS: tuple[tuple[str, str], ...] = (
     ("query", "response"),
 )
 SHAREGPT_ROLES = {
-    "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "chatgpt": "assistant", "bot": "assistant", "model": "assistant",
-    "system": "system", "observation": "tool", "tool": "tool",
-}  # fmt: skip
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "chatgpt": "assistant",
+    "bot": "assistant",
+    "model": "assistant",
+    "system": "system",
+    "observation": "tool",
+    "tool": "tool",
+}
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -110,7 +118,10 @@ def detect(
     if len(structured) == 1 or (len(candidates) == 1):
         chosen = (structured or candidates)[0]
         if structured and len(candidates) > 1:
-            note = f"column '{chosen.columns.get('text', 'text')}' is left aside: the rows are {chosen.format} rows, the text is taken for their rendering"
+            note = (
+                f"column '{chosen.columns.get('text', 'text')}' is left aside: the rows are {chosen.format}"
+                " rows, the text is taken for their rendering"
+            )
             return Shape(chosen.format, chosen.columns, note)
         return chosen
     if candidates:
@@ -138,7 +149,9 @@ def _mapped(mapping: Mapping[str, str], found: Sequence[str], where: str) -> dic
                 else f"one of {', '.join(known)}: the format's column on the left, the file's on the right"
             )
             raise DataError(
-                codes.DATA_COLUMN_UNKNOWN(f"columns: no format has a column '{name}'", where, f"{name}: {actual}", hint)
+                codes.DATA_COLUMN_UNKNOWN(
+                    f"columns: no format has a column '{name}'", where, f"{name}: {actual}", hint
+                )
             )
         if actual not in found:
             raise DataError(_missing([actual], found, where, f"columns: {name}: {actual}", name))
@@ -181,7 +194,9 @@ def _candidates(rows: Sequence[Row], columns: dict[str, str]) -> list[Shape]:
         for prompt, completion in PAIRS[1:]:
             if {prompt, completion} <= names:
                 note = f"'{prompt}' is read as the prompt and '{completion}' as the answer"
-                shapes.append(Shape("prompt_completion", {**columns, "prompt": prompt, "completion": completion}, note))
+                shapes.append(
+                    Shape("prompt_completion", {**columns, "prompt": prompt, "completion": completion}, note)
+                )
                 break
     if "text" in columns:
         shapes.append(Shape("text", columns))
@@ -201,7 +216,12 @@ def _answered(rows: Sequence[Row], columns: Mapping[str, str]) -> bool:
 def _first_turn(rows: Sequence[Row], column: str) -> Mapping[str, Any] | None:
     for row in rows:
         turns = row.get(column)
-        if isinstance(turns, Sequence) and not isinstance(turns, str) and turns and isinstance(turns[0], Mapping):
+        if (
+            isinstance(turns, Sequence)
+            and not isinstance(turns, str)
+            and turns
+            and isinstance(turns[0], Mapping)
+        ):
             return turns[0]
     return None
 
@@ -210,7 +230,9 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names) if names else "none"
 
 
-def _missing(missing: Sequence[str], found: Sequence[str], where: str, requested: str, name: str = "") -> Diagnostic:
+def _missing(
+    missing: Sequence[str], found: Sequence[str], where: str, requested: str, name: str = ""
+) -> Diagnostic:
     near = difflib.get_close_matches(missing[0], found, n=1)
     hint = f"columns: {{{name or missing[0]}: {near[0] if near else 'NAME_IN_YOUR_FILE'}}} (beside path:)"
     what = f"there is no column '{', '.join(missing)}' ({requested})"
@@ -221,7 +243,10 @@ def _unknown(found: Sequence[str], where: str) -> Diagnostic:
     needs = "; ".join(f"{name}: {' + '.join(must)}" for name, (must, _) in COLUMNS.items())
     if {"chosen", "rejected"} <= set(found):
         return _preference(found, where)
-    hint = f"name the columns beside path:, such as columns: {{prompt: X, completion: Y}}; the formats need — {needs}"
+    hint = (
+        "name the columns beside path:, such as columns: {prompt: X, completion: Y}; the formats need —"
+        f" {needs}"
+    )
     return codes.DATA_FORMAT_UNKNOWN("the rows fit no known format", where, f"columns {_listed(found)}", hint)
 
 
@@ -263,7 +288,10 @@ def as_text(value: Any, name: str) -> str:
     if (
         isinstance(value, list)
         and value
-        and all(isinstance(p, Mapping) and p.get("type") == "text" and isinstance(p.get("text"), str) for p in value)
+        and all(
+            isinstance(p, Mapping) and p.get("type") == "text" and isinstance(p.get("text"), str)
+            for p in value
+        )
     ):
         return as_text("".join(part["text"] for part in value), name)
     raise RowError("not_text", f"'{name}' is {type(value).__name__}")
@@ -318,7 +346,10 @@ def _messages(row: Row, columns: Mapping[str, str]) -> Example:
 
 def _sharegpt(row: Row, columns: Mapping[str, str]) -> Example:
     return _conversation(
-        [*_system(row, columns), *turns_of(row.get(columns["conversations"]), "from", "value", SHAREGPT_ROLES)]
+        [
+            *_system(row, columns),
+            *turns_of(row.get(columns["conversations"]), "from", "value", SHAREGPT_ROLES),
+        ]
     )
 
 

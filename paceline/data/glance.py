@@ -12,7 +12,11 @@ def refused_rows(looked: DatasetHead, reading: Reading) -> list[Diagnostic]:
     """Return the errors of the first rows by reason, for a config that refuses bad rows."""
     reader, refused = RowReader(looked.shape, reading), dict[str, Tally]()
     for row in looked.head:
-        bad = Problem(row.reason, row.where, row.detail) if row.value is None else reader.read(row.value, row.where)
+        bad = (
+            Problem(row.reason, row.where, row.detail)
+            if row.value is None
+            else reader.read(row.value, row.where)
+        )
         for one in bad.each() if isinstance(bad, Problem) else ():
             if one.reason not in LENGTH_REASONS:
                 refused.setdefault(one.reason, Tally()).add(one.where, one.detail)

@@ -13,7 +13,11 @@ from paceline.data.formats import COLUMNS, PAIRS
 
 _LOOKED_AT = 1 << 16  # bytes
 _LINES = 20
-_HEADERS = [frozenset(must) for must, _ in COLUMNS.values() if len(must) > 1] + [frozenset(p) for p in PAIRS] + [frozenset(("chosen", "rejected"))]  # fmt: skip
+_HEADERS = (
+    [frozenset(must) for must, _ in COLUMNS.values() if len(must) > 1]
+    + [frozenset(p) for p in PAIRS]
+    + [frozenset(("chosen", "rejected"))]
+)
 
 
 def disguised(file: Path) -> Diagnostic | None:
@@ -28,10 +32,12 @@ def disguised(file: Path) -> Diagnostic | None:
         return None
     suffix, name = kind
     return codes.DATA_DISGUISED(
-        f"the file ends in '{file.suffix}' and looks like {name}: it would be read as plain text, names and punctuation included",
+        f"the file ends in '{file.suffix}' and looks like {name}: it would be read as plain text, names and"
+        " punctuation included",
         f"{file}:1",
         repr(start.strip()[:60]),
-        f'a name that ends in .{suffix}; to train on such text as it stands, rows {{"text": …}} in a .jsonl file',
+        f'a name that ends in .{suffix}; to train on such text as it stands, rows {{"text": …}} in a .jsonl'
+        " file",
     )
 
 

@@ -42,7 +42,9 @@ def permutation(key: int, num: int) -> NDArray[np.int64]:
 
     The argsort of hashed counters, ties by index.
     """
-    return np.argsort(hash_values(key, np.arange(num, dtype=np.uint64)), kind="stable").astype(np.int64, copy=False)
+    return np.argsort(hash_values(key, np.arange(num, dtype=np.uint64)), kind="stable").astype(
+        np.int64, copy=False
+    )
 
 
 def text_key(text: str) -> int:
@@ -51,5 +53,6 @@ def text_key(text: str) -> int:
     It defines "the same prompt" in splits and overlap warnings.
     """
     return int.from_bytes(
-        hashlib.blake2b(" ".join(text.split()).encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little"
+        hashlib.blake2b(" ".join(text.split()).encode("utf-8", "surrogatepass"), digest_size=8).digest(),
+        "little",
     )

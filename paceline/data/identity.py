@@ -25,7 +25,9 @@ def tokenizer_identity(spec: TokenizerSpec, cache_dir: Path) -> dict[str, Any]:
     """
     folder = Path(spec.folder)
     inputs = {
-        "files": sorted((str(f.relative_to(folder)), d) for f, d in digest_files(read_by(folder), cache_dir).items()),
+        "files": sorted(
+            (str(f.relative_to(folder)), d) for f, d in digest_files(read_by(folder), cache_dir).items()
+        ),
         "added": [list(spec.add_tokens), list(spec.add_special_tokens)],
         "template": spec.chat_template,
         "code": spec.code_revision,

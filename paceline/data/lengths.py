@@ -52,7 +52,9 @@ def lengths_of(config: Config, cache: Path) -> tuple[int, int] | None:
     order = training.seed if training.data_seed is None else training.data_seed
     documents = epoch_documents(table.dataset, table.weights, order, 0)
     packing = data.packing and spec.generation(training) is None
-    bins = epoch_bins(documents, table.lengths, seq_len=data.max_length, packing=packing, seed=order, epoch=0, shuffle=False)  # fmt: skip
+    bins = epoch_bins(
+        documents, table.lengths, seq_len=data.max_length, packing=packing, seed=order, epoch=0, shuffle=False
+    )
     return len(bins), int(table.lengths[documents].sum())
 
 
@@ -60,7 +62,9 @@ def lengths_of(config: Config, cache: Path) -> tuple[int, int] | None:
 @ended
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the result; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m paceline.data.lengths", description="How long an epoch is.")
+    parser = argparse.ArgumentParser(
+        prog="python -m paceline.data.lengths", description="How long an epoch is."
+    )
     parser.add_argument("--config-json", required=True, help="the effective config as JSON")
     parser.add_argument("--cache", required=True, help="where prepared data is kept")
     options = parser.parse_args(argv)

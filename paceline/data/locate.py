@@ -12,7 +12,14 @@ from paceline.core.files import no_file
 from paceline.data import codes
 from paceline.rules import codes as rules_codes
 
-SUFFIXES = {".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".csv": "csv", ".txt": "txt"}
+SUFFIXES = {
+    ".json": "json",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".parquet": "parquet",
+    ".csv": "csv",
+    ".txt": "txt",
+}
 SPLITS = {
     "train": "train",
     "training": "train",
@@ -62,12 +69,19 @@ def locate(path: str, split: str, name: str | None = None) -> Located:
 
 def _looks_local(path: str) -> bool:
     return (
-        path.startswith(("/", ".", "~")) or path.count("/") > 1 or Path(path).suffix.lower() in SUFFIXES or "\\" in path
+        path.startswith(("/", ".", "~"))
+        or path.count("/") > 1
+        or Path(path).suffix.lower() in SUFFIXES
+        or "\\" in path
     )
 
 
 def _not_there(local: Path, path: str) -> Diagnostic:
-    beside = sorted(p.name for p in local.parent.iterdir() if p.suffix in SUFFIXES)[:8] if local.parent.is_dir() else []
+    beside = (
+        sorted(p.name for p in local.parent.iterdir() if p.suffix in SUFFIXES)[:8]
+        if local.parent.is_dir()
+        else []
+    )
     found = (
         f"in {local.parent}: {', '.join(beside) or 'no data files'}"
         if local.parent.is_dir()
@@ -83,14 +97,17 @@ def _not_there(local: Path, path: str) -> Diagnostic:
 
 def _known(file: Path) -> Path:
     if kind := no_file(file):
-        raise DataError(codes.DATA_UNREADABLE(f"this is {kind}, not a file", str(file), file.name, "a file with rows"))  # fmt: skip
+        raise DataError(
+            codes.DATA_UNREADABLE(f"this is {kind}, not a file", str(file), file.name, "a file with rows")
+        )
     if file.suffix.lower() not in SUFFIXES:
         raise DataError(
             codes.DATA_UNKNOWN_SUFFIX(
                 f"files that end in '{file.suffix}' cannot be read",
                 str(file),
                 file.name,
-                f"a name that says what it holds: one of {', '.join(SUFFIXES)} (JSON lines .jsonl, plain text .txt)",
+                f"a name that says what it holds: one of {', '.join(SUFFIXES)} (JSON lines .jsonl, plain text"
+                " .txt)",
             )
         )
     return file
@@ -117,7 +134,10 @@ def _folder(folder: Path, split: str) -> Located:
         names = ", ".join(p.name for p in inside[:8]) or "nothing"
         raise DataError(
             codes.DATA_EMPTY_FOLDER(
-                "the folder holds no data files", str(folder), names, f"files that end in {', '.join(SUFFIXES)}"
+                "the folder holds no data files",
+                str(folder),
+                names,
+                f"files that end in {', '.join(SUFFIXES)}",
             )
         )
     # Keep files of the wanted split and those that name no split.

@@ -82,7 +82,9 @@ def _misspelt(key: str, section: Dataset, data_set: DataSet) -> Iterator[Diagnos
     near = difflib.get_close_matches(path.name, [p.name for p in path.parent.iterdir()], n=3, cutoff=0.8)
     if near:
         what = "there is no such file or folder; a file here has nearly this name"
-        yield rules_codes.DATA_MISSING(what, key, section.path, ", ".join(str(path.parent / name) for name in near))
+        yield rules_codes.DATA_MISSING(
+            what, key, section.path, ", ".join(str(path.parent / name) for name in near)
+        )
 
 
 def columns_of(data: DataSection) -> frozenset[str] | None:
@@ -103,7 +105,8 @@ def columns_of(data: DataSection) -> frozenset[str] | None:
 def _at(key: str, section: Dataset, finding: Diagnostic) -> Diagnostic:
     """Move a finding to the config key; the file becomes part of ``found``."""
     file = finding.where or section.path
-    found = finding.found if finding.found.startswith(file) else f"{file}: {finding.found}"  # rows name their place
+    # rows name their place
+    found = finding.found if finding.found.startswith(file) else f"{file}: {finding.found}"
     return replace(finding, where=key, found=found if finding.found else file)
 
 
@@ -114,7 +117,9 @@ def _is_looked_into(data_set: DataSet) -> bool:
     return located.kind == "files" and all(file.stat().st_size <= MOST_BYTES for file in lists)
 
 
-def look_at_tokenizer(model: ModelSection, formats: frozenset[str], kind: RowKind = DOCUMENTS) -> Iterator[Diagnostic]:
+def look_at_tokenizer(
+    model: ModelSection, formats: frozenset[str], kind: RowKind = DOCUMENTS
+) -> Iterator[Diagnostic]:
     """Yield findings about a tokenizer in a local folder; hub names are left to the download.
 
     ``formats``: of the rows, which are of ``kind``.
@@ -142,12 +147,15 @@ def look_at_tokenizer(model: ModelSection, formats: frozenset[str], kind: RowKin
         tokenizer_folder(model)
     except DataError as error:
         yield from (
-            replace(d, where=key if d.code == codes.DATA_NO_TOKENIZER.name else d.where) for d in error.diagnostics
+            replace(d, where=key if d.code == codes.DATA_NO_TOKENIZER.name else d.where)
+            for d in error.diagnostics
         )
         return
     if special := special_files(folder):
         what = "the tokenizer's folder holds something that is no file"
-        yield codes.DATA_BAD_TOKENIZER(what, key, f"{folder}: {', '.join(special[:4])}", "remove it, or name another folder")  # fmt: skip
+        yield codes.DATA_BAD_TOKENIZER(
+            what, key, f"{folder}: {', '.join(special[:4])}", "remove it, or name another folder"
+        )
         return
     for file in tokenizer_files(folder):
         if file.suffix == ".json" and (wrong := _cut(file)):

@@ -49,7 +49,9 @@ def find_sets(key: str, sections: tuple[Dataset, ...]) -> list[DataSet]:
     problems: list[Diagnostic] = []
     for number, section in enumerate(sections):
         try:
-            found.append(DataSet(f"{key}[{number}]", section, locate(section.path, section.split, section.name)))
+            found.append(
+                DataSet(f"{key}[{number}]", section, locate(section.path, section.split, section.name))
+            )
         except DataError as error:
             problems.extend(error.diagnostics)
     if problems:

@@ -1,4 +1,5 @@
-"""Prepare data ahead of training: ``python -m paceline.data.main --plan FILE | --config-json FILE [--cache DIR]``.
+"""Prepare data ahead of training: ``python -m paceline.data.main --plan FILE | --config-json FILE [--cache
+DIR]``.
 
 Shows a progress bar with rate and ETA, then what became of every row. Exit codes: ``core.errors.ExitCode``.
 """
@@ -85,9 +86,15 @@ def summary(prepared: Prepared, *, seq_len: int, packing: bool, seed: int, secon
     """Return the fate of the rows as lines of text."""
     counts = prepared.counts
     lines = [
-        f"rows      {counts.rows_read:,} read, {counts.rows_used:,} used, {counts.rows_skipped:,} skipped, {counts.rows_truncated:,} truncated",
+        (
+            f"rows      {counts.rows_read:,} read, {counts.rows_used:,} used, {counts.rows_skipped:,}"
+            f" skipped, {counts.rows_truncated:,} truncated"
+        ),
         f"documents {counts.train_documents:,} to train on, {counts.eval_documents:,} held out",
-        f"tokens    {human_count(counts.tokens)}, {human_count(counts.labels)} of them learnt; the longest document has {prepared.longest:,}",
+        (
+            f"tokens    {human_count(counts.tokens)}, {human_count(counts.labels)} of them learnt; the"
+            f" longest document has {prepared.longest:,}"
+        ),
     ]
     if packing:
         table = prepared.train
@@ -118,7 +125,11 @@ def run(config: Config, cache: Path, console: Console) -> None:
     seconds = time.monotonic() - started
     order_seed = config.training.seed if config.training.data_seed is None else config.training.data_seed
     for line in summary(
-        prepared, seq_len=config.data.max_length, packing=config.data.packing, seed=order_seed, seconds=seconds
+        prepared,
+        seq_len=config.data.max_length,
+        packing=config.data.packing,
+        seed=order_seed,
+        seconds=seconds,
     ):
         print(line)
 
@@ -132,7 +143,9 @@ def read_config(arguments: argparse.Namespace) -> Config:
     except (OSError, ValueError, KeyError, TypeError) as exc:
         what = "the plan cannot be read" if arguments.plan else "the config cannot be read"
         raise ConfigError(
-            codes.DATA_BAD_INPUT_FILE(what, str(file), f"{type(exc).__name__}: {exc}", "the file that Paceline wrote")
+            codes.DATA_BAD_INPUT_FILE(
+                what, str(file), f"{type(exc).__name__}: {exc}", "the file that Paceline wrote"
+            )
         ) from exc
     return Config.from_json(described)
 
@@ -147,7 +160,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--plan", help="plan.json")
     what.add_argument("--config-json", help="the effective config as JSON")
-    parser.add_argument("--cache", help="where prepared data is kept [data.cache_dir, else ~/.cache/paceline]")
+    parser.add_argument(
+        "--cache", help="where prepared data is kept [data.cache_dir, else ~/.cache/paceline]"
+    )
     arguments = parser.parse_args(argv)
     try:
         config = read_config(arguments)

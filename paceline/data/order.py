@@ -39,7 +39,14 @@ def epoch_documents(dataset_of: NDArray[np.int32], weights: Sequence[float], see
 
 
 def epoch_bins(
-    documents: I64, lengths: NDArray[np.int32], *, seq_len: int, packing: bool, seed: int, epoch: int, shuffle: bool
+    documents: I64,
+    lengths: NDArray[np.int32],
+    *,
+    seq_len: int,
+    packing: bool,
+    seed: int,
+    epoch: int,
+    shuffle: bool,
 ) -> Bins:
     """Return the rows of one epoch in order: bins of documents (indices into the table), packed or one each.
 
@@ -94,7 +101,8 @@ def check_feeds(num_rows: int, dp_size: int, *, what: str = "training") -> list[
         return []
     return [
         codes.DATA_TOO_FEW_ROWS(
-            f"{num_rows} {what} row{'s' if num_rows != 1 else ''} cannot feed {dp_size} processes: some would never get one",
+            f"{num_rows} {what} row{'s' if num_rows != 1 else ''} cannot feed {dp_size} processes: some would"
+            " never get one",
             "data.train" if what == "training" else "data.eval",
             f"{num_rows} rows (documents packed together count as one), {dp_size} processes",
             f"at most --nproc {max(num_rows, 1)}, data.packing: false, or more data",

@@ -113,7 +113,9 @@ def prepare(
     if settled.damage:
         what = "the prepared data in the cache was damaged and has been made anew"
         hint = "if it happens again: data.cache_dir on another disk"
-        note = codes.DATA_CACHE_REBUILT(what, str(prepared.path), settled.damage, hint, severity=Severity.WARNING)
+        note = codes.DATA_CACHE_REBUILT(
+            what, str(prepared.path), settled.damage, hint, severity=Severity.WARNING
+        )
         prepared = replace(prepared, notes=(note, *prepared.notes))
     problems = [] if max_positions is None else check_positions(prepared, max_positions)
     if problems:
@@ -123,7 +125,9 @@ def prepare(
 
 def setup_of(data: DataSection, model: ModelSection, kind: RowKind) -> Setup:
     """Return how ``prepare`` tokenizes rows. Raises DataError if the tokenizer's files are missing."""
-    return Setup(tokenizer_spec(model), kind.trained_tokens(data.train_on), data.max_length, data.on_too_long, kind)
+    return Setup(
+        tokenizer_spec(model), kind.trained_tokens(data.train_on), data.max_length, data.on_too_long, kind
+    )
 
 
 @dataclass(frozen=True)
@@ -183,7 +187,12 @@ def train_fingerprint_of(
 
 
 def key_of(
-    data: DataSection, setup: Setup, train: list[DataSet], evaluation: list[DataSet], seed: int, cache_dir: Path
+    data: DataSection,
+    setup: Setup,
+    train: list[DataSet],
+    evaluation: list[DataSet],
+    seed: int,
+    cache_dir: Path,
 ) -> str:
     """Return the fingerprint of the prepared data."""
     return fingerprint(
@@ -192,7 +201,13 @@ def key_of(
             "tokenizer": tokenizer_identity(setup.tokenizer, cache_dir),
             "train": [_identity(s, cache_dir) for s in train],
             "eval": [_identity(s, cache_dir) for s in evaluation],
-            "options": [setup.kind.identity(), setup.train_on, data.max_length, data.on_bad_row, data.on_too_long],
+            "options": [
+                setup.kind.identity(),
+                setup.train_on,
+                data.max_length,
+                data.on_bad_row,
+                data.on_too_long,
+            ],
             "split": [data.validation_split, seed] if data.validation_split else None,
         }
     )
@@ -227,7 +242,14 @@ def _identity(data_set: DataSet, cache_dir: Path) -> list[Any]:
     section = data_set.section
     content = located_digest(data_set.located, section.split, cache_dir)
     names = [f.name for f in data_set.located.files]  # the split of a folder's files is in their names
-    return [content, names, section.format, section.split, section.max_rows, sorted(dict(section.columns).items())]
+    return [
+        content,
+        names,
+        section.format,
+        section.split,
+        section.max_rows,
+        sorted(dict(section.columns).items()),
+    ]
 
 
 def _num_proc(requested: int | None, sets: list[DataSet]) -> int:
@@ -248,7 +270,9 @@ def opened(store: Store, key: str, meta: dict[str, Any], data: DataSection, *, f
         path=folder,
         fingerprint=key,
         train=TokenTable(folder / TOKENS, load_index(folder / TRAIN), weights, meta["group"]),
-        eval=TokenTable(folder / TOKENS, load_index(folder / EVAL), group=meta["group"]) if has_eval else None,
+        eval=(
+            TokenTable(folder / TOKENS, load_index(folder / EVAL), group=meta["group"]) if has_eval else None
+        ),
         counts=PrepareCounts.from_json(meta["counts"]),
         vocab_size=meta["vocab_size"],
         pad_token_id=meta["pad_token_id"],
@@ -268,7 +292,8 @@ def _mixture_notes(train: TokenTable, data: DataSection) -> Iterator[Diagnostic]
         if section.weight != 1:
             count = int(np.count_nonzero(train.dataset == number))
             what = (
-                f"weight {section.weight:g}: {round(section.weight * count):,} draws an epoch from {count:,} documents"
+                f"weight {section.weight:g}: {round(section.weight * count):,} draws an epoch from {count:,}"
+                " documents"
             )
             yield codes.DATA_MIXTURE(what, section.path, severity=Severity.NOTE)
 
@@ -295,6 +320,9 @@ def check_token_range(prepared: Prepared, embedding_rows: int) -> list[Diagnosti
     what = f"the data holds token ids that the embedding has no row for ({embedding_rows} rows)"
     return [
         codes.DATA_TOKEN_RANGE(
-            what, "model.tokenizer", found, "model.resize_embeddings: auto, or the tokenizer that belongs to the model"
+            what,
+            "model.tokenizer",
+            found,
+            "model.resize_embeddings: auto, or the tokenizer that belongs to the model",
         )
     ]

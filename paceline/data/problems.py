@@ -15,8 +15,16 @@ FIELDS_NAMED = 20
 # reason -> (its code, what it means, what to do about it)
 REASONS: Mapping[str, tuple[Code, str, str]] = {
     "bad_json": (codes.DATA_BAD_JSON, "a line is not JSON", "correct the line"),
-    "bad_csv": (codes.DATA_BAD_CSV, "a CSV record does not have the columns of the header", "correct the record"),
-    "not_an_object": (codes.DATA_NOT_AN_OBJECT, "a row is not an object with named columns", "write one object a row"),
+    "bad_csv": (
+        codes.DATA_BAD_CSV,
+        "a CSV record does not have the columns of the header",
+        "correct the record",
+    ),
+    "not_an_object": (
+        codes.DATA_NOT_AN_OBJECT,
+        "a row is not an object with named columns",
+        "write one object a row",
+    ),
     "missing_column": (
         codes.DATA_MISSING_COLUMN,
         "a row lacks a column that its format needs",
@@ -30,7 +38,10 @@ REASONS: Mapping[str, tuple[Code, str, str]] = {
     ),
     "tools": (
         codes.DATA_TOOLS,
-        "rows name tools that the model may call; they would be left out of its prompt, for tools are not trained on yet",
+        (
+            "rows name tools that the model may call; they would be left out of its prompt, for tools are not"
+            " trained on yet"
+        ),
         "remove such rows, or the field where the conversation does without its tools",
     ),
     "tool_calls": (
@@ -45,7 +56,10 @@ REASONS: Mapping[str, tuple[Code, str, str]] = {
     ),
     "turn_weight": (
         codes.DATA_TURN_WEIGHT,
-        "turns say themselves whether they are learnt, which is not done yet: data.train_on decides for all turns",
+        (
+            "turns say themselves whether they are learnt, which is not done yet: data.train_on decides for"
+            " all turns"
+        ),
         "remove such rows, or the field where every turn is to be treated alike",
     ),
     "images": (
@@ -64,13 +78,21 @@ REASONS: Mapping[str, tuple[Code, str, str]] = {
         "use system, user, assistant, tool (ShareGPT: system, human, gpt, observation)",
     ),
     "empty": (codes.DATA_EMPTY, "the row has no text", "remove the row"),
-    "no_answer": (codes.DATA_NO_ANSWER, "there is no answer to learn from", "fill the answer, or remove the row"),
+    "no_answer": (
+        codes.DATA_NO_ANSWER,
+        "there is no answer to learn from",
+        "fill the answer, or remove the row",
+    ),
     "same_answers": (
         codes.DATA_SAME_ANSWERS,
         "the chosen and the rejected answer are the same",
         "remove the row: it prefers nothing",
     ),
-    "bad_label": (codes.DATA_BAD_LABEL, "the label of an answer is neither true nor false", "write true or false"),
+    "bad_label": (
+        codes.DATA_BAD_LABEL,
+        "the label of an answer is neither true nor false",
+        "write true or false",
+    ),
     "no_class": (
         codes.DATA_NO_CLASS,
         "a row has no label, or one that is neither a name nor a whole number",
@@ -89,12 +111,18 @@ REASONS: Mapping[str, tuple[Code, str, str]] = {
     "template_costly": (
         codes.DATA_TEMPLATE_COSTLY,
         "the chat template does not come to an end, or takes more memory than any conversation needs",
-        "model.chat_template: another one, such as chatml; a template is a program of whoever made it, and this one is not run on",
+        (
+            "model.chat_template: another one, such as chatml; a template is a program of whoever made it,"
+            " and this one is not run on"
+        ),
     ),
     "template_not_incremental": (
         codes.DATA_TEMPLATE_NOT_INCREMENTAL,
         "the answer cannot be found in the rendered conversation",
-        "set model.chat_template to a template with {% generation %} marks (such as chatml), or data.train_on: all",
+        (
+            "set model.chat_template to a template with {% generation %} marks (such as chatml), or"
+            " data.train_on: all"
+        ),
     ),
     "no_labels": (
         codes.DATA_NO_LABELS,
@@ -125,8 +153,10 @@ LENGTH_REASONS = (
 # reason -> (value of data.on_too_long, resulting verb), for hints, which do not suggest the current value
 _CUT, _LEFT = ("truncate", "truncated"), ("skip", "skipped")
 _POLICIES: Mapping[str, tuple[tuple[str, str], ...]] = {
-    "too_long": (_CUT, _LEFT), "prompt_too_long": (_LEFT,), "answer_cut_off": (_LEFT,),
-}  # fmt: skip
+    "too_long": (_CUT, _LEFT),
+    "prompt_too_long": (_LEFT,),
+    "answer_cut_off": (_LEFT,),
+}
 
 
 @dataclass(frozen=True)
@@ -202,15 +232,17 @@ class PrepareCounts:
 
     def diagnostics(self) -> list[Diagnostic]:
         """Return warnings for skipped and truncated rows."""
-        return [_finding(r, t, "skipped", Severity.WARNING, self.rows_read) for r, t in self.skipped.items()] + [
-            _finding(r, t, "truncated", Severity.WARNING, self.rows_read) for r, t in self.truncated.items()
-        ]
+        return [
+            _finding(r, t, "skipped", Severity.WARNING, self.rows_read) for r, t in self.skipped.items()
+        ] + [_finding(r, t, "truncated", Severity.WARNING, self.rows_read) for r, t in self.truncated.items()]
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON types."""
         plain = {k: v for k, v in self.__dict__.items() if k not in ("skipped", "truncated")}
         for kind in ("skipped", "truncated"):
-            plain[kind] = {r: {"count": t.count, "examples": t.examples} for r, t in getattr(self, kind).items()}
+            plain[kind] = {
+                r: {"count": t.count, "examples": t.examples} for r, t in getattr(self, kind).items()
+            }
         return plain
 
     @staticmethod
@@ -228,7 +260,10 @@ def fields_unread(unread: Mapping[str, Tally], where: str) -> list[Diagnostic]:
     if not unread:
         return []
     most = sorted(unread.items(), key=lambda item: (-item[1].count, item[0]))
-    listed = ", ".join(f"{name[:80]} ({t.count:,} {'row' if t.count == 1 else 'rows'}, first {t.first_place})" for name, t in most[:FIELDS_NAMED])  # fmt: skip
+    listed = ", ".join(
+        f"{name[:80]} ({t.count:,} {'row' if t.count == 1 else 'rows'}, first {t.first_place})"
+        for name, t in most[:FIELDS_NAMED]
+    )
     more = f", and {len(most) - FIELDS_NAMED} more" if len(most) > FIELDS_NAMED else ""
     what = f"fields that are not read: {listed}{more}"
     counts = {name: tally.count for name, tally in most[:FIELDS_NAMED]}
@@ -238,16 +273,21 @@ def fields_unread(unread: Mapping[str, Tally], where: str) -> list[Diagnostic]:
 def refusal(problems: Mapping[str, Tally], rows_read: int, of: str = "") -> tuple[Diagnostic, ...]:
     """Return the errors of refused rows, one per reason; ``of`` says which rows were read (empty: all)."""
     return tuple(
-        _finding(reason, tally, "refused", Severity.ERROR, rows_read, of) for reason, tally in problems.items()
+        _finding(reason, tally, "refused", Severity.ERROR, rows_read, of)
+        for reason, tally in problems.items()
     )
 
 
 def left_out(problems: Mapping[str, Tally], rows_read: int) -> tuple[Diagnostic, ...]:
     """Return one error per reason why rows were skipped, for when no row is left."""
-    return tuple(_finding(reason, tally, "skipped", Severity.ERROR, rows_read) for reason, tally in problems.items())
+    return tuple(
+        _finding(reason, tally, "skipped", Severity.ERROR, rows_read) for reason, tally in problems.items()
+    )
 
 
-def _finding(reason: str, tally: Tally, verb: str, severity: Severity, rows_read: int, of: str = "") -> Diagnostic:
+def _finding(
+    reason: str, tally: Tally, verb: str, severity: Severity, rows_read: int, of: str = ""
+) -> Diagnostic:
     code, meaning, advice = REASONS[reason]
     rows = "row" if rows_read == 1 else "rows"
     if other := [policy for policy, when in _POLICIES.get(reason, ()) if when != verb]:

@@ -63,7 +63,9 @@ def _open(file: Path) -> Any:
             raise DataError(codes.DATA_EMPTY("the file is empty", str(file), "0 bytes", "a file with rows"))
         return open_text(file)
     except OSError as exc:
-        raise DataError(codes.DATA_UNREADABLE("the file cannot be read", str(file), exc.strerror or str(exc))) from exc
+        raise DataError(
+            codes.DATA_UNREADABLE("the file cannot be read", str(file), exc.strerror or str(exc))
+        ) from exc
 
 
 def _not_utf8(file: Path, line: int, exc: UnicodeDecodeError) -> DataError:
@@ -102,7 +104,9 @@ def _too_large(file: Path, line: int) -> Diagnostic:
 
 def _binary(file: Path, line: int) -> Diagnostic:
     found = "a NUL character: the file is binary, or UTF-16"
-    return codes.DATA_NOT_UTF8("the file is not UTF-8 text", f"{file}:{line}", found, f"iconv -f UTF-16 -t UTF-8 -o NEW {file.name}")  # fmt: skip
+    return codes.DATA_NOT_UTF8(
+        "the file is not UTF-8 text", f"{file}:{line}", found, f"iconv -f UTF-16 -t UTF-8 -o NEW {file.name}"
+    )
 
 
 def _jsonl(file: Path) -> Iterator[RawRow]:
@@ -161,7 +165,9 @@ def _json(file: Path) -> Iterator[RawRow]:
     """Read a .json file: a list of objects, or JSON lines, which the first character tells apart."""
     first = next(_lines(file), None)
     if first is None:
-        raise DataError(codes.DATA_EMPTY("the file is empty", str(file), "only white space", "a file with rows"))
+        raise DataError(
+            codes.DATA_EMPTY("the file is empty", str(file), "only white space", "a file with rows")
+        )
     if first[1].lstrip().startswith("["):
         yield from _json_list(file)
         return
@@ -226,7 +232,10 @@ def _json_list(file: Path) -> Iterator[RawRow]:
     if rest < len(text):
         raise DataError(
             _not_json(
-                file, 1 + text.count("\n", 0, rest), repr(text[rest : rest + 60]), ValueError("text after the list")
+                file,
+                1 + text.count("\n", 0, rest),
+                repr(text[rest : rest + 60]),
+                ValueError("text after the list"),
             )
         )
 
@@ -260,7 +269,9 @@ def _csv(file: Path) -> Iterator[RawRow]:
                     continue
                 # A record with another number of values is that row's problem.
                 if len(record) != len(header):
-                    yield RawRow(None, where, "bad_csv", f"{len(record)} values for {len(header)} columns", consumed)
+                    yield RawRow(
+                        None, where, "bad_csv", f"{len(record)} values for {len(header)} columns", consumed
+                    )
                     continue
                 yield RawRow(dict(zip(header, record, strict=True)), where, consumed=consumed)
         except csv.Error as exc:
@@ -370,7 +381,10 @@ def load_hub(located: Located, split: str) -> Any:
         return datasets.load_dataset(located.hub, located.hub_config, split=split)
     except Exception as exc:  # noqa: BLE001  (network, hub and format errors alike: the data cannot be had)
         message = str(exc).split("\n")[0][:300]
-        hint = "a file or folder that exists here, or a public name on the hub with the network on (split: another split, beside path:)"
+        hint = (
+            "a file or folder that exists here, or a public name on the hub with the network on (split:"
+            " another split, beside path:)"
+        )
         raise DataError(
             codes.DATA_HUB(
                 f"'{name}' is no file or folder here, and it could not be loaded from the hub",

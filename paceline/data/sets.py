@@ -41,7 +41,9 @@ def _notes(data_set: DataSet, shape: Shape) -> Iterator[Diagnostic]:
         yield codes.DATA_FILES_LEFT_OUT(data_set.located.note, path, severity=Severity.NOTE)
     if data_set.section.max_rows is not None:
         yield codes.DATA_MAX_ROWS(
-            f"only the first {data_set.section.max_rows:,} rows are read (max_rows)", path, severity=Severity.NOTE
+            f"only the first {data_set.section.max_rows:,} rows are read (max_rows)",
+            path,
+            severity=Severity.NOTE,
         )
 
 

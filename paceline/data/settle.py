@@ -41,7 +41,10 @@ def settle_template(
     if not tokenizer.chat_template:
         if formats & setup.kind.conversations:
             raise DataError(no_template(setup.tokenizer.folder))
-        what = "the tokenizer has no chat template: prompt, line break, answer, end of text (built-in 'plain'; it is saved with the tokenizer)"
+        what = (
+            "the tokenizer has no chat template: prompt, line break, answer, end of text (built-in 'plain';"
+            " it is saved with the tokenizer)"
+        )
         notes.append(codes.DATA_PLAIN_TEMPLATE(what, "model.chat_template", severity=Severity.NOTE))
         setup = replace(setup, tokenizer=replace(setup.tokenizer, chat_template=builtin_template("plain")))
     if setup.tokenizer.chat_template is not None:
@@ -51,7 +54,8 @@ def settle_template(
         hint = "data.train_on: all, or a tokenizer with tokenizer.json"
         raise DataError(
             codes.DATA_NO_OFFSETS(
-                "the tokenizer cannot say which characters a token covers, so answers cannot be told from prompts",
+                "the tokenizer cannot say which characters a token covers, so answers cannot be told from"
+                " prompts",
                 "model.tokenizer",
                 type(tokenizer).__name__,
                 hint,
@@ -63,7 +67,9 @@ def settle_template(
 def no_template(tokenizer: str) -> Diagnostic:
     """Return the error for conversations with a tokenizer that has no chat template."""
     others = ", ".join(name for name in BUILTIN_TEMPLATES if name != "chatml")
-    hint = f"model.chat_template: chatml (or {others}, the path of a .jinja file, or a tokenizer that has one)"
+    hint = (
+        f"model.chat_template: chatml (or {others}, the path of a .jinja file, or a tokenizer that has one)"
+    )
     what = "the tokenizer has no chat template, and the data is conversations"
     return codes.DATA_NO_CHAT_TEMPLATE(what, "model.chat_template", tokenizer, hint)
 
@@ -82,7 +88,9 @@ def _check_syntax(template: str, where: str) -> None:
     except TemplateSyntaxError as exc:
         where, found = f"chat template of {where}, line {exc.lineno}", exc.message or str(exc)
         hint = "model.chat_template: correct Jinja, or a built-in name such as chatml"
-        raise DataError(codes.DATA_BAD_CHAT_TEMPLATE("the chat template is not Jinja", where, found, hint)) from exc
+        raise DataError(
+            codes.DATA_BAD_CHAT_TEMPLATE("the chat template is not Jinja", where, found, hint)
+        ) from exc
     except (SpentError, MemoryError) as exc:
         raise DataError(_costly(where, type(exc).__name__)) from exc
     except Exception:  # noqa: BLE001  (an empty conversation may be refused; only rows count)

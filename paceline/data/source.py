@@ -25,15 +25,22 @@ class PackedSource:
     Bins with ``packing``. The documents of a group (``TokenTable.group``: both halves of a preference pair)
     are adjacent in one row. ``seq_len``: maximum tokens of a row (for pairs of each half: rows have room for
     twice as many). ``shuffle=False`` (evaluation) keeps the table's order. ``columns``: extra values [D] or
-    [D, K] of the documents, which batches hold as ``extras``. Stateless: rows are a function of (table, seq_len,
-    packing, seed, epoch) only, so any rank of any world size can read any position at any time. Raises
-    DataError if a document is longer than ``seq_len``.
+    [D, K] of the documents, which batches hold as ``extras``. Stateless: rows are a function of (table,
+    seq_len, packing, seed, epoch) only, so any rank of any world size can read any position at any time.
+    Raises DataError if a document is longer than ``seq_len``.
     """
 
     algorithm = ORDER_ALGORITHM
 
     def __init__(
-        self, table: TokenTable, *, seq_len: int, packing: bool, seed: int, pad_token_id: int, shuffle: bool = True
+        self,
+        table: TokenTable,
+        *,
+        seq_len: int,
+        packing: bool,
+        seed: int,
+        pad_token_id: int,
+        shuffle: bool = True,
     ) -> None:
         self.table = table
         self.seq_len = seq_len

@@ -16,7 +16,8 @@ def starter() -> list[str]:
     parent = os.getppid()
     try:
         status = Path(f"/proc/{parent}/stat").read_text("ascii", "replace")
-        begun = status.rpartition(")")[2].split()[19]  # field 22, ticks since boot; the name before may hold anything
+        # field 22, ticks since boot; the name before may hold anything
+        begun = status.rpartition(")")[2].split()[19]
     except (OSError, IndexError):
         begun = ""
     return [str(parent), begun]

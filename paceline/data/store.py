@@ -54,7 +54,10 @@ class Store:
                 return None, "meta.json is not what was written"
             for name, entry in meta["files"].items():
                 if (folder / name).stat().st_size != entry["bytes"]:
-                    return None, f"{name} has {(folder / name).stat().st_size} bytes instead of {entry['bytes']}"
+                    return (
+                        None,
+                        f"{name} has {(folder / name).stat().st_size} bytes instead of {entry['bytes']}",
+                    )
             if meta["fingerprint"] != key:
                 return None, "meta.json belongs to another set"
             beside = {p.relative_to(folder) for p in _files(folder)}
@@ -135,7 +138,9 @@ class Store:
         An existing damaged folder is moved away first.
         """
         files = _files(stage)
-        entries = {str(p.relative_to(stage)): {"bytes": p.stat().st_size, "sha256": block_digest(p)} for p in files}
+        entries = {
+            str(p.relative_to(stage)): {"bytes": p.stat().st_size, "sha256": block_digest(p)} for p in files
+        }
         whole = json.loads(json.dumps({**meta, "fingerprint": key, "files": entries}))
         (stage / META).write_text(json.dumps({**whole, "check": digest_of(whole)}, indent=1), "utf-8")
         for path in [*files, stage / META, stage]:

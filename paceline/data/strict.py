@@ -52,7 +52,12 @@ def check_value(value: Any, text: str) -> None:
         if halves:
             for node in level:
                 _writable(node)
-        level = [c for node in level if isinstance(node, (dict, list)) for c in (node.values() if isinstance(node, dict) else node)]  # fmt: skip
+        level = [
+            c
+            for node in level
+            if isinstance(node, (dict, list))
+            for c in (node.values() if isinstance(node, dict) else node)
+        ]
         if not level:
             return
     raise RecursionError

@@ -124,7 +124,9 @@ class TokenTable:
         self.path = path
         # Map the file and view the tokens of each block without a copy.
         with pa.memory_map(str(path)) as source:
-            batches: list[pa.RecordBatch] = [b for b in pa.ipc.open_file(source).read_all().to_batches() if b.num_rows]
+            batches: list[pa.RecordBatch] = [
+                b for b in pa.ipc.open_file(source).read_all().to_batches() if b.num_rows
+            ]
         self._batches = batches  # keeps the memory map alive
         self._values = [_as_numpy(b.column(0).values) for b in batches]
         self._offsets = [_as_numpy(b.column(0).offsets) for b in batches]

@@ -78,7 +78,9 @@ class Encoder:
             rendered, self._tokens([text for _, text, _ in rendered], chat=True), strict=True
         ):
             results[number] = self._conversation(ids, encoding, spans)
-        for (number, _), (ids, _) in zip(plain, self._tokens([text for _, text in plain], chat=False), strict=True):
+        for (number, _), (ids, _) in zip(
+            plain, self._tokens([text for _, text in plain], chat=False), strict=True
+        ):
             results[number] = self._plain(ids)
         return [r if r is not None else RowError("empty") for r in results]
 
@@ -151,7 +153,8 @@ class Encoder:
         coded = self.tokenizer(texts, add_special_tokens=not chat, return_attention_mask=False, verbose=False)
         encodings = coded.encodings or [None] * len(texts)
         return [
-            (np.array(ids, np.int32), encoding) for ids, encoding in zip(coded["input_ids"], encodings, strict=True)
+            (np.array(ids, np.int32), encoding)
+            for ids, encoding in zip(coded["input_ids"], encodings, strict=True)
         ]
 
     def _plain(self, ids: NDArray[np.int32]) -> Encoded:
@@ -211,7 +214,9 @@ class Encoder:
             return start, len(upto)
         found = text.find(content, start)
         if found < 0:
-            raise RowError("template_not_incremental", f"turn {turn + 1}: {content[:40]!r} is not in the rendered text")
+            raise RowError(
+                "template_not_incremental", f"turn {turn + 1}: {content[:40]!r} is not in the rendered text"
+            )
         return start, found + len(content)
 
     def _closed(self, text: str, span: Span) -> Span:
@@ -227,7 +232,9 @@ class Encoder:
     def _text(self, messages: list[Message], *, prompt: bool = False) -> str:
         return self._jinja(messages, prompt=prompt)[0]
 
-    def _jinja(self, messages: list[Message], *, prompt: bool = False, mask: bool = False) -> tuple[str, list[Span]]:
+    def _jinja(
+        self, messages: list[Message], *, prompt: bool = False, mask: bool = False
+    ) -> tuple[str, list[Span]]:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         render: Any = render_jinja_template  # annotated as str, but returns texts and marks

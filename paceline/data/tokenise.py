@@ -154,7 +154,9 @@ def _unusable(encoded: Encoded | RowError, where: str, setup: Setup) -> Problem 
     return None
 
 
-def _block(dataset: int, documents: list[tuple[ChunkRow, Example, Encoded]], columns: Sequence[str]) -> DocumentBlock:
+def _block(
+    dataset: int, documents: list[tuple[ChunkRow, Example, Encoded]], columns: Sequence[str]
+) -> DocumentBlock:
     coded = [encode_labels(e.input_ids, e.labelled) for _, _, e in documents]
     return DocumentBlock(
         coded=np.concatenate(coded) if coded else np.empty(0, np.int32),

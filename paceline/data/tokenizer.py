@@ -52,7 +52,10 @@ def tokenizer_folder(model: ModelSection) -> Path:
             inside = ", ".join(sorted(p.name for p in local.iterdir())[:8]) or "nothing"
             raise DataError(
                 codes.DATA_NO_TOKENIZER(
-                    "the folder holds no tokenizer", str(local), inside, "model.tokenizer: a folder with tokenizer.json"
+                    "the folder holds no tokenizer",
+                    str(local),
+                    inside,
+                    "model.tokenizer: a folder with tokenizer.json",
                 )
             )
         return local
@@ -85,7 +88,10 @@ def _not_found(name: str, found: str, model: ModelSection) -> Diagnostic:
     if model.tokenizer:
         hint = "model.tokenizer: a folder with tokenizer.json, or a name on the hub with the network on"
         return codes.DATA_NO_TOKENIZER(f"there is no tokenizer '{name}'", "model.tokenizer", found, hint)
-    hint = "model.name_or_path: a folder with config.json, its weights and its tokenizer, or a name on the hub with the network on"
+    hint = (
+        "model.name_or_path: a folder with config.json, its weights and its tokenizer, or a name on the hub"
+        " with the network on"
+    )
     return codes.MODEL_NOT_FOUND(f"there is no model '{name}'", "model.name_or_path", found, hint)
 
 
@@ -112,11 +118,14 @@ class TokenizerSpec:
 def tokenizer_spec(model: ModelSection) -> TokenizerSpec:
     """Return the spec of what ``load_tokenizer`` would load. Raises DataError if files are missing."""
     folder, template = tokenizer_folder(model), template_text(model.chat_template)
-    trusted = model.trust_remote_code and model.tokenizer in (None, model.name_or_path)  # the pinned repository
+    # the pinned repository
+    trusted = model.trust_remote_code and model.tokenizer in (None, model.name_or_path)
     if trusted:
         check_code(model.name_or_path or "", model.revision)
     revision = model.revision if trusted else None
-    return TokenizerSpec(str(folder), tuple(model.add_tokens), tuple(model.add_special_tokens), template, revision)
+    return TokenizerSpec(
+        str(folder), tuple(model.add_tokens), tuple(model.add_special_tokens), template, revision
+    )
 
 
 def load_tokenizer(model: ModelSection) -> PreTrainedTokenizerBase:
@@ -139,7 +148,10 @@ def open_tokenizer(spec: TokenizerSpec) -> PreTrainedTokenizerBase:
         )
     except Exception as exc:  # noqa: BLE001  (damaged files raise many types)
         message = str(exc).split("\n")[0][:300]
-        hint = "model.tokenizer: a folder that AutoTokenizer.from_pretrained loads; its own Python runs only from the folder or commit that model.revision pins"
+        hint = (
+            "model.tokenizer: a folder that AutoTokenizer.from_pretrained loads; its own Python runs only"
+            " from the folder or commit that model.revision pins"
+        )
         raise DataError(
             codes.DATA_BAD_TOKENIZER(
                 "the tokenizer cannot be loaded", spec.folder, f"{type(exc).__name__}: {message}", hint
@@ -178,7 +190,10 @@ def template_text(value: str | None) -> str | None:
     hint = f"one of {', '.join(BUILTIN_TEMPLATES)}, the path of a .jinja file, or the template itself"
     raise DataError(
         codes.DATA_BAD_CHAT_TEMPLATE(
-            "the chat template is no built-in name, no file and no Jinja text", "model.chat_template", value, hint
+            "the chat template is no built-in name, no file and no Jinja text",
+            "model.chat_template",
+            value,
+            hint,
         )
     )
 

@@ -17,7 +17,15 @@ if TYPE_CHECKING:
     from paceline.config.sections.model import ModelSection
 
 # Classes that are fast if there is a tokenizer.json, besides every name that ends in Fast.
-_FAST = ("TokenizersBackend", "LlamaTokenizer", "Qwen2Tokenizer", "GemmaTokenizer", "GPT2Tokenizer", "GPTNeoXTokenizer", "CodeGenTokenizer")  # fmt: skip
+_FAST = (
+    "TokenizersBackend",
+    "LlamaTokenizer",
+    "Qwen2Tokenizer",
+    "GemmaTokenizer",
+    "GPT2Tokenizer",
+    "GPTNeoXTokenizer",
+    "CodeGenTokenizer",
+)
 _GENERATION = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
 _LARGEST, _DEEPEST, _LONGEST = 99_999, 4, 200_000  # of a template: numbers, nested loops, characters
 
@@ -37,7 +45,9 @@ def unsettled(folder: Path, model: ModelSection, formats: Set[str], *, learns_an
         "no tokenizer.json": learns_answers and not (folder / "tokenizer.json").is_file(),
         f"class {kind}": bool(kind) and not kind.endswith("Fast") and kind not in _FAST,
     }
-    return [why for why, is_so in whether.items() if is_so] + list(_of_template(folder, model, tokenizer_config))
+    return [why for why, is_so in whether.items() if is_so] + list(
+        _of_template(folder, model, tokenizer_config)
+    )
 
 
 def _of_template(folder: Path, model: ModelSection, tokenizer_config: Mapping[str, Any]) -> Iterator[str]:
@@ -53,7 +63,9 @@ def _of_template(folder: Path, model: ModelSection, tokenizer_config: Mapping[st
         if own is not None and not isinstance(own, str):
             yield "several chat templates"
         template = own if isinstance(own, str) else ""
-    missing = [mark for mark in END_MARKS if mark in template and not _knows(folder, model, tokenizer_config, mark)]
+    missing = [
+        mark for mark in END_MARKS if mark in template and not _knows(folder, model, tokenizer_config, mark)
+    ]
     if missing:
         yield f"{', '.join(missing)} in the chat template"
     if model.chat_template not in BUILTIN_TEMPLATES and not ends_soon(template):
@@ -80,10 +92,24 @@ def ends_soon(template: str) -> bool:
     if len(template) > _LONGEST:
         return False
     try:
-        tree = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(_GENERATION.sub("", template))  # noqa: S701  (parsed only)
+        tree = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(_GENERATION.sub("", template))  # noqa: S701
     except (TemplateSyntaxError, RecursionError):
         return False
-    if next(tree.find_all((nodes.Mul, nodes.Pow, nodes.Macro, nodes.CallBlock, nodes.Include, nodes.ImportedName, nodes.FromImport, nodes.Extends)), None):  # fmt: skip
+    if next(
+        tree.find_all(
+            (
+                nodes.Mul,
+                nodes.Pow,
+                nodes.Macro,
+                nodes.CallBlock,
+                nodes.Include,
+                nodes.ImportedName,
+                nodes.FromImport,
+                nodes.Extends,
+            )
+        ),
+        None,
+    ):
         return False
     if any(name.name in ("range", "lipsum") for name in tree.find_all(nodes.Name)):
         return False
@@ -118,13 +144,26 @@ def most_tokens(folder: Path, model: ModelSection) -> int | None:
     whole, tokenizer_config = _object(folder / "tokenizer.json"), _object(folder / "tokenizer_config.json")
     try:
         vocabulary = whole["model"]["vocab"]
-        known = dict(vocabulary) if isinstance(vocabulary, dict) else {item[0]: i for i, item in enumerate(vocabulary)}
+        known = (
+            dict(vocabulary)
+            if isinstance(vocabulary, dict)
+            else {item[0]: i for i, item in enumerate(vocabulary)}
+        )
         # Tokens added by the tokenizer's own files.
         known |= {token["content"]: token["id"] for token in whole.get("added_tokens") or ()}
-        known |= {token["content"]: int(i) for i, token in (tokenizer_config.get("added_tokens_decoder") or {}).items()}
+        known |= {
+            token["content"]: int(i)
+            for i, token in (tokenizer_config.get("added_tokens_decoder") or {}).items()
+        }
         # Special tokens and the config's tokens that are not known yet get new ids.
-        named = [value for key, value in tokenizer_config.items() if key.endswith("_token") and value is not None]
-        named += tokenizer_config.get("additional_special_tokens") or tokenizer_config.get("extra_special_tokens") or []
+        named = [
+            value for key, value in tokenizer_config.items() if key.endswith("_token") and value is not None
+        ]
+        named += (
+            tokenizer_config.get("additional_special_tokens")
+            or tokenizer_config.get("extra_special_tokens")
+            or []
+        )
         texts = {str(value["content"]) if isinstance(value, dict) else str(value) for value in named}
         new = (texts | {*model.add_tokens, *model.add_special_tokens}) - set(known)
         return max(len(known), max(known.values()) + 1) + len(new)
@@ -135,7 +174,9 @@ def most_tokens(folder: Path, model: ModelSection) -> int | None:
 def same_files(one: Path, other: Path) -> bool:
     """Whether two folders hold the same tokenizer, judging by their files."""
     names = ("tokenizer.json", "tokenizer_config.json")
-    return all((f / n).is_file() for f in (one, other) for n in names) and all(read_text(one / n) == read_text(other / n) for n in names)  # fmt: skip
+    return all((f / n).is_file() for f in (one, other) for n in names) and all(
+        read_text(one / n) == read_text(other / n) for n in names
+    )
 
 
 def _object(file: Path) -> dict[str, Any]:

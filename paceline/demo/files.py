@@ -42,7 +42,9 @@ class Material:
     def is_whole(self) -> bool:
         """Whether all files exist and contain the questions ``questions``."""
         files = (self.train, self.held_out, self.tokenizer)
-        return all(f.exists() for f in files) and self.held_out.read_text("utf-8") == conversations(self.questions)
+        return all(f.exists() for f in files) and self.held_out.read_text("utf-8") == conversations(
+            self.questions
+        )
 
 
 def make_material(
@@ -78,7 +80,9 @@ def write_questions(path: Path, questions: Iterable[Question]) -> None:
 
 def conversations(questions: Iterable[Question]) -> str:
     """Return the lines of such a file."""
-    rows = ([{"role": "user", "content": q.prompt}, {"role": "assistant", "content": q.answer}] for q in questions)
+    rows = (
+        [{"role": "user", "content": q.prompt}, {"role": "assistant", "content": q.answer}] for q in questions
+    )
     return "".join(json.dumps({"messages": messages}) + "\n" for messages in rows)
 
 

@@ -52,7 +52,9 @@ def demo_further(recipe: AlgorithmDemo, options: argparse.Namespace, console: Co
         yaml.write_text(recipe.yaml(root, run, start, options.seed, steps, options.nproc), encoding="utf-8")
     except OSError as error:
         raise not_writable(root, error) from error
-    console.print(f"{recipe.words} {steps} steps on {options.nproc} processes.\n", highlight=False, soft_wrap=True)
+    console.print(
+        f"{recipe.words} {steps} steps on {options.nproc} processes.\n", highlight=False, soft_wrap=True
+    )
     seconds = dict(start.seconds)
     train = [*paceline("train"), str(yaml), "--nproc", str(options.nproc)]
     seconds["training"] = timed(console, "Training", train)

@@ -49,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="paceline demo", description="Train a small model from scratch on two processes and see what it learnt."
+        prog="paceline demo",
+        description="Train a small model from scratch on two processes and see what it learnt.",
     )
     parser.add_argument(
         "--algorithm",

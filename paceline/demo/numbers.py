@@ -49,7 +49,9 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def write_numbers(path: Path, algorithm: str, numbers: Sequence[Number], seconds: Mapping[str, float]) -> None:
+def write_numbers(
+    path: Path, algorithm: str, numbers: Sequence[Number], seconds: Mapping[str, float]
+) -> None:
     """Write ``{algorithm, numbers: [{name, before, after, goal, reached}], seconds: {…}}``."""
     rows = [{**asdict(n), "reached": n.reached} for n in numbers]
     data = {"algorithm": algorithm, "numbers": rows, "seconds": {k: round(v, 1) for k, v in seconds.items()}}

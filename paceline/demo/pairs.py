@@ -70,4 +70,6 @@ def write_pairs(path: Path, pairs: Iterable[Pair]) -> None:
     """Write one JSON object per line: ``prompt``, ``chosen``, ``rejected``."""
     with path.open("w", encoding="utf-8") as file:
         for pair in pairs:
-            file.write(json.dumps({"prompt": pair.prompt, "chosen": pair.chosen, "rejected": pair.rejected}) + "\n")
+            file.write(
+                json.dumps({"prompt": pair.prompt, "chosen": pair.chosen, "rejected": pair.rejected}) + "\n"
+            )

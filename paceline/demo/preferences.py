@@ -34,7 +34,16 @@ def lay_pairs(root: Path, start: HalfWay, seed: int, *, count: int) -> None:
 
 
 def _yaml(
-    root: Path, run: RunDir, start: HalfWay, seed: int, steps: int, nproc: int, *, algorithm: str, own: str, rate: str
+    root: Path,
+    run: RunDir,
+    start: HalfWay,
+    seed: int,
+    steps: int,
+    nproc: int,
+    *,
+    algorithm: str,
+    own: str,
+    rate: str,
 ) -> str:
     every = max(1, steps // 6)
     return f"""\
@@ -117,15 +126,20 @@ def _recipe(
 ) -> AlgorithmDemo:
     """Return a recipe with as many pairs as its steps take, so that every pair is used once."""
     count = PAIRS * steps
-    words = f"{what} {count:,} pairs of answers of the same length; it is tested on questions about other words."
+    words = (
+        f"{what} {count:,} pairs of answers of the same length; it is tested on questions about other words."
+    )
     return AlgorithmDemo(
         algorithm, words, steps, partial(lay_pairs, count=count), yaml, measure, asks_questions=asks_questions
     )
 
 
-_HOLDS = "Direct preference optimisation: the model learns to hold right answers for likelier than wrong ones."
+_HOLDS = (
+    "Direct preference optimisation: the model learns to hold right answers for likelier than wrong ones."
+)
 _SCORES = (
-    "A reward model: the half-way model's body with a new head, which learns to score right answers above wrong ones."
+    "A reward model: the half-way model's body with a new head, which learns to score right answers above"
+    " wrong ones."
 )
 DPO = _recipe("dpo", 80, _HOLDS, dpo_yaml, dpo_numbers, asks_questions=True)
 REWARD = _recipe("reward", 300, _SCORES, reward_yaml, reward_numbers, asks_questions=False)

@@ -49,12 +49,20 @@ KINDS: Mapping[str, Kind] = {
         Kind(
             "backwards",
             backwards,
-            ("Spell '{}' backwards.", "Write the word '{}' in reverse.", "What is '{}' when read from right to left?"),
+            (
+                "Spell '{}' backwards.",
+                "Write the word '{}' in reverse.",
+                "What is '{}' when read from right to left?",
+            ),
         ),
         Kind(
             "capitals",
             capitals,
-            ("Write '{}' in capital letters.", "Put the word '{}' in upper case.", "How does '{}' look in capitals?"),
+            (
+                "Write '{}' in capital letters.",
+                "Put the word '{}' in upper case.",
+                "How does '{}' look in capitals?",
+            ),
         ),
         Kind(
             "next letters",
@@ -70,8 +78,9 @@ KINDS: Mapping[str, Kind] = {
 
 # Real words, used only in held-out questions: a person can judge the answers at a glance.
 REAL_WORDS = (  # noqa: SIM905 - a list of forty strings reads worse
-    "apple bread cloud dance eagle flame grape house ink juice kite lemon mouse north ocean piano queen river stone tiger uncle "
-    "voice water young zebra bird cake dog fish gold hat jam king lamp moon nest oak pear rain ship tree wolf year"
+    "apple bread cloud dance eagle flame grape house ink juice kite lemon mouse north ocean piano queen river"
+    " stone tiger uncle voice water young zebra bird cake dog fish gold hat jam king lamp moon nest oak pear"
+    " rain ship tree wolf year"
 ).split()
 
 

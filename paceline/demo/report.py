@@ -72,7 +72,10 @@ def answers_table(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[s
         row = after[i]
         mark = "[green]right[/green]" if row["correct"] else "[red]wrong[/red]"
         table.add_row(
-            *(plain(t) for t in (row["prompt"], row["expected"], short(before[i]["answer"]), short(row["answer"]))),
+            *(
+                plain(t)
+                for t in (row["prompt"], row["expected"], short(before[i]["answer"]), short(row["answer"]))
+            ),
             mark,
         )
     return table
@@ -122,7 +125,10 @@ def where_and_next(console: Console, run: RunDir, material: Material) -> None:
         f"  paceline chat {here} --prompt \"Spell 'tiger' backwards.\"",
         f"  paceline export {here} --to exported-demo",
         f"  paceline plot {here}",
-        f"  paceline train {shown(material.yaml)} training.output_dir=outputs/mine training.learning_rate=1e-3 --nproc 2",
+        (
+            f"  paceline train {shown(material.yaml)} training.output_dir=outputs/mine"
+            " training.learning_rate=1e-3 --nproc 2"
+        ),
         f"  tensorboard --logdir {shown(run.tensorboard)}",
     ]
     for line in lines:

@@ -92,7 +92,8 @@ def exact_match_gain(run: RunDir, start: HalfWay) -> list[Number]:
 _TOLD = "from here on the model is told only whether an answer is right."
 GRPO = AlgorithmDemo(
     "grpo",
-    f"Group relative policy optimisation: {GROUP} answers to each of {ANSWERS // GROUP} questions a step; {_TOLD}",
+    f"Group relative policy optimisation: {GROUP} answers to each of {ANSWERS // GROUP} questions a step;"
+    f" {_TOLD}",
     600,
     lay_nothing,
     grpo_yaml,
@@ -100,7 +101,8 @@ GRPO = AlgorithmDemo(
 )
 PPO = AlgorithmDemo(
     "ppo",
-    f"Proximal policy optimisation: an answer to each of {ANSWERS} questions a step, and a second model that learns to value each letter; {_TOLD}",
+    f"Proximal policy optimisation: an answer to each of {ANSWERS} questions a step, and a second model that"
+    f" learns to value each letter; {_TOLD}",
     300,
     lay_nothing,
     ppo_yaml,

@@ -101,9 +101,14 @@ def _parser() -> argparse.ArgumentParser:
         help="models of the single-against-DDP table",
     )
     parser.add_argument(
-        "--steps", type=int, default=8, help=f"optimizer steps counted in each run, after {WARM_UP} that are not"
+        "--steps",
+        type=int,
+        default=8,
+        help=f"optimizer steps counted in each run, after {WARM_UP} that are not",
     )
-    parser.add_argument("--micro-batch", type=int, default=8, help=f"rows of {ROW_TOKENS} tokens a process and step")
+    parser.add_argument(
+        "--micro-batch", type=int, default=8, help=f"rows of {ROW_TOKENS} tokens a process and step"
+    )
     parser.add_argument("--json", action="store_true", help="the measurements as JSON")
     return parser
 
@@ -122,10 +127,16 @@ def measure(folder: Path, options: argparse.Namespace, processes: Sequence[int])
     write_tokenizer(folder / "tokenizer")
     write_questions(folder / "train.jsonl", training(0, 8000, set()))
     largest = processes[-1]
-    wanted = [(options.size, n) for n in processes] + [(size, n) for size in options.compare for n in (1, largest)]
+    wanted = [(options.size, n) for n in processes] + [
+        (size, n) for size in options.compare for n in (1, largest)
+    ]
     cells = []
     for size, count in dict.fromkeys(wanted):
-        print(f"measuring: {size} model, {count} process{'es' if count > 1 else ''} …", file=sys.stderr, flush=True)
+        print(
+            f"measuring: {size} model, {count} process{'es' if count > 1 else ''} …",
+            file=sys.stderr,
+            flush=True,
+        )
         cells.append(run_cell(folder, size, count, options, largest))
     return sorted(cells, key=lambda cell: (cell.size != options.size, cell.size, cell.processes))
 
@@ -142,12 +153,15 @@ def run_cell(folder: Path, size: str, processes: int, options: argparse.Namespac
     config.write_text(json.dumps(run_config(folder, run, size, strategy, options)), encoding="utf-8")
     argv = [sys.executable, "-m", "paceline.cli.main", "train", str(config), "--nproc", str(processes)]
     environ = {"OMP_NUM_THREADS": str(max(1, cpu_count() // largest)), **current()}
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, env=environ)
+    done = subprocess.run(
+        argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, env=environ
+    )
     if done.returncode:
         end = "\n      ".join((done.stdout + done.stderr).strip().splitlines()[-12:])
         raise PacelineError(
             codes.BENCH_RUN_FAILED(
-                f"the run of the {size} model on {processes} processes ended with {done.returncode}", found=end
+                f"the run of the {size} model on {processes} processes ended with {done.returncode}",
+                found=end,
             )
         )
     steps = [r.event for r in read_events(run.events(0)) if isinstance(r.event, Step)][WARM_UP:]
@@ -167,7 +181,9 @@ def run_cell(folder: Path, size: str, processes: int, options: argparse.Namespac
     )
 
 
-def run_config(folder: Path, run: RunDir, size: str, strategy: str, options: argparse.Namespace) -> dict[str, Any]:
+def run_config(
+    folder: Path, run: RunDir, size: str, strategy: str, options: argparse.Namespace
+) -> dict[str, Any]:
     """Return the YAML of one run, as data (JSON is YAML)."""
     hidden, layers = SIZES[size]
     model = {
@@ -208,13 +224,15 @@ def show(console: Console, cells: Sequence[Cell], compare: Sequence[str]) -> Non
         alone = by_size[main_size][0].tokens_per_second
         ratio = efficiency(cell, by_size[main_size])
         console.print(
-            f"throughput on {cell.processes}: {alone:,.0f} tokens/s a device × {cell.processes} × {ratio:.2f} = {cell.tokens_per_second:,.0f} tokens/s",
+            f"throughput on {cell.processes}: {alone:,.0f} tokens/s a device × {cell.processes} × {ratio:.2f}"
+            f" = {cell.tokens_per_second:,.0f} tokens/s",
             highlight=False,
         )
     if compare:
         console.print(compare_table(by_size, compare))
     console.print(
-        "Processes on one machine share its memory bandwidth; DDP keeps the whole model in every process, so memory does not fall.",
+        "Processes on one machine share its memory bandwidth; DDP keeps the whole model in every process, so"
+        " memory does not fall.",
         highlight=False,
     )
 
@@ -256,7 +274,11 @@ def compare_table(by_size: dict[str, list[Cell]], sizes: Sequence[str]) -> Table
     for size in sizes:
         for c in by_size.get(size, []):
             table.add_row(
-                size, c.strategy, str(c.processes), f"{1e6 / c.tokens_per_second:.1f}", human_bytes(c.memory_bytes)
+                size,
+                c.strategy,
+                str(c.processes),
+                f"{1e6 / c.tokens_per_second:.1f}",
+                human_bytes(c.memory_bytes),
             )
     return table
 

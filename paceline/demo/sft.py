@@ -28,7 +28,9 @@ def demo_sft(options: argparse.Namespace, console: Console, run: RunDir) -> int:
         console, "Training", [*paceline("train"), str(material.yaml), "--nproc", str(options.nproc)]
     )
     console.print("\nAsking the held-out questions, before training and at every checkpoint …")
-    seconds["answers"] = timed(console, "Answering", answering(run, material.held_out, initial=True), quiet=True)
+    seconds["answers"] = timed(
+        console, "Answering", answering(run, material.held_out, initial=True), quiet=True
+    )
     seconds["plot"] = timed(console, "Drawing the plot", [*paceline("plot"), str(run.root)], quiet=True)
     exact = show(console, run, material, seconds)
     where_and_next(console, run, material)
@@ -39,8 +41,9 @@ def introduce(console: Console, run: RunDir, material: Material, options: argpar
     """Print what is about to happen."""
     train = len(material.train.read_text(encoding="utf-8").splitlines())
     console.print(
-        f"A Llama of 0.4 M parameters learns letter puzzles from nothing: {train:,} questions to learn from, {len(material.questions)} others to be asked "
-        f"(about words that occur in none of the first). {options.nproc} processes, {options.steps or STEPS} steps. Everything goes to {run.root}.\n",
+        f"A Llama of 0.4 M parameters learns letter puzzles from nothing: {train:,} questions to learn from,"
+        f" {len(material.questions)} others to be asked (about words that occur in none of the first)."
+        f" {options.nproc} processes, {options.steps or STEPS} steps. Everything goes to {run.root}.\n",
         highlight=False,
     )
 
@@ -48,7 +51,9 @@ def introduce(console: Console, run: RunDir, material: Material, options: argpar
 def verdict(console: Console, exact: float, steps: int) -> int:
     """Print whether the goal was reached; return the exit code."""
     if exact >= GOAL:
-        console.print(f"\n[bold green]The model answers {exact:.1%} of questions it has never seen.[/bold green]")
+        console.print(
+            f"\n[bold green]The model answers {exact:.1%} of questions it has never seen.[/bold green]"
+        )
         return int(ExitCode.OK)
     if steps < STEPS:
         console.print(f"\n{exact:.1%} exact match after only {steps} of {STEPS} steps.", highlight=False)

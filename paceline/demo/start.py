@@ -51,7 +51,8 @@ def half_way(options: argparse.Namespace, console: Console, root: Path) -> HalfW
     run, material, answers = found
     step, exact = int(answers["step"]), float(answers["exact_match"])
     console.print(
-        f"The start is step {step} of the SFT demo in {shown(run.root)}: it answers {exact:.1%} of the held-out questions.\n",
+        f"The start is step {step} of the SFT demo in {shown(run.root)}: it answers {exact:.1%} of the"
+        " held-out questions.\n",
         highlight=False,
     )
     model = root / "start"
@@ -97,11 +98,14 @@ def _finished(run: RunDir, seed: int) -> Found | None:
 def _train(options: argparse.Namespace, console: Console, run: RunDir, seconds: dict[str, float]) -> Found:
     begun = time.monotonic()
     try:
-        material = make_material(run.root, seed=options.seed, steps=STEPS, save_steps=SAVE_STEPS, schedule=SCHEDULE)
+        material = make_material(
+            run.root, seed=options.seed, steps=STEPS, save_steps=SAVE_STEPS, schedule=SCHEDULE
+        )
     except OSError as error:
         raise not_writable(run.root, error) from error
     console.print(
-        f"First {STEPS} supervised steps from nothing, for a model that is right now and then …", highlight=False
+        f"First {STEPS} supervised steps from nothing, for a model that is right now and then …",
+        highlight=False,
     )
     argv = [*paceline("train"), str(material.yaml), "--nproc", str(options.nproc)]
     timed(console, "Supervised training", argv, quiet=True)

@@ -64,7 +64,10 @@ def timed(console: Console, what: str, argv: Sequence[str], *, quiet: bool = Fal
     """
     started = time.monotonic()
     child = subprocess.Popen(
-        list(argv), stdout=subprocess.PIPE if quiet else None, stderr=subprocess.STDOUT if quiet else None, text=True
+        list(argv),
+        stdout=subprocess.PIPE if quiet else None,
+        stderr=subprocess.STDOUT if quiet else None,
+        text=True,
     )
     try:
         output, _ = child.communicate()

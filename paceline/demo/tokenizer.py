@@ -37,7 +37,14 @@ def whole_words() -> list[str]:
 
 def vocabulary() -> list[str]:
     """Return all tokens; the id is the index."""
-    return [*SPECIAL, *whole_words(), *string.ascii_lowercase, *string.ascii_uppercase, *string.digits, *" '.,?!-\n"]
+    return [
+        *SPECIAL,
+        *whole_words(),
+        *string.ascii_lowercase,
+        *string.ascii_uppercase,
+        *string.digits,
+        *" '.,?!-\n",
+    ]
 
 
 def tokenizer_json() -> dict[str, Any]:
@@ -85,6 +92,8 @@ def write_tokenizer(folder: Path) -> None:
         "clean_up_tokenization_spaces": False,
         "padding_side": "left",
     }
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(), ensure_ascii=False, indent=1), encoding="utf-8")
+    (folder / "tokenizer.json").write_text(
+        json.dumps(tokenizer_json(), ensure_ascii=False, indent=1), encoding="utf-8"
+    )
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1), encoding="utf-8")
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")

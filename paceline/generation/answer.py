@@ -67,7 +67,11 @@ def load_folder(folder: Path) -> tuple[Any, Any]:
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         model = AutoModelForCausalLM.from_pretrained(
-            str(folder), dtype=torch.float32, use_safetensors=True, local_files_only=True, trust_remote_code=False
+            str(folder),
+            dtype=torch.float32,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
         )
     except (OSError, ValueError) as error:
         found = str(error).split("\n")[0][:300]
@@ -90,7 +94,12 @@ def _config(folder: Path) -> Any:
 
 
 def answer(
-    model: Any, tokenizer: Any, conversations: Sequence[Sequence[Message]], sampling: Sampling, *, batch_size: int = 64
+    model: Any,
+    tokenizer: Any,
+    conversations: Sequence[Sequence[Message]],
+    sampling: Sampling,
+    *,
+    batch_size: int = 64,
 ) -> list[str]:
     """Return the assistant's next message in each conversation, special tokens removed.
 
@@ -122,7 +131,8 @@ def prompt_ids(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
             )
         )
     text = _rendered(tokenizer, [dict(m) for m in messages])
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])  # the template adds special tokens itself
+    # the template adds special tokens itself
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def _rendered(tokenizer: Any, messages: list[dict[str, str]]) -> str:
@@ -136,7 +146,11 @@ def _rendered(tokenizer: Any, messages: list[dict[str, str]]) -> str:
             return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
     except (bounded.SpentError, MemoryError) as exc:
         spent = isinstance(exc, bounded.SpentError)
-        found = f"not done after {bounded.CPU_SECONDS:g} s" if spent else f"more than {bounded.MEMORY_BYTES >> 20} MiB"
+        found = (
+            f"not done after {bounded.CPU_SECONDS:g} s"
+            if spent
+            else f"more than {bounded.MEMORY_BYTES >> 20} MiB"
+        )
         what = "the chat template takes more time or memory than any conversation needs"
         raise ConfigError(codes.GENERATION_TEMPLATE_COSTLY(what, "chat_template", found, hint)) from None
     except Exception as exc:  # noqa: BLE001  (a template may raise anything)

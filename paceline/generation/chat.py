@@ -39,7 +39,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         model.generation_config.max_length = None
         opening: list[Message] = [{"role": "system", "content": options.system}] if options.system else []
         if options.prompt is not None:
-            print(answer(model, tokenizer, [[*opening, {"role": "user", "content": options.prompt}]], sampling)[0])
+            print(
+                answer(model, tokenizer, [[*opening, {"role": "user", "content": options.prompt}]], sampling)[
+                    0
+                ]
+            )
         else:
             converse(model, tokenizer, opening, sampling, sys.stdin, remember=not options.forget)
     except PacelineError as error:
@@ -59,7 +63,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--forget", action="store_true", help="answer every line by itself, without what was said before"
     )
-    parser.add_argument("--max-new-tokens", type=int, help="what is left out is said by the run's generation section")
+    parser.add_argument(
+        "--max-new-tokens", type=int, help="what is left out is said by the run's generation section"
+    )
     parser.add_argument("--temperature", type=float, help="0 is greedy")
     parser.add_argument("--top-p", type=float)
     parser.add_argument("--top-k", type=int, help="0: all tokens")
@@ -72,16 +78,31 @@ def model_folder(run: Path) -> Iterator[Path]:
     if not run.is_dir():
         raise ConfigError(
             codes.GENERATION_NO_RUN(
-                "there is no such folder", str(run), hint="a run directory such as outputs/demo, or an exported folder"
+                "there is no such folder",
+                str(run),
+                hint="a run directory such as outputs/demo, or an exported folder",
             )
         )
-    if (run / "config.json").is_file() and any(run.glob("*.safetensors")) and not (run / "plan.json").is_file():
+    if (
+        (run / "config.json").is_file()
+        and any(run.glob("*.safetensors"))
+        and not (run / "plan.json").is_file()
+    ):
         yield run
         return
     with tempfile.TemporaryDirectory(prefix="paceline-chat-") as folder:
         to = Path(folder) / "model"
         made = subprocess.run(
-            [sys.executable, "-m", "paceline.checkpoint.main", "export", str(run), "--to", str(to), "--merge"],
+            [
+                sys.executable,
+                "-m",
+                "paceline.checkpoint.main",
+                "export",
+                str(run),
+                "--to",
+                str(to),
+                "--merge",
+            ],
             capture_output=True,
             text=True,
             check=False,
@@ -101,7 +122,13 @@ def model_folder(run: Path) -> Iterator[Path]:
 
 
 def converse(
-    model: Any, tokenizer: Any, opening: Sequence[Message], sampling: Sampling, source: TextIO, *, remember: bool
+    model: Any,
+    tokenizer: Any,
+    opening: Sequence[Message],
+    sampling: Sampling,
+    source: TextIO,
+    *,
+    remember: bool,
 ) -> None:
     """Read prompts until the end of ``source``, ``/quit`` or Ctrl-D.
 

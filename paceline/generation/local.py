@@ -103,7 +103,8 @@ class _Decoding:
         self.width = max(map(len, prompts))
         self.cache = cache_for(engine.hf, self.width + self.longest)
         self.rows = torch.arange(len(requests), device=device)  # requests still in the batch
-        self.going = torch.ones(len(requests), dtype=torch.bool, device=device)  # of these, the ones still generating
+        # of these, the ones still generating
+        self.going = torch.ones(len(requests), dtype=torch.bool, device=device)
         self.tokens = torch.zeros(len(requests), self.longest, dtype=torch.int64, device=device)
         self.logprobs: Tensor | None = None
         self.lengths = torch.zeros(len(requests), dtype=torch.int64, device=device)
@@ -192,7 +193,8 @@ def cache_for(hf: Any, room: int) -> Any:
     if strange:
         raise ConfigError(
             codes.GENERATION_STATEFUL(
-                "this model carries a state from token to token, and rollouts of several prompts at once would mix padding into it",
+                "this model carries a state from token to token, and rollouts of several prompts at once"
+                " would mix padding into it",
                 "model",
                 f"{type(hf).__name__}: {strange[0]}",
                 "a model of attention layers (llama, qwen2, mistral, gemma, …)",

@@ -46,9 +46,13 @@ class Server:
     def model(self) -> str:
         """Return the name of the served model. Raises if there are several."""
         served = self.request("GET", "/v1/models").get("data")
-        names = [m["id"] for m in served if isinstance(m, dict) and "id" in m] if isinstance(served, list) else []
+        names = (
+            [m["id"] for m in served if isinstance(m, dict) and "id" in m] if isinstance(served, list) else []
+        )
         if len(names) != 1:
-            raise self.wrong("/v1/models", f"models: {', '.join(map(str, names)) or 'none'}", f"{_KEY}.model: NAME")
+            raise self.wrong(
+                "/v1/models", f"models: {', '.join(map(str, names)) or 'none'}", f"{_KEY}.model: NAME"
+            )
         return str(names[0])
 
     def request(
@@ -89,8 +93,10 @@ class Server:
                 hint = f"{_KEY}.api_key_env: the environment variable that holds the key"
             where = f"{_KEY}.url"
             raise PacelineError(
-                codes.ROLLOUT_SERVER_STATUS(what, where, f"{response.status_code} from {self.url}{path}: {text}", hint)
-            )  # fmt: skip
+                codes.ROLLOUT_SERVER_STATUS(
+                    what, where, f"{response.status_code} from {self.url}{path}: {text}", hint
+                )
+            )
         if not response.content:
             return {}
         try:
@@ -101,13 +107,22 @@ class Server:
 
     def _silent(self, path: str, found: str) -> PacelineError:
         what = "the server that writes answers does not answer"
-        hint = "is it up, and can this machine reach it? a longer training.rollout.server.timeout where it is only slow"
-        return PacelineError(codes.ROLLOUT_SERVER_UNREACHABLE(what, f"{_KEY}.url", f"{self.url}{path}: {found}", hint))  # fmt: skip
+        hint = (
+            "is it up, and can this machine reach it? a longer training.rollout.server.timeout where it is"
+            " only slow"
+        )
+        return PacelineError(
+            codes.ROLLOUT_SERVER_UNREACHABLE(what, f"{_KEY}.url", f"{self.url}{path}: {found}", hint)
+        )
 
-    def wrong(self, path: str, found: str, hint: str = "a vLLM server of version 0.12 or later") -> PacelineError:
+    def wrong(
+        self, path: str, found: str, hint: str = "a vLLM server of version 0.12 or later"
+    ) -> PacelineError:
         """Return the error for an invalid answer."""
         what = "the server that writes answers said something that is no answer"
-        return PacelineError(codes.ROLLOUT_SERVER_ANSWER(what, f"{_KEY}.url", f"{self.url}{path}: {found}", hint))  # fmt: skip
+        return PacelineError(
+            codes.ROLLOUT_SERVER_ANSWER(what, f"{_KEY}.url", f"{self.url}{path}: {found}", hint)
+        )
 
 
 @dataclass
@@ -135,7 +150,8 @@ class ServerEngine:
         with ThreadPoolExecutor(max(1, min(self.together, len(requests)))) as pool:
             # Submit all requests; after the first failure those not yet sent do nothing.
             running: list[Future[Completion] | None] = [
-                pool.submit(_unless(given_up, one), request) if request.max_tokens > 0 else None for request in requests
+                pool.submit(_unless(given_up, one), request) if request.max_tokens > 0 else None
+                for request in requests
             ]
             wait([f for f in running if f is not None], return_when=FIRST_EXCEPTION)
             failed = [f for f in running if f is not None and f.done() and f.exception() is not None]
@@ -147,11 +163,22 @@ class ServerEngine:
 
     def _complete(self, request: Request, sampling: RolloutSampling) -> Completion:
         body = {
-            "model": self.model, "prompt": list(request.prompt), "max_tokens": request.max_tokens, "seed": request.stream,
-            "temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k or -1, "min_p": 0.0,
-            "repetition_penalty": 1.0, "logprobs": 1, "stop_token_ids": list(self.stop_ids), "ignore_eos": True,
-            "skip_special_tokens": False, "return_token_ids": True, "return_tokens_as_token_ids": True,
-        }  # fmt: skip
+            "model": self.model,
+            "prompt": list(request.prompt),
+            "max_tokens": request.max_tokens,
+            "seed": request.stream,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k or -1,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "logprobs": 1,
+            "stop_token_ids": list(self.stop_ids),
+            "ignore_eos": True,
+            "skip_special_tokens": False,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+        }
         path = "/v1/completions"
         found = self.server.request("POST", path, body)
         try:
@@ -167,23 +194,33 @@ class ServerEngine:
         wrong = self._doubts(request, tokens, logprobs, reason)
         if wrong:
             raise self.server.wrong(path, wrong)
-        return Completion(tuple(tokens), torch.tensor(logprobs, dtype=torch.float32), tokens[-1] in self.stop_ids)
+        return Completion(
+            tuple(tokens), torch.tensor(logprobs, dtype=torch.float32), tokens[-1] in self.stop_ids
+        )
 
     def _doubts(self, request: Request, tokens: Sequence[Any], logprobs: Sequence[float], reason: str) -> str:
         """Return why this cannot be an answer to ``request``; empty if it is valid."""
         if not all(isinstance(t, int) and 0 <= t < self.vocab_size for t in tokens):
             return f"token ids outside of this vocabulary of {self.vocab_size}"
         if not 0 < len(tokens) <= request.max_tokens or len(tokens) != len(logprobs):
-            return f"{len(tokens)} tokens with {len(logprobs)} log-probabilities, where 1 to {request.max_tokens} were asked for"
+            return (
+                f"{len(tokens)} tokens with {len(logprobs)} log-probabilities, where 1 to"
+                f" {request.max_tokens} were asked for"
+            )
         if not all(math.isfinite(v) for v in logprobs):
             return "a log-probability that is no number"
         # It must end at its first stop token, or at the maximum length.
         ended = tokens[-1] in self.stop_ids
         if any(t in self.stop_ids for t in tokens[:-1]) or (not ended and len(tokens) < request.max_tokens):
-            return f"an answer that ends (finish_reason {reason}) neither at a stop token nor at its longest length"
+            return (
+                f"an answer that ends (finish_reason {reason}) neither at a stop token nor at its longest"
+                " length"
+            )
         return ""
 
 
-def _unless(given_up: threading.Event, work: Callable[[Request], Completion]) -> Callable[[Request], Completion]:
+def _unless(
+    given_up: threading.Event, work: Callable[[Request], Completion]
+) -> Callable[[Request], Completion]:
     """Wrap ``work`` to return an empty completion once another request has failed."""
     return lambda request: Completion((), torch.zeros(0), False) if given_up.is_set() else work(request)

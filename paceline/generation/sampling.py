@@ -9,7 +9,9 @@ from paceline.generation.engine import RolloutSampling
 from paceline.generation.noise import gumbel
 
 
-def choose(logits: Tensor, sampling: RolloutSampling, streams: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+def choose(
+    logits: Tensor, sampling: RolloutSampling, streams: Tensor, places: Tensor
+) -> tuple[Tensor, Tensor]:
     """Return (tokens int64 [B], log-probabilities [B]) from logits [B, V].
 
     ``streams`` and ``places``, int64 [B], select the noise (see ``noise.gumbel``).

@@ -29,12 +29,16 @@ def sampling_of(path: Path, given: Mapping[str, float | None]) -> Sampling:
     except ValidationError as error:
         at, what = ".".join(map(str, error.errors()[0]["loc"])), str(error.errors()[0]["msg"])
         where = (
-            f"--{at.replace('_', '-')}" if at in requested else f"{run.config_json if run else path}: generation.{at}"
+            f"--{at.replace('_', '-')}"
+            if at in requested
+            else f"{run.config_json if run else path}: generation.{at}"
         )
         hint = "e.g. --max-new-tokens 128 --temperature 0.7 --top-p 0.9 --top-k 50"
         raise ConfigError(
-            codes.GENERATION_OPTIONS(f"{at}: {what[:1].lower()}{what[1:]}", where, str({**stored, **requested}.get(at)), hint)
-        ) from error  # fmt: skip
+            codes.GENERATION_OPTIONS(
+                f"{at}: {what[:1].lower()}{what[1:]}", where, str({**stored, **requested}.get(at)), hint
+            )
+        ) from error
     return Sampling(chosen.max_new_tokens, chosen.temperature, chosen.top_p, chosen.top_k)
 
 
@@ -51,5 +55,7 @@ def _section(run: RunDir) -> Mapping[str, Any]:
     except (OSError, ValueError, AttributeError) as error:
         what = "the run's config, which says how answers are written, cannot be read"
         hint = "put the file back, or export the model and chat with that folder"
-        raise ConfigError(codes.GENERATION_RUN_CONFIG(what, str(run.config_json), str(error), hint)) from error
+        raise ConfigError(
+            codes.GENERATION_RUN_CONFIG(what, str(run.config_json), str(error), hint)
+        ) from error
     return found if isinstance(found, dict) else {}

@@ -1,1 +1,3 @@
-"""Launchers: build argv and environment from a plan (pure functions), and supervise the processes. No torch."""
+"""Launchers: build argv and environment from a plan (pure functions), and supervise the processes. No
+torch.
+"""

@@ -60,23 +60,35 @@ def check_address(cluster: Cluster, *, named: bool) -> list[Diagnostic]:
     if cluster.num_nodes == 1:
         return []
     address = cluster.master_addr
-    hint = f"--master-addr {own_address() if cluster.node_rank == 0 else 'HOST'}, an address of node 0 that every node reaches; the same on every node"
+    hint = (
+        f"--master-addr {own_address() if cluster.node_rank == 0 else 'HOST'}, an address of node 0 that"
+        " every node reaches; the same on every node"
+    )
     if not named:
-        what = f"{cluster.num_nodes} nodes, and nothing says where node 0 is: node {cluster.node_rank} would wait for itself"
+        what = (
+            f"{cluster.num_nodes} nodes, and nothing says where node 0 is: node {cluster.node_rank} would"
+            " wait for itself"
+        )
         raise ConfigError(codes.LAUNCH_MASTER_ADDR(what, "--master-addr", "not given", hint))
     if is_loopback(address):
         what = (
-            f"{address} is this machine alone: all {cluster.num_nodes} nodes must be started here, or they never meet"
+            f"{address} is this machine alone: all {cluster.num_nodes} nodes must be started here, or they"
+            " never meet"
         )
         return [codes.LAUNCH_LOOPBACK(what, "--master-addr", address, hint, Severity.WARNING)]
     mine = resolves_to_loopback(address)
     if mine:
-        what = f"on this machine {address} stands for {mine} (/etc/hosts): the other nodes would be told to connect to themselves"
+        what = (
+            f"on this machine {address} stands for {mine} (/etc/hosts): the other nodes would be told to"
+            " connect to themselves"
+        )
         raise ConfigError(codes.LAUNCH_MASTER_ADDR(what, "--master-addr", address, hint))
     return []
 
 
-def await_node_0(cluster: Cluster, report: Callable[[str], None], wait_seconds: float = _WAIT_SECONDS) -> None:
+def await_node_0(
+    cluster: Cluster, report: Callable[[str], None], wait_seconds: float = _WAIT_SECONDS
+) -> None:
     """On a node other than 0 with a loopback address: wait until node 0's first worker runs on this machine.
 
     Raises ConfigError (``launch.master_addr``) if it does not start in ``wait_seconds``.
@@ -84,12 +96,16 @@ def await_node_0(cluster: Cluster, report: Callable[[str], None], wait_seconds: 
     if cluster.node_rank == 0 or cluster.num_nodes == 1 or not is_loopback(cluster.master_addr):
         return
     report(
-        f"node {cluster.node_rank} waits for node 0 at {cluster.master_addr}:{cluster.master_port}, which must be started on this machine"
+        f"node {cluster.node_rank} waits for node 0 at {cluster.master_addr}:{cluster.master_port}, which"
+        " must be started on this machine"
     )
     deadline = time.monotonic() + wait_seconds
     while not _node_0_runs(cluster):
         if time.monotonic() > deadline:
-            what = f"node 0 was not started on this machine within {wait_seconds:.0f} s, and {cluster.master_addr} is no other machine's"
+            what = (
+                f"node 0 was not started on this machine within {wait_seconds:.0f} s, and"
+                f" {cluster.master_addr} is no other machine's"
+            )
             hint = "--master-addr HOST, the address of node 0; the same on every node"
             raise ConfigError(codes.LAUNCH_MASTER_ADDR(what, "--master-addr", cluster.master_addr, hint))
         time.sleep(0.2)

@@ -30,7 +30,9 @@ def check_claim(run: RunDir, *, overwrite: bool, resume: bool) -> None:
         raise ConfigError(codes.RUN_NOT_A_DIRECTORY(what, "training.output_dir", str(run.root), hint))
     if wrong := not_writable(run.root):
         what, hint = "the output directory cannot be written", "name a directory you may write to"
-        raise ConfigError(codes.RUN_NOT_WRITABLE(what, "training.output_dir", f"{run.root}: {wrong}"[:600], hint))
+        raise ConfigError(
+            codes.RUN_NOT_WRITABLE(what, "training.output_dir", f"{run.root}: {wrong}"[:600], hint)
+        )
     if not run.root.is_dir():
         return
     try:
@@ -44,8 +46,8 @@ def check_claim(run: RunDir, *, overwrite: bool, resume: bool) -> None:
                 "the output directory already holds a run",
                 "training.output_dir",
                 str(run.root),
-                "training.resume_from_checkpoint=latest to go on with it, training.experiment_name=NEW for a new one, "
-                "or training.overwrite_output_dir=true to set the old one aside",
+                "training.resume_from_checkpoint=latest to go on with it, training.experiment_name=NEW for a"
+                " new one, or training.overwrite_output_dir=true to set the old one aside",
             )
         )
 
@@ -100,7 +102,9 @@ def claim(
         # Set the old run aside under a free name.
         if holds_work(run) and overwrite and not resume:
             aside = next(
-                p for n in range(1, 10_000) if not (p := run.root.with_name(f"{run.root.name}.old-{n}")).exists()
+                p
+                for n in range(1, 10_000)
+                if not (p := run.root.with_name(f"{run.root.name}.old-{n}")).exists()
             )
             run.root.rename(aside)
             notes.append(

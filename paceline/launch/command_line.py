@@ -14,11 +14,33 @@ _MOST_ANCESTORS = 12
 #: flags of accelerate launch without a value, as of 1.15; every other option takes the next word
 SWITCHES = frozenset(
     [
-        "help", "quiet", "cpu", "multi_gpu", "tpu", "use_mps_device", "enable_cpu_affinity", "dynamo_use_fullgraph", "dynamo_use_dynamic", "dynamo_use_regional_compilation",
-        "use_deepspeed", "use_fsdp", "use_parallelism_config", "use_megatron_lm", "use_xpu", "ipex", "same_network", "module", "no_python", "tpu_cluster", "no_tpu_cluster", "tpu_use_sudo",
-        "downcast_bf16", "debug", "fp8_use_autocast_during_eval",
+        "help",
+        "quiet",
+        "cpu",
+        "multi_gpu",
+        "tpu",
+        "use_mps_device",
+        "enable_cpu_affinity",
+        "dynamo_use_fullgraph",
+        "dynamo_use_dynamic",
+        "dynamo_use_regional_compilation",
+        "use_deepspeed",
+        "use_fsdp",
+        "use_parallelism_config",
+        "use_megatron_lm",
+        "use_xpu",
+        "ipex",
+        "same_network",
+        "module",
+        "no_python",
+        "tpu_cluster",
+        "no_tpu_cluster",
+        "tpu_use_sudo",
+        "downcast_bf16",
+        "debug",
+        "fp8_use_autocast_during_eval",
     ]
-)  # fmt: skip
+)
 _SHORT = {"h": "help", "q": "quiet", "m": "module", "t": "tee"}
 #: option → the variable that accelerate reads but does not set
 NOT_HANDED_ON = {
@@ -28,7 +50,14 @@ NOT_HANDED_ON = {
     "offload_param_nvme_path": "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH",
 }
 #: prefix of a group of options → the option without which accelerate ignores them
-NEEDS = {"fsdp_": "use_fsdp", "zero": "use_deepspeed", "offload_": "use_deepspeed", "megatron_lm_": "use_megatron_lm", "parallelism_config_": "use_parallelism_config", "fp8_": "mixed_precision fp8"}  # fmt: skip
+NEEDS = {
+    "fsdp_": "use_fsdp",
+    "zero": "use_deepspeed",
+    "offload_": "use_deepspeed",
+    "megatron_lm_": "use_megatron_lm",
+    "parallelism_config_": "use_parallelism_config",
+    "fp8_": "mixed_precision fp8",
+}
 
 
 @dataclass(frozen=True)
@@ -93,7 +122,12 @@ def _begin(words: Sequence[str]) -> int:
     """
     for index, word in enumerate(words[:4]):
         name = os.path.basename(word)
-        if name == "accelerate-launch" or word == "accelerate.commands.launch" or name == "launch.py" and "accelerate" in word:  # fmt: skip
+        if (
+            name == "accelerate-launch"
+            or word == "accelerate.commands.launch"
+            or name == "launch.py"
+            and "accelerate" in word
+        ):
             return index + 1
         if name == "accelerate" or word == "accelerate.commands.accelerate_cli":
             return index + 2 if words[index + 1 : index + 2] == ["launch"] else 0

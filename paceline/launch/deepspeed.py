@@ -48,7 +48,8 @@ def argv(
                 "deepspeed starts several nodes from a hostfile only, with --no_ssh too",
                 "deepspeed --hostfile",
                 f"{cluster.num_nodes} nodes",
-                f"one line a node, NAME slots=PROCESSES: printf '{lines}' > hostfile, and deepspeed --hostfile=hostfile on every node",
+                f"one line a node, NAME slots=PROCESSES: printf '{lines}' > hostfile, and deepspeed"
+                " --hostfile=hostfile on every node",
             )
         )
     return (

@@ -72,7 +72,9 @@ def _answered(main: Callable[[], int]) -> int:
         why = refusal_of(error, Path(named) if named else None)
         if why is None:
             raise
-        finding = codes.PROGRAM_SYSTEM_REFUSED(f"the system refused: {why.reason}", named, str(error), why.hint)
+        finding = codes.PROGRAM_SYSTEM_REFUSED(
+            f"the system refused: {why.reason}", named, str(error), why.hint
+        )
         print(finding.render(), file=sys.stderr)
         return int(ExitCode.FAILED)
 

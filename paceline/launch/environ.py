@@ -46,7 +46,9 @@ class Translation:
 
         Existing ones stay.
         """
-        written = {f"PACELINE_{path.replace('.', '__').upper()}": value for path, value in self.overrides.items()}
+        written = {
+            f"PACELINE_{path.replace('.', '__').upper()}": value for path, value in self.overrides.items()
+        }
         return {**written, **self.variables, **given}
 
 
@@ -59,7 +61,9 @@ def translate(environ: Mapping[str, str], above: Sequence[Sequence[str]] | None 
     notes: list[Diagnostic] = []
     for name, meaning in PASSED_ON.items():
         if name in environ:
-            notes.append(codes.LAUNCH_ENV_PASSED(f"passed on: {meaning}", name, environ[name], severity=Severity.NOTE))
+            notes.append(
+                codes.LAUNCH_ENV_PASSED(f"passed on: {meaning}", name, environ[name], severity=Severity.NOTE)
+            )
     _nccl_timeout(environ, overrides, notes)
     _deepspeed_timeout(environ, overrides, notes)
     _rendezvous(environ, overrides, notes)
@@ -82,20 +86,32 @@ def _accelerate(
     command = accelerate_options(ancestors() if above is None else above)
     for option, needs in command.thrown_away().items():
         what = f"accelerate launch throws --{option} away, since --{needs} is not given"
-        notes.append(config_codes.LAUNCH_NO_EFFECT(what, "accelerate launch", f"--{option}", f"--{needs}", Severity.WARNING))  # fmt: skip
+        notes.append(
+            config_codes.LAUNCH_NO_EFFECT(
+                what, "accelerate launch", f"--{option}", f"--{needs}", Severity.WARNING
+            )
+        )
     num_processes = command.options.get("num_processes")
     several = whole(num_processes or "") > 1
     # Several processes were requested, but accelerate started a single one.
     simple = "ACCELERATE_USE_CPU" in environ and not environ.get("RANK") and started_by(environ) is None
     if simple and (several or environ.get("MASTER_ADDR")):
         many = f"--num_processes {num_processes}" if several else "more than one process"
-        what = f"accelerate launch was asked for {many}, and has started one: without --multi_gpu, --use_fsdp or --use_deepspeed it never starts more"
-        hint = "accelerate launch --multi_gpu --num_processes 2 main.py … (on CPUs too), torchrun --nproc_per_node 2 main.py …"
+        what = (
+            f"accelerate launch was asked for {many}, and has started one: without --multi_gpu, --use_fsdp or"
+            " --use_deepspeed it never starts more"
+        )
+        hint = (
+            "accelerate launch --multi_gpu --num_processes 2 main.py … (on CPUs too), torchrun"
+            " --nproc_per_node 2 main.py …"
+        )
         notes.append(codes.LAUNCH_ONE_PROCESS(what, "accelerate launch", many, hint, Severity.WARNING))
     return {name: value for name, value in command.not_handed_on().items() if name not in environ}
 
 
-def _deepspeed_timeout(environ: Mapping[str, str], overrides: dict[str, str], notes: list[Diagnostic]) -> None:
+def _deepspeed_timeout(
+    environ: Mapping[str, str], overrides: dict[str, str], notes: list[Diagnostic]
+) -> None:
     given = environ.get("DEEPSPEED_TIMEOUT")
     if given is None or "training.ddp_timeout" in overrides:
         return
@@ -107,7 +123,10 @@ def _deepspeed_timeout(environ: Mapping[str, str], overrides: dict[str, str], no
         notes.append(codes.LAUNCH_DEEPSPEED_TIMEOUT(what, "DEEPSPEED_TIMEOUT", given, hint))
         return
     overrides["training.ddp_timeout"] = str(int(given) * 60)
-    what = "DeepSpeed's minutes are taken as training.ddp_timeout, the process group's timeout in seconds: Paceline opens the group"
+    what = (
+        "DeepSpeed's minutes are taken as training.ddp_timeout, the process group's timeout in seconds:"
+        " Paceline opens the group"
+    )
     hint = "training.ddp_timeout in the YAML"
     notes.append(codes.LAUNCH_DEEPSPEED_TIMEOUT(what, "DEEPSPEED_TIMEOUT", given, hint, Severity.NOTE))
 
@@ -115,7 +134,12 @@ def _deepspeed_timeout(environ: Mapping[str, str], overrides: dict[str, str], no
 def _rendezvous(environ: Mapping[str, str], overrides: dict[str, str], notes: list[Diagnostic]) -> None:
     """Take MASTER_ADDR and MASTER_PORT set by the user (not by a launcher) as the address of node 0."""
     address = environ.get("MASTER_ADDR", "")
-    if not address or started_by(environ) is not None or is_loopback(address) or "ACCELERATE_USE_CPU" in environ:
+    if (
+        not address
+        or started_by(environ) is not None
+        or is_loopback(address)
+        or "ACCELERATE_USE_CPU" in environ
+    ):
         return
     taken = {"launch.master_addr": address, "launch.master_port": environ.get("MASTER_PORT", "")}
     overrides.update({path: value for path, value in taken.items() if value})
@@ -132,17 +156,26 @@ def _nccl_timeout(environ: Mapping[str, str], overrides: dict[str, str], notes: 
     if whole(given) < 1:
         hint = "NCCL_TIMEOUT=1800, or training.ddp_timeout: 1800"
         notes.append(
-            codes.LAUNCH_NCCL_TIMEOUT("NCCL_TIMEOUT is a number of seconds from 1 up", "NCCL_TIMEOUT", given, hint)
+            codes.LAUNCH_NCCL_TIMEOUT(
+                "NCCL_TIMEOUT is a number of seconds from 1 up", "NCCL_TIMEOUT", given, hint
+            )
         )
         return
     overrides["training.ddp_timeout"] = given.strip()
-    what = "NCCL itself reads no such variable; taken as training.ddp_timeout, the process group's timeout in seconds"
+    what = (
+        "NCCL itself reads no such variable; taken as training.ddp_timeout, the process group's timeout in"
+        " seconds"
+    )
     notes.append(
-        codes.LAUNCH_NCCL_TIMEOUT(what, "NCCL_TIMEOUT", given, "training.ddp_timeout in the YAML", Severity.NOTE)
+        codes.LAUNCH_NCCL_TIMEOUT(
+            what, "NCCL_TIMEOUT", given, "training.ddp_timeout in the YAML", Severity.NOTE
+        )
     )
 
 
-def _deepspeed_log_level(environ: Mapping[str, str], overrides: dict[str, str], notes: list[Diagnostic]) -> None:
+def _deepspeed_log_level(
+    environ: Mapping[str, str], overrides: dict[str, str], notes: list[Diagnostic]
+) -> None:
     given = environ.get("DEEPSPEED_LOG_LEVEL")
     if given is None:
         return

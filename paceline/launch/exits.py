@@ -46,7 +46,9 @@ class Failure:
 def root_of(failures: Sequence[Failure]) -> Failure | None:
     """Return the failure that caused the others; None if there are none."""
     named = min((f for f in failures if f.code > 0), key=lambda f: f.at, default=None)
-    killed = min((f for f in failures if f.code < 0), key=lambda f: (f.at, -f.code in _MAY_ECHO), default=None)
+    killed = min(
+        (f for f in failures if f.code < 0), key=lambda f: (f.at, -f.code in _MAY_ECHO), default=None
+    )
     if named is None or killed is None:
         return named or killed
     slack = -ECHO_SECONDS if -killed.code in _MAY_ECHO else ECHO_SECONDS
@@ -65,7 +67,9 @@ def overall_code(codes: Mapping[int, int], *, stop_signal: int | None = None) ->
     own = [code for code in values if code > 0 and code not in (ExitCode.STOPPED, *ECHOES)]
     if own:
         return own[0]
-    killed = [code for code in values if code < 0 and not (stop_signal is not None and code == -signal.SIGTERM)]
+    killed = [
+        code for code in values if code < 0 and not (stop_signal is not None and code == -signal.SIGTERM)
+    ]
     if killed:
         return 128 - killed[0]
     for code in (ExitCode.PEER_FAILED, ExitCode.CLOSING, ExitCode.STOPPED):
@@ -92,20 +96,36 @@ def killed_diagnostic(rank: int, code: int, out_of_memory: bool | None = None, l
     """
     number, name = -code, signal_name(-code)
     log = log or "the rank's log"
-    less = "a smaller training.per_device_train_batch_size or data.max_length, training.gradient_checkpointing: true, or more memory"
+    less = (
+        "a smaller training.per_device_train_batch_size or data.max_length, training.gradient_checkpointing:"
+        " true, or more memory"
+    )
     evidence = {"rank": rank, "signal": name, "out_of_memory": out_of_memory}
     if number == signal.SIGKILL and out_of_memory:
-        what = f"rank {rank} was ended by the kernel's out-of-memory killer (SIGKILL): its cgroup has counted the kill"
+        what = (
+            f"rank {rank} was ended by the kernel's out-of-memory killer (SIGKILL): its cgroup has counted"
+            " the kill"
+        )
         return codes.LAUNCH_OUT_OF_MEMORY(what, f"rank {rank}", name, less, evidence=evidence)
     not_known = f"not known whether memory ran out (no count can be read; `dmesg` tells): if it did, {less}"
     hints: dict[int, str] = {
-        signal.SIGKILL: not_known if out_of_memory is None else "its cgroup has counted no out-of-memory kill: look for who sent the signal (kill -9, a scheduler's limit)",
+        signal.SIGKILL: (
+            not_known
+            if out_of_memory is None
+            else (
+                "its cgroup has counted no out-of-memory kill: look for who sent the signal (kill -9, a"
+                " scheduler's limit)"
+            )
+        ),
         signal.SIGSEGV: f"a crash in native code: the stack of each thread is in {log}",
         signal.SIGFPE: f"a crash in native code: the stack of each thread is in {log}",
         signal.SIGILL: f"native code for another processor: the stack of each thread is in {log}",
         signal.SIGABRT: f"native code gave up: its reason stands above, the stack of each thread in {log}",
-        signal.SIGBUS: f"most often /dev/shm is full, or a file became shorter while it was mapped: the stack is in {log}",
-    }  # fmt: skip
+        signal.SIGBUS: (
+            "most often /dev/shm is full, or a file became shorter while it was mapped: the stack is in"
+            f" {log}"
+        ),
+    }
     hint = hints.get(number, f"look for who sent the signal, and at {log}")
     what = f"rank {rank} was ended by {name}"
     return codes.LAUNCH_WORKER_KILLED(what, f"rank {rank}", name, hint, evidence=evidence)

@@ -3,7 +3,8 @@
 A UNIX socket in a folder of this user, named by an environment variable so that it is found behind torchrun's
 agent too. Messages are JSON, one per line:
 
-    worker → launcher   {"rank": 1, "pid": 4711}, then at most one of {"failed": 1, "finding": {…}} and {"ended": 0}
+    worker → launcher   {"rank": 1, "pid": 4711}, then at most one of {"failed": 1, "finding": {…}} and
+                        {"ended": 0}
     agent → launcher    {"rank": AGENT, "pid": 4710}, then {"codes": {"1": -9}}
     launcher → worker   {"rank": 0, "code": 137, "finding": {…}}: rank 0 died; ranks that stay are killed
 """
@@ -51,7 +52,9 @@ class Line:
         self._link = link
         self.on_word = on_word
         if link is not None:
-            threading.Thread(target=self._listen, args=(link,), name="paceline-launch-line", daemon=True).start()
+            threading.Thread(
+                target=self._listen, args=(link,), name="paceline-launch-line", daemon=True
+            ).start()
 
     @staticmethod
     def join(environ: Mapping[str, str], rank: int, on_word: Callable[[Word], None]) -> Line:
@@ -128,7 +131,9 @@ def encoded(message: Mapping[str, Any]) -> bytes:
     """
     line = json.dumps(message, default=str).encode() + b"\n"
     if len(line) > MESSAGE_BYTES and isinstance(message.get("finding"), Mapping):
-        short = {k: v[:2000] if isinstance(v, str) else v for k, v in message["finding"].items() if k != "evidence"}
+        short = {
+            k: v[:2000] if isinstance(v, str) else v for k, v in message["finding"].items() if k != "evidence"
+        }
         line = json.dumps({**message, "finding": short}, default=str).encode() + b"\n"
     return line
 
@@ -151,5 +156,7 @@ def is_own(link: socket.socket) -> bool:
     """
     if not hasattr(socket, "SO_PEERCRED"):
         return True
-    _, uid, _ = struct.unpack("3I", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3I")))
+    _, uid, _ = struct.unpack(
+        "3I", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3I"))
+    )
     return uid in (os.geteuid(), 0)

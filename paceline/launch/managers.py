@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from paceline.core.errors import ConfigError
 from paceline.launch import codes
 
-_STEPS_OF_SHELLS = 0xFFFFFFF0  # sbatch's own shell and salloc's interactive step have step numbers near 2**32: their tasks have no peers
+# sbatch's own shell and salloc's interactive step have step numbers near 2**32: their tasks have no peers
+_STEPS_OF_SHELLS = 0xFFFFFFF0
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,9 @@ class Manager:
 
     def started(self, environ: Mapping[str, str]) -> bool:
         """Whether this manager started the current process."""
-        within = all(environ.get(name) for name in self.needs) and not (self.word == "srun" and _shell(environ))
+        within = all(environ.get(name) for name in self.needs) and not (
+            self.word == "srun" and _shell(environ)
+        )
         return within and bool(first(environ, self.rank))
 
 
@@ -48,32 +51,114 @@ _JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PJM_JOBID")
 #: the first match counts: managers that set the local rank before those that do not, inner ones before Slurm
 MANAGERS = (
     Manager(
-        "Open MPI", "mpirun", ("OMPI_COMM_WORLD_RANK",), ("OMPI_COMM_WORLD_SIZE",), ("OMPI_COMM_WORLD_LOCAL_RANK",), ("OMPI_COMM_WORLD_LOCAL_SIZE",),
-        job=("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", *_JOBS), export="mpirun -x MASTER_ADDR=<first host> -x MASTER_PORT=29500 …",
+        "Open MPI",
+        "mpirun",
+        ("OMPI_COMM_WORLD_RANK",),
+        ("OMPI_COMM_WORLD_SIZE",),
+        ("OMPI_COMM_WORLD_LOCAL_RANK",),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE",),
+        job=("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", *_JOBS),
+        export="mpirun -x MASTER_ADDR=<first host> -x MASTER_PORT=29500 …",
     ),
-    Manager("jsrun", "jsrun", ("JSM_NAMESPACE_RANK",), ("JSM_NAMESPACE_SIZE",), ("JSM_NAMESPACE_LOCAL_RANK",), ("JSM_NAMESPACE_LOCAL_SIZE",), job=_JOBS),
-    Manager("MVAPICH2", "mpirun", ("MV2_COMM_WORLD_RANK",), ("MV2_COMM_WORLD_SIZE",), ("MV2_COMM_WORLD_LOCAL_RANK",), ("MV2_COMM_WORLD_LOCAL_SIZE",), job=_JOBS),
-    Manager("MVAPICH", "mpirun", ("MVP_COMM_WORLD_RANK",), ("MVP_COMM_WORLD_SIZE",), ("MVP_COMM_WORLD_LOCAL_RANK",), ("MVP_COMM_WORLD_LOCAL_SIZE",), job=_JOBS),
     Manager(
-        "Hydra (MPICH, Intel MPI)", "mpirun", ("PMI_RANK",), ("PMI_SIZE",), ("MPI_LOCALRANKID",), ("MPI_LOCALNRANKS",),
-        job=_JOBS, needs=("MPI_LOCALNRANKS",), export="mpiexec -genv MASTER_ADDR <first host> -genv MASTER_PORT 29500 …",
+        "jsrun",
+        "jsrun",
+        ("JSM_NAMESPACE_RANK",),
+        ("JSM_NAMESPACE_SIZE",),
+        ("JSM_NAMESPACE_LOCAL_RANK",),
+        ("JSM_NAMESPACE_LOCAL_SIZE",),
+        job=_JOBS,
     ),
-    Manager("PALS", "mpirun", ("PALS_RANKID",), ("PALS_SIZE", "PMI_SIZE"), ("PALS_LOCAL_RANKID", "PMI_LOCAL_RANK"), ("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE"), job=("PALS_APID", *_JOBS)),
-    Manager("Cray PMI", "mpirun", ("PMI_RANK",), ("PMI_SIZE",), ("PMI_LOCAL_RANK",), ("PMI_LOCAL_SIZE",), job=_JOBS, needs=("PMI_LOCAL_SIZE",)),
-    Manager("Platform MPI", "mpirun", ("MPI_RANKID",), ("MPI_NRANKS",), ("MPI_LOCALRANKID",), ("MPI_LOCALNRANKS",), job=_JOBS),
-    Manager("Flux", "flux", ("FLUX_TASK_RANK",), ("FLUX_JOB_SIZE",), ("FLUX_TASK_LOCAL_ID",), (), ("FLUX_JOB_NNODES",), job=("FLUX_JOB_ID",)),
     Manager(
-        "Slurm", "srun", ("SLURM_PROCID",), ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), ("SLURM_LOCALID",), ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"),
-        ("SLURM_STEP_NUM_NODES", "SLURM_NNODES"), ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"), ("SLURM_JOB_ID",), ("SLURM_STEP_ID",),
+        "MVAPICH2",
+        "mpirun",
+        ("MV2_COMM_WORLD_RANK",),
+        ("MV2_COMM_WORLD_SIZE",),
+        ("MV2_COMM_WORLD_LOCAL_RANK",),
+        ("MV2_COMM_WORLD_LOCAL_SIZE",),
+        job=_JOBS,
+    ),
+    Manager(
+        "MVAPICH",
+        "mpirun",
+        ("MVP_COMM_WORLD_RANK",),
+        ("MVP_COMM_WORLD_SIZE",),
+        ("MVP_COMM_WORLD_LOCAL_RANK",),
+        ("MVP_COMM_WORLD_LOCAL_SIZE",),
+        job=_JOBS,
+    ),
+    Manager(
+        "Hydra (MPICH, Intel MPI)",
+        "mpirun",
+        ("PMI_RANK",),
+        ("PMI_SIZE",),
+        ("MPI_LOCALRANKID",),
+        ("MPI_LOCALNRANKS",),
+        job=_JOBS,
+        needs=("MPI_LOCALNRANKS",),
+        export="mpiexec -genv MASTER_ADDR <first host> -genv MASTER_PORT 29500 …",
+    ),
+    Manager(
+        "PALS",
+        "mpirun",
+        ("PALS_RANKID",),
+        ("PALS_SIZE", "PMI_SIZE"),
+        ("PALS_LOCAL_RANKID", "PMI_LOCAL_RANK"),
+        ("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE"),
+        job=("PALS_APID", *_JOBS),
+    ),
+    Manager(
+        "Cray PMI",
+        "mpirun",
+        ("PMI_RANK",),
+        ("PMI_SIZE",),
+        ("PMI_LOCAL_RANK",),
+        ("PMI_LOCAL_SIZE",),
+        job=_JOBS,
+        needs=("PMI_LOCAL_SIZE",),
+    ),
+    Manager(
+        "Platform MPI",
+        "mpirun",
+        ("MPI_RANKID",),
+        ("MPI_NRANKS",),
+        ("MPI_LOCALRANKID",),
+        ("MPI_LOCALNRANKS",),
+        job=_JOBS,
+    ),
+    Manager(
+        "Flux",
+        "flux",
+        ("FLUX_TASK_RANK",),
+        ("FLUX_JOB_SIZE",),
+        ("FLUX_TASK_LOCAL_ID",),
+        (),
+        ("FLUX_JOB_NNODES",),
+        job=("FLUX_JOB_ID",),
+    ),
+    Manager(
+        "Slurm",
+        "srun",
+        ("SLURM_PROCID",),
+        ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+        ("SLURM_LOCALID",),
+        ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"),
+        ("SLURM_STEP_NUM_NODES", "SLURM_NNODES"),
+        ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"),
+        ("SLURM_JOB_ID",),
+        ("SLURM_STEP_ID",),
         "export MASTER_ADDR=<first host> before srun",
     ),
     Manager("a process manager that speaks PMI", "mpirun", ("PMI_RANK", "PMI_ID"), ("PMI_SIZE",), job=_JOBS),
-)  # fmt: skip
+)
 #: variables that hold a rank: set without a size, the process is one of an unknown number
 RANK_ALONE = (
     *dict.fromkeys(name for manager in MANAGERS if manager.word != "srun" for name in manager.rank),
-    "ALPS_APP_PE", "PMIX_RANK", "PMI_FORK_RANK", "OMPI_MCA_orte_ess_vpid",
-)  # fmt: skip
+    "ALPS_APP_PE",
+    "PMIX_RANK",
+    "PMI_FORK_RANK",
+    "OMPI_MCA_orte_ess_vpid",
+)
 
 
 def first(environ: Mapping[str, str], names: tuple[str, ...]) -> str:
@@ -91,10 +176,12 @@ def manager_of(environ: Mapping[str, str]) -> Manager | None:
     if alone is not None:
         raise ConfigError(
             codes.LAUNCH_RANK_ALONE(
-                "this process is one of several, but nothing says of how many: each of them would train alone, into one folder",
+                "this process is one of several, but nothing says of how many: each of them would train"
+                " alone, into one folder",
                 "environment",
                 f"{alone}={environ[alone]}, and no number of processes",
-                "RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT exported in each process, or start by torchrun or srun",
+                "RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT exported in each process, or start"
+                " by torchrun or srun",
             )
         )
     return found
@@ -157,7 +244,9 @@ def local_sizes(text: str) -> tuple[int, ...]:
     if not re.fullmatch(r"\d{1,6}(\(x\d{1,6}\))?(,\d{1,6}(\(x\d{1,6}\))?)*", text.strip(), re.ASCII):
         return ()
     return tuple(
-        int(number) for number, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text) for _ in range(int(times or 1))
+        int(number)
+        for number, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+        for _ in range(int(times or 1))
     )
 
 

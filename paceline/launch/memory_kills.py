@@ -61,7 +61,11 @@ def counter_of(pid: int, proc: Path = Path("/proc")) -> Path | None:
     for line in mounts:
         before, _, after = line.partition(" - ")
         fields, kind = before.split(), (after.split() or [""])[0]
-        if kind not in places or len(fields) < 5 or (kind == "cgroup" and "memory" not in after.split()[-1].split(",")):
+        if (
+            kind not in places
+            or len(fields) < 5
+            or (kind == "cgroup" and "memory" not in after.split()[-1].split(","))
+        ):
             continue
         root, at = fields[3], Path(fields[4].replace("\\040", " "))
         inside = places[kind]

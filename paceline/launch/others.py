@@ -31,7 +31,8 @@ def mpirun_specs(
     if found is None:
         raise ConfigError(_missing("mpirun", "the package openmpi-bin or mpich of the system"))
     meeting = {"MASTER_ADDR": cluster.master_addr, "MASTER_PORT": str(cluster.master_port or DEFAULT_PORT)}
-    argv = (found, "-np", str(cluster.nproc), "--bind-to", "none", *worker)  # threads of a process are not pinned
+    # threads of a process are not pinned
+    argv = (found, "-np", str(cluster.nproc), "--bind-to", "none", *worker)
     return _agent(argv, {**meeting, **_shared(environ, cores, cluster)}, cluster)
 
 
@@ -75,7 +76,8 @@ def _module(worker: Sequence[str], package: str, module: str, arguments: Sequenc
 def _one_node(name: str, cluster: Cluster, instead: str) -> None:
     if cluster.num_nodes > 1:
         what = (
-            f"Paceline starts {name} on one node only: on several it starts the ranks of all nodes by means of its own"
+            f"Paceline starts {name} on one node only: on several it starts the ranks of all nodes by means"
+            " of its own"
         )
         found = f"{_OWN} {shlex.quote(name)} with {cluster.num_nodes} nodes"
         raise ConfigError(codes.LAUNCH_ONE_NODE(what, _OWN, found, f"{instead}; or {_OWN} spawn or torchrun"))

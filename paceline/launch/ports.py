@@ -29,7 +29,9 @@ def resolve_port(cluster: Cluster) -> Cluster:
     assert port is not None
     if not 1 <= port <= 65535:
         raise ConfigError(
-            codes.LAUNCH_PORT_RANGE("a port is a number from 1 to 65535", "launch.master_port", str(port), "29500")
+            codes.LAUNCH_PORT_RANGE(
+                "a port is a number from 1 to 65535", "launch.master_port", str(port), "29500"
+            )
         )
     if cluster.node_rank == 0 and not port_is_free(port):
         free = next_free_port(port)
@@ -62,9 +64,11 @@ def check_cluster(cluster: Cluster) -> None:
                 f"with {cluster.num_nodes} node(s) the ranks of nodes go from 0 to {last}",
                 "--node_rank",
                 str(cluster.node_rank),
-                f"--node_rank {last}"
-                if last == 0
-                else f"a number from 0 to {last}, or --nnodes {cluster.node_rank + 1}",
+                (
+                    f"--node_rank {last}"
+                    if last == 0
+                    else f"a number from 0 to {last}, or --nnodes {cluster.node_rank + 1}"
+                ),
             )
         )
 

@@ -24,9 +24,13 @@ from paceline.runlog.redact import Redactor
 from paceline.runlog.result import write_result
 
 _WORDS = {
-    int(ExitCode.OK): "finished", int(ExitCode.STOPPED): "stopped", int(ExitCode.CLOSING): "closing",
-    int(ExitCode.PEER_FAILED): "another_rank", int(ExitCode.CONFIG): "refused", int(ExitCode.INTERRUPTED): "interrupted",
-}  # fmt: skip
+    int(ExitCode.OK): "finished",
+    int(ExitCode.STOPPED): "stopped",
+    int(ExitCode.CLOSING): "closing",
+    int(ExitCode.PEER_FAILED): "another_rank",
+    int(ExitCode.CONFIG): "refused",
+    int(ExitCode.INTERRUPTED): "interrupted",
+}
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,8 @@ class LaunchRecord:
                 except OSError as exc:
                     why = refusal_of(exc, self.run.root)
                     what = (
-                        f"how the ranks ended could not be written down: {why.reason if why else exc.strerror or exc}"
+                        "how the ranks ended could not be written down:"
+                        f" {why.reason if why else exc.strerror or exc}"
                     )
                     where, hint = str(self.run.root), "what stands above is all that is known"
                     refused.append(codes.LAUNCH_EXITS_LOST(what, where, str(exc), hint, Severity.WARNING))
@@ -102,7 +107,12 @@ class LaunchRecord:
         path = self.run.exits(self.node_rank)
         cause = self._redact.diagnostic(root.finding).to_json() if root is not None and root.finding else None
         ranks = [asdict(one) for one in sorted(exits, key=lambda one: one.rank)]
-        data = {"exit_code": exit_code, "rank": root.rank if root is not None else None, "cause": cause, "ranks": ranks}
+        data = {
+            "exit_code": exit_code,
+            "rank": root.rank if root is not None else None,
+            "cause": cause,
+            "ranks": ranks,
+        }
         path.parent.mkdir(exist_ok=True)
         staged = path.with_name(f".{path.name}.{os.getpid()}")
         try:

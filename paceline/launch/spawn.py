@@ -13,9 +13,15 @@ from paceline.launch.ports import gloo_interface
 from paceline.launch.spec import Cluster, LaunchSpec, import_path, rank_environment, thread_count
 
 
-def specs(worker: Sequence[str], cluster: Cluster, *, environ: Mapping[str, str], cores: int) -> tuple[LaunchSpec, ...]:
+def specs(
+    worker: Sequence[str], cluster: Cluster, *, environ: Mapping[str, str], cores: int
+) -> tuple[LaunchSpec, ...]:
     """Return one spec per worker of node ``cluster.node_rank``."""
-    shared = {**import_path(environ), **thread_count(environ, cores, cluster.nproc), **gloo_interface(cluster, environ)}
+    shared = {
+        **import_path(environ),
+        **thread_count(environ, cores, cluster.nproc),
+        **gloo_interface(cluster, environ),
+    }
     return tuple(
         LaunchSpec(
             tuple(worker),

@@ -50,7 +50,9 @@ def launcher_for(cluster: Cluster, requested: str | None = None) -> str:
     if requested not in OFFERED:
         near = difflib.get_close_matches(requested, OFFERED, n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"one of: {', '.join(OFFERED)}"
-        raise ConfigError(codes.LAUNCH_UNKNOWN(f"no launcher is called '{requested}'", "--launcher", requested, hint))
+        raise ConfigError(
+            codes.LAUNCH_UNKNOWN(f"no launcher is called '{requested}'", "--launcher", requested, hint)
+        )
     return requested
 
 
@@ -92,13 +94,17 @@ def launch(
     if launcher != ALONE:
         cluster = resolve_port(cluster)
     if cluster.num_nodes > 1:
-        report(f"node {cluster.node_rank} of {cluster.num_nodes} meets the others at {cluster.master_addr}:{cluster.master_port}; address and port are the same on every node")  # fmt: skip
+        report(
+            f"node {cluster.node_rank} of {cluster.num_nodes} meets the others at"
+            f" {cluster.master_addr}:{cluster.master_port}; address and port are the same on every node"
+        )
         await_node_0(cluster, report)
     specs = make_specs(launcher, worker, cluster, environ=environ, cores=cores, settings=settings)
     threads = specs[0].env_additions.get("OMP_NUM_THREADS")
     if threads:
         report(
-            f"OMP_NUM_THREADS={threads}: {cores} cores shared by {cluster.nproc} processes (set it yourself to change this)"
+            f"OMP_NUM_THREADS={threads}: {cores} cores shared by {cluster.nproc} processes (set it yourself"
+            " to change this)"
         )
     record = LaunchRecord(run_dir, cluster.node_rank, Redactor.of(environ)) if run_dir is not None else None
     with handed_out(environ, cluster.num_nodes, cluster.world_size) as secret:

@@ -123,7 +123,9 @@ class _Supervisor:
             self._hear()
             return self._end(self._answer())
         finally:
-            processes.end_all([child.pid for child in self._children.values() if child.poll() is None], self._mark)
+            processes.end_all(
+                [child.pid for child in self._children.values() if child.poll() is None], self._mark
+            )
             for child in self._children.values():
                 child.wait()
             self._exchange.close()
@@ -133,7 +135,12 @@ class _Supervisor:
     def _start(self) -> None:
         prepare = processes.die_with_parent()
         for position, spec in enumerate(self._specs):
-            env = {**self._environ, **self._exchange.environ(), **spec.env_additions, processes.MARK: self._mark}
+            env = {
+                **self._environ,
+                **self._exchange.environ(),
+                **spec.env_additions,
+                processes.MARK: self._mark,
+            }
             try:
                 self._children[position] = subprocess.Popen(
                     spec.argv,
@@ -146,7 +153,10 @@ class _Supervisor:
                 hint = "a Python that can be executed, and room for more processes (ulimit -u)"
                 raise ConfigError(
                     codes.LAUNCH_START(
-                        f"the process cannot be started: {exc.strerror}", spec.argv[0], spec.shell_line(), hint
+                        f"the process cannot be started: {exc.strerror}",
+                        spec.argv[0],
+                        spec.shell_line(),
+                        hint,
                     )
                 ) from exc
 
@@ -166,10 +176,20 @@ class _Supervisor:
             elif caller.gone and caller.code is None and self._behind_agent() and not caller.notified:
                 what = f"the process of rank {rank} is gone without a word"
                 hint = "what torchrun's agent says of it, and the rank's log"
-                self._fails(Failure(rank, -signal.SIGKILL, time.monotonic(), codes.LAUNCH_RANK_GONE(what, f"rank {rank}", hint=hint)))  # fmt: skip
+                self._fails(
+                    Failure(
+                        rank,
+                        -signal.SIGKILL,
+                        time.monotonic(),
+                        codes.LAUNCH_RANK_GONE(what, f"rank {rank}", hint=hint),
+                    )
+                )
         if time.monotonic() - self._checked_at > WATCH_SECONDS:
             self._checked_at = time.monotonic()
-            for pid in (*(c.pid for c in self._children.values()), *(c.pid for c in self._exchange.callers.values())):
+            for pid in (
+                *(c.pid for c in self._children.values()),
+                *(c.pid for c in self._exchange.callers.values()),
+            ):
                 self._memory.watch(pid)
 
     def _poll(self) -> None:
@@ -185,11 +205,17 @@ class _Supervisor:
             if code in CALM or expected:
                 continue
             self._first_failure = self._first_failure or time.monotonic()
-            if rank is None or child.pid in self._ended or rank in {failure.rank for failure in self._failures}:
+            if (
+                rank is None
+                or child.pid in self._ended
+                or rank in {failure.rank for failure in self._failures}
+            ):
                 continue
             # A rank killed by a signal could not report it; other exit codes are its own error or an echo.
             if code < 0:
-                self._out_of_memory[rank] = self._memory.killed(child.pid) if code == -signal.SIGKILL else None
+                self._out_of_memory[rank] = (
+                    self._memory.killed(child.pid) if code == -signal.SIGKILL else None
+                )
                 finding = killed_diagnostic(rank, code, self._out_of_memory[rank], self._log(rank))
                 self._report(finding.render())
                 self._fails(Failure(rank, code, time.monotonic(), finding))
@@ -267,13 +293,19 @@ class _Supervisor:
                 processes.send_group(child.pid, signal.SIGKILL)
         elif waited > PEER_SECONDS:
             for position, child in self._running():
-                if STACKS is not None and child.pid not in self._ended and self._specs[position].rank in self._exchange.callers:  # fmt: skip
+                if (
+                    STACKS is not None
+                    and child.pid not in self._ended
+                    and self._specs[position].rank in self._exchange.callers
+                ):
                     processes.send(child.pid, STACKS)
                 self._ended.add(child.pid)
                 self._stop_child(child.pid)
 
     def _running(self) -> list[tuple[int, subprocess.Popen]]:
-        return [(position, child) for position, child in self._children.items() if position not in self._codes]
+        return [
+            (position, child) for position, child in self._children.items() if position not in self._codes
+        ]
 
     def _behind_agent(self) -> bool:
         return any(spec.rank is None for spec in self._specs)
@@ -291,7 +323,9 @@ class _Supervisor:
 
     def _answer(self) -> int:
         """Return the exit code: that of the root cause if a rank failed by itself."""
-        root = root_of([failure for failure in self._failures if not self._behind_agent() or failure.code > 0])
+        root = root_of(
+            [failure for failure in self._failures if not self._behind_agent() or failure.code > 0]
+        )
         if root is not None:
             return root.answer
         code = overall_code(self._codes, stop_signal=self._stop_signal)
@@ -319,7 +353,9 @@ class _Supervisor:
         if root is None or root.code >= 0 or code >= 0:
             return root
         memory = self._memory.killed(callers[root.rank].pid) if code == -signal.SIGKILL else None
-        return Failure(root.rank, code, root.at, killed_diagnostic(root.rank, code, memory, self._log(root.rank)))
+        return Failure(
+            root.rank, code, root.at, killed_diagnostic(root.rank, code, memory, self._log(root.rank))
+        )
 
     def _exits(self) -> list[Exit]:
         callers = self._exchange.callers
@@ -331,7 +367,14 @@ class _Supervisor:
                 for rank in sorted({*agent_codes, *callers} - {AGENT}):
                     caller = callers.get(rank)
                     code = agent_codes.get(rank, caller.code if caller else None)
-                    exits.append(Exit.of(rank, caller.pid if caller else 0, code, finding=caller.finding if caller else None))  # fmt: skip
+                    exits.append(
+                        Exit.of(
+                            rank,
+                            caller.pid if caller else 0,
+                            code,
+                            finding=caller.finding if caller else None,
+                        )
+                    )
                 continue
             child, caller = self._children[position], callers.get(spec.rank)
             by_us = child.pid in self._stopped_pids | self._ended and spec.rank not in {
@@ -340,7 +383,9 @@ class _Supervisor:
             finding = caller.finding if caller is not None else None
             memory = self._out_of_memory.get(spec.rank)
             exits.append(
-                Exit.of(spec.rank, child.pid, child.wait(), by_us=by_us, out_of_memory=memory, finding=finding)
+                Exit.of(
+                    spec.rank, child.pid, child.wait(), by_us=by_us, out_of_memory=memory, finding=finding
+                )
             )
         return exits
 
@@ -351,7 +396,9 @@ class _Supervisor:
         # Keep SIGHUP ignored under nohup. A shell's background job ignores SIGINT too, but whoever sends
         # it one wants a stop.
         ours = [
-            number for number in SIGNALS if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
+            number
+            for number in SIGNALS
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
         ]
         return {number: signal.signal(number, self._on_signal) for number in ours}
 

@@ -28,8 +28,14 @@ def flags(cluster: Cluster) -> tuple[str, ...]:
     )
 
 
-def specs(worker: Sequence[str], cluster: Cluster, *, environ: Mapping[str, str], cores: int) -> tuple[LaunchSpec, ...]:
+def specs(
+    worker: Sequence[str], cluster: Cluster, *, environ: Mapping[str, str], cores: int
+) -> tuple[LaunchSpec, ...]:
     """Return the single agent of node ``cluster.node_rank``."""
-    env = {**import_path(environ), **thread_count(environ, cores, cluster.nproc), **gloo_interface(cluster, environ)}
+    env = {
+        **import_path(environ),
+        **thread_count(environ, cores, cluster.nproc),
+        **gloo_interface(cluster, environ),
+    }
     argv = (worker[0], "-m", AGENT_MODULE, *flags(cluster), *module_and_args(worker))
     return (LaunchSpec(argv, env, cluster.node_rank, rank=None, ranks=cluster.nproc),)

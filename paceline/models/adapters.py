@@ -81,7 +81,10 @@ def add_adapter(
         load_adapter(hf, Path(spec["start"]), trained)
     count = sum(p.numel() for p in hf.parameters() if p.requires_grad)
     whole = sum(p.numel() for p in hf.parameters())
-    note = f"LoRA r {spec['r']} on {', '.join(spec['target_modules'])}: {human_count(count)} of {human_count(whole)} parameters are trained"
+    note = (
+        f"LoRA r {spec['r']} on {', '.join(spec['target_modules'])}: {human_count(count)} of"
+        f" {human_count(whole)} parameters are trained"
+    )
     trained_ties = {other: name for other, name in ties(hf).items() if name in trained}
     identity = {**base, "fingerprint": fingerprint, "ties": trained_ties}
     return Adapter(spec, trained, _peft_config(config, saved, base, bool(trained_ties)), identity, note)
@@ -177,12 +180,18 @@ def load_adapter(hf: Any, folder: Path, trained: Mapping[str, str]) -> None:
         raise ConfigError(_no_weights(file, str(error).split("\n")[0])) from error
     # The names and shapes must match exactly: peft itself would load a part without an error.
     found = {plain_name(key.removeprefix(PEFT_PREFIX)): tensor for key, tensor in stored.items()}
-    places = {plain: parameter for name, parameter in hf.named_parameters() if (plain := trained.get(name)) is not None}
+    places = {
+        plain: parameter
+        for name, parameter in hf.named_parameters()
+        if (plain := trained.get(name)) is not None
+    }
     missing, unknown = sorted(set(places) - set(found)), sorted(set(found) - set(places) - set(ties(hf)))
     wrong = sorted(n for n in set(places) & set(found) if places[n].shape != found[n].shape)
     for what, names in (("missing", missing), ("unknown", unknown), ("of another shape", wrong)):
         if names:
-            raise ConfigError(_no_weights(file, f"{what}: {', '.join(names[:4])}{' …' if len(names) > 4 else ''}"))
+            raise ConfigError(
+                _no_weights(file, f"{what}: {', '.join(names[:4])}{' …' if len(names) > 4 else ''}")
+            )
     for name, parameter in places.items():
         parameter.copy_(found[name])
 
@@ -205,10 +214,14 @@ def _inject(hf: Any, spec: Mapping[str, Any], seed: int) -> Any:
         targets = trunk_linears(hf)  # peft would take the experts' tensors for a layer of its own kind
     alone = len(targets) == 1 and (targets[0] == "all-linear" or is_pattern(targets[0]))
     idle = (
-        [] if alone else [t for t in targets if not any(n == t or n.endswith(f".{t}") for n, _ in hf.named_modules())]
+        []
+        if alone
+        else [t for t in targets if not any(n == t or n.endswith(f".{t}") for n, _ in hf.named_modules())]
     )
     if idle and len(idle) < len(targets):  # peft would silently adapt only those it finds
-        raise ConfigError(_targets(spec, hf, f"no layer is called {' or '.join(idle)}", "some targets name no layer"))
+        raise ConfigError(
+            _targets(spec, hf, f"no layer is called {' or '.join(idle)}", "some targets name no layer")
+        )
     config = LoraConfig(
         r=spec["r"],
         lora_alpha=spec["alpha"],
@@ -244,7 +257,11 @@ def trunk_linears(hf: Any) -> list[str]:
     """Return the last name components of the trunk's linear layers, sorted."""
     head = hf.get_output_embeddings()
     return sorted(
-        {n.rpartition(".")[2] for n, m in hf.base_model.named_modules() if isinstance(m, nn.Linear) and m is not head}
+        {
+            n.rpartition(".")[2]
+            for n, m in hf.base_model.named_modules()
+            if isinstance(m, nn.Linear) and m is not head
+        }
     )
 
 
@@ -272,7 +289,8 @@ def _check_layers(hf: Any) -> None:
                     "adapters go on linear layers of the trunk",
                     "lora.target_modules",
                     f"{name} ({kind})",
-                    f"target_modules: [{', '.join(trunk_linears(hf))}]; modules_to_save trains embeddings and the head in full",
+                    f"target_modules: [{', '.join(trunk_linears(hf))}]; modules_to_save trains embeddings and"
+                    " the head in full",
                 )
             )
         module.cast_input_dtype_enabled = False
@@ -294,7 +312,9 @@ def _train_whole(hf: Any, wanted: Any) -> list[str]:
                     "the model has no such module with parameters",
                     "lora.modules_to_save",
                     target,
-                    ", ".join(sorted({n.rpartition(".")[2] for n, m in hf.named_modules() if m._parameters})[:12]),
+                    ", ".join(
+                        sorted({n.rpartition(".")[2] for n, m in hf.named_modules() if m._parameters})[:12]
+                    ),
                 )
             )
         for parameter in parameters:
@@ -303,7 +323,9 @@ def _train_whole(hf: Any, wanted: Any) -> list[str]:
         saved.add(target)
     for name in ties(hf):  # the other name of a tied weight
         module = name.rpartition(".")[0]
-        if id(hf.get_parameter(name)) in own and not any(module == s or module.endswith(f".{s}") for s in saved):
+        if id(hf.get_parameter(name)) in own and not any(
+            module == s or module.endswith(f".{s}") for s in saved
+        ):
             saved.add(module.rpartition(".")[2])
     return sorted(saved)
 
@@ -332,7 +354,9 @@ def _transposed(hf: Any, module: str) -> bool:
     return not isinstance(hf.get_submodule(module), nn.Linear)
 
 
-def _targets(spec: Mapping[str, Any], hf: Any, message: str, what: str = "peft finds nothing to adapt") -> Diagnostic:
+def _targets(
+    spec: Mapping[str, Any], hf: Any, message: str, what: str = "peft finds nothing to adapt"
+) -> Diagnostic:
     linear = sorted({n.rpartition(".")[2] for n, m in hf.named_modules() if isinstance(m, nn.Linear)})
     return codes.MODELS_ADAPTER_TARGETS(
         what,

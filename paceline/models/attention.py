@@ -52,7 +52,9 @@ def choose_attention(
     """
     if requested not in ("auto", PACKED_ATTENTION):
         return AttentionChoice(
-            "padded", requested, f"{requested} was asked for: Transformers' own function, one padded row a document"
+            "padded",
+            requested,
+            f"{requested} was asked for: Transformers' own function, one padded row a document",
         )
     obstacle = _obstacle(hf_config, supports_backend)
     if obstacle is not None:
@@ -73,7 +75,9 @@ def choose_attention(
             "packed: variable-length flash attention in bf16/fp16, one padded SDPA call in fp32",
         )
     return AttentionChoice(
-        "packed", PACKED_ATTENTION, "packed: one causal flash call a document (no variable-length kernel on a CPU)"
+        "packed",
+        PACKED_ATTENTION,
+        "packed: one causal flash call a document (no variable-length kernel on a CPU)",
     )
 
 
@@ -123,7 +127,9 @@ def packed_attention(
         raise ConfigError(_no_position_bias(module))
     # Options that a class passes to its attention function, or keeps on the module.
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    window = kwargs["sliding_window"] if "sliding_window" in kwargs else getattr(module, "sliding_window", None)
+    window = (
+        kwargs["sliding_window"] if "sliding_window" in kwargs else getattr(module, "sliding_window", None)
+    )
     if layout.shared is not None:
         query, key, value = (layout.shared.full(x, 2) for x in (query, key, value))
     # Shared prompts: expand to whole documents for attention, then keep the computed tokens only.
@@ -162,7 +168,9 @@ def document_attention(
     window = window if window is not None and window < layout.max_seqlen else None
     plain = softcap is None and sinks is None and window is None and query.shape[-1] == value.shape[-1]
     if plain and query.device.type == "cpu" and dropout == 0.0:
-        return CpuDocuments.apply(query, key, value, layout.bounds, scale, product_dtype(query.dtype, query.device))  # type: ignore[no-untyped-call]
+        return CpuDocuments.apply(
+            query, key, value, layout.bounds, scale, product_dtype(query.dtype, query.device)
+        )  # type: ignore[no-untyped-call]
     if plain and query.device.type == "cuda" and dropout == 0.0 and query.dtype in _LOW:
         return _varlen(query, key, value, layout, scale)
     if plain and query.device.type != "cpu":
@@ -179,9 +187,17 @@ def _varlen(query: Tensor, key: Tensor, value: Tensor, layout: PackedSequenceInf
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     longest = layout.max_seqlen
     out = varlen_attn(
-        q, k, v, layout.cu_seqlens, layout.cu_seqlens, longest, longest,
-        scale=scale, window_size=(-1, 0), enable_gqa=q.shape[1] != k.shape[1],
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        layout.cu_seqlens,
+        layout.cu_seqlens,
+        longest,
+        longest,
+        scale=scale,
+        window_size=(-1, 0),
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
     assert isinstance(out, Tensor)
     return out.transpose(0, 1).unsqueeze(0)
 
@@ -199,7 +215,9 @@ def _unpacked(
     softcap, sinks = kwargs.get("softcap"), kwargs.get("s_aux")
     if softcap is not None or sinks is not None:  # SDPA knows neither
         scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-        out = scores_attention(query, key, value, mask, scale=scale, dropout=dropout, softcap=softcap, sinks=sinks)
+        out = scores_attention(
+            query, key, value, mask, scale=scale, dropout=dropout, softcap=softcap, sinks=sinks
+        )
         return out.transpose(1, 2).contiguous(), None
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 

@@ -70,7 +70,13 @@ def _ulysses(
 
 
 def _allgather(
-    inner: Inner, query: Tensor, key: Tensor, value: Tensor, layout: PackedSequenceInfo, group: Group, **options: Any
+    inner: Inner,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: PackedSequenceInfo,
+    group: Group,
+    **options: Any,
 ) -> Tensor:
     fetched, width = gather(torch.cat([key, value], dim=-1), group, _TOKENS, partial=True), key.shape[-1]
     key, value = fetched[..., :width], fetched[..., width:]
@@ -128,7 +134,7 @@ def _tail(
         key, value = key[:, :, -reach:], value[:, :, -reach:]
     plain = softcap is None and sinks is None and window is None and query.shape[-1] == value.shape[-1]
     if plain and dropout == 0.0 and query.device.type == "cpu":
-        return CpuTail.apply(query, key, value, scale, product_dtype(query.dtype, query.device))  # type: ignore[no-any-return, no-untyped-call]
+        return CpuTail.apply(query, key, value, scale, product_dtype(query.dtype, query.device))  # type: ignore
     pieces: list[Tensor] = []
     before = key.shape[_TOKENS] - query.shape[_TOKENS]
     for rows in torch.split(
@@ -136,7 +142,9 @@ def _tail(
     ):  # a mask of q · k booleans for a long document would be gigabytes
         seen = before + sum(p.shape[_TOKENS] for p in pieces) + rows.shape[_TOKENS]
         mask = tail_mask(rows.shape[_TOKENS], seen, window, query.device)
-        pieces.append(_masked(rows, key[:, :, :seen], value[:, :, :seen], mask, scale, dropout, softcap, sinks))
+        pieces.append(
+            _masked(rows, key[:, :, :seen], value[:, :, :seen], mask, scale, dropout, softcap, sinks)
+        )
     return torch.cat(pieces, dim=_TOKENS)
 
 
@@ -159,7 +167,9 @@ def _masked(
     sinks: Tensor | None,
 ) -> Tensor:
     if softcap is not None or sinks is not None:
-        return scores_attention(query, key, value, mask, scale=scale, dropout=dropout, softcap=softcap, sinks=sinks)
+        return scores_attention(
+            query, key, value, mask, scale=scale, dropout=dropout, softcap=softcap, sinks=sinks
+        )
     grouped = query.shape[_HEADS] != key.shape[_HEADS]
     return F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, dropout_p=dropout, scale=scale, enable_gqa=grouped
@@ -174,7 +184,9 @@ class CpuTail(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, product: torch.dtype) -> Tensor:
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, product: torch.dtype
+    ) -> Tensor:
         """Return the attention output [1, H, q, D]."""
         q, k, v = query.to(product), key.to(product), value.to(product)
         cut = k.shape[_TOKENS] - q.shape[_TOKENS]
@@ -196,4 +208,10 @@ class CpuTail(torch.autograd.Function):
         before = _flash_backward(g, q, k[:, :, :cut], v[:, :, :cut], out, total, 0.0, False, scale=ctx.scale)
         within = _flash_backward(g, q, k[:, :, cut:], v[:, :, cut:], out, total, 0.0, True, scale=ctx.scale)
         grad_key, grad_value = (torch.cat([before[i], within[i]], dim=_TOKENS) for i in (1, 2))
-        return (before[0] + within[0]).to(query.dtype), grad_key.to(key.dtype), grad_value.to(value.dtype), None, None
+        return (
+            (before[0] + within[0]).to(query.dtype),
+            grad_key.to(key.dtype),
+            grad_value.to(value.dtype),
+            None,
+            None,
+        )

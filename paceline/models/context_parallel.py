@@ -45,7 +45,10 @@ class ContextParallel:
         batch.
         """
         whole = padded(batch, self.group.size() * self.multiple)
-        cut = {name: block_of(getattr(whole, name), self.group, 1) for name in ("input_ids", "labels", "position_ids")}
+        cut = {
+            name: block_of(getattr(whole, name), self.group, 1)
+            for name in ("input_ids", "labels", "position_ids")
+        }
         values: dict[str, Any] = {f.name: getattr(whole, f.name) for f in fields(Batch)}
         return ContextBatch(**{**values, **cut}, context=self)
 
@@ -97,12 +100,20 @@ def check_context_parallel(root: Any, cp: int, method: str, tp: int = 1) -> None
     ``models.cp_heads``.
     """
     if root.attention.layout != "packed":
-        raise _refused(codes.MODELS_CP_PADDED, "context parallelism cuts flat micro-batches, and this model takes one padded row a document",
-                       root.attention.reason, "cp_size: 1")  # fmt: skip
+        raise _refused(
+            codes.MODELS_CP_PADDED,
+            "context parallelism cuts flat micro-batches, and this model takes one padded row a document",
+            root.attention.reason,
+            "cp_size: 1",
+        )
     heads = root.hf.config.get_text_config().num_attention_heads
     if method == ULYSSES and (heads // tp) % cp:
-        raise _refused(codes.MODELS_CP_HEADS, f"Ulysses shares {heads // tp} attention heads over {cp} ranks, not equally",
-                       f"num_attention_heads: {heads}" + (f", tp_size: {tp}" if tp > 1 else ""), "cp_method: allgather, or a cp_size that divides the heads")  # fmt: skip
+        raise _refused(
+            codes.MODELS_CP_HEADS,
+            f"Ulysses shares {heads // tp} attention heads over {cp} ranks, not equally",
+            f"num_attention_heads: {heads}" + (f", tp_size: {tp}" if tp > 1 else ""),
+            "cp_method: allgather, or a cp_size that divides the heads",
+        )
 
 
 def shared_heads(key: Tensor, heads: int, ranks: int) -> Tensor:

@@ -28,10 +28,12 @@ _WIDE_TENSORS = 4  # further [r, V] tensors per chunk: chunks have that many tim
 
 
 def divergence_rows(student: Tensor, teacher: Tensor, how: Divergence) -> tuple[Tensor, Tensor]:
-    """(D [r], dD / d student logits [r, V]) of logits [r, V]; no autograd. See ``protocols.divergence`` for D.
+    """(D [r], dD / d student logits [r, V]) of logits [r, V]; no autograd. See ``protocols.divergence`` for
+    D.
 
-    With p the student's and q the teacher's distribution at temperature T: forward KL has the gradient (p - q) / T, reverse KL
-    p (log p - log q - D) / T, and the mixture m between (1 - β) p (log p - log m - KL(p ‖ m)) / T.
+    With p the student's and q the teacher's distribution at temperature T: forward KL has the gradient (p -
+    q) / T, reverse KL p (log p - log q - D) / T, and the mixture m between (1 - β) p (log p - log m - KL(p ‖
+    m)) / T.
     """
     log_p = torch.log_softmax(student / how.temperature, dim=-1)
     log_q = torch.log_softmax(teacher.to(student.dtype) / how.temperature, dim=-1)
@@ -72,8 +74,13 @@ class LentHead:
         self._copies: dict[torch.device, tuple[Tensor, Tensor | None]] = {}
         if not head.fused and not self._whole:
             what = "this teacher's class has a head of its own, which this strategy would share out"
-            hint = "distributed_strategy: ddp, zero1 or zero2; or a teacher with a linear head (llama, qwen2, qwen3, mistral, gemma2, …)"
-            raise ConfigError(codes.MODELS_TEACHER_HEAD(what, "training.distributed_strategy", head.reason, hint))
+            hint = (
+                "distributed_strategy: ddp, zero1 or zero2; or a teacher with a linear head (llama, qwen2,"
+                " qwen3, mistral, gemma2, …)"
+            )
+            raise ConfigError(
+                codes.MODELS_TEACHER_HEAD(what, "training.distributed_strategy", head.reason, hint)
+            )
 
     def look(self) -> None:
         """Call inside the teacher's forward: copy the weights that are whole only there."""
@@ -150,13 +157,20 @@ class FusedDivergence(torch.autograd.Function):
 
 @torch.no_grad()
 def divergence_sum(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, shape: HeadShape, teacher: TeacherRows, how: Divergence
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    shape: HeadShape,
+    teacher: TeacherRows,
+    how: Divergence,
 ) -> Tensor:
     """The value of ``FusedDivergence``, without gradients."""
     return _sum(ChunkedLogits(hidden, weight, bias, shape), teacher, how, None)
 
 
-def _sum(head: ChunkedLogits, teacher: TeacherRows, how: Divergence, gradients: ChunkedGrads | None) -> Tensor:
+def _sum(
+    head: ChunkedLogits, teacher: TeacherRows, how: Divergence, gradients: ChunkedGrads | None
+) -> Tensor:
     head.rows = max(1, head.rows // _WIDE_TENSORS)
     total = head.hidden.new_zeros((), dtype=head.accum_dtype)
     for rows in head.chunks():
@@ -222,7 +236,9 @@ class Comparison:
             rows = slice(start, start + step)
 
             def compared(part: Tensor, rows: slice = rows) -> Tensor:
-                logits: Tensor = _OfLogits.apply(self._student.own_logits(part), teacher.logits(rows), self._how)  # type: ignore[no-untyped-call]
+                logits: Tensor = _OfLogits.apply(
+                    self._student.own_logits(part), teacher.logits(rows), self._how
+                )  # type: ignore[no-untyped-call]
                 return logits
 
             part = hidden[rows]

@@ -25,7 +25,13 @@ class CpuDocuments(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, bounds: tuple[int, ...], scale: float, product: torch.dtype
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        bounds: tuple[int, ...],
+        scale: float,
+        product: torch.dtype,
     ) -> Tensor:
         """Compute each document into one output buffer, or all documents in one call if they are equally
         long.
@@ -60,7 +66,9 @@ class CpuDocuments(torch.autograd.Function):
         return grads[0].to(query.dtype), grads[1].to(key.dtype), grads[2].to(value.dtype), None, None, None
 
 
-def _each(q: Tensor, k: Tensor, v: Tensor, bounds: tuple[int, ...], scale: float) -> tuple[Tensor, list[Tensor]]:
+def _each(
+    q: Tensor, k: Tensor, v: Tensor, bounds: tuple[int, ...], scale: float
+) -> tuple[Tensor, list[Tensor]]:
     """Return the attention [1, H, T, D], laid out as [1, T, H, D], and the log-sum-exps [1, H, t] of each
     document.
     """
@@ -116,7 +124,9 @@ def documents_generic(
         q, k, v = (x[:, :, start:end] for x in (query, key, value))
         mask = None if window is None or window >= end - start else causal_mask(end - start, window, q.device)
         if softcap is not None or sinks is not None:
-            pieces.append(scores_attention(q, k, v, mask, scale=scale, dropout=dropout, softcap=softcap, sinks=sinks))
+            pieces.append(
+                scores_attention(q, k, v, mask, scale=scale, dropout=dropout, softcap=softcap, sinks=sinks)
+            )
             continue
         if groups > 1:
             k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
@@ -170,7 +180,13 @@ def scores_attention(
 
 
 def documents_padded(
-    query: Tensor, key: Tensor, value: Tensor, layout: PackedSequenceInfo, *, scale: float, dropout: float = 0.0
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: PackedSequenceInfo,
+    *,
+    scale: float,
+    dropout: float = 0.0,
 ) -> Tensor:
     """One causal SDPA call on [D, heads, longest, width]: for accelerators, where one call per document would
     be bound by kernel launches.

@@ -70,7 +70,8 @@ class HFModelFactory:
     frozen        nothing is trained: low-precision copies, if any, replace the fp32 masters
     temperature   log-probabilities and entropies are those of softmax(logits / temperature)
     classes       of a classifier; None: the head has one output
-    adapter       ``Plan.adapter``: low-rank adapters are trained, the rest frozen (and quantized if it says so)
+    adapter       ``Plan.adapter``: low-rank adapters are trained, the rest frozen (and quantized if it says
+                  so)
 
     Raises ConfigError with a ``models.*`` code for anything the model cannot do.
     """
@@ -190,7 +191,11 @@ class HFModelFactory:
             spec["modules_to_save"] = sorted({*spec["modules_to_save"], HEAD})
         adapter = add_adapter(hf, spec, self._seed, base, rows)
         quantization = self._adapter.get("quantization")
-        return adapter if quantization is None else adapter.noting(quantise(hf, quantization, self._compute_dtype))
+        return (
+            adapter
+            if quantization is None
+            else adapter.noting(quantise(hf, quantization, self._compute_dtype))
+        )
 
     def _from_scratch(self, attention: str | None) -> Any:
         """Initialize on the CPU from the seed alone: the same weights on every rank, device and thread
@@ -263,9 +268,13 @@ def load_hf_config(model: ModelSource) -> Any:
             made = AutoConfig.for_model(kind, **values)
         except (ValueError, TypeError, KeyError, AttributeError, StrictDataclassError) as error:
             raise ConfigError(
-                codes.MODELS_BAD_CONFIG("this model cannot be built from its config", "model.config", _first_lines(error),
-                           "model_type: llama, with hidden_size, num_hidden_layers, num_attention_heads, …")
-            ) from error  # fmt: skip
+                codes.MODELS_BAD_CONFIG(
+                    "this model cannot be built from its config",
+                    "model.config",
+                    _first_lines(error),
+                    "model_type: llama, with hidden_size, num_hidden_layers, num_attention_heads, …",
+                )
+            ) from error
         refuse_hub_attention(made, "model.config")
         return made
     if model.name_or_path is None:
@@ -277,7 +286,9 @@ def load_hf_config(model: ModelSource) -> Any:
     if model.trust_remote_code:
         check_code(model.name_or_path, model.revision)
     try:
-        config = AutoConfig.from_pretrained(model.name_or_path, revision=model.revision or "main", **_code(model))
+        config = AutoConfig.from_pretrained(
+            model.name_or_path, revision=model.revision or "main", **_code(model)
+        )
     except (OSError, ValueError, TypeError, KeyError, AttributeError, StrictDataclassError) as error:
         raise ConfigError(_no_weights(model.name_or_path, error)) from error
     refuse_hub_attention(config, model.name_or_path)
@@ -310,7 +321,11 @@ def _code(model: ModelSource) -> dict[str, Any]:
     """Return the options for Python code that comes with the model: whether it may run, and from which
     commit, even if it is in another repository than the weights.
     """
-    return {"trust_remote_code": True, "code_revision": model.revision} if model.trust_remote_code else {"trust_remote_code": False}  # fmt: skip
+    return (
+        {"trust_remote_code": True, "code_revision": model.revision}
+        if model.trust_remote_code
+        else {"trust_remote_code": False}
+    )
 
 
 @torch.no_grad()
@@ -369,19 +384,30 @@ def _model_class(config: Any, model: ModelSource, role: Role) -> Any:
     except KeyError as error:
         if role in SCALAR_ROLES:
             raise ConfigError(
-                codes.MODELS_NO_SCALAR_HEAD("this model type has no class for sequence classification", "model", str(config.model_type),
-                           "a decoder of another family: llama, qwen2, qwen3, mistral, gemma2, gpt2, …")
-            ) from error  # fmt: skip
+                codes.MODELS_NO_SCALAR_HEAD(
+                    "this model type has no class for sequence classification",
+                    "model",
+                    str(config.model_type),
+                    "a decoder of another family: llama, qwen2, qwen3, mistral, gemma2, gpt2, …",
+                )
+            ) from error
         raise ConfigError(
-            codes.MODELS_NOT_CAUSAL("this model type has no causal language model", "model", str(config.model_type),
-                       "a decoder model: llama, qwen2, mistral, gemma2, gpt2, …")
-        ) from error  # fmt: skip
+            codes.MODELS_NOT_CAUSAL(
+                "this model type has no causal language model",
+                "model",
+                str(config.model_type),
+                "a decoder model: llama, qwen2, mistral, gemma2, gpt2, …",
+            )
+        ) from error
 
 
 def _no_weights(name: str, error: Exception) -> Diagnostic:
     hint = "a folder with config.json and *.safetensors, or a hub name that has them"
     if "trust_remote_code" in str(error):
-        hint = "the model needs its own code: trust_remote_code: true, and revision: the 40-digit commit you have read"
+        hint = (
+            "the model needs its own code: trust_remote_code: true, and revision: the 40-digit commit you"
+            " have read"
+        )
     return codes.MODELS_CANNOT_LOAD(
         what="this model cannot be loaded (safetensors only)",
         where="model.name_or_path",
@@ -393,14 +419,22 @@ def _no_weights(name: str, error: Exception) -> Diagnostic:
 def _lost(name: str, keys: list[str]) -> Diagnostic:
     shown = ", ".join(keys[:4]) + (f" and {len(keys) - 4} more" if len(keys) > 4 else "")
     what = f"{len(keys)} tensors of the checkpoint have no place in this model: an export would lose them"
-    return codes.MODELS_LOST_WEIGHTS(what, "model.name_or_path", f"{name}: {shown}",
-                      "a checkpoint of this very architecture (its config.json names it)")  # fmt: skip
+    return codes.MODELS_LOST_WEIGHTS(
+        what,
+        "model.name_or_path",
+        f"{name}: {shown}",
+        "a checkpoint of this very architecture (its config.json names it)",
+    )
 
 
 def _missing(name: str, keys: list[str]) -> Diagnostic:
     shown = ", ".join(keys[:4]) + (f" and {len(keys) - 4} more" if len(keys) > 4 else "")
-    return codes.MODELS_MISSING_WEIGHTS("the checkpoint lacks weights of this model", "model.name_or_path", f"{name}: {shown}",
-                      "a complete checkpoint, or model.config to start from scratch")  # fmt: skip
+    return codes.MODELS_MISSING_WEIGHTS(
+        "the checkpoint lacks weights of this model",
+        "model.name_or_path",
+        f"{name}: {shown}",
+        "a complete checkpoint, or model.config to start from scratch",
+    )
 
 
 def _first_lines(error: Exception) -> str:

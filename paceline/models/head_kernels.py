@@ -37,7 +37,8 @@ class ChunkedLogits:
     """The head's matrix products of one call; operands are upcast where the CPU has no instructions for their
     dtype (see ``precision``).
 
-    ``product`` is the dtype of the products, ``accum_dtype`` that of logits and sums (fp32, or fp64 for fp64 input).
+    ``product`` is the dtype of the products, ``accum_dtype`` that of logits and sums (fp32, or fp64 for fp64
+    input).
     """
 
     def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, shape: HeadShape) -> None:
@@ -74,7 +75,9 @@ class ChunkedLogits:
             yield part, raw[start : start + step]
 
     def logits(self, rows: slice, out: Tensor | None = None) -> Tensor:
-        """Return logits [rows, V] in ``accum_dtype``; ``out`` (in ``product``) is a buffer for the product."""
+        """Return logits [rows, V] in ``accum_dtype``; ``out`` (in ``product``) is a buffer for the
+        product.
+        """
         return self.finish(self.raw(rows, out))
 
     def raw(self, rows: slice, out: Tensor | None = None) -> Tensor:
@@ -111,7 +114,9 @@ class ChunkedGrads:
     hidden's is in ``product``, weight's and bias's are in ``accum_dtype``.
     """
 
-    def __init__(self, head: ChunkedLogits, needed: tuple[bool, ...], weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(
+        self, head: ChunkedLogits, needed: tuple[bool, ...], weight: Tensor, bias: Tensor | None
+    ) -> None:
         self.head = head
         self.hidden = torch.zeros_like(head.hidden) if needed[0] else None
         # the first chunk overwrites it; zeros if there is no chunk
@@ -146,7 +151,9 @@ def as_given(
     place.
     """
     scaled = grads if scale is None else tuple(g if g is None else g.mul_(scale) for g in grads)
-    return tuple(None if g is None else g.to(dtype) for g, dtype in zip(scaled, (hidden, weight, weight), strict=True))
+    return tuple(
+        None if g is None else g.to(dtype) for g, dtype in zip(scaled, (hidden, weight, weight), strict=True)
+    )
 
 
 class FusedNll(torch.autograd.Function):
@@ -159,7 +166,13 @@ class FusedNll(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, shape: HeadShape, correct: bool
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        shape: HeadShape,
+        correct: bool,
     ) -> tuple[Tensor, Tensor]:
         """Return an fp32 scalar (fp64 for fp64 input) and an int64 scalar."""
         head = ChunkedLogits(hidden, weight, bias, shape)

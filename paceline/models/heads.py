@@ -50,7 +50,8 @@ class _Finished(nn.Module):
     def __init__(self, trunk: Any) -> None:
         super().__init__()
         self.states: Tensor | None = None
-        object.__setattr__(self, "_trunk", trunk)  # a plain attribute, so that its parameters are not registered here
+        # a plain attribute, so that its parameters are not registered here
+        object.__setattr__(self, "_trunk", trunk)
 
     def __getattr__(self, name: str) -> Any:
         return self if name == "decoder" else getattr(self.__dict__["_trunk"], name)
@@ -85,11 +86,23 @@ class Vocabulary(Protocol):
     """
 
     def nll(
-        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, shape: HeadShape, correct: bool
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        shape: HeadShape,
+        correct: bool,
     ) -> tuple[Tensor, Tensor]: ...
 
     def stats(
-        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, shape: HeadShape, wanted: Wanted
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        shape: HeadShape,
+        wanted: Wanted,
     ) -> tuple[Tensor, Tensor, Tensor]: ...
 
 
@@ -97,18 +110,30 @@ class WholeVocabulary:
     """The losses of ``head_kernels`` and ``token_stats``, on a rank that holds the whole head."""
 
     def nll(
-        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, shape: HeadShape, correct: bool
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        shape: HeadShape,
+        correct: bool,
     ) -> tuple[Tensor, Tensor]:
         """Return (Σ -log p(label), number of correct argmaxes)."""
         if torch.is_grad_enabled():
-            return FusedNll.apply(hidden, weight, bias, labels, shape, correct)  # type: ignore[no-any-return, no-untyped-call]
+            return FusedNll.apply(hidden, weight, bias, labels, shape, correct)  # type: ignore
         return nll_sums(hidden, weight, bias, labels, shape, correct)
 
     def stats(
-        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, shape: HeadShape, wanted: Wanted
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        shape: HeadShape,
+        wanted: Wanted,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return (log p(label) [L], entropy [L], number of correct argmaxes)."""
-        return TokenStats.apply(hidden, weight, bias, labels, shape, wanted)  # type: ignore[no-any-return, no-untyped-call]
+        return TokenStats.apply(hidden, weight, bias, labels, shape, wanted)  # type: ignore
 
 
 class Head:
@@ -156,7 +181,9 @@ class Head:
         return own.shape == raw.shape and torch.allclose(own, raw, rtol=1e-4, atol=1e-5)
 
     def __call__(self, hidden: Tensor, labels: Tensor, required: frozenset[Output]) -> dict[str, Tensor]:
-        """hidden [1, T, H], labels int64 [1, T] (already shifted) -> the required outputs (see ``Output``)."""
+        """hidden [1, T, H], labels int64 [1, T] (already shifted) -> the required outputs (see
+        ``Output``).
+        """
         flat, wanted = hidden.flatten(0, 1), labels.flatten()
         places = (wanted != IGNORE_INDEX).nonzero().squeeze(1)
         if places.numel() != wanted.numel():
@@ -185,7 +212,9 @@ class Head:
         out: dict[str, Tensor] = {}
         if Output.LOGPROBS in required or Output.ENTROPY in required:
             wanted = Wanted(Output.ENTROPY in required, Output.CORRECT in required, torch.is_grad_enabled())
-            logp, entropy, num_correct = self.vocabulary.stats(hidden, weight, bias, labels, self.shape, wanted)
+            logp, entropy, num_correct = self.vocabulary.stats(
+                hidden, weight, bias, labels, self.shape, wanted
+            )
             out = {
                 Output.LOGPROBS.value: logp,
                 Output.ENTROPY.value: entropy,
@@ -193,7 +222,9 @@ class Head:
                 Output.CORRECT.value: num_correct,
             }
         else:
-            nll, num_correct = self.vocabulary.nll(hidden, weight, bias, labels, self.shape, Output.CORRECT in required)
+            nll, num_correct = self.vocabulary.nll(
+                hidden, weight, bias, labels, self.shape, Output.CORRECT in required
+            )
             out = {Output.NLL.value: nll, Output.CORRECT.value: num_correct}
         return {one.value: out[one.value] for one in required}
 
@@ -203,10 +234,13 @@ class Head:
         pieces = []
         for start in range(0, max(labels.numel(), 1), rows):
             part = (hidden[start : start + rows], labels[start : start + rows])
-            if not labels.numel():  # nothing labelled: one position of weight zero keeps every parameter in the graph
+            # nothing labelled: one position of weight zero keeps every parameter in the graph
+            if not labels.numel():
                 part = (hidden.new_zeros(1, hidden.shape[1]) + hidden.sum(), labels.new_zeros(1))
             pieces.append(
-                checkpoint(self._stats, *part, use_reentrant=False) if torch.is_grad_enabled() else self._stats(*part)
+                checkpoint(self._stats, *part, use_reentrant=False)
+                if torch.is_grad_enabled()
+                else self._stats(*part)
             )
         logp, entropy, num_correct = (torch.cat([p[i] for p in pieces]) for i in range(3))
         if not labels.numel():
@@ -214,7 +248,12 @@ class Head:
         nll = -logp.sum()
         if not labels.numel():
             logp, entropy = logp[:0], entropy[:0]
-        out = {Output.LOGPROBS: logp, Output.ENTROPY: entropy, Output.NLL: nll, Output.CORRECT: num_correct.sum()}
+        out = {
+            Output.LOGPROBS: logp,
+            Output.ENTROPY: entropy,
+            Output.NLL: nll,
+            Output.CORRECT: num_correct.sum(),
+        }
         return {one.value: out[one] for one in required}
 
     def _stats(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -17,9 +17,12 @@ def refuse_hub_attention(config: Any, name: str) -> None:
     if found:
         what = "the model's config.json asks for an attention that is code of the hub"
         hint = (
-            "remove attn_implementation from its config.json; model.attn_implementation says how this run computes it"
+            "remove attn_implementation from its config.json; model.attn_implementation says how this run"
+            " computes it"
         )
-        raise ConfigError(rules_codes.SEC_ATTENTION_KERNEL(what, "model.name_or_path", f"{name}: {found[0]}", hint))
+        raise ConfigError(
+            rules_codes.SEC_ATTENTION_KERNEL(what, "model.name_or_path", f"{name}: {found[0]}", hint)
+        )
 
 
 def _kernel_names(config: Any) -> Iterator[str]:

@@ -42,7 +42,9 @@ def from_config(auto: Any, config: Any, attention: str | None, code: Mapping[str
     model of this process has registered; neither accepts it.
     """
     known = auto._model_mapping.get(type(config), None)
-    registered = known is not None and not getattr(known, "__module__", "transformers.").startswith("transformers.")
+    registered = known is not None and not getattr(known, "__module__", "transformers.").startswith(
+        "transformers."
+    )
     brings_code = auto.__name__ in (getattr(config, "auto_map", None) or {}) and not registered
     options = dict(code) if brings_code else {k: v for k, v in code.items() if k != "code_revision"}
     return auto.from_config(config, dtype=torch.float32, attn_implementation=attention, **options)
@@ -80,7 +82,10 @@ def kernels_of(hf: nn.Module) -> dict[str, tuple[str, dict[str, Any]]]:
     kernels: dict[str, tuple[str, dict[str, Any]]] = {}
     for name, module in hf.named_modules():
         if isinstance(module, FusedRMSNorm):
-            kernels[name] = ("norm", {"paceline_eps": module.paceline_eps, "paceline_offset": module.paceline_offset})
+            kernels[name] = (
+                "norm",
+                {"paceline_eps": module.paceline_eps, "paceline_offset": module.paceline_offset},
+            )
         elif isinstance(module, FusedAttention):
             kernels[name] = ("attention", {"paceline_passes": dict(module.paceline_passes)})
         elif isinstance(module, FusedSwiGLU):
@@ -146,7 +151,9 @@ def _piece(target: Tensor, whole: Tensor, device: torch.device) -> Tensor:
     if not isinstance(target, DTensor):
         made = whole.to(device=device, dtype=target.dtype)
         return nn.Parameter(made, target.requires_grad) if isinstance(target, nn.Parameter) else made
-    shape, offsets = compute_local_shape_and_global_offset(target.shape, target.device_mesh, target.placements)
+    shape, offsets = compute_local_shape_and_global_offset(
+        target.shape, target.device_mesh, target.placements
+    )
     block = whole[tuple(slice(o, o + n) for o, n in zip(offsets, shape, strict=True))]
     local = block.to(device=device, dtype=target.dtype, copy=True).contiguous()
     shared = DTensor(local, target._spec, requires_grad=False)  # type: ignore[no-untyped-call]

@@ -20,16 +20,24 @@ LEAST_GAIN = 1e-3
 
 
 class RmsNorm(torch.autograd.Function):
-    """y = x / sqrt(mean(x²) + eps) · (offset + weight), over the last dim; statistics in fp32 (fp64 for fp64 input).
+    """y = x / sqrt(mean(x²) + eps) · (offset + weight), over the last dim; statistics in fp32 (fp64 for fp64
+    input).
 
-    Zhang and Sennrich 2019 (arXiv:1910.07467), equation 4. Backward with n = x·r: dx = r·(g·w − n·mean(g·w·n)), dw = Σ g·n.
+    Zhang and Sennrich 2019 (arXiv:1910.07467), equation 4. Backward with n = x·r: dx = r·(g·w −
+    n·mean(g·w·n)), dw = Σ g·n.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
         """x [.., H] -> [.., H] in x's dtype."""
         wide = _wide(x)
-        rstd = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        rstd = (
+            torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+            .square_()
+            .div_(x.shape[-1])
+            .add_(eps)
+            .rsqrt_()
+        )
         gain = _gain(weight, offset)
         y = torch.mul(wide, rstd).mul_(gain).to(x.dtype)
         ctx.offset, ctx.from_output = offset, _invertible(x, gain)

@@ -3,8 +3,8 @@ logits.
 
 Each rank has rows [start, start + V/n) of the head's weight and the same hidden states and labels. A chunk
 costs a max and a sum all-reduce of a few numbers per row (Shoeybi et al. 2019, section 3). Values are equal
-on all ranks; the gradient of the hidden states is this rank's part of a sum: ``regions.copy_to_tp`` before the
-call all-reduces it. Arguments as in ``head_kernels``.
+on all ranks; the gradient of the hidden states is this rank's part of a sum: ``regions.copy_to_tp`` before
+the call all-reduces it. Arguments as in ``head_kernels``.
 """
 
 from __future__ import annotations
@@ -45,12 +45,18 @@ class VocabularyPart:
     start: int
 
     def nll(
-        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, shape: HeadShape, correct: bool
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        shape: HeadShape,
+        correct: bool,
     ) -> tuple[Tensor, Tensor]:
         """Return (Σ -log p(label), number of correct argmaxes). Collective over the group."""
         if torch.is_grad_enabled():
             entered = copy_to_tp(hidden, self.group)
-            return ParallelNll.apply(entered, weight, bias, labels, shape, correct, self)  # type: ignore[no-any-return, no-untyped-call]
+            return ParallelNll.apply(entered, weight, bias, labels, shape, correct, self)  # type: ignore
         head = ChunkedLogits(hidden, weight, bias, shape)
         total, num_correct = hidden.new_zeros((), dtype=head.accum_dtype), labels.new_zeros(())
         for rows in head.chunks():
@@ -60,11 +66,17 @@ class VocabularyPart:
         return total, num_correct
 
     def stats(
-        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, shape: HeadShape, wanted: Wanted
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        shape: HeadShape,
+        wanted: Wanted,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return (log p(label) [L], entropy [L], number of correct argmaxes). Collective over the group."""
         entered = copy_to_tp(hidden, self.group)
-        return ParallelStats.apply(entered, weight, bias, labels, shape, wanted, self)  # type: ignore[no-any-return, no-untyped-call]
+        return ParallelStats.apply(entered, weight, bias, labels, shape, wanted, self)  # type: ignore
 
     def rows(self, logits: Tensor, labels: Tensor, *, correct: bool, entropy: bool = False) -> _Rows:
         """Reduce a chunk of logits [r, V/n] over the whole vocabulary; among equal maxima the lowest column
@@ -171,7 +183,9 @@ class ParallelStats(torch.autograd.Function):
         return logp, spread, num_correct
 
     @staticmethod
-    def backward(ctx: Any, grad_logp: Tensor | None, grad_entropy: Tensor | None, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]  # fmt: skip
+    def backward(
+        ctx: Any, grad_logp: Tensor | None, grad_entropy: Tensor | None, _: Tensor
+    ) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         """Compute the logits again, a chunk at a time."""
         hidden, weight, bias, labels, sums, spread = ctx.saved_tensors
         head = ChunkedLogits(hidden, weight, bias, ctx.shape)

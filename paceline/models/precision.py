@@ -29,7 +29,11 @@ def product_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     if device.type != "cpu" or dtype not in (torch.bfloat16, torch.float16):
         return dtype
     able = torch.cpu.get_capabilities()
-    names = ("avx512_bf16", "amx_bf16", "bf16") if dtype == torch.bfloat16 else ("avx512_fp16", "amx_fp16", "fp16")
+    names = (
+        ("avx512_bf16", "amx_bf16", "bf16")
+        if dtype == torch.bfloat16
+        else ("avx512_fp16", "amx_fp16", "fp16")
+    )
     return dtype if any(able.get(name, False) for name in names) else torch.float32
 
 
@@ -88,7 +92,11 @@ class LowPrecisionEmbedding(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         """Scatter-add in fp32."""
         (ids,) = ctx.saved_tensors
-        return None, torch.ops.aten.embedding_dense_backward(grad.float(), ids, ctx.rows, ctx.padding_idx, False), None
+        return (
+            None,
+            torch.ops.aten.embedding_dense_backward(grad.float(), ids, ctx.rows, ctx.padding_idx, False),
+            None,
+        )
 
 
 class ComputeLinear(nn.Linear):
@@ -99,7 +107,9 @@ class ComputeLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """[.., in] -> [.., out] in the copy's dtype."""
         dtype = activation_dtype(self.weight)
-        return LowPrecisionLinear.apply(input.to(dtype), self.weight, self.bias, product_dtype(dtype, input.device))  # type: ignore[no-untyped-call]
+        return LowPrecisionLinear.apply(
+            input.to(dtype), self.weight, self.bias, product_dtype(dtype, input.device)
+        )  # type: ignore[no-untyped-call]
 
 
 class ComputeEmbedding(nn.Embedding):
@@ -107,7 +117,9 @@ class ComputeEmbedding(nn.Embedding):
 
     def forward(self, input: Tensor) -> Tensor:
         """int64 [..] -> [.., H] in the copy's dtype."""
-        return LowPrecisionEmbedding.apply(input, self.weight, -1 if self.padding_idx is None else self.padding_idx)  # type: ignore[no-untyped-call]
+        return LowPrecisionEmbedding.apply(
+            input, self.weight, -1 if self.padding_idx is None else self.padding_idx
+        )  # type: ignore[no-untyped-call]
 
 
 class ComputeLayerNorm(nn.LayerNorm):
@@ -154,7 +166,9 @@ class LowPrecisionCopies:
     processor is fast in, and an unknown module runs as it is.
     """
 
-    def __init__(self, trunk: nn.Module, head: nn.Module | None, dtype: torch.dtype, copies: bool = True) -> None:
+    def __init__(
+        self, trunk: nn.Module, head: nn.Module | None, dtype: torch.dtype, copies: bool = True
+    ) -> None:
         self.dtype = dtype
         self._masters: list[nn.Parameter] = []
         # Modules with parameters of their own must all be of a known class.
@@ -204,7 +218,8 @@ class LowPrecisionCopies:
         """Swap to classes that compute in the dtype of the weights they get; keep no copies."""
         self.cached = True
         self.reason = (
-            f"{str(self.dtype).removeprefix('torch.')} weights and activations, fp32 masters kept by the engine"
+            f"{str(self.dtype).removeprefix('torch.')} weights and activations, fp32 masters kept by the"
+            " engine"
         )
         if unknown:
             self.reason += f"; {', '.join(unknown)} as the model's own class computes"

@@ -48,7 +48,9 @@ class RotaryQkv(torch.autograd.Function):
             assert weight is not None
             copies.append(compute_copy(weight))
             turned = copies[i].to(product).t()
-            out = rows.mm(turned) if bias is None else torch.addmm(compute_copy(bias).to(product), rows, turned)
+            out = (
+                rows.mm(turned) if bias is None else torch.addmm(compute_copy(bias).to(product), rows, turned)
+            )
             heads = out.view(1, rows.shape[0], -1, width)
             outs.append((rotate(heads, cos, sin) if i < 2 else heads).to(x.dtype).transpose(1, 2))
         ctx.save_for_backward(x, cos, sin)
@@ -176,7 +178,9 @@ def _passes(module: Any) -> dict[str, Any] | None:
         # The module's own output, with the options of its attention call recorded.
         with recording(module) as record:
             expected = module(probe, position_embeddings=turn, attention_mask=None)[0]
-        passes = {k: v for k, v in record.items() if (v is not None or k == "sliding_window") and k != "dropout"}
+        passes = {
+            k: v for k, v in record.items() if (v is not None or k == "sliding_window") and k != "dropout"
+        }
         # The fused output with those options.
         query, key, value = _project(module, probe, *turn)
         out, _ = packed_attention(module, query, key, value, None, **passes)

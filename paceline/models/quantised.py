@@ -51,8 +51,8 @@ def quantise(hf: Any, spec: Mapping[str, Any], compute: torch.dtype) -> str:
         before += linear.weight.nbytes
         layer = layer.to(linear.weight.device)  # packs the weight
         after += layer.weight.nbytes + sum(t.nbytes for t in scales_of(layer))
-        # In evaluation bitsandbytes re-packs the weight for an avx512bf16 kernel that has no backward: every gradient
-        # after the first evaluation would be None, without an error, and train() does not undo it.
+        # In evaluation bitsandbytes re-packs the weight for an avx512bf16 kernel that has no backward: every
+        # gradient after the first evaluation would be None, without an error, and train() does not undo it.
         layer.support_avx512bf16_for_cpu = False
         layer.low_precision_ready = True  # takes and gives any activation dtype
         setattr(parent, name, layer.train(linear.training))
@@ -77,7 +77,9 @@ def round_trip(hf: Any, spec: Mapping[str, Any]) -> None:
 
     for _, _, linear in _frozen_linears(hf, frozen=False):
         packed, state = quantize_4bit(
-            linear.weight.detach().contiguous(), compress_statistics=spec["double_quant"], quant_type=spec["type"]
+            linear.weight.detach().contiguous(),
+            compress_statistics=spec["double_quant"],
+            quant_type=spec["type"],
         )
         linear.weight.copy_(dequantize_4bit(packed, state))
 

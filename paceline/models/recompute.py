@@ -29,4 +29,6 @@ def enable_recompute(hf: Any, slot: AttentionContext) -> None:
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         return nullcontext(), slot.packed_sequences(slot.current)
 
-    hf.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False, "context_fn": contexts})
+    hf.gradient_checkpointing_enable(
+        gradient_checkpointing_kwargs={"use_reentrant": False, "context_fn": contexts}
+    )

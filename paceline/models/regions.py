@@ -42,7 +42,8 @@ def local(parameter: Tensor | None) -> Tensor | None:
         return parameter
     if parameter.device_mesh.mesh_dim_names != (TP_AXIS,):
         raise RuntimeError(
-            f"a parameter of {tuple(parameter.shape)} was read while cut over {parameter.device_mesh.mesh_dim_names}"
+            f"a parameter of {tuple(parameter.shape)} was read while cut over"
+            f" {parameter.device_mesh.mesh_dim_names}"
         )
     return parameter.to_local()
 

@@ -65,7 +65,9 @@ class RoleModule(RootModule):
                 self._trunk(), hf.get_output_embeddings(), compute_dtype, copies=not engine_casts
             )
         by_length = any(isinstance(module, DocumentRope) for module in hf.modules())  # reads whole documents
-        self._shares = attention.layout == "packed" and not by_length and not draws_at_random(self._trunk(), hf.config)
+        self._shares = (
+            attention.layout == "packed" and not by_length and not draws_at_random(self._trunk(), hf.config)
+        )
         self._call: Callable[..., Any] = self._trunk().__call__
         self.compiled = False
 
@@ -79,7 +81,9 @@ class RoleModule(RootModule):
                 return self._lend(hidden)
             # The head's own outputs, then the divergence, which needs the teacher's head too.
             own = required - {Output.DIVERGENCE}
-            found = self._head(hidden, batch if self.role in SCALAR_ROLES else batch.labels, own) if own else {}
+            found = (
+                self._head(hidden, batch if self.role in SCALAR_ROLES else batch.labels, own) if own else {}
+            )
             if own != required:
                 assert self._comparison is not None, "no teacher to compare with"
                 found[Output.DIVERGENCE.value] = self._comparison(hidden, batch)
@@ -166,7 +170,10 @@ class RoleModule(RootModule):
             ids, positions = shared.kept(ids, 1), shared.kept(positions, 1)
         with self.slot.packed_sequences(PackedSequenceInfo.of(batch, shared)):
             hidden = self._call(
-                input_ids=ids, position_ids=positions, attention_mask=placeholder_mask(ids.device), use_cache=False
+                input_ids=ids,
+                position_ids=positions,
+                attention_mask=placeholder_mask(ids.device),
+                use_cache=False,
             ).last_hidden_state
         return hidden if shared is None else shared.full(hidden, 1)
 

@@ -51,7 +51,10 @@ class DocumentRope(nn.Module):
         assert layout is not None
         if position_ids.shape[-1] != layout.bounds[-1]:
             raise ConfigError(_not_whole(self))
-        parts = [_alone(self, own, x[:, a:b], position_ids[:, a:b], args, kwargs) for a, b in pairwise(layout.bounds)]
+        parts = [
+            _alone(self, own, x[:, a:b], position_ids[:, a:b], args, kwargs)
+            for a, b in pairwise(layout.bounds)
+        ]
         return _joined(parts, 1)
 
 
@@ -96,7 +99,8 @@ def _joined(parts: list[Any], dim: int) -> Any:
 
 def _not_whole(module: nn.Module) -> Diagnostic:
     return codes.MODELS_ROPE_BY_LENGTH(
-        "the frequencies of this rotary embedding follow the length of a whole document, and this rank has a part of it",
+        "the frequencies of this rotary embedding follow the length of a whole document, and this rank has a"
+        " part of it",
         "training.parallelism.cp_size",
         type(module).__name__,
         "cp_size: 1",

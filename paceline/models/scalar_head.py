@@ -18,7 +18,8 @@ from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.roles import Output, Role
 
 HEAD = (
-    "score"  # the attribute in every class that is a GenericForSequenceClassification, and in GPT-2's and similar ones
+    # the attribute in every class that is a GenericForSequenceClassification, and in GPT-2's and similar ones
+    "score"
 )
 SCALAR_ROLES = frozenset({Role.REWARD, Role.VALUE, Role.CLASSIFIER})
 
@@ -48,7 +49,11 @@ class Classes:
         """The keys of ``config.json`` that describe the classes."""
         numbers = {str(i): name for i, name in enumerate(self.names)}
         kind = "multi_label_classification" if self.several else "single_label_classification"
-        return {"id2label": numbers, "label2id": {name: i for i, name in enumerate(self.names)}, "problem_type": kind}
+        return {
+            "id2label": numbers,
+            "label2id": {name: i for i, name in enumerate(self.names)},
+            "problem_type": kind,
+        }
 
 
 def auto_class(role: Role) -> Any:
@@ -77,7 +82,8 @@ class ScalarHead:
         if not isinstance(layer, torch.nn.Linear) or layer.out_features != outputs:
             raise ConfigError(
                 codes.MODELS_NO_SCALAR_HEAD(
-                    "this model's class for sequence classification has no linear layer 'score' of as many outputs",
+                    "this model's class for sequence classification has no linear layer 'score' of as many"
+                    " outputs",
                     "model",
                     type(hf).__name__,
                     "a decoder of another family: llama, qwen2, qwen3, mistral, gemma2, gpt2, …",

@@ -50,7 +50,9 @@ class SharedPrompts:
             keep += range(start + shared, end)
             kept += end - start - shared
         device = batch.input_ids.device
-        return SharedPrompts(torch.tensor(keep, device=device), torch.tensor(expand, device=device), tuple(copies))
+        return SharedPrompts(
+            torch.tensor(keep, device=device), torch.tensor(expand, device=device), tuple(copies)
+        )
 
     def kept(self, full: Tensor, dim: int) -> Tensor:
         """Select the K kept entries of T along ``dim``."""
@@ -83,4 +85,7 @@ class _Full(torch.autograd.Function):
 def draws_at_random(trunk: nn.Module, config: Any) -> bool:
     """Return whether the model uses dropout in training: two copies of a prompt would then differ."""
     layers = any(isinstance(module, nn.Dropout) and module.p > 0 for module in trunk.modules())
-    return layers or any(bool(getattr(config, name, 0.0)) for name in ("attention_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop"))  # fmt: skip
+    return layers or any(
+        bool(getattr(config, name, 0.0))
+        for name in ("attention_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop")
+    )

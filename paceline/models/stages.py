@@ -90,7 +90,11 @@ class StageModule(nn.Module):
         """
         packed = self.attention.layout == "packed"
         given = {"input_ids": states} if self.first else {"inputs_embeds": states}
-        about = self.slot.packed_sequences(PackedSequenceInfo.of(batch)) if packed else self.slot.padded_rows(batch)
+        about = (
+            self.slot.packed_sequences(PackedSequenceInfo.of(batch))
+            if packed
+            else self.slot.padded_rows(batch)
+        )
         with self._autocast(states), about:
             hidden: Tensor = self.hf.base_model(**given, **positions(batch, packed)).last_hidden_state
         return hidden if self.last else hidden.to(self.boundary_dtype)
@@ -119,7 +123,9 @@ class StageModule(nn.Module):
         """
         if self.compute_dtype in _LOW:
             head = self.hf.get_output_embeddings() if self.last else None
-            self._low_precision = LowPrecisionCopies(self.hf.base_model, head, self.compute_dtype, copies=copies)
+            self._low_precision = LowPrecisionCopies(
+                self.hf.base_model, head, self.compute_dtype, copies=copies
+            )
 
     def refresh_compute_weights(self) -> None:
         """Cast the masters into the low-precision copies again."""
@@ -155,7 +161,9 @@ def split(whole: RoleModule, count: int, wanted: Sequence[int]) -> list[StageMod
         if _same(whole, stages):
             break
     else:
-        raise ConfigError(_refusal(hf, "run one after the other, its stages compute something else than the whole"))
+        raise ConfigError(
+            _refusal(hf, "run one after the other, its stages compute something else than the whole")
+        )
     if count > 1:
         _untie(hf, stages)
     return [stages[i] for i in wanted]

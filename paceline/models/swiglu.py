@@ -20,7 +20,9 @@ _BLOCK_ELEMENTS = 96 * 1024  # a block of four such fp32 arrays fits in 2 MiB of
 
 
 class SwiGlu(torch.autograd.Function):
-    """down(silu(gate(x)) · up(x)); Shazeer 2020 (arXiv:2002.05202), equation 6. x [.., H], weights [I, H], [I, H], [H, I]."""
+    """down(silu(gate(x)) · up(x)); Shazeer 2020 (arXiv:2002.05202), equation 6. x [.., H], weights [I, H],
+    [I, H], [H, I].
+    """
 
     @staticmethod
     def forward(
@@ -142,7 +144,9 @@ def _same(module: Any) -> bool:
     weights = [module.gate_proj.weight, module.up_proj.weight, module.down_proj.weight]
     if weights[0].device.type == "meta":
         return False
-    probe = torch.randn(3, weights[0].shape[1], generator=torch.Generator().manual_seed(0)).to(weights[0]) * 3.0
+    probe = (
+        torch.randn(3, weights[0].shape[1], generator=torch.Generator().manual_seed(0)).to(weights[0]) * 3.0
+    )
     try:
         expected = module(probe)
     except (RuntimeError, TypeError):  # another signature: not swapped

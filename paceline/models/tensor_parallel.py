@@ -55,7 +55,8 @@ def tensor_parallel_plan(config: Any) -> dict[str, str]:
         pattern, style = next(iter(unknown.items()))
         raise _refused(
             plan_codes.MODELS_TP_STYLE,
-            "this model's tensor-parallel plan asks for a style that is not built (experts and latent attention are not cut)",
+            "this model's tensor-parallel plan asks for a style that is not built (experts and latent"
+            " attention are not cut)",
             f"model_type {text.model_type}: {pattern} is {style}",
             "fsdp without tp_size",
         )
@@ -87,7 +88,9 @@ def apply_tensor_parallel(
     # Where activations enter and leave sharded computation.
     for name, sharded in cut.blocks.items():
         block = trunk.get_submodule(name)
-        _set_forward(block, (tp_layers.sharded_block if sharded else tp_layers.replicated_block)(block, tensors))
+        _set_forward(
+            block, (tp_layers.sharded_block if sharded else tp_layers.replicated_block)(block, tensors)
+        )
     if sequence_parallel:
         _set_forward(cut.stack[0], tp_layers.first_layer(cut.stack[0], tensors))
     _assert_sharded(root.hf, mesh)
@@ -120,24 +123,43 @@ def how_cut(root: Any, size: int, *, sequence_parallel: bool = False) -> TensorC
     plan = tensor_parallel_plan(trunk.config)
     _check_heads(trunk.config.get_text_config(), plan, size)
     if sequence_parallel and root.attention.layout != "packed":
-        raise _refused(codes.MODELS_SP_PADDED, "sequence parallelism cuts flat micro-batches, and this model takes one padded row a document",
-                       root.attention.reason, "sequence_parallel: false")  # fmt: skip
+        raise _refused(
+            codes.MODELS_SP_PADDED,
+            "sequence parallelism cuts flat micro-batches, and this model takes one padded row a document",
+            root.attention.reason,
+            "sequence_parallel: false",
+        )
     if root.compiled:
-        raise _refused(codes.MODELS_TP_COMPILE, "a compiled trunk has no room for collectives between its layers", "torch_compile: true", "torch_compile: false")  # fmt: skip
+        raise _refused(
+            codes.MODELS_TP_COMPILE,
+            "a compiled trunk has no room for collectives between its layers",
+            "torch_compile: true",
+            "torch_compile: false",
+        )
     # The plan's styles by module; only linear layers can be sharded.
-    styled = {name: style for name, _ in trunk.named_modules() if (style := _style_of(name, plan)) is not None}
+    styled = {
+        name: style for name, _ in trunk.named_modules() if (style := _style_of(name, plan)) is not None
+    }
     for name, style in styled.items():
         module = trunk.get_submodule(name)
         if style != OWN_HEADS and not isinstance(module, nn.Linear):
-            raise _refused(plan_codes.MODELS_TP_STYLE, "the tensor-parallel plan names a layer that is not linear", f"{name}: {type(module).__name__}",
-                           "fsdp without tp_size")  # fmt: skip
+            raise _refused(
+                plan_codes.MODELS_TP_STYLE,
+                "the tensor-parallel plan names a layer that is not linear",
+                f"{name}: {type(module).__name__}",
+                "fsdp without tp_size",
+            )
     blocks, stack = _blocks(trunk, styled), trunk.get_submodule(_stack_name(plan))
     # A layer that no pattern matches would silently be whole on every rank.
     shared = {id(trunk.get_submodule(name)) for name, style in styled.items() if style != OWN_HEADS}
     for index, layer in enumerate(stack):
         if not any(id(module) in shared for module in layer.modules()):
-            raise _refused(codes.MODELS_TP_NOT_SHARDED, "the model's tensor-parallel plan matches nothing in a layer", f"layer {index}",
-                           "fsdp without tp_size")  # fmt: skip
+            raise _refused(
+                codes.MODELS_TP_NOT_SHARDED,
+                "the model's tensor-parallel plan matches nothing in a layer",
+                f"layer {index}",
+                "fsdp without tp_size",
+            )
     return TensorCut(styled, stack, blocks, _final_norm(root.hf, trunk, stack) if sequence_parallel else None)
 
 
@@ -146,7 +168,8 @@ class _Shares:
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self.mesh = mesh
-        self._made: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}  # keeps the old one: its id is not reused
+        # keeps the old one: its id is not reused
+        self._made: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
 
     @torch.no_grad()
     def take(self, module: nn.Module, name: str, dim: int | None, where: str) -> None:
@@ -159,8 +182,12 @@ class _Shares:
         if id(old) not in self._made:
             size = self.mesh.size()
             if dim is not None and old.shape[dim] % size:
-                raise _refused(codes.MODELS_TP_WIDTH, f"{where}.{name} cannot be cut in {size} equal parts", f"{tuple(old.shape)} along dim {dim}",
-                               f"a tp_size that divides {old.shape[dim]}")  # fmt: skip
+                raise _refused(
+                    codes.MODELS_TP_WIDTH,
+                    f"{where}.{name} cannot be cut in {size} equal parts",
+                    f"{tuple(old.shape)} along dim {dim}",
+                    f"a tp_size that divides {old.shape[dim]}",
+                )
             block = old.detach() if dim is None else block_of(old.detach(), self.mesh.get_group(), dim)
             block = block if dim is None else block.clone(memory_format=torch.contiguous_format)
             placement = Replicate() if dim is None else Shard(dim)
@@ -206,8 +233,12 @@ def _blocks(trunk: nn.Module, styled: Mapping[str, str]) -> dict[str, bool]:
     for parent, sharded in blocks.items():
         for name, module in trunk.get_submodule(parent).named_modules(prefix=parent):
             if sharded and any(p is not None for p in module._parameters.values()) and name not in styled:
-                raise _refused(codes.MODELS_TP_PLAN_INCOMPLETE, "the model's tensor-parallel plan leaves out a layer between sharded ones",
-                               f"{name}: {type(module).__name__}", "fsdp without tp_size")  # fmt: skip
+                raise _refused(
+                    codes.MODELS_TP_PLAN_INCOMPLETE,
+                    "the model's tensor-parallel plan leaves out a layer between sharded ones",
+                    f"{name}: {type(module).__name__}",
+                    "fsdp without tp_size",
+                )
     return blocks
 
 
@@ -218,8 +249,12 @@ def _share_vocabulary(root: Any, tensors: Tensors, shares: _Shares) -> None:
     embedding, head = root.hf.get_input_embeddings(), root.hf.get_output_embeddings()
     size, rows = tensors.group.size(), embedding.num_embeddings
     if rows % size or head.weight.shape[0] != rows:
-        raise _refused(codes.MODELS_TP_VOCABULARY, f"a parallel loss needs a vocabulary that {size} ranks can share equally", f"{rows} rows",
-                       f"model.embedding_multiple: {size}, or loss_parallel: false")  # fmt: skip
+        raise _refused(
+            codes.MODELS_TP_VOCABULARY,
+            f"a parallel loss needs a vocabulary that {size} ranks can share equally",
+            f"{rows} rows",
+            f"model.embedding_multiple: {size}, or loss_parallel: false",
+        )
     start = tensors.group.rank() * (rows // size)
     for module, name in ((embedding, "embedding"), (head, "head")):
         for parameter in module._parameters:
@@ -245,7 +280,9 @@ def _replicate_rest(hf: Any, cut: TensorCut, tensors: Tensors, shares: _Shares) 
         if cut.last is not None and module is cut.last:
             _set_forward(module, tp_layers.final_norm(cut.last, tensors))
         else:
-            _set_forward(module, tp_layers.whole(module, tensors, partial=False, inside_cut=id(module) in between))
+            _set_forward(
+                module, tp_layers.whole(module, tensors, partial=False, inside_cut=id(module) in between)
+            )
 
 
 def _final_norm(hf: Any, trunk: nn.Module, stack: nn.Module) -> nn.Module:
@@ -253,10 +290,18 @@ def _final_norm(hf: Any, trunk: nn.Module, stack: nn.Module) -> nn.Module:
     ``models.sp_final_norm``.
     """
     others = {id(m) for m in (*stack.modules(), hf.get_input_embeddings())}
-    found = [m for m in trunk.modules() if id(m) not in others and any(p is not None for p in m._parameters.values())]
+    found = [
+        m
+        for m in trunk.modules()
+        if id(m) not in others and any(p is not None for p in m._parameters.values())
+    ]
     if len(found) != 1:
-        raise _refused(codes.MODELS_SP_FINAL_NORM, "sequence parallelism ends at the norm after the layers, and this model has no such one module",
-                       f"{type(trunk).__name__}: {', '.join(type(m).__name__ for m in found) or 'none'}", "sequence_parallel: false")  # fmt: skip
+        raise _refused(
+            codes.MODELS_SP_FINAL_NORM,
+            "sequence parallelism ends at the norm after the layers, and this model has no such one module",
+            f"{type(trunk).__name__}: {', '.join(type(m).__name__ for m in found) or 'none'}",
+            "sequence_parallel: false",
+        )
     return found[0]
 
 
@@ -269,8 +314,12 @@ def _check_heads(config: Any, plan: Mapping[str, str], size: int) -> None:
     for key in ("num_attention_heads", "num_key_value_heads"):
         count = getattr(config, key, None)
         if count is not None and count % size:
-            raise _refused(codes.MODELS_TP_HEADS, f"{size} ranks cannot share the attention heads equally", f"{key}: {count}",
-                           f"a tp_size that divides {count}; the other ranks by dp_shard_size")  # fmt: skip
+            raise _refused(
+                codes.MODELS_TP_HEADS,
+                f"{size} ranks cannot share the attention heads equally",
+                f"{key}: {count}",
+                f"a tp_size that divides {count}; the other ranks by dp_shard_size",
+            )
 
 
 def _assert_sharded(hf: nn.Module, mesh: DeviceMesh) -> None:
@@ -295,7 +344,10 @@ def _account(root: Any, size: int, sequence_parallel: bool, loss_parallel: bool)
         "tokens cut between blocks (sequence parallel)" if sequence_parallel else "",
         "vocabulary cut" if loss_parallel else "head and embedding whole on every rank",
     ]
-    lines = [f"{share:.0%} of the parameters cut over {size} ranks by the model's own plan", *filter(None, extras)]
+    lines = [
+        f"{share:.0%} of the parameters cut over {size} ranks by the model's own plan",
+        *filter(None, extras),
+    ]
     return ", ".join(lines)
 
 

@@ -32,7 +32,13 @@ class TokenStats(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, shape: HeadShape, wanted: Wanted
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        shape: HeadShape,
+        wanted: Wanted,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return fp32 [L] (fp64 for fp64 input), the same, and an int64 scalar."""
         head = ChunkedLogits(hidden, weight, bias, shape)
@@ -61,7 +67,9 @@ class TokenStats(torch.autograd.Function):
         return logp, spread, num_correct
 
     @staticmethod
-    def backward(ctx: Any, grad_logp: Tensor | None, grad_entropy: Tensor | None, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]  # fmt: skip
+    def backward(
+        ctx: Any, grad_logp: Tensor | None, grad_entropy: Tensor | None, _: Tensor
+    ) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         """Kept logits can be used once: a second backward through a retained graph recomputes all of them."""
         hidden, weight, bias, labels, sums, spread = ctx.saved_tensors
         kept, ctx.kept = ctx.kept, []

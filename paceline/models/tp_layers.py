@@ -80,7 +80,8 @@ def colwise(module: nn.Module, tensors: Tensors, *, gathers: bool) -> Forward:
     forward = _own(module)
 
     def run(x: Tensor) -> Tensor:
-        x = copy_to_tp(x, tensors.group) if gathers else x  # else ``sharded_block`` did it for all projections
+        # else ``sharded_block`` did it for all projections
+        x = copy_to_tp(x, tensors.group) if gathers else x
         with local_parameters(module, tensors.group):
             out: Tensor = forward(x)
         return gather(out, tensors.group, _FEATURES, partial=False) if gathers else out
@@ -178,7 +179,9 @@ def vocabulary_rows(module: nn.Embedding, tensors: Tensors, start: int) -> Forwa
     forward = _own(module)
     rows = module.num_embeddings // tensors.group.size()
     if module.padding_idx is not None:  # set on the rank that has its row, which gets no gradient
-        module.padding_idx = module.padding_idx - start if start <= module.padding_idx < start + rows else None
+        module.padding_idx = (
+            module.padding_idx - start if start <= module.padding_idx < start + rows else None
+        )
 
     def run(ids: Tensor) -> Tensor:
         mine = ids - start

@@ -78,10 +78,12 @@ def check_adapter(
         cut = ", ".join(f"{axis}={getattr(mesh, axis)}" for axis in axes)
         found.append(
             codes.PLAN_ADAPTER_STRATEGY(
-                "adapters are trained where every rank sees whole layers and whole rows, or shards of them by FSDP or ZeRO",
+                "adapters are trained where every rank sees whole layers and whole rows, or shards of them by"
+                " FSDP or ZeRO",
                 "lora",
                 f"{spec.name}{f' with {cut}' if axes else ''}",
-                "distributed_strategy: fsdp (full_shard) or zero3 without tp, cp and pp; or all weights: remove the lora section",
+                "distributed_strategy: fsdp (full_shard) or zero3 without tp, cp and pp; or all weights:"
+                " remove the lora section",
             )
         )
     # Further checks for a 4-bit base.
@@ -89,7 +91,9 @@ def check_adapter(
         return found
     if installed("bitsandbytes") is None:
         found.append(
-            _not_installed("bitsandbytes", "4-bit weights need bitsandbytes", "lora.quantization_bit", "qlora", here)
+            _not_installed(
+                "bitsandbytes", "4-bit weights need bitsandbytes", "lora.quantization_bit", "qlora", here
+            )
         )
     if not spec.keeps_packed(engine):
         found.append(
@@ -97,7 +101,8 @@ def check_adapter(
                 "4-bit weights are not trained under this strategy: it would cut or cast the packed bytes",
                 "lora.quantization_bit",
                 spec.label(engine),
-                f"one of {', '.join(sorted(s.name for s in strategy_specs() if s.quantised_base))}; or adapters on whole weights: quantization_bit: null",
+                f"one of {', '.join(sorted(s.name for s in strategy_specs() if s.quantised_base))}; or"
+                " adapters on whole weights: quantization_bit: null",
             )
         )
     if compute == "float64":
@@ -122,15 +127,23 @@ def adapter_decisions(adapter: AdapterSpec | None, shape: ModelShape | None) -> 
     count = None if shape is None else adapter_parameters(shape, adapter)
     trained = "the number of trained parameters is counted when the model is built"
     if shape is not None and count is not None:
-        trained = f"{human_count(count)} parameters trained beside {human_count(shape.num_parameters)} ({100 * count / shape.num_parameters:.2g} %)"
-    reason = f"{trained}; everything else is frozen and not saved: checkpoints hold the adapter, `paceline export --merge` a whole model"
+        trained = (
+            f"{human_count(count)} parameters trained beside {human_count(shape.num_parameters)}"
+            f" ({100 * count / shape.num_parameters:.2g} %)"
+        )
+    reason = (
+        f"{trained}; everything else is frozen and not saved: checkpoints hold the adapter, `paceline export"
+        " --merge` a whole model"
+    )
     made = [Decision("lora", choice, reason)]
     if shape is not None and shape.experts and adapter.target_modules == (ALL_LINEAR,):
         why = "experts and routers are tensors of their own in Transformers, which take no adapter"
         made.append(Decision("lora.target_modules", "the linear layers beside the experts", why))
     if adapter.start:
         made.append(
-            Decision("lora.adapter_name_or_path", str(adapter.start), "rank, scale and targets are read from it")
+            Decision(
+                "lora.adapter_name_or_path", str(adapter.start), "rank, scale and targets are read from it"
+            )
         )
     if adapter.modules_to_save:
         made.append(Decision("lora.modules_to_save", ", ".join(adapter.modules_to_save), "trained in full"))
@@ -142,7 +155,8 @@ def adapter_decisions(adapter: AdapterSpec | None, shape: ModelShape | None) -> 
             Decision(
                 "lora.quantization_bit",
                 f"{quantised.bits} ({quantised.type}{double})",
-                "every frozen linear layer but the head, quantised by bitsandbytes as it is loaded; a merged export adds the adapter to these very weights",
+                "every frozen linear layer but the head, quantised by bitsandbytes as it is loaded; a merged"
+                " export adds the adapter to these very weights",
             )
         )
     return tuple(made)
@@ -189,7 +203,8 @@ def _started(folder: Path, adapter: AdapterSpec) -> AdapterSpec:
                 "no adapter can be read here",
                 "lora.adapter_name_or_path",
                 f"{file}: {error}",
-                "a folder with adapter_config.json and adapter_model.safetensors; one on the hub is downloaded first: hf download NAME --local-dir DIR",
+                "a folder with adapter_config.json and adapter_model.safetensors; one on the hub is"
+                " downloaded first: hf download NAME --local-dir DIR",
             )
         ) from error
     if not isinstance(config, dict):
@@ -205,7 +220,8 @@ def _started(folder: Path, adapter: AdapterSpec) -> AdapterSpec:
             codes.PLAN_ADAPTER_KIND(
                 "this adapter is not plain LoRA",
                 "lora.adapter_name_or_path",
-                f"{file}: peft_type {config.get('peft_type')}" + (f", {', '.join(other)} set" if other else ""),
+                f"{file}: peft_type {config.get('peft_type')}"
+                + (f", {', '.join(other)} set" if other else ""),
                 "an adapter with r, lora_alpha and target_modules alone",
             )
         )
@@ -223,9 +239,23 @@ def _started(folder: Path, adapter: AdapterSpec) -> AdapterSpec:
 
 # peft settings that change what an adapter computes, or its placement, beyond plain LoRA.
 _PLAIN = (
-    "use_dora", "use_qalora", "lora_bias", "rank_pattern", "alpha_pattern", "layers_to_transform", "layer_replication", "target_parameters",
-    "trainable_token_indices", "exclude_modules", "alora_invocation_tokens", "loftq_config", "corda_config", "eva_config", "arrow_config", "use_bdlora",
-)  # fmt: skip
+    "use_dora",
+    "use_qalora",
+    "lora_bias",
+    "rank_pattern",
+    "alpha_pattern",
+    "layers_to_transform",
+    "layer_replication",
+    "target_parameters",
+    "trainable_token_indices",
+    "exclude_modules",
+    "alora_invocation_tokens",
+    "loftq_config",
+    "corda_config",
+    "eva_config",
+    "arrow_config",
+    "use_bdlora",
+)
 
 
 def _not_installed(package: str, what: str, where: str, extra: str, here: bool) -> Diagnostic:

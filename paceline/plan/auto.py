@@ -37,7 +37,9 @@ def plan_auto(by_size: StrategyChoice, hardware: Hardware, make: Callable[[Strat
             plan = make(replace(chosen, reason="; ".join([chosen.reason, *reasons])))
         except ConfigError as error:
             first = first or error
-            reasons.append(f"{label} cannot start: {error.diagnostics[0].what} ({error.diagnostics[0].found})")
+            reasons.append(
+                f"{label} cannot start: {error.diagnostics[0].what} ({error.diagnostics[0].found})"
+            )
             continue
         # Take the first that fits, or whose memory cannot be predicted.
         found = predicted_plan(plan, hardware)
@@ -62,6 +64,7 @@ def _sizes(found: Candidate) -> str:
 def with_reason(plan: Plan, reason: str) -> Plan:
     """Return ``plan`` with another reason for its strategy, in both places that hold it."""
     decisions = (
-        replace(d, reason=reason) if d.subject == "training.distributed_strategy" else d for d in plan.decisions
+        replace(d, reason=reason) if d.subject == "training.distributed_strategy" else d
+        for d in plan.decisions
     )
     return replace(plan, strategy_reason=reason, decisions=tuple(decisions))

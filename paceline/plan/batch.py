@@ -19,12 +19,17 @@ class BatchSplit:
     global_batch: int
 
     def __str__(self) -> str:
-        return f"{self.global_batch} rows a step = {self.micro_batch} a micro-batch × {self.accumulation} micro-steps × {self.data_parallel_size} ranks"
+        return (
+            f"{self.global_batch} rows a step = {self.micro_batch} a micro-batch × {self.accumulation}"
+            f" micro-steps × {self.data_parallel_size} ranks"
+        )
 
 
 def split_batch(micro_batch: int, accumulation: int, data_parallel_size: int) -> BatchSplit:
     """Return the split that the config sets; the config rules refuse numbers below 1."""
-    return BatchSplit(micro_batch, accumulation, data_parallel_size, micro_batch * accumulation * data_parallel_size)
+    return BatchSplit(
+        micro_batch, accumulation, data_parallel_size, micro_batch * accumulation * data_parallel_size
+    )
 
 
 def legal_pairs(global_batch: int, data_parallel_size: int) -> list[tuple[int, int]]:
@@ -49,7 +54,8 @@ def resplit(global_batch: int, data_parallel_size: int, prefer_micro: int) -> Ba
         above = [d for d in legal if d > data_parallel_size][:1]
         raise ConfigError(
             codes.PLAN_BATCH_WORLD(
-                f"this run takes {global_batch} rows a step, which {data_parallel_size} data-parallel ranks cannot share evenly",
+                f"this run takes {global_batch} rows a step, which {data_parallel_size} data-parallel ranks"
+                " cannot share evenly",
                 "training.per_device_train_batch_size × gradient_accumulation_steps × ranks",
                 str(data_parallel_size),
                 f"start {' or '.join(map(str, [below, *above]))} processes (legal: {_shorten(legal)})",

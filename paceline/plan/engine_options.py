@@ -33,7 +33,11 @@ def choose_backend(requested: str, hardware: Hardware, timeout_seconds: int) -> 
     subject = "training.ddp_backend"
     if requested == "auto":
         backend = "nccl" if hardware.device == "cuda" else "gloo"
-        reason = "auto: NVIDIA devices talk by NCCL" if backend == "nccl" else "auto: processes on CPUs talk by gloo"
+        reason = (
+            "auto: NVIDIA devices talk by NCCL"
+            if backend == "nccl"
+            else "auto: processes on CPUs talk by gloo"
+        )
         return backend, Decision(
             subject, backend, f"{reason}; a collective may take {timeout_seconds} s (training.ddp_timeout)"
         )
@@ -53,7 +57,9 @@ def keeps_apart(requested: str, shape: ModelShape | None) -> bool:
     return requested in PACKABLE and (shape is None or shape.rows == PACKED)
 
 
-def choose_attention(requested: str, hardware: Hardware, precision: Precision, shape: ModelShape | None) -> Decision:
+def choose_attention(
+    requested: str, hardware: Hardware, precision: Precision, shape: ModelShape | None
+) -> Decision:
     """Return the decision on the attention implementation; its ``choice`` becomes ``Plan.attention``."""
     subject = "model.attn_implementation"
     if requested not in PACKABLE:
@@ -71,9 +77,14 @@ def choose_attention(requested: str, hardware: Hardware, precision: Precision, s
     return Decision(
         subject,
         requested,
-        kernel
-        if shape is not None
-        else f"{kernel}; a model class that cannot take it gets one padded row a document, and the log says so",
+        (
+            kernel
+            if shape is not None
+            else (
+                f"{kernel}; a model class that cannot take it gets one padded row a document, and the log"
+                " says so"
+            )
+        ),
     )
 
 
@@ -122,13 +133,16 @@ def option_decisions(
     elif prompts or apart or not data.packing:
         packs = data.packing and not prompts
         explain(
-            "data.packing", "on" if packs else "off", _ROLLOUT_ROWS if prompts else _packing_reason(data, data.packing)
+            "data.packing",
+            "on" if packs else "off",
+            _ROLLOUT_ROWS if prompts else _packing_reason(data, data.packing),
         )
     else:
         explain(
             "data.packing",
             "off",
-            f"this attention cannot keep documents apart; {_packing_reason(data, packing=False)}, padded to the longest of its micro-batch",
+            f"this attention cannot keep documents apart; {_packing_reason(data, packing=False)}, padded to"
+            " the longest of its micro-batch",
             granted=False,
         )
     if training.gradient_checkpointing:
@@ -145,7 +159,10 @@ def option_decisions(
         )
         explain("training.torch_compile", "on", f"asked for; {cost}")
     _loading(training, explain, on_cpu=on_cpu, prompts=prompts)
-    for key, requested in (("bf16_full_eval", training.bf16_full_eval), ("fp16_full_eval", training.fp16_full_eval)):
+    for key, requested in (
+        ("bf16_full_eval", training.bf16_full_eval),
+        ("fp16_full_eval", training.fp16_full_eval),
+    ):
         if requested:  # ``plan.precision`` refuses it with another compute dtype
             explain(f"training.{key}", "on", "evaluation casts the weights as training does")
     _engine_options(training, strategy, explain)
@@ -156,7 +173,9 @@ def _loading(training: TrainingSection, explain: Explain, *, on_cpu: bool, promp
     """Explain data loading; for CUDA it describes ``protocols.batch.Batch.pinned``."""
     workers, pin = training.dataloader_num_workers, training.dataloader_pin_memory
     if pin and prompts:
-        explain("training.dataloader_pin_memory", "off", "rows are made of rollouts, beside the device", False)
+        explain(
+            "training.dataloader_pin_memory", "off", "rows are made of rollouts, beside the device", False
+        )
     elif pin and on_cpu:
         why = "pinned memory speeds copies to a CUDA device; this run has none"
         explain("training.dataloader_pin_memory", "off", why, False)
@@ -167,7 +186,9 @@ def _loading(training: TrainingSection, explain: Explain, *, on_cpu: bool, promp
         explain("training.dataloader_num_workers", "0", why, False)
     elif workers:
         ahead = training.dataloader_prefetch_factor or 2
-        why = f"threads that prepare the next {workers * ahead} steps' batches while one runs; the order stays"
+        why = (
+            f"threads that prepare the next {workers * ahead} steps' batches while one runs; the order stays"
+        )
         explain("training.dataloader_num_workers", str(workers), why)
 
 
@@ -176,7 +197,9 @@ _ROLLOUT_ROWS = "rows are made of rollouts: a micro-batch lays its answers end t
 
 def _packing_reason(data: DataSection, packing: bool) -> str:
     if packing:
-        return f"rows of {data.max_length} tokens hold several documents that do not see each other; no padding"
+        return (
+            f"rows of {data.max_length} tokens hold several documents that do not see each other; no padding"
+        )
     return f"one document a row, up to {data.max_length} tokens"
 
 
@@ -191,7 +214,9 @@ def _engine_options(training: TrainingSection, strategy: str, explain: Explain) 
         },
         "ZeroRedundancyOptimizer": {"parameters_as_bucket_view": training.parameters_as_bucket_view or None},
     }
-    for owner, name, value in ((owner, *item) for owner, values in requested.items() for item in values.items()):
+    for owner, name, value in (
+        (owner, *item) for owner, values in requested.items() for item in values.items()
+    ):
         if value is None:
             continue
         if name in strategy_spec(strategy).training_keys:

@@ -32,8 +32,9 @@ def _model(plan: Plan) -> str:
         return "size not known before it is downloaded"
     about = "" if shape.exact else "about "
     return (
-        f"{shape.model_type}, {about}{human_count(shape.num_parameters)} parameters, {about}{human_count(shape.matmul_parameters)} of them in matrix products "
-        f"({shape.layers} layers of {shape.hidden_size}, {shape.heads} heads, {shape.kv_heads} of them KV, vocabulary {shape.vocab})"
+        f"{shape.model_type}, {about}{human_count(shape.num_parameters)} parameters,"
+        f" {about}{human_count(shape.matmul_parameters)} of them in matrix products ({shape.layers} layers of"
+        f" {shape.hidden_size}, {shape.heads} heads, {shape.kv_heads} of them KV, vocabulary {shape.vocab})"
     )
 
 
@@ -41,7 +42,11 @@ def _memory(plan: Plan) -> list[str]:
     """Return the model states of a rank as a small table."""
     memory = plan.memory
     if memory is None or memory.largest is None or memory.smallest is None:
-        why = "the model's size is not known yet" if plan.shape is None else "not counted for this strategy or adapter"
+        why = (
+            "the model's size is not known yet"
+            if plan.shape is None
+            else "not counted for this strategy or adapter"
+        )
         return _entry("model states", "unknown", why) + _roles(plan)
     about = "" if plan.shape is not None and plan.shape.exact else "about "
     most, least = memory.largest.total, memory.smallest.total
@@ -72,7 +77,12 @@ def _roles(plan: Plan) -> list[str]:
 def _entry(subject: str, choice: str, reason: str) -> list[str]:
     """Return ``subject  choice: reason``, wrapped; long words such as paths are not broken."""
     text = f"{choice}: {reason}" if reason else choice
-    wrapped = textwrap.wrap(text, WIDTH - SUBJECT_WIDTH - 2, break_long_words=False, break_on_hyphens=False) or [""]
+    wrapped = textwrap.wrap(
+        text, WIDTH - SUBJECT_WIDTH - 2, break_long_words=False, break_on_hyphens=False
+    ) or [""]
     if len(subject) > SUBJECT_WIDTH - 1:
         return [f"  {subject}", *(" " * (SUBJECT_WIDTH + 2) + line for line in wrapped)]
-    return [f"  {subject:<{SUBJECT_WIDTH}}{wrapped[0]}", *(" " * (SUBJECT_WIDTH + 2) + line for line in wrapped[1:])]
+    return [
+        f"  {subject:<{SUBJECT_WIDTH}}{wrapped[0]}",
+        *(" " * (SUBJECT_WIDTH + 2) + line for line in wrapped[1:]),
+    ]

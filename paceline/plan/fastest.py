@@ -53,7 +53,9 @@ def _search_spec(job: Job) -> SearchSpec:
     # The search chooses the layout, so keys that set one are refused.
     sizes = None if t.parallelism is None else t.parallelism.model_dump(mode="json")
     taken = {
-        key: value for key, value in (("parallelism", sizes), ("fsdp", t.fsdp), ("deepspeed", t.deepspeed)) if value
+        key: value
+        for key, value in (("parallelism", sizes), ("fsdp", t.fsdp), ("deepspeed", t.deepspeed))
+        if value
     }
     if taken:
         raise ConfigError(
@@ -69,7 +71,11 @@ def _search_spec(job: Job) -> SearchSpec:
         )
     # Sizes and speeds must be known.
     per_node = max(1, job.world_size // max(1, job.num_nodes))
-    cluster = cluster_of_cpu(hardware, per_node) if hardware.device == "cpu" else cluster_of_hardware(hardware, job.num_nodes)  # fmt: skip
+    cluster = (
+        cluster_of_cpu(hardware, per_node)
+        if hardware.device == "cpu"
+        else cluster_of_hardware(hardware, job.num_nodes)
+    )
     if shape is None or cluster is None:
         missing = "the model's size" if shape is None else f"the speed of {hardware.device_name}"
         raise ConfigError(
@@ -105,8 +111,14 @@ def _written(config: Config, candidate: Candidate) -> Config:
 
 def _explained(plan: Plan, taken: Candidate, found: list[Candidate], refused: dict[str, str]) -> Plan:
     speed = taken.work.step_tokens / taken.step
-    how = f"{short_mesh(taken)}, micro-batch {taken.work.micro_batch} × {taken.work.accumulation}{', recomputed' if taken.work.recompute == 'full' else ''}"
-    reason = f"the fastest of {len(found)} layouts that were predicted: {how}: {speed:,.0f} tokens/s, {taken.bytes / GIB:.1f} GiB of a limit of {taken.limit / GIB:.1f}"
+    how = (
+        f"{short_mesh(taken)}, micro-batch {taken.work.micro_batch} ×"
+        f" {taken.work.accumulation}{', recomputed' if taken.work.recompute == 'full' else ''}"
+    )
+    reason = (
+        f"the fastest of {len(found)} layouts that were predicted: {how}: {speed:,.0f} tokens/s,"
+        f" {taken.bytes / GIB:.1f} GiB of a limit of {taken.limit / GIB:.1f}"
+    )
     others = []
     for best in best_of_each(found):
         if best.strategy == taken.strategy:

@@ -29,7 +29,13 @@ class JobToCheck(Protocol):
         ...
 
     def problem(
-        self, code: Code, what: str, *paths: str, hint: str, found: str = "", severity: Severity = Severity.ERROR
+        self,
+        code: Code,
+        what: str,
+        *paths: str,
+        hint: str,
+        found: str = "",
+        severity: Severity = Severity.ERROR,
     ) -> Diagnostic:
         """Return a problem with some keys, located in the config and with their values."""
         ...

@@ -31,18 +31,35 @@ def installed(name: str) -> object:
 
 
 def check_packages(
-    config: Config, provenance: Mapping[str, Source], environ: Mapping[str, str], device: str, find: Find = installed
+    config: Config,
+    provenance: Mapping[str, Source],
+    environ: Mapping[str, str],
+    device: str,
+    find: Find = installed,
 ) -> Iterator[Diagnostic]:
     """Yield problems with missing packages: errors if the run would fail, else warnings."""
     yield from _trackers(config, provenance, environ, find)
     name = config.model.attn_implementation
     if name in _ATTENTION and find(_ATTENTION[name][0]) is None:
         package, install = _ATTENTION[name]
-        yield _missing(f"{name} needs the package {package}", "model.attn_implementation", package, f"{install}; or attn_implementation: auto")  # fmt: skip
+        yield _missing(
+            f"{name} needs the package {package}",
+            "model.attn_implementation",
+            package,
+            f"{install}; or attn_implementation: auto",
+        )
     yield from _data(config, find)
     t = config.training
-    if t.torch_compile and t.torch_compile_backend in (None, "inductor") and device == "cpu" and not any(map(shutil.which, ("c++", "g++", "clang++"))):  # fmt: skip
-        what, hint = "torch.compile on a CPU needs a C++ compiler", "apt-get install g++; or torch_compile: false"
+    if (
+        t.torch_compile
+        and t.torch_compile_backend in (None, "inductor")
+        and device == "cpu"
+        and not any(map(shutil.which, ("c++", "g++", "clang++")))
+    ):
+        what, hint = (
+            "torch.compile on a CPU needs a C++ compiler",
+            "apt-get install g++; or torch_compile: false",
+        )
         yield codes.PLAN_COMPILER(what, "training.torch_compile", "no c++, g++ or clang++ on PATH", hint)
 
 
@@ -56,10 +73,22 @@ def _trackers(
     for name in config.training.report_to:
         if name in _TRACKERS and find(name) is None:
             what = f"{name} is not installed: the run goes on without it"
-            yield codes.TRACKER_NOT_INSTALLED(what, "training.report_to", name, f"{_TRACKERS[name]}, or leave '{name}' out", Severity.WARNING)  # fmt: skip
+            yield codes.TRACKER_NOT_INSTALLED(
+                what,
+                "training.report_to",
+                name,
+                f"{_TRACKERS[name]}, or leave '{name}' out",
+                Severity.WARNING,
+            )
         elif name == "wandb" and not _wandb_has_a_key(environ):
             what = "wandb has no key here: it records offline, for `wandb sync` later"
-            yield codes.TRACKER_OFFLINE(what, "training.report_to", "no WANDB_API_KEY", "wandb login, or WANDB_MODE=offline if that is meant", Severity.WARNING)  # fmt: skip
+            yield codes.TRACKER_OFFLINE(
+                what,
+                "training.report_to",
+                "no WANDB_API_KEY",
+                "wandb login, or WANDB_MODE=offline if that is meant",
+                Severity.WARNING,
+            )
 
 
 def _wandb_has_a_key(environ: Mapping[str, str]) -> bool:
@@ -72,9 +101,20 @@ def _data(config: Config, find: Find) -> Iterator[Diagnostic]:
         for section in sections:
             path = Path(section.path).expanduser()
             saved = (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
-            needs = "pyarrow" if path.suffix.lower() == ".parquet" else "datasets" if saved or not path.exists() else ""
+            needs = (
+                "pyarrow"
+                if path.suffix.lower() == ".parquet"
+                else "datasets"
+                if saved or not path.exists()
+                else ""
+            )
             if needs and find(needs) is None:
-                yield _missing(f"{section.path} is read by {needs}", key, needs, f"pip install {needs}, or rows as .jsonl")  # fmt: skip
+                yield _missing(
+                    f"{section.path} is read by {needs}",
+                    key,
+                    needs,
+                    f"pip install {needs}, or rows as .jsonl",
+                )
 
 
 def _missing(what: str, where: str, package: str, hint: str) -> Diagnostic:

@@ -118,7 +118,10 @@ class Plan:
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Plan:
         """Inverse of ``to_json``. Raises ConfigError for a config of another version."""
-        parts = {"engine": options_from_json(data.get("engine") or {}), "config": Config.from_json(data["config"])}
+        parts = {
+            "engine": options_from_json(data.get("engine") or {}),
+            "config": Config.from_json(data["config"]),
+        }
         return codec.from_json(Plan, {**data, **parts})
 
     def dumps(self) -> str:
@@ -129,14 +132,21 @@ class Plan:
         """Return one line: algorithm, strategy, processes, model size, batch, precision."""
         where = f"{self.world_size} process{'es' if self.world_size > 1 else ''} on {self.device}"
         size = f", {human_count(self.shape.num_parameters)} parameters" if self.shape else ""
-        return f"{self.algorithm} by {self.strategy} in {where}{size}, {self.batch.global_batch} rows a step, {self.precision.compute}"
+        return (
+            f"{self.algorithm} by {self.strategy} in {where}{size}, {self.batch.global_batch} rows a step,"
+            f" {self.precision.compute}"
+        )
 
     def digest(self) -> str:
         """Return the sha256 of everything that determines the run.
 
         Run directory, launcher and warnings (such as free disk space) are excluded.
         """
-        data = {key: value for key, value in self.to_json().items() if key not in ("config", "run_dir", "launcher")}
+        data = {
+            key: value
+            for key, value in self.to_json().items()
+            if key not in ("config", "run_dir", "launcher")
+        }
         data["decisions"] = [d for d in data["decisions"] if not d["choice"].startswith(WARNING)]
         text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return hashlib.sha256(text.encode()).hexdigest()

@@ -18,7 +18,13 @@ from paceline.plan.algorithms.rollout import gathered_problems, rollout_decision
 from paceline.plan.auto import plan_auto
 from paceline.plan.cost.memory import memory_of
 from paceline.plan.cost.room import room_decisions, room_of, room_problems, rows_problems
-from paceline.plan.engine_options import choose_attention, choose_backend, idle_decisions, keeps_apart, option_decisions
+from paceline.plan.engine_options import (
+    choose_attention,
+    choose_backend,
+    idle_decisions,
+    keeps_apart,
+    option_decisions,
+)
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.read_shape import ModelShape, scoring
 from paceline.plan.parts import OtherModel
@@ -69,7 +75,9 @@ def _with_room(plan: Plan, hardware: Hardware, needed: bool) -> Plan:
     if needed and (problems or own_keys):
         fits = what_fits(plan, hardware) if problems else []
         raise ConfigError(*(replace(d, hint="; or ".join(fits) or d.hint) for d in problems), *own_keys)
-    return replace(plan, decisions=(*plan.decisions, *nvme_decisions(plan), *room_decisions(plan, hardware, room)))
+    return replace(
+        plan, decisions=(*plan.decisions, *nvme_decisions(plan), *room_decisions(plan, hardware, room))
+    )
 
 
 def _assembled(job: Job, resolved: Resolved, found: Sequence[Diagnostic]) -> Plan:
@@ -98,14 +106,38 @@ def _assembled(job: Job, resolved: Resolved, found: Sequence[Diagnostic]) -> Pla
         *_warnings(found),
     )
     return Plan(
-        algorithm=training.algorithm, strategy=resolved.chosen.strategy, strategy_reason=resolved.chosen.reason,
-        mesh=engine.mesh, world_size=job.world_size, num_nodes=job.num_nodes, device=hardware.device, backend=backend, timeout_seconds=training.ddp_timeout,
-        precision=precision, batch=engine.batch, seq_len=data.max_length, packing=data.packing and not answered and apart,
-        attention=attention.choice, recompute=training.gradient_checkpointing, compile=training.torch_compile,
-        optimizer=resolved.optimizer, decisions=decisions, config=config, config_digest=config.digest(), run_dir=job.run_dir, shape=shape,
-        launcher=job.launcher, paceline_version=__version__, engine=engine.options, adapter=adapter, reference=reference,
-        models={role: replace(other, shape=_shape_of(role, other, shape, job.others)) for role, other in models.items()},
-    )  # fmt: skip
+        algorithm=training.algorithm,
+        strategy=resolved.chosen.strategy,
+        strategy_reason=resolved.chosen.reason,
+        mesh=engine.mesh,
+        world_size=job.world_size,
+        num_nodes=job.num_nodes,
+        device=hardware.device,
+        backend=backend,
+        timeout_seconds=training.ddp_timeout,
+        precision=precision,
+        batch=engine.batch,
+        seq_len=data.max_length,
+        packing=data.packing and not answered and apart,
+        attention=attention.choice,
+        recompute=training.gradient_checkpointing,
+        compile=training.torch_compile,
+        optimizer=resolved.optimizer,
+        decisions=decisions,
+        config=config,
+        config_digest=config.digest(),
+        run_dir=job.run_dir,
+        shape=shape,
+        launcher=job.launcher,
+        paceline_version=__version__,
+        engine=engine.options,
+        adapter=adapter,
+        reference=reference,
+        models={
+            role: replace(other, shape=_shape_of(role, other, shape, job.others))
+            for role, other in models.items()
+        },
+    )
 
 
 def _warnings(found: Sequence[Diagnostic]) -> Iterator[Decision]:
@@ -123,7 +155,9 @@ def _shape_of(
     return scoring(found) if found is not None and role in ("value", "reward") else found
 
 
-def _main_decisions(hardware: Hardware, world_size: int, num_nodes: int, resolved: Resolved) -> tuple[Decision, ...]:
+def _main_decisions(
+    hardware: Hardware, world_size: int, num_nodes: int, resolved: Resolved
+) -> tuple[Decision, ...]:
     batch, precision = resolved.engine.batch, resolved.precision
     where = f"{world_size} process(es) on {num_nodes} node(s)"
     devices = hardware.num_devices
@@ -132,15 +166,20 @@ def _main_decisions(hardware: Hardware, world_size: int, num_nodes: int, resolve
         Decision("device", hardware.device, f"{hardware.device_note}; {hardware.device_name}"),
         Decision("training.distributed_strategy", resolved.chosen.strategy, resolved.chosen.reason),
         Decision(
-            "processes", where, on_each_node if hardware.device == "cuda" else f"{hardware.cpu_count} cores a node"
+            "processes",
+            where,
+            on_each_node if hardware.device == "cuda" else f"{hardware.cpu_count} cores a node",
         ),
         Decision(
-            "batch", str(batch), "per_device_train_batch_size × gradient_accumulation_steps × data-parallel ranks"
+            "batch",
+            str(batch),
+            "per_device_train_batch_size × gradient_accumulation_steps × data-parallel ranks",
         ),
         Decision(
             "training.mixed_precision",
             precision.compute,
-            f"{precision.reason}; master weights {precision.master}, gradients averaged in {precision.reduce}",
+            f"{precision.reason}; master weights {precision.master}, gradients averaged in"
+            f" {precision.reduce}",
         ),
     ]
     per_node = world_size // num_nodes

@@ -35,14 +35,20 @@ def choose_precision(requested: str, hardware: Hardware, master: str = "float32"
 
 def _auto(hardware: Hardware) -> Precision:
     if hardware.device == "cpu":
-        more = "; bf16: true is faster on this processor" if hardware.bf16 and "bf16" not in hardware.emulated else ""
+        more = (
+            "; bf16: true is faster on this processor"
+            if hardware.bf16 and "bf16" not in hardware.emulated
+            else ""
+        )
         return _precision("no", f"auto: float32 on a CPU{more}")
     if hardware.bf16:
         return _precision(
             "bf16", f"auto: {hardware.device_name} computes bf16 in hardware; fp32's range, so no loss scale"
         )
     if hardware.fp16:
-        return _precision("fp16", f"auto: {hardware.device_name} has no bf16 in hardware; fp16 with a loss scale")
+        return _precision(
+            "fp16", f"auto: {hardware.device_name} has no bf16 in hardware; fp16 with a loss scale"
+        )
     return _precision("no", f"auto: {hardware.device_name} has neither bf16 nor fp16 in hardware")
 
 
@@ -58,6 +64,12 @@ def check_full_eval(training: TrainingSection, precision: Precision) -> Iterator
     for word, requested in (("bf16", training.bf16_full_eval), ("fp16", training.fp16_full_eval)):
         key = f"{word}_full_eval"
         if requested and precision.compute != _DTYPES[word]:
-            what = f"evaluation computes as training does, in {precision.compute}; {key} asks for {_DTYPES[word]}"
-            hint = f"mixed_precision: {word}, with which evaluation casts the weights to {word} too; or {key}: false"
+            what = (
+                f"evaluation computes as training does, in {precision.compute}; {key} asks for"
+                f" {_DTYPES[word]}"
+            )
+            hint = (
+                f"mixed_precision: {word}, with which evaluation casts the weights to {word} too; or {key}:"
+                " false"
+            )
             yield codes.PREC_FULL_EVAL(what, f"training.{key}", f"{key}: true", hint)

@@ -6,7 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from paceline.core.errors import ConfigError
-from paceline.plan.cost.from_plan import PROCESS, cluster_of_cpu, cluster_of_hardware, planned_candidate, search_spec_of
+from paceline.plan.cost.from_plan import (
+    PROCESS,
+    cluster_of_cpu,
+    cluster_of_hardware,
+    planned_candidate,
+    search_spec_of,
+)
 from paceline.plan.cost.report import settings, settings_text
 from paceline.plan.cost.search import GIB, Candidate, search
 from paceline.plan.cost.work import StepSpec

@@ -41,7 +41,8 @@ def choose_strategy(job: Job) -> StrategyChoice:
     requested = job.training.distributed_strategy
     if ":" in requested and not strategy_spec(requested).implementation:
         return StrategyChoice(
-            requested, "your own class, named in the config; it brings no spec, so memory and speed are not known"
+            requested,
+            "your own class, named in the config; it brings no spec, so memory and speed are not known",
         )
     chosen = _by_rule(job) if requested in CHOOSERS else StrategyChoice(requested, "named in the config")
     if chosen.by_size:
@@ -52,7 +53,10 @@ def choose_strategy(job: Job) -> StrategyChoice:
     if requested != spec.name:
         check_whole(job.training, chosen)
     if spec.alone and job.world_size == 1:
-        reason = f"{spec.name} was asked for; with one process there is nothing to average, and '{spec.alone}' computes the same"
+        reason = (
+            f"{spec.name} was asked for; with one process there is nothing to average, and '{spec.alone}'"
+            " computes the same"
+        )
         return StrategyChoice(spec.alone, reason)
     return chosen
 
@@ -84,7 +88,9 @@ def _by_rule(job: Job) -> StrategyChoice:
         why = "the model's size is not known before it is downloaded; below 1B parameters DDP is the rule"
         return StrategyChoice("ddp", f"auto: {why}")
     strategy, why = size_rule(shape.num_parameters)
-    return StrategyChoice(strategy, f"auto: {human_count(shape.num_parameters)} parameters, {why}", by_size=True)
+    return StrategyChoice(
+        strategy, f"auto: {human_count(shape.num_parameters)} parameters, {why}", by_size=True
+    )
 
 
 def check_whole(training: TrainingSection, chosen: StrategyChoice) -> None:
@@ -96,7 +102,10 @@ def check_whole(training: TrainingSection, chosen: StrategyChoice) -> None:
         return
     found = []
     if training.torch_compile:
-        what = "torch.compile is built for whole models; this strategy gathers or cuts weights inside the forward"
+        what = (
+            "torch.compile is built for whole models; this strategy gathers or cuts weights inside the"
+            " forward"
+        )
         found.append((codes.STRATEGY_COMPILE, what, "training.torch_compile", "torch_compile: false"))
     if not elementwise(training.optim):
         what = "Adafactor keeps means over rows and columns of whole matrices; a shard has a part of them"
@@ -104,7 +113,10 @@ def check_whole(training: TrainingSection, chosen: StrategyChoice) -> None:
     if found:
         requested = f"auto → {chosen.strategy} ({chosen.reason.removeprefix('auto: ')})"
         raise ConfigError(
-            *(code(what, where, requested, f"{do}, or distributed_strategy: ddp") for code, what, where, do in found)
+            *(
+                code(what, where, requested, f"{do}, or distributed_strategy: ddp")
+                for code, what, where, do in found
+            )
         )
 
 
@@ -118,6 +130,9 @@ def _not_installed(spec: StrategySpec, package: str) -> Diagnostic:
     hint = f"pip install 'paceline[{package}]'"
     if spec.substitute:
         strategy, sharding = spec.substitute
-        hint += f", or distributed_strategy: {strategy} with {strategy}: {sharding}, which shares out the same states"
+        hint += (
+            f", or distributed_strategy: {strategy} with {strategy}: {sharding}, which shares out the same"
+            " states"
+        )
     what = f"the strategy '{spec.name}' needs the package {package}, which is not installed here"
     return codes.PLAN_DEEPSPEED_MISSING(what, KEY, spec.name, hint)

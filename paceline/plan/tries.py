@@ -31,7 +31,9 @@ def things_to_try(config: Config, plan: Plan | None, environ: Mapping[str, str])
         found[STRATEGY] = t.distributed_strategy
     if algorithm_spec(t.algorithm).own:
         found[ALGORITHM] = t.algorithm
-    options = [o for o in (t.torch_compile_backend, t.torch_compile_mode) if o not in (None, "inductor", "default")]
+    options = [
+        o for o in (t.torch_compile_backend, t.torch_compile_mode) if o not in (None, "inductor", "default")
+    ]
     if t.torch_compile and options:
         found[COMPILE] = ", ".join(map(str, options))
     reasons = _of_model(config, plan, environ)
@@ -60,8 +62,12 @@ def _of_model(config: Config, plan: Plan | None, environ: Mapping[str, str]) -> 
     if kind is not None and kind not in FAMILY_SIZES:  # for listed families a table says it
         reasons.append(f"family {kind}")
     if not keeps_apart(m.attn_implementation, plan.shape):
-        conditions = {"attention paceline": m.attn_implementation == "paceline", "context parallelism": plan.mesh.cp > 1,
-                 "sequence parallelism": sharded is not None and sharded.sequence_parallel, "rollouts": algorithm_spec(plan.algorithm).on_policy}  # fmt: skip
+        conditions = {
+            "attention paceline": m.attn_implementation == "paceline",
+            "context parallelism": plan.mesh.cp > 1,
+            "sequence parallelism": sharded is not None and sharded.sequence_parallel,
+            "rollouts": algorithm_spec(plan.algorithm).on_policy,
+        }
         reasons += (f"{what} on padded rows" for what, is_so in conditions.items() if is_so)
     if plan.adapter is not None and plan.adapter.quantization and kind in NO_LINEARS:
         reasons.append("4-bit layers")

@@ -90,7 +90,10 @@ class Batch:
         count = self.document_ids.numel()
         return replace(
             self,
-            extras={**self.extras, **{n: torch.full((count,), v, dtype=torch.float64) for n, v in numbers.items()}},
+            extras={
+                **self.extras,
+                **{n: torch.full((count,), v, dtype=torch.float64) for n, v in numbers.items()},
+            },
         )
 
     def to(self, device: torch.device) -> Batch:

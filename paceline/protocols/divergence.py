@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-TEACHER = "teacher"  # the field of ``Batch.tokens`` with the teacher's hidden states, [1, T, H] of its own width
+# the field of ``Batch.tokens`` with the teacher's hidden states, [1, T, H] of its own width
+TEACHER = "teacher"
 
 
 @dataclass(frozen=True)

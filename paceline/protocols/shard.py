@@ -46,6 +46,8 @@ class ShardReader(Protocol):
         """Return the whole tensor on the CPU."""
         ...
 
-    def read_block(self, role: str, name: str, kind: str, offsets: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
+    def read_block(
+        self, role: str, name: str, kind: str, offsets: tuple[int, ...], shape: tuple[int, ...]
+    ) -> Tensor:
         """Return the block of ``shape`` at ``offsets``, on the CPU."""
         ...

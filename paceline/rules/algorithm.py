@@ -25,12 +25,22 @@ def options(c: Context) -> Iterator[Diagnostic]:
         found, key = f"{name}: {value!r}", f"{_KEY}.{name}"
         if name not in spec.options:
             near = difflib.get_close_matches(name, spec.options, n=1)
-            hint = f"did you mean '{near[0]}'?" if near else f"one of {', '.join(spec.options) or 'none: it has none'}"
-            yield c.problem(codes.ALGORITHM_OPTIONS, f"{spec.name} has no such option", key, found=found, hint=hint)
+            hint = (
+                f"did you mean '{near[0]}'?"
+                if near
+                else f"one of {', '.join(spec.options) or 'none: it has none'}"
+            )
+            yield c.problem(
+                codes.ALGORITHM_OPTIONS, f"{spec.name} has no such option", key, found=found, hint=hint
+            )
         elif not _fits(value, spec.options[name]):
             what = f"{spec.name} takes another kind of value there"
             yield c.problem(
-                codes.ALGORITHM_OPTIONS, what, key, found=found, hint=f"such as {name}: {spec.options[name]!r}"
+                codes.ALGORITHM_OPTIONS,
+                what,
+                key,
+                found=found,
+                hint=f"such as {name}: {spec.options[name]!r}",
             )
 
 

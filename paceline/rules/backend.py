@@ -163,12 +163,20 @@ _BACKEND_FROM = {
 def backend_built(c: Context) -> Iterator[Diagnostic]:
     """back.not_built"""
     name, built = c.config.training.ddp_backend, c.facts.backends
-    if built is not None and name != "auto" and name not in built and not (name == "nccl" and c.facts.device == "cpu"):
+    if (
+        built is not None
+        and name != "auto"
+        and name not in built
+        and not (name == "nccl" and c.facts.device == "cpu")
+    ):
         yield c.problem(
             codes.BACK_NOT_BUILT,
             f"this torch has no backend {name}",
             "training.ddp_backend",
-            hint=f"auto, or one of {', '.join(sorted(built))}; {name} comes with {_BACKEND_FROM.get(name, 'another build of torch')}",
+            hint=(
+                f"auto, or one of {', '.join(sorted(built))}; {name} comes with"
+                f" {_BACKEND_FROM.get(name, 'another build of torch')}"
+            ),
         )
 
 
@@ -242,5 +250,15 @@ def options(c: Context) -> Iterator[Diagnostic]:
 
 
 BACKEND_RULES: tuple[Rule, ...] = (
-    strategy_name, fsdp_and_deepspeed, strategy_against_file, distributed_flag, needs_processes, nccl, backend_built, xla, launch, slurm, options,
-)  # fmt: skip
+    strategy_name,
+    fsdp_and_deepspeed,
+    strategy_against_file,
+    distributed_flag,
+    needs_processes,
+    nccl,
+    backend_built,
+    xla,
+    launch,
+    slurm,
+    options,
+)

@@ -121,7 +121,11 @@ class Context:
             return strategy_spec("deepspeed")
         if t.parallelism is not None and t.parallelism.pp_size > 1:
             return strategy_spec("pipeline")
-        sharded = t.parallelism is not None and (t.parallelism.dp_shard_size, t.parallelism.cp_size, t.parallelism.tp_size) != (1, 1, 1)  # fmt: skip
+        sharded = t.parallelism is not None and (
+            t.parallelism.dp_shard_size,
+            t.parallelism.cp_size,
+            t.parallelism.tp_size,
+        ) != (1, 1, 1)
         return strategy_spec("fsdp") if t.fsdp or sharded else None
 
     def given(self, path: str) -> bool:
@@ -150,13 +154,23 @@ class Context:
         """Return the source of a key, or of the first key that was set in a section; None if none was."""
         if self.given(path):
             return self.provenance[path]
-        return next((s for p, s in self.provenance.items() if p.startswith(f"{path}.") and self.given(p)), None)
+        return next(
+            (s for p, s in self.provenance.items() if p.startswith(f"{path}.") and self.given(p)), None
+        )
 
     def problem(
-        self, code: Code, what: str, *paths: str, hint: str, found: str = "", severity: Severity = Severity.ERROR
+        self,
+        code: Code,
+        what: str,
+        *paths: str,
+        hint: str,
+        found: str = "",
+        severity: Severity = Severity.ERROR,
     ) -> Diagnostic:
         """Return a finding about some keys (or sections); ``found`` defaults to their values."""
-        text = found or ", ".join(f"{p.partition('.')[2] or p}: {shown(p, _plain(self.value(p)))}" for p in paths)
+        text = found or ", ".join(
+            f"{p.partition('.')[2] or p}: {shown(p, _plain(self.value(p)))}" for p in paths
+        )
         return code(what, where=self.place(*paths), found=text, hint=hint, severity=severity)
 
 

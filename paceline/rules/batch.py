@@ -22,7 +22,12 @@ def deepspeed_triple(c: Context) -> Iterator[Diagnostic]:
     """batch.triple"""
     t, world = c.config.training, c.facts.world_size
     total = t.deepspeed.get("train_batch_size") if isinstance(t.deepspeed, dict) else None
-    if not isinstance(total, int) or isinstance(total, bool) or world is None or not isinstance(t.deepspeed, dict):
+    if (
+        not isinstance(total, int)
+        or isinstance(total, bool)
+        or world is None
+        or not isinstance(t.deepspeed, dict)
+    ):
         return
     if not {"train_micro_batch_size_per_gpu", "gradient_accumulation_steps"} <= set(t.deepspeed):
         return  # DeepSpeed derives the missing one from the total
@@ -30,9 +35,14 @@ def deepspeed_triple(c: Context) -> Iterator[Diagnostic]:
     micro, steps = t.per_device_train_batch_size, t.gradient_accumulation_steps
     if total != micro * steps * world:
         yield c.problem(
-            plan_codes.BATCH_TRIPLE, f"DeepSpeed's train_batch_size {total} is not micro-batch {micro} x accumulation {steps} x processes {world} = {micro * steps * world}",
-            "training.deepspeed", found=f"train_batch_size: {total}", hint=f'"train_batch_size": "auto" (or {micro * steps * world}); the product is what runs', severity=Severity.WARNING,
-        )  # fmt: skip
+            plan_codes.BATCH_TRIPLE,
+            f"DeepSpeed's train_batch_size {total} is not micro-batch {micro} x accumulation {steps} x"
+            f" processes {world} = {micro * steps * world}",
+            "training.deepspeed",
+            found=f"train_batch_size: {total}",
+            hint=f'"train_batch_size": "auto" (or {micro * steps * world}); the product is what runs',
+            severity=Severity.WARNING,
+        )
 
 
 def _model_ranks(c: Context) -> int:
@@ -72,14 +82,22 @@ def warmup(c: Context) -> Iterator[Diagnostic]:
         )
     if 0 < t.max_steps < t.warmup_steps:
         yield c.problem(
-            codes.TRAIN_WARMUP, "warm-up is longer than the run: the learning rate would never reach its peak", "training.warmup_steps", "training.max_steps",
-            hint=f"warmup_steps: {max(1, t.max_steps // 10)}", severity=Severity.WARNING,
-        )  # fmt: skip
+            codes.TRAIN_WARMUP,
+            "warm-up is longer than the run: the learning rate would never reach its peak",
+            "training.warmup_steps",
+            "training.max_steps",
+            hint=f"warmup_steps: {max(1, t.max_steps // 10)}",
+            severity=Severity.WARNING,
+        )
     if t.warmup_steps > 0 and t.lr_scheduler_type == "constant":
         yield c.problem(
-            codes.TRAIN_WARMUP_CONSTANT, "the schedule 'constant' has no warm-up, so warmup_steps does nothing", "training.lr_scheduler_type", "training.warmup_steps",
-            hint="lr_scheduler_type: constant_with_warmup", severity=Severity.WARNING,
-        )  # fmt: skip
+            codes.TRAIN_WARMUP_CONSTANT,
+            "the schedule 'constant' has no warm-up, so warmup_steps does nothing",
+            "training.lr_scheduler_type",
+            "training.warmup_steps",
+            hint="lr_scheduler_type: constant_with_warmup",
+            severity=Severity.WARNING,
+        )
 
 
 BATCH_RULES: tuple[Rule, ...] = (positive, deepspeed_triple, steps, warmup)

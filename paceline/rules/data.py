@@ -26,9 +26,12 @@ def prefetch(c: Context) -> Iterator[Diagnostic]:
     t = c.config.training
     if t.dataloader_num_workers == 0 and t.dataloader_prefetch_factor is not None:
         yield c.problem(
-            codes.DATA_PREFETCH, "without loading threads there is nothing that prefetches", "training.dataloader_prefetch_factor", "training.dataloader_num_workers",
+            codes.DATA_PREFETCH,
+            "without loading threads there is nothing that prefetches",
+            "training.dataloader_prefetch_factor",
+            "training.dataloader_num_workers",
             hint="dataloader_num_workers: 2, or remove dataloader_prefetch_factor",
-        )  # fmt: skip
+        )
 
 
 def positions(c: Context) -> Iterator[Diagnostic]:
@@ -68,9 +71,13 @@ def split(c: Context) -> Iterator[Diagnostic]:
         )
     if value and c.config.data.eval:
         yield c.problem(
-            codes.DATA_TWO_EVALS, "data.eval is given, and rows are split off too; only data.eval would be evaluated", "data.validation_split", "data.eval",
-            found="data.eval and data.validation_split", hint="one of the two",
-        )  # fmt: skip
+            codes.DATA_TWO_EVALS,
+            "data.eval is given, and rows are split off too; only data.eval would be evaluated",
+            "data.validation_split",
+            "data.eval",
+            found="data.eval and data.validation_split",
+            hint="one of the two",
+        )
 
 
 def weights(c: Context) -> Iterator[Diagnostic]:

@@ -30,7 +30,8 @@ def locked_memory(c: Context) -> Iterator[Diagnostic]:
     f = c.facts
     if f.device == "cuda" and (f.num_nodes or 1) > 1 and f.infiniband and f.memlock_unlimited is False:
         yield codes.HOST_MEMLOCK(
-            "NCCL registers memory with InfiniBand devices, and this shell's limit of locked memory ends that",
+            "NCCL registers memory with InfiniBand devices, and this shell's limit of locked memory ends"
+            " that",
             where="ulimit -l",
             found="a limit",
             hint="ulimit -l unlimited (of a container, its memlock limit); or NCCL_IB_DISABLE=1",

@@ -56,9 +56,13 @@ def given(c: Context) -> Iterator[Diagnostic]:
 _BOOKKEEPING = frozenset({"model_type", "_name_or_path", "transformers_version", "architectures"})
 #: Keys of Transformers' config classes that have no effect on a model made from scratch → what to use.
 _ELSEWHERE = {
-    "attn_implementation": "model.attn_implementation", "_attn_implementation": "model.attn_implementation", "dtype": "training.mixed_precision",
-    "torch_dtype": "training.mixed_precision", "quantization_config": "lora.quantization_bit", "auto_map": "model.name_or_path with model.trust_remote_code",
-}  # fmt: skip
+    "attn_implementation": "model.attn_implementation",
+    "_attn_implementation": "model.attn_implementation",
+    "dtype": "training.mixed_precision",
+    "torch_dtype": "training.mixed_precision",
+    "quantization_config": "lora.quantization_bit",
+    "auto_map": "model.name_or_path with model.trust_remote_code",
+}
 
 
 def shape_keys(c: Context) -> Iterator[Diagnostic]:
@@ -103,16 +107,21 @@ def remote_code(c: Context) -> Iterator[Diagnostic]:
     wrong = unpinned(m.name_or_path or "", m.revision) if m.trust_remote_code else None
     if wrong is not None:
         keys = ("model.trust_remote_code", "model.revision")
-        yield c.problem(core_codes.SEC_TRUST_REMOTE_CODE, wrong.what, *keys, found=wrong.found, hint=wrong.hint)
+        yield c.problem(
+            core_codes.SEC_TRUST_REMOTE_CODE, wrong.what, *keys, found=wrong.found, hint=wrong.hint
+        )
 
 
 def dtype(c: Context) -> Iterator[Diagnostic]:
     """model.dtype"""
     if c.config.model.dtype in ("bfloat16", "float16"):
         yield c.problem(
-            codes.MODEL_DTYPE, "trained weights are kept in float32; the compute precision is training.mixed_precision", "model.dtype",
-            hint="mixed_precision: bf16 for bf16 compute, and no dtype", severity=Severity.WARNING,
-        )  # fmt: skip
+            codes.MODEL_DTYPE,
+            "trained weights are kept in float32; the compute precision is training.mixed_precision",
+            "model.dtype",
+            hint="mixed_precision: bf16 for bf16 compute, and no dtype",
+            severity=Severity.WARNING,
+        )
 
 
 def attention(c: Context) -> Iterator[Diagnostic]:
@@ -123,7 +132,10 @@ def attention(c: Context) -> Iterator[Diagnostic]:
             codes.SEC_ATTENTION_KERNEL,
             "an attention named org/repository is code of the hub",
             "model.attn_implementation",
-            hint="attn_implementation: auto; or org/repository@COMMIT, the 40 digits of what you have read, with trust_remote_code: true",
+            hint=(
+                "attn_implementation: auto; or org/repository@COMMIT, the 40 digits of what you have read,"
+                " with trust_remote_code: true"
+            ),
         )
     if name.startswith("flash_attention") and (c.facts.device == "cpu" or c.config.training.use_cpu):
         yield c.problem(
@@ -149,11 +161,15 @@ def recompute(c: Context) -> Iterator[Diagnostic]:
     options = t.gradient_checkpointing_kwargs or {}
     if options.get("use_reentrant") is True:
         yield c.problem(
-            codes.TRAIN_REENTRANT, "reentrant recomputation loses gradients of frozen inputs; only the other kind is built", "training.gradient_checkpointing_kwargs",
+            codes.TRAIN_REENTRANT,
+            "reentrant recomputation loses gradients of frozen inputs; only the other kind is built",
+            "training.gradient_checkpointing_kwargs",
             hint="gradient_checkpointing_kwargs: {use_reentrant: false}",
-        )  # fmt: skip
+        )
     unknown = [
-        key for key in options if key not in ("use_reentrant", "preserve_rng_state", "determinism_check", "debug")
+        key
+        for key in options
+        if key not in ("use_reentrant", "preserve_rng_state", "determinism_check", "debug")
     ]
     if unknown:
         yield c.problem(
@@ -166,9 +182,13 @@ def recompute(c: Context) -> Iterator[Diagnostic]:
     # Set twice, or given while it is off
     if options and not t.gradient_checkpointing:
         yield c.problem(
-            codes.TRAIN_RECOMPUTE_OFF, "options of recomputation are given, and it is off", "training.gradient_checkpointing_kwargs", "training.gradient_checkpointing",
-            hint="gradient_checkpointing: true, or remove them", severity=Severity.WARNING,
-        )  # fmt: skip
+            codes.TRAIN_RECOMPUTE_OFF,
+            "options of recomputation are given, and it is off",
+            "training.gradient_checkpointing_kwargs",
+            "training.gradient_checkpointing",
+            hint="gradient_checkpointing: true, or remove them",
+            severity=Severity.WARNING,
+        )
     fsdp = t.fsdp_config if isinstance(t.fsdp_config, dict) else {}
     inside = fsdp.get("activation_checkpointing", fsdp.get("fsdp_activation_checkpointing"))
     if (
@@ -178,9 +198,13 @@ def recompute(c: Context) -> Iterator[Diagnostic]:
         and c.provenance["training.gradient_checkpointing"].layer != "foreign file"
     ):
         yield c.problem(
-            codes.FSDP_ACT_CKPT_TWICE, "recomputation is asked for twice: by fsdp_config and by gradient_checkpointing", "training.gradient_checkpointing", "training.fsdp_config",
-            found="activation_checkpointing and gradient_checkpointing", hint="one of the two",
-        )  # fmt: skip
+            codes.FSDP_ACT_CKPT_TWICE,
+            "recomputation is asked for twice: by fsdp_config and by gradient_checkpointing",
+            "training.gradient_checkpointing",
+            "training.fsdp_config",
+            found="activation_checkpointing and gradient_checkpointing",
+            hint="one of the two",
+        )
 
 
 def compile_options(c: Context) -> Iterator[Diagnostic]:
@@ -219,7 +243,10 @@ def adapters(c: Context) -> Iterator[Diagnostic]:
         )
     if lora.quantization_bit not in (None, 4):
         yield c.problem(
-            codes.PEFT_BITS, "weights are quantised to 4 bits", "lora.quantization_bit", hint="quantization_bit: 4"
+            codes.PEFT_BITS,
+            "weights are quantised to 4 bits",
+            "lora.quantization_bit",
+            hint="quantization_bit: 4",
         )
     if lora.quantization_bit and lora.bias != "none":
         yield c.problem(
@@ -247,7 +274,13 @@ def added_tokens(c: Context) -> Iterator[Diagnostic]:
         twice = [t for i, t in enumerate(tokens) if t in seen or t in tokens[:i]]
         wrong = "an empty text" if "" in tokens else f"{twice[0]!r} twice" if twice else ""
         if wrong:
-            yield c.problem(codes.MODEL_ADDED_TOKENS, "an added token is a text, named once", f"model.{key}", found=wrong, hint=f"{key} without it")  # fmt: skip
+            yield c.problem(
+                codes.MODEL_ADDED_TOKENS,
+                "an added token is a text, named once",
+                f"model.{key}",
+                found=wrong,
+                hint=f"{key} without it",
+            )
         seen |= set(tokens)
 
 

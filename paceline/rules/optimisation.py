@@ -23,7 +23,12 @@ def optimizer(c: Context) -> Iterator[Diagnostic]:
     name = c.config.training.optim
     if name not in BUILT:
         why, instead = not_built(name)
-        yield c.problem(codes.TRAIN_OPTIMIZER, f"the optimizer '{name}' is not built: {why}", _OPTIM, hint=f"optim: {instead}")  # fmt: skip
+        yield c.problem(
+            codes.TRAIN_OPTIMIZER,
+            f"the optimizer '{name}' is not built: {why}",
+            _OPTIM,
+            hint=f"optim: {instead}",
+        )
 
 
 def optimizer_options(c: Context) -> Iterator[Diagnostic]:
@@ -34,10 +39,14 @@ def optimizer_options(c: Context) -> Iterator[Diagnostic]:
     try:
         given = parse_optim_args(c.config.training.optim_args)
     except ConfigError as error:
-        yield c.problem(config_codes.TRAIN_OPTIM_ARGS, error.diagnostics[0].what, _ARGS, hint=error.diagnostics[0].hint)
+        yield c.problem(
+            config_codes.TRAIN_OPTIM_ARGS, error.diagnostics[0].what, _ARGS, hint=error.diagnostics[0].hint
+        )
         return
     for what, found, hint in misfits(given, BUILT[name].options):
-        yield c.problem(config_codes.TRAIN_OPTIM_ARGS, f"the optimizer {name} {what}", _ARGS, found=found, hint=hint)
+        yield c.problem(
+            config_codes.TRAIN_OPTIM_ARGS, f"the optimizer {name} {what}", _ARGS, found=found, hint=hint
+        )
     for words in contradictions(name, given):
         yield c.problem(
             config_codes.TRAIN_OPTIM_ARGS, f"the optimizer {name}: {words}", _ARGS, hint="remove one of them"
@@ -64,11 +73,20 @@ def schedule_options(c: Context) -> Iterator[Diagnostic]:
         return
     wrong = list(misfits(given, OPTIONS[name]))
     for what, found, hint in wrong:
-        yield c.problem(codes.TRAIN_SCHEDULE_OPTIONS, f"the schedule {name} {what}", _KWARGS, found=found, hint=hint)
+        yield c.problem(
+            codes.TRAIN_SCHEDULE_OPTIONS, f"the schedule {name} {what}", _KWARGS, found=found, hint=hint
+        )
     lacks = "" if wrong else unmet(name, given, t.learning_rate, t.max_steps)
     if lacks:
         found = ", ".join(f"{key}: {value}" for key, value in given.items()) or "none"
-        yield c.problem(codes.TRAIN_SCHEDULE_OPTIONS, f"the schedule {name} {lacks}", _KWARGS, _SCHEDULE, found=found, hint=f"lr_scheduler_kwargs: {{{', '.join(f'{key}: …' for key in OPTIONS[name])}}}")  # fmt: skip
+        yield c.problem(
+            codes.TRAIN_SCHEDULE_OPTIONS,
+            f"the schedule {name} {lacks}",
+            _KWARGS,
+            _SCHEDULE,
+            found=found,
+            hint=f"lr_scheduler_kwargs: {{{', '.join(f'{key}: …' for key in OPTIONS[name])}}}",
+        )
 
 
 def best_metric(c: Context) -> Iterator[Diagnostic]:
@@ -120,14 +138,22 @@ def decay(c: Context) -> Iterator[Diagnostic]:
     t = c.config.training
     if t.learning_rate * t.weight_decay >= 1:
         yield c.problem(
-            codes.TRAIN_WEIGHT_DECAY, f"a step takes away weight_decay × learning_rate of each weight, here {t.weight_decay * t.learning_rate:g} of it", "training.weight_decay",
-            hint="weight_decay: 0.01 or 0.1, the usual ones", severity=Severity.WARNING,
-        )  # fmt: skip
+            codes.TRAIN_WEIGHT_DECAY,
+            "a step takes away weight_decay × learning_rate of each weight, here"
+            f" {t.weight_decay * t.learning_rate:g} of it",
+            "training.weight_decay",
+            hint="weight_decay: 0.01 or 0.1, the usual ones",
+            severity=Severity.WARNING,
+        )
     if t.adam_epsilon >= 1:
         yield c.problem(
-            codes.TRAIN_ADAM_EPSILON, f"beside an epsilon of {t.adam_epsilon:g} gradients count for nothing: the weights stay about as they are", "training.adam_epsilon",
-            hint="adam_epsilon: 1e-8, the usual one", severity=Severity.WARNING,
-        )  # fmt: skip
+            codes.TRAIN_ADAM_EPSILON,
+            f"beside an epsilon of {t.adam_epsilon:g} gradients count for nothing: the weights stay about as"
+            " they are",
+            "training.adam_epsilon",
+            hint="adam_epsilon: 1e-8, the usual one",
+            severity=Severity.WARNING,
+        )
 
 
 OPTIMISATION_RULES: tuple[Rule, ...] = (

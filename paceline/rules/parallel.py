@@ -26,7 +26,9 @@ def _by_name(sizes: Parallelism) -> dict[str, int]:
 
 
 def _written(sizes: Parallelism) -> str:
-    return ", ".join(f"{name}: {size}" for name, size in _by_name(sizes).items() if size != 1) or "all sizes 1"
+    return (
+        ", ".join(f"{name}: {size}" for name, size in _by_name(sizes).items() if size != 1) or "all sizes 1"
+    )
 
 
 def sizes_positive(c: Context) -> Iterator[Diagnostic]:
@@ -59,7 +61,10 @@ def product(c: Context) -> Iterator[Diagnostic]:
         f"the mesh holds {held} processes, {world} are started",
         _SIZES,
         found=_written(sizes),
-        hint=f"sizes whose product is {world} (its divisors: {divisors}); dp_shard_size left out takes what the others leave",
+        hint=(
+            f"sizes whose product is {world} (its divisors: {divisors}); dp_shard_size left out takes what"
+            " the others leave"
+        ),
     )
 
 
@@ -102,7 +107,11 @@ def heads(c: Context) -> Iterator[Diagnostic]:
             f"{_SIZES}.tp_size",
             hint=f"tp_size: {math.gcd(kv, sizes.tp_size)}, and the other ranks by dp_shard_size",
         )
-    if sizes.cp_method == "ulysses" and count % (sizes.cp_size * sizes.tp_size) and count % sizes.tp_size == 0:
+    if (
+        sizes.cp_method == "ulysses"
+        and count % (sizes.cp_size * sizes.tp_size)
+        and count % sizes.tp_size == 0
+    ):
         yield c.problem(
             plan_codes.PAR_CP_HEADS,
             f"Ulysses shares {count // sizes.tp_size} attention heads out over {sizes.cp_size} ranks",
@@ -120,7 +129,8 @@ def inside_nodes(c: Context) -> Iterator[Diagnostic]:
     if per_node % sizes.tp_size:
         yield c.problem(
             plan_codes.PAR_TP_NODE,
-            f"a tensor-parallel group of {sizes.tp_size} would reach over nodes of {per_node} processes: it talks in every layer",
+            f"a tensor-parallel group of {sizes.tp_size} would reach over nodes of {per_node} processes: it"
+            " talks in every layer",
             f"{_SIZES}.tp_size",
             hint=f"tp_size: {math.gcd(per_node, sizes.tp_size)}, a divisor of the processes on a node",
         )

@@ -30,7 +30,9 @@ class Tried:
     problems: tuple[Diagnostic, ...] = ()
 
 
-def facts_of(hardware: Hardware, *, world_size: int, num_nodes: int, launcher: str, shape: ModelShape | None) -> Facts:
+def facts_of(
+    hardware: Hardware, *, world_size: int, num_nodes: int, launcher: str, shape: ModelShape | None
+) -> Facts:
     """Return the facts that follow from the arguments, without inspecting this machine."""
     return Facts(
         device=hardware.device,
@@ -47,7 +49,9 @@ def facts_of(hardware: Hardware, *, world_size: int, num_nodes: int, launcher: s
     )
 
 
-def try_plan(job: Job, *, provenance: Mapping[str, Source] | None = None, facts: Facts | None = None) -> Tried:
+def try_plan(
+    job: Job, *, provenance: Mapping[str, Source] | None = None, facts: Facts | None = None
+) -> Tried:
     """Run the rules and ``resolved_plan``.
 
     ``facts`` replaces the facts that follow from the other arguments; ``provenance`` lets findings name
@@ -55,7 +59,11 @@ def try_plan(job: Job, *, provenance: Mapping[str, Source] | None = None, facts:
     """
     job = replace(job, shape=attempt(job.model_shape, []))  # resolved_plan reports its errors
     known = facts or facts_of(
-        job.hardware, world_size=job.world_size, num_nodes=job.num_nodes, launcher=job.launcher, shape=job.shape
+        job.hardware,
+        world_size=job.world_size,
+        num_nodes=job.num_nodes,
+        launcher=job.launcher,
+        shape=job.shape,
     )
     rules = partial(check, facts=known, starting=True, provenance=provenance)
     ruled = tuple(rules(job.config))

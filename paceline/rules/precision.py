@@ -13,7 +13,9 @@ _MIXED = "training.mixed_precision"
 
 
 def _device(c: Context) -> str:
-    return c.facts.device_name or {"cpu": "this CPU", "cuda": "this GPU"}.get(c.facts.device or "", "this device")
+    return c.facts.device_name or {"cpu": "this CPU", "cuda": "this GPU"}.get(
+        c.facts.device or "", "this device"
+    )
 
 
 def full_eval(c: Context) -> Iterator[Diagnostic]:
@@ -33,10 +35,16 @@ def bf16_hardware(c: Context) -> Iterator[Diagnostic]:
     """prec.bf16_hw"""
     t = c.config.training
     if c.facts.bf16 is False:
-        for path, requested in ((_MIXED, t.mixed_precision == "bf16"), ("training.bf16_full_eval", t.bf16_full_eval)):
+        for path, requested in (
+            (_MIXED, t.mixed_precision == "bf16"),
+            ("training.bf16_full_eval", t.bf16_full_eval),
+        ):
             if requested:
                 yield c.problem(
-                    codes.PREC_BF16_HW, f"{_device(c)} has no bf16", path, hint="mixed_precision: auto, fp16 or no"
+                    codes.PREC_BF16_HW,
+                    f"{_device(c)} has no bf16",
+                    path,
+                    hint="mixed_precision: auto, fp16 or no",
                 )
 
 
@@ -44,7 +52,10 @@ def fp16_hardware(c: Context) -> Iterator[Diagnostic]:
     """prec.fp16_hw"""
     t = c.config.training
     if c.facts.fp16 is False:
-        for path, requested in ((_MIXED, t.mixed_precision == "fp16"), ("training.fp16_full_eval", t.fp16_full_eval)):
+        for path, requested in (
+            (_MIXED, t.mixed_precision == "fp16"),
+            ("training.fp16_full_eval", t.fp16_full_eval),
+        ):
             if requested:
                 yield c.problem(
                     codes.PREC_FP16_HW,
@@ -58,9 +69,12 @@ def bf16_pretrained(c: Context) -> Iterator[Diagnostic]:
     """prec.bf16_pretrained_fp16"""
     if c.config.training.mixed_precision == "fp16" and c.facts.pretrained_dtype == "bfloat16":
         yield c.problem(
-            codes.PREC_BF16_PRETRAINED_FP16, "the model was pretrained in bf16; its activations can overflow fp16's range (65,504)", _MIXED,
-            hint="bf16: true where the device has it", severity=Severity.WARNING,
-        )  # fmt: skip
+            codes.PREC_BF16_PRETRAINED_FP16,
+            "the model was pretrained in bf16; its activations can overflow fp16's range (65,504)",
+            _MIXED,
+            hint="bf16: true where the device has it",
+            severity=Severity.WARNING,
+        )
 
 
 def deepspeed_fp16(c: Context) -> Iterator[Diagnostic]:

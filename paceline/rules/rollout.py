@@ -27,13 +27,15 @@ def strategies(c: Context) -> Iterator[Diagnostic]:
     options = spec.generation(c.config.training)
     if options is None:
         return
-    scores = spec.value_model or any(r.name == MODEL for r in options.rewards)  # a scalar head cannot be split
+    # a scalar head cannot be split
+    scores = spec.value_model or any(r.name == MODEL for r in options.rewards)
     wrong = sharding_keys(c, sharding_axes(c, scores=scores))
     if wrong:
         who = spec.name if spec.value_model or not scores else f"{spec.name} with a reward model"
         yield c.problem(
             codes.STRATEGY_ROLLOUTS,
-            f"{who} writes answers token by token with a whole model on every rank; {in_words(wrong)} cuts it",
+            f"{who} writes answers token by token with a whole model on every rank; {in_words(wrong)}"
+            " cuts it",
             "training.algorithm",
             *places(wrong),
             hint="distributed_strategy: ddp, zero1 to zero3, or fsdp"
@@ -82,10 +84,14 @@ def code_sandbox(c: Context) -> Iterator[Diagnostic]:
     if options.allow_unsandboxed_code:
         yield c.problem(
             codes.REWARDS_UNSANDBOXED,
-            "programs of the model will run without a sandbox: they may overwrite, delete and read what this user may, and use the network",
+            "programs of the model will run without a sandbox: they may overwrite, delete and read what this"
+            " user may, and use the network",
             f"{_ROLLOUT}.allow_unsandboxed_code",
             found=c.facts.code_sandbox,
-            hint="a machine that gives a sandbox (paceline explain rewards.no_isolation), or one where nothing can be lost",
+            hint=(
+                "a machine that gives a sandbox (paceline explain rewards.no_isolation), or one where nothing"
+                " can be lost"
+            ),
             severity=Severity.WARNING,
         )
     else:
@@ -94,7 +100,10 @@ def code_sandbox(c: Context) -> Iterator[Diagnostic]:
             "programs of the model cannot be shut in on this machine",
             f"{_ROLLOUT}.allow_code_execution",
             found=c.facts.code_sandbox,
-            hint="Linux 5.12 or newer that lets this user make namespaces, a reward that runs no code, or allow_unsandboxed_code: true where everything that this user may change may be lost",
+            hint=(
+                "Linux 5.12 or newer that lets this user make namespaces, a reward that runs no code, or"
+                " allow_unsandboxed_code: true where everything that this user may change may be lost"
+            ),
         )
 
 
@@ -103,7 +112,11 @@ def reward_models(c: Context) -> Iterator[Diagnostic]:
     options = _rollout(c)
     judges = [r for r in options.rewards if r.name == MODEL] if options is not None else []
     for judge in judges:
-        if set(judge.options) != {MODEL} or not isinstance(judge.options[MODEL], str) or not judge.options[MODEL]:
+        if (
+            set(judge.options) != {MODEL}
+            or not isinstance(judge.options[MODEL], str)
+            or not judge.options[MODEL]
+        ):
             yield c.problem(
                 codes.REWARDS_MODEL_OPTIONS,
                 "the reward 'model' is told which model, and nothing else",
@@ -129,7 +142,8 @@ def kl_in_loss(c: Context) -> Iterator[Diagnostic]:
     if own.kl_in == "loss" and own.kl_estimator == "k1":
         yield c.problem(
             codes.PPO_KL_ESTIMATOR,
-            "as a term of the loss k1 has the gradient of log π alone, whose mean is 0: it would hold the policy to nothing",
+            "as a term of the loss k1 has the gradient of log π alone, whose mean is 0: it would hold the"
+            " policy to nothing",
             f"{key}.kl_estimator",
             f"{key}.kl_in",
             hint="kl_estimator: k2 or k3, or kl_in: reward",
@@ -177,7 +191,10 @@ def lengths(c: Context) -> Iterator[Diagnostic]:
             codes.ROLLOUT_LENGTH,
             "the longest answer leaves no room for a prompt: data.max_length is prompt and answer together",
             "data.max_length",
-            found=f"max_completion_length: {options.max_completion_length}, data.max_length: {c.config.data.max_length}",
+            found=(
+                f"max_completion_length: {options.max_completion_length}, data.max_length:"
+                f" {c.config.data.max_length}"
+            ),
             hint=f"data.max_length: {2 * options.max_completion_length}",
         )
 
@@ -190,7 +207,8 @@ def groups(c: Context) -> Iterator[Diagnostic]:
     if options.max_redraws and not options.filter_groups:
         yield c.problem(
             codes.ROLLOUT_MAX_REDRAWS,
-            "prompts are drawn again in the place of those that filter_groups leaves out, and it leaves out none",
+            "prompts are drawn again in the place of those that filter_groups leaves out, and it leaves out"
+            " none",
             f"{_ROLLOUT}.max_redraws",
             f"{_ROLLOUT}.filter_groups",
             hint="filter_groups: true, or max_redraws: 0",
@@ -200,7 +218,8 @@ def groups(c: Context) -> Iterator[Diagnostic]:
         if options.filter_groups:
             yield c.problem(
                 codes.ROLLOUT_FILTER_GROUPS,
-                f"{c.algorithm.name} compares no answers with each other: equal scores are as good to learn from as others",
+                f"{c.algorithm.name} compares no answers with each other: equal scores are as good to learn"
+                " from as others",
                 f"{_ROLLOUT}.filter_groups",
                 hint="filter_groups: false",
             )
@@ -208,7 +227,8 @@ def groups(c: Context) -> Iterator[Diagnostic]:
     if c.algorithm.group_size(training) == 1:
         yield c.problem(
             codes.ROLLOUT_ONE_ANSWER,
-            "the advantage of an answer is how much better it is than the others to its prompt, and there are no others: nothing would be learnt",
+            "the advantage of an answer is how much better it is than the others to its prompt, and there are"
+            " no others: nothing would be learnt",
             f"{_ROLLOUT}.num_generations",
             found=f"num_generations: {c.algorithm.group_size(training)}",
             hint="num_generations: 8",
@@ -232,7 +252,8 @@ def old_logprobs(c: Context) -> Iterator[Diagnostic]:
     if options.old_logprobs == "sampling":
         yield c.problem(
             codes.ROLLOUT_CORRECTION,
-            "what training finds likely is taken from sampling, and the correction weighs the one against the other: every weight would be 1",
+            "what training finds likely is taken from sampling, and the correction weighs the one against the"
+            " other: every weight would be 1",
             f"{_ROLLOUT}.old_logprobs",
             "training.grpo.rollout_correction",
             hint="old_logprobs: recompute, or rollout_correction: none",
@@ -247,7 +268,8 @@ def cispo(c: Context) -> Iterator[Diagnostic]:
     if own.epsilon_high is None or own.epsilon_high <= 1:
         yield c.problem(
             codes.GRPO_CISPO_BOUND,
-            "with loss_type: cispo epsilon_high is the largest importance weight itself (as in TRL), and on-policy tokens weigh 1: this bound would cut every token's weight",
+            "with loss_type: cispo epsilon_high is the largest importance weight itself (as in TRL), and"
+            " on-policy tokens weigh 1: this bound would cut every token's weight",
             "training.grpo.epsilon_high",
             "training.grpo.loss_type",
             hint="epsilon_high: 5.0",
@@ -256,7 +278,8 @@ def cispo(c: Context) -> Iterator[Diagnostic]:
         if used:
             yield c.problem(
                 codes.GRPO_CISPO_UNUSED,
-                f"loss_type: cispo bounds the importance weight by epsilon_high alone, and {name} would do nothing",
+                f"loss_type: cispo bounds the importance weight by epsilon_high alone, and {name} would do"
+                " nothing",
                 f"training.grpo.{name}",
                 "training.grpo.loss_type",
                 hint=f"remove {name}",
@@ -273,7 +296,8 @@ def sections(c: Context) -> Iterator[Diagnostic]:
     for name in wrong:
         yield c.problem(
             codes.TRAIN_ALGORITHM_SECTION,
-            f"training.{name} says how answers of the model's own are learnt from, and this run's algorithm is {t.algorithm}",
+            f"training.{name} says how answers of the model's own are learnt from, and this run's algorithm"
+            f" is {t.algorithm}",
             f"training.{name}",
             "training.algorithm",
             found=f"algorithm: {t.algorithm}",

@@ -18,9 +18,16 @@ def best_strategy(c: Context) -> Iterator[Diagnostic]:
     t = c.config.training
     if t.load_best_model_at_end and t.save_strategy != "best" and t.eval_strategy != t.save_strategy:
         yield c.problem(
-            codes.SAVE_BEST_STRATEGY, "load_best_model_at_end needs a checkpoint at every evaluation",
-            "training.load_best_model_at_end", "training.eval_strategy", "training.save_strategy", hint=f"eval_strategy: {t.save_strategy if t.save_strategy != 'no' else 'steps'} and the same save_strategy, or save_strategy: best",
-        )  # fmt: skip
+            codes.SAVE_BEST_STRATEGY,
+            "load_best_model_at_end needs a checkpoint at every evaluation",
+            "training.load_best_model_at_end",
+            "training.eval_strategy",
+            "training.save_strategy",
+            hint=(
+                f"eval_strategy: {t.save_strategy if t.save_strategy != 'no' else 'steps'} and the same"
+                " save_strategy, or save_strategy: best"
+            ),
+        )
     elif t.load_best_model_at_end and t.save_strategy == t.eval_strategy == "steps":
         yield from _best_steps(c)
     elif t.load_best_model_at_end and t.eval_strategy == "no":
@@ -43,9 +50,14 @@ def _best_steps(c: Context) -> Iterator[Diagnostic]:
         uneven = abs(ratio - round(ratio)) > 1e-9 or round(ratio) < 1
     if uneven:
         yield c.problem(
-            codes.SAVE_BEST_STEPS, "load_best_model_at_end needs save_steps to be a multiple of eval_steps", "training.save_steps", "training.eval_steps",
-            found=f"save_steps: {t.save_steps:g}, eval_steps: {every:g}" + ("" if t.eval_steps is not None else " (from logging_steps)"), hint=f"eval_steps: {t.save_steps:g}, or save_strategy: best",
-        )  # fmt: skip
+            codes.SAVE_BEST_STEPS,
+            "load_best_model_at_end needs save_steps to be a multiple of eval_steps",
+            "training.save_steps",
+            "training.eval_steps",
+            found=f"save_steps: {t.save_steps:g}, eval_steps: {every:g}"
+            + ("" if t.eval_steps is not None else " (from logging_steps)"),
+            hint=f"eval_steps: {t.save_steps:g}, or save_strategy: best",
+        )
 
 
 def best_needs_eval(c: Context) -> Iterator[Diagnostic]:
@@ -125,14 +137,27 @@ def resume(c: Context) -> Iterator[Diagnostic]:
         and t.resume_from_checkpoint in ("latest", "auto")
     ):
         yield c.problem(
-            codes.RESUME_OVERWRITE, "resume_from_checkpoint goes on with the run, overwrite_output_dir would start it anew", "training.resume_from_checkpoint",
-            "training.overwrite_output_dir", hint="one of the two; going on wins", severity=Severity.WARNING,
-        )  # fmt: skip
-    if t.resume_from_checkpoint in ("latest", "auto") and f.incomplete_checkpoints and f.complete_checkpoints == 0:
+            codes.RESUME_OVERWRITE,
+            "resume_from_checkpoint goes on with the run, overwrite_output_dir would start it anew",
+            "training.resume_from_checkpoint",
+            "training.overwrite_output_dir",
+            hint="one of the two; going on wins",
+            severity=Severity.WARNING,
+        )
+    if (
+        t.resume_from_checkpoint in ("latest", "auto")
+        and f.incomplete_checkpoints
+        and f.complete_checkpoints == 0
+    ):
         yield c.problem(
-            codes.RESUME_ONLY_INCOMPLETE, f"the run directory holds {f.incomplete_checkpoints} checkpoints, and none is complete", "training.resume_from_checkpoint",
-            hint="resume_from_checkpoint: PATH of a complete one, or overwrite_output_dir: true without resume_from_checkpoint to start anew",
-        )  # fmt: skip
+            codes.RESUME_ONLY_INCOMPLETE,
+            f"the run directory holds {f.incomplete_checkpoints} checkpoints, and none is complete",
+            "training.resume_from_checkpoint",
+            hint=(
+                "resume_from_checkpoint: PATH of a complete one, or overwrite_output_dir: true without"
+                " resume_from_checkpoint to start anew"
+            ),
+        )
     elif t.resume_from_checkpoint == "latest" and f.complete_checkpoints == 0:
         yield c.problem(
             codes.RESUME_NO_CHECKPOINT,
@@ -149,9 +174,11 @@ def disk(c: Context) -> Iterator[Diagnostic]:
         need = ((t.save_total_limit or 1) + 1) * f.checkpoint_bytes
         if need > f.disk_free_bytes:
             yield c.problem(
-                codes.SAVE_DISK, f"checkpoints need {human_bytes(need)}, the disk has {human_bytes(f.disk_free_bytes)} free", "training.save_total_limit",
+                codes.SAVE_DISK,
+                f"checkpoints need {human_bytes(need)}, the disk has {human_bytes(f.disk_free_bytes)} free",
+                "training.save_total_limit",
                 hint="free space, another output_dir, or a smaller save_total_limit",
-            )  # fmt: skip
+            )
 
 
 def trackers(c: Context) -> Iterator[Diagnostic]:
@@ -169,13 +196,18 @@ def trackers(c: Context) -> Iterator[Diagnostic]:
 def folders(c: Context) -> Iterator[Diagnostic]:
     """run.remote_folder, run.name_leaves_outputs"""
     t = c.config.training
-    written = {"training.output_dir": t.output_dir, "training.experiment_name": t.experiment_name, "data.cache_dir": c.config.data.cache_dir,
-               "training.resume_from_checkpoint": t.resume_from_checkpoint}  # fmt: skip
+    written = {
+        "training.output_dir": t.output_dir,
+        "training.experiment_name": t.experiment_name,
+        "data.cache_dir": c.config.data.cache_dir,
+        "training.resume_from_checkpoint": t.resume_from_checkpoint,
+    }
     for key, value in written.items():
         if value and re.match(r"[A-Za-z][\w+.-]*:/", value):
             yield c.problem(
                 codes.RUN_REMOTE_FOLDER,
-                f"{key.rpartition('.')[2]} is an address; runs, checkpoints and prepared data are written to folders of this machine",
+                f"{key.rpartition('.')[2]} is an address; runs, checkpoints and prepared data are written to"
+                " folders of this machine",
                 key,
                 hint="a folder, or one where the remote storage is mounted",
             )

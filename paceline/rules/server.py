@@ -28,7 +28,10 @@ def address(c: Context) -> Iterator[Diagnostic]:
     try:
         parts = urlsplit(server.url)
         good = (
-            parts.scheme in ("http", "https") and bool(parts.hostname) and not parts.path.strip("/") and parts.port != 0
+            parts.scheme in ("http", "https")
+            and bool(parts.hostname)
+            and not parts.path.strip("/")
+            and parts.port != 0
         )
     except ValueError:  # a port that is no number
         good = False
@@ -37,7 +40,9 @@ def address(c: Context) -> Iterator[Diagnostic]:
             codes.ROLLOUT_SERVER_URL,
             "the address of the server that writes answers is its scheme, host and port",
             f"{_SERVER}.url",
-            hint="url: http://127.0.0.1:8000 (without /v1, and without a key: api_key_env names where that is)",
+            hint=(
+                "url: http://127.0.0.1:8000 (without /v1, and without a key: api_key_env names where that is)"
+            ),
         )
     elif server.api_key_env and parts.scheme == "http" and parts.hostname not in _LOOPBACK:
         yield c.problem(
@@ -58,13 +63,20 @@ def weights(c: Context) -> Iterator[Diagnostic]:
     lora = c.config.lora
     quantised = lora is not None and lora.quantization_bit is not None
     if wrong or quantised:
-        what = f"{in_words(wrong)} leaves every rank a part of them" if wrong else "they are packed to 4 bits here"
+        what = (
+            f"{in_words(wrong)} leaves every rank a part of them"
+            if wrong
+            else "they are packed to 4 bits here"
+        )
         yield c.problem(
             codes.ROLLOUT_SERVER_CUT,
             f"the server is given whole weights before each rollout; {what}",
             _SERVER,
             *(places(wrong) or ("lora.quantization_bit",)),
-            hint="leave out training.rollout.server, and the training processes write the answers; or train without it",
+            hint=(
+                "leave out training.rollout.server, and the training processes write the answers; or train"
+                " without it"
+            ),
         )
 
 

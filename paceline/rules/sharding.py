@@ -17,7 +17,9 @@ def sharding_keys(c: Context, axes: Iterable[str]) -> list[str]:
     Ulysses, and strategies that always split.
     """
     sizes, file = c.config.training.parallelism, deepspeed_section(c)
-    found = [f"training.parallelism.{axis}_size" for axis in axes if sizes and getattr(sizes, f"{axis}_size") > 1]
+    found = [
+        f"training.parallelism.{axis}_size" for axis in axes if sizes and getattr(sizes, f"{axis}_size") > 1
+    ]
     tensor = file.get("tensor_parallel")
     if isinstance(tensor, dict) and tensor.get("autotp_size") not in (None, 0, 1):
         found.append("training.deepspeed: tensor_parallel.autotp_size")
@@ -57,7 +59,8 @@ def whole_heads(c: Context) -> Iterator[Diagnostic]:
     if wrong:
         yield c.problem(
             codes.STRATEGY_DIVERGENCE,
-            f"{c.algorithm.name} compares whole distributions over the vocabulary, and {in_words(wrong)} would cut a head",
+            f"{c.algorithm.name} compares whole distributions over the vocabulary, and {in_words(wrong)}"
+            " would cut a head",
             "training.algorithm",
             *places(wrong),
             hint="distributed_strategy: ddp, fsdp, or zero1 to zero3",

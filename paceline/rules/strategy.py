@@ -82,7 +82,8 @@ def compiled(c: Context) -> Iterator[Diagnostic]:
     if c.config.training.torch_compile and c.strategy is not None and not c.strategy.whole_modules:
         yield c.problem(
             plan_codes.STRATEGY_COMPILE,
-            f"torch.compile is built for whole models; {c.strategy.engine_name} gathers or cuts weights inside the forward",
+            f"torch.compile is built for whole models; {c.strategy.engine_name} gathers or cuts weights"
+            " inside the forward",
             "training.torch_compile",
             _STRATEGY,
             hint="torch_compile: false, or distributed_strategy: ddp",
@@ -93,10 +94,16 @@ def recomputed_twice(c: Context) -> Iterator[Diagnostic]:
     """strategy.pipeline_recompute"""
     t = c.config.training
     schedule = t.parallelism.pp_schedule if t.parallelism else None
-    if t.gradient_checkpointing and c.strategy is not None and c.strategy.stages and schedule in ("zero_bubble", "zbv"):
+    if (
+        t.gradient_checkpointing
+        and c.strategy is not None
+        and c.strategy.stages
+        and schedule in ("zero_bubble", "zbv")
+    ):
         yield c.problem(
             codes.STRATEGY_PIPELINE_RECOMPUTE,
-            f"the schedule {schedule} goes backward through each layer in parts, and each part would compute the layer again",
+            f"the schedule {schedule} goes backward through each layer in parts, and each part would compute"
+            " the layer again",
             "training.gradient_checkpointing",
             "training.parallelism.pp_schedule",
             hint="pp_schedule: interleaved or 1f1b, or gradient_checkpointing: false",
@@ -123,7 +130,8 @@ def threads_of_one_process(c: Context) -> Iterator[Diagnostic]:
     if c.named_strategy is not None and c.named_strategy.multi_device:
         yield c.problem(
             codes.STRATEGY_DATA_PARALLEL,
-            "nn.DataParallel copies the model to every device in each step, in threads of one process; DistributedDataParallel is faster on the same devices",
+            "nn.DataParallel copies the model to every device in each step, in threads of one process;"
+            " DistributedDataParallel is faster on the same devices",
             _STRATEGY,
             hint="distributed_strategy: ddp, started with one process a device",
             severity=Severity.WARNING,

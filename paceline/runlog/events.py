@@ -147,7 +147,8 @@ class Unknown(Event):
 
 
 KINDS: Mapping[str, type[Event]] = {
-    cls.kind: cls for cls in (RunStarted, Step, Eval, CheckpointSaved, Notice, Error, Answers, Samples, Finished)
+    cls.kind: cls
+    for cls in (RunStarted, Step, Eval, CheckpointSaved, Notice, Error, Answers, Samples, Finished)
 }
 
 
@@ -213,7 +214,9 @@ def _json_name(f: Field[Any]) -> str:
     return str(f.metadata.get("json", f.name))
 
 
-_HINTS = {kind: {name: str(hint) for name, hint in get_type_hints(cls).items()} for kind, cls in KINDS.items()}
+_HINTS = {
+    kind: {name: str(hint) for name, hint in get_type_hints(cls).items()} for kind, cls in KINDS.items()
+}
 
 
 def _decode(hint: str, value: Any) -> Any:

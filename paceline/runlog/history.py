@@ -120,4 +120,6 @@ def _take_other(history: History, rank: int, records: list[Record]) -> None:
     for step, used in memory.items():
         if step in history.steps:
             history.peak_memory[step] = max(used, history.peak_memory.get(step, 0))
-    history.errors += [e for e in errors if rank > 0 and (e.rank, e.diagnostic.code, e.diagnostic.what) not in known]
+    history.errors += [
+        e for e in errors if rank > 0 and (e.rank, e.diagnostic.code, e.diagnostic.what) not in known
+    ]

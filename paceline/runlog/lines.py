@@ -22,10 +22,19 @@ from paceline.runlog.events import (
 # Extras that are in events and trackers but not in text lines: engine internals, details of rollouts
 _UNSAID = frozenset(
     {
-        "loss_scale", "grad_norm", "time", "ratio", "clip_low", "clip_high", "sampling_gap", "completion_length_max", "completion_length_min",
-        "left_out", "zero_spread",
+        "loss_scale",
+        "grad_norm",
+        "time",
+        "ratio",
+        "clip_low",
+        "clip_high",
+        "sampling_gap",
+        "completion_length_max",
+        "completion_length_min",
+        "left_out",
+        "zero_spread",
     }
-)  # fmt: skip
+)
 _SHOWN = 160  # maximum characters of a text in a table of samples
 
 
@@ -41,7 +50,9 @@ def step_line(event: Step, total_steps: int | None = None, eta_seconds: float | 
     parts.append(f"{human_count(event.tokens_per_second)} tokens/s")
     parts += [metric_text(k, v) for k, v in event.extras.items() if _is_shown(k)]
     if "time/rollout" in event.extras:
-        parts.append(f"rollout {event.extras['time/rollout']:.2f}s, train {event.extras.get('time/train', 0.0):.2f}s")
+        parts.append(
+            f"rollout {event.extras['time/rollout']:.2f}s, train {event.extras.get('time/train', 0.0):.2f}s"
+        )
     parts += [" ".join(used) for used in utilisation(event)]
     if event.memory_bytes is not None:
         parts.append(f"memory {human_bytes(event.memory_bytes)}")
@@ -58,7 +69,10 @@ def utilisation(event: Step) -> list[tuple[str, str]]:
     A share over 1 comes with its reason.
     """
     if event.mfu is not None:
-        over = " (over the data sheet's peak: the clock runs above its number, or the step does less than is counted)"
+        over = (
+            " (over the data sheet's peak: the clock runs above its number, or the step does less than is"
+            " counted)"
+        )
         return [("MFU", f"{event.mfu:.0%}{over if event.mfu > 1 else ''}")]
     if event.of_product is None:
         return []
@@ -85,19 +99,25 @@ def metric_text(name: str, value: float) -> str:
 
 def eval_line(event: Eval) -> str:
     """Return ``evaluation at step 100: eval_loss 1.2345  eval_token_accuracy 61.0%``."""
-    return f"evaluation at step {event.step}: " + "  ".join(metric_text(k, v) for k, v in event.metrics.items())
+    return f"evaluation at step {event.step}: " + "  ".join(
+        metric_text(k, v) for k, v in event.metrics.items()
+    )
 
 
 def _started_line(event: RunStarted) -> str:
     how = f"resumed from {event.resumed_from} at step {event.start_step}" if event.resumed_from else "started"
     steps = f", {event.total_steps} steps" if event.total_steps else ""
     described = f" ({event.description})" if event.description else ""
-    return f"{how}: {event.world_size} process{'es' if event.world_size != 1 else ''}{steps}, plan {event.plan_digest[:12]}{described}"
+    return (
+        f"{how}: {event.world_size} process{'es' if event.world_size != 1 else ''}{steps}, plan"
+        f" {event.plan_digest[:12]}{described}"
+    )
 
 
 def _saved_line(event: CheckpointSaved) -> str:
     return (
-        f"checkpoint of step {event.step} published in {event.seconds:.1f}s ({human_bytes(event.bytes)}): {event.path}"
+        f"checkpoint of step {event.step} published in {event.seconds:.1f}s ({human_bytes(event.bytes)}):"
+        f" {event.path}"
     )
 
 
@@ -111,14 +131,18 @@ def samples_lines(event: Samples) -> str:
     names = list(dict.fromkeys(k for row in event.rows for k in row if k.startswith("reward/")))
     names = names if len(names) > 1 else []  # one function's reward is the whole reward
     header = ["prompt", "completion", "expected", "reward", *(name.partition("/")[2] for name in names)]
-    rows = [[*_texts(row), _score(row.get("reward")), *(_score(row.get(name)) for name in names)] for row in event.rows]
+    rows = [
+        [*_texts(row), _score(row.get("reward")), *(_score(row.get(name)) for name in names)]
+        for row in event.rows
+    ]
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     lines = [f"samples of step {event.step}"]
     # Short texts: a table.
     if sum(widths) + 2 * len(widths) <= _SHOWN:
         table = [header, ["-" * width for width in widths], *rows]
         lines += [
-            "  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in table
+            "  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+            for row in table
         ]
         return "\n".join(lines)
     # Long texts: a block per answer.

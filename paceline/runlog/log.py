@@ -42,7 +42,9 @@ class RunLog:
         self._warned: set[str] = set()
         self.events = EventLog(run.events(rank), rank, redact=redact, on_refusal=self._refused)
         self.rank_text = TextLog(run.rank_log(rank), redact=redact, on_refusal=self._refused)
-        self.training_text = TextLog(run.training_log, redact=redact, on_refusal=self._refused) if rank == 0 else None
+        self.training_text = (
+            TextLog(run.training_log, redact=redact, on_refusal=self._refused) if rank == 0 else None
+        )
 
     def lost(self) -> Diagnostic | None:
         """A diagnostic of what could not be written, for the end of the run; None if nothing was lost."""
@@ -64,11 +66,17 @@ class RunLog:
             return
         self._warned.add(kind)
         if gone:
-            what = "a log was deleted while it was written: what stood in it is lost; it begins again, and training goes on"
+            what = (
+                "a log was deleted while it was written: what stood in it is lost; it begins again, and"
+                " training goes on"
+            )
             hint = "leave the files of a run in place until it has ended"
         else:
             reason = why.reason if why is not None else "the system refuses it"
-            what = f"{reason}: events and logs are lost from here on, until they can be written again; training goes on"
+            what = (
+                f"{reason}: events and logs are lost from here on, until they can be written again; training"
+                " goes on"
+            )
             hint = why.hint if why is not None else "look at the disk and its file system"
         self._warn(codes.RUNLOG_LOST(what, str(path), error.strerror or str(error), hint, Severity.WARNING))
 

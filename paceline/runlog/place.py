@@ -44,8 +44,16 @@ class Place:
             raise PacelineError(self._gone(there is not None))
         if self._checkpoint is not None and not self._checkpoint.is_dir():
             missing, self._checkpoint = self._checkpoint, None
-            what = "the newest checkpoint, which was durable, was taken away: a stop would go on from the next one"
-            return codes.RUN_CHECKPOINT_GONE(what, str(missing), hint="leave the files of a run in place until it has ended", severity=Severity.WARNING)  # fmt: skip
+            what = (
+                "the newest checkpoint, which was durable, was taken away: a stop would go on from the"
+                " next one"
+            )
+            return codes.RUN_CHECKPOINT_GONE(
+                what,
+                str(missing),
+                hint="leave the files of a run in place until it has ended",
+                severity=Severity.WARNING,
+            )
         return None
 
     def close(self) -> None:
@@ -57,8 +65,14 @@ class Place:
     def _gone(self, replaced: bool) -> Diagnostic:
         now = _now_at(self._fd)
         if now:
-            what, found = "the run's folder was moved while it trained: checkpoints would go astray", f"it is now {now}"
-            hint = f"move it back and go on with --resume latest, or with training.output_dir where it is now: {now}"
+            what, found = (
+                "the run's folder was moved while it trained: checkpoints would go astray",
+                f"it is now {now}",
+            )
+            hint = (
+                "move it back and go on with --resume latest, or with training.output_dir where it is now:"
+                f" {now}"
+            )
         else:
             what = "the run's folder was deleted while it trained: its logs, events and checkpoints are lost"
             found = "another folder of that name" if replaced else "no such folder"

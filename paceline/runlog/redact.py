@@ -69,7 +69,9 @@ class Redactor:
         if isinstance(value, str):
             return self(value)
         if isinstance(value, Mapping):
-            return {self(key) if isinstance(key, str) else key: self.data(item) for key, item in value.items()}
+            return {
+                self(key) if isinstance(key, str) else key: self.data(item) for key, item in value.items()
+            }
         if isinstance(value, (list, tuple)):
             return [self.data(item) for item in value]
         return value

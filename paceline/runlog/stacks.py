@@ -19,7 +19,11 @@ def stacks_to(file: int | Path) -> None:
     A path is opened here and stays open until the process ends: a crash may come after everything else is
     closed.
     """
-    fd = file if isinstance(file, int) else os.open(file, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+    fd = (
+        file
+        if isinstance(file, int)
+        else os.open(file, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+    )
     faulthandler.enable(fd, all_threads=True)
     if ON_REQUEST is not None:
         faulthandler.register(ON_REQUEST, fd, all_threads=True, chain=False)

@@ -36,7 +36,9 @@ def main(argv: Sequence[str]) -> int:
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     logging.getLogger("torch.distributed.run").setLevel(logging.ERROR)
     config, command, args = config_from_args(parse_args(list(argv)))  # type: ignore[no-untyped-call]
-    threading.Thread(target=_end_stopped, args=(config.nproc_per_node,), name="paceline-stopped", daemon=True).start()
+    threading.Thread(
+        target=_end_stopped, args=(config.nproc_per_node,), name="paceline-stopped", daemon=True
+    ).start()
     config.shutdown_timeout = max(config.shutdown_timeout or 0, SHUTDOWN_SECONDS)
     line = Line.join(current(), AGENT, lambda word: None)  # the workers have their own connections
     try:

@@ -7,8 +7,8 @@ import torch.distributed as dist
 from paceline.core.errors import PacelineError
 
 # Messages that a healthy rank gets when its peer is gone or silent (gloo, nccl, the store). An error that a
-# rank can have by itself (no interface, /dev/shm full, memory that cannot be locked: ncclSystemError) does not
-# count, or every rank would blame another one.
+# rank can have by itself (no interface, /dev/shm full, memory that cannot be locked: ncclSystemError) does
+# not count, or every rank would blame another one.
 CASCADE_WORDS = (
     "connection reset",
     "connection closed",

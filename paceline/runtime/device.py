@@ -22,9 +22,13 @@ def pick_device(kind: str, local_rank: int) -> torch.device:
     if kind == "cpu":
         return torch.device("cpu")
     if kind != "cuda":
-        raise PacelineError(codes.RUNTIME_DEVICE(f"no device is called '{kind}'", found=kind, hint="cpu or cuda"))
+        raise PacelineError(
+            codes.RUNTIME_DEVICE(f"no device is called '{kind}'", found=kind, hint="cpu or cuda")
+        )
     if not torch.cuda.is_available():
-        reason = "this torch is built for the CPU" if torch.version.cuda is None else "torch sees no CUDA device"
+        reason = (
+            "this torch is built for the CPU" if torch.version.cuda is None else "torch sees no CUDA device"
+        )
         raise PacelineError(
             codes.RUNTIME_DEVICE(
                 "the plan wants CUDA, but there is none in this process",
@@ -91,8 +95,8 @@ def matmul_rate(device: torch.device, dtype: torch.dtype, seconds: float = 0.15)
 def threads_per_rank(local_world_size: int, requested: int | None = None) -> int:
     """Return CPU threads for one of ``local_world_size`` processes: an even share of the cores, at least 1.
 
-    torchrun sets OMP_NUM_THREADS=1 by default, which leaves most cores of a CPU run idle: pass ``requested`` only
-    for a value that the user chose.
+    torchrun sets OMP_NUM_THREADS=1 by default, which leaves most cores of a CPU run idle: pass ``requested``
+    only for a value that the user chose.
     """
     if requested is not None:
         return max(1, requested)

@@ -72,7 +72,11 @@ def listener(host: str, port: int) -> int:
             refused = exc
     what = f"{host} is on no interface of this machine, so the store listens on all of them"
     hint = "MASTER_ADDR (launch.master_addr): an address of rank 0's own"
-    print(codes.RUNTIME_STORE_OPEN(what, f"{host}:{port}", str(refused), hint, Severity.WARNING).render(), file=sys.stderr, flush=True)  # fmt: skip
+    print(
+        codes.RUNTIME_STORE_OPEN(what, f"{host}:{port}", str(refused), hint, Severity.WARNING).render(),
+        file=sys.stderr,
+        flush=True,
+    )
     return _listening(socket.AF_INET, socket.SOCK_STREAM, 0, ("0.0.0.0", port))
 
 
@@ -114,7 +118,11 @@ def arrive(store: dist.Store, env: RankEnv, timeout_seconds: float, secret: byte
         store.wait([keys.all], wait)
 
     try:
-        within(timeout_seconds + _GRACE_SECONDS, lambda: _compare_secrets(store, env, secret, wait), "the first rank")
+        within(
+            timeout_seconds + _GRACE_SECONDS,
+            lambda: _compare_secrets(store, env, secret, wait),
+            "the first rank",
+        )
         within(timeout_seconds + _GRACE_SECONDS, meet, "waiting for all ranks")
     except (RuntimeError, TimeoutError) as exc:
         raise _missing(store, env, timeout_seconds) from exc
@@ -141,7 +149,11 @@ def _compare_secrets(store: dist.Store, env: RankEnv, secret: bytes, wait: datet
 
 def _missing(store: dist.Store, env: RankEnv, timeout_seconds: float) -> PacelineError:
     try:
-        here = within(_GRACE_SECONDS, lambda: [store.check([Arrival.of(r)]) for r in range(env.world_size)], "who is here")  # fmt: skip
+        here = within(
+            _GRACE_SECONDS,
+            lambda: [store.check([Arrival.of(r)]) for r in range(env.world_size)],
+            "who is here",
+        )
         missing = [rank for rank, came in enumerate(here) if not came]
     except (RuntimeError, TimeoutError):
         missing = []  # the store itself is gone

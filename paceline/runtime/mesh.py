@@ -20,7 +20,9 @@ def device_mesh(world: World, mesh: Mesh) -> DeviceMesh:
     Its process groups get the world's timeout; torch's default is half an hour.
     """
     names = tuple(axis for axis in AXES if axis == SHARD_AXIS or getattr(mesh, axis) > 1)
-    made = init_device_mesh(world.device.type, tuple(getattr(mesh, name) for name in names), mesh_dim_names=names)
+    made = init_device_mesh(
+        world.device.type, tuple(getattr(mesh, name) for name in names), mesh_dim_names=names
+    )
     for group in made.get_all_groups() if world.backend != "fake" else ():
         _set_pg_timeout(datetime.timedelta(seconds=world.timeout_seconds), group)
     return made

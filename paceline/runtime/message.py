@@ -23,7 +23,9 @@ def parsed_failure(text: str | None) -> tuple[int, Diagnostic] | None:
     try:
         message = json.loads(text)
         rank, found = int(message["rank"]), message["diagnostic"]
-        code, what, where, place, hint = (str(found.get(n, "")) for n in ("code", "what", "where", "found", "hint"))
+        code, what, where, place, hint = (
+            str(found.get(n, "")) for n in ("code", "what", "where", "found", "hint")
+        )
         if not _CODE.fullmatch(code) or not what:
             return None
         parts = {"code": code, "what": what, "where": where, "found": place, "hint": hint}

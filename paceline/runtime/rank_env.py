@@ -12,7 +12,8 @@ from paceline.launch.managers import Manager, first, first_host, local_sizes, ma
 from paceline.runtime import codes
 
 DEFAULT_PORT = 29500
-_DERIVED_PORTS = range(20000, 28000)  # below the ephemeral range of Linux (32768) and clear of torchrun's 29500
+# below the ephemeral range of Linux (32768) and clear of torchrun's 29500
+_DERIVED_PORTS = range(20000, 28000)
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,8 @@ def _refuse_two_launchers(environ: Mapping[str, str], found: RankEnv) -> None:
         raise _error(
             codes.RUNTIME_ENV_TWO_LAUNCHERS,
             f"RANK and WORLD_SIZE say one thing, {manager.name} another",
-            f"RANK={found.rank} of WORLD_SIZE={found.world_size}; {manager.name}: rank {theirs[0]} of {theirs[1]}",
+            f"RANK={found.rank} of WORLD_SIZE={found.world_size}; {manager.name}: rank {theirs[0]} of"
+            f" {theirs[1]}",
             "unset RANK WORLD_SIZE LOCAL_RANK before the command",
         )
 
@@ -140,7 +142,9 @@ def _from_manager(environ: Mapping[str, str], manager: Manager) -> RankEnv:
     sizes = local_sizes(on_nodes)
     if on_nodes and not all(sizes or (0,)):
         what = f"the processes of each node, as {manager.name} gives them, must be numbers from 1 up"
-        raise _error(codes.RUNTIME_ENV_NUMBER, what, f"{manager.local_size[0]}={on_nodes[:80]}", "2, or 2(x3),1")
+        raise _error(
+            codes.RUNTIME_ENV_NUMBER, what, f"{manager.local_size[0]}={on_nodes[:80]}", "2, or 2(x3),1"
+        )
     # Nodes and ranks per node: each may be missing and follows from the other.
     nodes = _number_of(environ, manager.nodes, 0)
     if len(set(sizes)) > 1:
@@ -211,7 +215,9 @@ def _number(environ: Mapping[str, str], name: str, default: int | None = None) -
         return int(text)
     except ValueError:
         found = f"{name}={text}" if name in environ else f"no {name}"
-        raise _error(codes.RUNTIME_ENV_NUMBER, f"{name} must be a whole number", found, f"{name}=0, 1, 2, …") from None
+        raise _error(
+            codes.RUNTIME_ENV_NUMBER, f"{name} must be a whole number", found, f"{name}=0, 1, 2, …"
+        ) from None
 
 
 def _checked(env: RankEnv) -> RankEnv:
@@ -232,13 +238,18 @@ def _checked(env: RankEnv) -> RankEnv:
     if env.launcher != "torchrun" and env.world_size % max(env.local_world_size, 1):
         raise _uneven(f"{env.world_size} processes, {env.local_world_size} of them on this node")
     if not 0 < env.master_port < 65536:
-        raise _error(codes.RUNTIME_ENV_PORT, "MASTER_PORT is no port", str(env.master_port), "MASTER_PORT=29500")
+        raise _error(
+            codes.RUNTIME_ENV_PORT, "MASTER_PORT is no port", str(env.master_port), "MASTER_PORT=29500"
+        )
     return env
 
 
 def _uneven(found: str) -> ConfigError:
     return _error(
-        codes.RUNTIME_ENV_UNEVEN, "every node starts the same number of processes", found, "as many on each node"
+        codes.RUNTIME_ENV_UNEVEN,
+        "every node starts the same number of processes",
+        found,
+        "as many on each node",
     )
 
 

@@ -1,4 +1,6 @@
-"""Counter-based randomness (contract 6): a seed is a pure function of where it is used, not of what was drawn before."""
+"""Counter-based randomness (contract 6): a seed is a pure function of where it is used, not of what was
+drawn before.
+"""
 
 from __future__ import annotations
 

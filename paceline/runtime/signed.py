@@ -44,7 +44,10 @@ class SignedStore:
 
     def get_all(self, keys: Sequence[str]) -> list[str | None]:
         """Return the texts at ``keys`` in one call; waits until all keys exist."""
-        return [self._believed(key, value) for key, value in zip(keys, self._store.multi_get(list(keys)), strict=True)]
+        return [
+            self._believed(key, value)
+            for key, value in zip(keys, self._store.multi_get(list(keys)), strict=True)
+        ]
 
     def set_first(self, key: str, text: str) -> bool:
         """Set ``key`` unless a rank has set it; return whether this was the first.

@@ -16,9 +16,14 @@ def rank_silent(ranks: Sequence[int], seconds: float, seen: Sequence[str], stood
     """
     shown = ", ".join(map(str, ranks[:16])) + (" …" if len(ranks) > 16 else "")
     what = f"no sign of life for {seconds:.0f} s from rank {shown}"
-    hint = "look at that process (stopped by SIGSTOP or a debugger?), at its machine and at the network to it; training.ddp_timeout sets the wait"
+    hint = (
+        "look at that process (stopped by SIGSTOP or a debugger?), at its machine and at the network to it;"
+        " training.ddp_timeout sets the wait"
+    )
     evidence = {"silent_ranks": list(ranks), "stood_still_seconds": round(stood_still, 1)}
-    return codes.RUNTIME_RANK_SILENT(what, f"rank {shown}", "; ".join([*seen, *_still(stood_still)]), hint, evidence=evidence)  # fmt: skip
+    return codes.RUNTIME_RANK_SILENT(
+        what, f"rank {shown}", "; ".join([*seen, *_still(stood_still)]), hint, evidence=evidence
+    )
 
 
 def store_silent(
@@ -27,7 +32,10 @@ def store_silent(
     """The store does not respond: its host is stopped, or the network in between is cut."""
     where, host = _place(env)
     hosted = env.rank == 0 and not env.agent_store
-    what = f"the ranks' meeting point has not answered for {seconds:.0f} s; {'this very process' if hosted else host} hosts it"
+    what = (
+        f"the ranks' meeting point has not answered for {seconds:.0f} s;"
+        f" {'this very process' if hosted else host} hosts it"
+    )
     ranks = [] if hosted or env.agent_store else [0]
     found = "; ".join(filter(None, (*map(sign, ranks), *_still(stood_still))))
     rank_0 = "look at rank 0 (stopped by SIGSTOP or a debugger?), at its machine and at the network to it"
@@ -53,7 +61,10 @@ def store_lost(env: RankEnv) -> Diagnostic:
 
 def store_forged(rank: int, key: str) -> Diagnostic:
     """A value in the store was not written by a rank of this run; it is ignored and not shown."""
-    what = "a value in the ranks' store was not written by a rank of this run; such values are ignored, and this is said once"
+    what = (
+        "a value in the ranks' store was not written by a rank of this run; such values are ignored, and this"
+        " is said once"
+    )
     hint = "who else can reach that port? One address of a network of your own: launch.master_addr"
     return codes.RUNTIME_STORE_FORGED(what, f"rank {rank}", key, hint, Severity.WARNING)
 

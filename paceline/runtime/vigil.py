@@ -38,7 +38,13 @@ class Beat:
         """Parse a heartbeat; None if it is invalid."""
         try:
             data = json.loads(text or "")
-            return Beat(int(data["count"]), int(data["step"]), str(data["phase"])[:40], float(data["lost"]), bool(data["done"]))  # fmt: skip
+            return Beat(
+                int(data["count"]),
+                int(data["step"]),
+                str(data["phase"])[:40],
+                float(data["lost"]),
+                bool(data["done"]),
+            )
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return None
 
@@ -68,7 +74,11 @@ class Vigil:
     """Watch ``ranks`` from ``now`` on. ``sign`` returns what else is known about a silent rank."""
 
     def __init__(
-        self, ranks: Iterable[int], now: float, warn_seconds: float, sign: Callable[[int], str] = lambda rank: ""
+        self,
+        ranks: Iterable[int],
+        now: float,
+        warn_seconds: float,
+        sign: Callable[[int], str] = lambda rank: "",
     ) -> None:
         self._heard = dict.fromkeys(ranks, now)
         self._beats: dict[int, Beat] = {}
@@ -79,7 +89,11 @@ class Vigil:
     def hear(self, rank: int, text: str | None, now: float) -> None:
         """Record a rank's heartbeat text; a repeated or missing heartbeat does not count."""
         beat, last = Beat.of(text), self._beats.get(rank)
-        if rank in self._heard and beat is not None and (last is None or beat.count > last.count or beat.done):
+        if (
+            rank in self._heard
+            and beat is not None
+            and (last is None or beat.count > last.count or beat.done)
+        ):
             self._beats[rank], self._heard[rank] = beat, now
 
     def forgive(self, seconds: float, now: float) -> None:
@@ -110,17 +124,39 @@ class Vigil:
         silent = set(self.silent(now, self._warn))
         for rank in sorted(silent - self._missed):
             what = f"no sign of life from rank {rank} for {now - self._heard[rank]:.0f} s"
-            found.append(_warning(codes.RUNTIME_RANK_QUIET, what, rank, self.last_seen(rank), "a stopped process goes on after kill -CONT; otherwise the run ends when the silence has lasted training.ddp_timeout"))  # fmt: skip
+            found.append(
+                _warning(
+                    codes.RUNTIME_RANK_QUIET,
+                    what,
+                    rank,
+                    self.last_seen(rank),
+                    "a stopped process goes on after kill -CONT; otherwise the run ends when the silence has"
+                    " lasted training.ddp_timeout",
+                )
+            )
         for rank in sorted(self._missed - silent):
             found.append(
-                _warning(codes.RUNTIME_RANK_BACK, f"rank {rank} gives signs of life again", rank, "", "", Severity.NOTE)
+                _warning(
+                    codes.RUNTIME_RANK_BACK,
+                    f"rank {rank} gives signs of life again",
+                    rank,
+                    "",
+                    "",
+                    Severity.NOTE,
+                )
             )
         self._missed = silent
         for rank, beat in list(self._beats.items()):  # another thread may add to it
             if beat.lost >= SLOW_SHARE and rank not in self._slow and not beat.done:
                 self._slow.add(rank)
-                what = f"rank {rank} stood still for {beat.lost:.0%} of the time lately, and every step waits for it"
-                hint = "who stops it (SIGSTOP, a debugger, a limit of CPU time), or what else runs on its machine?"
+                what = (
+                    f"rank {rank} stood still for {beat.lost:.0%} of the time lately, and every step waits"
+                    " for it"
+                )
+                hint = (
+                    "who stops it (SIGSTOP, a debugger, a limit of CPU time), or what else runs on its"
+                    " machine?"
+                )
                 found.append(_warning(codes.RUNTIME_RANK_SLOW, what, rank, self.last_seen(rank), hint))
             elif beat.lost < _CALM_SHARE:
                 self._slow.discard(rank)

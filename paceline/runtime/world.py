@@ -98,7 +98,16 @@ class World:
         store = connect_store(env, timeout_seconds)
         arrive(store, env, timeout_seconds, secret)
         world = World(
-            env.rank, env.local_rank, env.world_size, env.num_nodes, chosen, name, store, env, timeout_seconds, secret
+            env.rank,
+            env.local_rank,
+            env.world_size,
+            env.num_nodes,
+            chosen,
+            name,
+            store,
+            env,
+            timeout_seconds,
+            secret,
         )
         met(world)
         try:
@@ -224,14 +233,20 @@ class World:
         with contextlib.suppress(
             RuntimeError, TimeoutError
         ):  # the host is gone or hangs: nothing depends on it any more
-            within(_LINGER_SECONDS + 1, linger if self.is_main else lambda: store.add("left", 1), "leaving the store")
+            within(
+                _LINGER_SECONDS + 1,
+                linger if self.is_main else lambda: store.add("left", 1),
+                "leaving the store",
+            )
 
     @property
     def _wire(self) -> torch.device:
         """The device of tensors that are sent."""
         return self.device if self.backend == "nccl" else torch.device("cpu")
 
-    def _reduce(self, values: Sequence[int] | Sequence[float], dtype: torch.dtype, op: Any) -> list[int] | list[float]:
+    def _reduce(
+        self, values: Sequence[int] | Sequence[float], dtype: torch.dtype, op: Any
+    ) -> list[int] | list[float]:
         if self.world_size == 1:
             return list(values)
         if not values:
@@ -250,7 +265,8 @@ def _group_error(exc: Exception, env: RankEnv, backend: str) -> PacelineError:
     variable = "NCCL_SOCKET_IFNAME" if backend == "nccl" else "GLOO_SOCKET_IFNAME"
     return PacelineError(
         codes.RUNTIME_GROUP(
-            f"the ranks met at {env.master_addr}:{env.master_port}, but rank {env.rank} cannot connect to the others over {backend}",
+            f"the ranks met at {env.master_addr}:{env.master_port}, but rank {env.rank} cannot connect to the"
+            f" others over {backend}",
             found=str(exc).splitlines()[0][:300],
             hint=f"{variable}=<the network interface that the nodes share>",
         )

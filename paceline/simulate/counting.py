@@ -16,8 +16,16 @@ from torch.utils._pytree import tree_leaves
 
 from paceline.models.precision import compute_copy
 
-_KINDS = (("allreduce", "all-reduce"), ("all_reduce", "all-reduce"), ("reduce_scatter", "reduce-scatter"), ("allgather", "all-gather"),
-          ("all_gather", "all-gather"), ("alltoall", "all-to-all"), ("all_to_all", "all-to-all"), ("broadcast", "broadcast"))  # fmt: skip
+_KINDS = (
+    ("allreduce", "all-reduce"),
+    ("all_reduce", "all-reduce"),
+    ("reduce_scatter", "reduce-scatter"),
+    ("allgather", "all-gather"),
+    ("all_gather", "all-gather"),
+    ("alltoall", "all-to-all"),
+    ("all_to_all", "all-to-all"),
+    ("broadcast", "broadcast"),
+)
 _IGNORED = ("wait_tensor", "barrier", "monitored_barrier")
 
 
@@ -42,7 +50,9 @@ class Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in _IGNORED:
             return
         kind = next((kind for part, kind in _KINDS if part in name), name.strip("_"))
-        sizes = [sum(t.numel() * t.itemsize for t in tree_leaves(arg) if isinstance(t, Tensor)) for arg in args[:2]]
+        sizes = [
+            sum(t.numel() * t.itemsize for t in tree_leaves(arg) if isinstance(t, Tensor)) for arg in args[:2]
+        ]
         self.count[kind] += 1
         self.bytes[kind] += max(sizes, default=0)
 

@@ -44,7 +44,9 @@ class FakeFactory:
         """Like ``HFModelFactory``; decisions that need real weights are taken from the twin."""
         options = self._options or options
         with _disable_current_modes():
-            twin = _Decided(ModelSection(config=shrunk(self._config)), self.role, **self._arguments())(options)
+            twin = _Decided(ModelSection(config=shrunk(self._config)), self.role, **self._arguments())(
+                options
+            )
             section = ModelSection(config=self._config)
             factory = _Decided(section, self.role, decided=kernels_of(twin.hf), **self._arguments())
             module = factory(replace(options, device=torch.device("meta")))
@@ -75,7 +77,9 @@ class _Decided(HFModelFactory):
         self, model: ModelSection, role: Role, decided: Mapping[str, Any] | None = None, **arguments: Any
     ) -> None:
         super().__init__(model, role, **arguments)
-        self._decided = None if decided is None else {_NUMBER.sub(".0", n): found for n, found in decided.items()}
+        self._decided = (
+            None if decided is None else {_NUMBER.sub(".0", n): found for n, found in decided.items()}
+        )
 
     def swap_kernels(self, hf: Any, options: BuildOptions) -> None:
         """Swap every layer's kernels as in the twin's first layer."""

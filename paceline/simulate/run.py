@@ -65,7 +65,9 @@ def _options(plan: Plan, spec: StrategySpec) -> BuildOptions | None:
     return BuildOptions(fused=layout.whole_submodules, engine_casts=low)
 
 
-def _step(plan: Plan, config: Mapping[str, Any], world: World, options: BuildOptions | None) -> dict[str, Any]:
+def _step(
+    plan: Plan, config: Mapping[str, Any], world: World, options: BuildOptions | None
+) -> dict[str, Any]:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     factory = FakeFactory(plan, config, mode, options)
     strategy = make_strategy(plan.strategy, world, plan)
@@ -93,7 +95,9 @@ def _step(plan: Plan, config: Mapping[str, Any], world: World, options: BuildOpt
         states = _states(handle)
     times = plan.batch.accumulation - 1
     kinds = sorted({*earlier.count, *last.count})
-    sent = {k: [last.count[k] + times * earlier.count[k], last.bytes[k] + times * earlier.bytes[k]] for k in kinds}
+    sent = {
+        k: [last.count[k] + times * earlier.count[k], last.bytes[k] + times * earlier.bytes[k]] for k in kinds
+    }
     return {"states": states, "activations": kept.trunk, "head": kept.head, "collectives": sent}
 
 
@@ -131,7 +135,9 @@ def _states(handle: Handle) -> dict[str, int]:
     return {
         "parameters": held_bytes([*parameters, *map(compute_copy, parameters)]),
         "gradients": held_bytes(p.grad for p in parameters if p.grad is not None),
-        "optimizer": held_bytes(v for state in states for v in state.values() if isinstance(v, Tensor) and v.ndim),
+        "optimizer": held_bytes(
+            v for state in states for v in state.values() if isinstance(v, Tensor) and v.ndim
+        ),
     }
 
 

@@ -62,7 +62,8 @@ class Strategy(ABC):
         self.collective_forward = False
         self.collective_decoding = False
 
-    # --- life of a model -------------------------------------------------------------------------------------------
+    # --- life of a model
+    # -------------------------------------------------------------------------------------------
 
     @abstractmethod
     def wrap(self, role: Role, root: RootModule) -> nn.Module:
@@ -99,7 +100,8 @@ class Strategy(ABC):
     def close(self) -> None:
         """Free engines before the process group is destroyed (contract 10)."""
 
-    # --- a window --------------------------------------------------------------------------------------------------
+    # --- a window
+    # --------------------------------------------------------------------------------------------------
 
     def shard_batch(self, batch: Batch) -> Batch:
         """Return this rank's part of a micro-batch, on its device: all of it unless sequences are sharded."""
@@ -129,7 +131,8 @@ class Strategy(ABC):
         norm = self._grad_norm(handle)
         length = float(norm)
         if math.isfinite(length):
-            if max_grad_norm and length + 1e-6 > max_grad_norm:  # else torch would multiply every gradient by 1
+            # else torch would multiply every gradient by 1
+            if max_grad_norm and length + 1e-6 > max_grad_norm:
                 torch.nn.utils.clip_grads_with_norm_(handle.parameters(), max_grad_norm, norm)
             self._step(handle)
             handle.root.refresh_compute_weights()
@@ -154,7 +157,8 @@ class Strategy(ABC):
     def _step(self, handle: Handle) -> None:
         handle.stepper.step()
 
-    # --- without gradients -----------------------------------------------------------------------------------------
+    # --- without gradients
+    # -----------------------------------------------------------------------------------------
 
     def inference(self, handle: Handle) -> contextlib.AbstractContextManager[None]:
         """Eval mode without gradients inside the context; afterwards the model is as before."""
@@ -166,7 +170,8 @@ class Strategy(ABC):
         with evaluating(handle.root):
             yield handle.root
 
-    # --- a checkpoint ----------------------------------------------------------------------------------------------
+    # --- a checkpoint
+    # ----------------------------------------------------------------------------------------------
 
     def export_state(self, handle: Handle) -> Iterator[Shard]:
         """Yield this rank's part of the model's and the optimizer's state under plain names; over all ranks
@@ -202,7 +207,9 @@ class Runner(Protocol):
         self, handles: Handles, micro_batches: Iterable[Batch], algorithm: Objective
     ) -> Mapping[str, float]: ...
 
-    def eval_window(self, handles: Handles, micro_batches: Iterable[Batch], algorithm: Objective) -> EvalSums: ...
+    def eval_window(
+        self, handles: Handles, micro_batches: Iterable[Batch], algorithm: Objective
+    ) -> EvalSums: ...
 
     def forward_no_grad(
         self, handles: Handles, role: Role, local_batch: Batch, required: frozenset[Output]

@@ -57,8 +57,12 @@ class ReplicatedRunner(WindowRunner):
         if not _replicated(handle).replicas:
             return super()._micro_step(handle, batch, algorithm, scales, sums, last=last)
         total = torch.zeros((), device=self.world.device)
-        for part, outputs in self._forwards(handle, batch, algorithm.required_outputs(handle.role, training=True)):
-            total = total + self._loss(handle.role, outputs, part, algorithm, scales, sums).to(self.world.device)
+        for part, outputs in self._forwards(
+            handle, batch, algorithm.required_outputs(handle.role, training=True)
+        ):
+            total = total + self._loss(handle.role, outputs, part, algorithm, scales, sums).to(
+                self.world.device
+            )
         return self.strategy.backward(handle, total)
 
     def _evaluated(
@@ -87,7 +91,8 @@ class ReplicatedRunner(WindowRunner):
         for model in replicas:
             model.train(handle.root.training)
         calls = [
-            lambda model=model, part=part: model(part, required) for model, part in zip(models, parts, strict=False)
+            lambda model=model, part=part: model(part, required)
+            for model, part in zip(models, parts, strict=False)
         ]
         return list(zip(parts, side_by_side(calls, devices), strict=True))
 
@@ -126,7 +131,8 @@ class DataParallel(Strategy):
         others = [i for i in range(torch.cuda.device_count()) if i != first]
         return [torch.device("cuda", i) for i in [first, *others][:count]]
 
-    # --- life of a model -------------------------------------------------------------------------------------------
+    # --- life of a model
+    # -------------------------------------------------------------------------------------------
 
     def wrap(self, role: Role, root: RootModule) -> nn.Module:
         """Return the root itself; replicas are called by the runner."""
@@ -162,7 +168,10 @@ class DataParallel(Strategy):
 def send_weights(handle: ReplicatedHandle) -> None:
     """Copy the root's parameters and buffers to every replica."""
     for replica in handle.replicas:
-        for own, its in ((handle.root.parameters(), replica.parameters()), (handle.root.buffers(), replica.buffers())):
+        for own, its in (
+            (handle.root.parameters(), replica.parameters()),
+            (handle.root.buffers(), replica.buffers()),
+        ):
             for source, target in zip(own, its, strict=True):
                 target.copy_(source, non_blocking=True)
         replica.refresh_compute_weights()

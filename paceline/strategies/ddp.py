@@ -63,7 +63,9 @@ class DDP(Strategy):
         With unused parameters they are always freed: the optimizer skips a parameter only if its gradient is
         None.
         """
-        views = isinstance(handle.module, DistributedDataParallel) and self.ddp_options.gradient_as_bucket_view
+        views = (
+            isinstance(handle.module, DistributedDataParallel) and self.ddp_options.gradient_as_bucket_view
+        )
         in_place = views and not self.ddp_options.find_unused_parameters and self.plan.batch.accumulation > 1
         handle.stepper.zero_grad(set_to_none=not in_place)
 
@@ -86,7 +88,9 @@ class DDP(Strategy):
             for _ in range(2):
                 handle.stepper.zero_grad(set_to_none=True)
                 outputs = handle.module(local_batch, algorithm.required_outputs(handle.role, training=True))
-                torch.stack(list(algorithm.losses(handle.role, outputs, local_batch).values())).sum().backward()  # type: ignore[no-untyped-call]
+                torch.stack(
+                    list(algorithm.losses(handle.role, outputs, local_batch).values())
+                ).sum().backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)

@@ -46,7 +46,9 @@ class FixedShape:
             added = [1] * (self.rows - len(batch.document_ids))
             return replace(_with_documents(batch, added), max_seqlen=self.longest)
         left = self.length - batch.input_ids.shape[1]
-        added = [self.longest] * (left // self.longest) + ([left % self.longest] if left % self.longest else [])
+        added = [self.longest] * (left // self.longest) + (
+            [left % self.longest] if left % self.longest else []
+        )
         return _with_documents(batch, added)
 
     def empty(self, like: Batch) -> Batch:

@@ -73,11 +73,15 @@ class FSDP(Strategy):
         """The dtypes of gathered parameters and of gradient reduction."""
         precision = self.plan.precision
         low = precision.compute in ("bfloat16", "float16")
-        return Dtypes(getattr(torch, precision.compute), getattr(torch, precision.reduce)) if low else Dtypes()
+        return (
+            Dtypes(getattr(torch, precision.compute), getattr(torch, precision.reduce)) if low else Dtypes()
+        )
 
     @cached_property
     def _sharder(self) -> Callable[[Batch], Batch]:
-        return batch_sharder(self.mesh, method=self.how.cp_method, sequence_parallel=self.how.sequence_parallel)
+        return batch_sharder(
+            self.mesh, method=self.how.cp_method, sequence_parallel=self.how.sequence_parallel
+        )
 
     def shard_batch(self, batch: Batch) -> Batch:
         """Return the rank's block of the tokens under context parallelism, padded so that sequence
@@ -85,7 +89,8 @@ class FSDP(Strategy):
         """
         return self._sharder(batch.to(self.world.device))
 
-    # --- life of a model -------------------------------------------------------------------------------------------
+    # --- life of a model
+    # -------------------------------------------------------------------------------------------
 
     def prepare(self, role: Role, build: ModelFactory, optimizer: OptimizerSpec | None) -> ShardedHandle:
         """Build, shard, and create the optimizer over this rank's shards; ``optimizer=None`` freezes the
@@ -98,7 +103,9 @@ class FSDP(Strategy):
         handle = self._shard(role, root)
         if optimizer is not None:
             handle.optimizer = build_optimizer(optimizer, handle.named())
-            handle.scaler = torch.amp.GradScaler(self.world.device.type) if self.plan.precision.scaler else None
+            handle.scaler = (
+                torch.amp.GradScaler(self.world.device.type) if self.plan.precision.scaler else None
+            )
         return handle
 
     def _build(self, build: ModelFactory) -> RootModule:
@@ -107,7 +114,9 @@ class FSDP(Strategy):
         With a meta start only rank 0's host holds it, and it is kept for ``_shard`` to broadcast.
         """
         options = BuildOptions(
-            device=torch.device("cpu"), fused=self.plan.mesh.tp == 1, engine_casts=self.dtypes.compute is not None
+            device=torch.device("cpu"),
+            fused=self.plan.mesh.tp == 1,
+            engine_casts=self.dtypes.compute is not None,
         )
         if not self.how.meta_start:
             return build(options)
@@ -121,7 +130,12 @@ class FSDP(Strategy):
         self._apply_tensor_parallel(root)
         units = shard(root, getattr(root, "hf", root), sharding_mesh(self.mesh), self.how, self.dtypes)
         if self.how.meta_start:
-            fill(root, self._source, self.world, torch.device("cpu") if self.how.cpu_offload else self.world.device)
+            fill(
+                root,
+                self._source,
+                self.world,
+                torch.device("cpu") if self.how.cpu_offload else self.world.device,
+            )
             self._source = None
         units.start()
         blocks = blocks_of(root.plain_named_parameters(), self.plan.mesh, self.world.rank)
@@ -136,7 +150,10 @@ class FSDP(Strategy):
             check_context_parallel(root, mesh.cp, how.cp_method, mesh.tp)
         if mesh.tp > 1:
             apply_tensor_parallel(
-                root, self.mesh["tp"], sequence_parallel=how.sequence_parallel, loss_parallel=how.loss_parallel
+                root,
+                self.mesh["tp"],
+                sequence_parallel=how.sequence_parallel,
+                loss_parallel=how.loss_parallel,
             )
 
     def wrap(self, role: Role, root: RootModule) -> nn.Module:
@@ -171,7 +188,8 @@ class FSDP(Strategy):
         """Read this rank's shards."""
         sharded_state.import_state(_sharded(handle), reader)
 
-    # --- training --------------------------------------------------------------------------------------------------
+    # --- training
+    # --------------------------------------------------------------------------------------------------
 
     def zero_grad(self, handle: Handle) -> None:
         """Clear the gradients of the last window."""
@@ -188,7 +206,9 @@ class FSDP(Strategy):
         # Small models keep whole gradients until the last micro-batch, which saves communication.
         units = _units(handle).all()
         whole = sum(
-            b.parameter.numel() * b.parameter.itemsize for b in _sharded(handle).blocks if b.local.requires_grad
+            b.parameter.numel() * b.parameter.itemsize
+            for b in _sharded(handle).blocks
+            if b.local.requires_grad
         )
         for unit in units:
             if whole <= self.how.whole_gradient_bytes:
@@ -224,7 +244,8 @@ class FSDP(Strategy):
                 found.fill_(0.0 if math.isfinite(square) else 1.0)
         return torch.tensor(math.sqrt(square), dtype=torch.float64, device=self.world.device)
 
-    # --- without gradients ---------------------------------------------------------------------------------------------
+    # --- without gradients
+    # ---------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def inference(self, handle: Handle) -> Iterator[None]:

@@ -22,7 +22,10 @@ class Means:
             self.weights[name] = self.weights.get(name, 0) + int(weight)
 
     def over(
-        self, add_up: Callable[[list[float]], list[float]], count: Callable[[list[int]], list[int]], copies: int
+        self,
+        add_up: Callable[[list[float]], list[float]],
+        count: Callable[[list[int]], list[int]],
+        copies: int,
     ) -> dict[str, float]:
         """Return the means by name, equal on every rank; 0 if the weight is 0. Collective.
 

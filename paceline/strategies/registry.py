@@ -20,7 +20,9 @@ _REPLACED = {
     "grad_norm": _FINISH,
     "step": _FINISH,
     "place": "shard_batch(self, batch)",
-    **dict.fromkeys(("train_window", "accumulate", "microstep", "asked", "eval_window", "evaluated"), _RUNNER),
+    **dict.fromkeys(
+        ("train_window", "accumulate", "microstep", "asked", "eval_window", "evaluated"), _RUNNER
+    ),
 }
 
 

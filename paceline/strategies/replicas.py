@@ -34,7 +34,10 @@ def side_by_side(calls: Sequence[Callable[[], T]], devices: Sequence[torch.devic
     def run(index: int) -> None:
         device = devices[index]
         try:
-            with torch.set_grad_enabled(with_grad), torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():  # fmt: skip
+            with (
+                torch.set_grad_enabled(with_grad),
+                torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext(),
+            ):
                 results[index] = calls[index]()
         except BaseException as error:  # noqa: BLE001 - raised below, in the caller's thread
             errors[index] = error
@@ -62,7 +65,8 @@ def scatter(batch: Batch, count: int) -> list[Batch]:
     for part in range(1, min(count, documents)):
         wanted = total * part / count
         best = min(
-            range(splits[-1] + 1, documents - (min(count, documents) - part) + 1), key=lambda d: abs(bounds[d] - wanted)
+            range(splits[-1] + 1, documents - (min(count, documents) - part) + 1),
+            key=lambda d: abs(bounds[d] - wanted),
         )
         splits.append(best)
     splits.append(documents)

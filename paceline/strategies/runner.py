@@ -42,7 +42,8 @@ class WindowRunner:
         self.strategy = strategy
         self.world, self.mesh = strategy.world, strategy.plan.mesh
 
-    # --- training --------------------------------------------------------------------------------------------------
+    # --- training
+    # --------------------------------------------------------------------------------------------------
 
     def train_window(
         self,
@@ -154,7 +155,8 @@ class WindowRunner:
                     sums[name] += found[name].detach().to(self.world.device)
         return torch.stack([value * scales[term] for term, value in terms.items()]).sum()
 
-    # --- without gradients -----------------------------------------------------------------------------------------
+    # --- without gradients
+    # -----------------------------------------------------------------------------------------
 
     def forward_no_grad(
         self, handles: Handles, role: Role, local_batch: Batch, required: frozenset[Output]
@@ -171,7 +173,9 @@ class WindowRunner:
     def _with_reference(self, handles: Handles, local_batch: Batch, algorithm: Objective) -> Batch:
         """Return a micro-batch (on the device) with the outputs of the algorithm's reference roles added."""
         for role in algorithm.reference_roles:
-            outputs = self.forward_no_grad(handles, role, local_batch, algorithm.required_outputs(role, training=False))
+            outputs = self.forward_no_grad(
+                handles, role, local_batch, algorithm.required_outputs(role, training=False)
+            )
             local_batch = algorithm.attach_outputs(role, outputs, local_batch)
         return local_batch
 
@@ -187,7 +191,9 @@ class WindowRunner:
         for batch in self._given(micro_batches):
             local_batch = self.strategy.shard_batch(batch.others[needed.rows] if needed.rows else batch)
             answers = {
-                role: self.forward_no_grad(handles, role, local_batch, algorithm.required_outputs(role, training=False))
+                role: self.forward_no_grad(
+                    handles, role, local_batch, algorithm.required_outputs(role, training=False)
+                )
                 for role in needed.roles
             }
             found.add(algorithm.window_sums(answers, local_batch))
@@ -214,7 +220,9 @@ class WindowRunner:
         local = torch.stack([sums[n] for n in names]).tolist()
         total = [value / self.strategy.loss_copies for value in self.world.all_reduce_sum_float(local)]
         counts = self._count([weights[t] for t in terms] + [rows])
-        return EvalSums(dict(zip(names, total, strict=True)), dict(zip(terms, counts[:-1], strict=True)), counts[-1])
+        return EvalSums(
+            dict(zip(names, total, strict=True)), dict(zip(terms, counts[:-1], strict=True)), counts[-1]
+        )
 
     def _given(self, micro_batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the micro-batches; if a forward is a collective, a rank with fewer continues with blank ones
@@ -254,7 +262,8 @@ class WindowRunner:
         for name, value in found.items():
             sums[name] = sums.get(name, 0.0) + value.detach().to(self.world.device, torch.float64)
 
-    # --- arithmetic over ranks -------------------------------------------------------------------------------------
+    # --- arithmetic over ranks
+    # -------------------------------------------------------------------------------------
 
     def _count(self, local: list[int]) -> list[int]:
         """Sum over the data-parallel ranks what every rank counted in its rows; ranks that read the same rows
@@ -262,7 +271,9 @@ class WindowRunner:
         """
         return [total // self.mesh.model_copies for total in self.world.all_reduce_sum(local)]
 
-    def _global_weights(self, micro_batches: Sequence[Batch], algorithm: Objective) -> tuple[dict[str, int], int]:
+    def _global_weights(
+        self, micro_batches: Sequence[Batch], algorithm: Objective
+    ) -> tuple[dict[str, int], int]:
         """Return the window's weight by term and its real tokens, over all ranks: one int64 all-reduce before
         the first forward.
         """
@@ -300,7 +311,9 @@ def _extras(numbers: Mapping[str, float], *, alone: bool) -> dict[str, float]:
     """Return ``StepResult.extras``: loss scales and norms by role; for a single model its loss scale only."""
     if not alone:
         return dict(numbers)
-    return {name.partition("/")[0]: value for name, value in numbers.items() if name.startswith("loss_scale/")}
+    return {
+        name.partition("/")[0]: value for name, value in numbers.items() if name.startswith("loss_scale/")
+    }
 
 
 def _metric(name: str) -> str:

@@ -79,7 +79,9 @@ def blocks_of(named: Iterable[tuple[str, nn.Parameter]], mesh: Mesh, rank: int) 
 def _block(name: str, parameter: nn.Parameter, mesh: Mesh, rank: int) -> Block:
     tensor: Tensor = parameter
     assert isinstance(tensor, DTensor), f"{name} is not sharded"
-    shape, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    shape, offsets = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
     local = nn.Parameter(_local(tensor), requires_grad=parameter.requires_grad)
     if tuple(local.shape) != tuple(shape):
         raise AssertionError(f"{name}: a piece of {tuple(local.shape)} where {tuple(shape)} was expected")
@@ -87,7 +89,9 @@ def _block(name: str, parameter: nn.Parameter, mesh: Mesh, rank: int) -> Block:
     split_by_tp = any(n == "tp" and _splits(p) for n, p in zip(names, tensor.placements, strict=True))
     at, keepers = mesh.coordinates(rank), 1 if split_by_tp else mesh.tp
     copy = at.dp_replicate * keepers + (0 if split_by_tp else at.tp)
-    return Block(name, parameter, local, tuple(tensor.shape), tuple(offsets), mesh.dp_replicate * keepers, copy)
+    return Block(
+        name, parameter, local, tuple(tensor.shape), tuple(offsets), mesh.dp_replicate * keepers, copy
+    )
 
 
 def _splits(placement: object) -> bool:
@@ -117,7 +121,8 @@ def export_state(handle: ShardedHandle, rank: int) -> Iterator[Shard]:
             if tensor.shape == block.local.shape:
                 if tensor.numel():
                     yield Shard(role, block.name, kind, block.global_shape, block.offsets, tensor)
-            elif not any(block.offsets):  # a value of the whole parameter: saved by the rank with its first shard
+            # a value of the whole parameter: saved by the rank with its first shard
+            elif not any(block.offsets):
                 yield Shard(role, block.name, kind, tuple(tensor.shape), (0,) * tensor.ndim, tensor)
     if rank == 0:
         for name, kinds in state.beside_parameters(handle).items():
@@ -153,4 +158,6 @@ def _import_moments(optimizer: torch.optim.Optimizer, block: Block, reader: Shar
 
     kinds = [k for k in reader.kinds(role, block.name) if k not in (PARAM, BUFFER)]
     if kinds:
-        optimizer.state[block.local] = state.moments_from(optimizer, block.local, {kind: read(kind) for kind in kinds})
+        optimizer.state[block.local] = state.moments_from(
+            optimizer, block.local, {kind: read(kind) for kind in kinds}
+        )

@@ -12,7 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
@@ -108,24 +114,35 @@ def shard(root: nn.Module, trunk: nn.Module, mesh: DeviceMesh, how: FsdpOptions,
     offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if how.cpu_offload else OffloadPolicy()
     inner = [
         fully_shard(
-            unit, mesh=mesh, reshard_after_forward=how.reshard_after_forward, mp_policy=_precision(dtypes, cast_inputs=True), offload_policy=offload
+            unit,
+            mesh=mesh,
+            reshard_after_forward=how.reshard_after_forward,
+            mp_policy=_precision(dtypes, cast_inputs=True),
+            offload_policy=offload,
         )
         for unit in units_of(trunk, how)
-    ]  # fmt: skip
+    ]
     # the root's parameters (embedding, last norm, head) are needed first in the backward: keep them
     whole = fully_shard(
-        root, mesh=mesh, reshard_after_forward=False, mp_policy=_precision(dtypes, cast_inputs=False), offload_policy=offload
-    )  # fmt: skip
+        root,
+        mesh=mesh,
+        reshard_after_forward=False,
+        mp_policy=_precision(dtypes, cast_inputs=False),
+        offload_policy=offload,
+    )
     units = Units(whole, inner)
     for unit in units.all():
         unit.set_gradient_divide_factor(1.0)
-        unit.set_force_sum_reduction_for_comms(True)  # else a factor of 1 becomes PREMUL_SUM, which gloo lacks
+        # else a factor of 1 becomes PREMUL_SUM, which gloo lacks
+        unit.set_force_sum_reduction_for_comms(True)
     _prefetch(units, how)
     return units
 
 
 def _precision(dtypes: Dtypes, *, cast_inputs: bool) -> MixedPrecisionPolicy:
-    return MixedPrecisionPolicy(param_dtype=dtypes.compute, reduce_dtype=dtypes.reduce, cast_forward_inputs=cast_inputs)
+    return MixedPrecisionPolicy(
+        param_dtype=dtypes.compute, reduce_dtype=dtypes.reduce, cast_forward_inputs=cast_inputs
+    )
 
 
 def _prefetch(units: Units, how: FsdpOptions) -> None:
@@ -148,7 +165,11 @@ def units_of(trunk: nn.Module, how: FsdpOptions) -> list[nn.Module]:
         return []
     if how.wrap.policy == "size":
         return _by_size(trunk, how.wrap.min_num_params)
-    found = wrapped_classes(trunk, how.wrap.classes) if how.wrap.classes else [m for m in trunk.modules() if _is_one_of(m, layer_classes(trunk))]  # fmt: skip
+    found = (
+        wrapped_classes(trunk, how.wrap.classes)
+        if how.wrap.classes
+        else [m for m in trunk.modules() if _is_one_of(m, layer_classes(trunk))]
+    )
     inside = {id(child) for m in found for child in m.modules() if child is not m}
     return [m for m in found if id(m) not in inside]
 
@@ -186,7 +207,9 @@ def _by_size(trunk: nn.Module, least: int) -> list[nn.Module]:
     leaves up (as FSDP1's size policy).
     """
     kept_whole = {
-        id(m) for name in ("get_input_embeddings", "get_output_embeddings") if (m := _call(trunk, name)) is not None
+        id(m)
+        for name in ("get_input_embeddings", "get_output_embeddings")
+        if (m := _call(trunk, name)) is not None
     }
     # Children first: what is in an inner unit does not count for the modules around it.
     found: list[nn.Module] = []
@@ -201,7 +224,11 @@ def _by_size(trunk: nn.Module, least: int) -> list[nn.Module]:
             rest = sum(p.numel() for p in module.parameters(recurse=False)) + sum(
                 visit(child) for child in module.children()
             )
-        if module is not trunk and rest >= max(least, 1) and not isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+        if (
+            module is not trunk
+            and rest >= max(least, 1)
+            and not isinstance(module, (nn.ModuleList, nn.ModuleDict))
+        ):
             found.append(module)
             return 0
         return rest
@@ -223,7 +250,9 @@ def _call(module: nn.Module, name: str) -> Any:
 
 
 def _no_such_class(missing: Sequence[str], trunk: nn.Module) -> Diagnostic:
-    have = sorted({type(m).__name__ for m in trunk.modules() if next(m.parameters(recurse=False), None) is None})
+    have = sorted(
+        {type(m).__name__ for m in trunk.modules() if next(m.parameters(recurse=False), None) is None}
+    )
     return codes.STRATEGY_FSDP_WRAP_CLASS(
         "the model has no module of the class to wrap",
         "training.fsdp_config",

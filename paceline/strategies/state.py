@@ -15,7 +15,8 @@ from paceline.strategies.handle import Handle
 
 SCALER = "grad_scaler"  # name of the fp16 scaler's two values in a checkpoint; no parameter has it
 _EVERY_RANK: Mapping[str, int] = {}  # no moments are kept by one rank alone
-_NUMBERS = {".int": (int, torch.int64), ".float": (float, torch.float64)}  # optimizer states that are Python numbers
+# optimizer states that are Python numbers
+_NUMBERS = {".int": (int, torch.int64), ".float": (float, torch.float64)}
 
 
 def export_state(
@@ -38,7 +39,9 @@ def export_state(
         if owner[name] != rank:
             continue
         for kind, tensor in kinds.items():
-            yield Shard(handle.role.value, name, kind, tuple(tensor.shape), (0,) * tensor.ndim, tensor.detach())
+            yield Shard(
+                handle.role.value, name, kind, tuple(tensor.shape), (0,) * tensor.ndim, tensor.detach()
+            )
 
 
 def assign(sizes: dict[str, int], world_size: int, given: Mapping[str, int] = _EVERY_RANK) -> dict[str, int]:
@@ -58,7 +61,9 @@ def assign(sizes: dict[str, int], world_size: int, given: Mapping[str, int] = _E
     return owner
 
 
-def import_state(handle: Handle, reader: ShardReader, rank: int = 0, keepers: Mapping[str, int] = _EVERY_RANK) -> None:
+def import_state(
+    handle: Handle, reader: ShardReader, rank: int = 0, keepers: Mapping[str, int] = _EVERY_RANK
+) -> None:
     """Load parameters, buffers, optimizer moments and the scaler. Raises CheckpointError if a tensor is
     missing or has another shape.
 
@@ -100,7 +105,9 @@ def _states(handle: Handle) -> dict[str, dict[str, Tensor]]:
 
 def beside_parameters(handle: Handle) -> dict[str, dict[str, Tensor]]:
     """Return name → kind → tensor of buffers and the scaler."""
-    found: dict[str, dict[str, Tensor]] = {name: {BUFFER: buffer} for name, buffer in handle.root.plain_named_buffers()}
+    found: dict[str, dict[str, Tensor]] = {
+        name: {BUFFER: buffer} for name, buffer in handle.root.plain_named_buffers()
+    }
     if handle.scaler is not None:
         scaler = handle.scaler.state_dict()
         found[SCALER] = {

@@ -61,7 +61,8 @@ class AnswersAtStep:
 def main(argv: Sequence[str] | None = None) -> int:
     """Evaluate the checkpoints of a run. Return the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m paceline.training.answers", description="Exact match of a run's checkpoints on questions."
+        prog="python -m paceline.training.answers",
+        description="Exact match of a run's checkpoints on questions.",
     )
     parser.add_argument("run")
     parser.add_argument("--questions", required=True, help="JSON lines with prompt and answer")
@@ -73,7 +74,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         questions = read_questions(Path(options.questions))
         scored = answer_run(
-            run, questions, initial=options.initial, last=options.last, sampling=Sampling(options.max_new_tokens)
+            run,
+            questions,
+            initial=options.initial,
+            last=options.last,
+            sampling=Sampling(options.max_new_tokens),
         )
         with written_into(run.root):
             write_down(run, scored, Redactor.of(current()))
@@ -91,7 +96,9 @@ def read_questions(path: Path) -> list[dict[str, str]]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(codes.TRAINING_QUESTIONS("the questions cannot be read", str(path), str(error))) from error
+        raise DataError(
+            codes.TRAINING_QUESTIONS("the questions cannot be read", str(path), str(error))
+        ) from error
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -141,7 +148,9 @@ def answer_run(
         )
     model = config.model.model_copy(update={"trust_remote_code": False})  # a run directory must not enable it
     tokenizer = load_tokenizer(model)
-    factory = HFModelFactory(model, Role.POLICY, vocab_size=len(tokenizer), seed=config.training.seed, attention="sdpa")
+    factory = HFModelFactory(
+        model, Role.POLICY, vocab_size=len(tokenizer), seed=config.training.seed, attention="sdpa"
+    )
     root = factory().eval()
     scored = [AnswersAtStep(0, write_answers(root, tokenizer, questions, sampling))] if initial else []
     for checkpoint in found[-1:] if last else found:
@@ -187,7 +196,9 @@ def write_down(run: RunDir, scored: Sequence[AnswersAtStep], redact: Redactor) -
     with EventLog(run.events(0), 0, redact=redact) as log:
         for each in scored:
             log.write(Answers(each.step, each.rows))
-    data = redact.data([{"step": each.step, "exact_match": each.exact_match, "rows": each.rows} for each in scored])
+    data = redact.data(
+        [{"step": each.step, "exact_match": each.exact_match, "rows": each.rows} for each in scored]
+    )
     run.answers_json.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -28,7 +28,11 @@ class Cadence:
 
     def logs(self, step: int) -> bool:
         """Whether to log this step to console and trackers (the event log has every step)."""
-        return step % self.logging_steps == 0 or step == self.total_steps or (step == 1 and self.logging_first_step)
+        return (
+            step % self.logging_steps == 0
+            or step == self.total_steps
+            or (step == 1 and self.logging_first_step)
+        )
 
     def evaluates(self, step: int, epoch_end: bool) -> bool:
         """Whether to evaluate now; always after the last step, unless evaluation is off."""

@@ -47,9 +47,16 @@ def read_classes(prepared: Prepared, spec: AlgorithmSpec, training: Training) ->
     numbers = _numbers(rows, options, where)
     names = _names(numbers, options)
     if len(names) < (1 if several else 2):
-        raise DataError(codes.DATA_CLASSES("all rows are of one class", where, ", ".join(names) or "none", "rows of at least two classes"))  # fmt: skip
+        raise DataError(
+            codes.DATA_CLASSES(
+                "all rows are of one class", where, ", ".join(names) or "none", "rows of at least two classes"
+            )
+        )
     if not several and any(len(labels) != 1 for labels in rows):
-        what, hint = "some rows have several classes, or none", f"{spec.key}.problem_type: multi_label_classification"
+        what, hint = (
+            "some rows have several classes, or none",
+            f"{spec.key}.problem_type: multi_label_classification",
+        )
         raise DataError(codes.DATA_CLASSES(what, f"{spec.key}.problem_type", options.problem_type, hint))
     columns = {split: {LABEL: _column(each, numbers, len(names), several)} for split, each in facts.items()}
     shown = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
@@ -75,7 +82,14 @@ def _numbers(rows: Iterable[Sequence[Label]], options: ClassificationOptions, wh
         wrong = sorted(map(str, found - set(known)))
         if wrong:
             what = "rows have labels that the config does not name"
-            raise DataError(codes.DATA_CLASSES(what, where, ", ".join(wrong[:_SHOWN]), "labels: every name, in the order of their numbers"))  # fmt: skip
+            raise DataError(
+                codes.DATA_CLASSES(
+                    what,
+                    where,
+                    ", ".join(wrong[:_SHOWN]),
+                    "labels: every name, in the order of their numbers",
+                )
+            )
         return known
     # Numeric labels are class numbers
     if all(isinstance(label, int) or label.isdecimal() for label in found):
@@ -83,14 +97,20 @@ def _numbers(rows: Iterable[Sequence[Label]], options: ClassificationOptions, wh
         count = options.num_labels
         if count is not None and numbers and max(numbers.values()) >= count:
             what = f"rows have a class beyond num_labels, {count} of them being 0 to {count - 1}"
-            raise DataError(codes.DATA_CLASSES(what, where, str(max(numbers.values())), f"num_labels: {max(numbers.values()) + 1}"))  # fmt: skip
+            raise DataError(
+                codes.DATA_CLASSES(
+                    what, where, str(max(numbers.values())), f"num_labels: {max(numbers.values()) + 1}"
+                )
+            )
         return numbers
     # Names are numbered in alphabetical order
     texts = sorted({str(label) for label in found})
     count = options.num_labels
     if count is not None and count != len(texts):
         what = f"the rows have {len(texts)} classes by name, and num_labels says {count}"
-        raise DataError(codes.DATA_CLASSES(what, where, ", ".join(texts[:_SHOWN]), "labels: every name, or no num_labels"))  # fmt: skip
+        raise DataError(
+            codes.DATA_CLASSES(what, where, ", ".join(texts[:_SHOWN]), "labels: every name, or no num_labels")
+        )
     return {label: texts.index(str(label)) for label in found}
 
 

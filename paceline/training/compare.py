@@ -41,13 +41,18 @@ def compare(reference: RunDir, run: RunDir, kind: str) -> dict[str, Any]:
         if a.sample_digest != b.sample_digest:
             line["samples_differ"] = True
         if run.checkpoint(step).is_dir() and reference.checkpoint(step).is_dir():
-            with CheckpointReader(run.checkpoint(step)) as ours, CheckpointReader(reference.checkpoint(step)) as theirs:
+            with (
+                CheckpointReader(run.checkpoint(step)) as ours,
+                CheckpointReader(reference.checkpoint(step)) as theirs,
+            ):
                 line["tensors"], missing = differences(ours, theirs, kind)
         steps.append(line)
     return {"steps": steps, "missing": missing}
 
 
-def differences(ours: CheckpointReader, theirs: CheckpointReader, kind: str) -> tuple[dict[str, Any], list[str]]:
+def differences(
+    ours: CheckpointReader, theirs: CheckpointReader, kind: str
+) -> tuple[dict[str, Any], list[str]]:
     """Return ({name, relative} of the tensor that differs most, names that only one of the two has)."""
     names, expected = ({n for n in reader.names() if n.kind == kind} for reader in (ours, theirs))
     found: dict[TensorName, tuple[float, float]] = {}
@@ -56,9 +61,15 @@ def differences(ours: CheckpointReader, theirs: CheckpointReader, kind: str) -> 
         found[name] = (float((a - b).norm()), float(b.norm()))
     # A single moment may be almost 0, so its divisor is the norm of all
     total = math.sqrt(sum(norm**2 for _, norm in found.values()))
-    relative = {name: gap / ((total if kind == "exp_avg" else norm) or 1.0) for name, (gap, norm) in found.items()}
+    relative = {
+        name: gap / ((total if kind == "exp_avg" else norm) or 1.0) for name, (gap, norm) in found.items()
+    }
     worst = max(relative, key=lambda name: relative[name], default=None)
-    most = {"name": worst.name if worst else "", "relative": relative[worst] if worst else 0.0, "count": len(relative)}
+    most = {
+        "name": worst.name if worst else "",
+        "relative": relative[worst] if worst else 0.0,
+        "count": len(relative),
+    }
     return most, sorted(name.name for name in names ^ expected)
 
 

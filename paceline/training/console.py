@@ -132,7 +132,9 @@ class Console:
 
     def _update(self, event: Step) -> None:
         if self._live is None:
-            self._live = Live(console=self._rich, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+            self._live = Live(
+                console=self._rich, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
+            )
             self._live.start()
         self._live.update(self._render(event), refresh=True)
 

@@ -23,14 +23,18 @@ def keep_global_batch(state: Mapping[str, Any], plan: Plan) -> tuple[Plan, list[
 
     Applies if the number of ranks has changed; the diagnostics say so.
     """
-    rows, ranks = int(state.get("global_batch", plan.batch.global_batch)), int(state.get("world_size", plan.world_size))
+    rows, ranks = (
+        int(state.get("global_batch", plan.batch.global_batch)),
+        int(state.get("world_size", plan.world_size)),
+    )
     sharing = int(state.get("data_parallel_size", plan.batch.data_parallel_size))
     same_ranks = (ranks, sharing) == (plan.world_size, plan.batch.data_parallel_size)
     if rows == plan.batch.global_batch or same_ranks:
         return plan, []  # same ranks, another batch: ``same_run`` reports it
     batch = resplit(rows, plan.batch.data_parallel_size, plan.batch.micro_batch)
     note = codes.RESUME_BATCH_RESPLIT(
-        f"the run takes {rows} rows a step since its start on {ranks} ranks; on {plan.world_size} ranks that is {batch}",
+        f"the run takes {rows} rows a step since its start on {ranks} ranks; on {plan.world_size} ranks that"
+        f" is {batch}",
         "training.per_device_train_batch_size",
         f"{plan.batch.micro_batch} × {plan.batch.accumulation} in the config",
         severity=Severity.NOTE,
@@ -52,7 +56,10 @@ def other_strategy(state: Mapping[str, Any], plan: Plan) -> list[Diagnostic]:
         what = f"a run under '{now}' cannot go on from a checkpoint of '{before}': {why}"
         hint = f"distributed_strategy: {before}, or paceline export and a new run with model.name_or_path"
         raise CheckpointError(codes.CHECKPOINT_OTHER_STRATEGY(what, where, found, hint))
-    what = "the checkpoint was saved under another strategy; weights, optimizer and position are taken from it whole"
+    what = (
+        "the checkpoint was saved under another strategy; weights, optimizer and position are taken from it"
+        " whole"
+    )
     return [codes.RESUME_OTHER_STRATEGY(what, where, found, severity=Severity.NOTE)]
 
 
@@ -64,7 +71,10 @@ def not_compared(state: Mapping[str, Any], definition: str) -> Diagnostic | None
     saved = state.get("data_definition") or ""
     if saved == definition:
         return None
-    what = "whether this is the data of the checkpoint cannot be told: its fingerprint was made by another version of the program or of its libraries"
+    what = (
+        "whether this is the data of the checkpoint cannot be told: its fingerprint was made by another"
+        " version of the program or of its libraries"
+    )
     hint = "go on only if data.train, the tokenizer, the chat template and the lengths are what they were"
     found = f"{saved or 'an earlier definition'} in the checkpoint, {definition} now"
     return codes.RESUME_DATA_NOT_COMPARED(what, "data.train", found, hint, Severity.WARNING)

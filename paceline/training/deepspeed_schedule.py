@@ -13,7 +13,9 @@ from collections.abc import Callable
 Rate = Callable[[int], float]
 
 
-def warmup_lr(base_lr: float, warmup: int, total: int, *, warmup_min_lr: float = 0.0, warmup_type: str = "log") -> Rate:
+def warmup_lr(
+    base_lr: float, warmup: int, total: int, *, warmup_min_lr: float = 0.0, warmup_type: str = "log"
+) -> Rate:
     """WarmupLR: from ``warmup_min_lr`` to ``base_lr`` over ``warmup`` steps, then ``base_lr``."""
     ramp = _ramp(warmup, warmup_type)
 
@@ -65,7 +67,9 @@ def warmup_cosine_lr(
         if gamma is not None:
             return base_lr * (warmup_min_ratio + gamma * (1.0 - warmup_min_ratio))
         progress = min(1.0, (step - start) / max(1, end - start))
-        return base_lr * max(0.0, cos_min_ratio + (1.0 - cos_min_ratio) * (1 + math.cos(math.pi * progress)) / 2)
+        return base_lr * max(
+            0.0, cos_min_ratio + (1.0 - cos_min_ratio) * (1 + math.cos(math.pi * progress)) / 2
+        )
 
     return rate
 
@@ -89,7 +93,10 @@ def one_cycle(
     """
     first = float(cycle_first_step_size)
     second = first if cycle_second_step_size is None else float(cycle_second_step_size)
-    stairs = (cycle_first_stair_count, cycle_first_stair_count if cycle_second_stair_count is None else cycle_second_stair_count)  # fmt: skip
+    stairs = (
+        cycle_first_stair_count,
+        cycle_first_stair_count if cycle_second_stair_count is None else cycle_second_stair_count,
+    )
     if first <= 0 or second < 0:
         raise ValueError("cycle_first_step_size must be above 0 and cycle_second_step_size at least 0")
     length = first + second
@@ -121,7 +128,9 @@ def lr_range_test(
 
     def rate(step: int) -> float:
         interval = step / lr_range_test_step_size
-        return base_lr * (1 + lr_range_test_step_rate * (math.floor(interval) if lr_range_test_staircase else interval))
+        return base_lr * (
+            1 + lr_range_test_step_rate * (math.floor(interval) if lr_range_test_staircase else interval)
+        )
 
     return rate
 

@@ -20,7 +20,8 @@ FEW, MANY = 3, 20  # steps in the mean that is compared with the first loss, and
 EXPLODED = (10.0, 10.0)  # times the first loss, plus nats: no untrained language model is that wrong
 RISEN = (2.0, 1.0)
 _HINT = (
-    "lower training.learning_rate or lengthen the warm-up (training.warmup_steps); resume from a checkpoint before it"
+    "lower training.learning_rate or lengthen the warm-up (training.warmup_steps); resume from a checkpoint"
+    " before it"
 )
 
 
@@ -73,7 +74,8 @@ class Learning:
             codes.TRAINING_NO_GRADIENT,
             f"no gradient reached the weights in {count}: nothing is learnt in them",
             f"grad_norm 0, loss {self.recent[-1]:.4g}",
-            f"see that something is trained (lora.target_modules) and that the loss has not run away; {_HINT}",
+            "see that something is trained (lora.target_modules) and that the loss has not run away;"
+            f" {_HINT}",
         )
 
     def _diverged(self) -> list[Diagnostic]:
@@ -91,7 +93,9 @@ class Learning:
             pairs.append((_mean(last), before, RISEN))
         for now, before, (times, more) in pairs:
             if now > times * abs(before) + more:
-                what = f"the loss has risen to {now:.4g} from {before:.4g} at the start: training has diverged"
+                what = (
+                    f"the loss has risen to {now:.4g} from {before:.4g} at the start: training has diverged"
+                )
                 return [self._warning(codes.TRAINING_DIVERGED, what, f"loss {last[-1]:.4g}", _HINT)]
         return []
 

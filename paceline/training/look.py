@@ -93,7 +93,11 @@ def _there(config: Config, doubt: frozenset[str]) -> Iterator[Diagnostic]:
     for key in ("data.train", "data.eval"):
         if sure(doubt, key):
             yield from missing_sets(config.data, key)
-    if sure(doubt, "lora.adapter_name_or_path") and config.lora is not None and config.lora.adapter_name_or_path:
+    if (
+        sure(doubt, "lora.adapter_name_or_path")
+        and config.lora is not None
+        and config.lora.adapter_name_or_path
+    ):
         yield from check_adapter_folder(config.lora.adapter_name_or_path, "lora.adapter_name_or_path")
 
 
@@ -178,9 +182,15 @@ def _checkpoint(config: Config, environ: Mapping[str, str], plan: Plan | None) -
 def _chosen(path: Path) -> Diagnostic:
     total = human_bytes(read_manifest(path).total_bytes)
     link = f", a link to {path.resolve()}" if path.is_symlink() else ""
-    what = f"the run goes on from {path.name}{link}: what it consists of is there, in the sizes that were saved"
-    found = f"{total} in {path}: `paceline train` compares every byte by its sha256 before it starts a process"
-    return checkpoint_codes.RESUME_CHOSEN(what, "training.resume_from_checkpoint", found, severity=Severity.NOTE)
+    what = (
+        f"the run goes on from {path.name}{link}: what it consists of is there, in the sizes that were saved"
+    )
+    found = (
+        f"{total} in {path}: `paceline train` compares every byte by its sha256 before it starts a process"
+    )
+    return checkpoint_codes.RESUME_CHOSEN(
+        what, "training.resume_from_checkpoint", found, severity=Severity.NOTE
+    )
 
 
 def _findings_of(check: Callable[[], list[Diagnostic]]) -> list[Diagnostic]:
@@ -214,7 +224,9 @@ def _state_now(
         now["global_batch"] = keep_global_batch(state, plan)[0].batch.global_batch
     cache = Path(config.data.cache_dir).expanduser() if config.data.cache_dir else cache_folder(environ)
     seed = config.training.seed if config.data.seed is None else config.data.seed
-    known = train_fingerprint_of(config.data, config.model, seed, cache, kind=row_kind(spec.rows), most_bytes=MOST_BYTES)  # fmt: skip
+    known = train_fingerprint_of(
+        config.data, config.model, seed, cache, kind=row_kind(spec.rows), most_bytes=MOST_BYTES
+    )
     trained = state.get("train_fingerprint") or None  # another evaluation set does not matter
     if known is not None and trained is not None and known != trained:
         now["data_fingerprint"] = known

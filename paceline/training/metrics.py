@@ -28,7 +28,9 @@ class PeakFlops:
         """Return the peak of ``device`` in the dtype named ``compute``; timed if no data sheet is known."""
         known = data_sheet_peak(device_name(device), compute) if device.type == "cuda" else None
         return (
-            PeakFlops(timed_rate(device, getattr(torch, compute)), False) if known is None else PeakFlops(known, True)
+            PeakFlops(timed_rate(device, getattr(torch, compute)), False)
+            if known is None
+            else PeakFlops(known, True)
         )
 
 
@@ -55,11 +57,17 @@ class Throughput:
         if self.peak is None or seconds <= 0:
             return {"mfu": None, "of_product": None}
         share = 6.0 * self.matmul_parameters * tokens / (seconds * self.world_size * self.peak.flops)
-        return {"mfu": share, "of_product": None} if self.peak.data_sheet else {"mfu": None, "of_product": share}
+        return (
+            {"mfu": share, "of_product": None} if self.peak.data_sheet else {"mfu": None, "of_product": share}
+        )
 
 
 def computed_parameters(
-    shape: ModelShape | None, adapter: AdapterSpec | None, reference: str = "", trained: int = 1, forwards: int = 0
+    shape: ModelShape | None,
+    adapter: AdapterSpec | None,
+    reference: str = "",
+    trained: int = 1,
+    forwards: int = 0,
 ) -> int:
     """Return the weights that count for MFU at 6 FLOP per token.
 
@@ -78,4 +86,8 @@ def timed_rate(device: torch.device, compute: torch.dtype) -> float:
     A CPU without instructions for ``compute`` falls back to float32, so the faster of both counts.
     """
     rate = matmul_rate(device, compute)
-    return rate if device.type == "cuda" or compute == torch.float32 else max(rate, matmul_rate(device, torch.float32))
+    return (
+        rate
+        if device.type == "cuda" or compute == torch.float32
+        else max(rate, matmul_rate(device, torch.float32))
+    )

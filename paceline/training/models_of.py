@@ -19,7 +19,12 @@ from paceline.protocols.roles import Role
 from paceline.training.rollout.reward_model import check_reward_model
 from paceline.training.same_tokens import check_teacher_tokens
 
-DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 
 
 class PreparedTokens(Protocol):
@@ -63,7 +68,9 @@ class Models:
             return self._factory(role, frozen=True)
         spec = algorithm_spec(self.plan.algorithm)
         if role.value in spec.same_tokens:
-            check_teacher_tokens(str(named.name_or_path), self.prepared.tokenizer_path, spec.model_key(role.value))
+            check_teacher_tokens(
+                str(named.name_or_path), self.prepared.tokenizer_path, spec.model_key(role.value)
+            )
         if role is Role.REWARD:
             check_reward_model(str(named.name_or_path), self.prepared.tokenizer_path)
         return self._factory(role, frozen=True, model=named, adapter=None)

@@ -34,7 +34,8 @@ def smaller(plan: Plan) -> list[str]:
     found = []
     if batch.micro_batch > 1:
         found.append(
-            f"per_device_train_batch_size: {max(1, batch.micro_batch // 2)} with gradient_accumulation_steps: {batch.accumulation * 2}"
+            f"per_device_train_batch_size: {max(1, batch.micro_batch // 2)} with gradient_accumulation_steps:"
+            f" {batch.accumulation * 2}"
         )
     if not plan.recompute:
         found.append("gradient_checkpointing: true")

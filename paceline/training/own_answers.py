@@ -1,4 +1,6 @@
-"""On-policy distillation: of some rows the model writes the answer itself, with the weights of the step that learns from it."""
+"""On-policy distillation: of some rows the model writes the answer itself, with the weights of the step
+that learns from it.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +40,13 @@ Documents = list[NDArray[np.int32]]
 
 @dataclass
 class OwnAnswers:
-    """The windows of ``rows``, with answers of the model's own in a ``fraction`` of the documents (Agarwal et al. 2023, arXiv:2306.13649, algorithm 1,
-    where the draw is one of a whole batch).
+    """The windows of ``rows``, with answers of the model's own in a ``fraction`` of the documents (Agarwal et
+    al. 2023, arXiv:2306.13649, algorithm 1, where the draw is one of a whole batch).
 
-    Whether a document is answered, and by which noise, follows from (seed, epoch, document) alone, and the answer is written with the weights before the
-    window's step: the same on any number of ranks, under any split of a step and after a resume, with nothing more in a checkpoint. A document without a
-    prompt stays as it is.
+    Whether a document is answered, and by which noise, follows from (seed, epoch, document) alone, and the
+    answer is written with the weights before the window's step: the same on any number of ranks, under any
+    split of a step and after a resume, with nothing more in a checkpoint. A document without a prompt stays
+    as it is.
     """
 
     rows: WindowSource
@@ -75,7 +78,9 @@ class OwnAnswers:
         yield from self.rows.shards(step)
 
     def answered(self, window: Window) -> Window:
-        """``window`` with the chosen documents' answers replaced. Collective: a rank of which none is chosen takes part."""
+        """``window`` with the chosen documents' answers replaced. Collective: a rank of which none is
+        chosen takes part.
+        """
         begun = self.clock()
         requests: dict[tuple[int, int], Request] = {}
         cut = [coded_documents(batch) for batch in window.micro_batches]
@@ -100,7 +105,11 @@ class OwnAnswers:
         return made.pinned() if self.pin else made
 
     def _report(self, written: Sequence[Completion], seconds: float) -> Report:
-        own = [float(len(written)), float(sum(len(c.tokens) for c in written)), float(sum(c.ended for c in written))]
+        own = [
+            float(len(written)),
+            float(sum(len(c.tokens) for c in written)),
+            float(sum(c.ended for c in written)),
+        ]
         count, tokens, ended = self.strategy.world.all_reduce_sum_float(own)
         metrics = {"own_answers": count, "time/generate": seconds}
         if count:
@@ -114,7 +123,9 @@ def chosen(seed: int, epoch: int, document: int, fraction: float) -> bool:
 
 
 def coded_documents(batch: Batch) -> Documents:
-    """The documents of a batch as a token table codes them: a token that is learnt as itself, another as its complement."""
+    """The documents of a batch as a token table codes them: a token that is learnt as itself, another as
+    its complement.
+    """
     ids = batch.input_ids[0].numpy().astype(np.int32)
     has_loss = np.zeros(len(ids), bool)
     has_loss[1:] = (batch.labels[0] != IGNORE_INDEX).numpy()[:-1]
@@ -140,7 +151,9 @@ def own_answers(
     strategy: Strategy,
     policy: Handle,
 ) -> OwnAnswers:
-    """The windows of a run as its config wants them answered. Raises DataError where no row of ``source`` has a prompt."""
+    """The windows of a run as its config wants them answered. Raises DataError where no row of ``source``
+    has a prompt.
+    """
     spec = algorithm_spec(plan.algorithm)
     options = spec.generation(training)
     assert options is not None

@@ -36,7 +36,11 @@ def open_questions(config: Config, plan: Plan | None, formats: Set[str]) -> dict
     if reasons:
         found[TOKENIZER] = ", ".join(reasons)
     # The model: whether tokens may need more rows than a fixed embedding has
-    if plan is not None and plan.shape is not None and (plan.adapter or config.model.resize_embeddings == "never"):
+    if (
+        plan is not None
+        and plan.shape is not None
+        and (plan.adapter or config.model.resize_embeddings == "never")
+    ):
         needed = most_tokens(folder, config.model)
         if needed is None or needed > plan.shape.vocab:
             found[MODEL] = "rows of the embedding for all tokens"
@@ -57,5 +61,7 @@ def readers_of(config: Config) -> list[Reader]:
     roles = (*(("reward",) if spec.on_policy else ()), *spec.same_tokens)
     named = [(role, spec.model_named(training, role)) for role in roles]
     return [
-        Reader(role, Path(n).expanduser()) for role, n in named if n and any(Path(n).expanduser().glob("tokenizer*"))
+        Reader(role, Path(n).expanduser())
+        for role, n in named
+        if n and any(Path(n).expanduser().glob("tokenizer*"))
     ]

@@ -55,7 +55,10 @@ def ask_reference(
     # Sources in table order; the role whose forward gives the log-probabilities
     splits = {"train": True} | ({"eval": False} if session.prepared.eval is not None else {})
     sources = {name: session.source(train=train, shuffle=False) for name, train in splits.items()}
-    rows = spec.options_of(training).get("precompute_ref_batch_size") or config.training.per_device_train_batch_size
+    rows = (
+        spec.options_of(training).get("precompute_ref_batch_size")
+        or config.training.per_device_train_batch_size
+    )
     strategy = runner.strategy
     layout = session.batch_layout(strategy, rows, 1)
     role = Role.REFERENCE if named else Role.POLICY
@@ -73,7 +76,9 @@ def ask_reference(
     return columns, note
 
 
-def reference_column(runner: Runner, handles: Handles, role: Role, source: PackedSource, layout: BatchLayout) -> Column:
+def reference_column(
+    runner: Runner, handles: Handles, role: Role, source: PackedSource, layout: BatchLayout
+) -> Column:
     """Return float64 [documents]: log p(answer | prompt) under the model of ``role``. Collective.
 
     It is equal on every rank. ``source`` keeps the order of its table and has every document once.
@@ -88,7 +93,9 @@ def reference_column(runner: Runner, handles: Handles, role: Role, source: Packe
         found[ids[ids >= 0]] = sums[: len(ids)][ids >= 0]
     for start in range(0, len(found), _AT_ONCE):
         part = slice(start, start + _AT_ONCE)
-        found[part] = np.array(strategy.world.all_reduce_sum_float(found[part].tolist())) / strategy.loss_copies
+        found[part] = (
+            np.array(strategy.world.all_reduce_sum_float(found[part].tolist())) / strategy.loss_copies
+        )
     return found
 
 
@@ -122,7 +129,9 @@ class ReferenceCache:
         part = self.path.with_suffix(f".{os.getpid()}.part")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            save_file({n: np.ascontiguousarray(c) for n, c in columns.items()}, part, {"sha256": _digest(columns)})
+            save_file(
+                {n: np.ascontiguousarray(c) for n, c in columns.items()}, part, {"sha256": _digest(columns)}
+            )
             part.replace(self.path)
         except OSError as error:
             return f"{self.path}: {error.strerror or error}"
@@ -140,7 +149,9 @@ class ReferenceCache:
             return None
         if digest != _digest(found):
             return None
-        fits = {name: column.shape for name, column in found.items()} == {n: (size,) for n, size in sizes.items()}
+        fits = {name: column.shape for name, column in found.items()} == {
+            n: (size,) for n, size in sizes.items()
+        }
         return found if fits and all(column.dtype == np.float64 for column in found.values()) else None
 
 

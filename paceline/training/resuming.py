@@ -30,7 +30,9 @@ class Resumed:
     notes: tuple[Diagnostic, ...]
 
 
-def open_resume(world: World, where: str | None, run: RunDir, plan: Plan, state_now: Mapping[str, Any]) -> Resumed:
+def open_resume(
+    world: World, where: str | None, run: RunDir, plan: Plan, state_now: Mapping[str, Any]
+) -> Resumed:
     """Open the checkpoint to resume from. Collective.
 
     ``state_now`` is what this run would save. Raises CheckpointError or ConfigError, the same on all ranks.
@@ -53,7 +55,9 @@ def open_resume(world: World, where: str | None, run: RunDir, plan: Plan, state_
     kept, changes = keep_global_batch(reader.state, plan)
     changes += other_strategy(reader.state, plan)
     changes += same_training(reader.state, {**state_now, "global_batch": kept.batch.global_batch})
-    return Resumed(reader, kept, (*notes, *changes, *changed_keys(reader.state.get("config", {}), state_now["config"])))
+    return Resumed(
+        reader, kept, (*notes, *changes, *changed_keys(reader.state.get("config", {}), state_now["config"]))
+    )
 
 
 def same_training(state: Mapping[str, Any], now: Mapping[str, Any]) -> list[Diagnostic]:
@@ -68,7 +72,9 @@ def same_training(state: Mapping[str, Any], now: Mapping[str, Any]) -> list[Diag
     same_data = state.get("data_fingerprint") == now["data_fingerprint"]
     unknown = None if same_rows or same_data else not_compared(state, now["data_definition"])
     same_run(
-        state, {field: now[field] for field in FIXED}, override=("data_fingerprint",) if same_rows or unknown else ()
+        state,
+        {field: now[field] for field in FIXED},
+        override=("data_fingerprint",) if same_rows or unknown else (),
     )
     if unknown is not None or same_data:
         return [] if unknown is None else [unknown]
@@ -99,8 +105,21 @@ def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Diag
 # Keys that do not affect training results.
 QUIET = frozenset(
     {
-        "output_dir", "experiment_name", "run_name", "resume_from_checkpoint", "overwrite_output_dir", "logging_steps", "report_to", "save_steps",
-        "save_total_limit", "log_level", "per_device_train_batch_size", "gradient_accumulation_steps", "distributed",
-        "dataloader_num_workers", "dataloader_prefetch_factor", "dataloader_pin_memory",
+        "output_dir",
+        "experiment_name",
+        "run_name",
+        "resume_from_checkpoint",
+        "overwrite_output_dir",
+        "logging_steps",
+        "report_to",
+        "save_steps",
+        "save_total_limit",
+        "log_level",
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "distributed",
+        "dataloader_num_workers",
+        "dataloader_prefetch_factor",
+        "dataloader_pin_memory",
     }
-)  # fmt: skip
+)

@@ -35,7 +35,11 @@ def other_training(state: Mapping[str, Any], plan: Plan, saved: Mapping[str, Any
     if before != plan.algorithm:  # rows, heads and roles follow from it
         what = f"the checkpoint is of a run by '{before}', and this one trains by '{plan.algorithm}'"
         hint = f"algorithm: {before}; or to go on from its weights, {_EXPORT}"
-        return [codes.RESUME_OTHER_ALGORITHM(what, "training.algorithm", f"{before} in the checkpoint, {plan.algorithm} now", hint)]  # fmt: skip
+        return [
+            codes.RESUME_OTHER_ALGORITHM(
+                what, "training.algorithm", f"{before} in the checkpoint, {plan.algorithm} now", hint
+            )
+        ]
     return [
         *_optimizer(state.get("optimizer"), plan.optimizer),
         *_adapters(state, to_json(plan.adapter), tied=plan.shape is not None and plan.shape.tied),
@@ -47,8 +51,15 @@ def _optimizer(before: Mapping[str, Any] | None, now: OptimizerSpec) -> list[Dia
     saved = None if before is None else OptimizerSpec(name=before["name"], args=before["args"])
     if saved is None or _keeps(saved) == _keeps(now):  # older checkpoints lack it
         return []
-    what, hint = "the checkpoint holds the state of another optimizer than this run's", f"optim: {_named(saved)}; or {_EXPORT}, whose optimizer begins anew"  # fmt: skip
-    return [codes.RESUME_OTHER_OPTIMIZER(what, "training.optim", f"{_named(saved)} in the checkpoint, {_named(now)} now", hint)]  # fmt: skip
+    what, hint = (
+        "the checkpoint holds the state of another optimizer than this run's",
+        f"optim: {_named(saved)}; or {_EXPORT}, whose optimizer begins anew",
+    )
+    return [
+        codes.RESUME_OTHER_OPTIMIZER(
+            what, "training.optim", f"{_named(saved)} in the checkpoint, {_named(now)} now", hint
+        )
+    ]
 
 
 def _named(optimizer: OptimizerSpec) -> str:
@@ -65,7 +76,10 @@ def _adapters(state: Mapping[str, Any], now: Mapping[str, Any] | None, *, tied: 
     before = state.get("adapter")
     if (before is None) != (now is None):
         held, trained = ("a whole model", "an adapter") if before is None else ("an adapter", "all weights")
-        what, hint = f"the checkpoint holds {held}, and this run trains {trained}", "the lora section it was made with, or a new run"  # fmt: skip
+        what, hint = (
+            f"the checkpoint holds {held}, and this run trains {trained}",
+            "the lora section it was made with, or a new run",
+        )
         return [codes.RESUME_ADAPTER(what, "lora", held, hint)]
     if before is None or now is None:
         return []
@@ -109,7 +123,9 @@ def _sizes(saved: Mapping[str, Any], plan: Plan) -> list[Diagnostic]:
     other = [n for n in _SIZES if getattr(before, n) != getattr(plan.shape, n)]
     if not other:
         return []
-    found = ", ".join(f"{name} {getattr(before, name)} in the checkpoint, {getattr(plan.shape, name)} now" for name in other)  # fmt: skip
+    found = ", ".join(
+        f"{name} {getattr(before, name)} in the checkpoint, {getattr(plan.shape, name)} now" for name in other
+    )
     what = "the checkpoint is of a model of other sizes"
     hint = "the model it was made with, or a new run in another training.output_dir"
     return [codes.RESUME_OTHER_MODEL(what, plan.model_key, found, hint)]

@@ -48,7 +48,8 @@ def _named(world: CheckWorld, sums: Mapping[str, int], step: int, one: int, othe
         "ranks that hold copies of the same weights hold different numbers",
         f"after step {step}" if step else "before the first step",
         f"rank {one} and rank {other} differ in {len(names)} of {len(left)} parameters, first in {names[0]}",
-        "a strategy must average every gradient once, in the same order on all ranks; own collectives outside the strategy can pair up wrongly with its own",
+        "a strategy must average every gradient once, in the same order on all ranks; own collectives outside"
+        " the strategy can pair up wrongly with its own",
     )
 
 
@@ -91,7 +92,9 @@ def _shards(tensor: DTensor) -> str:
     axes = mesh.mesh_dim_names or ()
     here = list(mesh.get_coordinate() or [])
     cut = [
-        f"{axis} {place}" for axis, place, p in zip(axes, here, tensor.placements, strict=True) if not p.is_replicate()
+        f"{axis} {place}"
+        for axis, place, p in zip(axes, here, tensor.placements, strict=True)
+        if not p.is_replicate()
     ]
     return ", ".join(cut) or "whole"
 

@@ -58,6 +58,8 @@ def checkpoint_saver(
         path = checkpointer.save(step, shards, state, files)
         cost = checkpointer.last
         assert cost is not None
-        published(events.CheckpointSaved(step, str(path), cost.seconds, cost.num_bytes), checkpointer.take_notes())
+        published(
+            events.CheckpointSaved(step, str(path), cost.seconds, cost.num_bytes), checkpointer.take_notes()
+        )
 
     return save

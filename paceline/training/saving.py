@@ -33,7 +33,9 @@ def run_state(
     all base models; ``windows`` is what the data order needs beyond the step.
     """
     (_, adapter), *others = (adapters or {"": None}).items()
-    own: dict[str, Any] = {} if adapter is None else {"adapter": dict(adapter.spec), "base_model": dict(adapter.base)}
+    own: dict[str, Any] = (
+        {} if adapter is None else {"adapter": dict(adapter.spec), "base_model": dict(adapter.base)}
+    )
     if adapter is not None and others:
         own["other_bases"] = {role: dict(other.base) for role, other in others}
     return {
@@ -77,7 +79,10 @@ def hugging_face_files(
         configs["adapter_config.json"] = adapter.peft
     return {
         **files,
-        **{name: json.dumps(dict(values), indent=2, ensure_ascii=False).encode() for name, values in configs.items()},
+        **{
+            name: json.dumps(dict(values), indent=2, ensure_ascii=False).encode()
+            for name, values in configs.items()
+        },
     }
 
 
@@ -105,13 +110,16 @@ def same_base(state: Mapping[str, Any], adapter: Any, role: str = "") -> None:
             codes.RESUME_BASE_MODEL(
                 "the adapter in the checkpoint was trained on other base weights",
                 "model.name_or_path",
-                f"{saved.get('name_or_path')} with fingerprint {theirs[:12]}; the weights here have {mine[:12]}",
+                f"{saved.get('name_or_path')} with fingerprint {theirs[:12]}; the weights here have"
+                f" {mine[:12]}",
                 "the model and revision it was made with",
             )
         )
 
 
-def exported_shards(strategy: Strategy, handles: Mapping[Role, Handle], algorithm: Any, more: Any = ()) -> Any:
+def exported_shards(
+    strategy: Strategy, handles: Mapping[Role, Handle], algorithm: Any, more: Any = ()
+) -> Any:
     """Yield this rank's shards of every trained role, then ``more``."""
     for role in algorithm.trains:
         yield from strategy.export_state(handles[role])

@@ -33,7 +33,9 @@ def learning_rate_schedule(
 
     if name in BUILDERS:
         try:
-            return BUILDERS[name](base_lr, warmup_count(warmup_steps, total_steps), total_steps, **dict(kwargs or {}))
+            return BUILDERS[name](
+                base_lr, warmup_count(warmup_steps, total_steps), total_steps, **dict(kwargs or {})
+            )
         except (TypeError, ValueError) as exc:
             raise _misfit(name, exc) from exc
     # Only schedules that are a function of the step: a resumed run must reproduce them

@@ -79,7 +79,9 @@ class Session:
         """How batches are prefetched."""
         return Loading.of(self.config.training, self.world.device)
 
-    def build(self, observers: Iterable[Observer], stop_requested: Callable[[], bool], published: Published) -> Trainer:
+    def build(
+        self, observers: Iterable[Observer], stop_requested: Callable[[], bool], published: Published
+    ) -> Trainer:
         """Return this rank's trainer; ``published`` is called after each durable checkpoint. Collective."""
         parts = self.parts()
         keep_best = self.config.training.load_best_model_at_end
@@ -110,7 +112,9 @@ class Session:
             raise ConfigError(codes.STRATEGY_PIPELINE_GENERATION(what, where, self.plan.strategy, hint))
         # Models: trained and frozen; a cached reference is computed before any weight changes
         factories = {role: self.models.trained(role) for role in algorithm.trains}
-        handles = {role: strategy.prepare(role, build, self.plan.optimizer) for role, build in factories.items()}
+        handles = {
+            role: strategy.prepare(role, build, self.plan.optimizer) for role, build in factories.items()
+        }
         for role in algorithm.frozen:
             handles[role] = strategy.prepare(role, self.models.frozen(role), None)
         if algorithm.compares is not None:
@@ -124,7 +128,9 @@ class Session:
         self.check_data(handles[algorithm.trains[0]].root)
         layout = self.batch_layout(strategy, self.plan.batch.micro_batch, self.plan.batch.accumulation)
         rolls = (
-            self.rollouts(runner, algorithm, handles, layout) if algorithm_spec(self.plan.algorithm).on_policy else None
+            self.rollouts(runner, algorithm, handles, layout)
+            if algorithm_spec(self.plan.algorithm).on_policy
+            else None
         )
         epochs = self.epochs(source if rolls is None else rolls.rows(source), layout)
         state = self.restore(strategy, handles, algorithm)
@@ -139,7 +145,9 @@ class Session:
             windows = WindowSource(source, layout, epochs, state.step, self.loading, others)
             if generation is not None:
                 policy = handles[algorithm.trains[0]]
-                windows = own_answers(windows, source, self.plan, self.config.training, self.prepared, strategy, policy)
+                windows = own_answers(
+                    windows, source, self.plan, self.config.training, self.prepared, strategy, policy
+                )
             evaluated = self.evaluated(runner, handles, algorithm)
         # Bring each engine into the state it has after a first step (contract 9)
         filler = windows.filler()
@@ -152,7 +160,9 @@ class Session:
     ) -> RolloutSetup:
         """Return the builder of an on-policy algorithm's windows."""
         folder, training = self.run.rollout_weights, self.config.training
-        return RolloutSetup(self.world, self.plan, training, self.prepared, folder, runner, algorithm, handles, layout)
+        return RolloutSetup(
+            self.world, self.plan, training, self.prepared, folder, runner, algorithm, handles, layout
+        )
 
     def algorithm_options(self) -> dict[str, Any]:
         """Return the algorithm's own section of ``training``, with what the plan decides about it."""
@@ -186,20 +196,26 @@ class Session:
 
     @staticmethod
     def batch_layout(strategy: Strategy, micro_batch: int, accumulation: int) -> BatchLayout:
-        return BatchLayout(micro_batch, accumulation, strategy.data_parallel_rank, strategy.data_parallel_size)
+        return BatchLayout(
+            micro_batch, accumulation, strategy.data_parallel_rank, strategy.data_parallel_size
+        )
 
     def epochs(self, source: Any, layout: BatchLayout) -> Epochs:
         """Return the epochs of the run. Raises DataError if the data cannot fill a single step."""
         t = self.config.training
-        epochs = count_epochs(source, layout.global_batch, t.num_train_epochs, t.max_steps, t.dataloader_drop_last)
+        epochs = count_epochs(
+            source, layout.global_batch, t.num_train_epochs, t.max_steps, t.dataloader_drop_last
+        )
         if epochs.total_steps == 0:
             rows = source.num_rows(0)
             raise DataError(
                 codes.TRAINING_NO_STEPS(
                     "the data cannot fill one step",
                     "training.dataloader_drop_last",
-                    f"{rows} rows for a global batch of {layout.global_batch} (micro-batch {layout.micro_batch} × accumulation {layout.accumulation} × {layout.dp_size} ranks)",
-                    "dataloader_drop_last: false (the last step is filled with rows of weight 0), a smaller batch, or fewer processes",
+                    f"{rows} rows for a global batch of {layout.global_batch} (micro-batch"
+                    f" {layout.micro_batch} × accumulation {layout.accumulation} × {layout.dp_size} ranks)",
+                    "dataloader_drop_last: false (the last step is filled with rows of weight 0), a smaller"
+                    " batch, or fewer processes",
                 )
             )
         found = check_feeds(source.num_rows(0), layout.dp_size)
@@ -250,7 +266,11 @@ class Session:
             ),
             throughput=Throughput(
                 computed_parameters(
-                    shape, self.plan.adapter, self.plan.reference, trained=len(algorithm.trains), forwards=forwards
+                    shape,
+                    self.plan.adapter,
+                    self.plan.reference,
+                    trained=len(algorithm.trains),
+                    forwards=forwards,
                 ),
                 self.plan.world_size,
                 peak if shape else None,
@@ -319,4 +339,8 @@ class Session:
         config = self.models.trained(role).saved_config
         pad = self.prepared.pad_token_id
         scores = role in SCALAR_ROLES
-        return config | {"pad_token_id": None if pad in self.prepared.stop_token_ids else pad} if scores else config
+        return (
+            config | {"pad_token_id": None if pad in self.prepared.stop_token_ids else pad}
+            if scores
+            else config
+        )

@@ -48,18 +48,29 @@ def parse_start(argv: Sequence[str], environ: Mapping[str, str]) -> Start:
     parser = argparse.ArgumentParser(prog="python -m paceline.training.rank", allow_abbrev=False)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--plan", help="plan.json written by the parent")
-    source.add_argument("--config", help="the YAML, when started by torchrun, deepspeed, mpirun, accelerate or srun")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override of one config key")
+    source.add_argument(
+        "--config", help="the YAML, when started by torchrun, deepspeed, mpirun, accelerate or srun"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override of one config key"
+    )
     parser.add_argument(
         "--local-rank", "--local_rank", type=int, default=None, help="as given by torch.distributed.launch"
     )
-    parser.add_argument("--deepspeed_config", "--deepspeed-config", metavar="JSON", help="wins over training.deepspeed")
-    parser.add_argument("--deepspeed", action="store_true", help="taken for compatibility: the config decides")
+    parser.add_argument(
+        "--deepspeed_config", "--deepspeed-config", metavar="JSON", help="wins over training.deepspeed"
+    )
+    parser.add_argument(
+        "--deepspeed", action="store_true", help="taken for compatibility: the config decides"
+    )
     args = parser.parse_args(list(argv))
     if args.plan is not None:
         return from_plan(Path(args.plan), args.local_rank)
     translation = translate(environ)
-    settings = [*args.set, *([f"training.deepspeed={args.deepspeed_config}"] if args.deepspeed_config else [])]
+    settings = [
+        *args.set,
+        *([f"training.deepspeed={args.deepspeed_config}"] if args.deepspeed_config else []),
+    ]
     wrong = errors(translation.notes)
     try:
         loaded = load_config(args.config, settings, translation.environ(environ))
@@ -94,13 +105,18 @@ def looked_at(start: Start, env: RankEnv, environ: Mapping[str, str]) -> Start:
 
     def look() -> Sequence[Diagnostic]:
         return found_for_ranks(
-            loaded, Cluster(env.local_world_size, env.num_nodes), env.launcher, first_node=env.rank == env.local_rank
+            loaded,
+            Cluster(env.local_world_size, env.num_nodes),
+            env.launcher,
+            first_node=env.rank == env.local_rank,
         )
 
     if env.local_world_size == 1:
         found = look()
     else:
-        subject = json.dumps([loaded.config.to_json(), env.world_size, env.num_nodes, env.launcher, env.restart])
+        subject = json.dumps(
+            [loaded.config.to_json(), env.world_size, env.num_nodes, env.launcher, env.restart]
+        )
         found = once_a_node(cache_folder(environ) / "looks", subject, look)
     if wrong := at_start(found):
         raise ConfigError(*wrong)
@@ -115,9 +131,13 @@ def same_size(plan: Plan, env: RankEnv) -> None:
         return
     what = "the launcher has started other ranks than the plan is for"
     found = (
-        f"{env.world_size} on {env.num_nodes} node(s) ({env.launcher}); planned: {plan.world_size} on {plan.num_nodes}"
+        f"{env.world_size} on {env.num_nodes} node(s) ({env.launcher}); planned: {plan.world_size} on"
+        f" {plan.num_nodes}"
     )
-    hint = "as many ranks as planned, or start with the YAML in place of plan.json: the plan is then made for the ranks that there are"
+    hint = (
+        "as many ranks as planned, or start with the YAML in place of plan.json: the plan is then made for"
+        " the ranks that there are"
+    )
     raise ConfigError(codes.TRAINING_PLAN_RANKS(what, "plan.json", found, hint))
 
 
@@ -149,7 +169,15 @@ def other_processes(loaded: Loaded, environ: Mapping[str, str]) -> tuple[Diagnos
         requested, source = getattr(launch, path.partition(".")[2]), loaded.provenance.get(path)
         if source is not None and source.layer != DEFAULTS and requested not in (None, count):
             what = f"{path} says {requested}, the launcher has started {count}: {count} is what runs"
-            found.append(codes.LAUNCH_OTHER_PROCESSES(what, source.place(), str(requested), f"{path}: {count}, or remove the line", Severity.WARNING))  # fmt: skip
+            found.append(
+                codes.LAUNCH_OTHER_PROCESSES(
+                    what,
+                    source.place(),
+                    str(requested),
+                    f"{path}: {count}, or remove the line",
+                    Severity.WARNING,
+                )
+            )
     return tuple(found)
 
 
@@ -158,12 +186,22 @@ def restarts(loaded: Loaded, environ: Mapping[str, str]) -> tuple[Diagnostic, ..
 
     It repeats the same command, and only ``auto`` and ``latest`` resume from the run's own checkpoint.
     """
-    requested, resume = environ.get("TORCHELASTIC_MAX_RESTARTS", "0"), loaded.config.training.resume_from_checkpoint
+    requested, resume = (
+        environ.get("TORCHELASTIC_MAX_RESTARTS", "0"),
+        loaded.config.training.resume_from_checkpoint,
+    )
     if whole(requested) == 0 or resume in ("auto", "latest"):
         return ()
     key = "training.resume_from_checkpoint"
-    what = f"after a failure torchrun runs the same command again, up to {requested} times, and that does not go on from the run's own last checkpoint"
-    return (codes.LAUNCH_RESTARTS(what, "torchrun --max-restarts", f"{key}: {resume or 'null'}", f"{key}: auto", Severity.WARNING),)  # fmt: skip
+    what = (
+        f"after a failure torchrun runs the same command again, up to {requested} times, and that does not go"
+        " on from the run's own last checkpoint"
+    )
+    return (
+        codes.LAUNCH_RESTARTS(
+            what, "torchrun --max-restarts", f"{key}: {resume or 'null'}", f"{key}: auto", Severity.WARNING
+        ),
+    )
 
 
 def from_plan(path: Path, local_rank: int | None) -> Start:

@@ -86,6 +86,10 @@ def best_rule(training: TrainingSection, names: Sequence[str]) -> BestRule:
     if metric not in names:
         what = "no evaluation of this algorithm yields this metric"
         hint = f"one of: {', '.join(names)}"
-        raise ConfigError(codes.TRAINING_METRIC_FOR_BEST_MODEL(what, "training.metric_for_best_model", metric, hint))
-    greater = training.greater_is_better if training.greater_is_better is not None else not metric.endswith("loss")
+        raise ConfigError(
+            codes.TRAINING_METRIC_FOR_BEST_MODEL(what, "training.metric_for_best_model", metric, hint)
+        )
+    greater = (
+        training.greater_is_better if training.greater_is_better is not None else not metric.endswith("loss")
+    )
     return BestRule(metric, greater, training.early_stopping_patience, training.early_stopping_threshold)

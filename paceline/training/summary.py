@@ -14,7 +14,8 @@ def print_summary(run: RunDir, checkpoint: str, *, plot: bool) -> None:
     """Print the summary. The run is already finished and saved, so nothing here can harm it."""
     drawn = draw_plot(run) if plot else "none (training.report_to is none)"
     print(
-        f"run         {run.root}\ncheckpoint  {checkpoint or 'none (training.save_strategy is no)'}\nplot        {drawn}"
+        f"run         {run.root}\ncheckpoint  {checkpoint or 'none (training.save_strategy is no)'}\nplot    "
+        f"    {drawn}"
     )
     if checkpoint:
         print(f"next        paceline chat {run.root}   |   paceline export {run.root} --to DIR", flush=True)

@@ -33,7 +33,9 @@ class TensorBoard:
     def __init__(self, run: RunDir, start_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer: Any = SummaryWriter(str(run.tensorboard), purge_step=start_step + 1 if start_step else None)
+        self._writer: Any = SummaryWriter(
+            str(run.tensorboard), purge_step=start_step + 1 if start_step else None
+        )
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
@@ -138,7 +140,11 @@ def open_trackers(
 
 def _unknown(name: str) -> Diagnostic:
     return codes.TRACKER_UNKNOWN(
-        "there is no such tracker", "training.report_to", name, f"none, all, {', '.join(NAMES)}", Severity.WARNING
+        "there is no such tracker",
+        "training.report_to",
+        name,
+        f"none, all, {', '.join(NAMES)}",
+        Severity.WARNING,
     )
 
 

@@ -153,7 +153,8 @@ class Trainer:
                     f"loss or gradient is not a number at step {step}",
                     f"step {step}",
                     f"losses {dict(result.losses)}, grad_norm {result.grad_norm}, lr {lr:g}",
-                    "lower training.learning_rate, lengthen the warmup, or use bf16 instead of fp16; resume from the last checkpoint",
+                    "lower training.learning_rate, lengthen the warmup, or use bf16 instead of fp16; resume"
+                    " from the last checkpoint",
                     evidence={"step": step, "sample_digest": window.sample_digest},
                 )
             )

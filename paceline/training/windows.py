@@ -53,7 +53,9 @@ class Epochs:
     given number of steps starts at once, however many epochs these are.
     """
 
-    def __init__(self, steps: Iterable[int], total_steps: int, count: Callable[[int], int] | None = None) -> None:
+    def __init__(
+        self, steps: Iterable[int], total_steps: int, count: Callable[[int], int] | None = None
+    ) -> None:
         self.total_steps = total_steps
         self._count = count
         self._ends = list(accumulate(steps))  # cumulative steps at the end of each epoch

@@ -69,7 +69,9 @@ ROOT_CAUSE_SECONDS = 5.0  # how long a rank that lost its peers waits for the fa
 
 def worker_of(start: Start, env: RankEnv, plan: Plan, environ: Mapping[str, str], line: Line) -> Worker:
     """Prepare the data and return the worker of this rank. Raises PacelineError and OSError."""
-    quiet_libraries(quantised=start.config.lora is not None and start.config.lora.quantization_bit is not None)
+    quiet_libraries(
+        quantised=start.config.lora is not None and start.config.lora.quantization_bit is not None
+    )
     begun = time.monotonic()
     prepared = prepare_data(start, plan, env.rank, environ)
     seconds = time.monotonic() - begun
@@ -189,7 +191,9 @@ class Worker:
         self.open_observers(world)
         assert self.observers is not None
         reported = MARK in self.environ  # our own launcher has reported it
-        open_port = None if reported else unsigned(self.environ, world.num_nodes, world.world_size, ours=False)
+        open_port = (
+            None if reported else unsigned(self.environ, world.num_nodes, world.world_size, ours=False)
+        )
         for note in (*self.start.notes, *self.prepared.notes, *filter(None, (open_port,))):
             self.observers.note(note)
         # Resume: compare the checkpoint's state with this run's
@@ -202,7 +206,9 @@ class Worker:
             train_fingerprint=data.train_fingerprint,
             data_definition=data.definition,
         )
-        resumed = open_resume(world, self.config.training.resume_from_checkpoint, self.run_dir, self.plan, now)
+        resumed = open_resume(
+            world, self.config.training.resume_from_checkpoint, self.run_dir, self.plan, now
+        )
         self.plan, reader = resumed.plan, resumed.reader
         self.checkpoint = str(reader.path) if reader else ""
         for note in resumed.notes:
@@ -245,7 +251,10 @@ class Worker:
             stacks_to(self.run_dir.rank_log(world.rank))
         except OSError as exc:
             why = refusal_of(exc, self.run_dir.root)
-            what = f"the logs of rank {world.rank} cannot be opened: {why.reason if why else exc.strerror or exc}"
+            what = (
+                f"the logs of rank {world.rank} cannot be opened:"
+                f" {why.reason if why else exc.strerror or exc}"
+            )
             hint = why.hint if why else "look at the disk and its file system"
             raise PacelineError(
                 launch_codes.RUN_NOT_WRITABLE(what, str(exc.filename or self.run_dir.root), str(exc), hint)
@@ -257,7 +266,11 @@ class Worker:
         t = self.config.training
         seed = t.seed if t.data_seed is None else t.data_seed
         for line in summary(
-            self.prepared, seq_len=self.plan.seq_len, packing=self.plan.packing, seed=seed, seconds=self.prepare_seconds
+            self.prepared,
+            seq_len=self.plan.seq_len,
+            packing=self.plan.packing,
+            seed=seed,
+            seconds=self.prepare_seconds,
         ):
             self.observers.message(line)
 
@@ -318,7 +331,8 @@ class Worker:
             )
         if world.rank == 0 and self.observers is not None:
             self.observers.message(
-                f"best: step {trainer.state.best_step}, {trainer.best.metric} {trainer.state.best_metric:.4g}; `paceline export` takes it"
+                f"best: step {trainer.state.best_step}, {trainer.best.metric}"
+                f" {trainer.state.best_metric:.4g}; `paceline export` takes it"
             )
         self.checkpoint = str(best)
 
@@ -332,7 +346,9 @@ class Worker:
         self.observers.check_place()
         if world.rank == 0:
             self.write_result(outcome, code, found)
-        self.observers.finish(events.Finished(outcome, state.step, time.time() - self.started), self.checkpoint)
+        self.observers.finish(
+            events.Finished(outcome, state.step, time.time() - self.started), self.checkpoint
+        )
         self.trainer.runner.strategy.close()
         world.barrier()
 
@@ -347,7 +363,10 @@ class Worker:
             write_result(self.run_dir, outcome, code, self.facts(), findings, redact=self.redact)
         except OSError as exc:
             why = refusal_of(exc, self.run_dir.root)
-            what = f"training is over ({outcome}), and its result could not be written: {why.reason if why else exc.strerror or exc}"
+            what = (
+                f"training is over ({outcome}), and its result could not be written:"
+                f" {why.reason if why else exc.strerror or exc}"
+            )
             kept = f"durable: {self.checkpoint}" if self.checkpoint else "no checkpoint was saved"
             hint = why.hint if why else "look at the disk and its file system"
             where = str(self.run_dir.result_json)
@@ -376,7 +395,9 @@ class Worker:
             # the launcher may also end this process meanwhile
             alarm.await_root_cause(ROOT_CAUSE_SECONDS, timed_out=is_timeout(error))
         self.own_error.set()
-        code = ExitCode.INTERRUPTED if isinstance(error, KeyboardInterrupt) else exit_code_of(error, echo=echo)
+        code = (
+            ExitCode.INTERRUPTED if isinstance(error, KeyboardInterrupt) else exit_code_of(error, echo=echo)
+        )
         hint = partial(out_of_memory_hint, self.plan, self.environ)
         finding = self.redact.diagnostic(diagnose(error, world.rank, alarm.silent_ranks, hint))
         if not echo:
@@ -432,7 +453,9 @@ class Worker:
                 try:
                     write_result(self.run_dir, "failed", code, self.facts(), (finding,), redact=self.redact)
                 except OSError as exc:  # the same disk may have ended the run; that error is already reported
-                    print(f"{self.run_dir.result_json} could not be written: {exc}", file=sys.stderr, flush=True)
+                    print(
+                        f"{self.run_dir.result_json} could not be written: {exc}", file=sys.stderr, flush=True
+                    )
             self.observers.close()
         elif trace and not isinstance(error, PacelineError):
             print(trace, file=sys.stderr, flush=True)

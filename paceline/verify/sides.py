@@ -56,7 +56,9 @@ class Side:
     nproc: int
 
 
-def sides(plan: Plan, model_config: Mapping[str, Any], *, steps: int, against: str, folder: str) -> tuple[Side, Side]:
+def sides(
+    plan: Plan, model_config: Mapping[str, Any], *, steps: int, against: str, folder: str
+) -> tuple[Side, Side]:
     """Return (the strategy to verify, the reference) for ``steps`` steps, both writing under ``folder``."""
     base = _small(plan, model_config, steps)
     requested = copy.deepcopy(base)
@@ -78,9 +80,14 @@ def probes(requested: Side, folder: str) -> list[Side]:
     for micro, accumulation in CUTS:
         config = copy.deepcopy(requested.config)
         config["training"] |= {
-            "per_device_train_batch_size": micro, "gradient_accumulation_steps": accumulation, "max_steps": 1, "max_grad_norm": 0.0,
-            "optim": "adamw_torch", "weight_decay": 0.0, "output_dir": f"{folder}/probe-{micro}x{accumulation}",
-        }  # fmt: skip
+            "per_device_train_batch_size": micro,
+            "gradient_accumulation_steps": accumulation,
+            "max_steps": 1,
+            "max_grad_norm": 0.0,
+            "optim": "adamw_torch",
+            "weight_decay": 0.0,
+            "output_dir": f"{folder}/probe-{micro}x{accumulation}",
+        }
         found.append(Side(f"{micro}×{accumulation}", config, requested.nproc))
     return found
 
@@ -110,16 +117,27 @@ def _small(plan: Plan, model_config: Mapping[str, Any], steps: int) -> dict[str,
     training |= {
         "max_steps": steps,
         "learning_rate": max(training["learning_rate"], LEAST_LEARNING_RATE),
-        "lr_scheduler_type": "constant", "lr_scheduler_kwargs": {}, "warmup_steps": 0,
+        "lr_scheduler_type": "constant",
+        "lr_scheduler_kwargs": {},
+        "warmup_steps": 0,
         "per_device_train_batch_size": min(training["per_device_train_batch_size"], 2),
         "gradient_accumulation_steps": accumulation if plan.mesh.pp > 1 else min(accumulation, 4),
-        "save_strategy": "steps", "save_steps": 1, "save_total_limit": None,
-        "eval_strategy": "no", "eval_on_start": False, "load_best_model_at_end": False, "early_stopping_patience": None,
-        "report_to": ["none"], "logging_steps": 1, "resume_from_checkpoint": None, "overwrite_output_dir": True,
-        "mixed_precision": _PRECISION_WORDS[plan.precision.compute], "dataloader_drop_last": False,
-    }  # fmt: skip
+        "save_strategy": "steps",
+        "save_steps": 1,
+        "save_total_limit": None,
+        "eval_strategy": "no",
+        "eval_on_start": False,
+        "load_best_model_at_end": False,
+        "early_stopping_patience": None,
+        "report_to": ["none"],
+        "logging_steps": 1,
+        "resume_from_checkpoint": None,
+        "overwrite_output_dir": True,
+        "mixed_precision": _PRECISION_WORDS[plan.precision.compute],
+        "dataloader_drop_last": False,
+    }
     if config.get("lora"):
-        config["lora"] = {k: (0.0 if "dropout" in k else v) for k, v in config["lora"].items()}
+        config["lora"] = {k: 0.0 if "dropout" in k else v for k, v in config["lora"].items()}
     config["launch"] = {"nnodes": 1}
     return config
 

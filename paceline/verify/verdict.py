@@ -30,20 +30,23 @@ def judge(compared: Mapping[str, Any], tolerance: Tolerance) -> Verdict:
     """Judge the parameters in ``training.compare``'s result."""
     rows = [_row(step) for step in compared["steps"]]
     lines = [
-        f"{'step':>6} {'loss':>12} {'differs by':>12} {'gradient norm':>14} {'differs by':>12} {'parameters':>12}  furthest"
+        f"{'step':>6} {'loss':>12} {'differs by':>12} {'gradient norm':>14} {'differs by':>12}"
+        f" {'parameters':>12}  furthest"
     ]
     for row in rows:
         lines.append(
-            f"{row['step']:>6} {row['loss']:>12.6f} {row['loss_gap']:>12.1e} {row['grad_norm']:>14.6f} {row['norm_gap']:>12.1e} "
-            f"{row['parameter_gap']:>12.1e}  {row['parameter']}"
+            f"{row['step']:>6} {row['loss']:>12.6f} {row['loss_gap']:>12.1e} {row['grad_norm']:>14.6f}"
+            f" {row['norm_gap']:>12.1e} {row['parameter_gap']:>12.1e}  {row['parameter']}"
         )
     lines.append(
-        f"{'allowed':>6} {'':>11} {tolerance.loss:>12.0e} {'':>14} {tolerance.grad_norm:>12.0e} {tolerance.parameter:>12.0e}"
+        f"{'allowed':>6} {'':>11} {tolerance.loss:>12.0e} {'':>14} {tolerance.grad_norm:>12.0e}"
+        f" {tolerance.parameter:>12.0e}"
     )
     parted = _parted(rows, compared["missing"], tolerance)
     if rows and not parted and abs(rows[-1]["loss"] - rows[0]["loss"]) < 100 * tolerance.loss:
         lines.append(
-            "note: the loss hardly moved, so little was proved; more --steps or a larger learning rate would say more"
+            "note: the loss hardly moved, so little was proved; more --steps or a larger learning rate would"
+            " say more"
         )
     lines.append(f"they part: {parted}" if parted else "they agree")
     return Verdict(not parted, "\n".join(lines) + "\n", tuple(rows), parted)
@@ -54,15 +57,26 @@ def judge_probe(compared: Mapping[str, Mapping[str, Any]], tolerance: Tolerance,
     rows: list[dict[str, Any]] = []
     parted = ""
     for cut, found in compared.items():
-        row: dict[str, Any] = {"cut": cut, "parameter_gap": math.inf, "loss_gap": math.inf, "parameter": "nothing"}
+        row: dict[str, Any] = {
+            "cut": cut,
+            "parameter_gap": math.inf,
+            "loss_gap": math.inf,
+            "parameter": "nothing",
+        }
         row |= _row(found["steps"][0]) if found["steps"] else {}
         rows.append(row)
         if not parted and (
             _beyond(row["parameter_gap"], tolerance.parameter) or _beyond(row["loss_gap"], tolerance.loss)
         ):
-            parted = f"cut as {cut}, the gradient of {row['parameter']} differs by {row['parameter_gap']:.1e} of all gradients"
+            parted = (
+                f"cut as {cut}, the gradient of {row['parameter']} differs by {row['parameter_gap']:.1e} of"
+                " all gradients"
+            )
     gaps = ", ".join(f"{row['cut']} {row['parameter_gap']:.1e}" for row in rows)
-    text = f"one global batch cut as {first} and as others: gradients differ by {gaps} (allowed {tolerance.parameter:.0e})\n"
+    text = (
+        f"one global batch cut as {first} and as others: gradients differ by {gaps} (allowed"
+        f" {tolerance.parameter:.0e})\n"
+    )
     text += f"they part: {parted}\n" if parted else "the cut makes no difference\n"
     return Verdict(not parted, text, tuple(rows), parted)
 
@@ -85,7 +99,9 @@ def _row(step: Mapping[str, Any]) -> dict[str, Any]:
 
 def _parted(rows: list[dict[str, Any]], missing: list[str], tolerance: Tolerance) -> str:
     if missing:
-        return f"only one of the two saved {missing[0]}" + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
+        return f"only one of the two saved {missing[0]}" + (
+            f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        )
     if not rows:
         return "no step was finished by both"
     for row in rows:
@@ -94,10 +110,14 @@ def _parted(rows: list[dict[str, Any]], missing: list[str], tolerance: Tolerance
             return f"at {at} they saw different samples"
         if _beyond(row["loss_gap"], tolerance.loss):
             return (
-                f"at {at} the loss differs by {row['loss_gap']:.1e}; the parameter furthest apart is {row['parameter']}"
+                f"at {at} the loss differs by {row['loss_gap']:.1e}; the parameter furthest apart is"
+                f" {row['parameter']}"
             )
         if _beyond(row["norm_gap"], tolerance.grad_norm):
-            return f"at {at} the gradient norm differs by {row['norm_gap']:.1e} of it; the parameter furthest apart is {row['parameter']}"
+            return (
+                f"at {at} the gradient norm differs by {row['norm_gap']:.1e} of it; the parameter furthest"
+                f" apart is {row['parameter']}"
+            )
         if _beyond(row["parameter_gap"], tolerance.parameter):
             return f"after {at} {row['parameter']} differs by {row['parameter_gap']:.1e} of its norm"
     return ""

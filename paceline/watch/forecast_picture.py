@@ -45,7 +45,10 @@ def draw(forecast: Forecast, target: Path) -> Path:
     right = figure.add_axes((0.665, 0.95 / height, 0.315, top - 0.95 / height - 0.02), sharey=left)
     title = f"{forecast.name} on {forecast.spec.cluster.cards} × {machine.name}"
     figure.text(0.012, 1 - 0.36 / height, title, fontsize=15, color=INK, weight="bold")
-    subtitle = f"{forecast.spec.rows} rows of {forecast.spec.seq_len} tokens a step; of every strategy its fastest layout that fits, else the smallest"
+    subtitle = (
+        f"{forecast.spec.rows} rows of {forecast.spec.seq_len} tokens a step; of every strategy its fastest"
+        " layout that fits, else the smallest"
+    )
     figure.text(0.012, 1 - 0.66 / height, subtitle, fontsize=9.5, color=QUIET)
     _memory(left, rows, machine.memory / GIB)
     _speed(right, rows, forecast.chosen)
@@ -69,7 +72,9 @@ def _memory(axes: Any, rows: list[Candidate], card: float) -> None:
         starts, sizes = [], []
         for row in rows:
             before = sum(
-                _gib(row, name) for _, earlier, _ in STACK[: [s[0] for s in STACK].index(label)] for name in earlier
+                _gib(row, name)
+                for _, earlier, _ in STACK[: [s[0] for s in STACK].index(label)]
+                for name in earlier
             )
             starts.append(min(before, width))
             sizes.append(max(0.0, min(sum(_gib(row, name) for name in terms), width - starts[-1])))
@@ -80,8 +85,17 @@ def _memory(axes: Any, rows: list[Candidate], card: float) -> None:
     for place, row in enumerate(rows):
         total = row.bytes / GIB
         beyond = total > width
-        axes.text(min(total, width) - (0.015 * width if beyond else -0.012 * width), place, f"{total:,.0f}" + (" ▸" if beyond else ""), va="center",
-                  ha="right" if beyond else "left", fontsize=8.5, color="white" if beyond else INK, weight="bold" if beyond else "normal", bbox=None if beyond else {"facecolor": "white", "edgecolor": "none", "pad": 0.6})  # fmt: skip
+        axes.text(
+            min(total, width) - (0.015 * width if beyond else -0.012 * width),
+            place,
+            f"{total:,.0f}" + (" ▸" if beyond else ""),
+            va="center",
+            ha="right" if beyond else "left",
+            fontsize=8.5,
+            color="white" if beyond else INK,
+            weight="bold" if beyond else "normal",
+            bbox=None if beyond else {"facecolor": "white", "edgecolor": "none", "pad": 0.6},
+        )
     axes.set_xlim(0, width)
     axes.set_title(
         f"memory of the fullest rank, GiB (card: {card:.0f}; plans stay below the dashed line)",
@@ -91,7 +105,8 @@ def _memory(axes: Any, rows: list[Candidate], card: float) -> None:
         pad=5,
     )
     axes.set_yticks(
-        range(len(rows)), [f"{row.strategy if row.work.world > 1 else 'single'}\n{short_mesh(row)}" for row in rows]
+        range(len(rows)),
+        [f"{row.strategy if row.work.world > 1 else 'single'}\n{short_mesh(row)}" for row in rows],
     )
     axes.tick_params(axis="y", labelsize=8, length=0, labelcolor=INK)
     axes.invert_yaxis()
@@ -105,7 +120,9 @@ def _gib(row: Candidate, term: str) -> float:
 def _speed(axes: Any, rows: list[Candidate], chosen: Candidate | None) -> None:
     speeds = [row.work.step_tokens / row.step / row.work.world if row.safe else 0.0 for row in rows]
     most = max([*speeds, 1.0])
-    axes.barh(range(len(rows)), speeds, height=0.68, color=[FASTEST if row is chosen else SLOWER for row in rows])
+    axes.barh(
+        range(len(rows)), speeds, height=0.68, color=[FASTEST if row is chosen else SLOWER for row in rows]
+    )
     for place, (row, speed) in enumerate(zip(rows, speeds, strict=True)):
         text = (
             f"{speed:,.0f}  MFU {row.speed.mfu / row.time_factor:.0%}"
@@ -114,7 +131,9 @@ def _speed(axes: Any, rows: list[Candidate], chosen: Candidate | None) -> None:
             if not row.impossible
             else row.impossible
         )
-        axes.text(speed + 0.012 * most, place, text, va="center", fontsize=8.5, color=INK if row.safe else "#c8372d")
+        axes.text(
+            speed + 0.012 * most, place, text, va="center", fontsize=8.5, color=INK if row.safe else "#c8372d"
+        )
     axes.set_xlim(0, 1.38 * most)
     axes.set_title("tokens a second a card", fontsize=9, color=QUIET, loc="left", pad=5)
     axes.tick_params(axis="y", labelleft=False, length=0)
@@ -140,6 +159,8 @@ def _written(figure: Any, target: Path) -> Path:
         with contextlib.suppress(OSError):
             staged.unlink()
         raise ConfigError(
-            codes.PLAN_PICTURE("the picture cannot be written", str(target), str(exc), "--picture another file")
+            codes.PLAN_PICTURE(
+                "the picture cannot be written", str(target), str(exc), "--picture another file"
+            )
         ) from exc
     return target

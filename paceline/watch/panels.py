@@ -45,7 +45,11 @@ def panels_of(history: History) -> Sequence[Panel]:
     names = {name for e in history.steps.values() for name in e.extras}
     if names & set(_MARGINS):
         binned = any(e.bins for e in history.evals.values())
-        return (Panel(reliability, by_step=False), Panel(margins)) if binned else (Panel(margins), Panel(likelihoods))
+        return (
+            (Panel(reliability, by_step=False), Panel(margins))
+            if binned
+            else (Panel(margins), Panel(likelihoods))
+        )
     return (Panel(rewards), Panel(phases)) if "reward" in names else ()
 
 
@@ -66,7 +70,13 @@ def reliability(ax: Any, history: History) -> None:
     for share, x, y in rows:
         if share >= 0.03:
             ax.annotate(
-                f"{share:.0%}", (x, y), xytext=(0, -15), textcoords="offset points", ha="center", fontsize=8, color=INK
+                f"{share:.0%}",
+                (x, y),
+                xytext=(0, -15),
+                textcoords="offset points",
+                ha="center",
+                fontsize=8,
+                color=INK,
             )
     error = last.metrics.get("eval_calibration_error")
     label = "" if error is None else f"step {last.step}, error {error:.1%}"
@@ -89,7 +99,9 @@ def margins(ax: Any, history: History) -> None:
     """Draw the margin of chosen over rejected answers."""
     title(ax, "Margin, chosen over rejected")
     name = next(n for n in _MARGINS if any(n in e.extras for e in history.steps.values()))
-    raw_and_mean(ax, Curve.of({s: metric(e.extras, name) for s, e in history.steps.items()}), BLUE, "training")
+    raw_and_mean(
+        ax, Curve.of({s: metric(e.extras, name) for s, e in history.steps.items()}), BLUE, "training"
+    )
     held_out = Curve.of({s: metric(e.metrics, f"eval_{name}") for s, e in history.evals.items()})
     if held_out:
         ax.plot(held_out.x, held_out.y, "o-", color=ORANGE, linewidth=1.6, markersize=4, label="held out")
@@ -101,7 +113,10 @@ def likelihoods(ax: Any, history: History) -> None:
     title(ax, "Log-probability of an answer")
     for name, colour in (("chosen", GREEN), ("rejected", RED)):
         raw_and_mean(
-            ax, Curve.of({s: metric(e.extras, f"logps/{name}") for s, e in history.steps.items()}), colour, name
+            ax,
+            Curve.of({s: metric(e.extras, f"logps/{name}") for s, e in history.steps.items()}),
+            colour,
+            name,
         )
     say_if_empty(ax, bool(ax.lines), "not reported")
 
@@ -114,8 +129,12 @@ def rewards(ax: Any, history: History) -> None:
     raw_and_mean(ax, total, BLUE, "reward")
     for name, colour in zip(names if len(names) > 1 else (), (GREEN, ORANGE, PURPLE, RED), strict=False):
         curve = Curve.of({s: metric(e.extras, name) for s, e in history.steps.items()})
-        ax.plot(curve.x, running_mean(curve.y), color=colour, linewidth=1.4, label=name.removeprefix("reward/"))
-    entropy = Curve.of({s: metric(e.extras, "entropy") for s, e in history.steps.items() if "entropy" in e.extras})
+        ax.plot(
+            curve.x, running_mean(curve.y), color=colour, linewidth=1.4, label=name.removeprefix("reward/")
+        )
+    entropy = Curve.of(
+        {s: metric(e.extras, "entropy") for s, e in history.steps.items() if "entropy" in e.extras}
+    )
     if entropy:
         other = ax.twinx()
         other.plot(entropy.x, running_mean(entropy.y), color=QUIET, linewidth=1, linestyle=(0, (4, 3)))
@@ -130,7 +149,8 @@ def phases(ax: Any, history: History) -> None:
     title(ax, "Seconds of a step")
     steps = [s for s, e in history.steps.items() if "time/rollout" in e.extras]
     parts = [
-        (name, colour, [history.steps[s].extras.get(f"time/{name}", 0.0) for s in steps]) for name, colour in _PHASES
+        (name, colour, [history.steps[s].extras.get(f"time/{name}", 0.0) for s in steps])
+        for name, colour in _PHASES
     ]
     shown = [(name, colour, running_mean(values)) for name, colour, values in parts if sum(values) > 0]
     if steps and shown:

@@ -42,7 +42,13 @@ from paceline.watch.axes import (
 from paceline.watch.curves import Curve, running_mean
 from paceline.watch.panels import panels_of
 
-_OUTCOME_COLOUR = {"completed": GREEN, "early_stopped": GREEN, "stopped": ORANGE, "failed": RED, "running": BLUE}
+_OUTCOME_COLOUR = {
+    "completed": GREEN,
+    "early_stopped": GREEN,
+    "stopped": ORANGE,
+    "failed": RED,
+    "running": BLUE,
+}
 GIB = 1024**3
 _RANKED = ("accuracy", "rewards/accuracies")  # accuracy on preference pairs, reported every step
 
@@ -88,7 +94,9 @@ def _draw(history: History, name: str) -> Any:
     _accuracy(axes[0][1], history)
     _throughput(axes[1][0], history)
     _memory(axes[1][1], history)
-    last = max([history.last_step, *history.evals, (history.started.total_steps or 0) if history.started else 0, 1])
+    last = max(
+        [history.last_step, *history.evals, (history.started.total_steps or 0) if history.started else 0, 1]
+    )
     for row, panel in enumerate(more):
         panel.draw(axes[row][2], history)
     alone = {axes[row][2] for row, panel in enumerate(more) if not panel.by_step}
@@ -110,17 +118,38 @@ def _title(figure: Any, history: History, name: str) -> None:
     facts.append(f"resumed {len(history.restarts)}×" if history.restarts else "")
     line = printable(" · ".join(f for f in facts if f)).replace("$", r"\$")
     figure.text(
-        0.014, 0.955, printable(name).replace("$", r"\$"), fontsize=15, fontweight="bold", color=INK, va="center"
+        0.014,
+        0.955,
+        printable(name).replace("$", r"\$"),
+        fontsize=15,
+        fontweight="bold",
+        color=INK,
+        va="center",
     )
-    figure.text(0.014, 0.922, line if len(line) < 150 else line[:149] + "…", fontsize=9.5, color=QUIET, va="center")
-    outcome = history.outcome
-    badge = {"facecolor": _OUTCOME_COLOUR.get(outcome, QUIET), "edgecolor": "none", "boxstyle": "round,pad=0.4"}
     figure.text(
-        0.985, 0.955, outcome.replace("_", " "), fontsize=10, color="white", ha="right", va="center", bbox=badge
+        0.014, 0.922, line if len(line) < 150 else line[:149] + "…", fontsize=9.5, color=QUIET, va="center"
+    )
+    outcome = history.outcome
+    badge = {
+        "facecolor": _OUTCOME_COLOUR.get(outcome, QUIET),
+        "edgecolor": "none",
+        "boxstyle": "round,pad=0.4",
+    }
+    figure.text(
+        0.985,
+        0.955,
+        outcome.replace("_", " "),
+        fontsize=10,
+        color="white",
+        ha="right",
+        va="center",
+        bbox=badge,
     )
     if history.errors and outcome == "failed":
         error = history.errors[0]
-        words = printable(f"rank {error.rank}: {error.diagnostic.code}: {error.diagnostic.what}").replace("$", r"\$")
+        words = printable(f"rank {error.rank}: {error.diagnostic.code}: {error.diagnostic.what}").replace(
+            "$", r"\$"
+        )
         figure.text(0.985, 0.922, words[:90], fontsize=8.5, color=RED, ha="right", va="center")
 
 
@@ -170,12 +199,15 @@ def _loss(ax: Any, history: History) -> None:
 
 
 def _accuracy(ax: Any, history: History) -> None:
-    ranked = Curve.of({s: metric(e.extras, n) for s, e in history.steps.items() for n in _RANKED if n in e.extras})
+    ranked = Curve.of(
+        {s: metric(e.extras, n) for s, e in history.steps.items() for n in _RANKED if n in e.extras}
+    )
     title(ax, "Accuracy" if ranked else "Accuracy on held-out data")
     raw_and_mean(ax, ranked, BLUE, "training pairs")
     # Up to four shares of the evaluations, exact match first
     names = sorted(
-        {n for e in history.evals.values() for n in e.metrics if is_share(n)}, key=lambda n: ("exact" not in n, n)
+        {n for e in history.evals.values() for n in e.metrics if is_share(n)},
+        key=lambda n: ("exact" not in n, n),
     )
     colours = (GREEN, PURPLE, ORANGE, RED) if ranked else (GREEN, PURPLE, ORANGE, BLUE)
     for name, colour in zip(names[:4], colours, strict=False):
@@ -184,7 +216,11 @@ def _accuracy(ax: Any, history: History) -> None:
         ax.plot(curve.x, curve.y, "o-", color=colour, linewidth=1.8, markersize=4, label=label)
     # Share of correct answers to the held-out questions, unless an evaluation reports it
     answered = Curve.of(
-        {s: sum(bool(r.get("correct")) for r in a.rows) / len(a.rows) for s, a in history.answers.items() if a.rows}
+        {
+            s: sum(bool(r.get("correct")) for r in a.rows) / len(a.rows)
+            for s, a in history.answers.items()
+            if a.rows
+        }
     )
     if answered and not any("exact" in n for n in names):
         ax.plot(
@@ -209,7 +245,8 @@ def _throughput(ax: Any, history: History) -> None:
         typical = sorted(curve.y)[len(curve.y) // 2]
         ax.axhline(typical, color=QUIET, linewidth=0.9, linestyle=(0, (4, 3)), label=f"median {typical:,.0f}")
         ax.set_ylim(0, 1.15 * max(running_mean(curve.y) + [typical]))
-    used = sorted(history.steps.values(), key=lambda e: e.mfu or e.of_product or 0.0)  # never NaN: counts and seconds
+    # never NaN: counts and seconds
+    used = sorted(history.steps.values(), key=lambda e: e.mfu or e.of_product or 0.0)
     if used and (parts := utilisation(used[len(used) // 2])):
         ax.set_title("median " + " ".join(parts[0]), loc="right", fontsize=9, color=QUIET)
     thousands(ax)
@@ -233,7 +270,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Plot the run named in ``argv`` and return the exit code (``core.errors.ExitCode``)."""
     parser = argparse.ArgumentParser(prog="paceline plot", description=__doc__, allow_abbrev=False)
     parser.add_argument("run", help="a run directory")
-    parser.add_argument("--to", type=Path, default=None, metavar="PNG", help="the file to write [RUN/plot.png]")
+    parser.add_argument(
+        "--to", type=Path, default=None, metavar="PNG", help="the file to write [RUN/plot.png]"
+    )
     args = parser.parse_args(argv)
     run = RunDir.at(args.run)
     try:

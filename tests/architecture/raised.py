@@ -1,4 +1,6 @@
-"""Which places raise which codes: those that name a Code object, and do more with it than compare its name."""
+"""Which places raise which codes: those that name a Code object, and do more with it than compare its
+name.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ CODE = re.compile(r"[a-z][a-z0-9_]*\.[a-z][a-z0-9_]*")
 
 
 def uses(source: Source) -> dict[str, set[str]]:
-    """Code → places of ``source`` that name its object: ``codes.X`` of each ``from paceline.ROOM import codes``."""
+    """Code → places of ``source`` that name its object: ``codes.X`` of each
+    ``from paceline.ROOM import codes``.
+    """
     modules = {
         alias.asname or alias.name: f"{node.module}.codes"
         for node in source.nodes()
@@ -22,10 +26,14 @@ def uses(source: Source) -> dict[str, set[str]]:
         for alias in node.names
         if alias.name == "codes"
     }
-    compared = {id(node.value) for node in source.nodes() if isinstance(node, ast.Attribute) and node.attr == "name"}
+    compared = {
+        id(node.value) for node in source.nodes() if isinstance(node, ast.Attribute) and node.attr == "name"
+    }
     found: dict[str, set[str]] = defaultdict(set)
     for node in source.nodes():
-        of_codes = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules
+        of_codes = (
+            isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules
+        )
         if of_codes and id(node) not in compared:
             found[getattr(import_module(modules[node.value.id]), node.attr).name].add(source.at(node))
     return found

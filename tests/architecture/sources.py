@@ -12,10 +12,28 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "paceline"
 # The rooms in the order of the house plan: a room imports only rooms that stand before it.
 ROOMS = (
-    "core", "config", "runlog", "plan", "rules", "verify", "launch",
-    "protocols", "runtime", "models", "data", "strategies", "generation", "algorithms", "checkpoint", "training", "simulate",
-    "doctor", "watch", "demo", "cli",
-)  # fmt: skip
+    "core",
+    "config",
+    "runlog",
+    "plan",
+    "rules",
+    "verify",
+    "launch",
+    "protocols",
+    "runtime",
+    "models",
+    "data",
+    "strategies",
+    "generation",
+    "algorithms",
+    "checkpoint",
+    "training",
+    "simulate",
+    "doctor",
+    "watch",
+    "demo",
+    "cli",
+)
 ABOVE_THE_TORCH_LINE = ("core", "config", "runlog", "plan", "rules", "verify", "launch")
 WITHOUT_TORCH_ROOMS = (
     "doctor",
@@ -27,7 +45,9 @@ WITHOUT_TORCH_ROOMS = (
 
 @dataclass(frozen=True)
 class Source:
-    """One file: its path from the root, its room (empty for the package's own ``__init__``), its text and tree."""
+    """One file: its path from the root, its room (empty for the package's own ``__init__``), its text and
+    tree.
+    """
 
     path: str
     room: str
@@ -82,6 +102,8 @@ def sources() -> tuple[Source, ...]:
         parts = path.relative_to(PACKAGE).parts
         text = path.read_text(encoding="utf-8")
         found.append(
-            Source(path.relative_to(ROOT).as_posix(), parts[0] if len(parts) > 1 else "", text, ast.parse(text))
+            Source(
+                path.relative_to(ROOT).as_posix(), parts[0] if len(parts) > 1 else "", text, ast.parse(text)
+            )
         )
     return tuple(found)

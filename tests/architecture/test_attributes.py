@@ -1,4 +1,6 @@
-"""An object's attributes are its own: what another one gives it comes at construction, or by a method with a name."""
+"""An object's attributes are its own: what another one gives it comes at construction, or by a method with
+a name.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,13 @@ ALLOWED = {
 
 def targets(tree: ast.AST) -> Iterator[ast.expr]:
     for node in ast.walk(tree):
-        given = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AugAssign | ast.AnnAssign) else []  # fmt: skip
+        given = (
+            node.targets
+            if isinstance(node, ast.Assign)
+            else [node.target]
+            if isinstance(node, ast.AugAssign | ast.AnnAssign)
+            else []
+        )
         for target in given:
             yield from target.elts if isinstance(target, ast.Tuple) else [target]
 
@@ -42,9 +50,18 @@ def test_nobody_changes_an_object_from_outside() -> None:
         if source.room in ROOMS
         for name in changed_from_outside(ast.parse(source.text))
     }
-    assert found == ALLOWED.keys(), f"new: {sorted(found - ALLOWED.keys())}, gone: {sorted(ALLOWED.keys() - found)}"
+    assert found == ALLOWED.keys(), (
+        f"new: {sorted(found - ALLOWED.keys())}, gone: {sorted(ALLOWED.keys() - found)}"
+    )
 
 
 def test_the_check_sees_what_it_is_for() -> None:
-    before = "trainer.save = f\nself.algorithm.metric_names, x = names, 1\nself.mine = 1\nself.state.step += 1\nroot.a.b: int = 3"
-    assert sorted(changed_from_outside(ast.parse(before))) == ["root.a.b", "self.algorithm.metric_names", "trainer.save"]  # fmt: skip
+    before = (
+        "trainer.save = f\nself.algorithm.metric_names, x = names, 1\nself.mine = 1\nself.state.step +="
+        " 1\nroot.a.b: int = 3"
+    )
+    assert sorted(changed_from_outside(ast.parse(before))) == [
+        "root.a.b",
+        "self.algorithm.metric_names",
+        "trainer.save",
+    ]

@@ -1,4 +1,6 @@
-"""Every finding is made by a Code, which stands once, in its room's ``codes.py``, with an explanation in real sentences; and somebody raises it."""
+"""Every finding is made by a Code, which stands once, in its room's ``codes.py``, with an explanation in
+real sentences; and somebody raises it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def _tables() -> list[Source]:
 
 
 def made_otherwise(source: Source) -> list[str]:
-    """Calls that make a finding, or change its code, without a Code; and codes that stand elsewhere than in a room's table."""
+    """Calls that make a finding, or change its code, without a Code; and codes that stand elsewhere than
+    in a room's table.
+    """
     found = []
     for name, call in source.calls():
         last = name.rpartition(".")[2]
@@ -39,8 +43,9 @@ def test_a_table_of_codes_holds_nothing_else_and_each_code_once() -> None:
     for source in _tables():
         _, future, imported, *codes = source.tree.body
         assert [ast.unparse(node) for node in (future, imported)] == [
-            "from __future__ import annotations", "from paceline.core.diagnostics import Code",
-        ], source.path  # fmt: skip
+            "from __future__ import annotations",
+            "from paceline.core.diagnostics import Code",
+        ], source.path
         for line in codes:
             assert isinstance(line, ast.Assign) and isinstance(line.value, ast.Call), source.at(line)
             constant, code = ast.unparse(line.targets[0]), ast.literal_eval(line.value.args[0])
@@ -56,7 +61,9 @@ def test_every_code_is_raised() -> None:
 def test_an_explanation_is_of_real_sentences() -> None:
     explanations = {name: code.explanation for name, code in all_codes().items()}
     assert [name for name, text in explanations.items() if re.search(r"[{}]", text)] == []
-    short = [name for name, text in explanations.items() if not text.endswith((".", ")")) or len(text.split()) < 4]
+    short = [
+        name for name, text in explanations.items() if not text.endswith((".", ")")) or len(text.split()) < 4
+    ]
     assert short == []
 
 
@@ -67,7 +74,10 @@ raise DataError(codes.DATA_FORMAT("gone"))
 refuse(core_codes.CORE_TARGET, "x")
 if found.code == codes.DATA_HUB.name: pass
 """
-WRONG = 'Diagnostic("a.b", "x"); diagnostics.Diagnostic(code, "x"); replace(found, code="a.b"); Code("a.b", "Some text of it.")'
+WRONG = (
+    'Diagnostic("a.b", "x"); diagnostics.Diagnostic(code, "x"); replace(found, code="a.b"); Code("a.b", "Some'
+    ' text of it.")'
+)
 
 
 def test_uses_and_ways_around_are_seen() -> None:

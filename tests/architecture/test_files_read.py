@@ -1,4 +1,6 @@
-"""What a config names is opened by ``core/files.py``, which refuses a FIFO that nobody writes into: ``plan`` would wait for it for ever."""
+"""What a config names is opened by ``core/files.py``, which refuses a FIFO that nobody writes into:
+``plan`` would wait for it for ever.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def opening() -> dict[str, set[int]]:
 
 def test_files_that_a_config_names_are_opened_at_the_one_door() -> None:
     others = {name: sorted(lines) for name, lines in opening().items() if name not in OWN}
-    assert others == {}, "use core.files.open_file, open_text or read_text; or say here why the file is Paceline's own"
+    assert others == {}, (
+        "use core.files.open_file, open_text or read_text; or say here why the file is Paceline's own"
+    )
     assert sorted(OWN.keys() - opening().keys()) == [], "opens nothing: take it out"
 
 

@@ -1,8 +1,9 @@
 """Every code that a running job can raise: found by ``plan`` before the start as well, or why it cannot be.
 
-``raised.py`` says which codes the rooms below the plan raise. A code is found before where a rule or the plan raises it too, where a
-fault in ``tests/unit/faults`` makes it, or where the plan refuses the same under another code (``EARLIER_AS``). Each other one stands in one
-group of ``LATE`` by its reason, or in ``TO_BE_MOVED``.
+``raised.py`` says which codes the rooms below the plan raise. A code is found before where a rule or the plan
+raises it too, where a fault in ``tests/unit/faults`` makes it, or where the plan refuses the same under
+another code (``EARLIER_AS``). Each other one stands in one group of ``LATE`` by its reason, or in
+``TO_BE_MOVED``.
 """
 
 from __future__ import annotations
@@ -17,14 +18,22 @@ BEFORE = ("config", "plan", "rules", "launch", "cli")
 BELOW = ("core", "runlog", *ROOMS[ROOMS.index("launch") + 1 : ROOMS.index("doctor")])
 # Files of verbs beside training: what they raise is said as the verb begins.
 OTHER_VERBS = (
-    "checkpoint/export.py", "checkpoint/export_adapter.py", "checkpoint/folder.py", "checkpoint/main.py", "data/main.py",
-    "generation/answer.py", "generation/chat.py", "generation/settings.py", "training/answers.py",
-)  # fmt: skip
+    "checkpoint/export.py",
+    "checkpoint/export_adapter.py",
+    "checkpoint/folder.py",
+    "checkpoint/main.py",
+    "data/main.py",
+    "generation/answer.py",
+    "generation/chat.py",
+    "generation/settings.py",
+    "training/answers.py",
+)
 
 # Raised in a worker as a second lock → the code under which the plan refuses the same.
 EARLIER_AS = {
     "algorithm.unknown": "config.value",
-    "core.target": "core.target_module",  # a text without a colon is no class of one's own: strategy.unknown, reward.unknown
+    # a text without a colon is no class of one's own: strategy.unknown, reward.unknown
+    "core.target": "core.target_module",
     "model.not_found": "plan.model_missing",
     "models.adapter_weights": "model.damaged_weights",
     "models.cp_heads": "par.cp_heads",
@@ -54,51 +63,84 @@ EARLIER_AS = {
 }
 
 LATE = {
-    "numbers of a running job": """
-        rewards.failed rollout.no_spread training.diverged training.no_gradient training.no_labels training.nonfinite training.overflow
-    """,
-    "other ranks and the network: who comes, who goes, what they hold": """
-        runtime.group runtime.rank_back runtime.rank_quiet runtime.rank_silent runtime.rank_slow runtime.ranks_missing runtime.rendezvous
+    "numbers of a running job": (
+        """
+        rewards.failed rollout.no_spread training.diverged training.no_gradient training.no_labels
+        training.nonfinite training.overflow
+    """
+    ),
+    "other ranks and the network: who comes, who goes, what they hold": (
+        """
+        runtime.group runtime.rank_back runtime.rank_quiet runtime.rank_silent runtime.rank_slow
+        runtime.ranks_missing runtime.rendezvous
         runtime.store_forged runtime.store_lost runtime.store_open runtime.store_secret runtime.store_silent
         training.rows_differ training.weights_differ world.mismatch world.peer_lost
         rollout.server_answer rollout.server_status rollout.server_unreachable tracker.failed
         checkpoint.not_shared data.hub
-    """,
-    "a launcher's variables in each process, which no process before them has": """
-        launch.other_processes launch.restarts runtime.env_local_rank runtime.env_missing runtime.env_number runtime.env_port runtime.env_rank
+    """
+    ),
+    "a launcher's variables in each process, which no process before them has": (
+        """
+        launch.other_processes launch.restarts runtime.env_local_rank runtime.env_missing runtime.env_number
+        runtime.env_port runtime.env_rank
         runtime.env_two_launchers runtime.env_uneven
-    """,
-    "memory, disk and folders as they are while the job runs": """
-        checkpoint.disk_full checkpoint.housekeeping checkpoint.io checkpoint.permission checkpoint.read_only checkpoint.save_failed
+    """
+    ),
+    "memory, disk and folders as they are while the job runs": (
+        """
+        checkpoint.disk_full checkpoint.housekeeping checkpoint.io checkpoint.permission checkpoint.read_only
+        checkpoint.save_failed
         checkpoint.unreadable data.cache_damaged data.cache_rebuilt data.worker_died rollout.server_weights
-        run.checkpoint_gone run.folder_gone run.result_lost runlog.events_lost runlog.lost training.best_checkpoint training.out_of_memory
+        run.checkpoint_gone run.folder_gone run.result_lost runlog.events_lost runlog.lost
+        training.best_checkpoint training.out_of_memory
         training.plan_file training.plan_ranks training.system_refused
-    """,
-    "every byte of a checkpoint: its hashes and tensors are read once, by the ranks that load it": """
+    """
+    ),
+    "every byte of a checkpoint: its hashes and tensors are read once, by the ranks that load it": (
+        """
         checkpoint.missing_tensor checkpoint.no_tensor checkpoint.shape checkpoint.tensor_incomplete
-    """,
-    "the weights: a look reads names, sizes and headers of files, not tensors": """
+    """
+    ),
+    "the weights: a look reads names, sizes and headers of files, not tensors": (
+        """
         models.lost_weights models.missing_weights models.teacher_head resume.base_model
-    """,
-    "all rows, rendered and tokenised: a look reads the first ones": """
-        data.cannot_split data.classes data.document_too_long data.eval_overlap data.max_positions data.no_labels data.no_usable_rows data.row_too_large
+    """
+    ),
+    "all rows, rendered and tokenised: a look reads the first ones": (
+        """
+        data.cannot_split data.classes data.document_too_long data.eval_overlap data.max_positions
+        data.no_labels data.no_usable_rows data.row_too_large
         data.token_range data.too_few_rows rewards.code_tests training.no_prompts training.no_steps
-        data.answer_cut_off data.bad_csv data.bad_json data.bad_label data.bad_margin data.bad_messages data.images data.missing_column data.no_answer
-        data.not_an_object data.not_finite data.not_text data.prompt_too_long data.reasoning data.same_answers data.template_not_incremental
+        data.answer_cut_off data.bad_csv data.bad_json data.bad_label data.bad_margin data.bad_messages
+        data.images data.missing_column data.no_answer
+        data.not_an_object data.not_finite data.not_text data.prompt_too_long data.reasoning data.same_answers
+        data.template_not_incremental
         data.template_refused data.too_long data.tool_calls data.tools data.turn_weight data.unknown_role
-    """,
-    "notes about what was read or chosen, which refuse nothing": """
-        data.fields_unread data.files_left_out data.format data.max_rows data.mixture data.plain_template resume.batch_resplit
-        resume.config_changed resume.other_evaluation resume.skipped_incomplete resume.fresh_start trial.not_here
-    """,
-    "this machine's compiler, driver and packages as a worker uses them, which may be another host's": """
-        runtime.device strategy.deepspeed_accelerator strategy.deepspeed_async_io strategy.deepspeed_broken strategy.deepspeed_refused
-    """,
-    "a guard: only a defect of Paceline or of a library brings it up": """
-        checkpoint.file_name checkpoint.state_not_json models.not_filled models.position_bias models.rope_by_length models.tp_vocabulary runtime.json_limit
-        strategy.deepspeed_layout strategy.deepspeed_packed strategy.deepspeed_trap strategy.empty_window training.eval_rows training.exception
-    """,
-}  # fmt: skip
+    """
+    ),
+    "notes about what was read or chosen, which refuse nothing": (
+        """
+        data.fields_unread data.files_left_out data.format data.max_rows data.mixture data.plain_template
+        resume.batch_resplit
+        resume.config_changed resume.other_evaluation resume.skipped_incomplete resume.fresh_start
+        trial.not_here
+    """
+    ),
+    "this machine's compiler, driver and packages as a worker uses them, which may be another host's": (
+        """
+        runtime.device strategy.deepspeed_accelerator strategy.deepspeed_async_io strategy.deepspeed_broken
+        strategy.deepspeed_refused
+    """
+    ),
+    "a guard: only a defect of Paceline or of a library brings it up": (
+        """
+        checkpoint.file_name checkpoint.state_not_json models.not_filled models.position_bias
+        models.rope_by_length models.tp_vocabulary runtime.json_limit
+        strategy.deepspeed_layout strategy.deepspeed_packed strategy.deepspeed_trap strategy.empty_window
+        training.eval_rows training.exception
+    """
+    ),
+}
 
 # Could be known before the start, and is not yet: code → what it takes.
 TO_BE_MOVED: dict[str, str] = {}
@@ -108,17 +150,23 @@ TO_BE_MOVED: dict[str, str] = {}
 def below() -> dict[str, set[str]]:
     """Code → its places below the plan, of those that no room before it raises too."""
     rooms = {code: {place.split("/")[1] for place in places} for code, places in raised().items()}
-    return {code: places for code, places in raised().items() if rooms[code] & {*BELOW} and not rooms[code] & {*BEFORE}}  # fmt: skip
+    return {
+        code: places
+        for code, places in raised().items()
+        if rooms[code] & {*BELOW} and not rooms[code] & {*BEFORE}
+    }
 
 
 @cache
 def raised_before() -> frozenset[str]:
-    return frozenset(c for c, places in raised().items() if {p.split("/")[1] for p in places} & {*BEFORE})  # fmt: skip
+    return frozenset(c for c, places in raised().items() if {p.split("/")[1] for p in places} & {*BEFORE})
 
 
 @cache
 def faults() -> frozenset[str]:
-    """The codes that tests of faults wait for, each found by ``plan`` there: what stands in them as a text."""
+    """The codes that tests of faults wait for, each found by ``plan`` there: what stands in them as a
+    text.
+    """
     texts = set()
     for file in sorted((ROOT / "tests/unit/faults").glob("test_*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -140,9 +188,12 @@ def test_every_code_of_a_worker_is_found_before_or_has_its_reason() -> None:
     waits = {c: sorted(p) for c, p in below().items() if c not in faults() and not of_another_verb(p)}
     missing = {code: places for code, places in waits.items() if code not in placed()}
     assert missing == {}, (
-        "find it by a rule, the plan or a look, with a fault in tests/unit/faults; or say here why it comes late"
+        "find it by a rule, the plan or a look, with a fault in tests/unit/faults; or say here why it comes"
+        " late"
     )
-    assert sorted(set(placed()) - waits.keys()) == [], "found before, of another verb, or raised by nobody: take it out"
+    assert sorted(set(placed()) - waits.keys()) == [], (
+        "found before, of another verb, or raised by nobody: take it out"
+    )
 
 
 def test_each_stands_once() -> None:

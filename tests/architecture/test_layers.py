@@ -20,7 +20,8 @@ TORCH_LIBRARIES = (
     "peft",
     "numpy",
 )
-# strategies, generation, algorithms and data do not import each other but through protocols; algorithms may call generation
+# strategies, generation, algorithms and data do not import each other but through protocols; algorithms may
+# call generation
 STRANGERS = {
     "data": {"strategies", "generation", "algorithms"},
     "strategies": {"data", "generation", "algorithms"},
@@ -58,7 +59,8 @@ def test_a_room_imports_only_rooms_before_it() -> None:
 def test_no_files_import_each_other_in_a_circle() -> None:
     """Imports inside functions count, those for type checking alone do not."""
     modules = {
-        source.path.removesuffix(".py").replace("/", ".").removesuffix(".__init__"): source for source in sources()
+        source.path.removesuffix(".py").replace("/", ".").removesuffix(".__init__"): source
+        for source in sources()
     }
     graph = {
         name: {
@@ -116,7 +118,10 @@ def test_core_is_standard_library_only() -> None:
 
 def test_one_place_opens_the_process_group() -> None:
     places = [
-        source.at(call) for source in sources() for name, call in source.calls() if name.endswith("init_process_group")
+        source.at(call)
+        for source in sources()
+        for name, call in source.calls()
+        if name.endswith("init_process_group")
     ]
     assert len(places) == 1, places
     assert places[0].startswith("paceline/runtime/world.py:")
@@ -128,7 +133,10 @@ def test_the_environment_is_read_in_few_places() -> None:
         for source in sources()
         if not source.path.startswith(ENVIRONMENT_READERS)
         for node in source.nodes()
-        if (isinstance(node, ast.Attribute) and dotted(node) in ("os.environ", "os.getenv", "os.putenv", "os.environb"))
+        if (
+            isinstance(node, ast.Attribute)
+            and dotted(node) in ("os.environ", "os.getenv", "os.putenv", "os.environb")
+        )
         or (
             isinstance(node, ast.ImportFrom)
             and node.module == "os"
@@ -139,14 +147,19 @@ def test_the_environment_is_read_in_few_places() -> None:
 
 
 def test_no_global_state() -> None:
-    wrong = [source.at(node) for source in sources() for node in source.nodes() if isinstance(node, ast.Global)]
+    wrong = [
+        source.at(node) for source in sources() for node in source.nodes() if isinstance(node, ast.Global)
+    ]
     assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize("module", ["pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"])
 def test_no_pickles(module: str) -> None:
     wrong = [
-        source.at(node) for source in sources() for name, node, _ in source.imports() if name.split(".")[0] == module
+        source.at(node)
+        for source in sources()
+        for name, node, _ in source.imports()
+        if name.split(".")[0] == module
     ]
     assert not wrong, "\n".join(wrong)
 

@@ -33,12 +33,16 @@ def package(house: ModuleType) -> Any:
 def test_nothing_is_compared_with_a_name_of_a_table(house: ModuleType, package: Any) -> None:
     assert len(package.trees) > 400
     assert [str(hit) for hit in house.comparisons(package)] == [], "ask its spec"
-    assert set(STRATEGIES.names()) | set(ALGORITHMS.names()) <= house.NAMES and set(CHOOSERS) == house.CHOOSERS
+    assert (
+        set(STRATEGIES.names()) | set(ALGORITHMS.names()) <= house.NAMES and set(CHOOSERS) == house.CHOOSERS
+    )
 
 
 def test_a_word_that_is_let_pass_is_still_there(house: ModuleType, package: Any) -> None:
     hits = house.comparisons(package, everywhere=True)
-    idle = [key for key in house.OTHER_WORDS if not any(hit.path == key[0] and key[1] in hit.text for hit in hits)]
+    idle = [
+        key for key in house.OTHER_WORDS if not any(hit.path == key[0] and key[1] in hit.text for hit in hits)
+    ]
     assert idle == []
 
 

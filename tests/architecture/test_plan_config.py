@@ -1,4 +1,6 @@
-"""Below the worker nobody reads ``plan.config``: what is needed of it is handed over, or an attribute or property of the Plan."""
+"""Below the worker nobody reads ``plan.config``: what is needed of it is handed over, or an attribute or
+property of the Plan.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,18 @@ from collections.abc import Iterator
 
 from sources import Source, sources
 
-BELOW = ("protocols", "runtime", "models", "data", "strategies", "generation", "algorithms", "checkpoint", "training", "simulate")  # fmt: skip
+BELOW = (
+    "protocols",
+    "runtime",
+    "models",
+    "data",
+    "strategies",
+    "generation",
+    "algorithms",
+    "checkpoint",
+    "training",
+    "simulate",
+)
 #: Files that read it, and why.
 OWN = {
     "training/start.py": "it gives the worker its config",

@@ -1,4 +1,6 @@
-"""Sizes, printed for everyone to see (pytest -s, or scripts/test -rP tests/architecture), not enforced: big ones grow unseen."""
+"""Sizes, printed for everyone to see (pytest -s, or scripts/test -rP tests/architecture), not enforced:
+big ones grow unseen.
+"""
 
 from __future__ import annotations
 

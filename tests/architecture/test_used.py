@@ -1,4 +1,6 @@
-"""Every public name of the package is used by the package, or is one that others may rely on: nothing is built, tested and never connected."""
+"""Every public name of the package is used by the package, or is one that others may rely on: nothing is
+built, tested and never connected.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ STABLE = {
     "BaseTrainer": "the guide's base class of a user's own trainer (docs/guide.md)",
     "ParallelInference": "C66: nn.DataParallel's inference for a user's program; examples/embed_corpus.py",
 }
-#: Called by a library that the class is handed to, or read by scripts/ and tests/ as a part of what is generated.
+#: Called by a library that the class is handed to, or read by scripts/ and tests/ as a part of what is
+#: generated.
 CALLED_BY_OTHERS = {
     "EngineHandle.state_bytes": "Handle's, asked by the measure of the suite",
     "_Stage.set_local_bwd_input": "torch's pipeline stages call it",
@@ -54,7 +57,9 @@ def _public(tree: ast.Module) -> Iterator[tuple[str, str, ast.stmt]]:
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             yield node.target.id, node.target.id, node
         if isinstance(node, ast.ClassDef):
-            yield from ((f"{node.name}.{m.name}", m.name, m) for m in node.body if isinstance(m, ast.FunctionDef))
+            yield from (
+                (f"{node.name}.{m.name}", m.name, m) for m in node.body if isinstance(m, ast.FunctionDef)
+            )
 
 
 def unused(files: tuple[Source, ...]) -> list[str]:
@@ -84,6 +89,7 @@ def test_the_lists_hold_nothing_that_is_used() -> None:
 
 def test_a_dead_wire_is_seen() -> None:
     tree = ast.parse(
-        "def dead():\n    return dead()\n\ndef live():\n    pass\n\nclass A:\n    def gone(self): ...\n\nlive(A)\n"
+        "def dead():\n    return dead()\n\ndef live():\n    pass\n\nclass A:\n    def gone(self):"
+        " ...\n\nlive(A)\n"
     )
     assert unused((Source("x.py", "", "", tree),)) == ["dead", "A.gone"]

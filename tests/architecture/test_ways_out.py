@@ -1,4 +1,6 @@
-"""Ways out of a process, and ways for other people's code into it, each in a table or decorated: a new one has to be looked at."""
+"""Ways out of a process, and ways for other people's code into it, each in a table or decorated: a new one
+has to be looked at.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +10,59 @@ from sources import sources
 
 # Modules that write text, and where what they write gets redacted, or why there is nothing in it
 WRITERS = {
-    "paceline/runlog/appended.py": "what the event and text logs have passed through the redactor they are given", "paceline/runlog/result.py": "the redactor it is given",
-    "paceline/launch/secret.py": "the secret of the store, for its owner alone", "paceline/launch/claim.py": "the redactor it is given; the config was refused if it held a secret", "paceline/training/answers.py": "redacted", "paceline/cli/report.py": "redacted",
-    "paceline/launch/record.py": "the redactor it is given", "paceline/launch/before/once.py": "redacted",
-    "paceline/launch/outlet.py": "is the redaction", "paceline/runtime/heartbeat.py": "numbers", "paceline/plan/cost/ledger.py": "numbers, and a model's name of the config",
-    "paceline/training/rollout/server_weights.py": "a model's config.json", "paceline/data/digests.py": "digests, and a tokenizer's special tokens", "paceline/data/store.py": "sizes and digests",
-    "paceline/cli/simulate.py": "a plan, in a temporary folder", "paceline/simulate/__main__.py": "numbers, in a temporary folder", "paceline/cli/prepare.py": "a config, in a temporary folder",
-    "paceline/cli/lengths.py": "a config, in a temporary folder", "paceline/cli/verify.py": "a config and its verdict", "paceline/demo/scaling.py": "the demo's config",
-    "paceline/demo/tokenizer.py": "the demo's", "paceline/demo/files.py": "the demo's", "paceline/demo/numbers.py": "the demo's", "paceline/demo/further.py": "the demo's",
-    "paceline/demo/pairs.py": "the demo's", "paceline/checkpoint/disk.py": "numbers and the config", "paceline/algorithms/rewards/sandbox/client.py": "a program, in memory",
-    "paceline/algorithms/rewards/sandbox/server.py": "a verdict, on a pipe", "paceline/algorithms/rewards/sandbox/walls.py": "maps of users",
-    "paceline/launch/before/beforehand.py": "a config that was refused if it held a secret, in a temporary folder", "paceline/training/trial/run.py": "findings, in a temporary folder", "paceline/checkpoint/every_byte.py": "findings, in a temporary folder",
-    "paceline/config/reference.py": "documentation", "paceline/config/foreign/reference.py": "documentation", "paceline/training/console.py": "the redactor it is given",
-}  # fmt: skip
+    "paceline/runlog/appended.py": (
+        "what the event and text logs have passed through the redactor they are given"
+    ),
+    "paceline/runlog/result.py": "the redactor it is given",
+    "paceline/launch/secret.py": "the secret of the store, for its owner alone",
+    "paceline/launch/claim.py": "the redactor it is given; the config was refused if it held a secret",
+    "paceline/training/answers.py": "redacted",
+    "paceline/cli/report.py": "redacted",
+    "paceline/launch/record.py": "the redactor it is given",
+    "paceline/launch/before/once.py": "redacted",
+    "paceline/launch/outlet.py": "is the redaction",
+    "paceline/runtime/heartbeat.py": "numbers",
+    "paceline/plan/cost/ledger.py": "numbers, and a model's name of the config",
+    "paceline/training/rollout/server_weights.py": "a model's config.json",
+    "paceline/data/digests.py": "digests, and a tokenizer's special tokens",
+    "paceline/data/store.py": "sizes and digests",
+    "paceline/cli/simulate.py": "a plan, in a temporary folder",
+    "paceline/simulate/__main__.py": "numbers, in a temporary folder",
+    "paceline/cli/prepare.py": "a config, in a temporary folder",
+    "paceline/cli/lengths.py": "a config, in a temporary folder",
+    "paceline/cli/verify.py": "a config and its verdict",
+    "paceline/demo/scaling.py": "the demo's config",
+    "paceline/demo/tokenizer.py": "the demo's",
+    "paceline/demo/files.py": "the demo's",
+    "paceline/demo/numbers.py": "the demo's",
+    "paceline/demo/further.py": "the demo's",
+    "paceline/demo/pairs.py": "the demo's",
+    "paceline/checkpoint/disk.py": "numbers and the config",
+    "paceline/algorithms/rewards/sandbox/client.py": "a program, in memory",
+    "paceline/algorithms/rewards/sandbox/server.py": "a verdict, on a pipe",
+    "paceline/algorithms/rewards/sandbox/walls.py": "maps of users",
+    "paceline/launch/before/beforehand.py": (
+        "a config that was refused if it held a secret, in a temporary folder"
+    ),
+    "paceline/training/trial/run.py": "findings, in a temporary folder",
+    "paceline/checkpoint/every_byte.py": "findings, in a temporary folder",
+    "paceline/config/reference.py": "documentation",
+    "paceline/config/foreign/reference.py": "documentation",
+    "paceline/training/console.py": "the redactor it is given",
+}
 _WRITES = ("write_text", "write_bytes", "write", "writelines", "dump")
 # Calls of that name that write no text: events and blocks of tensors
 EVENTS = {
-    ("paceline/launch/supervise.py", "self._record.write"), ("paceline/runlog/log.py", "self.events.write"), ("paceline/training/observers.py", "self.log.write"), ("paceline/training/worker.py", "self.observers.log.write"), ("paceline/data/build.py", "writer.write"), ("paceline/training/answers.py", "log.write"),
-    ("paceline/training/rollout/windows.py", "self.generator.write"), ("paceline/training/rollout/answers.py", "generator.write"), ("paceline/training/rollout/answers.py", "self.write"),
-}  # fmt: skip
+    ("paceline/launch/supervise.py", "self._record.write"),
+    ("paceline/runlog/log.py", "self.events.write"),
+    ("paceline/training/observers.py", "self.log.write"),
+    ("paceline/training/worker.py", "self.observers.log.write"),
+    ("paceline/data/build.py", "writer.write"),
+    ("paceline/training/answers.py", "log.write"),
+    ("paceline/training/rollout/windows.py", "self.generator.write"),
+    ("paceline/training/rollout/answers.py", "generator.write"),
+    ("paceline/training/rollout/answers.py", "self.write"),
+}
 
 
 def test_every_module_that_writes_text_is_known() -> None:
@@ -34,9 +70,13 @@ def test_every_module_that_writes_text_is_known() -> None:
         source.path
         for source in sources()
         for name, call in source.calls()
-        if isinstance(call.func, ast.Attribute) and call.func.attr in _WRITES and (source.path, name) not in EVENTS
+        if isinstance(call.func, ast.Attribute)
+        and call.func.attr in _WRITES
+        and (source.path, name) not in EVENTS
     }
-    assert found - set(WRITERS) == set(), "does a secret go out here? pass it through runlog/redact.py and say so above"
+    assert found - set(WRITERS) == set(), (
+        "does a secret go out here? pass it through runlog/redact.py and say so above"
+    )
     assert set(WRITERS) - found == set()
 
 
@@ -50,8 +90,12 @@ def test_every_program_of_the_package_redacts_what_it_prints() -> None:
     another = {"paceline/__main__.py"}  # calls the console script's own ``main``
     bare = []
     for source in sources():
-        started = any(isinstance(node, ast.If) and "__main__" in ast.unparse(node.test) for node in source.tree.body)
-        mains = [node for node in source.tree.body if isinstance(node, ast.FunctionDef) and node.name == "main"]
+        started = any(
+            isinstance(node, ast.If) and "__main__" in ast.unparse(node.test) for node in source.tree.body
+        )
+        mains = [
+            node for node in source.tree.body if isinstance(node, ast.FunctionDef) and node.name == "main"
+        ]
         decorated = mains and "redacted" in [ast.unparse(d) for d in mains[0].decorator_list]
         if started and source.path not in documentation | another and not decorated:
             bare.append(source.path)
@@ -73,21 +117,34 @@ def test_every_loader_says_whether_code_may_run() -> None:
 
 # Who writes a terminal's control sequences, and where what others wrote is escaped in it
 TERMINALS = {
-    "paceline/training/worker.py": "data.main.Bar", "paceline/data/main.py": "rates and counts", "paceline/training/console.py": "printable() on every line",
-    "paceline/demo/main.py": "report.plain()", "paceline/demo/scaling.py": "numbers",
-}  # fmt: skip
+    "paceline/training/worker.py": "data.main.Bar",
+    "paceline/data/main.py": "rates and counts",
+    "paceline/training/console.py": "printable() on every line",
+    "paceline/demo/main.py": "report.plain()",
+    "paceline/demo/scaling.py": "numbers",
+}
 
 
 def test_nothing_goes_round_the_escaping_of_what_is_printed() -> None:
-    """Only a known module writes control sequences; nobody writes to the descriptors or the streams beneath."""
-    asks = {source.path for source in sources() for name, _ in source.calls() if name in ("terminal", "Console", "RichConsole")}  # fmt: skip
-    assert asks - {"paceline/training/observers.py"} == set(TERMINALS)  # that one makes the module's own Console
+    """Only a known module writes control sequences; nobody writes to the descriptors or the streams
+    beneath.
+    """
+    asks = {
+        source.path
+        for source in sources()
+        for name, _ in source.calls()
+        if name in ("terminal", "Console", "RichConsole")
+    }
+    # that one makes the module's own Console
+    assert asks - {"paceline/training/observers.py"} == set(TERMINALS)
     beneath = [
         source.at(node)
         for source in sources()
         for node in ast.walk(source.tree)
         if ast.unparse(node) in ("sys.__stdout__", "sys.__stderr__", "sys.stdout.buffer", "sys.stderr.buffer")
         and not source.path.startswith("paceline/algorithms/rewards/sandbox/")  # the stranger's own program
-        or isinstance(node, ast.Call) and ast.unparse(node.func) == "os.write" and ast.unparse(node.args[0]) in ("1", "2")
-    ]  # fmt: skip
+        or isinstance(node, ast.Call)
+        and ast.unparse(node.func) == "os.write"
+        and ast.unparse(node.args[0]) in ("1", "2")
+    ]
     assert not beneath

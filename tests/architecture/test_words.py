@@ -13,10 +13,14 @@ from sources import Source, sources
 WORDS = {
     "Ask, ask, asks, asked, also_ask": "Output, required_outputs, outputs, requested",
     "Asked": "LaunchOptions, JobToCheck",
-    "consulted": "reference_roles", "informed": "attach_outputs", "watched": "train_metrics",
+    "consulted": "reference_roles",
+    "informed": "attach_outputs",
+    "watched": "train_metrics",
     "credit, credited": "advantage, compute_advantages",
     "learns_from, compares_answers, learnt": "masks_truncated, uses_group_baseline, has_loss",
-    "said, say, Say, told, tell, speak, Told": "a noun (message, notes, findings, reply) or print, report, explain",
+    "said, say, Say, told, tell, speak, Told": (
+        "a noun (message, notes, findings, reply) or print, report, explain"
+    ),
     "placer, placed": "batch_sharder, local_batch",
     "share_over_tensors, share_head, shared_out": "apply_tensor_parallel, parallelize_head, sharded",
     "generates_together, take_turns, in_turns": "generation_is_collective, reshard_between_layers",
@@ -29,9 +33,11 @@ WORDS = {
     "WORTH": "MIN_SHARED_TOKENS",
     "Work, Chosen, knobs, EngineKnobs": "StepSpec, StrategyChoice, training_keys, DdpOptions",
     "Answerer, ModelJudge": "RolloutGenerator, RewardModel",
-    "last_words, leave_word, keep_heap, roomy_heap, roomy_cache": "print_summary, configure_malloc, preallocated_cache",
+    "last_words, leave_word, keep_heap, roomy_heap, roomy_cache": (
+        "print_summary, configure_malloc, preallocated_cache"
+    ),
     "leader": "is_group_leader",
-}  # fmt: skip
+}
 INSTEAD = {word.strip(): instead for words, instead in WORDS.items() for word in words.split(",")}
 #: Classes that share a name, and why.
 SHARED: dict[str, str] = {}
@@ -42,12 +48,15 @@ def source(text: str, path: str = "paceline/a.py") -> Source:
 
 
 def identifiers(node: ast.AST) -> Iterator[str]:
-    """Every name that ``node`` itself holds: variables, attributes, keywords, what is defined and imported."""
+    """Every name that ``node`` itself holds: variables, attributes, keywords, what is defined and
+    imported.
+    """
     for field, value in ast.iter_fields(node):
         if isinstance(value, str) and not isinstance(node, ast.Constant) and field != "type_comment":
             yield from value.split(".")
         elif isinstance(value, list):
-            yield from (item for item in value if isinstance(item, str))  # global, nonlocal, keywords of patterns
+            # global, nonlocal, keywords of patterns
+            yield from (item for item in value if isinstance(item, str))
 
 
 def private_words(files: Iterable[Source]) -> list[str]:
@@ -83,11 +92,25 @@ def test_no_two_classes_have_one_name() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "said = 1", "x.said", "def ask(): ...", "def f(told): ...", "f(told=1)", "class Cut: ...", "from a import Ask",
-        "import a.last_words", "import a as asked", "f'{said}'", "lambda placed: 1", "self._told = 1", "global cuts",
-        "for told in x: ...", "[leader for leader in x]", "try: ...\nexcept E as told: ...", "match x:\n    case {**said}: ...",
+        "said = 1",
+        "x.said",
+        "def ask(): ...",
+        "def f(told): ...",
+        "f(told=1)",
+        "class Cut: ...",
+        "from a import Ask",
+        "import a.last_words",
+        "import a as asked",
+        "f'{said}'",
+        "lambda placed: 1",
+        "self._told = 1",
+        "global cuts",
+        "for told in x: ...",
+        "[leader for leader in x]",
+        "try: ...\nexcept E as told: ...",
+        "match x:\n    case {**said}: ...",
     ],
-)  # fmt: skip
+)
 def test_every_kind_of_name_is_seen(text: str) -> None:
     assert private_words([source(text)])
 

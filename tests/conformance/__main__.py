@@ -1,6 +1,7 @@
 """``make conformance``: runs the support matrix and writes docs/support.json and docs/support.md.
 
-    python tests/conformance [--only TEXT] [--exact | --matrix | --preferences | --rollouts | --taught] [--part K/N] [--keep DIR]
+    python tests/conformance [--only TEXT] [--exact | --matrix | --preferences | --rollouts | --taught]
+    [--part K/N] [--keep DIR]
 
 ``--only`` runs the cells whose name holds the text and leaves the others' results as they are.
 """
@@ -35,14 +36,22 @@ def main() -> int:
     parser.add_argument("--exact", action="store_true", help="the float64 cells alone")
     parser.add_argument("--matrix", action="store_true", help="the matrix alone")
     parser.add_argument("--preferences", action="store_true", help="reward models, DPO and KTO alone")
-    parser.add_argument("--rollouts", action="store_true", help="what learns from the model's own answers alone")
+    parser.add_argument(
+        "--rollouts", action="store_true", help="what learns from the model's own answers alone"
+    )
     parser.add_argument("--taught", action="store_true", help="distillation and classification alone")
     parser.add_argument(
         "--part", default="1/1", metavar="K/N", help="every N-th cell from the K-th on: for several machines"
     )
     parser.add_argument("--keep", type=Path, help="leave the runs there")
     given = parser.parse_args()
-    parts_of_it = {"matrix": matrix, "exact": exact, "preferences": preferences, "rollouts": rollouts, "taught": taught}
+    parts_of_it = {
+        "matrix": matrix,
+        "exact": exact,
+        "preferences": preferences,
+        "rollouts": rollouts,
+        "taught": taught,
+    }
     named = [name for name in parts_of_it if getattr(given, name)] or list(parts_of_it)
     chosen = [cell for name in named for cell in parts_of_it[name]()]
     part, parts = (int(number) for number in given.part.split("/"))
@@ -61,7 +70,8 @@ def main() -> int:
             result = checker.check(cell)
             failed += result.result == "fails"
             print(
-                f"{result.result:<8} {time.monotonic() - started:5.0f} s  {cell.name}  {result.reason[:1500]}",
+                f"{result.result:<8} {time.monotonic() - started:5.0f} s  {cell.name} "
+                f" {result.reason[:1500]}",
                 flush=True,
             )
             remember(as_json(cell, result))
@@ -70,14 +80,24 @@ def main() -> int:
 
 def as_json(cell: Cell, result: Result) -> dict[str, object]:
     return {
-        "cell": cell.name, "algorithm": cell.algorithm, "strategy": cell.variant.name, "finetuning": cell.finetuning,
-        "precision": cell.precision, "recompute": cell.recompute, "result": result.result, "reason": result.reason,
-        "measured": result.measured, "commit": commit(), "date": datetime.date.today().isoformat(),
-    }  # fmt: skip
+        "cell": cell.name,
+        "algorithm": cell.algorithm,
+        "strategy": cell.variant.name,
+        "finetuning": cell.finetuning,
+        "precision": cell.precision,
+        "recompute": cell.recompute,
+        "result": result.result,
+        "reason": result.reason,
+        "measured": result.measured,
+        "commit": commit(),
+        "date": datetime.date.today().isoformat(),
+    }
 
 
 def remember(result: dict[str, object]) -> None:
-    """support.json with this result in its place, and the page made from it; another process may be doing the same."""
+    """support.json with this result in its place, and the page made from it; another process may be doing
+    the same.
+    """
     with FileLock(f"{SUPPORT_JSON}.lock"):
         results = {c["cell"]: c for c in load()["cells"]} if SUPPORT_JSON.exists() else {}
         results[str(result["cell"])] = result

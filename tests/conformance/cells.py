@@ -1,4 +1,6 @@
-"""The support matrix's cells: every strategy with what is trained and in which precision, as configs of a few steps."""
+"""The support matrix's cells: every strategy with what is trained and in which precision, as configs of a
+few steps.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,23 @@ from typing import Any
 GLOBAL_BATCH = 8
 STEPS, SAVED = 10, 5
 MODEL = {
-    "model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": 320, "max_position_embeddings": 256, "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 320,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+}
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A strategy as a user asks for it: keys under ``training``, processes, how many of them see different rows, how rows are cut."""
+    """A strategy as a user asks for it: keys under ``training``, processes, how many of them see different
+    rows, how rows are cut.
+    """
 
     name: str
     training: Mapping[str, Any]
@@ -84,17 +95,22 @@ FINETUNING: dict[str, Mapping[str, Any] | None] = {
     "LoRA": {"r": 4, "alpha": 8},
     "QLoRA": {"r": 4, "alpha": 8, "quantization_bit": 4},
 }
-PRECISIONS = {"fp32": {"mixed_precision": "no"}, "bf16": {"mixed_precision": "bf16"}, "fp64": {"mixed_precision": "no"}}
-# Losses absolute, tensors relative. In bf16 AdamW turns the rounding of a gradient near zero into a whole step, most of all for an
-# adapter that starts at zero: there the loss is what is held.
+PRECISIONS = {
+    "fp32": {"mixed_precision": "no"},
+    "bf16": {"mixed_precision": "bf16"},
+    "fp64": {"mixed_precision": "no"},
+}
+# Losses absolute, tensors relative. In bf16 AdamW turns the rounding of a gradient near zero into a whole
+# step, most of all for an adapter that starts at zero: there the loss is what is held.
 LOSS_TOLERANCE = {"fp64": 1e-10, "fp32": 2e-6, "bf16": 5e-3}
 TENSOR_TOLERANCE = {"fp64": 1e-10, "fp32": 2e-5, "bf16": 1e-1}
 LOGIT_TOLERANCE = {"fp64": 1e-6, "fp32": 1e-4, "bf16": 5e-2}  # exports are fp32
 
 
-# Advantages add up to 0, and so do many gradients: what is left of them is rounding, 1e-9 of some other in every engine. At AdamW's eps of 1e-8 each of
-# these becomes a whole step (GRPO, ZeRO-3: gradients equal to 1.1e-7 after one step, 186 elements of the embedding with |g| < 8.1e-9 apart by 0.6 of the
-# learning rate, parameters by 3.2e-4; under SGD by 2.7e-8). At 1e-5, as PPO is commonly run, they stay where they are.
+# Advantages add up to 0, and so do many gradients: what is left of them is rounding, 1e-9 of some other in
+# every engine. At AdamW's eps of 1e-8 each of these becomes a whole step (GRPO, ZeRO-3: gradients equal to
+# 1.1e-7 after one step, 186 elements of the embedding with |g| < 8.1e-9 apart by 0.6 of the learning rate,
+# parameters by 3.2e-4; under SGD by 2.7e-8). At 1e-5, as PPO is commonly run, they stay where they are.
 _ON_POLICY_ADAM = {"adam_epsilon": 1e-5}
 # what an algorithm is run with beside the rest, so that its loss moves in few steps
 ALGORITHMS: dict[str, Mapping[str, Any]] = {
@@ -104,7 +120,8 @@ ALGORITHMS: dict[str, Mapping[str, Any]] = {
     "orpo": {"orpo": {"beta": 0.5}},
     "simpo": {"simpo": {"beta": 2.0, "simpo_gamma": 1.0}},
     "cpo": {"cpo": {"beta": 0.1, "cpo_alpha": 0.1}},
-    # a gradient of an adapter that starts at 0 may be rounding alone (moments equal to 9e-8, parameters apart by 3e-5; in fp64 by less than 1e-10): as below
+    # a gradient of an adapter that starts at 0 may be rounding alone (moments equal to 9e-8, parameters apart
+    # by 3e-5; in fp64 by less than 1e-10): as below
     "kto": {"kto": {"beta": 0.5, "undesirable_weight": 1.5}, "adam_epsilon": 1e-6},
     "grpo": {
         **_ON_POLICY_ADAM,
@@ -119,13 +136,26 @@ ALGORITHMS: dict[str, Mapping[str, Any]] = {
 ALGORITHMS["ppo"] = {
     **_ON_POLICY_ADAM,
     "rollout": {**ALGORITHMS["grpo"]["rollout"], "num_generations": 1},
-    "ppo": {"num_ppo_epochs": 2, "adap_kl_ctrl": True, "horizon": 100, "target": 0.1, "missing_eos_penalty": 0.5},
+    "ppo": {
+        "num_ppo_epochs": 2,
+        "adap_kl_ctrl": True,
+        "horizon": 100,
+        "target": 0.1,
+        "missing_eos_penalty": 0.5,
+    },
 }
 ALGORITHMS["rloo"] = {
     **_ON_POLICY_ADAM,
     "rollout": ALGORITHMS["grpo"]["rollout"],
-    # the ratio is of eight tokens together: a narrow clip would take all of the second step away, and its gradient would be rounding
-    "rloo": {"beta": 0.05, "num_iterations": 2, "normalize_advantages": True, "epsilon": 0.5, "epsilon_high": 2.0},
+    # the ratio is of eight tokens together: a narrow clip would take all of the second step away, and its
+    # gradient would be rounding
+    "rloo": {
+        "beta": 0.05,
+        "num_iterations": 2,
+        "normalize_advantages": True,
+        "epsilon": 0.5,
+        "epsilon_high": 2.0,
+    },
 }
 ALGORITHMS["reinforce_plus_plus"] = {  # and prompts that are drawn again
     **_ON_POLICY_ADAM,
@@ -167,12 +197,24 @@ class Cell:
         """The YAML of this cell, as JSON."""
         v = self.variant
         training = {
-            **_filled(v.training, swap=f"{output_dir}-swap"), **PRECISIONS[self.precision],
+            **_filled(v.training, swap=f"{output_dir}-swap"),
+            **PRECISIONS[self.precision],
             **_filled(ALGORITHMS[self.algorithm], teacher=str(Path(tokenizer).with_name("teacher"))),
-            "algorithm": self.learns, "output_dir": output_dir, "max_steps": STEPS, "learning_rate": 1e-3, "max_grad_norm": 0.5,
-            "per_device_train_batch_size": v.micro, "gradient_accumulation_steps": v.accumulation, "gradient_checkpointing": self.recompute,
-            "logging_steps": 1, "save_strategy": "steps", "save_steps": SAVED, "report_to": "none", "seed": 7, "use_cpu": True,
-        }  # fmt: skip
+            "algorithm": self.learns,
+            "output_dir": output_dir,
+            "max_steps": STEPS,
+            "learning_rate": 1e-3,
+            "max_grad_norm": 0.5,
+            "per_device_train_batch_size": v.micro,
+            "gradient_accumulation_steps": v.accumulation,
+            "gradient_checkpointing": self.recompute,
+            "logging_steps": 1,
+            "save_strategy": "steps",
+            "save_steps": SAVED,
+            "report_to": "none",
+            "seed": 7,
+            "use_cpu": True,
+        }
         config: dict[str, Any] = {
             "model": {
                 "config": MODEL,
@@ -218,7 +260,9 @@ LARGER = (
 
 
 def exact() -> list[Cell]:
-    """Native strategies in float64: what must be equal to 1e-10, and once more with gradient checkpointing."""
+    """Native strategies in float64: what must be equal to 1e-10, and once more with gradient
+    checkpointing.
+    """
     native = [v for v in (*VARIANTS[1:], *LARGER) if v.native]
     return [Cell(v, "full", "fp64", recompute=r) for v in native for r in (False, True)]
 
@@ -228,7 +272,9 @@ _QUANTISED = ("single", "ddp", "fsdp full_shard")
 
 
 def preferences() -> list[Cell]:
-    """What is learnt from preferences: reward models, DPO, KTO and what needs no reference, in fp32 and native strategies in fp64 too."""
+    """What is learnt from preferences: reward models, DPO, KTO and what needs no reference, in fp32 and
+    native strategies in fp64 too.
+    """
     named = {v.name: v for v in VARIANTS}
     cells = [
         Cell(named[name], finetuning, precision, algorithm)
@@ -238,12 +284,18 @@ def preferences() -> list[Cell]:
         for precision in ("fp32", "fp64")
         if precision == "fp32" or (named[name].native and name != "single")
     ]
-    tp = [Cell(named["tp"], "full", precision, name) for name in ("dpo", "kto") for precision in ("fp32", "fp64")]
+    tp = [
+        Cell(named["tp"], "full", precision, name)
+        for name in ("dpo", "kto")
+        for precision in ("fp32", "fp64")
+    ]
     return [*cells, *tp, *(Cell(named[name], "QLoRA", "fp32", "dpo") for name in _QUANTISED)]
 
 
 def rollouts() -> list[Cell]:
-    """What is learnt from the model's own answers: GRPO, PPO, RLOO and REINFORCE++, in fp32 and native strategies in fp64 too; saved in the middle of a rollout."""
+    """What is learnt from the model's own answers: GRPO, PPO, RLOO and REINFORCE++, in fp32 and native
+    strategies in fp64 too; saved in the middle of a rollout.
+    """
     named = {v.name: v for v in VARIANTS}
     cells = [
         Cell(named[name], finetuning, precision, algorithm)
@@ -262,7 +314,13 @@ ALGORITHMS["distillation"] = {
 
 
 ALGORITHMS["distillation, own answers"] = {
-    "distillation": {"teacher_model": "{teacher}", "beta": 0.1, "alpha": 0.7, "lmbda": 0.5, "max_completion_length": 8}
+    "distillation": {
+        "teacher_model": "{teacher}",
+        "beta": 0.1,
+        "alpha": 0.7,
+        "lmbda": 0.5,
+        "max_completion_length": 8,
+    }
 }
 
 

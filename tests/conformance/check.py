@@ -1,4 +1,6 @@
-"""One cell, held to everything a strategy must do: the reference's losses, a resume bit for bit, an export with the reference's logits."""
+"""One cell, held to everything a strategy must do: the reference's losses, a resume bit for bit, an export
+with the reference's logits.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ from paceline.training.compare import compare
 
 @dataclass(frozen=True)
 class Result:
-    """``works``, ``refused`` (before the start, with a reason), ``skipped`` (the machine lacks something) or ``fails``."""
+    """``works``, ``refused`` (before the start, with a reason), ``skipped`` (the machine lacks something)
+    or ``fails``.
+    """
 
     cell: str
     result: str
@@ -70,7 +74,9 @@ class Checker:
         from paceline.launch.before.planned import planned
 
         try:
-            loaded = load_config(str(self.yaml(cell, self.run_dir(cell))), flags={"launch.nproc": cell.variant.nproc})
+            loaded = load_config(
+                str(self.yaml(cell, self.run_dir(cell))), flags={"launch.nproc": cell.variant.nproc}
+            )
             with mock.patch.dict(
                 os.environ, {"PYTHONPATH": f"{HERE}{os.pathsep}{self.folder / 'own'}"}
             ):  # as the ranks have it
@@ -95,7 +101,9 @@ class Checker:
     def train(self, cell: Cell, run: RunDir, **training: Any) -> None:
         """Raises Failure with the last lines when a rank ends badly."""
         yaml = self.yaml(cell, run, **training)
-        ended = self.pool.run(["--config", str(yaml)], cell.variant.nproc, self.folder / "logs" / run.root.name)
+        ended = self.pool.run(
+            ["--config", str(yaml)], cell.variant.nproc, self.folder / "logs" / run.root.name
+        )
         if not ended.ok:
             said = [line for line in ended.output.splitlines() if line and not line.startswith("frame #")]
             raise Failure(f"exit codes {ended.codes}: " + "\n".join(said[-25:]))
@@ -132,7 +140,8 @@ class Checker:
         loss = max(abs(a - b) for a, b in (s["loss"] for s in steps))
         norm = max(abs(a - b) / b for a, b in (s["grad_norm"] for s in steps))
         tensors = {
-            kind: max(s["tensors"]["relative"] for s in f["steps"] if "tensors" in s) for kind, f in found.items()
+            kind: max(s["tensors"]["relative"] for s in f["steps"] if "tensors" in s)
+            for kind, f in found.items()
         }
         measured = {"loss": loss, "grad_norm": norm, **tensors}
         allowed = TENSOR_TOLERANCE[cell.precision]
@@ -154,7 +163,8 @@ class Checker:
             a, b = one[step], other[step]
             if (a.loss, a.grad_norm, a.lr, a.sample_digest) != (b.loss, b.grad_norm, b.lr, b.sample_digest):
                 raise Failure(
-                    f"after a resume step {step} has loss {b.loss!r}, before {a.loss!r}; norm {b.grad_norm!r}, before {a.grad_norm!r}"
+                    f"after a resume step {step} has loss {b.loss!r}, before {a.loss!r}; norm"
+                    f" {b.grad_norm!r}, before {a.grad_norm!r}"
                 )
         different = [str(name) for name in different_tensors(run.checkpoint(STEPS), again.checkpoint(STEPS))]
         if different:
@@ -175,7 +185,9 @@ class Checker:
         from paceline.checkpoint.main import main as export
 
         auto: Any = (
-            AutoModelForSequenceClassification if ALGORITHMS.spec(cell.learns).scalar_head else AutoModelForCausalLM
+            AutoModelForSequenceClassification
+            if ALGORITHMS.spec(cell.learns).scalar_head
+            else AutoModelForCausalLM
         )
         folder = Path(f"{run.root}-hf")
         if not folder.is_dir():

@@ -1,4 +1,6 @@
-"""Ranks of the real worker, forked from a process that has everything imported (``tests/warm.py``): one starts in a fraction of a second."""
+"""Ranks of the real worker, forked from a process that has everything imported (``tests/warm.py``): one
+starts in a fraction of a second.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ class Pool:
         self._own = own
 
     def run(self, argv: Sequence[str], nproc: int, folder: Path, deadline: float = 240.0) -> Ended:
-        """The worker on ``nproc`` ranks to its end; a rank that is still there at the deadline is killed and has no code."""
+        """The worker on ``nproc`` ranks to its end; a rank that is still there at the deadline is killed
+        and has no code.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         port, end = free_port(), time.monotonic() + deadline
         logs = [folder / f"rank-{rank}.txt" for rank in range(nproc)]
@@ -60,7 +64,9 @@ class Pool:
             with log.open("wb") as out:
                 command = worker_argv(*argv)
                 environ = rank_environment(rank, nproc, port, self._own)
-                ranks.append(warm.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=out, stderr=out))
+                ranks.append(
+                    warm.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+                )
         codes = tuple(_code(rank, end) for rank in ranks)
         return Ended(codes, "\n".join(log.read_text(errors="replace") for log in logs))
 
@@ -76,7 +82,13 @@ def _code(rank: subprocess.Popen[bytes], end: float) -> int | None:
 
 def rank_environment(rank: int, nproc: int, port: int, own: Path) -> dict[str, str]:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(DROPPED)}
-    ours = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": nproc, "LOCAL_WORLD_SIZE": nproc, "MASTER_PORT": port}
+    ours = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": nproc,
+        "LOCAL_WORLD_SIZE": nproc,
+        "MASTER_PORT": port,
+    }
     return {
         **clean,
         **{name: str(value) for name, value in ours.items()},

@@ -29,7 +29,8 @@ from table import SUPPORT_MD, load, markdown
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 BY_NAME = {v.name: v for v in VARIANTS}
-# every kind of training and each precision through training, resume and export; ``--slow`` takes the second list too
+# every kind of training and each precision through training, resume and export; ``--slow`` takes the second
+# list too
 PAIRWISE = [
     ("ZeRO-3", "LoRA", "fp32"),
     ("ddp", "QLoRA", "bf16"),
@@ -51,10 +52,14 @@ CELLS = [*PAIRWISE, *(pytest.param(*cell, marks=pytest.mark.slow) for cell in MO
 @pytest.fixture(scope="module")
 def checker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checker]:
     folder = tmp_path_factory.mktemp("conformance")
-    yield Checker(folder, write_tokenizer(folder / "tokenizer"), {"documents": write_rows(folder / "train.json", 200)})
+    yield Checker(
+        folder, write_tokenizer(folder / "tokenizer"), {"documents": write_rows(folder / "train.json", 200)}
+    )
 
 
-@pytest.mark.parametrize("name, finetuning, precision", CELLS, ids=[" ".join(cell) for cell in [*PAIRWISE, *MORE]])
+@pytest.mark.parametrize(
+    "name, finetuning, precision", CELLS, ids=[" ".join(cell) for cell in [*PAIRWISE, *MORE]]
+)
 def test_cell(checker: Checker, name: str, finetuning: str, precision: str) -> None:
     result = checker.check(Cell(BY_NAME[name], finetuning, precision))
     assert result.result == "works", result.reason
@@ -70,7 +75,9 @@ def test_cell(checker: Checker, name: str, finetuning: str, precision: str) -> N
         pytest.param("ZeRO-3", "LoRA", "fp32", marks=pytest.mark.slow),
     ],
 )
-def test_distillation_on_the_students_own_answers(checker: Checker, name: str, finetuning: str, precision: str) -> None:
+def test_distillation_on_the_students_own_answers(
+    checker: Checker, name: str, finetuning: str, precision: str
+) -> None:
     result = checker.check(Cell(BY_NAME[name], finetuning, precision, "distillation, own answers"))
     assert result.result == "works", result.reason
 
@@ -110,10 +117,14 @@ def test_the_cells_that_must_work_do() -> None:
         for c in load()["cells"]
         if c["result"] == "works"
     }
-    must = {("sft", name, kind, p) for name in MUST_ADAPT for kind in ("full", "LoRA") for p in ("fp32", "bf16")}
+    must = {
+        ("sft", name, kind, p) for name in MUST_ADAPT for kind in ("full", "LoRA") for p in ("fp32", "bf16")
+    }
     must |= {("sft", name, "full", p) for name in MUST_FULL for p in ("fp32", "bf16")}
     must |= {
-        ("sft", name, "QLoRA", p) for name in ("single", "ddp", "fsdp full_shard", "ZeRO-2") for p in ("fp32", "bf16")
+        ("sft", name, "QLoRA", p)
+        for name in ("single", "ddp", "fsdp full_shard", "ZeRO-2")
+        for p in ("fp32", "bf16")
     }
     others = (
         "reward",
@@ -141,10 +152,29 @@ def test_the_cells_that_must_work_do() -> None:
 
 MUST_LEARN = ("single", "ddp", "zero_redundancy", "fsdp full_shard", "ZeRO-1", "ZeRO-2", "ZeRO-3")
 MUST_ADAPT = (
-    "single", "ddp", "zero_redundancy", "fsdp full_shard", "fsdp shard_grad_op", "fsdp hybrid_shard (2 × 2)", "ZeRO-1", "ZeRO-2", "ZeRO-3",
+    "single",
+    "ddp",
+    "zero_redundancy",
+    "fsdp full_shard",
+    "fsdp shard_grad_op",
+    "fsdp hybrid_shard (2 × 2)",
+    "ZeRO-1",
+    "ZeRO-2",
+    "ZeRO-3",
     "ZeRO-3, CPU offload",
-)  # fmt: skip
+)
 MUST_FULL = (
-    "tp", "tp, sequence parallel", "cp ulysses", "cp all-gather", "pipeline 1f1b", "pipeline interleaved", "tp × fsdp", "pp × fsdp",
-    "pp × tp × fsdp", "AutoTP + ZeRO-1", "DeepSpeed Ulysses", "ZeRO-3, NVMe offload", "data_parallel (one device)",
-)  # fmt: skip
+    "tp",
+    "tp, sequence parallel",
+    "cp ulysses",
+    "cp all-gather",
+    "pipeline 1f1b",
+    "pipeline interleaved",
+    "tp × fsdp",
+    "pp × fsdp",
+    "pp × tp × fsdp",
+    "AutoTP + ZeRO-1",
+    "DeepSpeed Ulysses",
+    "ZeRO-3, NVMe offload",
+    "data_parallel (one device)",
+)

@@ -1,4 +1,6 @@
-"""A shortened demo as a user starts it, and what the README tells to do with its run: chat, plot, export, resume."""
+"""A shortened demo as a user starts it, and what the README tells to do with its run: chat, plot, export,
+resume.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ STEPS = 6
 def paceline(
     folder: Path, *arguments: str, given: str = "", deadline: float = DEADLINE_SECONDS, fresh: bool = False
 ) -> Run:
-    """``paceline ARGUMENTS`` in ``folder``, with a cache of its own. ``fresh``: by an interpreter that has imported nothing yet."""
+    """``paceline ARGUMENTS`` in ``folder``, with a cache of its own. ``fresh``: by an interpreter that has
+    imported nothing yet.
+    """
     environ = {
         k: v
         for k, v in os.environ.items()
@@ -105,7 +109,11 @@ def test_another_algorithm_goes_on_from_a_finished_demo(demo: tuple[Path, Run]) 
     assert done.code == 0, done.out[-3000:] + done.err[-3000:]
     assert "step 4 of the SFT demo in outputs/demo" in done.out and "Shorter than it takes" in done.out
     root = folder / "outputs" / "demo-grpo"
-    assert not (root / "sft").exists() and (root / "grpo" / "plot.png").is_file() and (root / "grpo.yaml").is_file()
+    assert (
+        not (root / "sft").exists()
+        and (root / "grpo" / "plot.png").is_file()
+        and (root / "grpo.yaml").is_file()
+    )
     numbers = json.loads((root / "numbers.json").read_text())["numbers"]
     assert [n["name"] for n in numbers] == ["exact match on held-out questions"]
     assert numbers[0]["goal"] == pytest.approx(numbers[0]["before"] + 0.25)

@@ -1,4 +1,6 @@
-"""The guide's commands, word for word but for the number of processes and steps: each trains and leaves a complete run."""
+"""The guide's commands, word for word but for the number of processes and steps: each trains and leaves a
+complete run.
+"""
 
 from __future__ import annotations
 
@@ -52,12 +54,18 @@ class Finished:
 
 
 class Guide:
-    """Runs command lines in the checkout, with this interpreter's programs first on PATH, into a run directory of the test."""
+    """Runs command lines in the checkout, with this interpreter's programs first on PATH, into a run
+    directory of the test.
+    """
 
     def __init__(self, folder: Path, cache: Path) -> None:
         self.run_dir = folder / "run"
         self.environ = {
-            **{k: v for k, v in os.environ.items() if not k.startswith(LAUNCHERS_LEFTOVERS) and k != "PYTHONPATH"},
+            **{
+                k: v
+                for k, v in os.environ.items()
+                if not k.startswith(LAUNCHERS_LEFTOVERS) and k != "PYTHONPATH"
+            },
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
             "OMP_NUM_THREADS": "1",
             "HF_HUB_OFFLINE": "1",
@@ -135,7 +143,8 @@ def test_alone(guide: Guide) -> None:
 @pytest.mark.slow
 def test_the_launcher_script_on_four_processes(guide: Guide) -> None:
     done = guide(
-        "python scripts/run_distributed.py --nproc_per_node 4 --config config_distributed_example.yaml --algorithm sft"
+        "python scripts/run_distributed.py --nproc_per_node 4 --config config_distributed_example.yaml"
+        " --algorithm sft"
     )
     assert done.code == 0, done.text
     guide.check(world_size=4)
@@ -144,7 +153,8 @@ def test_the_launcher_script_on_four_processes(guide: Guide) -> None:
 @pytest.mark.slow
 def test_the_launcher_script_with_torchrun(guide: Guide) -> None:
     done = guide(
-        "python scripts/run_distributed.py --use_torchrun --nproc_per_node 2 --config config_distributed_example.yaml"
+        "python scripts/run_distributed.py --use_torchrun --nproc_per_node 2 --config"
+        " config_distributed_example.yaml"
     )
     assert done.code == 0, done.text
     guide.check(world_size=2)
@@ -156,8 +166,8 @@ def test_two_nodes_on_loopback(flag: str, guide: Guide) -> None:
     port = free_port()
     nodes = [
         guide.start(
-            f"python scripts/run_distributed.py {flag} --nproc_per_node 1 --nnodes 2 --node_rank {node} --master_addr 127.0.0.1 "
-            f"--master_port {port} --config config_distributed_example.yaml"
+            f"python scripts/run_distributed.py {flag} --nproc_per_node 1 --nnodes 2 --node_rank {node}"
+            f" --master_addr 127.0.0.1 --master_port {port} --config config_distributed_example.yaml"
         )
         for node in (1, 0)  # the second node may well be there first
     ]
@@ -169,7 +179,8 @@ def test_two_nodes_on_loopback(flag: str, guide: Guide) -> None:
 
 def test_torchrun(guide: Guide) -> None:
     done = guide(
-        "torchrun --nproc_per_node=2 main.py --mode train --config config_distributed_example.yaml --algorithm sft"
+        "torchrun --nproc_per_node=2 main.py --mode train --config config_distributed_example.yaml"
+        " --algorithm sft"
     )
     assert done.code == 0, done.text
     guide.check(world_size=2)
@@ -191,7 +202,8 @@ def test_both_spellings_of_local_rank(spelling: str, guide: Guide) -> None:
     port = free_port()
     ranks = [
         guide.start(
-            f"python main.py {spelling.format(rank=rank)} --mode train --config config_distributed_example.yaml --algorithm sft",
+            f"python main.py {spelling.format(rank=rank)} --mode train --config"
+            " config_distributed_example.yaml --algorithm sft",
             {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
         )
         for rank in (0, 1)
@@ -203,12 +215,14 @@ def test_both_spellings_of_local_rank(spelling: str, guide: Guide) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(
-    shutil.which("accelerate", path=str(Path(sys.executable).parent)) is None, reason="accelerate is not installed"
+    shutil.which("accelerate", path=str(Path(sys.executable).parent)) is None,
+    reason="accelerate is not installed",
 )
 def test_accelerate_launch(guide: Guide) -> None:
     done = guide(
-        f"accelerate launch --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no --multi_gpu --main_process_port {free_port()} "
-        "main.py --config config_distributed_example.yaml --mode train --algorithm sft"
+        "accelerate launch --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no"
+        f" --multi_gpu --main_process_port {free_port()} main.py --config config_distributed_example.yaml"
+        " --mode train --algorithm sft"
     )
     assert done.code == 0, done.text
     guide.check(world_size=2)
@@ -219,7 +233,8 @@ def test_accelerate_launch(guide: Guide) -> None:
 def test_mpirun(guide: Guide) -> None:
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     done = guide(
-        "mpirun -np 2 --oversubscribe --bind-to none python main.py --config config_distributed_example.yaml --mode train",
+        "mpirun -np 2 --oversubscribe --bind-to none python main.py --config config_distributed_example.yaml"
+        " --mode train",
         root,
     )
     assert done.code == 0, done.text
@@ -228,16 +243,19 @@ def test_mpirun(guide: Guide) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(
-    shutil.which("accelerate", path=str(Path(sys.executable).parent)) is None, reason="accelerate is not installed"
+    shutil.which("accelerate", path=str(Path(sys.executable).parent)) is None,
+    reason="accelerate is not installed",
 )
 @pytest.mark.parametrize("program", ["main.py --config {0}", "-m paceline train {0}"])
 def test_options_of_accelerate_launch_count(program: str, guide: Guide, tmp_path: Path) -> None:
     (tmp_path / "accelerate.yaml").write_text(
-        "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nmixed_precision: bf16\nnum_machines: 1\n"
-        "num_processes: 2\nuse_cpu: false\nfsdp_config: {fsdp_version: 2, fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP}\n"
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nmixed_precision: bf16\nnum_machines:"
+        " 1\nnum_processes: 2\nuse_cpu: false\nfsdp_config: {fsdp_version: 2, fsdp_auto_wrap_policy:"
+        " TRANSFORMER_BASED_WRAP}\n"
     )
     done = guide(
-        f"accelerate launch --config_file {tmp_path}/accelerate.yaml --main_process_port {free_port()} {program.format('config_distributed_example.yaml')}"
+        f"accelerate launch --config_file {tmp_path}/accelerate.yaml --main_process_port {free_port()}"
+        f" {program.format('config_distributed_example.yaml')}"
     )
     assert done.code == 0, done.text
     guide.check(world_size=2)
@@ -291,7 +309,8 @@ def test_a_port_in_use_is_named(guide: Guide) -> None:
         holder.listen()
         port = holder.getsockname()[1]
         done = guide(
-            f"python scripts/run_distributed.py --master_port {port} --nproc_per_node 2 --config config_distributed_example.yaml"
+            f"python scripts/run_distributed.py --master_port {port} --nproc_per_node 2 --config"
+            " config_distributed_example.yaml"
         )
     assert done.code == 2, done.text
     assert str(port) in done.err and "Traceback" not in done.err
@@ -300,7 +319,8 @@ def test_a_port_in_use_is_named(guide: Guide) -> None:
 @pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs the extra deepspeed")
 def test_deepspeed(guide: Guide) -> None:
     done = guide(
-        f"deepspeed --num_gpus=2 --master_port={free_port()} main.py --config config_deepspeed_example.yaml --mode train --algorithm sft"
+        f"deepspeed --num_gpus=2 --master_port={free_port()} main.py --config config_deepspeed_example.yaml"
+        " --mode train --algorithm sft"
     )
     assert done.code == 0, done.text
     guide.check(world_size=2)

@@ -32,7 +32,17 @@ def test_a_strategy_that_is_wrong_is_told_with_step_and_parameter(
     config["training"].pop("max_steps")
     yaml = write_yaml(tmp_path / "c.yaml", config)
     done = paceline(
-        "verify", str(yaml), "--nproc", "2", "--steps", "2", "--no-probe", "--against", "single", "--to", "out"
+        "verify",
+        str(yaml),
+        "--nproc",
+        "2",
+        "--steps",
+        "2",
+        "--no-probe",
+        "--against",
+        "single",
+        "--to",
+        "out",
     )
     assert done.code == 1, done.out + done.err
     assert "they part: at step 1" in done.out
@@ -44,7 +54,9 @@ def test_a_strategy_that_is_wrong_is_told_with_step_and_parameter(
 def test_ddp_is_right_and_the_cut_of_a_batch_makes_no_difference(
     tiny: Callable[..., dict[str, Any]], paceline: Callable[..., Run], tmp_path: Path
 ) -> None:
-    yaml = write_yaml(tmp_path / "c.yaml", {**tiny(distributed_strategy="ddp", gradient_accumulation_steps=2)})
+    yaml = write_yaml(
+        tmp_path / "c.yaml", {**tiny(distributed_strategy="ddp", gradient_accumulation_steps=2)}
+    )
     done = paceline("verify", str(yaml), "--nproc", "2", "--steps", "2", deadline=250)
     assert done.code == 0, done.out + done.err
     assert "they agree" in done.out and "the cut makes no difference" in done.out

@@ -1,6 +1,8 @@
-"""One rank of DeepSpeed scenarios: ``python deepspeed_worker.py OUT_DIR WANTED.json``; writes ``OUT_DIR/<rank>.json``.
+"""One rank of DeepSpeed scenarios: ``python deepspeed_worker.py OUT_DIR WANTED.json``; writes
+``OUT_DIR/<rank>.json``.
 
-One engine's globals leak into the next, so a process tree is for one DeepSpeed feature; the reference is one process with ``single``.
+One engine's globals leak into the next, so a process tree is for one DeepSpeed feature; the reference is one
+process with ``single``.
 """
 
 from __future__ import annotations
@@ -82,7 +84,9 @@ def plan(wanted: dict[str, Any], world: World) -> Any:
         precision=SimpleNamespace(scaler=False, compute=compute, master="float32", reduce="float32"),
         num_nodes=1,
         mesh=mesh,
-        batch=split_batch(ROWS // mesh.data_parallel_size // ACCUMULATION, ACCUMULATION, mesh.data_parallel_size),
+        batch=split_batch(
+            ROWS // mesh.data_parallel_size // ACCUMULATION, ACCUMULATION, mesh.data_parallel_size
+        ),
         engine=engine_of(wanted.get("engine", {}), wanted["strategy"]),
         world_size=world.world_size,
         run_dir=wanted.get("run_dir", ""),
@@ -167,15 +171,21 @@ def evaluate(strategy: Strategy, handle: Handle) -> dict[str, Any]:
 
 
 def generate(strategy: Strategy, handle: Handle) -> list[int]:
-    """One token for rank 0, one more for each further rank: ranks need not decode alike; what all have in common is answered."""
+    """One token for rank 0, one more for each further rank: ranks need not decode alike; what all have in
+    common is answered.
+    """
     with strategy.generating(handle) as root:
         count = 1 + strategy.data_parallel_rank
-        ids: Any = root.hf.generate(torch.arange(6)[None], min_new_tokens=count, max_new_tokens=count, pad_token_id=0)
+        ids: Any = root.hf.generate(
+            torch.arange(6)[None], min_new_tokens=count, max_new_tokens=count, pad_token_id=0
+        )
     return ids[0, :7].tolist()
 
 
 def run(world: World, wanted: dict[str, Any], out: Path) -> dict[str, Any]:
-    """Ten steps with clipping, an evaluation and an answer after the fifth; export there, import into a fresh engine, the last five again."""
+    """Ten steps with clipping, an evaluation and an answer after the fifth; export there, import into a
+    fresh engine, the last five again.
+    """
     strategy, handle = build(world, wanted)
     clip = wanted.get("clip", CLIP)
     steps = train(strategy, handle, range(5), clip)
@@ -184,7 +194,10 @@ def run(world: World, wanted: dict[str, Any], out: Path) -> dict[str, Any]:
     found["bytes"] = handle.state_bytes()
     steps += train(strategy, handle, range(5, 10), clip)
     final = gathered(world, list(strategy.export_state(handle)), out)
-    found |= {"steps": steps, "counters": sorted({float(t) for (_, _, k), t in final.tensors.items() if k == "step"})}
+    found |= {
+        "steps": steps,
+        "counters": sorted({float(t) for (_, _, k), t in final.tensors.items() if k == "step"}),
+    }
     if world.rank == 0:
         store(final, out / "final.safetensors")
     if wanted.get("resume", True):

@@ -11,7 +11,9 @@ from paceline.plan.strategies.options import DeepSpeedOptions, EngineOptions, Fs
 
 
 def engine_of(given: Mapping[str, Any], strategy: str = "") -> EngineOptions:
-    """FSDP's options (other strategies ask nothing of them), a pipeline's where stages are spoken of, DeepSpeed's of its strategies."""
+    """FSDP's options (other strategies ask nothing of them), a pipeline's where stages are spoken of,
+    DeepSpeed's of its strategies.
+    """
     if strategy and strategy_spec(strategy).engine_casts:
         return from_json(DeepSpeedOptions, {"zero_stage": strategy_spec(strategy).zero_stage or 0, **given})
     if "fsdp" in given:

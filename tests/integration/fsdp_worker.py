@@ -1,4 +1,6 @@
-"""One rank of FSDP scenarios on a real (tiny) model: ``python fsdp_worker.py SCENARIO[+SCENARIO…] OUT_DIR``; writes ``OUT_DIR/<rank>.json``."""
+"""One rank of FSDP scenarios on a real (tiny) model:
+``python fsdp_worker.py SCENARIO[+SCENARIO…] OUT_DIR``; writes ``OUT_DIR/<rank>.json``.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +35,29 @@ from paceline.strategies.runner import make_runner
 SPEC = OptimizerSpec(learning_rate=1e-3, weight_decay=0.1)
 STEPS, ROWS = 10, 16
 LLAMA = {
-    "model_type": "llama", "hidden_size": 32, "intermediate_size": 56, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": 11, "max_position_embeddings": 64, "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 56,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 11,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+}
 SECTION: dict[str, Any] = {
-    "name_or_path": None, "revision": None, "trust_remote_code": False, "resize_embeddings": "auto", "embedding_multiple": 1,
-}  # fmt: skip
-COMPUTE = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    "name_or_path": None,
+    "revision": None,
+    "trust_remote_code": False,
+    "resize_embeddings": "auto",
+    "embedding_multiple": 1,
+}
+COMPUTE = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 
 
 def factory(dtype: str, recompute: bool = False, **config: Any) -> HFModelFactory:
@@ -66,8 +84,8 @@ def plan(mesh: Mesh, dtype: str = "float64", **engine: Any) -> SimpleNamespace:
 
 
 def window(step: int, rank: int, size: int, accumulation: int = 2) -> list[Batch]:
-    """The rank's micro-batches: the same global rows whatever the number of ranks. Rows have 3 to 9 tokens, and three of eight are fillers in a
-    row, so that some ranks have few labels or none."""
+    """The rank's micro-batches: the same global rows whatever the number of ranks. Rows have 3 to 9 tokens,
+    and three of eight are fillers in a row, so that some ranks have few labels or none."""
     micro = ROWS // (size * accumulation)
     starts = [step * ROWS + (j * size + rank) * micro for j in range(accumulation)]
     return [make_batch([-1 if 4 <= row % 8 < 7 else row for row in range(s, s + micro)]) for s in starts]
@@ -99,7 +117,13 @@ def train(strategy: Strategy, handle: Handle, steps: range) -> list[dict[str, An
 def gathered(world: World, shards: Iterator[Shard]) -> dict[str, list[float]]:
     """The whole parameters, put together from all ranks' shards; every element must come from exactly one."""
     mine = [
-        [s.name, list(s.global_shape), list(s.offsets), list(s.tensor.shape), s.tensor.double().flatten().tolist()]
+        [
+            s.name,
+            list(s.global_shape),
+            list(s.offsets),
+            list(s.tensor.shape),
+            s.tensor.double().flatten().tolist(),
+        ]
         for s in shards
         if s.kind == "param"
     ]
@@ -124,7 +148,9 @@ def one_run(
 
 
 def parity(world: World) -> dict[str, Any]:
-    """Ten steps under the ways to shard; rank 0 also trains alone. By name; what follows the slash names the run alone to compare with."""
+    """Ten steps under the ways to shard; rank 0 also trains alone. By name; what follows the slash names
+    the run alone to compare with.
+    """
     n = world.world_size
     flat, copies, half = Mesh(dp_shard=n), Mesh(dp_replicate=n), Mesh(dp_replicate=2, dp_shard=n // 2)
     ways: dict[str, tuple[Mesh, dict[str, Any]]] = {
@@ -134,7 +160,10 @@ def parity(world: World) -> dict[str, Any]:
     if n == 2:
         ways |= {
             "recompute/float64": (flat, {}),
-            "size/float64": (flat, {"wrap": {"policy": "size", "min_num_params": 3000}, "forward_prefetch": True}),
+            "size/float64": (
+                flat,
+                {"wrap": {"policy": "size", "min_num_params": 3000}, "forward_prefetch": True},
+            ),
             "full_shard/float32": (flat, {"backward_prefetch": "none"}),
             "offload/bfloat16": (flat, {"cpu_offload": True, "meta_start": True}),
             "meta/tied": (flat, {"meta_start": True}),
@@ -142,7 +171,10 @@ def parity(world: World) -> dict[str, Any]:
     else:
         ways |= {
             "no_shard/float64": (copies, {"sharding": "no_shard"}),
-            "hybrid_shard/float64": (half, {"sharding": "hybrid_shard", "meta_start": True, "whole_gradient_bytes": 0}),
+            "hybrid_shard/float64": (
+                half,
+                {"sharding": "hybrid_shard", "meta_start": True, "whole_gradient_bytes": 0},
+            ),
             "hybrid_shard_zero2/float64": (half, {"sharding": "hybrid_shard_zero2"}),
         }
     found = {}
@@ -173,8 +205,8 @@ def saved(world: World, out: Path, strategy: Strategy, handle: Handle) -> Path:
 
 
 def logits(strategy: Strategy, handle: Handle, *, together: bool = False) -> tuple[list[float], int]:
-    """Of a few tokens, by the whole model while training pauses, or by all ranks together; ranks ask at different lengths, as when they decode. Also
-    how many parameters a rank holds whole meanwhile."""
+    """Of a few tokens, by the whole model while training pauses, or by all ranks together; ranks ask at
+    different lengths, as when they decode. Also how many parameters a rank holds whole meanwhile."""
     strategy.collective_decoding = together
     with strategy.generating(handle) as root:
         ids = torch.arange(2 + strategy.world.rank)[None] % 11
@@ -185,7 +217,9 @@ def logits(strategy: Strategy, handle: Handle, *, together: bool = False) -> tup
 
 
 def state(world: World, out: Path) -> dict[str, Any]:
-    """Five steps, save, five more; a new model from the checkpoint and the same five. Evaluation and decoding in between leave no trace."""
+    """Five steps, save, five more; a new model from the checkpoint and the same five. Evaluation and
+    decoding in between leave no trace.
+    """
     n = world.world_size
     mesh = Mesh(dp_shard=n) if n == 2 else Mesh(dp_replicate=2, dp_shard=n // 2)
     strategy, handle = build(world, "fsdp", mesh, factory("float32"), "float32")
@@ -204,15 +238,22 @@ def state(world: World, out: Path) -> dict[str, Any]:
         strategy.import_state(handle, reader)
     again = {"steps": train(strategy, handle, range(5, 10)), "blocks": held(strategy, handle)}
     return {
-        "straight": straight, "again": again, "logits": said, "together": together, "whole": (whole, root_only), "checkpoint": str(path), "bytes": bytes_held,
+        "straight": straight,
+        "again": again,
+        "logits": said,
+        "together": together,
+        "whole": (whole, root_only),
+        "checkpoint": str(path),
+        "bytes": bytes_held,
         "eval": {"sums": dict(sums.sums), "weights": dict(sums.weights), "rows": sums.rows},
-    }  # fmt: skip
+    }
 
 
 def held(strategy: Strategy, handle: Handle) -> dict[str, list[float]]:
     """Everything this rank would write."""
     return {
-        f"{s.name}|{s.kind}|{s.offsets}": s.tensor.double().flatten().tolist() for s in strategy.export_state(handle)
+        f"{s.name}|{s.kind}|{s.offsets}": s.tensor.double().flatten().tolist()
+        for s in strategy.export_state(handle)
     }
 
 

@@ -1,6 +1,8 @@
-"""One rank of adapter cells: ``python lora_worker.py WANTED.json OUT_DIR``; writes ``OUT_DIR/<rank>.json``, a result by cell.
+"""One rank of adapter cells: ``python lora_worker.py WANTED.json OUT_DIR``; writes ``OUT_DIR/<rank>.json``, a
+result by cell.
 
-A cell: ten steps with clipping, an evaluation and an answer in their midst, export, import into a fresh engine, the last five steps again.
+A cell: ten steps with clipping, an evaluation and an answer in their midst, export, import into a fresh
+engine, the last five steps again.
 """
 
 from __future__ import annotations
@@ -37,10 +39,17 @@ SOURCE = SimpleNamespace(
     resize_embeddings="never",
     embedding_multiple=1,
     config={
-        "model_type": "llama", "vocab_size": 32, "hidden_size": 32, "intermediate_size": 88, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "tie_word_embeddings": False,
+        "model_type": "llama",
+        "vocab_size": 32,
+        "hidden_size": 32,
+        "intermediate_size": 88,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": False,
     },
-)  # fmt: skip
+)
 
 
 def build(world: World, cell: dict[str, Any]) -> tuple[Strategy, Handle]:
@@ -54,14 +63,20 @@ def build(world: World, cell: dict[str, Any]) -> tuple[Strategy, Handle]:
         precision=SimpleNamespace(scaler=False, compute=compute, master=master, reduce=master),
         num_nodes=1,
         mesh=mesh,
-        batch=split_batch(ROWS // mesh.data_parallel_size // ACCUMULATION, ACCUMULATION, mesh.data_parallel_size),
+        batch=split_batch(
+            ROWS // mesh.data_parallel_size // ACCUMULATION, ACCUMULATION, mesh.data_parallel_size
+        ),
         engine=engine_of(cell.get("engine", {}), cell["strategy"]),
         adapter=cell["adapter"],
         world_size=world.world_size,
         run_dir="",
     )
     factory = HFModelFactory(
-        SOURCE, seed=5, compute_dtype=getattr(torch, compute), master_dtype=getattr(torch, master), adapter=plan.adapter
+        SOURCE,
+        seed=5,
+        compute_dtype=getattr(torch, compute),
+        master_dtype=getattr(torch, master),
+        adapter=plan.adapter,
     )
     strategy = make_strategy(plan.strategy, world, plan)
     handle = strategy.prepare(Role.POLICY, factory, OptimizerSpec(learning_rate=LR, weight_decay=0.1))
@@ -90,7 +105,9 @@ def train(strategy: Strategy, handle: Handle, steps: range) -> list[list[float]]
 
 
 def evaluate(strategy: Strategy, handle: Handle) -> float:
-    """Loss over 33 rows, one rank with a micro-batch more; then an answer, ranks not alike, which must leave no trace."""
+    """Loss over 33 rows, one rank with a micro-batch more; then an answer, ranks not alike, which must
+    leave no trace.
+    """
     rows = list(range(33))[strategy.data_parallel_rank :: strategy.data_parallel_size]
     micro = [make_batch(rows[i : i + 8]) for i in range(0, len(rows), 8)]
     sums = make_runner(strategy).eval_window({Role.POLICY: handle}, micro, TinyObjective())
@@ -104,9 +121,17 @@ def evaluate(strategy: Strategy, handle: Handle) -> float:
 def gathered(world: World, strategy: Strategy, handle: Handle) -> MemoryReader:
     """All ranks' blocks put together, as a checkpoint on disk would give them; a hole or an overlap fails."""
     mine = [
-        [s.name, s.kind, list(s.global_shape), list(s.offsets), list(s.tensor.shape), str(s.tensor.dtype), s.tensor.double().flatten().tolist()]
+        [
+            s.name,
+            s.kind,
+            list(s.global_shape),
+            list(s.offsets),
+            list(s.tensor.shape),
+            str(s.tensor.dtype),
+            s.tensor.double().flatten().tolist(),
+        ]
         for s in strategy.export_state(handle)
-    ]  # fmt: skip
+    ]
     whole: dict[tuple[str, str], torch.Tensor] = {}
     seen: dict[tuple[str, str], torch.Tensor] = {}
     for name, kind, shape, offsets, block, dtype, values in (
@@ -118,11 +143,17 @@ def gathered(world: World, strategy: Strategy, handle: Handle) -> MemoryReader:
         whole[key][place] = torch.tensor(values, dtype=torch.float64).reshape(block).to(whole[key].dtype)
         seen.setdefault(key, torch.zeros(shape))[place] += 1
     assert all(bool((count == 1).all()) for count in seen.values()), "an element is stored twice, or never"
-    return MemoryReader([Shard("policy", n, k, tuple(t.shape), (0,) * t.ndim, t) for (n, k), t in whole.items()])
+    return MemoryReader(
+        [Shard("policy", n, k, tuple(t.shape), (0,) * t.ndim, t) for (n, k), t in whole.items()]
+    )
 
 
 def parameters(reader: MemoryReader) -> dict[str, list[float]]:
-    return {n: t.double().flatten().tolist() for (_, n, kind), t in sorted(reader.tensors.items()) if kind == "param"}
+    return {
+        n: t.double().flatten().tolist()
+        for (_, n, kind), t in sorted(reader.tensors.items())
+        if kind == "param"
+    }
 
 
 def run(world: World, cell: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,9 @@
-"""One rank that measures model states: ``python memory_worker.py SCENARIO OUT_DIR``; reads ``OUT_DIR/cases.json`` and writes the bytes of each case to ``OUT_DIR/<rank>.json``.
+"""One rank that measures model states: ``python memory_worker.py SCENARIO OUT_DIR``; reads
+``OUT_DIR/cases.json`` and writes the bytes of each case to ``OUT_DIR/<rank>.json``.
 
-Cases are configs (``training``, ``model``, ``lora`` sections) by name; each goes through ``load_config`` and ``make_plan``, two windows are
-trained, and the bytes of real storages are compared with the plan's where the test reads them.
+Cases are configs (``training``, ``model``, ``lora`` sections) by name; each goes through ``load_config`` and
+``make_plan``, two windows are trained, and the bytes of real storages are compared with the plan's where the
+test reads them.
 """
 
 from __future__ import annotations
@@ -35,9 +37,16 @@ from paceline.strategies.runner import make_runner
 
 CPU = dataclasses.replace(probe_hardware({}, use_cpu=True), packages=None)
 MODEL = {
-    "model_type": "llama", "hidden_size": 42, "intermediate_size": 50, "num_hidden_layers": 3, "num_attention_heads": 6,
-    "num_key_value_heads": 2, "vocab_size": 13, "max_position_embeddings": 64, "head_dim": 10,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 42,
+    "intermediate_size": 50,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "vocab_size": 13,
+    "max_position_embeddings": 64,
+    "head_dim": 10,
+}
 
 
 def plan_of(case: dict[str, Any], world: World, out: Path) -> Plan:
@@ -47,8 +56,12 @@ def plan_of(case: dict[str, Any], world: World, out: Path) -> Plan:
         "model": {"config": {**MODEL, **case.get("model", {})}, "tokenizer": "o/t"},
         "data": {"train": "rows.jsonl", "max_length": 64},
     }
-    path.write_text(json.dumps({**whole, "training": training, **({"lora": case["lora"]} if "lora" in case else {})}))  # fmt: skip
-    return make_plan(Job(load_config(str(path)).config, CPU, world_size=world.world_size, launcher="spawn", run_dir=""))
+    path.write_text(
+        json.dumps({**whole, "training": training, **({"lora": case["lora"]} if "lora" in case else {})})
+    )
+    return make_plan(
+        Job(load_config(str(path)).config, CPU, world_size=world.world_size, launcher="spawn", run_dir="")
+    )
 
 
 def storages(tensors: Iterable[Tensor | None]) -> int:
@@ -65,7 +78,9 @@ def storages(tensors: Iterable[Tensor | None]) -> int:
 
 
 def weights(handle: Handle) -> Iterator[Tensor | None]:
-    """Parameters as they lie between steps, their low-precision copies and scales, and DeepSpeed's masters."""
+    """Parameters as they lie between steps, their low-precision copies and scales, and DeepSpeed's
+    masters.
+    """
     for parameter in handle.root.parameters():
         yield getattr(parameter, "ds_tensor", None) if getattr(parameter, "ds_numel", None) else parameter
         if getattr(parameter, "ds_numel", None):
@@ -75,7 +90,11 @@ def weights(handle: Handle) -> Iterator[Tensor | None]:
         packed = getattr(module, "quant_state", None)
         yield from () if packed is None else (packed.absmax, getattr(packed.state2, "absmax", None))
     engine: Any = getattr(handle.module, "optimizer", None)
-    for name in ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat", "fp32_groups_flat_partition"):
+    for name in (
+        "single_partition_of_fp32_groups",
+        "fp32_partitioned_groups_flat",
+        "fp32_groups_flat_partition",
+    ):
         yield from getattr(engine, name, ())
 
 
@@ -95,7 +114,9 @@ def gradients(handle: Handle) -> Iterator[Tensor | None]:
 def moments(handle: Handle, scalars: bool) -> Iterator[Tensor | None]:
     assert handle.optimizer is not None
     for state in handle.optimizer.state.values():
-        yield from (value for value in state.values() if isinstance(value, Tensor) and (value.ndim == 0) == scalars)
+        yield from (
+            value for value in state.values() if isinstance(value, Tensor) and (value.ndim == 0) == scalars
+        )
 
 
 def measured(case: dict[str, Any], world: World, out: Path) -> dict[str, Any]:
@@ -105,7 +126,9 @@ def measured(case: dict[str, Any], world: World, out: Path) -> dict[str, Any]:
     compute = getattr(torch, plan.precision.compute)
     source = load_config(str(out / f"config{world.rank}.json")).config.model
     handle = strategy.prepare(
-        Role.POLICY, HFModelFactory(source, seed=5, compute_dtype=compute, adapter=to_json(plan.adapter)), spec
+        Role.POLICY,
+        HFModelFactory(source, seed=5, compute_dtype=compute, adapter=to_json(plan.adapter)),
+        spec,
     )
     seen: dict[str, int] = {}
     finish = strategy.finish
@@ -118,7 +141,9 @@ def measured(case: dict[str, Any], world: World, out: Path) -> dict[str, Any]:
     for step in range(2):
         first = (step * 8 + strategy.data_parallel_rank * 2) % 7
         micro = [make_batch([first, first + 1]), make_batch([first + 2, first + 3])]
-        make_runner(strategy).train_window({Role.POLICY: handle}, micro, TinyObjective(), lr=1e-3, max_grad_norm=1.0)
+        make_runner(strategy).train_window(
+            {Role.POLICY: handle}, micro, TinyObjective(), lr=1e-3, max_grad_norm=1.0
+        )
     found = {
         "parameters": storages(weights(handle)),
         **seen,
@@ -127,7 +152,11 @@ def measured(case: dict[str, Any], world: World, out: Path) -> dict[str, Any]:
     }
     planned = model_states(plan, world.rank)
     told = handle.state_bytes()
-    return {"measured": found, "planned": None if planned is None else dataclasses.asdict(planned), "told": told}
+    return {
+        "measured": found,
+        "planned": None if planned is None else dataclasses.asdict(planned),
+        "told": told,
+    }
 
 
 def main() -> None:

@@ -1,4 +1,6 @@
-"""Scenarios of tensor and context parallelism on models and functions, without a strategy; see ``parallel_worker``."""
+"""Scenarios of tensor and context parallelism on models and functions, without a strategy; see
+``parallel_worker``.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,13 @@ from paceline.protocols.roles import Output
 from paceline.runtime.world import World
 
 NLL = frozenset({Output.NLL, Output.CORRECT})
-EVERYTHING = frozenset(Output) - {Output.SCORES, Output.VALUES, Output.HIDDEN, Output.DIVERGENCE, Output.CLASSES}
+EVERYTHING = frozenset(Output) - {
+    Output.SCORES,
+    Output.VALUES,
+    Output.HIDDEN,
+    Output.DIVERGENCE,
+    Output.CLASSES,
+}
 LENGTHS = (5, 12, 3, 9, 1)  # 30 tokens: a multiple of 2
 EVEN = {"vocab_size": 98, "num_key_value_heads": 2}  # two ranks can share it
 TP_FAMILIES = ("llama_tied", "qwen3", "gemma2", "phi", "phi3", "cohere", "gpt_neox")
@@ -67,7 +75,9 @@ def apart(a: Any, b: Any) -> float:
 
 
 def tensor(world: World) -> dict[str, float]:
-    """Every family that has a plan, every combination of sequence and loss parallelism, against the whole model in this process."""
+    """Every family that has a plan, every combination of sequence and loss parallelism, against the whole
+    model in this process.
+    """
     mesh = init_device_mesh("cpu", (world.world_size,), mesh_dim_names=("tp",))
     found: dict[str, float] = {}
     for i, family in enumerate(TP_FAMILIES):
@@ -132,7 +142,10 @@ def head(world: World) -> dict[str, float]:
     group = init_device_mesh("cpu", (world.world_size,)).get_group()
     generator = torch.Generator().manual_seed(3)
     hidden, weight = (torch.randn(n, 6, generator=generator, dtype=torch.float64) for n in (13, 28))
-    labels, mix = torch.randint(0, 28, (13,), generator=generator), torch.linspace(-1, 2, 13, dtype=torch.float64)
+    labels, mix = (
+        torch.randint(0, 28, (13,), generator=generator),
+        torch.linspace(-1, 2, 13, dtype=torch.float64),
+    )
     hidden[0] *= 60.0  # a label of vanishing probability keeps its loss
     found = {}
     for shape in (HeadShape(chunk_bytes=3 * 28 * 8), HeadShape(2.0, 3.0), HeadShape(0.5, None, 500)):
@@ -153,10 +166,14 @@ def head(world: World) -> dict[str, float]:
                 again, more_hits = part.nll(*args, True)
             nll_error = [(x + logp.sum()).detach().abs() for x in (nll, again)]
             worst = [float(x) for x in nll_error]
-            worst += [float((a - b).detach().abs().max()) for a, b in zip(stats[:2], (logp, entropy), strict=True)]
+            worst += [
+                float((a - b).detach().abs().max()) for a, b in zip(stats[:2], (logp, entropy), strict=True)
+            ]
             worst += [float((x - right).abs()) for x in (hits, more_hits, stats[2])]
             pairs = [(nll * 0.3, -logp.sum() * 0.3)]
-            pairs.append(((stats[0] * mix + stats[1] * mix.flip(0)).sum(), (logp * mix + entropy * mix.flip(0)).sum()))
+            pairs.append(
+                ((stats[0] * mix + stats[1] * mix.flip(0)).sum(), (logp * mix + entropy * mix.flip(0)).sum())
+            )
             for ours, theirs in pairs:
                 a = torch.autograd.grad(ours, mine, retain_graph=True)
                 b = torch.autograd.grad(theirs, given, retain_graph=True)
@@ -175,10 +192,17 @@ BOUNDS = {  # of 24 tokens: one long document, many, cuts inside and on a bounda
 
 
 def attention(world: World) -> dict[str, float]:
-    """Both methods against attention in one process: documents, shared heads, windows, caps, sinks; outputs and gradients, float64."""
+    """Both methods against attention in one process: documents, shared heads, windows, caps, sinks;
+    outputs and gradients, float64.
+    """
     mesh = init_device_mesh("cpu", (world.world_size,), mesh_dim_names=("cp",))
     generator = torch.Generator().manual_seed(5)
-    variants: dict[str, dict[str, Any]] = {"plain": {}, "window": {"window": 4}, "cap": {"softcap": 2.0}, "sinks": {}}
+    variants: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "window": {"window": 4},
+        "cap": {"softcap": 2.0},
+        "sinks": {},
+    }
     found: dict[str, float] = {}
     for heads, shared in ((4, 4), (4, 2), (4, 1), (8, 2), (12, 3)):
         for name, options in variants.items():
@@ -204,14 +228,18 @@ def attention(world: World) -> dict[str, float]:
                     grads = torch.autograd.grad((ours * block_of(weight, context.group, 2)).sum(), mine)
                     for i, (a, b) in enumerate(zip(grads, expected, strict=True)):
                         same = all_reduced(a, context.group) if i == 3 else a
-                        worst.append(float((same - (b if i == 3 else block_of(b, context.group, 2))).abs().max()))
+                        worst.append(
+                            float((same - (b if i == 3 else block_of(b, context.group, 2))).abs().max())
+                        )
                     key = f"{method} {heads}/{shared} {name}"
                     found[key] = max(found.get(key, 0.0), *worst)
     return found
 
 
 def context(world: World) -> dict[str, float]:
-    """Whole models on a share of the tokens, an odd number of them: sums over the ranks against one process."""
+    """Whole models on a share of the tokens, an odd number of them: sums over the ranks against one
+    process.
+    """
     mesh = init_device_mesh("cpu", (world.world_size,), mesh_dim_names=("cp",))
     found: dict[str, float] = {}
     for i, family in enumerate(("llama_tied", "qwen3", "mistral", "gemma2")):

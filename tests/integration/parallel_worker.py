@@ -1,4 +1,6 @@
-"""One rank of the scenarios of tensor and context parallelism: ``python parallel_worker.py SCENARIO[+…] OUT_DIR``; writes ``OUT_DIR/<rank>.json``."""
+"""One rank of the scenarios of tensor and context parallelism:
+``python parallel_worker.py SCENARIO[+…] OUT_DIR``; writes ``OUT_DIR/<rank>.json``.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ BOTH = {"sequence_parallel": True, "loss_parallel": True}
 def trained(
     world: World, name: str, mesh: Mesh, dtype: str = "float64", recompute: bool = False, **engine: Any
 ) -> dict[str, Any]:
-    """Ten steps of ``fsdp_worker``, then an evaluation over rows that do not divide, and the whole parameters."""
+    """Ten steps of ``fsdp_worker``, then an evaluation over rows that do not divide, and the whole
+    parameters.
+    """
     strategy, handle = fsdp_worker.build(
         world, name, mesh, fsdp_worker.factory(dtype, recompute, **TRAINED), dtype, **engine
     )
@@ -47,7 +51,9 @@ def trained(
 def parity(world: World) -> dict[str, Any]:
     """Alone: the references. On 2 ranks every way to cut, on 4 the ways to cut twice."""
     if world.world_size == 1:
-        return {dtype: trained(world, "single", Mesh(), dtype) for dtype in ("float64", "float32", "bfloat16")}
+        return {
+            dtype: trained(world, "single", Mesh(), dtype) for dtype in ("float64", "float32", "bfloat16")
+        }
     tp, cp = Mesh(tp=2), Mesh(cp=2)
     runs: dict[str, tuple[Mesh, str, bool, dict[str, Any]]] = {
         "tp": (tp, "float64", False, {}),
@@ -65,11 +71,16 @@ def parity(world: World) -> dict[str, Any]:
             "cp fsdp": (Mesh(dp_shard=2, cp=2), "float64", True, {"cp_method": "allgather"}),
             "cp tp": (Mesh(cp=2, tp=2), "float64", False, {"cp_method": "ulysses", **BOTH}),
         }
-    return {k: trained(world, "fsdp", mesh, dtype, again, **engine) for k, (mesh, dtype, again, engine) in runs.items()}
+    return {
+        k: trained(world, "fsdp", mesh, dtype, again, **engine)
+        for k, (mesh, dtype, again, engine) in runs.items()
+    }
 
 
 def state(world: World, out: Path) -> dict[str, Any]:
-    """Five steps, save, five more; a new model from the checkpoint and the same five. Ranks of a tp group decode alike in between."""
+    """Five steps, save, five more; a new model from the checkpoint and the same five. Ranks of a tp group
+    decode alike in between.
+    """
     mesh = Mesh(dp_shard=world.world_size // 2, tp=2)
     factory = fsdp_worker.factory("float32", **TRAINED)
     strategy, handle = fsdp_worker.build(world, "fsdp", mesh, factory, "float32", **BOTH)
@@ -90,7 +101,9 @@ def state(world: World, out: Path) -> dict[str, Any]:
     with CheckpointReader(path) as reader, torch.no_grad():
         for name, parameter in whole.plain_named_parameters():
             parameter.copy_(reader.read("policy", name, "param"))
-    alone = whole.eval().hf.generate(torch.tensor([[3, 1, 4]]), max_new_tokens=6, do_sample=False, pad_token_id=0)
+    alone = whole.eval().hf.generate(
+        torch.tensor([[3, 1, 4]]), max_new_tokens=6, do_sample=False, pad_token_id=0
+    )
     return {"equal": straight == again, "blocks": len(again[1]), "said": said, "alone": alone[0].tolist()}
 
 

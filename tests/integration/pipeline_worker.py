@@ -1,4 +1,5 @@
-"""One rank of pipeline scenarios on a real (tiny) model: ``python pipeline_worker.py SCENARIO[+SCENARIO…] OUT_DIR``; writes ``OUT_DIR/<rank>.json``.
+"""One rank of pipeline scenarios on a real (tiny) model:
+``python pipeline_worker.py SCENARIO[+SCENARIO…] OUT_DIR``; writes ``OUT_DIR/<rank>.json``.
 
 Every rank also computes the reference, alone in its own process.
 """
@@ -30,7 +31,9 @@ FOUR = {**LLAMA, "num_hidden_layers": 4}
 
 
 def window(step: int, strategy: Strategy, accumulation: int) -> list[Batch]:
-    """The rank's micro-batches: the same global rows whatever the mesh; the last holds one row of the step's, the first all that are left."""
+    """The rank's micro-batches: the same global rows whatever the mesh; the last holds one row of the
+    step's, the first all that are left.
+    """
     size, rank = strategy.data_parallel_size, strategy.data_parallel_rank
     own = list(range(step * ROWS, (step + 1) * ROWS))[rank::size]
     rest = accumulation - 1
@@ -49,9 +52,11 @@ def train(
             TinyObjective(),
             lr=1e-3 * (1 - step / 40),
             max_grad_norm=0.5,
-            generator_seed=(lambda j, s=step: seed_for(3, s, j, "policy", strategy.data_parallel_rank))
-            if seeded
-            else None,
+            generator_seed=(
+                (lambda j, s=step: seed_for(3, s, j, "policy", strategy.data_parallel_rank))
+                if seeded
+                else None
+            ),
         )
         assert result.grad_norm is not None
         found.append((result.losses["nll"], result.grad_norm))
@@ -83,8 +88,10 @@ class Reference:
             steps = train(runner, handle, range(STEPS), 4)
             evaluated = evaluate(runner, handle)
             self._known[key] = {
-                "steps": steps, "eval": evaluated, "parameters": gathered(world, strategy.export_state(handle)),
-            }  # fmt: skip
+                "steps": steps,
+                "eval": evaluated,
+                "parameters": gathered(world, strategy.export_state(handle)),
+            }
         return dict(self._known[key])
 
 
@@ -99,9 +106,15 @@ def pipeline(
 
 
 def compare(
-    world: World, reference: Reference, mesh: Mesh, dtype: str = "float64", accumulation: int = 4, recompute: bool = False,
-    config: dict[str, Any] | None = None, **engine: Any,
-) -> dict[str, float]:  # fmt: skip
+    world: World,
+    reference: Reference,
+    mesh: Mesh,
+    dtype: str = "float64",
+    accumulation: int = 4,
+    recompute: bool = False,
+    config: dict[str, Any] | None = None,
+    **engine: Any,
+) -> dict[str, float]:
     """The largest differences from one process over ten steps and an evaluation in their middle."""
     config = {"num_hidden_layers": 4, **(config or {})}
     expected = reference.get(dtype, **config)
@@ -117,7 +130,9 @@ def compare(
         "norm": max(abs(a[1] - b[1]) for a, b in zip(steps, expected["steps"], strict=True)),
         "eval": max(abs(a - b) / max(1.0, abs(b)) for a, b in zip(evaluated, expected["eval"], strict=True)),
         "parameters": max(
-            abs(x - y) for name in found for x, y in zip(found[name], expected["parameters"][name], strict=True)
+            abs(x - y)
+            for name in found
+            for x, y in zip(found[name], expected["parameters"][name], strict=True)
         ),
         "learnt": expected["steps"][0][0] - expected["steps"][-1][0],
         "largest_norm": max(norm for _, norm in expected["steps"]),
@@ -130,7 +145,9 @@ BY_HAND = frozenset(
 
 
 def parity(world: World, only: str | None = None) -> dict[str, Any]:
-    """Schedules and what stages are made of, by the number of ranks; ``only``: those with this in their names, the ones run by hand included."""
+    """Schedules and what stages are made of, by the number of ranks; ``only``: those with this in their
+    names, the ones run by hand included.
+    """
     n, reference, tied = world.world_size, Reference(), {"tie_word_embeddings": True}
     row = Mesh(pp=n)
     two: dict[str, dict[str, Any]] = {
@@ -138,16 +155,27 @@ def parity(world: World, only: str | None = None) -> dict[str, Any]:
         "1f1b tied recomputed": {"mesh": row, "recompute": True, "config": tied},
         "one micro-batch": {"mesh": row, "accumulation": 1},
         "gpipe": {"mesh": row, "schedule": "gpipe", "accumulation": 3},
-        "interleaved tied": {"mesh": row, "schedule": "interleaved", "stages_per_rank": 2, "accumulation": 5, "config": tied},
+        "interleaved tied": {
+            "mesh": row,
+            "schedule": "interleaved",
+            "stages_per_rank": 2,
+            "accumulation": 5,
+            "config": tied,
+        },
         "zero_bubble": {"mesh": row, "schedule": "zero_bubble", "stages_per_rank": 2},
         "zbv tied": {"mesh": row, "schedule": "zbv", "stages_per_rank": 2, "config": tied},
         "float32": {"mesh": row, "dtype": "float32"},
         "bfloat16": {"mesh": row, "dtype": "bfloat16", "config": tied},
-    }  # fmt: skip
+    }
     sharded = Mesh(pp=2, dp_shard=2)
     four: dict[str, dict[str, Any]] = {
         "sharded": {"mesh": sharded, "config": tied},
-        "sharded interleaved": {"mesh": sharded, "schedule": "interleaved", "stages_per_rank": 2, "recompute": True},
+        "sharded interleaved": {
+            "mesh": sharded,
+            "schedule": "interleaved",
+            "stages_per_rank": 2,
+            "recompute": True,
+        },
         "sharded zbv": {"mesh": sharded, "schedule": "zbv", "stages_per_rank": 2, "config": tied},
         "sharded bfloat16": {"mesh": sharded, "dtype": "bfloat16"},
         "replicated": {"mesh": Mesh(pp=2, dp_replicate=2), "config": tied},
@@ -168,9 +196,18 @@ def parity(world: World, only: str | None = None) -> dict[str, Any]:
 
 
 def whole_reader(world: World, strategy: Strategy, handle: Handle) -> MemoryReader:
-    """All ranks' shares of the state in one reader, as a checkpoint on disk would give them (blocks that are whole tensors)."""
+    """All ranks' shares of the state in one reader, as a checkpoint on disk would give them (blocks that
+    are whole tensors).
+    """
     mine = [
-        [s.role, s.name, s.kind, list(s.global_shape), str(s.tensor.dtype), s.tensor.double().flatten().tolist()]
+        [
+            s.role,
+            s.name,
+            s.kind,
+            list(s.global_shape),
+            str(s.tensor.dtype),
+            s.tensor.double().flatten().tolist(),
+        ]
         for s in strategy.export_state(handle)
     ]
     everyone = [row for rows in world.all_gather_json(mine) for row in rows]
@@ -192,7 +229,9 @@ def whole_reader(world: World, strategy: Strategy, handle: Handle) -> MemoryRead
 
 
 def resume(world: World) -> dict[str, Any]:
-    """Three steps, export, three more; then import into a fresh model and the same three. With dropout, so that seeds count."""
+    """Three steps, export, three more; then import into a fresh model and the same three. With dropout, so
+    that seeds count.
+    """
     found: dict[str, Any] = {}
     config = {"num_hidden_layers": 4, "tie_word_embeddings": True, "attention_dropout": 0.1}
     for name, engine in {
@@ -224,7 +263,9 @@ def main() -> None:
     scenario, out = sys.argv[1], Path(sys.argv[2])
     world = World.open(RankEnv.from_environ(environment()), device="cpu", timeout_seconds=60)
     scenarios: dict[str, Any] = {"parity": parity, "resume": resume}
-    found = {name: scenarios[name.partition(":")[0]](world, *name.split(":")[1:]) for name in scenario.split("+")}
+    found = {
+        name: scenarios[name.partition(":")[0]](world, *name.split(":")[1:]) for name in scenario.split("+")
+    }
     (out / f"{world.rank}.json").write_text(json.dumps(found))
     world.close(ok=True)
 

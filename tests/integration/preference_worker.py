@@ -1,6 +1,8 @@
-"""One rank of preference cells: ``python preference_worker.py WANTED.json OUT_DIR``; writes ``OUT_DIR/<rank>.json``, a result by cell.
+"""One rank of preference cells: ``python preference_worker.py WANTED.json OUT_DIR``; writes
+``OUT_DIR/<rank>.json``, a result by cell.
 
-A cell: eight steps with clipping and an evaluation of unlike shares in their midst, of a reward model or DPO with a reference of its own or without the adapter.
+A cell: eight steps with clipping and an evaluation of unlike shares in their midst, of a reward model or DPO
+with a reference of its own or without the adapter.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ VOCAB = 32
 
 
 def pair_batch(pairs: list[int]) -> Batch:
-    """Pairs by number, each half of 4 to 12 tokens after a prompt of 2: chosen ones count upwards, rejected ones are random. -1 is a filler."""
+    """Pairs by number, each half of 4 to 12 tokens after a prompt of 2: chosen ones count upwards,
+    rejected ones are random. -1 is a filler.
+    """
     documents, labels, ids, margins = [], [], [], []
     for pair in pairs:
         random = torch.Generator().manual_seed(max(pair, 0))
@@ -64,7 +68,9 @@ def pair_batch(pairs: list[int]) -> Batch:
 
 
 def build(world: World, cell: dict[str, Any]) -> tuple[Strategy, dict[Role, Handle], Any]:
-    """Strategy, models and algorithm of a cell; ``cell``: algorithm, options, strategy, mesh, engine, dtype, adapter."""
+    """Strategy, models and algorithm of a cell; ``cell``: algorithm, options, strategy, mesh, engine,
+    dtype, adapter.
+    """
     mesh = Mesh(**cell.get("mesh", {"dp_shard": world.world_size}))
     dtype = cell.get("dtype", "float32")
     plan: Any = SimpleNamespace(
@@ -74,7 +80,9 @@ def build(world: World, cell: dict[str, Any]) -> tuple[Strategy, dict[Role, Hand
         precision=SimpleNamespace(scaler=False, compute=dtype, master=dtype, reduce=dtype),
         num_nodes=1,
         mesh=mesh,
-        batch=split_batch(PAIRS // mesh.data_parallel_size // ACCUMULATION, ACCUMULATION, mesh.data_parallel_size),
+        batch=split_batch(
+            PAIRS // mesh.data_parallel_size // ACCUMULATION, ACCUMULATION, mesh.data_parallel_size
+        ),
         engine=engine_of(cell.get("engine", {}), cell["strategy"]),
         adapter=cell.get("adapter"),
         world_size=world.world_size,
@@ -83,7 +91,15 @@ def build(world: World, cell: dict[str, Any]) -> tuple[Strategy, dict[Role, Hand
 
     def factory(role: Role, frozen: bool) -> HFModelFactory:
         adapter = None if frozen else plan.adapter
-        return HFModelFactory(SOURCE, role, seed=5, compute_dtype=getattr(torch, dtype), master_dtype=getattr(torch, dtype), adapter=adapter, frozen=frozen)  # fmt: skip
+        return HFModelFactory(
+            SOURCE,
+            role,
+            seed=5,
+            compute_dtype=getattr(torch, dtype),
+            master_dtype=getattr(torch, dtype),
+            adapter=adapter,
+            frozen=frozen,
+        )
 
     algorithm = ALGORITHMS.load(cell["algorithm"])(**cell.get("options", {}))
     strategy = make_strategy(plan.strategy, world, plan)
@@ -96,8 +112,12 @@ def build(world: World, cell: dict[str, Any]) -> tuple[Strategy, dict[Role, Hand
     return strategy, handles, algorithm
 
 
-def train(strategy: Strategy, handles: dict[Role, Handle], algorithm: Any, steps: range) -> list[dict[str, float]]:
-    """Loss, norm and statistics by step; the same global pairs whatever the number of ranks. In every third step one pair is a filler."""
+def train(
+    strategy: Strategy, handles: dict[Role, Handle], algorithm: Any, steps: range
+) -> list[dict[str, float]]:
+    """Loss, norm and statistics by step; the same global pairs whatever the number of ranks. In every
+    third step one pair is a filler.
+    """
     size, rank = strategy.data_parallel_size, strategy.data_parallel_rank
     micro = PAIRS // (size * ACCUMULATION)
     found = []
@@ -112,7 +132,9 @@ def train(strategy: Strategy, handles: dict[Role, Handle], algorithm: Any, steps
             handles, batches, algorithm, lr=5 * LR * (1 - step / 40), max_grad_norm=0.5
         )
         assert result.grad_norm is not None
-        found.append({"loss": sum(result.losses.values()), "norm": result.grad_norm, **result.extras, **result.weights})
+        found.append(
+            {"loss": sum(result.losses.values()), "norm": result.grad_norm, **result.extras, **result.weights}
+        )
     return found
 
 

@@ -1,4 +1,6 @@
-"""A wire between a rank and the store that can be made slow, or cut without a word (packets vanish, nothing is closed)."""
+"""A wire between a rank and the store that can be made slow, or cut without a word (packets vanish,
+nothing is closed).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ import time
 
 
 class Wire:
-    """Listens on ``port`` and passes everything on to ``target``, ``delay`` seconds late; ``cut`` makes it swallow everything."""
+    """Listens on ``port`` and passes everything on to ``target``, ``delay`` seconds late; ``cut`` makes it
+    swallow everything.
+    """
 
     def __init__(self, target: int, delay: float = 0.0) -> None:
         self.delay, self.cut = delay, False

@@ -29,7 +29,9 @@ def base_environment() -> dict[str, str]:
     clean = {
         k: v
         for k, v in os.environ.items()
-        if not k.startswith(("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC_", "OMPI_", "SLURM_", "PMI_"))
+        if not k.startswith(
+            ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC_", "OMPI_", "SLURM_", "PMI_")
+        )
     }
     return {
         **clean,
@@ -65,7 +67,12 @@ def run_ranks(
 
 def start(argv: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[str]:
     return warm.Popen(
-        argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        argv,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     )
 
 

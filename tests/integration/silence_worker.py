@@ -1,4 +1,7 @@
-"""One rank that sums numbers with the others until OUT/stop is there: ``python silence_worker.py OUT TIMEOUT LEAST_LIMIT QUIET``; what it hears goes to ``OUT/<rank>.heard.json``."""
+"""One rank that sums numbers with the others until OUT/stop is there:
+``python silence_worker.py OUT TIMEOUT LEAST_LIMIT QUIET``; what it hears goes to
+``OUT/<rank>.heard.json``.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,9 @@ def warned(diagnostic: Diagnostic, loud: bool) -> None:
 
 def watch(world: World) -> None:
     sign = lambda rank: sign_of(out / f"{rank}.heartbeat")  # noqa: E731
-    alarm = Alarm(world, heard, on_warning=warned, sign=sign, doing=lambda: (steps, "sum"), quiet_seconds=quiet)
+    alarm = Alarm(
+        world, heard, on_warning=warned, sign=sign, doing=lambda: (steps, "sum"), quiet_seconds=quiet
+    )
     begun.append(alarm.start())
 
 

@@ -1,4 +1,6 @@
-"""One rank of strategy or alarm scenarios: ``python strategy_worker.py SCENARIO[+SCENARIO…] OUT_DIR``; writes ``OUT_DIR/<rank>.json`` by scenario."""
+"""One rank of strategy or alarm scenarios: ``python strategy_worker.py SCENARIO[+SCENARIO…] OUT_DIR``;
+writes ``OUT_DIR/<rank>.json`` by scenario.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,12 @@ def build(world: World, root: TinyRoot, warm: bool = True, **options: Any) -> tu
 
 
 def train(
-    strategy: Strategy, handle: Handle, steps: range, clip: float = 0.5, seeded: bool = False, accumulation: int = 2
+    strategy: Strategy,
+    handle: Handle,
+    steps: range,
+    clip: float = 0.5,
+    seeded: bool = False,
+    accumulation: int = 2,
 ) -> list[dict[str, Any]]:
     world, results = strategy.world, []
     for step in steps:
@@ -51,7 +58,9 @@ def train(
             TinyObjective(),
             lr=1e-2 * (1 - step / 40),
             max_grad_norm=clip,
-            generator_seed=(lambda j, step=step: seed_for(3, step, j, "policy", world.rank)) if seeded else None,
+            generator_seed=(
+                (lambda j, step=step: seed_for(3, step, j, "policy", world.rank)) if seeded else None
+            ),
         )
         results.append(
             {
@@ -93,7 +102,14 @@ def parity(world: World) -> dict[str, Any]:
 def gathered(world: World, shards: list[Shard]) -> MemoryReader:
     """All ranks' shares in one reader, as a checkpoint on disk would give them."""
     mine = [
-        [s.role, s.name, s.kind, list(s.global_shape), str(s.tensor.dtype), s.tensor.double().flatten().tolist()]
+        [
+            s.role,
+            s.name,
+            s.kind,
+            list(s.global_shape),
+            str(s.tensor.dtype),
+            s.tensor.double().flatten().tolist(),
+        ]
         for s in shards
     ]
     everyone = [row for rows in world.all_gather_json(mine) for row in rows]
@@ -137,7 +153,9 @@ def resume_cold(world: World) -> dict[str, Any]:
 
 
 def mixed(world: World) -> dict[str, Any]:
-    """fp16 with a scaler that starts far too high; a window without labels; one where a single rank has labels."""
+    """fp16 with a scaler that starts far too high; a window without labels; one where a single rank has
+    labels.
+    """
     name = "single" if world.world_size == 1 else "ddp"
     strategy = make_strategy(name, world, plan(scaler=True, world_size=world.world_size))
     handle = strategy.prepare(Role.POLICY, lambda: TinyRoot(torch.float32, compute=torch.float16), SPEC)
@@ -223,14 +241,20 @@ def fails(world: World, out: Path, how: str, rank: int) -> dict[str, Any]:
     heard = out / f"{world.rank}.heard.json"
     alarm = Alarm(
         world,
-        lambda r, d, code: heard.write_text(json.dumps({"rank": r, "diagnostic": d.to_json(), "time": time.time()})),
+        lambda r, d, code: heard.write_text(
+            json.dumps({"rank": r, "diagnostic": d.to_json(), "time": time.time()})
+        ),
     ).start()
     strategy, handle = build(world, TinyRoot())
     objective = Failing(rank, how) if world.rank == rank else TinyObjective()
     try:
         for step in range(200):
             make_runner(strategy).train_window(
-                {Role.POLICY: handle}, window(step, world.rank, world.world_size), objective, lr=1e-2, max_grad_norm=1.0
+                {Role.POLICY: handle},
+                window(step, world.rank, world.world_size),
+                objective,
+                lr=1e-2,
+                max_grad_norm=1.0,
             )
             if step == 0:
                 (out / f"{world.rank}.failing_at.json").write_text(json.dumps(time.time()))
@@ -245,7 +269,9 @@ def fails(world: World, out: Path, how: str, rank: int) -> dict[str, Any]:
                 else Diagnostic("test.bug", f"{type(exc).__name__}: {exc}")
             )
         alarm.raise_error(finding)
-        (out / f"{world.rank}.own.json").write_text(json.dumps({"diagnostic": finding.to_json(), "time": time.time()}))
+        (out / f"{world.rank}.own.json").write_text(
+            json.dumps({"diagnostic": finding.to_json(), "time": time.time()})
+        )
         world.close(ok=False)
         leave(ExitCode.FAILED)
     alarm.stop()
@@ -265,7 +291,9 @@ def collectives(world: World) -> dict[str, Any]:
         "nothing": world.all_reduce_sum([]),
     }
     for name, call in {
-        "broadcast_limit": lambda: world.broadcast_json("x" * 100 if world.rank == 0 else None, limit_bytes=50),
+        "broadcast_limit": lambda: world.broadcast_json(
+            "x" * 100 if world.rank == 0 else None, limit_bytes=50
+        ),
         "gather_limit": lambda: world.all_gather_json("x" * (200 * world.rank), limit_bytes=50),
     }.items():
         try:

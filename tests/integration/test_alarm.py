@@ -1,4 +1,6 @@
-"""Contract 7: whatever happens to one rank, every rank names it within seconds, even when blocked inside an all-reduce."""
+"""Contract 7: whatever happens to one rank, every rank names it within seconds, even when blocked inside
+an all-reduce.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ def test_the_death_of_the_stores_host_is_named(tmp_path: Path) -> None:
 
 
 def test_under_torchrun_the_root_cause_is_the_failing_rank(tmp_path: Path) -> None:
-    """The others leave after the failing rank, so torchrun reports that one first; the store is the agent's here."""
+    """The others leave after the failing rank, so torchrun reports that one first; the store is the
+    agent's here.
+    """
     argv = [
         sys.executable,
         "-m",

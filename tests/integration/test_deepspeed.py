@@ -1,4 +1,6 @@
-"""DeepSpeed over real ranks: every stage, offload, AutoTP and Ulysses give the losses of one process, and resume bit for bit on their own topology."""
+"""DeepSpeed over real ranks: every stage, offload, AutoTP and Ulysses give the losses of one process, and
+resume bit for bit on their own topology.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,11 @@ pytestmark = [
 ]
 WORKER = Path(__file__).with_name("deepspeed_worker.py")
 BATCH = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2}
-LOW = {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}, "communication_data_type": "fp32"}
+LOW = {
+    "bf16": {"enabled": True},
+    "data_types": {"grad_accum_dtype": "fp32"},
+    "communication_data_type": "fp32",
+}
 NUMBERS = 25_248  # parameters of the worker's model
 
 
@@ -41,7 +47,10 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
 }
 SLOW: dict[str, tuple[int, dict[str, Any]]] = {
     "zero1": (2, {"strategy": "zero1"}),
-    "autotp": (4, {"strategy": "zero1", "mesh": {"tp": 2, "dp_shard": 2}, "engine": {"config": {**zero(1), **TP}}}),
+    "autotp": (
+        4,
+        {"strategy": "zero1", "mesh": {"tp": 2, "dp_shard": 2}, "engine": {"config": {**zero(1), **TP}}},
+    ),
     "zero2": (2, {"strategy": "zero2", "engine": {"config": zero(2)}}),
     "bf16": (2, {"strategy": "zero2", "compute": "bfloat16", "engine": {"config": {**zero(2), **LOW}}}),
     "stage 0": (2, {"strategy": "deepspeed", "engine": {"zero_stage": 0}}),
@@ -55,17 +64,34 @@ SLOW: dict[str, tuple[int, dict[str, Any]]] = {
         2,
         {"strategy": "zero3", "engine": {"config": zero(3, offload_optimizer=CPU, offload_param=CPU)}},
     ),
-    "zero1 in bf16": (2, {"strategy": "zero1", "compute": "bfloat16", "engine": {"config": {**zero(1), **LOW}}}),
-    "zero3 in bf16": (2, {"strategy": "zero3", "compute": "bfloat16", "engine": {"config": {**zero(3), **LOW}}}),
-    "autotp with zero3": (2, {"strategy": "zero3", "mesh": {"tp": 2}, "engine": {"config": {**zero(3), **TP}}}),
+    "zero1 in bf16": (
+        2,
+        {"strategy": "zero1", "compute": "bfloat16", "engine": {"config": {**zero(1), **LOW}}},
+    ),
+    "zero3 in bf16": (
+        2,
+        {"strategy": "zero3", "compute": "bfloat16", "engine": {"config": {**zero(3), **LOW}}},
+    ),
+    "autotp with zero3": (
+        2,
+        {"strategy": "zero3", "mesh": {"tp": 2}, "engine": {"config": {**zero(3), **TP}}},
+    ),
     "autotp in bf16": (
         2,
-        {"strategy": "zero1", "mesh": {"tp": 2}, "compute": "bfloat16", "engine": {"config": {**zero(1), **TP, **LOW}}},
+        {
+            "strategy": "zero1",
+            "mesh": {"tp": 2},
+            "compute": "bfloat16",
+            "engine": {"config": {**zero(1), **TP, **LOW}},
+        },
     ),
-    "ulysses with zero3": (4, {"strategy": "zero3", "mesh": {"cp": 2, "dp_shard": 2}, "engine": {"config": zero(3)}}),
+    "ulysses with zero3": (
+        4,
+        {"strategy": "zero3", "mesh": {"cp": 2, "dp_shard": 2}, "engine": {"config": zero(3)}},
+    ),
     "frozen layers": (2, {"strategy": "zero2", "freeze": "mlp", "engine": {"config": zero(2)}}),
     "frozen layers in zero3": (2, {"strategy": "zero3", "freeze": "mlp", "engine": {"config": zero(3)}}),
-}  # fmt: skip
+}
 Ran = Callable[..., list[dict[str, Any]]]
 
 
@@ -74,7 +100,9 @@ def run(out: Path, wanted: dict[str, Any], world_size: int, deadline: float = 24
     (out / "wanted").write_text(json.dumps(wanted))
     port = free_port()
     argv = [sys.executable, str(WORKER), str(out), str(out / "wanted")]
-    codes, output = collect([start(argv, rank_environment(r, world_size, port)) for r in range(world_size)], deadline)
+    codes, output = collect(
+        [start(argv, rank_environment(r, world_size, port)) for r in range(world_size)], deadline
+    )
     assert codes == [0] * world_size, "\n".join(output)
     return [json.loads((out / f"{rank}.json").read_text()) for rank in range(world_size)]
 
@@ -102,7 +130,9 @@ def no_leftovers(tmp_path: Path) -> Any:
 
 
 @pytest.mark.parametrize("name", list(CASES))
-def test_the_losses_of_one_process(name: str, references: Callable[[dict[str, Any]], Path], tmp_path: Path) -> None:
+def test_the_losses_of_one_process(
+    name: str, references: Callable[[dict[str, Any]], Path], tmp_path: Path
+) -> None:
     world_size, wanted = CASES[name]
     check(references(wanted), tmp_path, run(tmp_path, wanted, world_size), wanted)
 
@@ -121,7 +151,8 @@ def test_the_losses_of_one_process_in_every_combination(
 def test_optimizer_and_weights_on_nvme(references: Callable[[dict[str, Any]], Path], tmp_path: Path) -> None:
     """A vocabulary large enough that a rank's part of the embedding is above DeepSpeed's 1 MiB for the drive.
 
-    Nothing is clipped: torch's fp32 norm of one process is off by 6e-5 for a gradient of this size, where DeepSpeed sums in float64.
+    Nothing is clipped: torch's fp32 norm of one process is off by 6e-5 for a gradient of this size, where
+    DeepSpeed sums in float64.
     """
     drive = tmp_path / "drive"
     drive.mkdir()
@@ -136,12 +167,16 @@ def test_optimizer_and_weights_on_nvme(references: Callable[[dict[str, Any]], Pa
 
 
 def check(reference: Path, out: Path, ranks: list[dict[str, Any]], wanted: dict[str, Any]) -> None:
-    """Loss, norm, parameters and moments against one process; the resumed half against the uninterrupted one; all ranks alike."""
+    """Loss, norm, parameters and moments against one process; the resumed half against the uninterrupted
+    one; all ranks alike.
+    """
     alone = json.loads((reference / "0.json").read_text())
     low = wanted.get("compute") == "bfloat16"
     steps = alone["steps"]
     assert steps[-1]["loss"] < steps[0]["loss"] - 0.3, "nothing was learnt: the test would prove nothing"
-    assert min(step["norm"] for step in steps) > 0.5, "clipping was never active: the test would prove nothing about it"
+    assert min(step["norm"] for step in steps) > 0.5, (
+        "clipping was never active: the test would prove nothing about it"
+    )
     for rank in ranks:
         assert rank["steps"] == ranks[0]["steps"]
         for ours, its in zip(steps, rank["steps"], strict=True):
@@ -151,9 +186,14 @@ def check(reference: Path, out: Path, ranks: list[dict[str, Any]], wanted: dict[
             )
         assert rank["again"] == rank["steps"][5:] and rank["state_again"], "resuming is not bit-exact"
         assert rank["counters"] == [10.0]
-        assert rank["poisoned"] == [False, True], "a step without finite numbers changed the state, or was not told"
+        assert rank["poisoned"] == [
+            False,
+            True,
+        ], "a step without finite numbers changed the state, or was not told"
         assert rank["eval"]["weights"] == alone["eval"]["weights"] and rank["eval"]["rows"] == 33
-        assert rank["eval"]["sums"]["nll"] == pytest.approx(alone["eval"]["sums"]["nll"], rel=1e-3 if low else 1e-6)
+        assert rank["eval"]["sums"]["nll"] == pytest.approx(
+            alone["eval"]["sums"]["nll"], rel=1e-3 if low else 1e-6
+        )
         assert low or rank["generated"] == alone["generated"]
     ours, its = load_file(reference / "final.safetensors"), load_file(out / "final.safetensors")
     assert ours.keys() == its.keys()

@@ -1,4 +1,6 @@
-"""The program under DeepSpeed as a user starts it: by the deepspeed launcher with a JSON, resumed by ``paceline train``, exported."""
+"""The program under DeepSpeed as a user starts it: by the deepspeed launcher with a JSON, resumed by
+``paceline train``, exported.
+"""
 
 from __future__ import annotations
 
@@ -43,14 +45,33 @@ def tensors_of(run: Path, step: int) -> dict[str, bytes]:
 
 
 def launch(config: Path, json_file: Path, folder: Path, *more: str) -> Run:
-    """``deepspeed --num_gpus 2 main.py … --deepspeed --deepspeed_config FILE``, which adds ``--local_rank`` to each worker."""
-    argv = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", "2", "--master_port", str(free_port())]
-    script = [str(ROOT / "main.py"), "--config", str(config), "--deepspeed", "--deepspeed_config", str(json_file)]
+    """``deepspeed --num_gpus 2 main.py … --deepspeed --deepspeed_config FILE``, which adds
+    ``--local_rank`` to each worker.
+    """
+    argv = [
+        sys.executable,
+        "-m",
+        "deepspeed.launcher.runner",
+        "--num_gpus",
+        "2",
+        "--master_port",
+        str(free_port()),
+    ]
+    script = [
+        str(ROOT / "main.py"),
+        "--config",
+        str(config),
+        "--deepspeed",
+        "--deepspeed_config",
+        str(json_file),
+    ]
     return run_process([*argv, *script, *more], 240, {"DS_ACCELERATOR": "cpu"}, folder)
 
 
 @pytest.mark.slow
-def test_started_by_deepspeed_resumed_by_paceline_and_exported(tiny: Tiny, paceline: Paceline, tmp_path: Path) -> None:
+def test_started_by_deepspeed_resumed_by_paceline_and_exported(
+    tiny: Tiny, paceline: Paceline, tmp_path: Path
+) -> None:
     zero3 = json.loads((ROOT / "configs/deepspeed/zero3.json").read_text())
     zero3["zero_optimization"]["stage3_param_persistence_threshold"] = 0
     zero3["train_batch_size"] = 32  # does not multiply to what runs: repaired, and said
@@ -78,17 +99,27 @@ def test_started_by_deepspeed_resumed_by_paceline_and_exported(tiny: Tiny, pacel
     )
     assert any("32" in d["reason"] and d["subject"] == "train_batch_size" for d in plan["decisions"])
 
-    alone = tiny(**{**common, "distributed_strategy": "single", "gradient_accumulation_steps": 4}, output_dir=str(tmp_path / "alone"))  # fmt: skip
+    alone = tiny(
+        **{**common, "distributed_strategy": "single", "gradient_accumulation_steps": 4},
+        output_dir=str(tmp_path / "alone"),
+    )
     assert paceline("train", str(write_yaml(tmp_path / "alone.yaml", alone)), "--nproc", "1").code == 0
     losses = [step.loss for step in steps_of(tmp_path / "whole")]
     assert losses[-1] < losses[0] - 0.1
     assert losses == pytest.approx([step.loss for step in steps_of(tmp_path / "alone")], abs=2e-6)
 
-    part = tiny(**common, deepspeed=str(file), output_dir=str(tmp_path / "part"), resume_from_checkpoint=str(tmp_path / "whole/checkpoints/step-00000003"))  # fmt: skip
+    part = tiny(
+        **common,
+        deepspeed=str(file),
+        output_dir=str(tmp_path / "part"),
+        resume_from_checkpoint=str(tmp_path / "whole/checkpoints/step-00000003"),
+    )
     done = paceline("train", str(write_yaml(tmp_path / "part.yaml", part)), "--nproc", "2")
     assert done.code == 0, done.err
     before, after = steps_of(tmp_path / "whole")[3:], steps_of(tmp_path / "part")
-    assert [(s.step, s.loss, s.grad_norm, s.lr) for s in after] == [(s.step, s.loss, s.grad_norm, s.lr) for s in before]
+    assert [(s.step, s.loss, s.grad_norm, s.lr) for s in after] == [
+        (s.step, s.loss, s.grad_norm, s.lr) for s in before
+    ]
     assert tensors_of(tmp_path / "whole", 6) == tensors_of(tmp_path / "part", 6)
     same_logits(tmp_path, paceline)
 

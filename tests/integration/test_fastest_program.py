@@ -1,4 +1,6 @@
-"""``distributed_strategy: fastest`` trains as it is, and as the layout that it takes would, were it spelled out."""
+"""``distributed_strategy: fastest`` trains as it is, and as the layout that it takes would, were it
+spelled out.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,15 @@ from paceline.runlog.eventlog import read_events
 from paceline.runlog.events import Step
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(200)]
-LAYOUT = ("distributed_strategy", "parallelism", "fsdp", "deepspeed", "per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing")  # fmt: skip
+LAYOUT = (
+    "distributed_strategy",
+    "parallelism",
+    "fsdp",
+    "deepspeed",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "gradient_checkpointing",
+)
 
 
 def steps_of(run: Path) -> list[tuple[float, float | None, str]]:
@@ -26,7 +36,12 @@ def steps_of(run: Path) -> list[tuple[float, float | None, str]]:
 def test_the_fastest_layout_trains_as_it_does_spelled_out(
     tiny: Callable[..., dict[str, Any]], paceline: Callable[..., Run], tmp_path: Path
 ) -> None:
-    asked = tiny(distributed_strategy="fastest", max_steps=3, gradient_accumulation_steps=2, output_dir=str(tmp_path / "run"))  # fmt: skip
+    asked = tiny(
+        distributed_strategy="fastest",
+        max_steps=3,
+        gradient_accumulation_steps=2,
+        output_dir=str(tmp_path / "run"),
+    )
     first = paceline("train", str(write_yaml(tmp_path / "fastest.yaml", asked)), "--nproc", "2")
     assert first.code == 0, first.err
     plan = json.loads(RunDir.at(tmp_path / "run").plan_json.read_text())
@@ -39,4 +54,6 @@ def test_the_fastest_layout_trains_as_it_does_spelled_out(
     other = json.loads(RunDir.at(tmp_path / "spelled").plan_json.read_text())
     same = ("strategy", "mesh", "batch", "precision", "engine", "memory", "recompute", "optimizer", "seq_len")
     assert {key: plan[key] for key in same} == {key: other[key] for key in same}
-    assert len(steps_of(tmp_path / "run")) == 3 and steps_of(tmp_path / "run") == steps_of(tmp_path / "spelled")
+    assert len(steps_of(tmp_path / "run")) == 3 and steps_of(tmp_path / "run") == steps_of(
+        tmp_path / "spelled"
+    )

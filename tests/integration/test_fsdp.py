@@ -1,4 +1,6 @@
-"""FSDP2: every way to shard equals one process; state is each rank's own blocks, resumed bit for bit and exported by the real program."""
+"""FSDP2: every way to shard equals one process; state is each rank's own blocks, resumed bit for bit and
+exported by the real program.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,30 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(280)]
 WORKER = Path(__file__).with_name("fsdp_worker.py")
 BOUNDS = {"float64": 1e-10, "tied": 1e-10, "float32": 2e-6, "bfloat16": 5e-3}
 SHARDINGS = {
-    2: {"full_shard/float64", "shard_grad_op/float64", "recompute/float64", "size/float64", "full_shard/float32", "offload/bfloat16", "meta/tied"},
-    4: {"full_shard/float64", "shard_grad_op/float64", "no_shard/float64", "hybrid_shard/float64", "hybrid_shard_zero2/float64"},
-}  # fmt: skip
+    2: {
+        "full_shard/float64",
+        "shard_grad_op/float64",
+        "recompute/float64",
+        "size/float64",
+        "full_shard/float32",
+        "offload/bfloat16",
+        "meta/tied",
+    },
+    4: {
+        "full_shard/float64",
+        "shard_grad_op/float64",
+        "no_shard/float64",
+        "hybrid_shard/float64",
+        "hybrid_shard_zero2/float64",
+    },
+}
 WORLDS = pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.slow)])
 
 
 class Found(dict[int, list[dict[str, Any]]]):
-    """What every rank of the worlds of 2 and 4 found, by scenario; each world is run when it is first asked for."""
+    """What every rank of the worlds of 2 and 4 found, by scenario; each world is run when it is first
+    asked for.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -48,7 +66,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 @WORLDS
 def test_every_sharding_equals_one_process(found: Found, world_size: int) -> None:
-    """Ten steps: loss, gradient norm, tokens, every parameter at the end. Some ranks have no labels; clipping is active; accumulation 2."""
+    """Ten steps: loss, gradient norm, tokens, every parameter at the end. Some ranks have no labels;
+    clipping is active; accumulation 2.
+    """
     alone = found[world_size][0]["parity"]["alone"]
     assert all(step["norm"] > 0.5 for step in alone["float64"]["steps"]), "clipping was never active"
     assert alone["float64"]["steps"][-1]["loss"] < 0.9 * alone["float64"]["steps"][0]["loss"]
@@ -77,7 +97,9 @@ def test_all_ranks_return_the_same_bits(found: Found, world_size: int) -> None:
 
 @WORLDS
 def test_resume_is_bit_exact(found: Found, world_size: int) -> None:
-    """Every loss, norm, and element of weights and moments, of five steps after the import: full_shard at 2 ranks, hybrid at 4."""
+    """Every loss, norm, and element of weights and moments, of five steps after the import: full_shard at
+    2 ranks, hybrid at 4.
+    """
     for rank in found[world_size]:
         state = rank["state"]
         assert state["straight"] == state["again"]
@@ -92,7 +114,8 @@ def test_each_rank_holds_and_writes_its_share(found: Found, world_size: int) -> 
     whole = 4 * sum(map(len, found[2][0]["parity"]["alone"]["float32"]["parameters"].values()))
     shards = 2  # 2 ranks shard; of 4, 2 copies of 2 shards
     for share in shares:
-        assert whole / shards <= share["parameters"] < 1.05 * whole / shards  # rows that do not divide are padded
+        # rows that do not divide are padded
+        assert whole / shards <= share["parameters"] < 1.05 * whole / shards
         assert share["gradients"] == share["parameters"]
         assert 1.9 * share["parameters"] < share["optimizer"] <= 2 * share["parameters"]
     written = [sum(map(len, rank["state"]["straight"]["blocks"].values())) for rank in found[world_size]]
@@ -136,11 +159,20 @@ def steps_of(run: Path) -> list[Step]:
 def test_the_program_trains_resumes_and_exports(
     tiny: Callable[..., dict[str, Any]], paceline: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """``fsdp: full_shard`` in the YAML, two processes, bf16: the second half again from the checkpoint gives the same folder for Transformers."""
+    """``fsdp: full_shard`` in the YAML, two processes, bf16: the second half again from the checkpoint
+    gives the same folder for Transformers.
+    """
     from safetensors.torch import load_file
 
-    config = tiny(fsdp="full_shard auto_wrap", output_dir=str(tmp_path / "whole"), max_steps=6, save_strategy="steps",
-                  save_steps=3, gradient_accumulation_steps=2, bf16=True)  # fmt: skip
+    config = tiny(
+        fsdp="full_shard auto_wrap",
+        output_dir=str(tmp_path / "whole"),
+        max_steps=6,
+        save_strategy="steps",
+        save_steps=3,
+        gradient_accumulation_steps=2,
+        bf16=True,
+    )
     done = paceline("train", str(write_yaml(tmp_path / "whole.yaml", config)), "--nproc", "2")
     assert done.code == 0, done.err
     checkpoint = tmp_path / "whole/checkpoints/step-00000003"

@@ -1,4 +1,6 @@
-"""GRPO through the program: the same answers and the same losses on any strategy, resume in the middle of a rollout, samples and rewards seen."""
+"""GRPO through the program: the same answers and the same losses on any strategy, resume in the middle of
+a rollout, samples and rewards seen.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +36,16 @@ def grpo(tiny: Callable[..., dict[str, Any]], tmp_path: Path) -> Callable[..., d
             learning_rate=5e-3,
             max_steps=6,
             per_device_train_batch_size=8 // ranks,
-            rollout={"rewards": REWARDS, "num_generations": 4, "max_completion_length": 8, "temperature": 0.9, "steps_per_generation": 2},
+            rollout={
+                "rewards": REWARDS,
+                "num_generations": 4,
+                "max_completion_length": 8,
+                "temperature": 0.9,
+                "steps_per_generation": 2,
+            },
             grpo={"beta": 0.05, "num_iterations": 2, "loss_type": "grpo", "rollout_correction": "truncate"},
             **training,
-        )  # fmt: skip
+        )
         config["data"] |= {"train": str(tmp_path / "prompts.jsonl"), "max_length": 96}
         config["model"]["dtype"] = dtype
         config["model"]["config"]["initializer_range"] = 0.2
@@ -48,7 +56,9 @@ def grpo(tiny: Callable[..., dict[str, Any]], tmp_path: Path) -> Callable[..., d
 
 def train(paceline: Callable[..., Run], config: dict[str, Any], folder: Path, ranks: int) -> list[Step]:
     run = Path(config["training"]["output_dir"])
-    done = paceline("train", str(write_yaml(folder / f"{run.name}.yaml", config)), "--nproc", str(ranks), deadline=200)
+    done = paceline(
+        "train", str(write_yaml(folder / f"{run.name}.yaml", config)), "--nproc", str(ranks), deadline=200
+    )
     assert done.code == 0, done.err
     return [e for e in events_of(run) if isinstance(e, Step)]
 
@@ -79,8 +89,11 @@ def test_every_strategy_and_a_resumed_run_learn_the_same(
         True,
         False,
     ]  # two rollouts, of four steps each
-    assert steps[2].extras["kl"] > 1e-3 and max(s.extras["clip_low"] + s.extras["clip_high"] for s in steps) > 0
-    assert 0.0 < max(s.extras["sampling_gap"] for s in steps[:2]) < 1e-10  # sampled and recomputed log-probabilities
+    assert (
+        steps[2].extras["kl"] > 1e-3 and max(s.extras["clip_low"] + s.extras["clip_high"] for s in steps) > 0
+    )
+    # sampled and recomputed log-probabilities
+    assert 0.0 < max(s.extras["sampling_gap"] for s in steps[:2]) < 1e-10
     runs = {"whole": (2, ddp), "sharded": (2, {"distributed_strategy": "fsdp"})}
     for name, (ranks, training) in runs.items():
         config = grpo(name, ranks, **training)
@@ -107,7 +120,9 @@ def test_every_strategy_and_a_resumed_run_learn_the_same(
     assert one == other and any("rollout" in name for name in one)
 
 
-def test_refused_before_anything_starts(grpo: Callable[..., dict[str, Any]], paceline: Callable[..., Run], tmp_path: Path) -> None:  # fmt: skip
+def test_refused_before_anything_starts(
+    grpo: Callable[..., dict[str, Any]], paceline: Callable[..., Run], tmp_path: Path
+) -> None:
     config = grpo("run", 1)
     config["training"]["rollout"] |= {"num_generations": 3, "rewards": ["numerc"]}
     done = paceline("train", str(write_yaml(tmp_path / "run.yaml", config)))

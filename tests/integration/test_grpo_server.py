@@ -1,4 +1,6 @@
-"""GRPO with its answers written by a server on loopback: the same losses as when the ranks write them, and errors that name the server."""
+"""GRPO with its answers written by a server on loopback: the same losses as when the ranks write them, and
+errors that name the server.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def server(grpo: Callable[..., dict[str, Any]], tmp_path: Path) -> Iterator[str]
     try:
         deadline = time.monotonic() + 120
         while not port.exists():
-            assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "server.log").read_text()
+            assert process.poll() is None and time.monotonic() < deadline, (
+                tmp_path / "server.log"
+            ).read_text()
             time.sleep(0.1)
         yield f"http://127.0.0.1:{port.read_text()}"
     finally:

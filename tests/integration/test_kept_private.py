@@ -1,4 +1,6 @@
-"""A run that meets secrets everywhere: none of them is in its folder or on the console, and nothing that it leaves is open to others."""
+"""A run that meets secrets everywhere: none of them is in its folder or on the console, and nothing that
+it leaves is open to others.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,19 @@ from paceline.core.errors import ConfigError
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 CANARIES = {
-    "HF_TOKEN": "canary/hf+4k2m9x7q", "WANDB_API_KEY": "canarywandb5t8r1w", "AWS_SECRET_ACCESS_KEY": "canary+aws/3e6y9u",
-    "OPENAI_API_KEY": "canary-openai-2z4c6b", "DB_PASSWORD": "canary db 8n0m2l", "MY_KEY": "canarymykey7h5g3f",
-}  # fmt: skip
-SHAPED = ["hf_" + "cAnArY" * 6, "sk-proj-canary0123456789abcdefXYZ", "ghp_" + "canary" * 6, "AKIA" + "CANARY0123456789"]
+    "HF_TOKEN": "canary/hf+4k2m9x7q",
+    "WANDB_API_KEY": "canarywandb5t8r1w",
+    "AWS_SECRET_ACCESS_KEY": "canary+aws/3e6y9u",
+    "OPENAI_API_KEY": "canary-openai-2z4c6b",
+    "DB_PASSWORD": "canary db 8n0m2l",
+    "MY_KEY": "canarymykey7h5g3f",
+}
+SHAPED = [
+    "hf_" + "cAnArY" * 6,
+    "sk-proj-canary0123456789abcdefXYZ",
+    "ghp_" + "canary" * 6,
+    "AKIA" + "CANARY0123456789",
+]
 PROXY = "http://someone:canaryproxy1@127.0.0.1:9"
 REWARD = """
 import logging, os, sys, warnings
@@ -37,7 +48,7 @@ def leaky(completions, note, **columns):
     if calls > 2:
         raise ValueError("boom " + said)
     return [float(len(c)) for c in completions]
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture
@@ -54,12 +65,22 @@ def leaky(tiny: Callable[..., dict[str, Any]], tmp_path: Path) -> tuple[Path, di
         for i in range(8)
     ]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    rollout: dict[str, Any] = {"rewards": ["leaky_rewards:leaky"], "num_generations": 2, "max_completion_length": 6}
+    rollout: dict[str, Any] = {
+        "rewards": ["leaky_rewards:leaky"],
+        "num_generations": 2,
+        "max_completion_length": 6,
+    }
     if isolated():
         rollout |= {"rewards": ["code", *rollout["rewards"]], "allow_code_execution": True}
     config = tiny(
-        algorithm="grpo", max_steps=6, per_device_train_batch_size=4, rollout=rollout, save_strategy="steps", save_steps=1, report_to="tensorboard",
-    )  # fmt: skip
+        algorithm="grpo",
+        max_steps=6,
+        per_device_train_batch_size=4,
+        rollout=rollout,
+        save_strategy="steps",
+        save_steps=1,
+        report_to="tensorboard",
+    )
     config["data"] |= {"train": str(tmp_path / "prompts.jsonl"), "max_length": 96}
     file = write_yaml(tmp_path / "leaky.yaml", config)
     file.write_text(f"# my token: {SHAPED[0]} and {CANARIES['OPENAI_API_KEY']}\n{file.read_text()}")
@@ -90,21 +111,35 @@ def test_no_secret_gets_out_and_nothing_is_open_to_others(
     file, environ = leaky
     before = os.umask(0o022)
     try:
-        done = paceline("train", str(file), env={**environ, "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"})
+        done = paceline(
+            "train", str(file), env={**environ, "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"}
+        )
         exported = paceline("export", str(tmp_path / "run"), "--to", str(tmp_path / "model"), env=environ)
     finally:
         os.umask(before)
     assert done.code == 1 and "rewards.failed" in done.err and "boom ***" in done.err, done.err
     assert exported.code == 0, exported.err
     run, model = tmp_path / "run", tmp_path / "model"
-    written = {path: path.read_bytes() for folder in (run, model) for path in folder.rglob("*") if path.is_file()}
-    assert {"result.json", "training.log", "config.yaml", "plan.json", "manifest.json"} <= {p.name for p in written}
-    said = {"stdout": done.out.encode(), "stderr": done.err.encode(), "export": (exported.out + exported.err).encode()}
-    leaks = [(str(place), form) for place, data in (written | said).items() for form in forms() if form in data]
+    written = {
+        path: path.read_bytes() for folder in (run, model) for path in folder.rglob("*") if path.is_file()
+    }
+    assert {"result.json", "training.log", "config.yaml", "plan.json", "manifest.json"} <= {
+        p.name for p in written
+    }
+    said = {
+        "stdout": done.out.encode(),
+        "stderr": done.err.encode(),
+        "export": (exported.out + exported.err).encode(),
+    }
+    leaks = [
+        (str(place), form) for place, data in (written | said).items() for form in forms() if form in data
+    ]
     assert not leaks
     assert "boom ***" in (run / "result.json").read_text() and "printed ***" in done.out
     assert not isolated() or "reward/code 0.0000" in done.out
-    private = [p for folder in (run, tmp_path / "cache") for p in (folder, *folder.rglob("*")) if mode(p) & 0o077]
+    private = [
+        p for folder in (run, tmp_path / "cache") for p in (folder, *folder.rglob("*")) if mode(p) & 0o077
+    ]
     assert not private, f"open to others: {private}"
     assert {mode(path) for path in model.rglob("*")} == {0o644}, "an export is as open as the umask says"
 

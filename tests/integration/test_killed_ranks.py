@@ -1,4 +1,6 @@
-"""A rank that is killed gives the run its exit code, whichever it is and whenever it happens, and every rank's log says so."""
+"""A rank that is killed gives the run its exit code, whichever it is and whenever it happens, and every
+rank's log says so.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def ranks_of(process: subprocess.Popen[str], count: int) -> dict[int, int]:
     return found
 
 
-def check_end(run: RunDir, process: subprocess.Popen[str], ranks: dict[int, int], killed: int, number: int) -> None:
+def check_end(
+    run: RunDir, process: subprocess.Popen[str], ranks: dict[int, int], killed: int, number: int
+) -> None:
     name, done = signal.Signals(number).name, end(process)
     assert done.code == 128 + number, done.err
     assert done.err.count("error[launch.") == 1 and f"rank {killed} was ended by {name}" in done.err
@@ -65,7 +69,9 @@ def check_end(run: RunDir, process: subprocess.Popen[str], ranks: dict[int, int]
         pytest.param("ddp", 4, 0, signal.SIGFPE, marks=pytest.mark.slow),
     ],
 )
-def test_killed_in_a_step(strategy: str, nproc: int, killed: int, number: int, tiny: Tiny, tmp_path: Path) -> None:
+def test_killed_in_a_step(
+    strategy: str, nproc: int, killed: int, number: int, tiny: Tiny, tmp_path: Path
+) -> None:
     run = RunDir.at(tmp_path / "run")
     config = tiny(max_steps=100_000, logging_steps=1000, distributed_strategy=strategy)
     process = start(config, tmp_path, nproc)

@@ -1,4 +1,6 @@
-"""The launcher on real processes, with a worker of a few lines: ranks, exit codes, signals, nothing left behind, two nodes."""
+"""The launcher on real processes, with a worker of a few lines: ranks, exit codes, signals, nothing left
+behind, two nodes.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ launcher, nproc, nodes, node, port, peer_seconds, *worker = sys.argv[1:]
 supervise.PEER_SECONDS = supervise.TERM_SECONDS = float(peer_seconds)
 cluster = Cluster(int(nproc), int(nodes), int(node), master_port=int(port) or None)
 sys.exit(launch((sys.executable, *worker), cluster, launcher=launcher, environ=os.environ, cores=2))
-"""
+"""  # noqa: E501
 
 WORKER = """
 import os, signal, subprocess, sys, time
@@ -93,7 +95,7 @@ elif mode == "sum":
     total = torch.tensor([float(rank + 1)]); dist.all_reduce(total)
     line(f"sum {total.item()} {dist.get_world_size()}")
     dist.barrier(); dist.destroy_process_group()
-"""
+"""  # noqa: E501
 
 
 class Job:
@@ -118,7 +120,15 @@ class Job:
         environ = worker_environment()
         environ.pop("OMP_NUM_THREADS")
         self.process = subprocess.Popen(
-            [sys.executable, str(folder / "driver.py"), *settings, str(folder / "worker.py"), mode, str(folder), *more],
+            [
+                sys.executable,
+                str(folder / "driver.py"),
+                *settings,
+                str(folder / "worker.py"),
+                mode,
+                str(folder),
+                *more,
+            ],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -188,7 +198,12 @@ def test_two_ranks_know_who_they_are(job: Callable[..., Job], launcher: str) -> 
 
 @pytest.mark.parametrize(
     ("launcher", "codes", "expected"),
-    [("spawn", ("2", "2"), 2), ("spawn", ("75", "75"), 75), ("spawn", ("0", "70"), 70), ("torchrun", ("0", "2"), 2)],
+    [
+        ("spawn", ("2", "2"), 2),
+        ("spawn", ("75", "75"), 75),
+        ("spawn", ("0", "70"), 70),
+        ("torchrun", ("0", "2"), 2),
+    ],
 )
 def test_the_workers_exit_code_comes_back(
     job: Callable[..., Job], launcher: str, codes: tuple[str, str], expected: int
@@ -203,7 +218,8 @@ def test_the_cause_wins_over_the_ranks_that_it_took_along(job: Callable[..., Job
 
 
 @pytest.mark.parametrize(
-    ("launcher", "number"), [("spawn", signal.SIGTERM), ("spawn", signal.SIGINT), ("torchrun", signal.SIGTERM)]
+    ("launcher", "number"),
+    [("spawn", signal.SIGTERM), ("spawn", signal.SIGINT), ("torchrun", signal.SIGTERM)],
 )
 def test_a_stop_request_reaches_every_worker_once_and_they_may_save(
     job: Callable[..., Job], launcher: str, number: int
@@ -234,7 +250,11 @@ def test_a_second_ctrl_c_ends_everything_at_once(job: Callable[..., Job], launch
 def test_a_killed_worker_is_named_and_takes_the_others_along(job: Callable[..., Job]) -> None:
     one = job("spawn", 2, "deaf-unless-killed", peer=1)
     code, _, err = one.end()
-    assert code == 128 + signal.SIGKILL and "launch.worker_killed" in err and "rank 1 was ended by SIGKILL" in err
+    assert (
+        code == 128 + signal.SIGKILL
+        and "launch.worker_killed" in err
+        and "rank 1 was ended by SIGKILL" in err
+    )
     assert err.count("launch.worker_killed") == 1  # rank 0, which we ended, is no finding
     assert none_left(one.pids())
 
@@ -243,7 +263,8 @@ def test_a_killed_worker_is_named_and_takes_the_others_along(job: Callable[..., 
 def test_the_others_hear_which_rank_was_killed_and_the_run_answers_its_signal(
     job: Callable[..., Job], number: int
 ) -> None:
-    one = job("spawn", 3, "killed", str(int(number)), peer=60)  # not the minute that a rank's own error is waited for
+    # not the minute that a rank's own error is waited for
+    one = job("spawn", 3, "killed", str(int(number)), peer=60)
     code, out, err = one.end()
     assert code == 128 + number, err
     assert out.strip() == f"heard of rank 1: {128 + number} {signal.Signals(number).name}"

@@ -24,9 +24,16 @@ Tiny = Callable[..., dict[str, Any]]
 Paceline = Callable[..., Run]
 IDS = torch.tensor([[7, 30, 110, 61, 12, 255]])
 LORA = {
-    "r": 4, "alpha": 8, "dropout": 0.0, "target_modules": ["all-linear"], "modules_to_save": [], "bias": "none", "use_rslora": False,
-    "start": None, "quantization": None,
-}  # fmt: skip
+    "r": 4,
+    "alpha": 8,
+    "dropout": 0.0,
+    "target_modules": ["all-linear"],
+    "modules_to_save": [],
+    "bias": "none",
+    "use_rslora": False,
+    "start": None,
+    "quantization": None,
+}
 QLORA = {**LORA, "quantization": {"bits": 4, "type": "nf4", "double_quant": True, "storage": "uint8"}}
 WORKER = Path(__file__).with_name("lora_worker.py")
 
@@ -41,7 +48,9 @@ def train(paceline: Paceline, config: dict[str, Any], folder: Path, name: str, n
 def tensors(checkpoint: Path) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
-    return {name: t for file in sorted(checkpoint.glob("*.safetensors")) for name, t in load_file(file).items()}
+    return {
+        name: t for file in sorted(checkpoint.glob("*.safetensors")) for name, t in load_file(file).items()
+    }
 
 
 def logits(model: Any) -> torch.Tensor:
@@ -68,9 +77,15 @@ def test_an_adapter_trains_resumes_and_is_exported_alone_and_merged(
 
     def config(name: str, lora: dict[str, Any], **training: Any) -> dict[str, Any]:
         made = tiny(
-            output_dir=str(tmp_path / name), save_strategy="steps", save_steps=3, max_steps=6, max_grad_norm=0.2,
-            learning_rate=1e-2, gradient_checkpointing=True, **training,
-        )  # fmt: skip
+            output_dir=str(tmp_path / name),
+            save_strategy="steps",
+            save_steps=3,
+            max_steps=6,
+            max_grad_norm=0.2,
+            learning_rate=1e-2,
+            gradient_checkpointing=True,
+            **training,
+        )
         model = {"name_or_path": str(base), "tokenizer": made["model"]["tokenizer"]}
         return {**made, "model": model, "lora": lora}
 
@@ -121,7 +136,9 @@ def cells(wanted: dict[str, Any], world_size: int, folder: Path) -> list[dict[st
 
 
 def test_adapters_learn_the_same_sharded_and_in_four_bits(tmp_path: Path) -> None:
-    """Ten steps with an evaluation and an answer in their midst (after which 4-bit layers once stopped to learn), and a bit-exact resume."""
+    """Ten steps with an evaluation and an answer in their midst (after which 4-bit layers once stopped to
+    learn), and a bit-exact resume.
+    """
     pytest.importorskip("bitsandbytes")
     wide = {"compute": "float64", "master": "float64"}
     alone = {
@@ -145,5 +162,7 @@ def test_adapters_learn_the_same_sharded_and_in_four_bits(tmp_path: Path) -> Non
             assert cell["eval"] == pytest.approx(reference["eval"], abs=bound), name
             if "bf16" not in name:
                 assert norms == pytest.approx([s[1] for s in reference["steps"]], abs=10 * bound), name
-            assert cell["parameters"].keys() == reference["parameters"].keys() and len(cell["parameters"]) == 28
+            assert (
+                cell["parameters"].keys() == reference["parameters"].keys() and len(cell["parameters"]) == 28
+            )
             assert cell["again"] == cell["steps"][5:] and cell["parameters_again"] == cell["parameters"], name

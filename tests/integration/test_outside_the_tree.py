@@ -42,7 +42,7 @@ class Weighted(Focal):
         assert batch.extras["weight"].numel() == batch.document_ids.numel()
         assert all((weight > 0) == (number >= 0) for weight, number in zip(batch.extras["weight"], batch.document_ids))
         return super().losses(role, outputs, batch)
-"""
+"""  # noqa: E501
 
 
 def test_one_of_ones_own_learns_from_rows_of_ones_own_what_sft_learns_where_it_is_sft(
@@ -63,7 +63,9 @@ def test_one_of_ones_own_learns_from_rows_of_ones_own_what_sft_learns_where_it_i
             eval_steps=3,
         )
         config["data"]["validation_split"] = 4
-        done = paceline("train", str(write_yaml(tmp_path / f"{number}.yaml", config)), "--nproc", "2", env=environ)
+        done = paceline(
+            "train", str(write_yaml(tmp_path / f"{number}.yaml", config)), "--nproc", "2", env=environ
+        )
         assert done.code == 0, done.err
         events = [record.event for record in read_events(RunDir.at(run).events(0))]
         losses[number] = [e.loss for e in events if isinstance(e, Step)]

@@ -1,4 +1,6 @@
-"""Tensor, sequence and context parallelism equal one process: layers, losses, attention, and ten steps of training."""
+"""Tensor, sequence and context parallelism equal one process: layers, losses, attention, and ten steps of
+training.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 
 def test_every_plan_style_computes_the_same(found: Found) -> None:
-    """Losses, log-probabilities, entropies and every gradient of whole models, with and without recomputation."""
+    """Losses, log-probabilities, entropies and every gradient of whole models, with and without
+    recomputation.
+    """
     for rank in found[2]:
         assert len(rank["tensor"]) == 21
         for case, difference in rank["tensor"].items():
@@ -90,14 +94,25 @@ def test_ranks_decode_the_tokens_of_the_whole_model(found: Found) -> None:
 
 
 RUNS = {
-    2: {"tp", "tp sp", "tp sp lp", "tp sp lp float32", "tp sp lp bfloat16", "ulysses", "allgather", "allgather bfloat16"},
+    2: {
+        "tp",
+        "tp sp",
+        "tp sp lp",
+        "tp sp lp float32",
+        "tp sp lp bfloat16",
+        "ulysses",
+        "allgather",
+        "allgather bfloat16",
+    },
     4: {"tp fsdp", "cp fsdp", "cp tp"},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_training_equals_one_process(found: Found, world_size: int) -> None:
-    """Ten steps, token counts that differ, clipping active, accumulation 2; then an evaluation whose rows do not divide."""
+    """Ten steps, token counts that differ, clipping active, accumulation 2; then an evaluation whose rows
+    do not divide.
+    """
     references = found[1][0]["parity"]
     first, last = references["float64"]["steps"][0], references["float64"]["steps"][-1]
     assert last["loss"] < 0.9 * first["loss"]
@@ -106,11 +121,15 @@ def test_training_equals_one_process(found: Found, world_size: int) -> None:
         assert rank["parity"].keys() == RUNS[world_size]
         for name, run in rank["parity"].items():
             dtype = name.split()[-1] if name.split()[-1] in references else "float64"
-            same_run(references[dtype], run, {"float64": PRECISE, "float32": 2e-6, "bfloat16": 5e-3}[dtype], name)
+            same_run(
+                references[dtype], run, {"float64": PRECISE, "float32": 2e-6, "bfloat16": 5e-3}[dtype], name
+            )
 
 
 def same_run(alone: dict[str, Any], other: dict[str, Any], bound: float, name: str) -> None:
-    """Every step's loss, norm and tokens, the evaluation, and every parameter; Adam makes much of a small gradient's last bits."""
+    """Every step's loss, norm and tokens, the evaluation, and every parameter; Adam makes much of a small
+    gradient's last bits.
+    """
     loose = {2e-6: 5e-5, 5e-3: 2e-2}.get(bound, bound)
     for a, b in zip(alone["steps"], other["steps"], strict=True):
         assert abs(a["loss"] - b["loss"]) < bound, name
@@ -121,7 +140,10 @@ def same_run(alone: dict[str, Any], other: dict[str, Any], bound: float, name: s
     labels = alone["eval"]["weights"]["nll"]
     assert abs(alone["eval"]["sums"]["nll"] - other["eval"]["sums"]["nll"]) / labels < bound, name
     for key, values in alone["parameters"].items():
-        assert max(abs(x - y) for x, y in zip(values, other["parameters"][key], strict=True)) < loose, (name, key)
+        assert max(abs(x - y) for x, y in zip(values, other["parameters"][key], strict=True)) < loose, (
+            name,
+            key,
+        )
 
 
 @pytest.mark.slow

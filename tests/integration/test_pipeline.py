@@ -1,4 +1,6 @@
-"""Pipelines on real processes: one process's numbers from every schedule, and the whole program with save, resume and export."""
+"""Pipelines on real processes: one process's numbers from every schedule, and the whole program with save,
+resume and export.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ def test_every_schedule_gives_one_process_s_numbers(world_size: int, tmp_path: P
     for rank in ranks:
         for name, apart in rank["parity"].items():
             bound = BOUNDS.get(name, 1e-10)
-            assert apart["learnt"] > 0.3 and apart["largest_norm"] > 0.5, name  # the loss moves and clipping is active
+            # the loss moves and clipping is active
+            assert apart["learnt"] > 0.3 and apart["largest_norm"] > 0.5, name
             assert max(apart["loss"], apart["eval"]) < bound, (name, apart)
             if name != "sharded bfloat16":
                 assert max(apart["norm"], apart["parameters"]) < 10 * bound, (name, apart)
@@ -56,13 +59,23 @@ def tensors_of(checkpoint: Path) -> dict[str, bytes]:
     return found
 
 
-def test_the_program_trains_evaluates_saves_resumes_and_exports(tiny: Tiny, paceline: Paceline, tmp_path: Path) -> None:
+def test_the_program_trains_evaluates_saves_resumes_and_exports(
+    tiny: Tiny, paceline: Paceline, tmp_path: Path
+) -> None:
     def run(name: str, **training: Any) -> list[Any]:
         made = tiny(
-            output_dir=str(tmp_path / name), max_steps=6, save_strategy="steps", save_steps=3, eval_strategy="steps", eval_steps=6,
-            max_grad_norm=0.5, distributed_strategy="pipeline", parallelism={"pp_size": 2, "pp_schedule": "interleaved"},
-            gradient_accumulation_steps=4, **training,
-        )  # fmt: skip
+            output_dir=str(tmp_path / name),
+            max_steps=6,
+            save_strategy="steps",
+            save_steps=3,
+            eval_strategy="steps",
+            eval_steps=6,
+            max_grad_norm=0.5,
+            distributed_strategy="pipeline",
+            parallelism={"pp_size": 2, "pp_schedule": "interleaved"},
+            gradient_accumulation_steps=4,
+            **training,
+        )
         made["model"]["config"] |= {"tie_word_embeddings": True, "num_hidden_layers": 4}
         made["data"]["eval"] = made["data"]["train"]
         done = paceline("train", str(write_yaml(tmp_path / "config.yaml", made)), "--nproc", "2")
@@ -77,6 +90,7 @@ def test_the_program_trains_evaluates_saves_resumes_and_exports(tiny: Tiny, pace
     assert again == [whole[0][3:], whole[1]]
     one, other = (tensors_of(tmp_path / name / "checkpoints/step-00000006") for name in ("whole", "again"))
     assert one == other and len(one) > 30
-    done = paceline("export", str(tmp_path / "again"), "--to", str(tmp_path / "hf"))  # loads what it wrote and compares
+    # loads what it wrote and compares
+    done = paceline("export", str(tmp_path / "again"), "--to", str(tmp_path / "hf"))
     assert done.code == 0, done.err
     assert (tmp_path / "hf/model.safetensors").is_file()

@@ -1,4 +1,6 @@
-"""Model states that the plan foretells are the bytes of real tensors, rank by rank, to the byte, under every strategy."""
+"""Model states that the plan foretells are the bytes of real tensors, rank by rank, to the byte, under
+every strategy.
+"""
 
 from __future__ import annotations
 
@@ -51,13 +53,16 @@ FOUR: dict[str, dict[str, Any]] = {
     "hybrid": _t(fsdp="hybrid_shard", parallelism={"dp_shard_size": 2, "dp_replicate_size": 2}),
     "cp": _t(parallelism={"dp_shard_size": 2, "cp_size": 2}),
     "tp sp": {"model": {"vocab_size": 14}, **_t(parallelism={"tp_size": 2, "sequence_parallel": True})},
-    "pp interleaved": {"model": {"num_hidden_layers": 5}, **_t(parallelism={"pp_size": 2, "pp_schedule": "interleaved"})},
+    "pp interleaved": {
+        "model": {"num_hidden_layers": 5},
+        **_t(parallelism={"pp_size": 2, "pp_schedule": "interleaved"}),
+    },
     "pp tp": _t(parallelism={"pp_size": 2, "tp_size": 2}),
     "zero2": _t(distributed_strategy="zero2"),
     "zero2 offload": _t(**_zero(2, offload_optimizer={"device": "cpu"})),
     "zero3": _t(**_zero(3, stage3_param_persistence_threshold=1000)),
     "autotp": _t(deepspeed={"zero_optimization": {"stage": 1}, "tensor_parallel": {"autotp_size": 2}}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
@@ -77,5 +82,8 @@ def test_the_plan_s_bytes_are_those_of_the_tensors(
         assert found.keys() == cases.keys()
         for name, case in found.items():
             assert case["measured"] == case["planned"], f"{name}, rank {rank}"
-            for part, count in case["told"].items():  # an engine may have freed its gradients when it is asked
-                assert count == case["planned"][part] or (part == "gradients" and count == 0), f"{name}: state_bytes"
+            # an engine may have freed its gradients when it is asked
+            for part, count in case["told"].items():
+                assert count == case["planned"][part] or (part == "gradients" and count == 0), (
+                    f"{name}: state_bytes"
+                )

@@ -1,4 +1,6 @@
-"""PPO and a reward model as judge through the program: four models, the same losses sharded as alone, ranks without prompts, resume in mid-epoch."""
+"""PPO and a reward model as judge through the program: four models, the same losses sharded as alone,
+ranks without prompts, resume in mid-epoch.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +38,23 @@ def judge(tiny: Callable[..., dict[str, Any]], tmp_path: Path, tokenizer_dir: Pa
 def ppo(tiny: Callable[..., dict[str, Any]], tmp_path: Path, judge: Path) -> Callable[..., dict[str, Any]]:
     rows = [{"question": "say red " * (1 + i % 5) + str(i), "answer": "red"} for i in range(10)]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    rewards = [{"name": "regex", "options": {"pattern": "[a-m]"}}, {"name": "model", "weight": 0.5, "options": {"model": str(judge)}}]  # fmt: skip
+    rewards = [
+        {"name": "regex", "options": {"pattern": "[a-m]"}},
+        {"name": "model", "weight": 0.5, "options": {"model": str(judge)}},
+    ]
 
     def make(name: str, ranks: int, dtype: str = "float64", **training: Any) -> dict[str, Any]:
         learnt = {
-            "ppo": {"num_ppo_epochs": 2, "adap_kl_ctrl": True, "target": 0.05, "horizon": 100, "whiten_rewards": True, "missing_eos_penalty": 0.2},
+            "ppo": {
+                "num_ppo_epochs": 2,
+                "adap_kl_ctrl": True,
+                "target": 0.05,
+                "horizon": 100,
+                "whiten_rewards": True,
+                "missing_eos_penalty": 0.2,
+            },
             "grpo": {"beta": 0.05},
-        }  # fmt: skip
+        }
         algorithm = training.pop("algorithm", "ppo")
         config = tiny(
             algorithm=algorithm,
@@ -50,12 +62,17 @@ def ppo(tiny: Callable[..., dict[str, Any]], tmp_path: Path, judge: Path) -> Cal
             learning_rate=5e-3,
             max_steps=training.pop("max_steps", 4),
             per_device_train_batch_size=8 // ranks,
-            rollout={"rewards": rewards, "num_generations": 1 if algorithm == "ppo" else 4, "max_completion_length": 8, "temperature": 0.9},
+            rollout={
+                "rewards": rewards,
+                "num_generations": 1 if algorithm == "ppo" else 4,
+                "max_completion_length": 8,
+                "temperature": 0.9,
+            },
             eval_strategy="steps",
             eval_steps=4,
             **{algorithm: learnt[algorithm]},
             **training,
-        )  # fmt: skip
+        )
         config["data"] |= {"train": str(tmp_path / "prompts.jsonl"), "max_length": 96, "validation_split": 1}
         config["model"]["dtype"] = dtype
         config["model"]["config"]["initializer_range"] = 0.2
@@ -67,7 +84,9 @@ def ppo(tiny: Callable[..., dict[str, Any]], tmp_path: Path, judge: Path) -> Cal
 def test_sharded_over_ranks_of_which_one_has_no_prompts_as_alone(
     ppo: Callable[..., dict[str, Any]], paceline: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """Nine prompts: the second rollout has one answer, so that rank 1 has fillers alone; one held-out prompt: there it has none at all."""
+    """Nine prompts: the second rollout has one answer, so that rank 1 has fillers alone; one held-out
+    prompt: there it has none at all.
+    """
     config = ppo("alone", 1)
     config["training"]["rollout"]["old_logprobs"] = "recompute"  # the other takes sampling's
     alone = train(paceline, config, tmp_path, 1)
@@ -80,7 +99,8 @@ def test_sharded_over_ranks_of_which_one_has_no_prompts_as_alone(
         assert numbers(two) == pytest.approx(numbers(one), abs=1e-10), one.step
         assert set(two.losses) == {"policy", "value"} and two.sample_digest == one.sample_digest
     mine, theirs = (
-        next(e for e in events_of(tmp_path / name) if isinstance(e, Eval)).metrics for name in ("alone", "sharded")
+        next(e for e in events_of(tmp_path / name) if isinstance(e, Eval)).metrics
+        for name in ("alone", "sharded")
     )
     assert mine == pytest.approx(theirs, abs=1e-10) and {"eval_reward", "eval_reward/model"} <= set(mine)
 
@@ -103,7 +123,9 @@ def test_grpo_is_judged_by_a_reward_model(
     ppo: Callable[..., dict[str, Any]], paceline: Callable[..., Run], tmp_path: Path
 ) -> None:
     alone = train(paceline, ppo("alone", 1, algorithm="grpo"), tmp_path, 1)
-    other = train(paceline, ppo("zero", 2, "float32", algorithm="grpo", distributed_strategy="zero3"), tmp_path, 2)
+    other = train(
+        paceline, ppo("zero", 2, "float32", algorithm="grpo", distributed_strategy="zero3"), tmp_path, 2
+    )
     for one, two in zip(alone, other, strict=True):
         assert isinstance(two, Step) and numbers(two) == pytest.approx(numbers(one), rel=2e-3, abs=1e-4)
 

@@ -1,4 +1,6 @@
-"""Reward models and DPO: the same on one process and on two, and through the whole program to a folder that Transformers loads."""
+"""Reward models and DPO: the same on one process and on two, and through the whole program to a folder
+that Transformers loads.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,25 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(280)]
 pytest.importorskip("peft")
 WORKER = Path(__file__).with_name("preference_worker.py")
 LORA = {
-    "r": 4, "alpha": 8, "dropout": 0.0, "target_modules": ["all-linear"], "modules_to_save": [], "bias": "none", "use_rslora": False,
-    "start": None, "quantization": None,
-}  # fmt: skip
+    "r": 4,
+    "alpha": 8,
+    "dropout": 0.0,
+    "target_modules": ["all-linear"],
+    "modules_to_save": [],
+    "bias": "none",
+    "use_rslora": False,
+    "start": None,
+    "quantization": None,
+}
 LEARNT: dict[str, dict[str, Any]] = {
     "reward": {"algorithm": "reward", "options": {"center_rewards_coefficient": 0.05}},
     "reward LoRA": {"algorithm": "reward", "adapter": LORA},
     "dpo": {"algorithm": "dpo", "options": {"beta": 0.5, "rpo_alpha": 0.1}},
-    "dpo LoRA": {"algorithm": "dpo", "options": {"loss_type": "ipo", "reference": "adapter"}, "adapter": LORA},
+    "dpo LoRA": {
+        "algorithm": "dpo",
+        "options": {"loss_type": "ipo", "reference": "adapter"},
+        "adapter": LORA,
+    },
 }
 ENGINES: dict[str, dict[str, Any]] = {
     "single": {"strategy": "single", "mesh": {}},
@@ -41,7 +54,8 @@ def cells(wanted: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
 
 def close(found: dict[str, Any], right: dict[str, Any], bound: float) -> None:
     """Losses, statistics and the evaluation to ``bound``, norms and parameters to ten times that."""
-    losses = [step["loss"] for step in found["steps"]]  # the second four steps see the pairs of the first four
+    # the second four steps see the pairs of the first four
+    losses = [step["loss"] for step in found["steps"]]
     assert len(losses) == 8 and sum(losses[4:]) < sum(losses[:4]) - 0.2
     assert any(step["norm"] > 0.5 for step in found["steps"]), "clipping was never active"
     assert [step["pairs"] for step in found["steps"]] == [8, 8, 7, 8, 8, 7, 8, 8]

@@ -1,4 +1,6 @@
-"""Reward models and DPO through the whole program: trained on two processes, resumed bit for bit, exported, scored by Transformers."""
+"""Reward models and DPO through the whole program: trained on two processes, resumed bit for bit,
+exported, scored by Transformers.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,27 @@ Program = Callable[..., tuple[list[Step], list[Eval], str]]
 
 @pytest.fixture
 def program(tiny: Tiny, paceline: Paceline, tmp_path: Path) -> Program:
-    """Run ``paceline train`` on preference pairs, 24 of them held out; steps, evaluations and what was printed."""
-    train, held_out = write_pairs(tmp_path / "pairs.json", 48), write_pairs(tmp_path / "held_out.json", 24, seed=5)
+    """Run ``paceline train`` on preference pairs, 24 of them held out; steps, evaluations and what was
+    printed.
+    """
+    train, held_out = (
+        write_pairs(tmp_path / "pairs.json", 48),
+        write_pairs(tmp_path / "held_out.json", 24, seed=5),
+    )
 
     def run(name: str, nproc: int, **training: Any) -> tuple[list[Step], list[Eval], str]:
         accumulation = {"gradient_accumulation_steps": 4 // nproc, "per_device_train_batch_size": 2}
-        made = tiny(output_dir=str(tmp_path / name), max_steps=6, save_strategy="steps", save_steps=3, eval_strategy="steps", eval_steps=3,
-                    learning_rate=5e-3, **accumulation, **training)  # fmt: skip
+        made = tiny(
+            output_dir=str(tmp_path / name),
+            max_steps=6,
+            save_strategy="steps",
+            save_steps=3,
+            eval_strategy="steps",
+            eval_steps=3,
+            learning_rate=5e-3,
+            **accumulation,
+            **training,
+        )
         made["data"] = {
             "train": str(train),
             "eval": str(held_out),
@@ -43,7 +59,11 @@ def program(tiny: Tiny, paceline: Paceline, tmp_path: Path) -> Program:
         done = paceline("train", str(write_yaml(tmp_path / f"{name}.yaml", made)), "--nproc", str(nproc))
         assert done.code == 0, done.out[-2000:] + done.err
         events = [r.event for r in read_events(RunDir.at(tmp_path / name).events(0))]
-        return [e for e in events if isinstance(e, Step)], [e for e in events if isinstance(e, Eval)], done.out
+        return (
+            [e for e in events if isinstance(e, Step)],
+            [e for e in events if isinstance(e, Eval)],
+            done.out,
+        )
 
     return run
 
@@ -55,7 +75,11 @@ def facts(steps: list[Step]) -> list[tuple[Any, ...]]:
 def tensors(checkpoint: Path) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
-    return {f"{f.name} {name}": t for f in sorted(checkpoint.glob("*.safetensors")) for name, t in load_file(f).items()}
+    return {
+        f"{f.name} {name}": t
+        for f in sorted(checkpoint.glob("*.safetensors"))
+        for name, t in load_file(f).items()
+    }
 
 
 def same_tensors(one: Path, other: Path) -> int:
@@ -73,7 +97,9 @@ def held_out_answers(config: Path, folder: Path) -> list[list[int]]:
     return [decode_labels(table.coded(i))[0].tolist() for i in range(len(table.lengths))]
 
 
-def test_an_exported_reward_model_scores_in_transformers_as_in_its_run(program: Program, tmp_path: Path) -> None:
+def test_an_exported_reward_model_scores_in_transformers_as_in_its_run(
+    program: Program, tmp_path: Path
+) -> None:
     from transformers import AutoModelForSequenceClassification
 
     options = {
@@ -98,14 +124,19 @@ def test_an_exported_reward_model_scores_in_transformers_as_in_its_run(program: 
     with torch.no_grad():
         scores = model(padded, attention_mask=(padded != model.config.pad_token_id).long()).logits[:, 0]
     gap, told = scores[::2] - scores[1::2], evaluations[-1].metrics
-    assert told["eval_accuracy"] == pytest.approx(float((gap > 0).double().mean())) and told["eval_accuracy"] > 0.8
+    assert (
+        told["eval_accuracy"] == pytest.approx(float((gap > 0).double().mean()))
+        and told["eval_accuracy"] > 0.8
+    )
     assert told["eval_margin"] == pytest.approx(float(gap.mean()), abs=1e-5)
     assert told["eval_reward_mean"] == pytest.approx(float(scores.mean()), abs=1e-5)
     assert told["eval_reward_std"] == pytest.approx(float(scores.double().std(correction=0)), abs=1e-5)
     assert 0 <= told["eval_calibration_error"] < 0.5
 
 
-def test_dpo_asks_its_reference_once_and_goes_on_with_the_same_answers(program: Program, tmp_path: Path) -> None:
+def test_dpo_asks_its_reference_once_and_goes_on_with_the_same_answers(
+    program: Program, tmp_path: Path
+) -> None:
     options = {"algorithm": "dpo", "dpo": {"beta": 0.3, "precompute_ref_log_probs": True}}
     steps, evaluations, said = program("whole", 2, **options)
     assert "answers computed" in said and steps[0].extras["rewards/margins"] == pytest.approx(0.0, abs=1e-4)
@@ -114,7 +145,12 @@ def test_dpo_asks_its_reference_once_and_goes_on_with_the_same_answers(program: 
     again, held_out, said = program("part", 2, **options, resume_from_checkpoint=str(middle))
     assert "answers computed" not in said and "reference log-probabilities of 144 answers from" in said
     assert facts(again) == facts(steps[3:]) and held_out[-1].metrics == evaluations[-1].metrics
-    assert same_tensors(tmp_path / "whole/checkpoints/step-00000006", tmp_path / "part/checkpoints/step-00000006") > 20
+    assert (
+        same_tensors(
+            tmp_path / "whole/checkpoints/step-00000006", tmp_path / "part/checkpoints/step-00000006"
+        )
+        > 20
+    )
 
     live, told, said = program("live", 1, algorithm="dpo", dpo={"beta": 0.3})
     assert "answers computed" not in said and "answers from" not in said

@@ -30,7 +30,9 @@ def described(tmp_path: Path, num_proc: int, rows: int) -> Path:
         str(tmp_path / "tokenizer")
     )
     data = tmp_path / "rows.jsonl"
-    data.write_text("".join(json.dumps({"prompt": f"Q{i}", "completion": f"A{i}"}) + "\n" for i in range(rows)))
+    data.write_text(
+        "".join(json.dumps({"prompt": f"Q{i}", "completion": f"A{i}"}) + "\n" for i in range(rows))
+    )
     section = {"train": str(data), "num_proc": num_proc, "max_length": 64}
     config = Config.from_json({"model": {"tokenizer": str(tmp_path / "tokenizer")}, "data": section})
     path = tmp_path / f"config-{num_proc}.json"
@@ -39,7 +41,15 @@ def described(tmp_path: Path, num_proc: int, rows: int) -> Path:
 
 
 def start(config: Path, cache: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "paceline.data.main", "--config-json", str(config), "--cache", str(cache)]
+    command = [
+        sys.executable,
+        "-m",
+        "paceline.data.main",
+        "--config-json",
+        str(config),
+        "--cache",
+        str(cache),
+    ]
     return warm.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -73,7 +83,9 @@ def test_a_run_that_was_killed_leaves_nothing_in_the_way(tmp_path: Path) -> None
 
 def test_several_processes_give_the_same_table(tmp_path: Path) -> None:
     tables = [
-        prepared_here(described(tmp_path, num_proc, 3000), tmp_path / f"cache-{num_proc}").path.joinpath("tokens.arrow")
+        prepared_here(described(tmp_path, num_proc, 3000), tmp_path / f"cache-{num_proc}").path.joinpath(
+            "tokens.arrow"
+        )
         for num_proc in (1, 2)
     ]
     assert tables[0] != tables[1]

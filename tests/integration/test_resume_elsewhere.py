@@ -1,4 +1,6 @@
-"""A checkpoint is resumed under another strategy, or on another number of processes: the losses go on as if nothing had changed."""
+"""A checkpoint is resumed under another strategy, or on another number of processes: the losses go on as
+if nothing had changed.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ WAYS: dict[str, tuple[int, dict[str, Any]]] = {
     "zero1": (2, {"distributed_strategy": "zero1", **SHARED}),
     "zero2": (2, {"distributed_strategy": "zero2", **SHARED}),
     "zero3": (2, {"distributed_strategy": "zero3", **SHARED}),
-}  # fmt: skip
+}
 # Those that cut the state in another way each; the others cut it as one of them does.
 LAYOUTS = ("single", "ddp", "fsdp full_shard", "fsdp tp", "pipeline", "zero1", "zero3")
 OTHERS = tuple(way for way in WAYS if way not in LAYOUTS)
@@ -44,7 +46,9 @@ STEPS, SAVED = 6, 3
 def run(tiny: Tiny, paceline: Paceline, folder: Path, name: str, way: str, **more: Any) -> list[Step]:
     """The steps of a run by one way."""
     processes, keys = WAYS[way]
-    config = tiny(**keys, max_steps=STEPS, max_grad_norm=0.5, warmup_steps=2, output_dir=str(folder / name), **more)
+    config = tiny(
+        **keys, max_steps=STEPS, max_grad_norm=0.5, warmup_steps=2, output_dir=str(folder / name), **more
+    )
     done = paceline("train", str(write_yaml(folder / f"{name}.yaml", config)), "--nproc", str(processes))
     assert done.code == 0, f"{name}: {done.err[-2000:]}"
     return [r.event for r in read_events(RunDir.at(folder / name).events(0)) if isinstance(r.event, Step)]
@@ -59,7 +63,9 @@ def resumed(
     wrong = {}
     for number, target in enumerate(targets):
         try:
-            part = run(tiny, paceline, folder, f"part{number}", target, resume_from_checkpoint=str(checkpoint))
+            part = run(
+                tiny, paceline, folder, f"part{number}", target, resume_from_checkpoint=str(checkpoint)
+            )
         except AssertionError as error:
             wrong[target] = str(error)
             continue
@@ -72,11 +78,15 @@ def resumed(
 
 
 @pytest.mark.parametrize(("source", "target"), [("single", "ddp"), ("ddp", "single")])
-def test_one_process_and_two(source: str, target: str, tiny: Tiny, paceline: Paceline, tmp_path: Path) -> None:
+def test_one_process_and_two(
+    source: str, target: str, tiny: Tiny, paceline: Paceline, tmp_path: Path
+) -> None:
     assert resumed(tiny, paceline, tmp_path, source, [target]) == {}
     planned = said_by_plan(tiny, paceline, tmp_path, target)
     assert planned.code == 0 and "resume.other_strategy" in planned.out + planned.err, planned
-    refused = said_by_plan(tiny, paceline, tmp_path, "ddp", distributed_strategy="paceline.strategies.ddp:DDP")
+    refused = said_by_plan(
+        tiny, paceline, tmp_path, "ddp", distributed_strategy="paceline.strategies.ddp:DDP"
+    )
     assert refused.code == 2 and "checkpoint.other_strategy" in refused.err, refused
 
 
@@ -84,7 +94,13 @@ def said_by_plan(tiny: Tiny, paceline: Paceline, folder: Path, way: str, **more:
     """What ``paceline plan --resume`` says before any process starts."""
     processes, keys = WAYS[way]
     yaml = write_yaml(folder / "planned.yaml", tiny(**{**keys, **more}, output_dir=str(folder / "planned")))
-    return paceline("plan", str(yaml), "--nproc", str(processes), f"training.resume_from_checkpoint={folder}/whole/checkpoints/step-{SAVED:08d}")  # fmt: skip
+    return paceline(
+        "plan",
+        str(yaml),
+        "--nproc",
+        str(processes),
+        f"training.resume_from_checkpoint={folder}/whole/checkpoints/step-{SAVED:08d}",
+    )
 
 
 @pytest.mark.slow
@@ -92,15 +108,21 @@ def said_by_plan(tiny: Tiny, paceline: Paceline, folder: Path, way: str, **more:
 def test_every_strategy_reads_what_the_others_have_saved(
     source: str, tiny: Tiny, paceline: Paceline, tmp_path: Path
 ) -> None:
-    """Every pair of layouts; the ways that share one with another are read by one process and read what it has saved."""
+    """Every pair of layouts; the ways that share one with another are read by one process and read what it
+    has saved.
+    """
     targets = {"single": tuple(WAYS)[1:]}.get(source, LAYOUTS if source in LAYOUTS else ("single",))
     assert resumed(tiny, paceline, tmp_path, source, [way for way in targets if way != source]) == {}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("source", "target"), [("single", "zero3"), ("zero3", "fsdp full_shard"), ("fsdp full_shard", "single")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("source", "target"), [("single", "zero3"), ("zero3", "fsdp full_shard"), ("fsdp full_shard", "single")]
+)
 @pytest.mark.parametrize("kind", ["lora", "bf16"])
-def test_an_adapter_and_bf16(source: str, target: str, kind: str, tiny: Tiny, paceline: Paceline, tmp_path: Path) -> None:  # fmt: skip
+def test_an_adapter_and_bf16(
+    source: str, target: str, kind: str, tiny: Tiny, paceline: Paceline, tmp_path: Path
+) -> None:
     base = {"name_or_path": str(tmp_path / "base"), "tokenizer": tiny()["model"]["tokenizer"]}
     save_base(tmp_path / "base", tiny()["model"]["config"], seed=3)
 

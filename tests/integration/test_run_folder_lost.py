@@ -1,4 +1,6 @@
-"""A run whose folder or disk goes away says so at once, on the console, and does not end as if all were well."""
+"""A run whose folder or disk goes away says so at once, on the console, and does not end as if all were
+well.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ Tiny = Callable[..., dict[str, Any]]
 
 @pytest.mark.parametrize("nproc", [1, 2])
 @pytest.mark.parametrize("harm", ["deleted", "moved"])
-def test_a_folder_that_is_taken_away_ends_the_run_by_name(harm: str, nproc: int, tiny: Tiny, tmp_path: Path) -> None:
+def test_a_folder_that_is_taken_away_ends_the_run_by_name(
+    harm: str, nproc: int, tiny: Tiny, tmp_path: Path
+) -> None:
     run = RunDir.at(tmp_path / "run")
     process = start(tiny(max_steps=100_000, logging_steps=1000), tmp_path, nproc)
     wait_for_step(run.root, 3, process)
@@ -45,19 +49,27 @@ def test_a_folder_that_is_taken_away_ends_the_run_by_name(harm: str, nproc: int,
 
 
 def run_with(limit: int, config: dict[str, Any], folder: Path) -> Run:
-    """A run whose files may have ``limit`` bytes: the kernel refuses the rest, to any user, without a mount."""
+    """A run whose files may have ``limit`` bytes: the kernel refuses the rest, to any user, without a
+    mount.
+    """
     yaml = write_yaml(folder / "limited.yaml", config)
     done = subprocess.run(
         [sys.executable, "-m", "paceline.cli.main", "train", str(yaml)],
-        capture_output=True, text=True, timeout=200, check=False, cwd=folder, env=worker_environment(),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        cwd=folder,
+        env=worker_environment(),
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
-    )  # fmt: skip
+    )
     return Run(done.returncode, done.stdout, done.stderr)
 
 
 def test_logs_that_cannot_grow_are_said_once_and_the_run_goes_on(tiny: Tiny, tmp_path: Path) -> None:
     config = tiny(max_steps=120, logging_steps=1000)
-    assert run_process_to_prepare(config, tmp_path).code == 0  # the data's own files are larger than the limit
+    # the data's own files are larger than the limit
+    assert run_process_to_prepare(config, tmp_path).code == 0
     done = run_with(40_000, config, tmp_path)
     said = done.out + done.err
     assert done.code == 0, said
@@ -79,16 +91,26 @@ def run_process_to_prepare(config: dict[str, Any], folder: Path) -> Run:
 
 
 def on_a_small_disk(options: str, folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
-    """A command that sees a file system of its own at ``folder``; skips the test where the kernel permits no mounts."""
+    """A command that sees a file system of its own at ``folder``; skips the test where the kernel permits
+    no mounts.
+    """
     own = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), "sh", "-c"]
     mount = f"mount -t tmpfs -o {options} tmpfs {folder}"
-    if shutil.which("unshare") is None or subprocess.run([*own, mount], capture_output=True, check=False).returncode:
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*own, mount], capture_output=True, check=False).returncode
+    ):
         pytest.skip("this kernel permits no mount of one's own")
     script = f'{mount} && "$@"; code=$?; find {folder} >&2; exit $code'
     return subprocess.run(
         [*own, script, "sh", *argv],
-        capture_output=True, text=True, timeout=200, check=False, cwd=folder.parent, env=worker_environment(),
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        cwd=folder.parent,
+        env=worker_environment(),
+    )
 
 
 @pytest.mark.parametrize(

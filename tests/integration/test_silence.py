@@ -1,4 +1,6 @@
-"""A rank or a store that stands still, is slow or is cut off: named, and the run ends everywhere, though torch's own timeouts are not kept."""
+"""A rank or a store that stands still, is slow or is cut off: named, and the run ends everywhere, though
+torch's own timeouts are not kept.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,13 @@ class Job:
     def __init__(self, folder: Path) -> None:
         self.folder, self.ranks, self.wires = folder, [], []  # type: ignore[var-annotated]
 
-    def start(self, size: int = 2, wires: dict[int, Wire] | None = None, port: int | None = None, prefix: tuple[str, ...] = ()) -> None:  # fmt: skip
+    def start(
+        self,
+        size: int = 2,
+        wires: dict[int, Wire] | None = None,
+        port: int | None = None,
+        prefix: tuple[str, ...] = (),
+    ) -> None:
         port = port or free_port()
         argv = [*prefix, sys.executable, str(WORKER), str(self.folder), str(TIMEOUT), str(LEAST), str(QUIET)]
         for rank in range(size):
@@ -39,7 +47,11 @@ class Job:
             with (self.folder / f"{rank}.log").open("w") as log:
                 self.ranks.append(
                     subprocess.Popen(
-                        argv, env=rank_environment(rank, size, own), stdout=log, stderr=log, start_new_session=True
+                        argv,
+                        env=rank_environment(rank, size, own),
+                        stdout=log,
+                        stderr=log,
+                        start_new_session=True,
                     )
                 )
         self.until(lambda: all((self.folder / f"{r}.up").exists() for r in range(size)))
@@ -88,7 +100,10 @@ def test_a_frozen_rank_is_named_ends_the_run_and_ends_itself_when_it_goes_on(job
     process.send_signal(signal.SIGSTOP)
     others = [r for r in range(3) if r != frozen]
     codes = job.end(*others)
-    assert ExitCode.PEER_SILENT in codes and set(codes) <= {ExitCode.PEER_SILENT, ExitCode.PEER_FAILED}, job.logs()
+    assert ExitCode.PEER_SILENT in codes and set(codes) <= {
+        ExitCode.PEER_SILENT,
+        ExitCode.PEER_FAILED,
+    }, job.logs()
     for rank in others:
         found = job.heard(rank)["diagnostic"]
         assert found["code"] in ("runtime.rank_silent", "runtime.store_silent")
@@ -96,7 +111,9 @@ def test_a_frozen_rank_is_named_ends_the_run_and_ends_itself_when_it_goes_on(job
         assert f"its process {process.pid} is stopped" in found["found"]
     speaker = 1 if frozen == 0 else 0
     named = [w for w in job.warned(speaker) if w["code"] in ("runtime.rank_quiet", "runtime.store_silent")]
-    assert named and named[0]["loud"] and f"{process.pid} is stopped" in named[0]["found"], "not named before the end"
+    assert named and named[0]["loud"] and f"{process.pid} is stopped" in named[0]["found"], (
+        "not named before the end"
+    )
     process.send_signal(signal.SIGCONT)
     assert job.end(frozen)[0] in (ExitCode.FAILED, ExitCode.PEER_SILENT, ExitCode.PEER_FAILED)
 
@@ -112,7 +129,9 @@ def test_a_cut_wire_to_the_store_ends_both_sides(job: Job) -> None:
     finally:
         wire.close()
     assert ExitCode.PEER_SILENT in codes and set(codes) <= {ExitCode.PEER_SILENT, ExitCode.FAILED}, job.logs()
-    found = job.heard(1)["diagnostic"] if (job.folder / "1.heard.json").exists() else job.heard(0)["diagnostic"]
+    found = (
+        job.heard(1)["diagnostic"] if (job.folder / "1.heard.json").exists() else job.heard(0)["diagnostic"]
+    )
     assert found["code"] in ("runtime.store_silent", "runtime.rank_silent")
     # The other side ends by its own clock, on a busy machine before this one looks.
     assert "the network between is cut" in found["found"] or " is gone" in found["found"]
@@ -155,7 +174,9 @@ def test_a_network_that_is_gone_ends_every_rank(job: Job) -> None:
     if subprocess.run([*inside, "ip link set lo up"], check=False, capture_output=True).returncode:
         pytest.skip("no network namespaces here")
     argv = " ".join([sys.executable, str(WORKER), str(job.folder), str(TIMEOUT), str(LEAST), str(QUIET)])
-    ranks = "".join(f"RANK={r} LOCAL_RANK={r} {argv} > {job.folder}/{r}.log 2>&1 & p{r}=$!; " for r in range(2))
+    ranks = "".join(
+        f"RANK={r} LOCAL_RANK={r} {argv} > {job.folder}/{r}.log 2>&1 & p{r}=$!; " for r in range(2)
+    )
     cut = f"while [ ! -e {job.folder}/cut ]; do sleep 0.1; done; ip link set lo down"
     ends = "".join(f"wait $p{r}; echo $? > {job.folder}/{r}.code; " for r in range(2))
     process = subprocess.Popen(
@@ -167,6 +188,8 @@ def test_a_network_that_is_gone_ends_every_rank(job: Job) -> None:
     job.until(lambda: all((job.folder / f"{r}.up").exists() for r in range(2)))
     (job.folder / "cut").write_text("")
     job.end(0)
-    assert [int((job.folder / f"{r}.code").read_text()) for r in range(2)] == [ExitCode.PEER_SILENT] * 2, job.logs()
+    assert [int((job.folder / f"{r}.code").read_text()) for r in range(2)] == [ExitCode.PEER_SILENT] * 2, (
+        job.logs()
+    )
     for rank in range(2):
         assert job.heard(rank)["diagnostic"]["code"] in ("runtime.store_silent", "runtime.rank_silent")

@@ -30,12 +30,16 @@ for rank in range(2):
     mine.set(f"alive/{rank}", "\\x1b[2J STRANGER")
     mine.delete_key(f"alive/{rank}")
 print("written", flush=True)
-"""
+"""  # noqa: E501
 
 
 def listening(port: int) -> set[str]:
     """The local addresses, as /proc has them, at which somebody listens on this port."""
-    rows = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()[1:]]
+    rows = [
+        line.split()
+        for name in ("tcp", "tcp6")
+        for line in Path("/proc/net", name).read_text().splitlines()[1:]
+    ]
     return {row[1].split(":")[0] for row in rows if row[3] == "0A" and int(row[1].split(":")[1], 16) == port}
 
 
@@ -44,11 +48,27 @@ def test_a_stranger_on_the_port_neither_ends_the_run_nor_writes_on_the_console(
 ) -> None:
     port, config = free_port(), tiny(max_steps=4000, logging_steps=500)
     path = write_yaml(tmp_path / "c.yaml", config)
-    argv = [sys.executable, "-m", "paceline.cli.main", "train", str(path), "--nproc", "2", "--master-port", str(port)]
-    run = warm.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=worker_environment())
+    argv = [
+        sys.executable,
+        "-m",
+        "paceline.cli.main",
+        "train",
+        str(path),
+        "--nproc",
+        "2",
+        "--master-port",
+        str(port),
+    ]
+    run = warm.Popen(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=worker_environment()
+    )
     try:
         stranger = subprocess.run(
-            [sys.executable, "-c", STRANGER, str(port)], capture_output=True, text=True, timeout=90, check=False
+            [sys.executable, "-c", STRANGER, str(port)],
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=False,
         )
         assert "written" in stranger.stdout, stranger.stderr[-2000:]
         assert listening(port) == {"0100007F"}, "the store listens beyond this machine"

@@ -1,4 +1,6 @@
-"""Strategies over real ranks: DDP equals one process, resumes bit for bit, and treats fp16 and empty windows alike on all ranks."""
+"""Strategies over real ranks: DDP equals one process, resumes bit for bit, and treats fp16 and empty
+windows alike on all ranks.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def largest_difference(a: dict[str, list[float]], b: dict[str, list[float]]) -> 
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("knobs", ["plain", "copies", "unused", "static", "single"])
 def test_ddp_equals_one_process(found: Found, world_size: int, knobs: str) -> None:
-    """float64, ten steps, token counts that differ between ranks, clipping active, accumulation 2 (``single``: 1)."""
+    """float64, ten steps, token counts that differ between ranks, clipping active, accumulation 2
+    (``single``: 1).
+    """
     alone = found[1][0]["parity"][knobs]
     assert any(step["norm"] > 0.5 for step in alone["steps"]), (
         "clipping was never active: the test would prove nothing about it"
@@ -70,7 +74,9 @@ def test_evaluation_counts_every_row_once(found: Found, world_size: int) -> None
         assert evaluated["rows"] == 99
         assert evaluated["weights"] == alone["weights"]
         assert evaluated["sums"]["nll"] == pytest.approx(alone["sums"]["nll"], rel=1e-12)
-        assert 0 < evaluated["sums"]["correct/nll"] == alone["sums"]["correct/nll"] < evaluated["weights"]["nll"]
+        assert (
+            0 < evaluated["sums"]["correct/nll"] == alone["sums"]["correct/nll"] < evaluated["weights"]["nll"]
+        )
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
@@ -101,7 +107,10 @@ def test_fp16_overflow_skips_on_all_ranks_then_trains(found: Found, world_size: 
         assert steps[-1]["skipped"] is None
         assert steps[-1]["loss"] < 0.9 * steps[0]["loss"]
     assert all(rank["mixed"]["steps"] == found[world_size][0]["mixed"]["steps"] for rank in found[world_size])
-    assert all(rank["mixed"]["parameters"] == found[world_size][0]["mixed"]["parameters"] for rank in found[world_size])
+    assert all(
+        rank["mixed"]["parameters"] == found[world_size][0]["mixed"]["parameters"]
+        for rank in found[world_size]
+    )
 
 
 def test_the_scaler_is_exported_once(found: Found) -> None:

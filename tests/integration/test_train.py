@@ -34,11 +34,14 @@ def steps_of(run: Path, rank: int = 0) -> list[Step]:
     return [e for e in events_of(run, rank) if isinstance(e, Step)]
 
 
-# What Paceline itself writes beside the plan and the steps of a run without fault: findings, and who set the threads.
+# What Paceline itself writes beside the plan and the steps of a run without fault: findings, and who set the
+# threads.
 OURS = re.compile(r"(note|warning)\[[a-z]+\.[a-z0-9_]+\] |    (found|hint): |OMP_NUM_THREADS=|$")
 
 
-def train(paceline: Paceline, config: dict[str, Any], folder: Path, nproc: int, *extra: str, **kw: Any) -> Run:
+def train(
+    paceline: Paceline, config: dict[str, Any], folder: Path, nproc: int, *extra: str, **kw: Any
+) -> Run:
     yaml = write_yaml(folder / f"config-{nproc}.yaml", config)
     return paceline("train", str(yaml), "--nproc", str(nproc), *extra, **kw)
 
@@ -111,7 +114,9 @@ def tensors_of(checkpoint: Path) -> dict[str, bytes]:
     return found
 
 
-def start(config: dict[str, Any], folder: Path, nproc: int, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+def start(
+    config: dict[str, Any], folder: Path, nproc: int, env: dict[str, str] | None = None
+) -> subprocess.Popen[str]:
     yaml = write_yaml(folder / "background.yaml", config)
     argv = [sys.executable, "-m", "paceline.cli.main", "train", str(yaml), "--nproc", str(nproc)]
     return warm.Popen(
@@ -145,7 +150,9 @@ def end(process: subprocess.Popen[str], deadline: float = 60) -> Run:
     return Run(process.returncode, out, err)
 
 
-def test_sigterm_saves_at_the_next_step_and_resume_goes_on(tiny: Tiny, paceline: Paceline, tmp_path: Path) -> None:
+def test_sigterm_saves_at_the_next_step_and_resume_goes_on(
+    tiny: Tiny, paceline: Paceline, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     config = tiny(max_steps=100000, save_strategy="steps", save_steps=100000)
     process = start(config, tmp_path, 2)
@@ -221,9 +228,18 @@ def test_evaluation_is_exact_for_uneven_sets(tiny: Tiny, paceline: Paceline, tmp
 
 def test_early_stopping_keeps_the_best(tiny: Tiny, paceline: Paceline, tmp_path: Path) -> None:
     config = tiny(
-        max_steps=200, learning_rate=0.5, lr_scheduler_type="constant", eval_strategy="steps", eval_steps=2, save_strategy="steps", save_steps=2, save_total_limit=1,
-        load_best_model_at_end=True, early_stopping_patience=3, max_grad_norm=0.0,
-    )  # fmt: skip
+        max_steps=200,
+        learning_rate=0.5,
+        lr_scheduler_type="constant",
+        eval_strategy="steps",
+        eval_steps=2,
+        save_strategy="steps",
+        save_steps=2,
+        save_total_limit=1,
+        load_best_model_at_end=True,
+        early_stopping_patience=3,
+        max_grad_norm=0.0,
+    )
     config["data"]["validation_split"] = 0.2
     done = train(paceline, config, tmp_path, 1)
     result = json.loads((tmp_path / "run/result.json").read_text())
@@ -278,7 +294,14 @@ def test_a_run_is_not_written_over_and_its_export_gives_equal_logits(
 def test_module_runs_from_a_checkout(tmp_path: Path) -> None:
     root = Path(__file__).resolve().parents[2]
     done = run_process(
-        [sys.executable, str(root / "main.py"), "--mode", "train", "--config", str(tmp_path / "missing.yaml")],
+        [
+            sys.executable,
+            str(root / "main.py"),
+            "--mode",
+            "train",
+            "--config",
+            str(tmp_path / "missing.yaml"),
+        ],
         60,
         None,
         tmp_path,

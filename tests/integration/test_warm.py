@@ -1,4 +1,6 @@
-"""A process forked from a warm one is as a fresh one: the same exit code, output, environment, signals, family; and it has imported all."""
+"""A process forked from a warm one is as a fresh one: the same exit code, output, environment, signals,
+family; and it has imported all.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +29,33 @@ PROGRAMS = {
     "code": "import sys; sys.exit(7)",
     "code text": "import sys; print('out'); sys.exit('said last')",
     "unhandled": "def f():\n    raise ValueError('é')\nf()",
-    "at the end": "import atexit, threading, time\natexit.register(print, 'b')\nthreading.Thread(target=lambda: (time.sleep(0.2), print('a'))).start()",
+    "at the end": (
+        "import atexit, threading, time\natexit.register(print, 'b')\nthreading.Thread(target=lambda:"
+        " (time.sleep(0.2), print('a'))).start()"
+    ),
     "killed": "import os; os.kill(os.getpid(), 9)",
     "interrupted": "import os, signal; os.kill(os.getpid(), signal.SIGINT)",
     "hard end": "import os; print('lost'); os._exit(3)",
-    "signals": "import signal; print([(n, signal.getsignal(n)) for n in (1, 2, 13, 15)], signal.pthread_sigmask(0, []))",
+    "signals": (
+        "import signal; print([(n, signal.getsignal(n)) for n in (1, 2, 13, 15)], signal.pthread_sigmask(0,"
+        " []))"
+    ),
     "environment": "import os; print(sorted(os.environ.items()), os.getcwd(), os.path.realpath('.'))",
     "proc": "print(sorted(x for x in open('/proc/self/environ').read().split(chr(0)) if x))",
-    "files": "import os; print(sorted(map(int, os.listdir('/proc/self/fd')))[:4] == [0, 1, 2, 3], os.umask(0))",
-    "torch": "import torch; print(torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled())",
-    "no reader": "import sys\nprint(sys.stdout.encoding, sys.stderr.errors, sys.stdout.isatty())\nsys.stderr.write('half a line')",
-    "child": "import subprocess, sys; print(subprocess.run([sys.executable, sys.argv[0][:-3] + 'x.py'], capture_output=True, text=True))",
+    "files": (
+        "import os; print(sorted(map(int, os.listdir('/proc/self/fd')))[:4] == [0, 1, 2, 3], os.umask(0))"
+    ),
+    "torch": (
+        "import torch; print(torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled())"
+    ),
+    "no reader": (
+        "import sys\nprint(sys.stdout.encoding, sys.stderr.errors,"
+        " sys.stdout.isatty())\nsys.stderr.write('half a line')"
+    ),
+    "child": (
+        "import subprocess, sys; print(subprocess.run([sys.executable, sys.argv[0][:-3] + 'x.py'],"
+        " capture_output=True, text=True))"
+    ),
 }
 
 
@@ -45,13 +63,20 @@ PROGRAMS = {
 def test_it_ends_and_says_as_a_fresh_one(program: str, tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(PROGRAMS[program])
-    (tmp_path / "programx.py").write_text("import os; print(os.getppid() > 1, os.getcwd()); raise SystemExit(5)")
+    (tmp_path / "programx.py").write_text(
+        "import os; print(os.getppid() > 1, os.getcwd()); raise SystemExit(5)"
+    )
     ended = []
     for make in (warm.Fresh, warm.Popen):
         process = make(
-            [sys.executable, str(script), "a", "-b"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+            [sys.executable, str(script), "a", "-b"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
             env=worker_environment({"PACELINE_OWN": "ö"}),
-        )  # fmt: skip
+        )
         said = process.communicate("given", timeout=60)
         ended.append((process.returncode, *said))
     fresh, forked = ended
@@ -66,9 +91,17 @@ def test_it_ends_and_says_as_a_fresh_one(program: str, tmp_path: Path) -> None:
 def test_it_is_a_child_of_who_asks_with_everything_imported(tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(
-        "import os, sys\nearly = 'torch' in sys.modules\nprint(early, os.getppid(), os.getsid(0) == os.getpid(), flush=True)\nsys.stdin.read()"
+        "import os, sys\nearly = 'torch' in sys.modules\nprint(early, os.getppid(), os.getsid(0) =="
+        " os.getpid(), flush=True)\nsys.stdin.read()"
     )
-    process = warm.Popen([sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=worker_environment(), start_new_session=True)  # fmt: skip
+    process = warm.Popen(
+        [sys.executable, str(script)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=worker_environment(),
+        start_new_session=True,
+    )
     assert process.stdout is not None
     assert process.stdout.readline().split() == ["True", str(os.getpid()), "True"]
     assert process.poll() is None
@@ -79,7 +112,9 @@ def test_it_is_a_child_of_who_asks_with_everything_imported(tmp_path: Path) -> N
 
 def test_each_draws_random_numbers_of_its_own(tmp_path: Path) -> None:
     script = tmp_path / "program.py"
-    script.write_text("import numpy, random, torch; print(random.random(), numpy.random.rand(), torch.rand(1).item())")
+    script.write_text(
+        "import numpy, random, torch; print(random.random(), numpy.random.rand(), torch.rand(1).item())"
+    )
     argv = [sys.executable, str(script)]
     two = [warm.Popen(argv, stdout=subprocess.PIPE, text=True, env=worker_environment()) for _ in range(2)]
     one, other = (process.communicate(timeout=60)[0].split() for process in two)
@@ -94,7 +129,9 @@ def test_what_needs_a_fresh_one_gets_it(how: str, tmp_path: Path, monkeypatch: p
         monkeypatch.setattr(warm.Popen, "allowed", False)
     extra = {"HF_HOME": str(tmp_path)} if how == "a variable that is read early" else {}
     argv = ["-c", script.read_text()] if how == "no program of ours" else [str(script)]
-    done = warm.Popen([sys.executable, *argv], stdout=subprocess.PIPE, text=True, env=worker_environment(extra))
+    done = warm.Popen(
+        [sys.executable, *argv], stdout=subprocess.PIPE, text=True, env=worker_environment(extra)
+    )
     assert done.communicate(timeout=60)[0].strip() == "False"
 
 
@@ -103,10 +140,13 @@ def test_a_child_of_one_dies_with_it(tmp_path: Path) -> None:
     (tmp_path / "child.py").write_text("import time; time.sleep(100)")
     parent = tmp_path / "parent.py"
     parent.write_text(
-        "import subprocess, sys, time\nfrom paceline.launch.processes import die_with_parent\n"
-        f"print(subprocess.Popen([sys.executable, {str(tmp_path / 'child.py')!r}], preexec_fn=die_with_parent()).pid, flush=True)\ntime.sleep(100)\n"
+        "import subprocess, sys, time\nfrom paceline.launch.processes import"
+        f" die_with_parent\nprint(subprocess.Popen([sys.executable, {str(tmp_path / 'child.py')!r}],"
+        " preexec_fn=die_with_parent()).pid, flush=True)\ntime.sleep(100)\n"
     )
-    process = warm.Popen([sys.executable, str(parent)], stdout=subprocess.PIPE, text=True, env=worker_environment())
+    process = warm.Popen(
+        [sys.executable, str(parent)], stdout=subprocess.PIPE, text=True, env=worker_environment()
+    )
     assert process.stdout is not None
     child = Path("/proc", process.stdout.readline().strip(), "stat")
     assert child.exists()

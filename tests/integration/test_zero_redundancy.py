@@ -1,4 +1,6 @@
-"""zero_redundancy equals ddp bit for bit, with every optimizer that is built, and either goes on from what the other has saved."""
+"""zero_redundancy equals ddp bit for bit, with every optimizer that is built, and either goes on from what
+the other has saved.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("case", CASES)
 def test_the_same_bits_as_ddp(found: Found, case: str, world_size: int) -> None:
-    """float64, ten steps, clipping active: losses, norms, weights, and every moment that was exported in the middle."""
+    """float64, ten steps, clipping active: losses, norms, weights, and every moment that was exported in
+    the middle.
+    """
     ranks = [rank[case] for rank in found[world_size]]
     ddp = ranks[0]["ddp"]
     assert max(step["norm"] for step in ddp["steps"]) > 0.3, "clipping was never active"

@@ -1,5 +1,8 @@
-"""One rank that trains a small model under ddp and under zero_redundancy: ``python zero_redundancy_worker.py all OUT_DIR``; reads ``OUT_DIR/cases.json``, writes
-``OUT_DIR/<rank>.json``. A case is (optimizer, its arguments, what is trained by the start of its name, options of the strategy)."""
+"""One rank that trains a small model under ddp and under zero_redundancy:
+``python zero_redundancy_worker.py all OUT_DIR``; reads ``OUT_DIR/cases.json``, writes
+``OUT_DIR/<rank>.json``. A case is (optimizer, its arguments, what is trained by the start of its name,
+options of the strategy).
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,9 @@ def steps(strategy: Strategy, handle: Handle, which: range) -> list[dict[str, An
 
 
 def both(world: World, case: Case) -> dict[str, Any]:
-    """Under both: six steps, what is exported of them, and four more by both strategies from what either has exported."""
+    """Under both: six steps, what is exported of them, and four more by both strategies from what either
+    has exported.
+    """
     found: dict[str, Any] = {}
     saved = {}
     for way in WAYS:
@@ -80,10 +85,14 @@ def overflow(world: World) -> dict[str, Any]:
         strategy.warm_up(handle, make_batch([-1]), TinyObjective())
         results = [
             make_runner(strategy).train_window(
-                {Role.POLICY: handle}, window(s, world.rank, world.world_size), TinyObjective(), lr=1e-2, max_grad_norm=1.0
+                {Role.POLICY: handle},
+                window(s, world.rank, world.world_size),
+                TinyObjective(),
+                lr=1e-2,
+                max_grad_norm=1.0,
             )
             for s in range(16)
-        ]  # fmt: skip
+        ]
         scaler = {s.kind: s.tensor.item() for s in strategy.export_state(handle) if s.name == "grad_scaler"}
         found[way] = {
             "skipped": [r.skipped for r in results],

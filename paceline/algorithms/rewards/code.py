@@ -47,7 +47,10 @@ def check_limits(seconds: Any = 10, memory_mb: Any = 512, **others: Any) -> None
     """Raise ConfigError (``rewards.options``) for invalid limits of a program; ``others`` are not checked."""
     for name, value, least in (("seconds", seconds, 1), ("memory_mb", memory_mb, _LEAST_MEMORY_MB)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            what, hint = f"{name} of the reward 'code' is a whole number from {least} on", f"{name}: {10 * least}"
+            what, hint = (
+                f"{name} of the reward 'code' is a whole number from {least} on",
+                f"{name}: {10 * least}",
+            )
             raise ConfigError(codes.REWARDS_OPTIONS(what, "training.rollout.rewards", repr(value), hint))
 
 
@@ -106,7 +109,9 @@ class CodeReward:
                 raise ValueError(str(error)) from error
         for given, expected in tests.pairs:
             longest = 2 * len(expected.encode("utf-8", "replace")) + (1 << 16)
-            ended = self._in_sandbox(lambda box, g=given, n=longest: box.output(program, g, longest=n, **limits))  # type: ignore[misc]
+            ended = self._in_sandbox(
+                lambda b, g=given, n=longest: b.output(program, g, longest=n, **limits)  # type: ignore[misc]
+            )
             if ended.status != 0 or not same_output(ended.output, expected):
                 return False
         return True
@@ -175,7 +180,8 @@ def _tried(*, namespaces: bool) -> Sandbox:
         if not sandbox.passes(_HONEST, "assert f(1) == 1", seconds=10, memory_bytes=512 << 20):
             who = "nobody, who runs them when root trains," if os.geteuid() == 0 else "this user"
             raise SandboxUnavailable(
-                f"an honest program failed in the sandbox: can {who} read the Python in {sys.prefix} and {sys.base_prefix}?"
+                f"an honest program failed in the sandbox: can {who} read the Python in {sys.prefix} and"
+                f" {sys.base_prefix}?"
             )
     except SandboxUnavailable:
         sandbox.close()
@@ -191,11 +197,14 @@ def check_isolation() -> None:
 def no_isolation(words: str) -> ConfigError:
     """Return the error for a machine without a sandbox."""
     what = "programs of the model cannot be shut in on this machine, so none is run"
-    return ConfigError(rules_codes.REWARDS_NO_ISOLATION(what, "training.rollout.rewards", words, NO_ISOLATION_HINT))
+    return ConfigError(
+        rules_codes.REWARDS_NO_ISOLATION(what, "training.rollout.rewards", words, NO_ISOLATION_HINT)
+    )
 
 
 NO_ISOLATION_HINT = (
-    "Linux 5.12 or newer on x86_64 or aarch64 that lets this user make namespaces (sysctl user.max_user_namespaces, "
-    "kernel.apparmor_restrict_unprivileged_userns; for a container: --security-opt seccomp=unconfined), a reward that runs no code, or "
-    "training.rollout.allow_unsandboxed_code: true where everything that this user may change may be lost"
+    "Linux 5.12 or newer on x86_64 or aarch64 that lets this user make namespaces (sysctl"
+    " user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns; for a container: --security-opt"
+    " seccomp=unconfined), a reward that runs no code, or training.rollout.allow_unsandboxed_code: true where"
+    " everything that this user may change may be lost"
 )

@@ -58,8 +58,14 @@ def read_tests(value: Any, entry_point: str = "") -> RowTests:
         if all(isinstance(item, str) for item in value):
             value = "\n".join(value)
         elif all(isinstance(item, Mapping) and {"input", "output"} <= set(item) for item in value):
-            names = {str(item.get("fn_name") or (item.get("metadata") or {}).get("func_name") or "") for item in value}
-            value = {"inputs": [item["input"] for item in value], "outputs": [item["output"] for item in value]}
+            names = {
+                str(item.get("fn_name") or (item.get("metadata") or {}).get("func_name") or "")
+                for item in value
+            }
+            value = {
+                "inputs": [item["input"] for item in value],
+                "outputs": [item["output"] for item in value],
+            }
             value |= {"fn_name": names.pop()} if len(names) == 1 else {}
     # A mapping holds pairs, one or several; everything else must be Python
     if isinstance(value, Mapping) and {"input", "output"} <= set(value):
@@ -72,13 +78,21 @@ def read_tests(value: Any, entry_point: str = "") -> RowTests:
 
 
 def _of_pairs(inputs: Any, outputs: Any, name: str) -> RowTests:
-    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs) or not inputs:
+    if (
+        not isinstance(inputs, list)
+        or not isinstance(outputs, list)
+        or len(inputs) != len(outputs)
+        or not inputs
+    ):
         raise ValueError("inputs and outputs are two lists of the same length, of at least one")
     if not name:
         return RowTests(pairs=tuple((_lines(i), _lines(o)) for i, o in zip(inputs, outputs, strict=True)))
     if not name.isidentifier():
         raise ValueError(f"fn_name {name!r} is no name of a function")
-    calls = [[_arguments(i), json.loads(o) if isinstance(o, str) and isinstance(i, str) else o] for i, o in zip(inputs, outputs, strict=True)]  # fmt: skip
+    calls = [
+        [_arguments(i), json.loads(o) if isinstance(o, str) and isinstance(i, str) else o]
+        for i, o in zip(inputs, outputs, strict=True)
+    ]
     return RowTests(_CALL_PAIRS.format(name=name, pairs=repr(json.dumps(calls))))
 
 
@@ -99,7 +113,9 @@ def _lines(value: Any) -> str:
 
 def same_output(actual: str, expected: str) -> bool:
     """Compare line by line, ignoring trailing spaces and trailing empty lines."""
-    return [s.rstrip() for s in actual.rstrip().splitlines()] == [e.rstrip() for e in expected.rstrip().splitlines()]
+    return [s.rstrip() for s in actual.rstrip().splitlines()] == [
+        e.rstrip() for e in expected.rstrip().splitlines()
+    ]
 
 
 def _python(text: str, entry_point: str) -> str:
@@ -110,10 +126,14 @@ def _python(text: str, entry_point: str) -> str:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f"no Python: {error}") from error
     # HumanEval's check(candidate) needs a call; other tests must use something of the program
-    check = next((node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "check"), None)
+    check = next(
+        (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "check"), None
+    )
     if check is not None and len(check.args.args) == 1 and not _calls(tree, "check"):
         if not entry_point:
-            raise ValueError("check(candidate) is never called: no entry_point says which function it is to check")
+            raise ValueError(
+                "check(candidate) is never called: no entry_point says which function it is to check"
+            )
         text = f"{text}\ncheck({entry_point})\n"
     elif not requested and not entry_point and not _imports(tree) & set(PROGRAM_MODULES):
         raise ValueError("they use nothing that a program would define")
@@ -142,18 +162,30 @@ def _imports(tree: ast.Module) -> set[str]:
 
 def _not_divisible(tree: ast.Module, requested: set[str]) -> Iterator[str]:
     """Yield why these tests cannot run in another process than the program; nothing if they can."""
-    missing = sorted(m for m in _imports(tree) - set(PROGRAM_MODULES) if m.startswith(".") or not _installed(m))
+    missing = sorted(
+        m for m in _imports(tree) - set(PROGRAM_MODULES) if m.startswith(".") or not _installed(m)
+    )
     if missing:
         yield f"they import {', '.join(missing)}, which is not installed here"
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test") and _needs_arguments(node, tree):
+        if (
+            isinstance(node, ast.FunctionDef)
+            and node.name.startswith("test")
+            and _needs_arguments(node, tree)
+        ):
             yield f"{node.name} takes arguments: fixtures and parameters of pytest are not known here"
         if isinstance(node, (ast.Name, ast.Attribute)):
             name = node.id if isinstance(node, ast.Name) else node.attr
             replaces = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
             if name in _PRINTED or (replaces and name in ("stdout", "stdin", "input", "print")):
-                yield f"{name}: what the program prints and reads is not seen from another process; give inputs and outputs"  # fmt: skip
-        yield from (f"{name}: a class of the program's is not known in another process" for name in _classes(node) & requested)  # fmt: skip
+                yield (
+                    f"{name}: what the program prints and reads is not seen from another process; give inputs"
+                    " and outputs"
+                )
+        yield from (
+            f"{name}: a class of the program's is not known in another process"
+            for name in _classes(node) & requested
+        )
 
 
 def _installed(module: str) -> bool:
@@ -179,4 +211,14 @@ def _classes(node: ast.AST) -> set[str]:
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         if name in _ASKS_CLASS:
             found = [*node.args[:2]] if name in ("raises", "assertRaises") else [*node.args[1:2]]
-    return {part.id for item in found if item is not None for part in ast.walk(item) if isinstance(part, ast.Name)} if found else set()  # fmt: skip
+    return (
+        {
+            part.id
+            for item in found
+            if item is not None
+            for part in ast.walk(item)
+            if isinstance(part, ast.Name)
+        }
+        if found
+        else set()
+    )

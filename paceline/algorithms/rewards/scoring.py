@@ -87,7 +87,11 @@ class Scorer:
         self.labels = reward_labels(names)
         self.weights = [spec.weight for spec in specs]
         self.functions = [
-            None if spec.name == MODEL else _function(spec, allow_code, (allow_unsandboxed_code, programs_at_once))
+            (
+                None
+                if spec.name == MODEL
+                else _function(spec, allow_code, (allow_unsandboxed_code, programs_at_once))
+            )
             for spec in specs
         ]
 
@@ -102,7 +106,9 @@ class Scorer:
         left_out = [False] * len(samples)
         for label, function in zip(self.labels, self.functions, strict=True):
             values, failures = (
-                _checked(label, by_model, samples) if function is None else self._call(label, function, samples)
+                _checked(label, by_model, samples)
+                if function is None
+                else self._call(label, function, samples)
             )
             problems += failures.values()
             for i, failure in failures.items():
@@ -111,7 +117,10 @@ class Scorer:
                 values[i] = 0.0 if self.on_error == "zero" else math.nan
                 left_out[i] |= self.on_error == "skip"
             parts[label] = values
-        total = [math.nan if left_out[i] else self._sum([parts[label][i] for label in self.labels]) for i in range(len(samples))]  # fmt: skip
+        total = [
+            math.nan if left_out[i] else self._sum([parts[label][i] for label in self.labels])
+            for i in range(len(samples))
+        ]
         return Scored(total, parts, tuple(_warning(p) for p in problems))
 
     @property
@@ -133,7 +142,9 @@ class Scorer:
         if not samples:
             return [], {}
         try:
-            with nullcontext() if getattr(function, "has_deadlines", False) else deadline(self.timeout_seconds):
+            with (
+                nullcontext() if getattr(function, "has_deadlines", False) else deadline(self.timeout_seconds)
+            ):
                 found = list(function(samples))
             if len(found) == len(samples):
                 return _checked(label, found, samples)
@@ -167,7 +178,9 @@ def _function(spec: RewardSpec, allow_code: bool, code_runs: tuple[bool, int]) -
     if spec.name == "code" and not allow_code:
         what = "this reward runs code that a model wrote"
         hint = "training.rollout.allow_code_execution: true, on a machine where that may happen"
-        raise ConfigError(rules_codes.REWARDS_CODE_OFF(what, "training.rollout.allow_code_execution", "false", hint))
+        raise ConfigError(
+            rules_codes.REWARDS_CODE_OFF(what, "training.rollout.allow_code_execution", "false", hint)
+        )
     function = REWARDS.load(spec.name)
     if spec.name in REWARDS.names():
         _check_options(spec, function)
@@ -199,7 +212,11 @@ def check_reward(spec: RewardSpec, columns: Collection[str] | None = None) -> No
     where = "training.rollout.rewards"
     if not callable(function):
         hint = "a function of prompts and completions (and of the rows' columns), which gives a number each"
-        raise ConfigError(codes.REWARDS_NOT_A_FUNCTION(f"'{spec.name}' is no function", where, type(function).__name__, hint))  # fmt: skip
+        raise ConfigError(
+            codes.REWARDS_NOT_A_FUNCTION(
+                f"'{spec.name}' is no function", where, type(function).__name__, hint
+            )
+        )
     try:
         accepted = inspect.signature(function).parameters
     except (TypeError, ValueError):  # a builtin without a signature
@@ -213,9 +230,13 @@ def check_reward(spec: RewardSpec, columns: Collection[str] | None = None) -> No
     missing = sorted(n for n in needed if _by_place(plain[n]) or (columns is not None and n not in given))
     if missing or unknown:
         what = f"the reward '{spec.name}' cannot be called as rewards are"
-        found = ", ".join([*(f"it needs '{n}'" for n in missing), *(f"it takes no '{n}'" for n in sorted(unknown))])
+        found = ", ".join(
+            [*(f"it needs '{n}'" for n in missing), *(f"it takes no '{n}'" for n in sorted(unknown))]
+        )
         hint = f"def {spec.name.rpartition(':')[2]}(prompts, completions, **columns); its options by name"
-        raise ConfigError(codes.REWARDS_SIGNATURE(what, where, f"{inspect.signature(function)}: {found}", hint))
+        raise ConfigError(
+            codes.REWARDS_SIGNATURE(what, where, f"{inspect.signature(function)}: {found}", hint)
+        )
 
 
 def _by_place(parameter: inspect.Parameter) -> bool:
@@ -240,11 +261,15 @@ def check_built_in(spec: RewardSpec) -> None:
 
 
 def _check_options(spec: RewardSpec, function: Any) -> None:
-    known = {name: p for name, p in inspect.signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY}
+    known = {
+        name: p for name, p in inspect.signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY
+    }
     needed = [name for name, p in known.items() if p.default is inspect.Parameter.empty]
     wrong = sorted(set(spec.options) - set(known)) + [n for n in needed if n not in spec.options]
     if wrong:
-        hint = f"options: {', '.join(known) or 'none'}" + (f" (needed: {', '.join(needed)})" if needed else "")
+        hint = f"options: {', '.join(known) or 'none'}" + (
+            f" (needed: {', '.join(needed)})" if needed else ""
+        )
         what = f"the reward '{spec.name}' has other options"
         raise ConfigError(codes.REWARDS_OPTIONS(what, "training.rollout.rewards", ", ".join(wrong), hint))
     if spec.name == "regex":
@@ -259,7 +284,9 @@ def _check_options(spec: RewardSpec, function: Any) -> None:
             ) from error
 
 
-def _checked(label: str, found: Sequence[Any], samples: Sequence[Sample]) -> tuple[list[float], dict[int, Diagnostic]]:
+def _checked(
+    label: str, found: Sequence[Any], samples: Sequence[Sample]
+) -> tuple[list[float], dict[int, Diagnostic]]:
     values, failures = [], {}
     for i, (value, sample) in enumerate(zip(found, samples, strict=True)):
         number = _number(value)

@@ -27,7 +27,8 @@ is dropped silently. The rest of the program reads after ``load_config``:
     ``training.*``; a key that is absent everywhere follows from ``train_batch_size`` and the number of
     processes, by DeepSpeed's rule (``batch_of``). It is a path only if the file is missing; then a start is
     refused.
-``training.mixed_precision``, ``optim``, ``learning_rate``, ``lr_scheduler_type``, ``parallelism.*``, ``launch.*``
+``training.mixed_precision``, ``optim``, ``learning_rate``, ``lr_scheduler_type``, ``parallelism.*``,
+``launch.*``
     Have the files' values unless a higher layer sets them; these keys are read, not the copies in the JSON.
 
 Normalising a normal form does not change it.

@@ -18,18 +18,66 @@ from paceline.core.diagnostics import Severity
 # Fields of accelerate 1.15's ClusterConfig, blocks written by its questionnaire, and keys of older versions.
 KNOWN = frozenset(
     [
-        "compute_environment", "debug", "distributed_type", "downcast_bf16", "dynamo_config", "dynamo_backend", "deepspeed_config", "fsdp_config",
-        "megatron_lm_config", "ipex_config", "mpirun_config", "parallelism_config", "fp8_config", "enable_cpu_affinity", "gpu_ids", "machine_rank",
-        "main_process_ip", "main_process_port", "main_training_function", "mixed_precision", "fp16", "num_machines", "num_processes", "rdzv_backend",
-        "same_network", "tpu_env", "tpu_name", "tpu_zone", "tpu_use_cluster", "tpu_use_sudo", "tpu_vm", "tpu_command_file", "commands", "command_file",
-        "use_cpu", "use_xpu", "use_mps_device", "log_level", "gradient_accumulation_steps", "deepspeed_hostfile", "deepspeed_multinode_launcher", "fsdp",
+        "compute_environment",
+        "debug",
+        "distributed_type",
+        "downcast_bf16",
+        "dynamo_config",
+        "dynamo_backend",
+        "deepspeed_config",
+        "fsdp_config",
+        "megatron_lm_config",
+        "ipex_config",
+        "mpirun_config",
+        "parallelism_config",
+        "fp8_config",
+        "enable_cpu_affinity",
+        "gpu_ids",
+        "machine_rank",
+        "main_process_ip",
+        "main_process_port",
+        "main_training_function",
+        "mixed_precision",
+        "fp16",
+        "num_machines",
+        "num_processes",
+        "rdzv_backend",
+        "same_network",
+        "tpu_env",
+        "tpu_name",
+        "tpu_zone",
+        "tpu_use_cluster",
+        "tpu_use_sudo",
+        "tpu_vm",
+        "tpu_command_file",
+        "commands",
+        "command_file",
+        "use_cpu",
+        "use_xpu",
+        "use_mps_device",
+        "log_level",
+        "gradient_accumulation_steps",
+        "deepspeed_hostfile",
+        "deepspeed_multinode_launcher",
+        "fsdp",
         "main_process_ip_address",
     ]
-)  # fmt: skip
+)
 _STRATEGY = {
-    "NO": "single", "MULTI_GPU": "ddp", "MULTI_CPU": "ddp", "MULTI_XPU": "ddp", "MULTI_HPU": "ddp", "MULTI_NPU": "ddp", "MULTI_MLU": "ddp", "MULTI_MUSA": "ddp",
-    "MULTI_SDAA": "ddp", "MULTI_NEURON": "ddp", "DEEPSPEED": "deepspeed", "FSDP": "fsdp", "MEGATRON_LM": "",
-}  # fmt: skip
+    "NO": "single",
+    "MULTI_GPU": "ddp",
+    "MULTI_CPU": "ddp",
+    "MULTI_XPU": "ddp",
+    "MULTI_HPU": "ddp",
+    "MULTI_NPU": "ddp",
+    "MULTI_MLU": "ddp",
+    "MULTI_MUSA": "ddp",
+    "MULTI_SDAA": "ddp",
+    "MULTI_NEURON": "ddp",
+    "DEEPSPEED": "deepspeed",
+    "FSDP": "fsdp",
+    "MEGATRON_LM": "",
+}
 _NOT_DRIVEN = ("MULTI_XPU", "MULTI_HPU", "MULTI_NPU", "MULTI_MLU", "MULTI_MUSA", "MULTI_SDAA", "MULTI_NEURON")
 REFUSED = {
     "TPU": "TPUs and other XLA devices are not driven; accelerate's own launcher starts torch_xla",
@@ -39,23 +87,48 @@ REFUSED = {
 }
 #: key → (the note if its value requests something, values besides null, false and "" that do not)
 SAID: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "debug": ("accelerate checks the shapes before each collective of its own; TORCH_DISTRIBUTED_DEBUG=DETAIL has torch check those of a run", ()),
+    "debug": (
+        (
+            "accelerate checks the shapes before each collective of its own; TORCH_DISTRIBUTED_DEBUG=DETAIL"
+            " has torch check those of a run"
+        ),
+        (),
+    ),
     "downcast_bf16": ("it turns float32 into bf16 on TPUs only", ("no",)),
-    "enable_cpu_affinity": ("processes are not bound to cores by this key; `deepspeed --bind_cores_to_rank` or numactl does", ()),
-    "gpu_ids": ("each process drives the device of its local rank; set CUDA_VISIBLE_DEVICES to choose among them", ("all",)),
+    "enable_cpu_affinity": (
+        "processes are not bound to cores by this key; `deepspeed --bind_cores_to_rank` or numactl does",
+        (),
+    ),
+    "gpu_ids": (
+        "each process drives the device of its local rank; set CUDA_VISIBLE_DEVICES to choose among them",
+        ("all",),
+    ),
     "main_training_function": ("the program is `paceline train`", ("main",)),
     "rdzv_backend": ("processes meet at main_process_ip:main_process_port in every case", ("static",)),
     "log_level": ("training.log_level says it", ()),
     "ipex_config": ("Intel's extension is not used; torch computes on the CPU itself", ()),
     "mpirun_config": ("processes are started by `paceline train`, torchrun, srun, mpirun or deepspeed", ()),
     "deepspeed_hostfile": ("give it to the launcher: `deepspeed --hostfile FILE main.py …`", ()),
-    "deepspeed_multinode_launcher": ("one command a node (`paceline train` with launch.node_rank), or `deepspeed` with its own launcher", ("standard",)),
+    "deepspeed_multinode_launcher": (
+        "one command a node (`paceline train` with launch.node_rank), or `deepspeed` with its own launcher",
+        ("standard",),
+    ),
     "use_xpu": ("devices are found by themselves", ()),
     **dict.fromkeys(
-        ("tpu_env", "tpu_name", "tpu_zone", "tpu_use_cluster", "tpu_use_sudo", "tpu_vm", "tpu_command_file", "commands", "command_file"),
+        (
+            "tpu_env",
+            "tpu_name",
+            "tpu_zone",
+            "tpu_use_cluster",
+            "tpu_use_sudo",
+            "tpu_vm",
+            "tpu_command_file",
+            "commands",
+            "command_file",
+        ),
         ("it is for TPU pods, which are not driven", ()),
     ),
-}  # fmt: skip
+}
 _PLAIN = (
     ("mixed_precision", "training.mixed_precision"),
     ("use_cpu", "training.use_cpu"),
@@ -83,7 +156,9 @@ def read(document: Document, found: Foreign, given: Mapping[str, Any] | None = N
     """
     data = document.data
     if "SAGEMAKER" in str(data.get("compute_environment", "")).upper() or "ec2_instance_type" in data:
-        _refuse(document, found, "compute_environment", str(data.get("compute_environment")), REFUSED["SAGEMAKER"])
+        _refuse(
+            document, found, "compute_environment", str(data.get("compute_environment")), REFUSED["SAGEMAKER"]
+        )
         return
     _unknown(document, found)
     kind = _distribution(document, found)
@@ -93,7 +168,10 @@ def read(document: Document, found: Foreign, given: Mapping[str, Any] | None = N
     eight_bits = str(data.get("mixed_precision")).lower() == "fp8"
     if eight_bits or data.get("fp8_config"):
         path = "mixed_precision" if eight_bits else "fp8_config"
-        what = f"{path}: 8-bit matrix products are not built; bf16, which they approximate, is computed: more exact and slower"
+        what = (
+            f"{path}: 8-bit matrix products are not built; bf16, which they approximate, is computed: more"
+            " exact and slower"
+        )
         found.notes.append(document.note(path, what, "mixed_precision: bf16", Severity.WARNING))
         if eight_bits:
             found.entries.append(document.entry("training.mixed_precision", "bf16", path))
@@ -102,8 +180,13 @@ def read(document: Document, found: Foreign, given: Mapping[str, Any] | None = N
             found.entries.append(document.entry(to, data[key], key))
     _no_precision(document, found, given or {})
     if kind in _NOT_DRIVEN:
-        what = f"distributed_type {kind}: devices of another kind than CUDA are not driven; the run takes CUDA devices, or without one the CPU"
-        found.notes.append(document.note("distributed_type", what, "MULTI_GPU or MULTI_CPU", Severity.WARNING))
+        what = (
+            f"distributed_type {kind}: devices of another kind than CUDA are not driven; the run takes CUDA"
+            " devices, or without one the CPU"
+        )
+        found.notes.append(
+            document.note("distributed_type", what, "MULTI_GPU or MULTI_CPU", Severity.WARNING)
+        )
     if kind == "MULTI_CPU":
         found.entries.append(document.entry("training.use_cpu", True, "distributed_type"))
     _processes(document, found)
@@ -118,7 +201,9 @@ def read(document: Document, found: Foreign, given: Mapping[str, Any] | None = N
         if block and not isinstance(block, dict):
             what = f"{name} must be a mapping"
             found.problems.append(
-                codes.CONFIG_TYPE(what, document.place(name), shown(name, block), f"{name}: with keys below it")
+                codes.CONFIG_TYPE(
+                    what, document.place(name), shown(name, block), f"{name}: with keys below it"
+                )
             )
         if not isinstance(block, dict) or not any(value is not None for value in block.values()):
             continue
@@ -137,14 +222,20 @@ def _no_precision(document: Document, found: Foreign, given: Mapping[str, Any]) 
     data = document.data
     blocks = [data.get(name) for name in ("fsdp_config", "deepspeed_config")]
     elsewhere = any(
-        isinstance(block, dict) and any(key.endswith(("mixed_precision_policy", "config_file")) for key in block) for block in blocks
-    )  # fmt: skip
-    named = any(data.get(key) not in (None, "") for key in ("mixed_precision", "fp16")) or data.get("fp8_config")
+        isinstance(block, dict)
+        and any(key.endswith(("mixed_precision_policy", "config_file")) for key in block)
+        for block in blocks
+    )
+    named = any(data.get(key) not in (None, "") for key in ("mixed_precision", "fp16")) or data.get(
+        "fp8_config"
+    )
     if "distributed_type" not in data or named or elsewhere or "training.mixed_precision" in given:
         return
     found.entries.append(document.entry("training.mixed_precision", "no", "distributed_type"))
     hint = "mixed_precision: bf16, or training.mixed_precision"
-    found.notes.append(document.note("mixed_precision", "no mixed_precision: float32, as with accelerate", hint))
+    found.notes.append(
+        document.note("mixed_precision", "no mixed_precision: float32, as with accelerate", hint)
+    )
 
 
 def _unknown(document: Document, found: Foreign) -> None:
@@ -171,7 +262,9 @@ def _distribution(document: Document, found: Foreign) -> str | None:
     name = "NO" if kind is False else str(kind).upper()
     if name in _STRATEGY:
         if _STRATEGY[name]:
-            found.entries.append(document.entry("training.distributed_strategy", _STRATEGY[name], "distributed_type"))
+            found.entries.append(
+                document.entry("training.distributed_strategy", _STRATEGY[name], "distributed_type")
+            )
         return name
     if name in REFUSED:
         _refuse(document, found, "distributed_type", name, REFUSED[name])
@@ -190,7 +283,9 @@ def _distribution(document: Document, found: Foreign) -> str | None:
 def _refuse(document: Document, found: Foreign, path: str, value: str, why: str, hint: str = "") -> None:
     hint = hint or "MULTI_GPU, FSDP or DEEPSPEED on the devices at hand"
     found.problems.append(
-        codes.ACCELERATE_NOT_BUILT(f"{path} {value}: {why}", where=document.place(path), found=value, hint=hint)
+        codes.ACCELERATE_NOT_BUILT(
+            f"{path} {value}: {why}", where=document.place(path), found=value, hint=hint
+        )
     )
 
 
@@ -199,7 +294,11 @@ def _processes(document: Document, found: Foreign) -> None:
     if total is None or total == -1:
         return
     if not (
-        isinstance(total, int) and isinstance(machines, int) and machines > 0 and total > 0 and total % machines == 0
+        isinstance(total, int)
+        and isinstance(machines, int)
+        and machines > 0
+        and total > 0
+        and total % machines == 0
     ):
         found.problems.append(
             codes.CONFIG_VALUE(
@@ -221,7 +320,10 @@ def _check_written(document: Document, found: Foreign) -> None:
             continue
         found.notes.append(document.note(key, f"{key}: {says}", "the line may go"))
     if document.data.get("same_network") is False and (document.data.get("num_machines") or 1) > 1:
-        what = "same_network: the machines must reach each other's ports; the first collective tells within its timeout"
+        what = (
+            "same_network: the machines must reach each other's ports; the first collective tells within its"
+            " timeout"
+        )
         found.notes.append(document.note("same_network", what))
     if document.data.get("use_mps_device") is True:
         _refuse(document, found, "use_mps_device", "true", REFUSED["MPS"])

@@ -25,12 +25,19 @@ _DEEPSPEED_SAID = {
     "zero3_init_flag": "ZeRO-3 always starts sharded: no process holds the whole model",
     "is_train_batch_min": "the batch is that of training",
     "deepspeed_hostfile": "give it to the launcher: `deepspeed --hostfile FILE main.py …`",
-    "deepspeed_multinode_launcher": "one command a node (`paceline train` with launch.node_rank), or `deepspeed` with its own launcher",
+    "deepspeed_multinode_launcher": (
+        "one command a node (`paceline train` with launch.node_rank), or `deepspeed` with its own launcher"
+    ),
     "deepspeed_inclusion_filter": "give it to the launcher: `deepspeed --include …`",
     "deepspeed_exclusion_filter": "give it to the launcher: `deepspeed --exclude …`",
 }
 # filled in from the training arguments by Accelerate
-_OPEN = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
+_OPEN = (
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+)
 _MOE = ("deepspeed_moe_layer_cls_names", "transformer_moe_cls_names")
 _AXES = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
 _PARALLEL_SAID = {
@@ -38,7 +45,9 @@ _PARALLEL_SAID = {
     "sp_backend": "Ulysses is Paceline's own on the native strategies, DeepSpeed's under DeepSpeed",
     "sp_seq_length": "sequences may have any length; they are padded to a multiple",
     "sp_seq_length_is_variable": "sequences may have any length; they are padded to a multiple",
-    "sp_attn_implementation": "the attention kernel is model.attn_implementation's business; sequence parallelism works with sdpa",
+    "sp_attn_implementation": (
+        "the attention kernel is model.attn_implementation's business; sequence parallelism works with sdpa"
+    ),
     "cp_comm_strategy": "keys and values are collected once (all-gather)",
 }
 _MEGATRON = {
@@ -74,7 +83,9 @@ def deepspeed_block(document: Document, found: Foreign, whole: dict[str, Any]) -
         found.blocks["training.deepspeed"] = f"{document.place('deepspeed_config_file')}\n{file}"
         for key in data:
             if key in _DEEPSPEED:
-                found.notes.append(document.note(key, f"{key}: the DeepSpeed file decides, as with accelerate"))
+                found.notes.append(
+                    document.note(key, f"{key}: the DeepSpeed file decides, as with accelerate")
+                )
             elif key != "deepspeed_config_file":
                 _deepspeed_other(document, found, key, {}, {})
         return
@@ -116,7 +127,9 @@ def _deepspeed_other(
     elif key in ("enable_msamp", "msamp_opt_level"):
         if value not in (None, False):
             what = f"{key}: 8-bit training is not built"
-            found.problems.append(codes.ACCELERATE_NOT_BUILT(what, document.place(key), str(value), "remove it"))
+            found.problems.append(
+                codes.ACCELERATE_NOT_BUILT(what, document.place(key), str(value), "remove it")
+            )
     elif key in table():
         json[key] = _merged(json.get(key), value)
         origin.update({path: path for path in document.lines if path == key or path.startswith(f"{key}.")})
@@ -124,7 +137,11 @@ def _deepspeed_other(
         found.notes.append(document.note(key, what, "a JSON file, named by deepspeed_config_file"))
     else:
         _unknown(
-            document, found, "deepspeed_config", key, [*_DEEPSPEED, *_DEEPSPEED_SAID, *_MOE, "deepspeed_config_file"]
+            document,
+            found,
+            "deepspeed_config",
+            key,
+            [*_DEEPSPEED, *_DEEPSPEED_SAID, *_MOE, "deepspeed_config_file"],
         )
 
 
@@ -175,36 +192,54 @@ def parallelism_block(document: Document, found: Foreign, whole: dict[str, Any])
     for name, size in sizes.items():
         if name in ("cp_size", "sp_size"):
             if size != 1:
-                found.entries.append(document.entry("training.parallelism.cp_size", size, f"parallelism_config_{name}"))
+                found.entries.append(
+                    document.entry("training.parallelism.cp_size", size, f"parallelism_config_{name}")
+                )
                 method = "allgather" if name == "cp_size" else "ulysses"
                 found.entries.append(
                     document.entry("training.parallelism.cp_method", method, f"parallelism_config_{name}")
                 )
         else:
-            found.entries.append(document.entry(f"training.parallelism.{name}", size, f"parallelism_config_{name}"))
+            found.entries.append(
+                document.entry(f"training.parallelism.{name}", size, f"parallelism_config_{name}")
+            )
 
 
 def megatron_block(document: Document, found: Foreign, whole: dict[str, Any]) -> None:
     """Convert Megatron's parallel degrees to the native mesh, which splits the model in the same way."""
-    data = {key.removeprefix("megatron_lm_"): (key, value) for key, value in document.data.items() if value is not None}
+    data = {
+        key.removeprefix("megatron_lm_"): (key, value)
+        for key, value in document.data.items()
+        if value is not None
+    }
     for name, (key, value) in data.items():
         if name in _MEGATRON:
             found.entries.append(document.entry(_MEGATRON[name], value, key))
         elif name in _MEGATRON_OFF and value not in (False, 1):
             what = f"{key} is not built"
-            found.problems.append(codes.ACCELERATE_NOT_BUILT(what, document.place(key), str(value), "remove it"))
+            found.problems.append(
+                codes.ACCELERATE_NOT_BUILT(what, document.place(key), str(value), "remove it")
+            )
         elif name != "use_distributed_optimizer":
-            found.notes.append(document.note(key, f"{key} belongs to Megatron's own training loop and is not taken"))
+            found.notes.append(
+                document.note(key, f"{key} belongs to Megatron's own training loop and is not taken")
+            )
     # Ranks beyond tp · pp · cp are data-parallel and shard weights and optimizer states
     tp, pp, cp = (data.get(name, ("", 1))[1] for name in ("tp_degree", "pp_degree", "context_parallel_size"))
     strategy = "pipeline" if pp != 1 else "fsdp"
     found.entries.append(document.entry("training.distributed_strategy", strategy, "megatron_lm_pp_degree"))
-    total, split = whole.get("num_processes"), tp * pp * cp if all(isinstance(n, int) for n in (tp, pp, cp)) else 0
+    total, split = (
+        whole.get("num_processes"),
+        (tp * pp * cp if all(isinstance(n, int) for n in (tp, pp, cp)) else 0),
+    )
     if isinstance(total, int) and split and total % split == 0 and total > split:
         found.entries.append(
             document.entry("training.parallelism.dp_shard_size", total // split, "megatron_lm_tp_degree")
         )
-    what = "Megatron-LM itself is not used: the same degrees on Paceline's own mesh, weights and optimizer sharded over the data-parallel ranks"
+    what = (
+        "Megatron-LM itself is not used: the same degrees on Paceline's own mesh, weights and optimizer"
+        " sharded over the data-parallel ranks"
+    )
     found.notes.append(document.note("megatron_lm_use_distributed_optimizer", what))
 
 

@@ -22,17 +22,21 @@ class Blend(Document):
 
     def place(self, path: str) -> str:
         """Return ``file:line``, or the launcher's variable."""
-        return self.variables.place(path) if self._launchers(path) else super().place(path)  # type: ignore[union-attr]
+        launcher = self._launcher_of(path)
+        return launcher.place(path) if launcher else super().place(path)
 
     def entry(self, to: str, value: Any, path: str) -> Entry:
         """Return a setting with the source that it comes from."""
-        return self.variables.entry(to, value, path) if self._launchers(path) else super().entry(to, value, path)  # type: ignore[union-attr]
+        launcher = self._launcher_of(path)
+        return launcher.entry(to, value, path) if launcher else super().entry(to, value, path)
 
-    def _launchers(self, path: str) -> bool:
-        return self.variables is not None and path in self.variables.requested
+    def _launcher_of(self, path: str) -> Variables | None:
+        return self.variables if self.variables is not None and path in self.variables.requested else None
 
 
-def blended(own: Document, launcher: Variables, found: Foreign, same_key: Callable[[str], str] = str) -> Document:
+def blended(
+    own: Document, launcher: Variables, found: Foreign, same_key: Callable[[str], str] = str
+) -> Document:
     """Return ``own`` (the YAML's settings or its file's) overridden by the options given to the launcher.
 
     Each difference adds a warning to ``found``. ``same_key`` normalises the spelling of a key. The launcher's

@@ -31,7 +31,9 @@ def read(document: Document, found: Foreign, given: Mapping[str, Any] | None = N
     given = given or {}
     normal = Normaliser(document, found, given.get("training.distributed_strategy")).run()
     found.contents["training.deepspeed"] = normal
-    found.entries.append(document.entry("training.distributed_strategy", "deepspeed", next(iter(document.data), "")))
+    found.entries.append(
+        document.entry("training.distributed_strategy", "deepspeed", next(iter(document.data), ""))
+    )
     _Reader(document, found, normal, given).run()
 
 
@@ -58,7 +60,11 @@ class _Reader(Teller):
         open_keys = [key for key in _BATCH if key not in normal]
         if open_keys:
             # As in DeepSpeed; accumulation is 1 if only the total is given.
-            what = f"{' and '.join(open_keys)} follow from train_batch_size {total} and the number of processes; where it does not divide evenly, the nearest smaller product is what runs, and the plan says so (DeepSpeed would refuse to start)"
+            what = (
+                f"{' and '.join(open_keys)} follow from train_batch_size {total} and the number of processes;"
+                " where it does not divide evenly, the nearest smaller product is what runs, and the plan"
+                " says so (DeepSpeed would refuse to start)"
+            )
         elif isinstance(micro, int) and isinstance(steps, int):
             processes = total / (micro * steps)
             fits = (
@@ -66,9 +72,15 @@ class _Reader(Teller):
                 if processes >= 1 and processes == int(processes)
                 else "is no multiple of it for any number of processes"
             )
-            what = f"a step takes micro-batch {micro} x accumulation {steps} x processes; train_batch_size {total} {fits}, with another number the product is what runs"
+            what = (
+                f"a step takes micro-batch {micro} x accumulation {steps} x processes; train_batch_size"
+                f" {total} {fits}, with another number the product is what runs"
+            )
         else:
-            what = f"train_batch_size {total} is not taken: a step takes micro-batch x accumulation x processes, of which one or both come from training"
+            what = (
+                f"train_batch_size {total} is not taken: a step takes micro-batch x accumulation x processes,"
+                " of which one or both come from training"
+            )
         self.note(_TOTAL, what, '"auto"')
 
     def _precision(self) -> None:
@@ -84,7 +96,9 @@ class _Reader(Teller):
         carried = any(entry.path == "training.mixed_precision" for entry in self.found.entries)
         if not requested and not carried and not any(on == "auto" or is_on(on) for on in more):
             hint = '"bf16": {"enabled": "auto"}, or mixed_precision: auto'
-            self.default("training.mixed_precision", "no", "", "no precision block: float32, as in DeepSpeed", hint)
+            self.default(
+                "training.mixed_precision", "no", "", "no precision block: float32, as in DeepSpeed", hint
+            )
 
     def _autocast(self) -> Any:
         """Return torch_autocast.enabled, or None without the block."""
@@ -92,7 +106,9 @@ class _Reader(Teller):
         if isinstance(autocast, dict):
             word = _PRECISIONS.get(str(autocast.get("dtype", "bfloat16")).lower().removeprefix("torch."))
             if autocast.get("enabled") is True and word:
-                self.found.entries.append(self.document.entry(f"training.{word}", True, "torch_autocast.enabled"))
+                self.found.entries.append(
+                    self.document.entry(f"training.{word}", True, "torch_autocast.enabled")
+                )
             what = "mixed precision is training.mixed_precision's business, the same way under every strategy"
             self.note("torch_autocast", f"torch_autocast: {what}", f"{word}: true" if word else "")
             return autocast.get("enabled", False)
@@ -112,7 +128,9 @@ class _Reader(Teller):
             self.note("amp", "amp: level O0 computes in float32", "remove the block")
         elif stage not in (0, "auto") or level not in ("O1", "AUTO"):
             what = (
-                "Apex amp does not work with ZeRO" if stage else f"Apex level {level} keeps weights in half precision"
+                "Apex amp does not work with ZeRO"
+                if stage
+                else f"Apex level {level} keeps weights in half precision"
             )
             self.problem(
                 codes.PREC_AMP_ZERO,
@@ -135,13 +153,23 @@ class _Reader(Teller):
         drop = self.normal.pop("dataloader_drop_last", None)
         self.take("training.dataloader_drop_last", drop, "dataloader_drop_last")
         if self.normal.get("gradient_allreduce_op") == "sum":
-            what = "gradients are averaged over the tokens of all processes; a sum would change with their number"
+            what = (
+                "gradients are averaged over the tokens of all processes; a sum would change with their"
+                " number"
+            )
             self.problem(
-                codes.ZERO_NOT_BUILT, f"gradient_allreduce_op: {what}", "gradient_allreduce_op", "sum", '"mean"'
+                codes.ZERO_NOT_BUILT,
+                f"gradient_allreduce_op: {what}",
+                "gradient_allreduce_op",
+                "sum",
+                '"mean"',
             )
         block = self.normal.pop("compile", None)
         if isinstance(block, dict) and block:
-            what = "compile: not taken; under DeepSpeed weights are gathered and cut inside the forward, which is not compiled. The result is the same"
+            what = (
+                "compile: not taken; under DeepSpeed weights are gathered and cut inside the forward, which"
+                " is not compiled. The result is the same"
+            )
             self.note("compile", what, "torch_compile: true with distributed_strategy: ddp")
         self._monitors()
 
@@ -163,7 +191,8 @@ class _Reader(Teller):
             if isinstance(block, dict) and is_on(block):
                 self.note(
                     name,
-                    f"{name}: not written; the run's events hold every step, and training.report_to names the trackers there are",
+                    f"{name}: not written; the run's events hold every step, and training.report_to names the"
+                    " trackers there are",
                 )
 
 
@@ -186,5 +215,12 @@ def batch_of(deepspeed: Any, micro: int, steps: int, data_parallel_size: int) ->
     else:
         steps = max(rows // micro, 1)
     product = micro * steps * data_parallel_size
-    says = f"the DeepSpeed file's {total} rows a step over {data_parallel_size} ranks: micro-batch {micro}, accumulation {steps}"
-    return micro, steps, says if product == total else f"{says}; {total} does not divide evenly, {product} is what runs"
+    says = (
+        f"the DeepSpeed file's {total} rows a step over {data_parallel_size} ranks: micro-batch {micro},"
+        f" accumulation {steps}"
+    )
+    return (
+        micro,
+        steps,
+        says if product == total else f"{says}; {total} does not divide evenly, {product} is what runs",
+    )

@@ -33,7 +33,18 @@ from paceline.config.spelling import same
 from paceline.core.diagnostics import Code, Severity
 
 _COMMENTS = ("_", "//", "#", "$")
-_NEOX = frozenset(["num-layers", "hidden-size", "num-attention-heads", "pipe-parallel-size", "model-parallel-size", "train-iters", "num_layers", "train_iters"])  # fmt: skip
+_NEOX = frozenset(
+    [
+        "num-layers",
+        "hidden-size",
+        "num-attention-heads",
+        "pipe-parallel-size",
+        "model-parallel-size",
+        "train-iters",
+        "num_layers",
+        "train_iters",
+    ]
+)
 
 
 @cache
@@ -64,7 +75,10 @@ class Normaliser:
         neox = [key for key in data if key in _NEOX]
         if len(neox) > 1:
             foreign = [key for key in data if key not in table() and not key.startswith(_COMMENTS)]
-            what = f"a GPT-NeoX file: {len(foreign)} keys of its own (model, data, schedule) are not DeepSpeed's and not read from here, as DeepSpeed does not"
+            what = (
+                f"a GPT-NeoX file: {len(foreign)} keys of its own (model, data, schedule) are not DeepSpeed's"
+                " and not read from here, as DeepSpeed does not"
+            )
             hint = "model:, data: and training: of the YAML say them"
             self._note(neox[0], f"{', '.join(foreign)}: {what}", hint, Severity.WARNING)
             data = {key: value for key, value in data.items() if key not in foreign}
@@ -93,7 +107,9 @@ class Normaliser:
             elif canonical in DROPPED:
                 self._note(path, DROPPED[canonical])
             elif canonical in NOT_GRANTED:
-                self._note(path, NOT_GRANTED[canonical] if is_on(value) else "switched off", "", Severity.WARNING)
+                self._note(
+                    path, NOT_GRANTED[canonical] if is_on(value) else "switched off", "", Severity.WARNING
+                )
             elif name not in spec:
                 self._unknown(key, path, spec)
             elif value is None:
@@ -131,17 +147,27 @@ class Normaliser:
         else:
             if isinstance(value, list) and spec.startswith(("int", "bool", "number")):
                 what = f"{path} is a list: a tuning space of DeepSpeed's autotuner, not the config of a run"
-                self._problem(codes.ZERO_TUNING_SPACE, what, path, shown(name, value), f"one of {shown(name, value)}")
+                self._problem(
+                    codes.ZERO_TUNING_SPACE, what, path, shown(name, value), f"one of {shown(name, value)}"
+                )
                 return
             try:
                 found[name] = convert(spec, value)
             except PydanticCustomError as exc:
                 self._problem(
-                    codes.CONFIG_TYPE, f"{path} {exc.message()}", path, shown(name, value), '"auto", or the value'
+                    codes.CONFIG_TYPE,
+                    f"{path} {exc.message()}",
+                    path,
+                    shown(name, value),
+                    '"auto", or the value',
                 )
                 return
         # Notes on lossy features, and secrets
-        on = any(item is True for item in found[name].values()) if isinstance(found[name], dict) else is_on(found[name])
+        on = (
+            any(item is True for item in found[name].values())
+            if isinstance(found[name], dict)
+            else is_on(found[name])
+        )
         if path in SAID and on:
             self._note(path, SAID[path])
         if isinstance(found[name], str) and found[name] != "auto" and holds_secret(name, found[name]):
@@ -160,24 +186,39 @@ class Normaliser:
         if canonical == "zero_optimization" and isinstance(value, bool):
             found["zero_optimization"] = {"stage": int(value)}
             self._note(
-                path, f"zero_optimization: {shown('', value)} means stage {int(value)}", f'{{"stage": {int(value)}}}'
+                path,
+                f"zero_optimization: {shown('', value)} means stage {int(value)}",
+                f'{{"stage": {int(value)}}}',
             )
         elif block == "bf16" and name in LOSS_SCALE:
-            self._note(path, "bf16 has float32's range and scales no loss; DeepSpeed 0.19 refuses the key", "remove it")
+            self._note(
+                path,
+                "bf16 has float32's range and scales no loss; DeepSpeed 0.19 refuses the key",
+                "remove it",
+            )
         elif canonical in ("fp16.fp16", "bf16.bf16"):
             self._note(path, "GPT-NeoX's spelling; enabled decides", '"enabled"')
             if is_on(value):
                 found.setdefault("enabled", True)
         elif canonical in ("fp16.opt_level", "fp16.fp16_scale_tolerance", "fp16.loss_scaling"):
             self._note(path, "no key of DeepSpeed's fp16 block; it never had an effect there", "remove it")
-        elif block == "zero_optimization" and name in ("cpu_offload", "cpu_offload_param", "cpu_offload_params"):
-            self._offload("offload_optimizer" if name == "cpu_offload" else "offload_param", path, value, found)
-        elif canonical == "zero_optimization.cpu_offload_use_pin_memory":
-            self._note(path, "read as pin_memory of offload_optimizer and offload_param", '"pin_memory" inside them')
-            found["_pin"] = value
-        elif canonical in ("zero_optimization.offload_param", "zero_optimization.offload_optimizer") and isinstance(
-            value, bool
+        elif block == "zero_optimization" and name in (
+            "cpu_offload",
+            "cpu_offload_param",
+            "cpu_offload_params",
         ):
+            self._offload(
+                "offload_optimizer" if name == "cpu_offload" else "offload_param", path, value, found
+            )
+        elif canonical == "zero_optimization.cpu_offload_use_pin_memory":
+            self._note(
+                path, "read as pin_memory of offload_optimizer and offload_param", '"pin_memory" inside them'
+            )
+            found["_pin"] = value
+        elif canonical in (
+            "zero_optimization.offload_param",
+            "zero_optimization.offload_optimizer",
+        ) and isinstance(value, bool):
             self._offload(name, path, value, found)
         elif canonical == "tensor_parallel" and isinstance(value, dict):
             self._tensor_parallel(path, value, found)
@@ -213,12 +254,21 @@ class Normaliser:
         # Drop keys that AutoTP decides, then agree on one size
         for key in [key for key in inner if key.startswith(AUTOTP_DECIDES)]:
             del inner[key]
-            self._note(f"{path}.{key}", "no key of DeepSpeed: AutoTP decides which matrices are cut and how, its groups are consecutive ranks", "remove it")  # fmt: skip
+            self._note(
+                f"{path}.{key}",
+                "no key of DeepSpeed: AutoTP decides which matrices are cut and how, its groups are"
+                " consecutive ranks",
+                "remove it",
+            )
         for written, size in sizes.items():
             if size is not None and inner.setdefault("autotp_size", size) != size:
                 self._problem(
-                    codes.CONFIG_CONFLICT, "tensor_parallel gives two sizes", f"{path}.{written}", f"{written}: {size}, autotp_size: {inner['autotp_size']}", "autotp_size alone"
-                )  # fmt: skip
+                    codes.CONFIG_CONFLICT,
+                    "tensor_parallel gives two sizes",
+                    f"{path}.{written}",
+                    f"{written}: {size}, autotp_size: {inner['autotp_size']}",
+                    "autotp_size alone",
+                )
             elif size is not None and "autotp_size" not in value:
                 self._note(
                     f"{path}.{written}",
@@ -255,7 +305,11 @@ class Normaliser:
                 path = f"zero_optimization.{name}.device"
                 hint = '"nvme_path": "/a/folder/on/the/disk"'
                 self._problem(
-                    codes.ZERO_NVME_PATH, f"{name} to nvme needs a folder", path, "nvme without nvme_path", hint
+                    codes.ZERO_NVME_PATH,
+                    f"{name} to nvme needs a folder",
+                    path,
+                    "nvme without nvme_path",
+                    hint,
                 )
 
     def _refused(self, canonical: str, path: str, value: Any) -> None:
@@ -275,7 +329,9 @@ class Normaliser:
             block = path.rpartition(".")[0]
             self._problem(codes.ZERO_UNKNOWN_KEY, f"DeepSpeed's {block} has no key '{key}'", path, key, hint)
             return
-        inside = next((name for name, block in spec.items() if isinstance(block, dict) and key in block), None)
+        inside = next(
+            (name for name, block in spec.items() if isinstance(block, dict) and key in block), None
+        )
         if inside == "zero_optimization" and key != "stage":
             # Only ZeRO's stage changes the setup; its other keys affect memory and speed.
             what = "DeepSpeed reads it inside zero_optimization only; at the top level it has no effect"

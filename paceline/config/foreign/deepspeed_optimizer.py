@@ -22,9 +22,21 @@ _ARGUMENTS: dict[str, frozenset[str]] = {
     "adamw_torch_fused": frozenset(["maximize"]),
 }
 #: parameters that choose an implementation and do not change the numbers
-_CODE = frozenset(["torch_adam", "fused", "foreach", "capturable", "differentiable", "set_grad_none", "adamw_mode"])
+_CODE = frozenset(
+    ["torch_adam", "fused", "foreach", "capturable", "differentiable", "set_grad_none", "adamw_mode"]
+)
 #: parameters of 1-bit Adam's compressed communication
-_COMPRESSION = frozenset(["freeze_step", "cuda_aware", "comm_backend_name", "var_freeze_step", "var_update_scaler", "local_step_scaler", "local_step_clipper"])  # fmt: skip
+_COMPRESSION = frozenset(
+    [
+        "freeze_step",
+        "cuda_aware",
+        "comm_backend_name",
+        "var_freeze_step",
+        "var_update_scaler",
+        "local_step_scaler",
+        "local_step_clipper",
+    ]
+)
 
 
 def read_optimizer(teller: Teller, rate: float | None) -> None:
@@ -59,7 +71,9 @@ class _OptimizerReader:
             self.teller.default("training.learning_rate", default, "optimizer.params", says, '"lr": "auto"')
         if is_on(self.params.get("torch_adam")) and "weight_decay" not in self.params:
             says = f"without weight_decay torch's AdamW, which torch_adam chooses, takes {_TORCH_DECAY:g}"
-            self.teller.default("training.weight_decay", _TORCH_DECAY, "optimizer.params", says, '"weight_decay": 0')
+            self.teller.default(
+                "training.weight_decay", _TORCH_DECAY, "optimizer.params", says, '"weight_decay": 0'
+            )
 
     def _type(self) -> None:
         place, teller = "optimizer.type", self.teller
@@ -67,7 +81,11 @@ class _OptimizerReader:
             self.optim = OPTIMIZERS[self.name]
         elif self.kind.lower() in (*BUILT, *KNOWN) and self.name not in NO_OPTIMIZER:
             self.optim = self.kind.lower()
-            teller.note(place, f"{self.kind} is Transformers' name, not DeepSpeed's, which would refuse it; taken as training.optim")  # fmt: skip
+            teller.note(
+                place,
+                f"{self.kind} is Transformers' name, not DeepSpeed's, which would refuse it; taken as"
+                " training.optim",
+            )
         elif self.name in COMPRESSED:
             self.optim = OPTIMIZERS["adamw"]
             what = f"{COMPRESSED[self.name]}; here AdamW runs, and moments are kept exact"
@@ -76,10 +94,16 @@ class _OptimizerReader:
             named = self.kind or "(no type)"
             teller.note(place, f"DeepSpeed's optimizer {named} is not taken; training.optim decides")
         else:
-            reason = NO_OPTIMIZER.get(self.name, "DeepSpeed and torch have no such optimizer that is built here")
+            reason = NO_OPTIMIZER.get(
+                self.name, "DeepSpeed and torch have no such optimizer that is built here"
+            )
             hint = '"AdamW", or training.optim in the YAML'
             teller.problem(
-                codes.ZERO_OPTIMIZER, f"the optimizer {self.kind} is not taken: {reason}", place, self.kind, hint
+                codes.ZERO_OPTIMIZER,
+                f"the optimizer {self.kind} is not taken: {reason}",
+                place,
+                self.kind,
+                hint,
             )
         teller.take("training.optim", self.optim, place)
 
@@ -90,7 +114,10 @@ class _OptimizerReader:
         elif key == "weight_decay":
             teller.take("training.weight_decay", value, path)
             if number_in(value) and value > 0:
-                what = "weight_decay: matrices decay, biases and norms do not, as in Transformers; DeepSpeed itself decays all it is given"
+                what = (
+                    "weight_decay: matrices decay, biases and norms do not, as in Transformers; DeepSpeed"
+                    " itself decays all it is given"
+                )
                 teller.note(path, what)
         elif key == "betas":
             self._betas(value, path)
@@ -119,13 +146,16 @@ class _OptimizerReader:
             teller.note(path, f"{key} belongs to compressed communication, which is not used")
         elif key == "fp32_optimizer_states":
             if not is_on(value):
-                teller.warn(path, "moments are kept in float32: more exact, and twice the memory of bf16 ones", "true")
+                teller.warn(
+                    path, "moments are kept in float32: more exact, and twice the memory of bf16 ones", "true"
+                )
         elif self.optim is None:
             teller.note(path, f"{key} goes with {self.kind or 'the optimizer'}, which is not taken")
         else:
             hint = f"remove it, or training.optim_args: {key}=… where the optimizer takes it"
             what = (
-                f"{self.kind} takes no parameter '{key}' that is built here; the update would not be the one asked for"
+                f"{self.kind} takes no parameter '{key}' that is built here; the update would not be the one"
+                " asked for"
             )
             teller.problem(codes.ZERO_OPTIMIZER_PARAMS, what, path, f"{key}: {shown(key, value)}", hint)
 
@@ -139,7 +169,9 @@ class _OptimizerReader:
     def _adam_switch(self, key: str, value: Any, path: str) -> None:
         teller = self.teller
         if self.name in COMPRESSED:
-            teller.warn(path, f"{key} belongs to {self.kind} and is not taken: AdamW as it is runs instead", '"AdamW"')
+            teller.warn(
+                path, f"{key} belongs to {self.kind} and is not taken: AdamW as it is runs instead", '"AdamW"'
+            )
             return
         if key == "adam_w_mode" and self.name == "adamw":
             teller.note(path, "adam_w_mode has no effect beside the type AdamW, as in DeepSpeed")
@@ -147,7 +179,11 @@ class _OptimizerReader:
         if key == "adam_w_mode" and self.params.get("weight_decay", 0) in (0, 0.0, None):
             teller.note(path, "without weight decay Adam and AdamW are the same")
             return
-        what = {"adam_w_mode": "Adam with decay inside the gradient is not built, only AdamW", "amsgrad": "amsgrad is not built", "bias_correction": "Adam without bias correction is not built"}[key]  # fmt: skip
+        what = {
+            "adam_w_mode": "Adam with decay inside the gradient is not built, only AdamW",
+            "amsgrad": "amsgrad is not built",
+            "bias_correction": "Adam without bias correction is not built",
+        }[key]
         found = f"{key}: {shown(key, value)}"
         teller.problem(codes.ZERO_OPTIMIZER, f"{self.kind}: {what}", path, found, "remove the key")
 
@@ -165,9 +201,19 @@ class _OptimizerReader:
         wrong = [key for key, value in self.arguments.items() if not isinstance(value, (int, float))]
         for key in wrong:
             found = shown(key, self.arguments[key])
-            teller.problem(codes.CONFIG_TYPE, f"optimizer.params.{key} must be a number or true or false", f"optimizer.params.{key}", found, "the value, or remove the key")  # fmt: skip
+            teller.problem(
+                codes.CONFIG_TYPE,
+                f"optimizer.params.{key} must be a number or true or false",
+                f"optimizer.params.{key}",
+                found,
+                "the value, or remove the key",
+            )
         if "training.optim" in teller.given:
             names = ", ".join(self.arguments)
-            teller.note(path, f"{names}: of {self.kind}; training.optim names another optimizer, whose parameters are training.optim_args")  # fmt: skip
+            teller.note(
+                path,
+                f"{names}: of {self.kind}; training.optim names another optimizer, whose parameters are"
+                " training.optim_args",
+            )
         elif not wrong:
             teller.take("training.optim_args", ",".join(f"{k}={v}" for k, v in self.arguments.items()), path)

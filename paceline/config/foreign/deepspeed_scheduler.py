@@ -16,13 +16,27 @@ _NAMES = '"WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "OneCycle" or "LRRangeT
 _PARAMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "warmup_lr": ("warmup_max_lr", ("warmup_min_lr", "warmup_type")),
     "warmup_decay_lr": ("warmup_max_lr", ("warmup_min_lr", "warmup_type", "total_num_steps")),
-    "warmup_cosine_lr": ("warmup_max_lr", ("warmup_min_ratio", "cos_min_ratio", "warmup_type", "total_num_steps")),
+    "warmup_cosine_lr": (
+        "warmup_max_lr",
+        ("warmup_min_ratio", "cos_min_ratio", "warmup_type", "total_num_steps"),
+    ),
     "one_cycle": (
         "cycle_max_lr",
-        ("cycle_min_lr", "cycle_first_step_size", "cycle_second_step_size", "cycle_first_stair_count", "cycle_second_stair_count", "decay_step_size", "decay_lr_rate"),
+        (
+            "cycle_min_lr",
+            "cycle_first_step_size",
+            "cycle_second_step_size",
+            "cycle_first_stair_count",
+            "cycle_second_stair_count",
+            "decay_step_size",
+            "decay_lr_rate",
+        ),
     ),
-    "lr_range_test": ("lr_range_test_min_lr", ("lr_range_test_step_size", "lr_range_test_step_rate", "lr_range_test_staircase")),
-}  # fmt: skip
+    "lr_range_test": (
+        "lr_range_test_min_lr",
+        ("lr_range_test_step_size", "lr_range_test_step_rate", "lr_range_test_staircase"),
+    ),
+}
 _MOMENTUM = frozenset(["cycle_momentum", "cycle_min_mom", "cycle_max_mom", "decay_mom_rate"])
 
 
@@ -31,7 +45,10 @@ def read_scheduler(teller: Teller) -> float | None:
     block = teller.typed("scheduler")
     if block is None:
         if "training.lr_scheduler_type" not in teller.given and teller.typed("optimizer"):
-            what = "no scheduler block: DeepSpeed alone would keep the rate as it is; training.lr_scheduler_type decides, linear when nothing names it, as with Transformers"
+            what = (
+                "no scheduler block: DeepSpeed alone would keep the rate as it is; training.lr_scheduler_type"
+                " decides, linear when nothing names it, as with Transformers"
+            )
             teller.note("optimizer", what, "training.lr_scheduler_type: constant")
         return None
     kind, params = block
@@ -58,13 +75,18 @@ def _not_taken(teller: Teller, kind: str, params: dict[str, Any], known: bool) -
         if key == "warmup_num_steps":
             teller.take("training.warmup_steps", value, f"scheduler.params.{key}")
         elif given_value(value):
-            what = f"{key} belongs to the file's schedule and is not taken; training.lr_scheduler_kwargs has the options of the one that runs"
+            what = (
+                f"{key} belongs to the file's schedule and is not taken; training.lr_scheduler_kwargs has the"
+                " options of the one that runs"
+            )
             teller.note(f"scheduler.params.{key}", what)
     if known or "training.lr_scheduler_type" in teller.given or kind.lower() in ("auto", ""):
         what = f"the schedule {kind or '(no type)'} is not taken over; training.lr_scheduler_type decides"
         teller.note("scheduler.type", what, _NAMES)
         return
-    reason = NO_SCHEDULE.get(kind.lower(), "DeepSpeed has no such schedule, and torch's own by this name is not built")
+    reason = NO_SCHEDULE.get(
+        kind.lower(), "DeepSpeed has no such schedule, and torch's own by this name is not built"
+    )
     hint = f"{_NAMES}, or lr_scheduler_type in the YAML"
     what = f"the schedule {kind} is not taken: {reason}"
     teller.problem(codes.ZERO_SCHEDULER, what, "scheduler.type", kind, hint)
@@ -93,7 +115,9 @@ def _warmup_steps(teller: Teller, name: str, params: dict[str, Any]) -> None:
         teller.take("training.warmup_steps", params["warmup_num_steps"], path)
         return
     says = f"without warmup_num_steps DeepSpeed warms up over {_WARMUP_STEPS} steps, and so does this run"
-    teller.default("training.warmup_steps", _WARMUP_STEPS, "scheduler.params", says, '"warmup_num_steps": "auto"')
+    teller.default(
+        "training.warmup_steps", _WARMUP_STEPS, "scheduler.params", says, '"warmup_num_steps": "auto"'
+    )
 
 
 def _kwargs(teller: Teller, kind: str, name: str, params: dict[str, Any]) -> None:
@@ -103,7 +127,9 @@ def _kwargs(teller: Teller, kind: str, name: str, params: dict[str, Any]) -> Non
     taken = {key: params[key] for key in known if given_value(params.get(key))}
     for key, value in taken.items():
         if key == "warmup_type" and value not in ("log", "linear"):
-            teller.note(f"scheduler.params.{key}", f"warmup_type {value} is none of DeepSpeed's, which takes log then")
+            teller.note(
+                f"scheduler.params.{key}", f"warmup_type {value} is none of DeepSpeed's, which takes log then"
+            )
             taken[key] = "log"
         elif key != "warmup_type" and not isinstance(value, (int, float)):
             path = f"scheduler.params.{key}"
@@ -123,7 +149,11 @@ def _kwargs(teller: Teller, kind: str, name: str, params: dict[str, Any]) -> Non
             path, hint = f"scheduler.params.{key}", f"one of {', '.join(filter(None, (rate, *known)))}"
             teller.problem(codes.ZERO_SCHEDULER, f"{kind} has no parameter '{key}'", path, key, hint)
     if name in ("warmup_decay_lr", "warmup_cosine_lr") and "total_num_steps" not in params:
-        teller.note("scheduler.params", f"{kind} needs total_num_steps in DeepSpeed; the run's steps are taken", '"total_num_steps": "auto"')  # fmt: skip
+        teller.note(
+            "scheduler.params",
+            f"{kind} needs total_num_steps in DeepSpeed; the run's steps are taken",
+            '"total_num_steps": "auto"',
+        )
     if taken:
         teller.take("training.lr_scheduler_kwargs", taken, f"scheduler.params.{next(iter(taken))}")
 
@@ -137,7 +167,9 @@ def _rate(teller: Teller, kind: str, name: str, params: dict[str, Any]) -> float
     value, path = params.get(key), f"scheduler.params.{key}"
     if given_value(value):
         if name == "warmup_cosine_lr":
-            teller.note(path, f"DeepSpeed's {kind} has no {key} and refuses it: read as the optimizer's lr", '"lr"')
+            teller.note(
+                path, f"DeepSpeed's {kind} has no {key} and refuses it: read as the optimizer's lr", '"lr"'
+            )
         optimizer = teller.typed("optimizer")
         if optimizer is not None and optimizer[1].get("lr") == value:
             return None  # both are equal: the optimizer's is used

@@ -15,7 +15,9 @@ class Teller:
     ``given``: the values of higher layers by path.
     """
 
-    def __init__(self, document: Document, found: Foreign, normal: dict[str, Any], given: Mapping[str, Any]) -> None:
+    def __init__(
+        self, document: Document, found: Foreign, normal: dict[str, Any], given: Mapping[str, Any]
+    ) -> None:
         self.document = document
         self.found = found
         self.normal = normal

@@ -16,7 +16,12 @@ def convert(spec: str, value: Any) -> Any:
     Raises PydanticCustomError if it does not fit.
     """
     kind, _, limits = spec.partition(" ")
-    simple: dict[str, Callable[[Any], Any]] = {"bool": to_bool, "text": to_text, "int": to_int, "number": _number}
+    simple: dict[str, Callable[[Any], Any]] = {
+        "bool": to_bool,
+        "text": to_text,
+        "int": to_int,
+        "number": _number,
+    }
     if kind == "any":
         return value
     if kind in ("mapping", "list"):

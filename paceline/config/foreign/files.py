@@ -19,7 +19,9 @@ from paceline.config.yaml_tree import parse_yaml
 from paceline.core.diagnostics import Severity
 from paceline.core.errors import ConfigError
 
-_ACCELERATE, _DEEPSPEED, _FSDP, _FSDP_CONFIG = (f"training.{name}" for name in ("accelerate_config", "deepspeed", "fsdp", "fsdp_config"))  # fmt: skip
+_ACCELERATE, _DEEPSPEED, _FSDP, _FSDP_CONFIG = (
+    f"training.{name}" for name in ("accelerate_config", "deepspeed", "fsdp", "fsdp_config")
+)
 _WHAT = {_ACCELERATE: "Accelerate config", _DEEPSPEED: "DeepSpeed config", _FSDP_CONFIG: "FSDP config"}
 _SHARDING = ("fsdp", "pipeline")
 
@@ -42,7 +44,9 @@ def foreign_layer(upper: Merged, folder: Path, launched: Launched | None = None)
     return found
 
 
-def _deepspeed(upper: Merged, launcher: Document | str | None, folder: Path, found: Foreign) -> Document | None:
+def _deepspeed(
+    upper: Merged, launcher: Document | str | None, folder: Path, found: Foreign
+) -> Document | None:
     """Return DeepSpeed's settings: the launcher's file, or the config's with the launcher's options."""
     own = _named(upper, _DEEPSPEED, folder, found)
     if _DEEPSPEED not in upper.values:
@@ -53,9 +57,12 @@ def _deepspeed(upper: Merged, launcher: Document | str | None, folder: Path, fou
         place, _, name = launcher.partition("\n")
         if own is not None:
             what = (
-                f"DeepSpeed is as {name} says, the file that the launcher was given; {own.place('')} describes it too"
+                f"DeepSpeed is as {name} says, the file that the launcher was given; {own.place('')}"
+                " describes it too"
             )
-            found.notes.append(codes.LAUNCH_OPTION_WINS(what, place, name, "one of the two", Severity.WARNING))
+            found.notes.append(
+                codes.LAUNCH_OPTION_WINS(what, place, name, "one of the two", Severity.WARNING)
+            )
         document = _file(name, _WHAT[_DEEPSPEED], Path("."), place, found)
         if document is None:
             found.contents[_DEEPSPEED] = name
@@ -98,11 +105,16 @@ def read_document(file: Path, what: str, found: Foreign) -> Document:
         lines = json_lines(text)
         if loose:
             hint = "plain JSON, which every tool reads"
-            says = "comments and commas too many are left out, as DeepSpeed does (Hjson); Transformers would refuse the file"
+            says = (
+                "comments and commas too many are left out, as DeepSpeed does (Hjson); Transformers would"
+                " refuse the file"
+            )
             found.notes.append(codes.CONFIG_FOREIGN_NOT_TAKEN(says, name, hint=hint, severity=Severity.NOTE))
     if not isinstance(data, dict):
         raise ConfigError(
-            codes.CONFIG_NOT_A_MAPPING(f"the {what} must hold keys and values", where=f"{name}:1", hint="{ … }")
+            codes.CONFIG_NOT_A_MAPPING(
+                f"the {what} must hold keys and values", where=f"{name}:1", hint="{ … }"
+            )
         )
     found.problems += misplaced(leaves_of_data(data, lines, name), FOREIGN)
     return Document(data, name, lines)
@@ -114,7 +126,9 @@ def _named(upper: Merged, path: str, folder: Path, found: Foreign) -> Document |
     if entry is None or not value or not isinstance(value, (str, dict)):
         return None
     if isinstance(value, dict):
-        return Document(value, entry.source.file or entry.source.place(), dict(entry.lines), entry.source.line)
+        return Document(
+            value, entry.source.file or entry.source.place(), dict(entry.lines), entry.source.line
+        )
     return _file(value, _WHAT[path], folder, entry.source.place(), found)
 
 
@@ -133,16 +147,24 @@ def _carried(path: str, folder: Path, found: Foreign) -> Document | None:
     return document
 
 
-def _file(name: str, what: str, folder: Path, place: str, found: Foreign, other: Path | None = None) -> Document | None:
+def _file(
+    name: str, what: str, folder: Path, place: str, found: Foreign, other: Path | None = None
+) -> Document | None:
     file = find_file(name, folder) or (find_file(name, other) if other else None)
     if file is None:
         places = f"{folder / name}" + ("" if str(folder) in (".", "") else f" and {name}")
         found.notes.append(
             codes.CONFIG_FOREIGN_MISSING(
-                f"the {what} is not there, so none of its settings are known", where=place,
-                found=f"no file {places}", hint="a path beside the YAML or from the current directory; a start is refused until it is there", severity=Severity.WARNING
+                f"the {what} is not there, so none of its settings are known",
+                where=place,
+                found=f"no file {places}",
+                hint=(
+                    "a path beside the YAML or from the current directory; a start is refused until it is"
+                    " there"
+                ),
+                severity=Severity.WARNING,
             )
-        )  # fmt: skip
+        )
         return None
     try:
         return read_document(file, what, found)
@@ -167,19 +189,25 @@ def _fsdp(upper: Merged, launcher: Document | str | None, folder: Path, found: F
     if isinstance(launcher, Variables):
         own, words, place = _inner(document or carried, words, place)
         plain = own is None and not words
-        document = launcher if plain else blended(own or Document({}, place, {}), launcher, found, fsdp.plain_name)
+        document = (
+            launcher if plain else blended(own or Document({}, place, {}), launcher, found, fsdp.plain_name)
+        )
         carried = document
     if document is None and carried is None and not words:
         return
     # fsdp_config alone enables nothing: the strategy, fsdp or Accelerate must name FSDP
-    named = upper.values.get("training.distributed_strategy") in _SHARDING or bool(words) or carried is not None
+    named = (
+        upper.values.get("training.distributed_strategy") in _SHARDING or bool(words) or carried is not None
+    )
     on = named or (bool(document and "fsdp" in document.data))
     if not on and words is None and document is not None and not upper.values.get(_DEEPSPEED):
         parallel = any(path.startswith("training.parallelism") for path in upper.values)
         if not parallel:
             found.notes.append(
-                document.note("", "fsdp_config without fsdp shards nothing, as in Transformers", "fsdp: full_shard")
-            )  # fmt: skip
+                document.note(
+                    "", "fsdp_config without fsdp shards nothing, as in Transformers", "fsdp: full_shard"
+                )
+            )
     used = (
         document
         or carried

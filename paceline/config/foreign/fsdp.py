@@ -32,19 +32,46 @@ _RESHARDS = {
 _OFFLOADABLE = ("full_shard", "shard_grad_op")
 _PREFETCH = ("backward_pre", "backward_post", "none")
 _STATE_DICTS = ("full_state_dict", "local_state_dict", "sharded_state_dict")
-_WRAP = {"transformer_based_wrap": "transformer", "size_based_wrap": "size", "no_wrap": "none", "transformer": "transformer", "size": "size", "none": "none"}  # fmt: skip
+_WRAP = {
+    "transformer_based_wrap": "transformer",
+    "size_based_wrap": "size",
+    "no_wrap": "none",
+    "transformer": "transformer",
+    "size": "size",
+    "none": "none",
+}
 _RENAMED = {
-    "fsdp_version": "version", "min_num_param": "min_num_params", "wrap_policy": "auto_wrap_policy", "backward_prefetch_policy": "backward_prefetch", "offload_params": "cpu_offload",
-    "transformer_cls_names_to_wrap": "transformer_layer_cls_to_wrap", "offload": "cpu_offload",
-}  # fmt: skip
+    "fsdp_version": "version",
+    "min_num_param": "min_num_params",
+    "wrap_policy": "auto_wrap_policy",
+    "backward_prefetch_policy": "backward_prefetch",
+    "offload_params": "cpu_offload",
+    "transformer_cls_names_to_wrap": "transformer_layer_cls_to_wrap",
+    "offload": "cpu_offload",
+}
 _SAYS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "activation_cpu_offload": (lambda v: v is True, "recomputed activations stay on the device: they are not offloaded"),
-    "activation_checkpointing_offload": (lambda v: v is True, "recomputed activations stay on the device: they are not offloaded"),
-    "xla_fsdp_settings": (lambda v: bool(v), "it would set torch_xla's wrapper (compute and buffer types, flattening)"),
+    "activation_cpu_offload": (
+        lambda v: v is True,
+        "recomputed activations stay on the device: they are not offloaded",
+    ),
+    "activation_checkpointing_offload": (
+        lambda v: v is True,
+        "recomputed activations stay on the device: they are not offloaded",
+    ),
+    "xla_fsdp_settings": (
+        lambda v: bool(v),
+        "it would set torch_xla's wrapper (compute and buffer types, flattening)",
+    ),
     "xla_fsdp_v2": (lambda v: v is True, "it would shard by torch_xla's SPMD"),
-    "xla_fsdp_grad_ckpt": (lambda v: v is True, "it would recompute activations in the backward, inside each XLA FSDP unit"),
-    "xla": (lambda v: v is True, "it would shard by torch_xla's FSDP on TPUs; nothing here runs on XLA devices"),
-}  # fmt: skip
+    "xla_fsdp_grad_ckpt": (
+        lambda v: v is True,
+        "it would recompute activations in the backward, inside each XLA FSDP unit",
+    ),
+    "xla": (
+        lambda v: v is True,
+        "it would shard by torch_xla's FSDP on TPUs; nothing here runs on XLA devices",
+    ),
+}
 
 
 def _one_of(choices: tuple[str, ...], also: dict[str, str]) -> Callable[[Any], str]:
@@ -53,7 +80,9 @@ def _one_of(choices: tuple[str, ...], also: dict[str, str]) -> Callable[[Any], s
         word = also.get(word, word)
         if word in choices:
             return word
-        raise PydanticCustomError("paceline", "{expected}", {"expected": f"must be one of {', '.join(choices)}"})
+        raise PydanticCustomError(
+            "paceline", "{expected}", {"expected": f"must be one of {', '.join(choices)}"}
+        )
 
     return convert
 
@@ -76,7 +105,9 @@ def _version(value: Any) -> int:
 def _count(value: Any) -> int:
     number = to_int(value)
     if number < 0:
-        raise PydanticCustomError("paceline", "{expected}", {"expected": "must be a number of parameters, 0 or more"})
+        raise PydanticCustomError(
+            "paceline", "{expected}", {"expected": "must be a number of parameters, 0 or more"}
+        )
     return number
 
 
@@ -95,17 +126,31 @@ _CONVERT: dict[str, Callable[[Any], Any]] = {
     "auto_wrap_policy": _wrap,
     "transformer_layer_cls_to_wrap": lambda value: list(to_texts(value)),
     "min_num_params": _count,
-    "backward_prefetch": _one_of(_PREFETCH, {"no_prefetch": "none", "1": "backward_pre", "2": "backward_post"}),
-    "state_dict_type": _one_of(_STATE_DICTS, {"1": "full_state_dict", "2": "local_state_dict", "3": "sharded_state_dict"}),
+    "backward_prefetch": _one_of(
+        _PREFETCH, {"no_prefetch": "none", "1": "backward_pre", "2": "backward_post"}
+    ),
+    "state_dict_type": _one_of(
+        _STATE_DICTS, {"1": "full_state_dict", "2": "local_state_dict", "3": "sharded_state_dict"}
+    ),
     "xla_fsdp_settings": to_mapping,
     **dict.fromkeys(
         (
-            "forward_prefetch", "cpu_offload", "cpu_ram_efficient_loading", "sync_module_states", "use_orig_params", "limit_all_gathers",
-            "activation_checkpointing", "activation_cpu_offload", "activation_checkpointing_offload", "xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt",
+            "forward_prefetch",
+            "cpu_offload",
+            "cpu_ram_efficient_loading",
+            "sync_module_states",
+            "use_orig_params",
+            "limit_all_gathers",
+            "activation_checkpointing",
+            "activation_cpu_offload",
+            "activation_checkpointing_offload",
+            "xla",
+            "xla_fsdp_v2",
+            "xla_fsdp_grad_ckpt",
         ),
         to_bool,
     ),
-}  # fmt: skip
+}
 _SHARDING_KEYS = ("sharding_strategy", "reshard_after_forward")
 _POLICY_KEYS = ("mixed_precision_policy", "ignored_modules")
 KNOWN = frozenset([*_CONVERT, *_SHARDING_KEYS, *_POLICY_KEYS, *_RENAMED])
@@ -139,7 +184,9 @@ class FsdpReader:
             return
         # Options, and at most one sharding
         for word in (
-            str(" ".join(map(str, value)) if isinstance(value, (list, tuple)) else value).replace(",", " ").split()
+            str(" ".join(map(str, value)) if isinstance(value, (list, tuple)) else value)
+            .replace(",", " ")
+            .split()
         ):
             name = word.lower()
             if name == "auto_wrap":
@@ -182,7 +229,11 @@ class FsdpReader:
                 near = nearest(name, sorted(KNOWN))
                 hint = f"did you mean '{near[0]}'?" if near else "remove it"
                 self._problem(
-                    codes.FSDP_UNKNOWN_KEY, f"FSDP has no setting '{key}'", self.document.place(path), key, hint
+                    codes.FSDP_UNKNOWN_KEY,
+                    f"FSDP has no setting '{key}'",
+                    self.document.place(path),
+                    key,
+                    hint,
                 )
             elif value is None:
                 continue
@@ -198,14 +249,22 @@ class FsdpReader:
             read = _CONVERT[name](value)
         except PydanticCustomError as exc:
             self._problem(
-                codes.FSDP_VALUE, f"{path} {exc.message()}", self.document.place(path), shown(name, value), f"{path.rpartition('.')[2]}: another value, or remove it"
-            )  # fmt: skip
+                codes.FSDP_VALUE,
+                f"{path} {exc.message()}",
+                self.document.place(path),
+                shown(name, value),
+                f"{path.rpartition('.')[2]}: another value, or remove it",
+            )
             return
         self._paths[name] = path
         if name in self.options and self.options[name] != read:
             self.found.notes.append(
-                self.document.note(path, f"{path} {shown(name, read)} holds, not what training.fsdp says ({shown(name, self.options[name])})")
-            )  # fmt: skip
+                self.document.note(
+                    path,
+                    f"{path} {shown(name, read)} holds, not what training.fsdp says"
+                    f" ({shown(name, self.options[name])})",
+                )
+            )
         if name == "activation_checkpointing":
             self.found.entries.append(self.document.entry("training.gradient_checkpointing", read, path))
         if name in _SAYS and _SAYS[name][0](read):
@@ -226,7 +285,11 @@ class FsdpReader:
                     ", true or false" if name[0] == "r" else ""
                 )
                 self._problem(
-                    codes.FSDP_VALUE, f"{path} names no sharding", self.document.place(path), shown(name, value), hint
+                    codes.FSDP_VALUE,
+                    f"{path} names no sharding",
+                    self.document.place(path),
+                    shown(name, value),
+                    hint,
                 )
                 return
             hybrid = self.replicas or (self.sharding or "").startswith("hybrid")
@@ -234,8 +297,13 @@ class FsdpReader:
             word = self.sharding if self.sharding == "no_shard" and not flag else grouped[not flag]
         if self.sharding not in (None, word):
             self.found.notes.append(
-                self.document.note(path, f"the sharding is {word}, as {path} says; another place ({self._words_place}) says {self.sharding}", "one of the two")
-            )  # fmt: skip
+                self.document.note(
+                    path,
+                    f"the sharding is {word}, as {path} says; another place ({self._words_place}) says"
+                    f" {self.sharding}",
+                    "one of the two",
+                )
+            )
         self.sharding = word
 
     def _policy(self, name: str, value: Any, path: str) -> None:
@@ -243,16 +311,31 @@ class FsdpReader:
             if value not in ([], ""):
                 what = "modules that FSDP leaves alone are not built: every parameter is sharded"
                 self._problem(
-                    codes.FSDP_NOT_BUILT, what, self.document.place(path), shown(name, value), "remove the line"
+                    codes.FSDP_NOT_BUILT,
+                    what,
+                    self.document.place(path),
+                    shown(name, value),
+                    "remove the line",
                 )
             return
         policy = value.get("param_dtype") if isinstance(value, dict) else value
-        words = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "fp16", "fp32": "no", "float32": "no"}
+        words = {
+            "bf16": "bf16",
+            "bfloat16": "bf16",
+            "fp16": "fp16",
+            "float16": "fp16",
+            "fp32": "no",
+            "float32": "no",
+        }
         word = words.get(str(policy).lower().removeprefix("torch."))
         if word is None:
             hint = "bf16, fp16 or fp32 (or mixed_precision of the training section)"
             self._problem(
-                codes.FSDP_VALUE, f"{path} names no precision", self.document.place(path), shown(name, value), hint
+                codes.FSDP_VALUE,
+                f"{path} names no precision",
+                self.document.place(path),
+                shown(name, value),
+                hint,
             )
             return
         self.found.entries.append(self.document.entry("training.mixed_precision", word, path))
@@ -265,10 +348,18 @@ class FsdpReader:
         if default_version is not None:
             self.options.setdefault("version", default_version)
         self._wrapping()
-        if self.options.get("cpu_offload") and self.sharding is not None and self.sharding not in _OFFLOADABLE:
+        if (
+            self.options.get("cpu_offload")
+            and self.sharding is not None
+            and self.sharding not in _OFFLOADABLE
+        ):
             what = f"offload goes with {' or '.join(_OFFLOADABLE)}, not with {self.sharding}"
             self._problem(
-                codes.FSDP_OFFLOAD, what, self._words_place, f"{self.sharding} and offload", "fsdp: full_shard offload"
+                codes.FSDP_OFFLOAD,
+                what,
+                self._words_place,
+                f"{self.sharding} and offload",
+                "fsdp: full_shard offload",
             )
         if self.sharding is not None:
             self.options["reshard_after_forward"] = _RESHARDS[self.sharding]
@@ -281,16 +372,27 @@ class FsdpReader:
         policy = self.options.get("auto_wrap_policy")
         if policy is None and by_size and by_class:
             what = (
-                "min_num_params and transformer_layer_cls_to_wrap say two ways to cut the model, and exclude each other"
+                "min_num_params and transformer_layer_cls_to_wrap say two ways to cut the model, and exclude"
+                " each other"
             )
             place, found = self.document.place(self._paths["min_num_params"]), "both"
-            self._problem(codes.FSDP_VALUE, what, place, found, "one of the two, or auto_wrap_policy: TRANSFORMER_BASED_WRAP or SIZE_BASED_WRAP")  # fmt: skip
+            self._problem(
+                codes.FSDP_VALUE,
+                what,
+                place,
+                found,
+                "one of the two, or auto_wrap_policy: TRANSFORMER_BASED_WRAP or SIZE_BASED_WRAP",
+            )
             return
         if policy is None and (by_size or self._auto_wrap):
             self.options["auto_wrap_policy"] = "size" if by_size else "transformer"
             return
         # Policy named: settings of the other policies have no effect
-        unused = {"size": ["transformer_layer_cls_to_wrap"], "transformer": ["min_num_params"], "none": ["min_num_params", "transformer_layer_cls_to_wrap"]}  # fmt: skip
+        unused = {
+            "size": ["transformer_layer_cls_to_wrap"],
+            "transformer": ["min_num_params"],
+            "none": ["min_num_params", "transformer_layer_cls_to_wrap"],
+        }
         for name in unused.get(policy or "", []):
             if self.options.pop(name, None):
                 path = self._paths[name]
@@ -327,8 +429,13 @@ def read(
         for key in data:
             if key not in ("fsdp", "fsdp_config") and not key.startswith(("_", "//", "#")):
                 found.problems.append(
-                    codes.FSDP_UNKNOWN_KEY(f"a file of FSDP settings has no key '{key}' beside fsdp and fsdp_config", where=document.place(key), found=key, hint="remove it")
-                )  # fmt: skip
+                    codes.FSDP_UNKNOWN_KEY(
+                        f"a file of FSDP settings has no key '{key}' beside fsdp and fsdp_config",
+                        where=document.place(key),
+                        found=key,
+                        hint="remove it",
+                    )
+                )
         block, prefix = (inner or {}), "fsdp_config."
     else:
         block, prefix = data, ""

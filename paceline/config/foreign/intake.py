@@ -17,11 +17,20 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 
 __all__ = ["KINDS", "Intake", "intake"]
-_UNPARSEABLE = frozenset([codes.CONFIG_JSON_SYNTAX.name, codes.CONFIG_YAML_SYNTAX.name, codes.CONFIG_NOT_UTF8.name, codes.CONFIG_YAML_TAB.name, codes.CONFIG_EMPTY_FILE.name])  # fmt: skip
+_UNPARSEABLE = frozenset(
+    [
+        codes.CONFIG_JSON_SYNTAX.name,
+        codes.CONFIG_YAML_SYNTAX.name,
+        codes.CONFIG_NOT_UTF8.name,
+        codes.CONFIG_YAML_TAB.name,
+        codes.CONFIG_EMPTY_FILE.name,
+    ]
+)
 # ``{{ … }}``, ``<YOUR_PATH>``, ``<your model>``, ``$DATA``, ``CONFIG_LR`` or a word like TODO;
 # not ``<|im_end|>``, ``<s>`` or ``${other.key}``.
 _PLACEHOLDER = re.compile(
-    r"\{\{[^{}]*\}\}|<[A-Z][A-Z0-9_ /-]*>|<(?i:your|path|enter|insert|fill|put|some|name of|my)\b[^|>]*>|\$\{?[A-Z_][A-Z0-9_]*\}?|CONFIG_[A-Z0-9_]+$|(PLACEHOLDER|TODO|FIXME|XXX)$"
+    r"\{\{[^{}]*\}\}|<[A-Z][A-Z0-9_ /-]*>|<(?i:your|path|enter|insert|fill|put|some|name"
+    r" of|my)\b[^|>]*>|\$\{?[A-Z_][A-Z0-9_]*\}?|CONFIG_[A-Z0-9_]+$|(PLACEHOLDER|TODO|FIXME|XXX)$"
 )
 _MODEL_TEXT = ("token", "prompt", "template", "stop", "delimiter", "separator")
 
@@ -59,7 +68,9 @@ def intake(path: str, kind: str | None = None, rules: Rules | None = None) -> In
             flags: dict[str, object] = {f"training.{name}": str(Path(path).resolve())}
             loaded = load_config(None, flags=flags, rules=rules)
     except ConfigError as exc:
-        template = _template(data) or any(item.code == codes.ZERO_TUNING_SPACE.name for item in exc.diagnostics)
+        template = _template(data) or any(
+            item.code == codes.ZERO_TUNING_SPACE.name for item in exc.diagnostics
+        )
         return Intake(path, kind, "template" if template else "refused", exc.diagnostics)
     return Intake(path, kind, "taken", (), loaded.notes, loaded)
 

@@ -56,7 +56,9 @@ def json_lines(text: str) -> dict[str, int]:
 def _strict(text: str, name: str, what: str) -> Any:
     def number(kind: type[int] | type[float], word: str) -> Any:
         if len(word) > _MOST_DIGITS or not math.isfinite(float(word)):
-            raise _misfit(text, name, what, word, f"a number of {len(word)} digits" if len(word) > 9 else word)
+            raise _misfit(
+                text, name, what, word, f"a number of {len(word)} digits" if len(word) > 9 else word
+            )
         return kind(word)
 
     def constant(word: str) -> Any:
@@ -77,7 +79,9 @@ def _strict(text: str, name: str, what: str) -> Any:
     if places.deep:
         raise _too_deep(places.deep, name, what)
     if places.duplicates:
-        raise ConfigError(*(_twice(key, first, second, name, what) for key, first, second in places.duplicates))
+        raise ConfigError(
+            *(_twice(key, first, second, name, what) for key, first, second in places.duplicates)
+        )
     return data
 
 
@@ -89,9 +93,13 @@ def _syntax(exc: json.JSONDecodeError, text: str, name: str, what: str) -> Confi
     bare = _BARE.search(line)
     if bare and bare[1] not in ("true", "false", "null"):
         return _problem(
-            codes.CONFIG_JSON_TEMPLATE, f"the {what} has a word without quotes where a value belongs: a placeholder of a template that was not filled in",
-            f"{name}:{number}", bare[1], "the value itself, or the word in quotes",
-        )  # fmt: skip
+            codes.CONFIG_JSON_TEMPLATE,
+            f"the {what} has a word without quotes where a value belongs: a placeholder of a template that"
+            " was not filled in",
+            f"{name}:{number}",
+            bare[1],
+            "the value itself, or the word in quotes",
+        )
     hint = "JSON; keys and words in double quotes"
     if exc.pos >= len(text.rstrip()):
         hint = "the text ends too early: a closing bracket or quote is missing" if text.strip() else "{ … }"
@@ -108,7 +116,11 @@ def _syntax(exc: json.JSONDecodeError, text: str, name: str, what: str) -> Confi
 def _misfit(text: str, name: str, what: str, word: str, says: str) -> ConfigError:
     found = word if len(word) <= _MOST_DIGITS else f"{word[:_MOST_DIGITS]}…"
     return _problem(
-        codes.CONFIG_JSON_SYNTAX, f"the {what} holds {says}", f"{name}:{line_of(text, word)}", found, "a number"
+        codes.CONFIG_JSON_SYNTAX,
+        f"the {what} holds {says}",
+        f"{name}:{line_of(text, word)}",
+        found,
+        "a number",
     )
 
 

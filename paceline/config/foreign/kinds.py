@@ -10,7 +10,11 @@ from paceline.core.diagnostics import Diagnostic
 
 KINDS = ("deepspeed", "accelerate", "fsdp", "config")
 _KEYS = {"deepspeed": "deepspeed", "accelerate": "accelerate_config", "fsdp": "fsdp_config"}
-_NAMES = {"deepspeed": "a DeepSpeed config", "accelerate": "an Accelerate config", "fsdp": "a file of FSDP settings"}
+_NAMES = {
+    "deepspeed": "a DeepSpeed config",
+    "accelerate": "an Accelerate config",
+    "fsdp": "a file of FSDP settings",
+}
 
 
 def kind_of(data: Any) -> str:
@@ -37,7 +41,9 @@ def whole_deepspeed(data: dict[str, Any]) -> bool:
 def not_a_config(data: Any, name: str) -> Diagnostic | None:
     """Return a finding if another system's file is given as the config, with the key to name it under."""
     kind = kind_of(data)
-    if kind == "config" or (kind == "deepspeed" and "zero_optimization" not in data and not whole_deepspeed(data)):
+    if kind == "config" or (
+        kind == "deepspeed" and "zero_optimization" not in data and not whole_deepspeed(data)
+    ):
         return None
     key = _KEYS[kind]
     return codes.CONFIG_FOREIGN_AS_CONFIG(

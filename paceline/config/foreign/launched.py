@@ -54,10 +54,16 @@ class Variables(Document):
     def part(self, block: str) -> Variables:
         """Return the variables of an inner block."""
         names = {
-            path.removeprefix(f"{block}."): name for path, name in self.names.items() if path.startswith(f"{block}.")
+            path.removeprefix(f"{block}."): name
+            for path, name in self.names.items()
+            if path.startswith(f"{block}.")
         }
-        requested = frozenset(path.removeprefix(f"{block}.") for path in self.requested if path.startswith(f"{block}."))
-        return Variables(self.data[block], self.name, {}, None, names | {"": self._variable(block)}, requested)
+        requested = frozenset(
+            path.removeprefix(f"{block}.") for path in self.requested if path.startswith(f"{block}.")
+        )
+        return Variables(
+            self.data[block], self.name, {}, None, names | {"": self._variable(block)}, requested
+        )
 
     def bare(self, path: str) -> Variables:
         """Return an empty document at the variable of ``path``."""
@@ -86,7 +92,9 @@ class Launched:
     notes: list[Diagnostic] = field(default_factory=list)
 
 
-def launched_layer(environ: Mapping[str, str], yaml: Mapping[str, Any], winners: Mapping[str, Entry]) -> Launched:
+def launched_layer(
+    environ: Mapping[str, str], yaml: Mapping[str, Any], winners: Mapping[str, Entry]
+) -> Launched:
     """Return what the launcher's variables set.
 
     ``yaml`` and ``winners``: values and entries of the layer that they are compared with.
@@ -130,7 +138,9 @@ def _taken(made: Launched) -> list[Diagnostic]:
     return [codes.LAUNCH_OPTIONS_TAKEN(what, ENVIRONMENT, severity=Severity.NOTE)]
 
 
-def overridden(launched: Launched, values: Mapping[str, Any], winners: Mapping[str, Entry]) -> list[Diagnostic]:
+def overridden(
+    launched: Launched, values: Mapping[str, Any], winners: Mapping[str, Entry]
+) -> list[Diagnostic]:
     """Report options of the launcher that ``PACELINE_…`` variables or the command line override."""
     return [
         _gives_way(e, winners[e.path])
@@ -205,7 +215,9 @@ def _clipping(environ: Mapping[str, str], found: Foreign) -> None:
     name = "ACCELERATE_GRADIENT_CLIPPING"
     given = environ.get(name, "auto").strip().lower()
     if given not in ("auto", "none", ""):
-        found.entries.append(Entry("training.max_grad_norm", resolve_plain(given), Source(ENVIRONMENT, text=name)))
+        found.entries.append(
+            Entry("training.max_grad_norm", resolve_plain(given), Source(ENVIRONMENT, text=name))
+        )
 
 
 def _check_environ(environ: Mapping[str, str], made: Launched) -> None:
@@ -213,18 +225,35 @@ def _check_environ(environ: Mapping[str, str], made: Launched) -> None:
         where = f"{ENVIRONMENT} {name}"
         if name in REFUSED:
             if value.strip().lower() not in _OFF:
-                made.problems.append(codes.ACCELERATE_NOT_BUILT(f"{name}: {REFUSED[name]}", where, value, "unset it, or start without that option"))  # fmt: skip
+                made.problems.append(
+                    codes.ACCELERATE_NOT_BUILT(
+                        f"{name}: {REFUSED[name]}", where, value, "unset it, or start without that option"
+                    )
+                )
         elif name in SAID:
             if value.strip().lower() not in _OFF or not name.startswith("ACCELERATE_"):
-                made.notes.append(codes.LAUNCH_NO_EFFECT(f"{name} sets nothing here: {SAID[name]}", where, value, severity=Severity.NOTE))  # fmt: skip
-        elif name.startswith("ACCELERATE_") and name not in READ and name not in SWITCHES and name not in OTHERS:
+                made.notes.append(
+                    codes.LAUNCH_NO_EFFECT(
+                        f"{name} sets nothing here: {SAID[name]}", where, value, severity=Severity.NOTE
+                    )
+                )
+        elif (
+            name.startswith("ACCELERATE_")
+            and name not in READ
+            and name not in SWITCHES
+            and name not in OTHERS
+        ):
             what = f"{name} is no variable of accelerate 1.15 that is known here, and sets nothing"
             made.notes.append(codes.LAUNCH_NO_EFFECT(what, where, value, severity=Severity.WARNING))
     for variable, (block, _) in SWITCHES.items():
         idle = [n for n, (path, _) in READ.items() if path.startswith(f"{block}.") and n in environ]
         if idle and not _is_on(environ.get(variable, "")):
             what = f"{', '.join(idle)}: no part without {variable}=true, as with accelerate"
-            made.notes.append(codes.LAUNCH_NO_EFFECT(what, f"{ENVIRONMENT} {idle[0]}", environ[idle[0]], severity=Severity.NOTE))  # fmt: skip
+            made.notes.append(
+                codes.LAUNCH_NO_EFFECT(
+                    what, f"{ENVIRONMENT} {idle[0]}", environ[idle[0]], severity=Severity.NOTE
+                )
+            )
 
 
 def _same_engine(made: Launched, yaml: Mapping[str, Any]) -> None:
@@ -232,7 +261,11 @@ def _same_engine(made: Launched, yaml: Mapping[str, Any]) -> None:
     block = made.blocks.get(_DEEPSPEED)
     stage = isinstance(block, Variables) and "zero_optimization.stage" in block.requested
     for entry in [e for e in made.above if e.path == _STRATEGY]:
-        if yaml.get(_STRATEGY) not in _SAME_ENGINE.get(str(entry.value), ()) or stage or isinstance(block, str):
+        if (
+            yaml.get(_STRATEGY) not in _SAME_ENGINE.get(str(entry.value), ())
+            or stage
+            or isinstance(block, str)
+        ):
             continue
         made.above.remove(entry)
         if isinstance(block, Variables):
@@ -246,13 +279,23 @@ def _differs(entry: Entry, yaml: Mapping[str, Any]) -> bool:
 
 
 def _wins(entry: Entry, other: Entry) -> Diagnostic:
-    what = f"{entry.path} is {shown(entry.path, entry.value)}, as the launcher was told; {other.source.place()} says {shown(entry.path, other.value)}"
-    return codes.LAUNCH_OPTION_WINS(what, entry.source.place(), entry.source.text, "one of the two", Severity.WARNING)  # fmt: skip
+    what = (
+        f"{entry.path} is {shown(entry.path, entry.value)}, as the launcher was told; {other.source.place()}"
+        f" says {shown(entry.path, other.value)}"
+    )
+    return codes.LAUNCH_OPTION_WINS(
+        what, entry.source.place(), entry.source.text, "one of the two", Severity.WARNING
+    )
 
 
 def _gives_way(entry: Entry, other: Entry) -> Diagnostic:
-    what = f"{entry.path} is {shown(entry.path, other.value)}, as {other.source.place()} says; the launcher says {shown(entry.path, entry.value)}"
-    return codes.LAUNCH_OPTION_OVERRIDDEN(what, entry.source.place(), entry.source.text, "one of the two", Severity.NOTE)  # fmt: skip
+    what = (
+        f"{entry.path} is {shown(entry.path, other.value)}, as {other.source.place()} says; the launcher says"
+        f" {shown(entry.path, entry.value)}"
+    )
+    return codes.LAUNCH_OPTION_OVERRIDDEN(
+        what, entry.source.place(), entry.source.text, "one of the two", Severity.NOTE
+    )
 
 
 def _is_on(text: str) -> bool:

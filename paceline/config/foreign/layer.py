@@ -52,7 +52,9 @@ class Document:
     def part(self, block: str) -> Document:
         """Return the document of an inner block."""
         lines = {
-            path.removeprefix(f"{block}."): line for path, line in self.lines.items() if path.startswith(f"{block}.")
+            path.removeprefix(f"{block}."): line
+            for path, line in self.lines.items()
+            if path.startswith(f"{block}.")
         }
         return Document(self.data[block], self.name, lines, self.lines.get(block, self.line))
 
@@ -67,4 +69,6 @@ class Document:
 
     def note(self, path: str, what: str, hint: str = "", severity: Severity = Severity.NOTE) -> Diagnostic:
         """Return a finding about a translated or ignored setting; a WARNING if the user asked for it."""
-        return codes.CONFIG_FOREIGN_NOT_TAKEN(what, where=self.place(path), found=path, hint=hint, severity=severity)
+        return codes.CONFIG_FOREIGN_NOT_TAKEN(
+            what, where=self.place(path), found=path, hint=hint, severity=severity
+        )

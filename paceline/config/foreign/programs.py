@@ -43,25 +43,149 @@ def _components(data: Any) -> bool:
 
 
 PROGRAMS = (
-    Program("torchtune", _components, (("model.name_or_path", "checkpointer.checkpoint_dir"), ("data.max_length", "tokenizer.max_seq_len"), ("training.learning_rate", "optimizer.lr"))),
+    Program(
+        "torchtune",
+        _components,
+        (
+            ("model.name_or_path", "checkpointer.checkpoint_dir"),
+            ("data.max_length", "tokenizer.max_seq_len"),
+            ("training.learning_rate", "optimizer.lr"),
+        ),
+    ),
     Program(
         "axolotl",
-        _has("base_model", any_of=("datasets", "pretraining_dataset", "sequence_len", "micro_batch_size", "adapter", "rl", "val_set_size")),
-        (("model.name_or_path", "base_model"), ("data.train", "datasets.0.path"), ("data.max_length", "sequence_len"), ("training.per_device_train_batch_size", "micro_batch_size"), ("lora.r", "lora_r")),
+        _has(
+            "base_model",
+            any_of=(
+                "datasets",
+                "pretraining_dataset",
+                "sequence_len",
+                "micro_batch_size",
+                "adapter",
+                "rl",
+                "val_set_size",
+            ),
+        ),
+        (
+            ("model.name_or_path", "base_model"),
+            ("data.train", "datasets.0.path"),
+            ("data.max_length", "sequence_len"),
+            ("training.per_device_train_batch_size", "micro_batch_size"),
+            ("lora.r", "lora_r"),
+        ),
     ),
-    Program("verl", _has("actor_rollout_ref"), (("model.name_or_path", "actor_rollout_ref.model.path"), ("data.train", "data.train_files"))),
-    Program("verl", _has("trainer", any_of=("data.train_files", "data.micro_batch_size_per_gpu", "model.partial_pretrain")), (("model.name_or_path", "model.partial_pretrain"), ("data.train", "data.train_files"))),
-    Program("OpenRLHF", _has("pretrain", any_of=("micro_train_batch_size", "rollout_batch_size", "reward_pretrain", "actor_num_nodes", "input_key", "zero_stage", "max_len", "actor_learning_rate")), (("model.name_or_path", "pretrain"), ("data.max_length", "max_len"))),
-    Program("llm-foundry", _has(any_of=("train_loader", "max_duration", "max_seq_len"), least=2), (("model.name_or_path", "model.pretrained_model_name_or_path"), ("data.max_length", "max_seq_len"))),
-    Program("trlX", _has("train", "method", "model.model_path"), (("model.name_or_path", "model.model_path"), ("data.max_length", "train.seq_length"))),
-    Program("ArcticTraining", _has("data.sources"), (("model.name_or_path", "model.name_or_path"), ("data.max_length", "data.max_length"))),
+    Program(
+        "verl",
+        _has("actor_rollout_ref"),
+        (("model.name_or_path", "actor_rollout_ref.model.path"), ("data.train", "data.train_files")),
+    ),
+    Program(
+        "verl",
+        _has(
+            "trainer", any_of=("data.train_files", "data.micro_batch_size_per_gpu", "model.partial_pretrain")
+        ),
+        (("model.name_or_path", "model.partial_pretrain"), ("data.train", "data.train_files")),
+    ),
+    Program(
+        "OpenRLHF",
+        _has(
+            "pretrain",
+            any_of=(
+                "micro_train_batch_size",
+                "rollout_batch_size",
+                "reward_pretrain",
+                "actor_num_nodes",
+                "input_key",
+                "zero_stage",
+                "max_len",
+                "actor_learning_rate",
+            ),
+        ),
+        (("model.name_or_path", "pretrain"), ("data.max_length", "max_len")),
+    ),
+    Program(
+        "llm-foundry",
+        _has(any_of=("train_loader", "max_duration", "max_seq_len"), least=2),
+        (("model.name_or_path", "model.pretrained_model_name_or_path"), ("data.max_length", "max_seq_len")),
+    ),
+    Program(
+        "trlX",
+        _has("train", "method", "model.model_path"),
+        (("model.name_or_path", "model.model_path"), ("data.max_length", "train.seq_length")),
+    ),
+    Program(
+        "ArcticTraining",
+        _has("data.sources"),
+        (("model.name_or_path", "model.name_or_path"), ("data.max_length", "data.max_length")),
+    ),
     Program("NeMo", _has("trainer", any_of=("exp_manager", "model.data", "trainer.num_nodes"))),
-    Program("LitGPT", _has("checkpoint_dir", any_of=("devices", "precision", "data.class_path", "train"), least=2), (("model.name_or_path", "checkpoint_dir"),)),
-    Program("ms-swift", _has(any_of=("train_type", "tuner_type", "sft_type", "rlhf_type", "swift_version", "custom_dataset_info", "model_id_or_path")), (("model.name_or_path", "model"), ("data.train", "dataset"), ("data.max_length", "max_length")), flat=True),
-    Program("LLaMA-Factory", _has(any_of=("finetuning_type", "dataset_dir", "infer_backend", "export_dir", "dist_config", "sample_backend", "kernel_config", "model_class")), flat=True),
-    Program("LLaMA-Factory", _has(any_of=("stage", "cutoff_len", "template", "lora_target", "peft_config"), least=2), flat=True),
-    Program("TRL", _has(any_of=("dataset_train_split", "dataset_test_split", "dataset_config", "use_peft", "dataset_text_field", "script_arguments", "vllm_mode", "missing_eos_penalty", "dataset_mixer", "dataset_mixture", "dataset_prompt_column", "reward_funcs", "num_generations", "max_completion_length", "max_prompt_length", "dataset_kwargs")), flat=True),
-)  # fmt: skip
+    Program(
+        "LitGPT",
+        _has("checkpoint_dir", any_of=("devices", "precision", "data.class_path", "train"), least=2),
+        (("model.name_or_path", "checkpoint_dir"),),
+    ),
+    Program(
+        "ms-swift",
+        _has(
+            any_of=(
+                "train_type",
+                "tuner_type",
+                "sft_type",
+                "rlhf_type",
+                "swift_version",
+                "custom_dataset_info",
+                "model_id_or_path",
+            )
+        ),
+        (("model.name_or_path", "model"), ("data.train", "dataset"), ("data.max_length", "max_length")),
+        flat=True,
+    ),
+    Program(
+        "LLaMA-Factory",
+        _has(
+            any_of=(
+                "finetuning_type",
+                "dataset_dir",
+                "infer_backend",
+                "export_dir",
+                "dist_config",
+                "sample_backend",
+                "kernel_config",
+                "model_class",
+            )
+        ),
+        flat=True,
+    ),
+    Program(
+        "LLaMA-Factory",
+        _has(any_of=("stage", "cutoff_len", "template", "lora_target", "peft_config"), least=2),
+        flat=True,
+    ),
+    Program(
+        "TRL",
+        _has(
+            any_of=(
+                "dataset_train_split",
+                "dataset_test_split",
+                "dataset_config",
+                "use_peft",
+                "dataset_text_field",
+                "script_arguments",
+                "vllm_mode",
+                "missing_eos_penalty",
+                "dataset_mixer",
+                "dataset_mixture",
+                "dataset_prompt_column",
+                "reward_funcs",
+                "num_generations",
+                "max_completion_length",
+                "max_prompt_length",
+                "dataset_kwargs",
+            )
+        ),
+        flat=True,
+    ),
+)
 
 
 def program_of(data: Any) -> Program | None:
@@ -77,24 +201,33 @@ def another_structure(data: Any, name: str) -> Diagnostic | None:
     if program is None or program.flat:
         return None
     known = [
-        f"{ours}: {value}" for ours, path in program.ours if isinstance(value := _at(data, path), (str, int, float))
+        f"{ours}: {value}"
+        for ours, path in program.ours
+        if isinstance(value := _at(data, path), (str, int, float))
     ]
     begins = f", which begins {', '.join(known)}" if known else ""
     hint = f"a YAML of Paceline's own (docs/guide.md){begins}"
-    what = f"this is a config of {program.name}, whose keys say other things in another order; nothing of it was read"
+    what = (
+        f"this is a config of {program.name}, whose keys say other things in another order; nothing of it was"
+        " read"
+    )
     return codes.CONFIG_OTHER_PROGRAM(what, where=f"{name}:1", found=", ".join(list(data)[:4]), hint=hint)
 
 
 def gathered(problems: Sequence[Diagnostic], data: Any, name: str) -> list[Diagnostic]:
     """Combine unknown keys of a file with Transformers' names into one finding; keep the other findings."""
     program = program_of(data)
-    unknown = [p for p in problems if p.code == codes.CONFIG_UNKNOWN_KEY.name and p.where.rpartition(":")[0] == name]
+    unknown = [
+        p for p in problems if p.code == codes.CONFIG_UNKNOWN_KEY.name and p.where.rpartition(":")[0] == name
+    ]
     if program is None or not unknown:
         return list(problems)
     keys = ", ".join(f"{p.found} (line {p.where.rpartition(':')[2]}{_near(p)})" for p in unknown)
     many = "1 of its keys has" if len(unknown) == 1 else f"{len(unknown)} of its keys have"
     what = f"this is a config of {program.name}; {many} no meaning here, the others were read"
-    hint = "remove them; docs/config.md has what each key of a training does here, docs/guide.md#data the data"
+    hint = (
+        "remove them; docs/config.md has what each key of a training does here, docs/guide.md#data the data"
+    )
     rest = [p for p in problems if p not in unknown]
     return [codes.CONFIG_OTHER_PROGRAM(what, where=unknown[0].where, found=keys, hint=hint), *rest]
 

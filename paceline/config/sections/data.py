@@ -29,7 +29,9 @@ class Dataset(Section):
     """One data set of a mixture."""
 
     path: PathText = Field(
-        description="A file (JSON, JSONL, Parquet, CSV, text), a folder, a `datasets` directory or a hub name."
+        description=(
+            "A file (JSON, JSONL, Parquet, CSV, text), a folder, a `datasets` directory or a hub name."
+        )
     )
     format: Annotated[str, Word(*FORMATS)] = Field(
         default="auto", description="Format of the rows; auto detects it from the rows."
@@ -37,14 +39,19 @@ class Dataset(Section):
     weight: Float = Field(
         default=1.0,
         gt=0,
-        description="How often each row is used per epoch: 2 is twice, 0.5 is half of the rows. With "
-        "1 everywhere the data sets are concatenated.",
+        description=(
+            "How often each row is used per epoch: 2 is twice, 0.5 is half of the rows. With "
+            "1 everywhere the data sets are concatenated."
+        ),
     )
     split: Text = Field(default="train", description="Split of a hub data set.")
     name: OptText = Field(default=None, description="Configuration name of a hub data set.")
     columns: Mapping = Field(
         default={},
-        description="Column names where they differ from the format's, e.g. `{instruction: question, output: answer}`.",
+        description=(
+            "Column names where they differ from the format's, e.g. `{instruction: question, output:"
+            " answer}`."
+        ),
     )
     max_rows: OptInt = Field(default=None, ge=1, description="Use only the first rows, at most this many.")
 
@@ -79,25 +86,32 @@ class DataSection(Section):
     )
     validation_split: Annotated[float | int | None, BeforeValidator(to_split)] = Field(
         default=None,
-        description="Part of the training rows held out for evaluation, drawn with the seed: a "
-        "fraction below 1, or a number of rows.",
+        description=(
+            "Part of the training rows held out for evaluation, drawn with the seed: a "
+            "fraction below 1, or a number of rows."
+        ),
     )
     max_length: Int = Field(
         default=2048,
         ge=2,
-        description="Maximum sequence length in tokens; for preference pairs that of each of the two "
-        "sequences. With packing it is also the length of a packed row (for pairs half of "
-        "it).",
+        description=(
+            "Maximum sequence length in tokens; for preference pairs that of each of the two "
+            "sequences. With packing it is also the length of a packed row (for pairs half of "
+            "it)."
+        ),
     )
     packing: Bool = Field(
-        default=True, description="Pack several documents into one row; attention is restricted to each document."
+        default=True,
+        description="Pack several documents into one row; attention is restricted to each document.",
     )
     train_on: Annotated[str, Word("assistant", "all")] = Field(
         default="assistant", description="Tokens in the loss: only the assistant's, or all."
     )
     on_bad_row: Annotated[str, Word("refuse", "skip")] = Field(
         default="refuse",
-        description="Rows that are empty, lack an answer or are not valid JSON: stop, or skip and count them.",
+        description=(
+            "Rows that are empty, lack an answer or are not valid JSON: stop, or skip and count them."
+        ),
     )
     on_too_long: Annotated[str, Word("truncate", "skip", "refuse")] = Field(
         default="truncate", description="Rows longer than max_length: truncate at the end, skip, or stop."
@@ -111,5 +125,7 @@ class DataSection(Section):
         default=None, description="Folder for prepared data; $PACELINE_CACHE or ~/.cache/paceline when empty."
     )
     seed: OptInt = Field(
-        default=None, ge=0, description="Seed of the validation split and of the mixture; training.seed when empty."
+        default=None,
+        ge=0,
+        description="Seed of the validation split and of the mixture; training.seed when empty.",
     )

@@ -12,14 +12,19 @@ class DistillationOptions(Section):
 
     teacher_model: OptPath = Field(
         default=None,
-        description="With algorithm: distillation, the teacher: a folder or hub name. It must have "
-        "the student's vocabulary.",
+        description=(
+            "With algorithm: distillation, the teacher: a folder or hub name. It must have "
+            "the student's vocabulary."
+        ),
     )
     beta: Float = Field(
         default=0.5,
         ge=0,
         le=1,
-        description="0: forward KL (teacher ‖ student), 1: reverse KL (student ‖ teacher), between: the generalised Jensen-Shannon divergence.",
+        description=(
+            "0: forward KL (teacher ‖ student), 1: reverse KL (student ‖ teacher), between: the generalised"
+            " Jensen-Shannon divergence."
+        ),
     )
     temperature: Float = Field(
         default=1.0, gt=0, description="Softmax temperature of both models: their logits are divided by it."
@@ -31,15 +36,23 @@ class DistillationOptions(Section):
         default=0.0,
         ge=0,
         le=1,
-        description="On-policy distillation: the fraction of rows whose answer the student writes itself, anew in each step; 0: all answers are the data's.",
+        description=(
+            "On-policy distillation: the fraction of rows whose answer the student writes itself, anew in"
+            " each step; 0: all answers are the data's."
+        ),
     )
     max_completion_length: Int = Field(
         default=128,
         ge=1,
-        description="With lmbda above 0, the student's longest answer in tokens; prompt and answer together at most data.max_length.",
+        description=(
+            "With lmbda above 0, the student's longest answer in tokens; prompt and answer together at most"
+            " data.max_length."
+        ),
     )
     sampling_temperature: Float = Field(
         default=1.0,
         ge=0,
-        description="With lmbda above 0, the student's answers are sampled at it; 0 takes the likeliest token.",
+        description=(
+            "With lmbda above 0, the student's answers are sampled at it; 0 takes the likeliest token."
+        ),
     )

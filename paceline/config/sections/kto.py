@@ -15,13 +15,17 @@ class KtoOptions(Section):
     beta: Float = Field(
         default=0.1,
         gt=0,
-        description="With algorithm: kto, strength of the KL constraint: how closely the policy stays "
-        "to the reference.",
+        description=(
+            "With algorithm: kto, strength of the KL constraint: how closely the policy stays "
+            "to the reference."
+        ),
     )
     loss_type: Annotated[str, Word("kto", "apo_zero_unpaired")] = Field(
         default="kto",
-        description="kto compares an answer's log-ratio with the batch's KL estimate; "
-        "apo_zero_unpaired with 0, which saves two forward passes.",
+        description=(
+            "kto compares an answer's log-ratio with the batch's KL estimate; "
+            "apo_zero_unpaired with 0, which saves two forward passes."
+        ),
     )
     desirable_weight: Float = Field(
         default=1.0,

@@ -16,7 +16,9 @@ class LaunchSection(Section):
     """Numbers of processes and nodes. Command-line options take precedence."""
 
     nproc: OptInt = Field(
-        default=None, ge=1, description="Processes on this node; when empty one per accelerator, or 1 on a CPU."
+        default=None,
+        ge=1,
+        description="Processes on this node; when empty one per accelerator, or 1 on a CPU.",
     )
     nnodes: Int = Field(default=1, ge=1, description="Number of nodes.")
     node_rank: Int = Field(default=0, ge=0, description="Rank of this node.")

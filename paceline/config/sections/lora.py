@@ -47,14 +47,18 @@ class LoraSection(Section):
 
     r: Int = Field(default=8, ge=1, description="Rank of the adapters.")
     alpha: OptInt = Field(
-        default=None, ge=1, description="Scaling numerator alpha (scale = alpha / r); twice the rank when empty."
+        default=None,
+        ge=1,
+        description="Scaling numerator alpha (scale = alpha / r); twice the rank when empty.",
     )
     dropout: Float = Field(default=0.0, ge=0, lt=1, description="Dropout on the adapters' input.")
     target_modules: Annotated[tuple[str, ...], BeforeValidator(_targets)] = Field(
         default=("all-linear",),
-        description="Modules that get an adapter: suffixes of their names, or one regular expression "
-        "for full names; all-linear is every linear layer but the head (in a mixture of "
-        "experts without the experts).",
+        description=(
+            "Modules that get an adapter: suffixes of their names, or one regular expression "
+            "for full names; all-linear is every linear layer but the head (in a mixture of "
+            "experts without the experts)."
+        ),
     )
     modules_to_save: Texts = Field(
         default=(), description="Modules trained in full in addition to the adapters (embed_tokens, lm_head)."
@@ -72,5 +76,7 @@ class LoraSection(Section):
     double_quant: Bool = Field(default=True, description="Also quantise the scales of the 4-bit blocks.")
     adapter_name_or_path: OptPath = Field(
         default=None,
-        description="Folder of a peft adapter to continue training; its rank, alpha and target modules are used.",
+        description=(
+            "Folder of a peft adapter to continue training; its rank, alpha and target modules are used."
+        ),
     )

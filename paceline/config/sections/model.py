@@ -16,13 +16,17 @@ class ModelSection(Section):
     name_or_path: OptPath = Field(default=None, description="Folder or hub name of the pretrained model.")
     revision: OptText = Field(
         default=None,
-        description="Branch, tag or commit on the hub. With trust_remote_code: the 40-digit commit, "
-        "or for a folder the digest of its code (printed by the error message).",
+        description=(
+            "Branch, tag or commit on the hub. With trust_remote_code: the 40-digit commit, "
+            "or for a folder the digest of its code (printed by the error message)."
+        ),
     )
     config: OptMapping = Field(
         default=None,
-        description="Architecture of a model trained from scratch (`model_type: llama`, `hidden_size: "
-        "512`, …); excludes name_or_path.",
+        description=(
+            "Architecture of a model trained from scratch (`model_type: llama`, `hidden_size: "
+            "512`, …); excludes name_or_path."
+        ),
     )
     tokenizer: OptPath = Field(
         default=None, description="Folder or hub name of the tokenizer; name_or_path when empty."
@@ -33,14 +37,18 @@ class ModelSection(Section):
     )
     attn_implementation: Text = Field(
         default="auto",
-        description="Attention implementation: auto, eager, sdpa, flash_attention_2, flex_attention; "
-        "auto chooses by device and packing.",
+        description=(
+            "Attention implementation: auto, eager, sdpa, flash_attention_2, flex_attention; "
+            "auto chooses by device and packing."
+        ),
     )
     dtype: Annotated[str, Word("auto", "float32", "bfloat16", "float16", "float64")] = Field(
         default="float32",
-        description="Dtype in which the weights are loaded. Trained weights are kept in float32 "
-        "regardless, except with float64, in which everything is then computed (to "
-        "compare strategies).",
+        description=(
+            "Dtype in which the weights are loaded. Trained weights are kept in float32 "
+            "regardless, except with float64, in which everything is then computed (to "
+            "compare strategies)."
+        ),
     )
     chat_template: OptText = Field(
         default=None,
@@ -50,10 +58,14 @@ class ModelSection(Section):
     add_special_tokens: Texts = Field(default=(), description="Special tokens to add to the tokenizer.")
     resize_embeddings: Annotated[str, Word("auto", "never")] = Field(
         default="auto",
-        description="auto: add embedding rows when the tokenizer has more tokens than the embedding "
-        "has rows; never: refuse that.",
+        description=(
+            "auto: add embedding rows when the tokenizer has more tokens than the embedding "
+            "has rows; never: refuse that."
+        ),
     )
     embedding_multiple: Int = Field(
-        default=1, ge=1, description="Pad the number of embedding rows to a multiple of this when they are resized."
+        default=1,
+        ge=1,
+        description="Pad the number of embedding rows to a multiple of this when they are resized.",
     )
     low_cpu_mem: Bool = Field(default=True, description=f"Sets nothing: {IDLE['model.low_cpu_mem']}.")

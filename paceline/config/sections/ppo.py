@@ -14,7 +14,9 @@ class PpoOptions(Section):
 
     num_ppo_epochs: Int = Field(default=4, ge=1, description="With algorithm: ppo, epochs over each rollout.")
     kl_coef: Float = Field(
-        default=0.05, ge=0, description="Coefficient of the KL to the reference; with 0 no reference model is loaded."
+        default=0.05,
+        ge=0,
+        description="Coefficient of the KL to the reference; with 0 no reference model is loaded.",
     )
     kl_estimator: Annotated[str, Word("k1", "k2", "k3")] = Field(
         default="k1", description="Estimator of the KL: k1, k2 or k3."
@@ -24,7 +26,8 @@ class PpoOptions(Section):
         description="reward: subtract the KL from each token's reward; loss: add it to the policy's loss.",
     )
     adap_kl_ctrl: Bool = Field(
-        default=False, description="Adapt kl_coef after each rollout so that the KL of an answer approaches target."
+        default=False,
+        description="Adapt kl_coef after each rollout so that the KL of an answer approaches target.",
     )
     target: Float = Field(default=6.0, gt=0, description="Target KL of an answer for adap_kl_ctrl.")
     horizon: Int = Field(
@@ -35,14 +38,21 @@ class PpoOptions(Section):
     )
     value_model: OptPath = Field(
         default=None,
-        description="Weights from which the value model starts: a folder or hub name; when empty the "
-        "reward model, or without one the initial model.",
+        description=(
+            "Weights from which the value model starts: a folder or hub name; when empty the "
+            "reward model, or without one the initial model."
+        ),
     )
-    cliprange: Float = Field(default=0.2, gt=0, lt=1, description="Clip the probability ratio to 1 ± cliprange.")
+    cliprange: Float = Field(
+        default=0.2, gt=0, lt=1, description="Clip the probability ratio to 1 ± cliprange."
+    )
     cliprange_value: OptFloat = Field(
-        default=0.2, gt=0, description="Clip a value to within this distance of the rollout's value in the loss; null: "
-        "no clipping."
-    )  # fmt: skip
+        default=0.2,
+        gt=0,
+        description=(
+            "Clip a value to within this distance of the rollout's value in the loss; null: no clipping."
+        ),
+    )
     vf_coef: Float = Field(default=0.1, gt=0, description="Coefficient of the value loss.")
     gamma: Float = Field(default=1.0, gt=0, le=1, description="Discount factor of rewards.")
     lam: Float = Field(
@@ -53,13 +63,17 @@ class PpoOptions(Section):
     )
     whiten_advantages: Bool = Field(
         default=True,
-        description="Normalise the advantages of a rollout to mean 0 and standard deviation 1, over all ranks.",
+        description=(
+            "Normalise the advantages of a rollout to mean 0 and standard deviation 1, over all ranks."
+        ),
     )
     whiten_rewards: Bool = Field(
         default=False, description="Scale the token rewards of a rollout to standard deviation 1."
     )
     missing_eos_penalty: OptFloat = Field(
-        default=None, ge=0, description="Subtracted from the score of a truncated answer, one that ends without EOS."
+        default=None,
+        ge=0,
+        description="Subtracted from the score of a truncated answer, one that ends without EOS.",
     )
     cliprange_reward: OptFloat = Field(
         default=None, gt=0, description="Clip scores to ± this value; no clipping when empty."

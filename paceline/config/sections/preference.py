@@ -19,8 +19,10 @@ class RewardOptions(Section):
     center_rewards_coefficient: Float = Field(
         default=0.0,
         ge=0,
-        description="With algorithm: reward, coefficient of (r_chosen + r_rejected)², which centres "
-        "rewards around 0; 0: off.",
+        description=(
+            "With algorithm: reward, coefficient of (r_chosen + r_rejected)², which centres "
+            "rewards around 0; 0: off."
+        ),
     )
 
 
@@ -30,29 +32,41 @@ class DpoOptions(Section):
     beta: Float = Field(
         default=0.1,
         gt=0,
-        description="With algorithm: dpo, strength of the KL constraint: how closely the policy stays "
-        "to the reference (IPO's τ).",
+        description=(
+            "With algorithm: dpo, strength of the KL constraint: how closely the policy stays "
+            "to the reference (IPO's τ)."
+        ),
     )
     loss_type: Annotated[str, Word(*DPO_LOSSES)] = Field(
         default="sigmoid",
-        description="Loss on the difference of a pair's log-ratios. TRL's `sigmoid_norm` means "
-        "sigmoid with length_normalized; its list `[sigmoid, sft]` means rpo_alpha.",
+        description=(
+            "Loss on the difference of a pair's log-ratios. TRL's `sigmoid_norm` means "
+            "sigmoid with length_normalized; its list `[sigmoid, sft]` means rpo_alpha."
+        ),
     )
     loss_weights: tuple[float, ...] | None = Field(
         default=None,
-        description="TRL's weights for a list under loss_type, such as [1.0, 0.2] for `[sigmoid, "
-        "sft]`; converted to rpo_alpha.",
+        description=(
+            "TRL's weights for a list under loss_type, such as [1.0, 0.2] for `[sigmoid, "
+            "sft]`; converted to rpo_alpha."
+        ),
     )
     label_smoothing: Float = Field(
-        default=0.0, ge=0, lt=0.5, description="Probability that a preference label is flipped (sigmoid and robust)."
+        default=0.0,
+        ge=0,
+        lt=0.5,
+        description="Probability that a preference label is flipped (sigmoid and robust).",
     )
     length_normalized: Bool = Field(
         default=False,
-        description="Log-ratios are means over an answer's tokens instead of sums (for loss_type: ipo "
-        "this is what TRL computes).",
+        description=(
+            "Log-ratios are means over an answer's tokens instead of sums (for loss_type: ipo "
+            "this is what TRL computes)."
+        ),
     )
     reference_free: Bool = Field(
-        default=False, description="Use a reference that gives every answer the same probability: no reference model."
+        default=False,
+        description="Use a reference that gives every answer the same probability: no reference model.",
     )
     rpo_alpha: OptFloat = Field(
         default=None,
@@ -65,8 +79,10 @@ class DpoOptions(Section):
     )
     precompute_ref_log_probs: Bool = Field(
         default=False,
-        description="Compute the reference's log-probabilities once before training and store them in "
-        "the data cache, so that training loads no reference model.",
+        description=(
+            "Compute the reference's log-probabilities once before training and store them in "
+            "the data cache, so that training loads no reference model."
+        ),
     )
     precompute_ref_batch_size: OptInt = Field(
         default=None,
@@ -85,14 +101,19 @@ class CpoOptions(Section):
     """CPO; option names and defaults as in TRL's CPOConfig."""
 
     beta: Float = Field(
-        default=0.1, gt=0, description="With algorithm: cpo, scale of the difference of log-likelihoods (IPO's τ)."
+        default=0.1,
+        gt=0,
+        description="With algorithm: cpo, scale of the difference of log-likelihoods (IPO's τ).",
     )
     loss_type: Annotated[str, Word(*CPO_LOSSES)] = Field(
         default="sigmoid",
         description="Loss of a pair; ipo and simpo compare means over an answer's tokens, the others sums.",
     )
     label_smoothing: Float = Field(
-        default=0.0, ge=0, lt=0.5, description="Probability that a preference label is flipped (sigmoid and simpo)."
+        default=0.0,
+        ge=0,
+        lt=0.5,
+        description="Probability that a preference label is flipped (sigmoid and simpo).",
     )
     cpo_alpha: Float = Field(
         default=1.0,
@@ -119,8 +140,10 @@ class OrpoOptions(Section):
     beta: Float = Field(
         default=0.1,
         ge=0,
-        description="With algorithm: orpo, coefficient of the odds-ratio loss that is added to the "
-        "SFT loss (the paper's λ).",
+        description=(
+            "With algorithm: orpo, coefficient of the odds-ratio loss that is added to the "
+            "SFT loss (the paper's λ)."
+        ),
     )
 
 
@@ -128,7 +151,9 @@ class SimpoOptions(Section):
     """SimPO; option names and defaults as in TRL's CPOConfig with ``loss_type: simpo``."""
 
     beta: Float = Field(
-        default=0.1, gt=0, description="With algorithm: simpo, scale of the rewards; the paper uses 2.0 to 2.5."
+        default=0.1,
+        gt=0,
+        description="With algorithm: simpo, scale of the rewards; the paper uses 2.0 to 2.5.",
     )
     simpo_gamma: Float = Field(
         default=0.5, ge=0, description="Margin γ between the rewards of a pair; the paper uses 0.3 to 1.6."
@@ -137,7 +162,9 @@ class SimpoOptions(Section):
         default=0.0, ge=0, lt=0.5, description="Probability that a preference label is flipped."
     )
     cpo_alpha: Float = Field(
-        default=0.0, ge=0, description="Coefficient of an SFT loss on chosen answers (mean over their tokens); 0: off."
+        default=0.0,
+        ge=0,
+        description="Coefficient of an SFT loss on chosen answers (mean over their tokens); 0: off.",
     )
 
 
@@ -152,7 +179,9 @@ def _one_loss(values: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(names[0], str):
             return values  # empty or no name: left to the field's validator
     weights = [1.0] * len(names) if weights is None else weights
-    sound = isinstance(weights, (list, tuple)) and len(weights) == len(names) == len({str(name) for name in names})
+    sound = isinstance(weights, (list, tuple)) and len(weights) == len(names) == len(
+        {str(name) for name in names}
+    )
     if not sound or not all(isinstance(w, (int, float)) and not isinstance(w, bool) for w in weights):
         raise ValueError("loss_type names each loss once, and loss_weights hold one number for each")
     by_name = {str(name): float(weight) for name, weight in zip(names, weights, strict=True)}

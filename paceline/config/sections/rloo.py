@@ -23,8 +23,10 @@ class RlooOptions(Section):
     beta: Float = Field(
         default=0.05,
         ge=0,
-        description="With algorithm: rloo, coefficient of the KL to the reference in an answer's "
-        "reward; with 0 no reference model is loaded.",
+        description=(
+            "With algorithm: rloo, coefficient of the KL to the reference in an answer's "
+            "reward; with 0 no reference model is loaded."
+        ),
     )
     ref_model: OptPath = Field(
         default=None, description="The reference model: a folder or hub name; the initial model when empty."
@@ -36,15 +38,21 @@ class RlooOptions(Section):
         description="Lower clipping bound of the probability ratio of a whole answer: 1 - epsilon.",
     )
     epsilon_high: OptFloat = Field(
-        default=None, ge=0, description="Upper clipping bound of that ratio: 1 + epsilon_high; epsilon when empty."
+        default=None,
+        ge=0,
+        description="Upper clipping bound of that ratio: 1 + epsilon_high; epsilon when empty.",
     )
     normalize_advantages: Bool = Field(
         default=False,
-        description="Normalise the advantages of a rollout to mean 0 and standard deviation 1, over all ranks.",
+        description=(
+            "Normalise the advantages of a rollout to mean 0 and standard deviation 1, over all ranks."
+        ),
     )
     reward_clip_range: Annotated[tuple[float, float] | None, BeforeValidator(optional(to_range))] = Field(
         default=None,
         description="Clip scores to [low, high] before the KL is subtracted; no clipping when empty.",
     )
     num_iterations: Int = Field(default=1, ge=1, description="Epochs over each rollout.")
-    mask_truncated_completions: Bool = Field(default=False, description="Mask truncated answers out of the loss.")
+    mask_truncated_completions: Bool = Field(
+        default=False, description="Mask truncated answers out of the loss."
+    )

@@ -22,9 +22,9 @@ from paceline.config.sections.types import (
 )
 
 OPTIONS_OF_REWARDS = (
-    "exact_match: `ignore_case`; numeric: `anywhere`; regex: `pattern`, `whole`; format: `names`; length: `target`, `unit`; "
-    "overlong: `max_length`, `buffer`; code: `tests`, `entry_point`, `seconds`, `memory_mb`; model: `model`; "
-    "your own function: its keyword arguments (docs/rollouts.md)."
+    "exact_match: `ignore_case`; numeric: `anywhere`; regex: `pattern`, `whole`; format: `names`; length:"
+    " `target`, `unit`; overlong: `max_length`, `buffer`; code: `tests`, `entry_point`, `seconds`,"
+    " `memory_mb`; model: `model`; your own function: its keyword arguments (docs/rollouts.md)."
 )
 
 
@@ -32,9 +32,11 @@ class RewardItem(Section):
     """One reward function of a weighted sum."""
 
     name: Text = Field(
-        description="exact_match, numeric, regex, format, length, overlong, ended, code, model (the "
-        "score of a reward model, `options: {model: FOLDER}`), or your own function as "
-        "module:function."
+        description=(
+            "exact_match, numeric, regex, format, length, overlong, ended, code, model (the "
+            "score of a reward model, `options: {model: FOLDER}`), or your own function as "
+            "module:function."
+        )
     )
     weight: Float = Field(default=1.0, description="Weight in the sum of rewards.")
     options: Mapping = Field(
@@ -58,21 +60,28 @@ class ServerOptions(Section):
 
     url: Text = Field(description="With training.rollout.server, its address: `http://host:port`.")
     model: OptText = Field(
-        default=None, description="Name under which the server serves the model; requested from the server when empty."
+        default=None,
+        description="Name under which the server serves the model; requested from the server when empty.",
     )
-    timeout: Float = Field(default=600.0, gt=0, description="Time limit for one answer in seconds, including retries.")
+    timeout: Float = Field(
+        default=600.0, gt=0, description="Time limit for one answer in seconds, including retries."
+    )
     sync_timeout: Float = Field(
         default=600.0, gt=0, description="Time limit for the server to load new weights, in seconds."
     )
     weights_dir: OptText = Field(
         default=None,
-        description="A folder for the weights that the server can read under the same path; "
-        "rollout-weights in the run directory when empty.",
+        description=(
+            "A folder for the weights that the server can read under the same path; "
+            "rollout-weights in the run directory when empty."
+        ),
     )
     api_key_env: OptText = Field(
         default=None,
-        description="Name of the environment variable with the server's API key; the key itself is "
-        "never stored in a file.",
+        description=(
+            "Name of the environment variable with the server's API key; the key itself is "
+            "never stored in a file."
+        ),
     )
     concurrency: Int = Field(default=64, ge=1, description="Concurrent requests per process.")
 
@@ -82,40 +91,53 @@ class RolloutOptions(Section):
 
     rewards: Annotated[tuple[RewardItem, ...], BeforeValidator(to_rewards)] = Field(
         default=(),
-        description="With an on-policy algorithm, the reward functions that score its answers: names, "
-        "or `{name, weight, options}`.",
+        description=(
+            "With an on-policy algorithm, the reward functions that score its answers: names, "
+            "or `{name, weight, options}`."
+        ),
     )
     on_reward_error: Annotated[str, Word("error", "zero", "skip")] = Field(
         default="error",
-        description="When a reward function raises, times out or returns no number: end the run with "
-        "an error, score 0, or skip the answer.",
+        description=(
+            "When a reward function raises, times out or returns no number: end the run with "
+            "an error, score 0, or skip the answer."
+        ),
     )
     reward_timeout: Float = Field(
         default=60.0, gt=0, description="Time limit for one call of a reward function, in seconds."
     )
     allow_code_execution: Bool = Field(
-        default=False, description="Allow the reward `code` to run programs written by the model, in a sandbox."
+        default=False,
+        description="Allow the reward `code` to run programs written by the model, in a sandbox.",
     )
     allow_unsandboxed_code: Bool = Field(
         default=False,
-        description="Where the machine cannot sandbox, allow the reward `code` to run the model's "
-        "programs without one: they can do whatever this user can.",
+        description=(
+            "Where the machine cannot sandbox, allow the reward `code` to run the model's "
+            "programs without one: they can do whatever this user can."
+        ),
     )
     num_generations: OptInt = Field(
         default=None,
         ge=1,
-        description="Answers per prompt; when empty 8 with grpo, 2 with rloo, else 1. Batch sizes "
-        "count answers, not prompts.",
+        description=(
+            "Answers per prompt; when empty 8 with grpo, 2 with rloo, else 1. Batch sizes "
+            "count answers, not prompts."
+        ),
     )
     max_completion_length: Int = Field(
         default=256,
         ge=1,
-        description="Maximum answer length in tokens; prompt and answer together have at most data.max_length.",
+        description=(
+            "Maximum answer length in tokens; prompt and answer together have at most data.max_length."
+        ),
     )
     temperature: Float = Field(
         default=1.0,
         ge=0,
-        description="Sampling temperature; the trained policy's log-probabilities use it too. 0: greedy decoding.",
+        description=(
+            "Sampling temperature; the trained policy's log-probabilities use it too. 0: greedy decoding."
+        ),
     )
     top_p: Float = Field(
         default=1.0, gt=0, le=1, description="Sample from the smallest set of tokens with this probability."
@@ -124,38 +146,50 @@ class RolloutOptions(Section):
     steps_per_generation: OptInt = Field(
         default=None,
         ge=1,
-        description="Micro-batches per rollout, a multiple of gradient_accumulation_steps; one "
-        "optimizer step's when empty.",
+        description=(
+            "Micro-batches per rollout, a multiple of gradient_accumulation_steps; one "
+            "optimizer step's when empty."
+        ),
     )
     generation_rows: Int = Field(
         default=64, ge=1, description="Batch size of generation: answers that a process decodes at a time."
     )
     gather_for_generation: OptBool = Field(
         default=None,
-        description="Under FSDP and ZeRO-3. true: every process gathers the whole model to generate; "
-        "false: all processes generate together and gather one layer at a time; empty: "
-        "whole where the plan finds that it fits.",
+        description=(
+            "Under FSDP and ZeRO-3. true: every process gathers the whole model to generate; "
+            "false: all processes generate together and gather one layer at a time; empty: "
+            "whole where the plan finds that it fits."
+        ),
     )
     old_logprobs: Annotated[str, Word("auto", "sampling", "recompute")] = Field(
         default="auto",
-        description="Source of π_old's log-probabilities: those recorded in sampling, or recomputed "
-        "by a forward pass; auto uses sampling's in float32 and float64 without a server.",
+        description=(
+            "Source of π_old's log-probabilities: those recorded in sampling, or recomputed "
+            "by a forward pass; auto uses sampling's in float32 and float64 without a server."
+        ),
     )
     server: ServerOptions | None = Field(
         default=None,
-        description="Generate the answers on this server instead of in the training processes: `{url: "
-        "http://127.0.0.1:8000}`.",
+        description=(
+            "Generate the answers on this server instead of in the training processes: `{url: "
+            "http://127.0.0.1:8000}`."
+        ),
     )
     filter_groups: Bool = Field(
         default=False,
-        description="Train only on prompts whose answers differ in score. The others have no "
-        "advantage: they cost as much, and only the KL term learns from them.",
+        description=(
+            "Train only on prompts whose answers differ in score. The others have no "
+            "advantage: they cost as much, and only the KL term learns from them."
+        ),
     )
     max_redraws: Int = Field(
         default=0,
         ge=0,
-        description="With filter_groups, how many times prompts whose answers all score the same are "
-        "replaced by the next prompts of the data (DAPO's dynamic sampling).",
+        description=(
+            "With filter_groups, how many times prompts whose answers all score the same are "
+            "replaced by the next prompts of the data (DAPO's dynamic sampling)."
+        ),
     )
     num_samples_shown: Int = Field(
         default=2, ge=0, description="Answers per rollout that are logged with their rewards."
@@ -168,8 +202,10 @@ class GrpoOptions(Section):
     beta: Float = Field(
         default=0.0,
         ge=0,
-        description="With algorithm: grpo, coefficient of the KL to the reference; with 0 no "
-        "reference model is loaded.",
+        description=(
+            "With algorithm: grpo, coefficient of the KL to the reference; with 0 no "
+            "reference model is loaded."
+        ),
     )
     ref_model: OptPath = Field(
         default=None, description="The reference model: a folder or hub name; the initial model when empty."
@@ -178,7 +214,8 @@ class GrpoOptions(Section):
         default="k3", description="Estimator of the KL in the loss: k1, k2 or k3."
     )
     use_bias_correction_kl: Bool = Field(
-        default=False, description="Multiply the KL term by the importance ratio (TRL's default, not the paper's)."
+        default=False,
+        description="Multiply the KL term by the importance ratio (TRL's default, not the paper's).",
     )
     epsilon: Float = Field(
         default=0.2, ge=0, lt=1, description="Lower clipping bound of the probability ratio: 1 - epsilon."
@@ -186,26 +223,35 @@ class GrpoOptions(Section):
     epsilon_high: OptFloat = Field(
         default=None,
         ge=0,
-        description="Upper clipping bound of the probability ratio: 1 + epsilon_high; epsilon when "
-        "empty (DAPO: 0.28). With loss_type: cispo the maximum weight itself, above 1 "
-        "(ScaleRL: 5.0).",
+        description=(
+            "Upper clipping bound of the probability ratio: 1 + epsilon_high; epsilon when "
+            "empty (DAPO: 0.28). With loss_type: cispo the maximum weight itself, above 1 "
+            "(ScaleRL: 5.0)."
+        ),
     )
     delta: OptFloat = Field(
-        default=None, gt=1, description="Upper bound of the probability ratio for negative advantages; none when empty."
+        default=None,
+        gt=1,
+        description="Upper bound of the probability ratio for negative advantages; none when empty.",
     )
     loss_type: Annotated[str, Word("grpo", "dapo", "bnpo", "dr_grpo", "cispo")] = Field(
         default="dapo",
-        description="Normalisation of the loss: dapo and bnpo by tokens, grpo by answers (each a mean "
-        "over its tokens), dr_grpo by a constant; cispo by tokens, and it clips the "
-        "importance weight instead of the objective.",
+        description=(
+            "Normalisation of the loss: dapo and bnpo by tokens, grpo by answers (each a mean "
+            "over its tokens), dr_grpo by a constant; cispo by tokens, and it clips the "
+            "importance weight instead of the objective."
+        ),
     )
     scale_rewards: Annotated[str, Word("group", "batch", "none", false="none")] = Field(
         default="group",
-        description="Divide advantages by the standard deviation of the group's rewards, of all "
-        "rewards, or not at all.",
+        description=(
+            "Divide advantages by the standard deviation of the group's rewards, of all "
+            "rewards, or not at all."
+        ),
     )
     importance_sampling_level: Annotated[str, Word("token", "sequence")] = Field(
-        default="token", description="Probability ratio per token, or one per answer from the mean log-ratio (GSPO)."
+        default="token",
+        description="Probability ratio per token, or one per answer from the mean log-ratio (GSPO).",
     )
     num_iterations: Int = Field(default=1, ge=1, description="Epochs over each rollout.")
     mask_truncated_completions: Bool = Field(
@@ -213,8 +259,10 @@ class GrpoOptions(Section):
     )
     rollout_correction: Annotated[str, Word("none", "truncate", "mask", false="none")] = Field(
         default="none",
-        description="Importance weight that corrects for the difference between the training and the "
-        "sampling probabilities: truncated, masked, or none.",
+        description=(
+            "Importance weight that corrects for the difference between the training and the "
+            "sampling probabilities: truncated, masked, or none."
+        ),
     )
     rollout_correction_level: Annotated[str, Word("token", "sequence")] = Field(
         default="token", description="Compute that weight per token, or per answer."

@@ -12,5 +12,7 @@ from paceline.config.sections.training_steps import (
 )
 
 
-class TrainingSection(LoggingFields, SavingFields, EvaluationFields, LoadingFields, OptimisationFields, ScaleFields):
+class TrainingSection(
+    LoggingFields, SavingFields, EvaluationFields, LoadingFields, OptimisationFields, ScaleFields
+):
     """Training: algorithm, strategy, batch, precision, optimizer, evaluation, saving and logging."""

@@ -60,23 +60,30 @@ class Parallelism(Section):
         default=1, description="Ranks over which one copy of the weights is sharded (FSDP, ZeRO)."
     )
     cp_size: Int = Field(default=1, description="Ranks over which a sequence is split (context parallelism).")
-    tp_size: Int = Field(default=1, description="Ranks over which a weight matrix is split (tensor parallelism).")
+    tp_size: Int = Field(
+        default=1, description="Ranks over which a weight matrix is split (tensor parallelism)."
+    )
     pp_size: Int = Field(default=1, description="Number of pipeline stages' ranks (pipeline parallelism).")
     sequence_parallel: Bool = Field(
         default=False, description="With tp_size: shard norms and residuals along the sequence too."
     )
     loss_parallel: Bool = Field(
-        default=True, description="With tp_size: keep the head's logits and the loss sharded along the vocabulary."
+        default=True,
+        description="With tp_size: keep the head's logits and the loss sharded along the vocabulary.",
     )
     cp_method: Annotated[str, Word("ulysses", "allgather")] = Field(
         default="ulysses",
-        description="With cp_size: ulysses exchanges heads for sequence by all-to-all (needs enough "
-        "heads); allgather gathers keys and values.",
+        description=(
+            "With cp_size: ulysses exchanges heads for sequence by all-to-all (needs enough "
+            "heads); allgather gathers keys and values."
+        ),
     )
     pp_schedule: Annotated[str, Word("1f1b", "gpipe", "interleaved", "zero_bubble", "zbv")] = Field(
         default="1f1b",
-        description="With pp_size: the pipeline schedule, i.e. the order of the micro-batches' "
-        "forward and backward passes.",
+        description=(
+            "With pp_size: the pipeline schedule, i.e. the order of the micro-batches' "
+            "forward and backward passes."
+        ),
     )
     pp_stages_per_rank: OptInt = Field(
         default=None,
@@ -118,13 +125,17 @@ class ScaleFields(OptionsFields):  # type: ignore[valid-type, misc]  # created f
     )
     distributed: OptBool = Field(
         default=None,
-        description="false: only one process is allowed; true: more than one is expected, with a "
-        "warning otherwise; empty: as launched.",
+        description=(
+            "false: only one process is allowed; true: more than one is expected, with a "
+            "warning otherwise; empty: as launched."
+        ),
     )
     distributed_strategy: Text = Field(
         default="auto",
-        description="auto (the rule for the model's size, checked against memory), fastest (the layout predicted to be fastest of those that fit), "
-        f"{', '.join(STRATEGIES.names())}, or your own as module:Class.",
+        description=(
+            "auto (the rule for the model's size, checked against memory), fastest (the layout predicted to"
+            f" be fastest of those that fit), {', '.join(STRATEGIES.names())}, or your own as module:Class."
+        ),
     )
     strategy_options: Mapping = Field(default={}, description="Options of your own strategy (module:Class).")
     parallelism: Parallelism | None = Field(
@@ -134,76 +145,108 @@ class ScaleFields(OptionsFields):  # type: ignore[valid-type, misc]  # created f
         default="auto", description="Communication backend: auto takes nccl on CUDA and gloo on a CPU."
     )
     ddp_timeout: Int = Field(
-        default=1800, ge=1, le=10**9, description="Timeout of collectives in seconds, after which the run is ended."
+        default=1800,
+        ge=1,
+        le=10**9,
+        description="Timeout of collectives in seconds, after which the run is ended.",
     )
     ddp_find_unused_parameters: OptBool = Field(
-        default=None, description="DDP searches for parameters without gradient in each step; slow. Off when empty."
+        default=None,
+        description="DDP searches for parameters without gradient in each step; slow. Off when empty.",
     )
     ddp_bucket_cap_mb: OptInt = Field(
-        default=None, ge=1, description="Size of DDP's gradient buckets in MiB; torch's default (25) when empty."
+        default=None,
+        ge=1,
+        description="Size of DDP's gradient buckets in MiB; torch's default (25) when empty.",
     )
     ddp_broadcast_buffers: OptBool = Field(
         default=None,
-        description="DDP broadcasts buffers before each forward pass; off when empty (language models "
-        "have no buffers that change).",
+        description=(
+            "DDP broadcasts buffers before each forward pass; off when empty (language models "
+            "have no buffers that change)."
+        ),
     )
     gradient_as_bucket_view: Bool = Field(
         default=True, description="Gradients are views of DDP's buckets, which saves a copy."
     )
-    ddp_static_graph: Bool = Field(default=False, description="Promise DDP that every step uses the same parameters.")
+    ddp_static_graph: Bool = Field(
+        default=False, description="Promise DDP that every step uses the same parameters."
+    )
 
     parameters_as_bucket_view: Bool = Field(
         default=False,
-        description="zero_redundancy: keep the parameters that a rank updates in one buffer and "
-        "broadcast it at once; helps with many small ones (LoRA).",
+        description=(
+            "zero_redundancy: keep the parameters that a rank updates in one buffer and "
+            "broadcast it at once; helps with many small ones (LoRA)."
+        ),
     )
 
     per_device_train_batch_size: Int = Field(default=8, description="Rows per process and micro-batch.")
-    per_device_eval_batch_size: Int = Field(default=8, description="Rows per process and batch in evaluation.")
+    per_device_eval_batch_size: Int = Field(
+        default=8, description="Rows per process and batch in evaluation."
+    )
     gradient_accumulation_steps: Int = Field(default=1, description="Micro-batches per optimizer step.")
 
     mixed_precision: Annotated[str, Word("auto", "no", "fp16", "bf16", false="no")] = Field(
         default="auto",
-        description="Compute dtype; master weights stay in float32. auto uses bf16 where the "
-        "accelerator supports it, else no. `bf16: true` and `fp16: true` are accepted "
-        "too.",
+        description=(
+            "Compute dtype; master weights stay in float32. auto uses bf16 where the "
+            "accelerator supports it, else no. `bf16: true` and `fp16: true` are accepted "
+            "too."
+        ),
     )
     fp16_full_eval: Bool = Field(
         default=False,
-        description="Evaluate with weights cast to fp16. Part of mixed_precision: fp16, and refused without it.",
+        description=(
+            "Evaluate with weights cast to fp16. Part of mixed_precision: fp16, and refused without it."
+        ),
     )
     bf16_full_eval: Bool = Field(
         default=False,
-        description="Evaluate with weights cast to bf16. Part of mixed_precision: bf16, and refused without it.",
+        description=(
+            "Evaluate with weights cast to bf16. Part of mixed_precision: bf16, and refused without it."
+        ),
     )
 
     gradient_checkpointing: Bool = Field(
         default=False, description="Recompute activations in the backward pass instead of storing them."
     )
     gradient_checkpointing_kwargs: OptMapping = Field(
-        default=None, description="Options of gradient checkpointing; only `use_reentrant: false` is implemented."
+        default=None,
+        description="Options of gradient checkpointing; only `use_reentrant: false` is implemented.",
     )
     torch_compile: Bool = Field(default=False, description="Compile the model with torch.compile.")
-    torch_compile_backend: OptText = Field(default=None, description="Backend of torch.compile; inductor when empty.")
+    torch_compile_backend: OptText = Field(
+        default=None, description="Backend of torch.compile; inductor when empty."
+    )
     torch_compile_mode: OptText = Field(default=None, description="Mode of torch.compile.")
     use_cpu: Bool = Field(default=False, description="Train on the CPU even if there is an accelerator.")
 
     deepspeed: Annotated[str | dict[str, Any] | None, BeforeValidator(to_path_or_mapping)] = Field(
         default=None,
-        description="DeepSpeed JSON: its path, `{config_path: …}`, or the mapping itself. It is "
-        "translated into this config; its values are the lowest layer.",
+        description=(
+            "DeepSpeed JSON: its path, `{config_path: …}`, or the mapping itself. It is "
+            "translated into this config; its values are the lowest layer."
+        ),
     )
     fsdp: Annotated[str | None, BeforeValidator(to_fsdp)] = Field(
         default=None,
-        description="FSDP options by their Transformers names: full_shard, shard_grad_op, no_shard, "
-        "hybrid_shard or hybrid_shard_zero2, with auto_wrap and offload; or true.",
+        description=(
+            "FSDP options by their Transformers names: full_shard, shard_grad_op, no_shard, "
+            "hybrid_shard or hybrid_shard_zero2, with auto_wrap and offload; or true."
+        ),
     )
     fsdp_config: Annotated[str | dict[str, Any] | None, BeforeValidator(to_path_or_mapping)] = Field(
         default=None,
-        description="FSDP settings by their Transformers or Accelerate names: a mapping, or the path of a JSON or YAML file.",
+        description=(
+            "FSDP settings by their Transformers or Accelerate names: a mapping, or the path of a JSON or"
+            " YAML file."
+        ),
     )
     accelerate_config: OptText = Field(
         default=None,
-        description="YAML file written by `accelerate config`; its precision, processes and "
-        "distributed type are the lowest layer.",
+        description=(
+            "YAML file written by `accelerate config`; its precision, processes and "
+            "distributed type are the lowest layer."
+        ),
     )

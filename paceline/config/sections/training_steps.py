@@ -24,10 +24,24 @@ from paceline.config.sections.types import (
 )
 
 SCHEDULES = (
-    "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",
-    "reduce_lr_on_plateau", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay", "greedy",
-    "warmup_lr", "warmup_decay_lr", "warmup_cosine_lr", "one_cycle", "lr_range_test",
-)  # fmt: skip
+    "linear",
+    "cosine",
+    "cosine_with_restarts",
+    "polynomial",
+    "constant",
+    "constant_with_warmup",
+    "inverse_sqrt",
+    "reduce_lr_on_plateau",
+    "cosine_with_min_lr",
+    "cosine_warmup_with_min_lr",
+    "warmup_stable_decay",
+    "greedy",
+    "warmup_lr",
+    "warmup_decay_lr",
+    "warmup_cosine_lr",
+    "one_cycle",
+    "lr_range_test",
+)
 
 
 def to_resume(value: Any) -> Any:
@@ -56,25 +70,36 @@ class OptimisationFields(Section):
     )
     max_steps: Int = Field(default=-1, description="Optimizer steps; -1: derived from num_train_epochs.")
     learning_rate: Float = Field(default=5e-5, ge=0, description="Peak learning rate.")
-    weight_decay: Float = Field(default=0.0, ge=0, description="Decoupled weight decay; biases and norms are excluded.")
+    weight_decay: Float = Field(
+        default=0.0, ge=0, description="Decoupled weight decay; biases and norms are excluded."
+    )
     adam_beta1: Float = Field(default=0.9, ge=0, lt=1, description="Adam's β₁.")
     adam_beta2: Float = Field(default=0.999, ge=0, lt=1, description="Adam's β₂.")
     adam_epsilon: Float = Field(default=1e-8, ge=0, description="Adam's epsilon.")
-    max_grad_norm: Float = Field(default=1.0, ge=0, description="Clip gradients to this global norm; 0: no clipping.")
+    max_grad_norm: Float = Field(
+        default=1.0, ge=0, description="Clip gradients to this global norm; 0: no clipping."
+    )
     optim: Annotated[str, Word(*BUILT, known=KNOWN)] = Field(
         default="adamw_torch_fused",
         description="Optimizer by its Transformers name; unsupported ones are refused with an alternative.",
     )
-    optim_args: OptText = Field(default=None, description="Extra optimizer arguments as `name=value,name=value`.")
+    optim_args: OptText = Field(
+        default=None, description="Extra optimizer arguments as `name=value,name=value`."
+    )
     lr_scheduler_type: Annotated[str, Word(*SCHEDULES)] = Field(
         default="linear",
-        description="Learning-rate schedule by its Transformers name, or one of DeepSpeed's: warmup_lr, warmup_decay_lr, warmup_cosine_lr, one_cycle, lr_range_test.",
+        description=(
+            "Learning-rate schedule by its Transformers name, or one of DeepSpeed's: warmup_lr,"
+            " warmup_decay_lr, warmup_cosine_lr, one_cycle, lr_range_test."
+        ),
     )
     lr_scheduler_kwargs: Mapping = Field(
         default={}, description="Options of the schedule, e.g. `{num_cycles: 2}` or `{min_lr: 1e-6}`."
     )
     warmup_steps: Float = Field(
-        default=0.0, ge=0, description="Warm-up: a number of steps if 1 or more, a fraction of all steps if below 1."
+        default=0.0,
+        ge=0,
+        description="Warm-up: a number of steps if 1 or more, a fraction of all steps if below 1.",
     )
     seed: Int = Field(default=42, ge=0, description="Random seed.")
     data_seed: OptInt = Field(default=None, ge=0, description="Seed of the data order; seed when empty.")
@@ -86,8 +111,10 @@ class LoadingFields(Section):
     dataloader_num_workers: Int = Field(
         default=0,
         ge=0,
-        description="Threads that prepare the batches of the next steps and evaluations, without "
-        "changing their order; 0: none.",
+        description=(
+            "Threads that prepare the batches of the next steps and evaluations, without "
+            "changing their order; 0: none."
+        ),
     )
     dataloader_pin_memory: Bool = Field(
         default=True, description="Copy batches to CUDA from pinned memory; no effect on a CPU."
@@ -109,7 +136,9 @@ class EvaluationFields(Section):
     )
     eval_steps: OptFloat = Field(
         default=None,
-        description="Steps between evaluations (a fraction of all steps if below 1); logging_steps when empty.",
+        description=(
+            "Steps between evaluations (a fraction of all steps if below 1); logging_steps when empty."
+        ),
     )
     eval_on_start: Bool = Field(default=False, description="Evaluate before the first step.")
     load_best_model_at_end: Bool = Field(
@@ -119,35 +148,44 @@ class EvaluationFields(Section):
         default=None, description="Metric that selects the best checkpoint; loss when empty."
     )
     greater_is_better: OptBool = Field(
-        default=None, description="Whether a greater metric is better; when empty false for losses, else true."
+        default=None,
+        description="Whether a greater metric is better; when empty false for losses, else true.",
     )
     early_stopping_patience: OptInt = Field(
         default=None, ge=1, description="Stop after this many evaluations without improvement."
     )
-    early_stopping_threshold: Float = Field(default=0.0, ge=0, description="Smallest improvement that counts.")
+    early_stopping_threshold: Float = Field(
+        default=0.0, ge=0, description="Smallest improvement that counts."
+    )
 
 
 class SavingFields(Section):
     """Run directory, saving and resuming."""
 
     output_dir: OptPath = Field(
-        default=None, description="Run directory; outputs/<experiment_name or name of the config file> when empty."
+        default=None,
+        description="Run directory; outputs/<experiment_name or name of the config file> when empty.",
     )
     experiment_name: OptPath = Field(
-        default=None, description="Name of the run, and of its folder under outputs/ when output_dir is empty."
+        default=None,
+        description="Name of the run, and of its folder under outputs/ when output_dir is empty.",
     )
     output_access: Annotated[str, Word("private", "group", "umask")] = Field(
         default="private",
-        description="Who may read the files of a run and its prepared data: this user (and the group, "
-        "if the parent folder has the setgid bit), the group, or as the umask allows.",
+        description=(
+            "Who may read the files of a run and its prepared data: this user (and the group, "
+            "if the parent folder has the setgid bit), the group, or as the umask allows."
+        ),
     )
     overwrite_output_dir: Bool = Field(
         default=False, description="Start a new run in a directory that contains another run."
     )
     resume_from_checkpoint: Annotated[str | None, BeforeValidator(to_resume)] = Field(
         default=None,
-        description="latest (or true): resume, refuse if there is no checkpoint; auto: resume if "
-        "there is one; or the path of a checkpoint.",
+        description=(
+            "latest (or true): resume, refuse if there is no checkpoint; auto: resume if "
+            "there is one; or the path of a checkpoint."
+        ),
     )
     save_strategy: Annotated[str, Word("no", "steps", "epoch", "best", false="no")] = Field(
         default="steps", description="When to save; unless it is no, the end is always saved."
@@ -165,17 +203,25 @@ class LoggingFields(Section):
 
     logging_steps: Float = Field(
         default=10.0,
-        description="Steps between console lines and tracker points (a fraction of all steps if below "
-        "1); events record every step.",
+        description=(
+            "Steps between console lines and tracker points (a fraction of all steps if below "
+            "1); events record every step."
+        ),
     )
     logging_first_step: Bool = Field(default=False, description="Log step 1 too.")
     report_to: Annotated[tuple[str, ...], BeforeValidator(to_trackers)] = Field(
         default=("tensorboard",), description="Trackers: none, all, tensorboard, wandb."
     )
-    run_name: OptText = Field(default=None, description="Name of the run in trackers; experiment_name when empty.")
-    log_level: Annotated[str, Word("debug", "info", "warning", "error", "critical", "passive", "detail")] = Field(
-        default="info",
-        description="Least severe level on the console and in logs/. Steps, evaluations and notes are "
-        "info (passive is the same); debug prints a line for every step. What ends a run "
-        "is always written, and events record everything.",
+    run_name: OptText = Field(
+        default=None, description="Name of the run in trackers; experiment_name when empty."
+    )
+    log_level: Annotated[str, Word("debug", "info", "warning", "error", "critical", "passive", "detail")] = (
+        Field(
+            default="info",
+            description=(
+                "Least severe level on the console and in logs/. Steps, evaluations and notes are "
+                "info (passive is the same); debug prints a line for every step. What ends a run "
+                "is always written, and events record everything."
+            ),
+        )
     )

@@ -21,7 +21,16 @@ from paceline.config.scalars import parse_number
 #: The largest int that fits everywhere it is used (tensors, seeds, clocks): signed 64 bits.
 MOST = 2**63 - 1
 _LONGEST_NAME = 255  # NAME_MAX of Linux's file systems
-_TRUTH = {"true": True, "yes": True, "on": True, "y": True, "false": False, "no": False, "off": False, "n": False}
+_TRUTH = {
+    "true": True,
+    "yes": True,
+    "on": True,
+    "y": True,
+    "false": False,
+    "no": False,
+    "off": False,
+    "n": False,
+}
 
 
 class Section(BaseModel):
@@ -166,7 +175,11 @@ class OneOf:
             return value.strip()
         near = _nearest(str(text), self.choices)
         many = len(self.choices) > 12
-        words = f"{', '.join(self.choices[:6])}, … ({len(self.choices)} words)" if many else ", ".join(self.choices)
+        words = (
+            f"{', '.join(self.choices[:6])}, … ({len(self.choices)} words)"
+            if many
+            else ", ".join(self.choices)
+        )
         words += ", or your own as module:SPEC" if self.own else ""
         raise _fail(f"must be one of {words}" + (f"; did you mean {near}?" if near else ""))
 
@@ -177,7 +190,9 @@ def _nearest(word: str, choices: tuple[str, ...]) -> str | None:
     return close[0] if close else None
 
 
-def Word(*choices: str, false: str | None = None, known: tuple[str, ...] = (), own: bool = False) -> BeforeValidator:  # noqa: N802 - it reads as a type
+def Word(
+    *choices: str, false: str | None = None, known: tuple[str, ...] = (), own: bool = False
+) -> BeforeValidator:  # noqa: N802 - it reads as a type
     """Return the validator for ``Annotated[str, Word("a", "b")]``; the arguments are ``OneOf``'s."""
     return BeforeValidator(OneOf(choices, false, known, own))
 

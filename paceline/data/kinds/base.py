@@ -35,7 +35,9 @@ class RowKind(ABC):
     conversations: frozenset[str] = frozenset()
 
     @abstractmethod
-    def detect(self, rows: Sequence[Row], *, where: str, requested: str, mapping: Mapping[str, str] | None) -> Shape:
+    def detect(
+        self, rows: Sequence[Row], *, where: str, requested: str, mapping: Mapping[str, str] | None
+    ) -> Shape:
         """Detect the shape from the first rows. Raises DataError.
 
         ``requested`` and ``mapping``: ``format`` and ``columns`` of the data set.

@@ -32,20 +32,28 @@ def detect_classified(rows: Sequence[Row], *, where: str, mapping: Mapping[str, 
     seen = f"columns {', '.join(found) or 'none'}"
     hint = "columns: {text: X, label: Y} (beside path:), X and Y being names in the file"
     # The user's mapping must name known columns that exist.
-    wrong = [k for k in mapping if k not in ("text", "label")] + [v for v in mapping.values() if v not in found]
+    wrong = [k for k in mapping if k not in ("text", "label")] + [
+        v for v in mapping.values() if v not in found
+    ]
     if wrong:
         what = f"columns: no such column ({', '.join(wrong)})"
         raise DataError(codes.DATA_FORMAT_CLASSES(what, where, seen, hint))
     columns = {}
     for name, known in (("text", _READ), ("label", _SAID)):
         # Exactly one column for each.
-        some = [mapping[name]] if name in mapping else [c for c in known if c in found and c not in mapping.values()]
+        some = (
+            [mapping[name]]
+            if name in mapping
+            else [c for c in known if c in found and c not in mapping.values()]
+        )
         if len(some) != 1:
             what = f"the rows hold no {name}" if not some else f"the {name} could be any of {', '.join(some)}"
             raise DataError(codes.DATA_FORMAT_CLASSES(what, where, seen, hint))
         columns[name] = some[0]
     turns = any(isinstance(row.get(columns["text"]), list) for row in rows)
-    description = f"the {'conversation' if turns else 'text'} is '{columns['text']}', its class '{columns['label']}'"
+    description = (
+        f"the {'conversation' if turns else 'text'} is '{columns['text']}', its class '{columns['label']}'"
+    )
     return Shape(CONVERSATION if turns else TEXT, columns, description)
 
 
@@ -90,7 +98,9 @@ class Classified(RowKind):
     classes = True
     conversations = frozenset({CONVERSATION})
 
-    def detect(self, rows: Sequence[Row], *, where: str, requested: str, mapping: Mapping[str, str] | None) -> Shape:
+    def detect(
+        self, rows: Sequence[Row], *, where: str, requested: str, mapping: Mapping[str, str] | None
+    ) -> Shape:
         return detect_classified(rows, where=where, mapping=mapping)
 
     def normalise(self, row: Row, shape: Shape) -> tuple[Example, ...]:

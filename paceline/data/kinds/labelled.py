@@ -34,9 +34,14 @@ def detect_labelled(
         other = next((o for o in others if o in found), None)
         if name not in found and name not in mapping and other is not None:
             mapping[name] = other
-    spoken = ANSWER not in mapping and ANSWER not in found and bool(found & {*_TURNS, *map(mapping.get, _TURNS)})
+    spoken = (
+        ANSWER not in mapping and ANSWER not in found and bool(found & {*_TURNS, *map(mapping.get, _TURNS)})
+    )
     what = "the rows are no labelled answers (prompt, completion, label)"
-    hint = "columns: {prompt: X, completion: Y, label: Z} (beside path:), X, Y and Z being names in the file; pairs (chosen, rejected) are for algorithm: dpo"
+    hint = (
+        "columns: {prompt: X, completion: Y, label: Z} (beside path:), X, Y and Z being names in the file;"
+        " pairs (chosen, rejected) are for algorithm: dpo"
+    )
     wrong = codes.DATA_FORMAT_LABELLED(what, where, hint=hint)
     needed = (LABEL,) if spoken else (ANSWER, LABEL)
     return detect_answers(rows, needed, ("input", "system"), wrong, requested=requested, mapping=mapping)
@@ -80,7 +85,9 @@ class Labelled(RowKind):
     columns = (LABEL,)
     conversations = frozenset({CONVERSATION})
 
-    def detect(self, rows: Sequence[Row], *, where: str, requested: str, mapping: Mapping[str, str] | None) -> Shape:
+    def detect(
+        self, rows: Sequence[Row], *, where: str, requested: str, mapping: Mapping[str, str] | None
+    ) -> Shape:
         return detect_labelled(rows, where=where, requested=requested, mapping=mapping)
 
     def normalise(self, row: Row, shape: Shape) -> tuple[Example, ...]:

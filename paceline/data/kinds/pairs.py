@@ -16,7 +16,17 @@ from typing import Any
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.data import codes
-from paceline.data.formats import ROLES, SHAREGPT_ROLES, Example, Message, Row, RowError, Shape, as_text, turns_of
+from paceline.data.formats import (
+    ROLES,
+    SHAREGPT_ROLES,
+    Example,
+    Message,
+    Row,
+    RowError,
+    Shape,
+    as_text,
+    turns_of,
+)
 from paceline.data.kinds.base import RowKind
 
 TEXT, CONVERSATION = "preference", "preference_conversation"
@@ -37,7 +47,9 @@ def detect_pairs(
     hint = "columns: {chosen: X, rejected: Y, prompt: Z} (beside path:), X, Y and Z being names in the file"
     wrong = codes.DATA_FORMAT_PAIRS(what, where, hint=hint)
     alone = "the prompt is what both answers begin with"
-    return detect_answers(rows, ANSWERS, _BESIDE, wrong, requested=requested, mapping=mapping or {}, alone=alone)
+    return detect_answers(
+        rows, ANSWERS, _BESIDE, wrong, requested=requested, mapping=mapping or {}, alone=alone
+    )
 
 
 def detect_answers(
@@ -114,7 +126,9 @@ def normalise_pair(row: Row, shape: Shape) -> tuple[Example, Example]:
     if not any(turn["content"].strip() for turn in prompt if turn["role"] == "user"):
         raise RowError("empty", "the prompt is empty")
     beside = _margin(row, columns)
-    chosen, rejected = (Example(messages=(*prompt, *turns), learn_from=len(prompt), values=beside) for turns in answers)
+    chosen, rejected = (
+        Example(messages=(*prompt, *turns), learn_from=len(prompt), values=beside) for turns in answers
+    )
     return chosen, rejected
 
 
@@ -177,7 +191,9 @@ class Pairs(RowKind):
     columns = ("margin",)
     conversations = frozenset({CONVERSATION})
 
-    def detect(self, rows: Sequence[Row], *, where: str, requested: str, mapping: Mapping[str, str] | None) -> Shape:
+    def detect(
+        self, rows: Sequence[Row], *, where: str, requested: str, mapping: Mapping[str, str] | None
+    ) -> Shape:
         return detect_pairs(rows, where=where, requested=requested, mapping=mapping)
 
     def normalise(self, row: Row, shape: Shape) -> tuple[Example, ...]:

@@ -14,7 +14,17 @@ from typing import Any
 
 from paceline.core.errors import DataError
 from paceline.data import codes
-from paceline.data.formats import ROLES, SHAREGPT_ROLES, Example, Message, Row, RowError, Shape, as_text, turns_of
+from paceline.data.formats import (
+    ROLES,
+    SHAREGPT_ROLES,
+    Example,
+    Message,
+    Row,
+    RowError,
+    Shape,
+    as_text,
+    turns_of,
+)
 from paceline.data.kinds.base import RowKind
 
 PROMPT, CONVERSATION = "prompt", "prompt_conversation"
@@ -48,15 +58,23 @@ def detect_prompts(
     if len(prompts) > 1 and "prompt" in prompts:
         prompts = ["prompt"]
     if len(prompts) != 1:
-        what = "the rows hold no prompt" if not prompts else f"the prompt could be any of {', '.join(prompts)}"
+        what = (
+            "the rows hold no prompt" if not prompts else f"the prompt could be any of {', '.join(prompts)}"
+        )
         raise DataError(codes.DATA_FORMAT_PROMPTS(what, where, seen, hint))
     # Optional columns: the expected answer, input and system.
     columns = {"prompt": prompts[0]}
     answers = [mapping["answer"]] if "answer" in mapping else [name for name in _EXPECTED if name in found]
     columns |= {"answer": answers[0]} if answers else {}
-    columns |= {n: mapping.get(n, n) for n in _BESIDE if mapping.get(n, n) in found and (n != "input" or prompts[0] == "instruction" or n in mapping)}  # fmt: skip
+    columns |= {
+        n: mapping.get(n, n)
+        for n in _BESIDE
+        if mapping.get(n, n) in found and (n != "input" or prompts[0] == "instruction" or n in mapping)
+    }
     turns = any(isinstance(row.get(prompts[0]), list) for row in rows)
-    expected = f", the expected answer '{columns['answer']}'" if answers else ", no expected answer but in the turns"
+    expected = (
+        f", the expected answer '{columns['answer']}'" if answers else ", no expected answer but in the turns"
+    )
     return Shape(CONVERSATION if turns else PROMPT, columns, f"the prompt is '{prompts[0]}'{expected}")
 
 
@@ -74,7 +92,11 @@ def normalise_prompt(row: Row, shape: Shape) -> Example:
     answer: Any = row.get(columns["answer"]) if "answer" in columns else None
     if messages and messages[-1]["role"] == "assistant":
         answer = messages.pop()["content"] if answer is None else (messages.pop(), answer)[1]
-    if "input" in columns and messages and (more := as_text(row.get(columns["input"]), columns["input"])).strip():
+    if (
+        "input" in columns
+        and messages
+        and (more := as_text(row.get(columns["input"]), columns["input"])).strip()
+    ):
         messages[-1] = {**messages[-1], "content": f"{messages[-1]['content']}\n{more}"}
     system = as_text(row.get(columns["system"]), columns["system"]) if "system" in columns else ""
     if system.strip():
@@ -116,7 +138,9 @@ class Prompts(RowKind):
     keeps_rows = True
     conversations = frozenset({CONVERSATION})
 
-    def detect(self, rows: Sequence[Row], *, where: str, requested: str, mapping: Mapping[str, str] | None) -> Shape:
+    def detect(
+        self, rows: Sequence[Row], *, where: str, requested: str, mapping: Mapping[str, str] | None
+    ) -> Shape:
         return detect_prompts(rows, where=where, requested=requested, mapping=mapping)
 
     def normalise(self, row: Row, shape: Shape) -> tuple[Example, ...]:

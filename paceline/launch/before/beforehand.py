@@ -44,11 +44,17 @@ class Beforehand:
         if not self.tried:
             return plan
         what = "; ".join(f"{name} ({why})" for name, why in self.tried.items())
-        decision = Decision("imports", "not tried", f"{what}. {_NO_TRIES}", False) if self.skipped else Decision("imports", "tried", f"{what}: in a process of its own")  # fmt: skip
+        decision = (
+            Decision("imports", "not tried", f"{what}. {_NO_TRIES}", False)
+            if self.skipped
+            else Decision("imports", "tried", f"{what}: in a process of its own")
+        )
         return replace(plan, decisions=(*plan.decisions, decision))
 
 
-def beforehand(config: Config, plan: Plan | None, *, imports: bool = True, elsewhere: bool = False) -> Beforehand:
+def beforehand(
+    config: Config, plan: Plan | None, *, imports: bool = True, elsewhere: bool = False
+) -> Beforehand:
     """Check what the config names, and with ``imports`` try the imports that the run will need.
 
     ``elsewhere``: the run is planned for another machine, so this machine's files and packages say little
@@ -59,10 +65,20 @@ def beforehand(config: Config, plan: Plan | None, *, imports: bool = True, elsew
     tries = things_to_try(config, plan, os.environ)
     if elsewhere and not (imports and tries):  # this machine's files and packages are not the run's
         return Beforehand((), tries, skipped=not imports)
-    job = {"config": config.to_json(), "plan": plan.to_json() if plan else None, "tries": list(tries), "imports": imports, "open": not elsewhere, "doubt": None}  # fmt: skip
+    job = {
+        "config": config.to_json(),
+        "plan": plan.to_json() if plan else None,
+        "tries": list(tries),
+        "imports": imports,
+        "open": not elsewhere,
+        "doubt": None,
+    }
     # Findings about the model come last; a child process that died becomes a finding itself.
     reply, ended = _run_child(job)
-    tries |= {name: f"{tries[name]}, {why}" if name in tries else why for name, why in reply.get("asked", {}).items()}
+    tries |= {
+        name: f"{tries[name]}, {why}" if name in tries else why
+        for name, why in reply.get("asked", {}).items()
+    }
     here = list(_findings(reply.get("looked", ())))
     of_model: list[Diagnostic] = []
     for one in reply.get("tried", ()):
@@ -76,7 +92,9 @@ def beforehand(config: Config, plan: Plan | None, *, imports: bool = True, elsew
 
 def looked_in_doubt(partial: Config, doubt: frozenset[str]) -> list[Diagnostic]:
     """Return the errors of a config that failed to load that hold for any values of the keys in ``doubt``."""
-    reply, ended = _run_child({"config": partial.to_json(), "plan": None, "tries": [], "doubt": sorted(doubt)})
+    reply, ended = _run_child(
+        {"config": partial.to_json(), "plan": None, "tries": [], "doubt": sorted(doubt)}
+    )
     found = errors(_findings(reply.get("looked", ())))
     return [*found, *([_unfinished(reply, ended)] if ended else [])]
 
@@ -111,7 +129,9 @@ def check_bytes(where: str, run: RunDir) -> None:
         child = _started("paceline.checkpoint.every_byte", where, str(run.root), str(answer))
         if ended := _wait(child, None):
             what = "the checkpoint could not be read through before the start"
-            raise ConfigError(codes.TRIAL_UNFINISHED(what, "training.resume_from_checkpoint", ended, "paceline train again"))  # fmt: skip
+            raise ConfigError(
+                codes.TRIAL_UNFINISHED(what, "training.resume_from_checkpoint", ended, "paceline train again")
+            )
         found = list(_findings(json.loads(answer.read_text(encoding="utf-8"))))
     if found:
         raise ConfigError(*found)

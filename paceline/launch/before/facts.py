@@ -43,7 +43,9 @@ def facts(
     complete, incomplete = count_checkpoints(run)
     ntasks = environ.get("SLURM_NTASKS_PER_NODE", "")
     words = family_words(str(model.config.get("model_type", ""))) if model.config else None
-    job = facts_of(hardware, world_size=cluster.world_size, num_nodes=cluster.num_nodes, launcher=launcher, shape=shape)
+    job = facts_of(
+        hardware, world_size=cluster.world_size, num_nodes=cluster.num_nodes, launcher=launcher, shape=shape
+    )
     return replace(
         job,
         config_fields=words.fields if words else None,

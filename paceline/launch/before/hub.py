@@ -43,7 +43,11 @@ def hub_findings(config: Config, known: bool, environ: Mapping[str, str]) -> Ite
         yield _offline(rules_codes.MODEL_OFFLINE, "the model", "model.name_or_path", name, off[0])
     home = Path(environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
     cache = Path(environ.get("HF_HUB_CACHE") or home / "hub")
-    if m.tokenizer and _of_hub(m.tokenizer) and not (cache / f"models--{m.tokenizer.replace('/', '--')}").is_dir():
+    if (
+        m.tokenizer
+        and _of_hub(m.tokenizer)
+        and not (cache / f"models--{m.tokenizer.replace('/', '--')}").is_dir()
+    ):
         yield _offline(codes.DATA_OFFLINE, "the tokenizer", "model.tokenizer", m.tokenizer, off[0])
     kept = Path(environ.get("HF_DATASETS_CACHE") or home / "datasets")
     for key, sections in (("data.train", config.data.train), ("data.eval", config.data.eval or ())):

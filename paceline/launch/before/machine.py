@@ -34,7 +34,12 @@ def of_machine(
     from paceline.plan.packages import check_packages
 
     config = loaded.config
-    found = [*meeting_place(loaded, processes, met=met), *([] if met else _port(loaded)), *_folder(loaded, run), *_cache(loaded)]  # fmt: skip
+    found = [
+        *meeting_place(loaded, processes, met=met),
+        *([] if met else _port(loaded)),
+        *_folder(loaded, run),
+        *_cache(loaded),
+    ]
     found += check_packages(config, loaded.provenance, os.environ, hardware.device)
     found += hub_findings(config, known, os.environ)
     return [replace(d, severity=Severity.WARNING) if d.code in OF_ANOTHER_RUN else d for d in found]
@@ -104,5 +109,8 @@ def _cache(loaded: Loaded) -> Iterator[Diagnostic]:
     named = loaded.config.data.cache_dir
     folder = Path(named).expanduser() if named else cache_folder(os.environ)
     if wrong := not_writable(folder):
-        what, hint = "prepared data cannot be written", "data.cache_dir: a folder with room that can be written to"
+        what, hint = (
+            "prepared data cannot be written",
+            "data.cache_dir: a folder with room that can be written to",
+        )
         yield codes.DATA_CACHE_WRITE(what, "data.cache_dir", f"{folder}: {wrong}"[:600], hint)

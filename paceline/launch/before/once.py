@@ -21,7 +21,9 @@ _KEPT_SECONDS = 86400.0
 _STARTING_SECONDS = 60.0  # cap on this process's age: findings from before that may be out of date
 
 
-def once_a_node(folder: Path, subject: str, look: Callable[[], Sequence[Diagnostic]]) -> tuple[Diagnostic, ...]:
+def once_a_node(
+    folder: Path, subject: str, look: Callable[[], Sequence[Diagnostic]]
+) -> tuple[Diagnostic, ...]:
     """Return what ``look`` finds about ``subject``.
 
     Of several processes that start together only one runs it.
@@ -77,6 +79,7 @@ def started() -> float:
     now, stat = time.time(), Path("/proc/self/stat")
     if not stat.is_file():
         return now
-    ticks = int(stat.read_text(encoding="utf-8").rpartition(")")[2].split()[19])  # field 22 of proc(5), from boot on
+    # field 22 of proc(5), from boot on
+    ticks = int(stat.read_text(encoding="utf-8").rpartition(")")[2].split()[19])
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     return now - min(max(0.0, age), _STARTING_SECONDS)

@@ -66,16 +66,30 @@ def planned(
     run = RunDir.at(config.run_directory())
     shape, problems = _shape(config, cluster)
     known = facts(hardware, processes, launcher, shape, run, os.environ, config.model)
-    known = replace(known, code_sandbox=code_sandbox(config)) if cluster is None else replace(known, **OF_THIS_MACHINE)
+    known = (
+        replace(known, code_sandbox=code_sandbox(config))
+        if cluster is None
+        else replace(known, **OF_THIS_MACHINE)
+    )
     others, missing = _others(config)
     job = Job(
-        config, hardware, processes.world_size, processes.num_nodes, launcher, str(run.root), shape, others, needs_room
+        config,
+        hardware,
+        processes.world_size,
+        processes.num_nodes,
+        launcher,
+        str(run.root),
+        shape,
+        others,
+        needs_room,
     )
     # Plan with the rules' findings; then the checks of files, imports and machine, reported together.
     tried = try_plan(job, provenance=loaded.provenance, facts=known)
     plan, found = tried.plan, tried.ruled
     unread = [
-        replace(d, severity=Severity.ERROR) for d in loaded.notes if d.code == config_codes.CONFIG_FOREIGN_MISSING.name
+        replace(d, severity=Severity.ERROR)
+        for d in loaded.notes
+        if d.code == config_codes.CONFIG_FOREIGN_MISSING.name
     ]
     problems += [*missing, *tried.problems, *unread]
     if cluster is None and plan is not None and "nvme" in plan.engine.places:
@@ -113,7 +127,9 @@ class Ranks:
     launcher: str
 
 
-def found_for_ranks(loaded: Loaded, cluster: Cluster, launcher: str, *, first_node: bool) -> tuple[Diagnostic, ...]:
+def found_for_ranks(
+    loaded: Loaded, cluster: Cluster, launcher: str, *, first_node: bool
+) -> tuple[Diagnostic, ...]:
     """Return the diagnostics of ``planned``, errors included, for ranks that another launcher has started.
 
     On the first node also those of the run directory.
@@ -125,7 +141,9 @@ def found_for_ranks(loaded: Loaded, cluster: Cluster, launcher: str, *, first_no
         _, found = planned(loaded, ranks=Ranks(cluster, launcher))
         if first_node:
             run = RunDir.at(loaded.config.run_directory())
-            check_claim(run, overwrite=training.overwrite_output_dir, resume=bool(training.resume_from_checkpoint))
+            check_claim(
+                run, overwrite=training.overwrite_output_dir, resume=bool(training.resume_from_checkpoint)
+            )
     except ConfigError as error:
         return error.diagnostics
     return tuple(d for d in found if d.code not in OF_ANOTHER_RUN)
@@ -133,7 +151,14 @@ def found_for_ranks(loaded: Loaded, cluster: Cluster, launcher: str, *, first_no
 
 # This machine's disk and network say nothing about another's.
 OF_THIS_MACHINE: dict[str, Any] = dict.fromkeys(
-    ("disk_free_bytes", "interfaces", "max_open_files", "nccl_socket_ifname", "infiniband", "memlock_unlimited")
+    (
+        "disk_free_bytes",
+        "interfaces",
+        "max_open_files",
+        "nccl_socket_ifname",
+        "infiniband",
+        "memlock_unlimited",
+    )
 )
 
 
@@ -228,4 +253,6 @@ def cluster_of(config: Config, plan: Plan) -> Cluster:
 
     c = config.launch
     on_cpu = plan.device == "cpu"
-    return Cluster(plan.world_size // plan.num_nodes, plan.num_nodes, c.node_rank, c.master_addr, c.master_port, on_cpu)
+    return Cluster(
+        plan.world_size // plan.num_nodes, plan.num_nodes, c.node_rank, c.master_addr, c.master_port, on_cpu
+    )

@@ -181,7 +181,9 @@ class AlgorithmSpec:
         """Return the config key that names a role's model."""
         return f"{self.key}.{self.named[role]}"
 
-    def models(self, training: Training, adapter: Adapter) -> tuple[str, dict[str, OtherModel], tuple[Decision, ...]]:
+    def models(
+        self, training: Training, adapter: Adapter
+    ) -> tuple[str, dict[str, OtherModel], tuple[Decision, ...]]:
         """Return (``Plan.reference``, ``Plan.models`` without shapes, decisions).
 
         ``Plan.reference``: where the reference's log-probabilities come from.
@@ -232,8 +234,12 @@ def _own_spec(name: str) -> AlgorithmSpec:
     except ConfigError as error:
         raise ConfigError(*(replace(d, where=where) for d in error.diagnostics)) from error
     if not isinstance(found, AlgorithmSpec):
-        hint = "SPEC = AlgorithmSpec(implementation='my_module:MyAlgorithm'), of paceline.plan.algorithms.base"
-        raise ConfigError(codes.ALGORITHM_NO_SPEC(f"'{name}' is no AlgorithmSpec", where, repr(found)[:99], hint))
+        hint = (
+            "SPEC = AlgorithmSpec(implementation='my_module:MyAlgorithm'), of paceline.plan.algorithms.base"
+        )
+        raise ConfigError(
+            codes.ALGORITHM_NO_SPEC(f"'{name}' is no AlgorithmSpec", where, repr(found)[:99], hint)
+        )
     module = name.partition(":")[0]
     if "torch" in sys.modules and not had_torch:
         what = f"'{module}' imports torch, and a plan is made without it"

@@ -27,11 +27,20 @@ class Classifying(AlgorithmSpec):
             return
         twice = sorted({name for name in own.labels if own.labels.count(name) > 1})
         if twice or (own.num_labels is not None and own.num_labels != len(own.labels)):
-            what = f"labels names {', '.join(twice)} twice" if twice else "labels and num_labels are not as many"
+            what = (
+                f"labels names {', '.join(twice)} twice" if twice else "labels and num_labels are not as many"
+            )
             keys = (f"{self.key}.labels", f"{self.key}.num_labels")
-            yield job.problem(codes.CLASSIFICATION_LABELS, what, *keys, hint="each name once, and no num_labels")
+            yield job.problem(
+                codes.CLASSIFICATION_LABELS, what, *keys, hint="each name once, and no num_labels"
+            )
 
 
 CLASSIFICATION = Classifying(
-    "classification", "classified", trains="classifier", outputs=("classes",), whole_answers=True, evaluated=("eval_loss", "eval_accuracy", "eval_macro_f1"),
-)  # fmt: skip
+    "classification",
+    "classified",
+    trains="classifier",
+    outputs=("classes",),
+    whole_answers=True,
+    evaluated=("eval_loss", "eval_accuracy", "eval_macro_f1"),
+)

@@ -20,7 +20,9 @@ PADDING = 1024  # embeddings of one vocabulary may differ by fewer rows: familie
 class Distilled(AlgorithmSpec):
     """A frozen teacher runs in every step."""
 
-    def models(self, training: Training, adapter: Adapter) -> tuple[str, dict[str, OtherModel], tuple[Decision, ...]]:
+    def models(
+        self, training: Training, adapter: Adapter
+    ) -> tuple[str, dict[str, OtherModel], tuple[Decision, ...]]:
         name = self.model_named(training, "teacher")
         decisions, own, answers = (
             [Decision("teacher", "frozen", name or "none is named")],
@@ -28,7 +30,11 @@ class Distilled(AlgorithmSpec):
             self.generation(training),
         )
         if answers is not None:
-            how = f"sampled at temperature {answers.temperature:g}" if answers.temperature else "its likeliest tokens"
+            how = (
+                f"sampled at temperature {answers.temperature:g}"
+                if answers.temperature
+                else "its likeliest tokens"
+            )
             why = f"written by the student in each step, {how}, up to {answers.max_completion_length} tokens"
             decisions.append(Decision("answers", f"{own:.0%} of rows", why))
         return "", {"teacher": OtherModel(False, name)}, tuple(decisions)
@@ -45,8 +51,16 @@ class Distilled(AlgorithmSpec):
             own["sampling_temperature"] = o.sampling_temperature != defaults.sampling_temperature
             for key in (name for name, changed in own.items() if changed):
                 what = "it says how the student writes answers, and with lmbda: 0 all answers are the data's"
-                keys, hint = (f"{self.key}.{key}", f"{self.key}.{self.own_answers}"), "lmbda: 0.5, or remove it"
-                yield job.problem(codes.DISTILLATION_LMBDA_OFF, what, *keys, hint=hint, severity=Severity.WARNING)
+                keys, hint = (
+                    (
+                        f"{self.key}.{key}",
+                        f"{self.key}.{self.own_answers}",
+                    ),
+                    "lmbda: 0.5, or remove it",
+                )
+                yield job.problem(
+                    codes.DISTILLATION_LMBDA_OFF, what, *keys, hint=hint, severity=Severity.WARNING
+                )
 
     def check_plan(self, plan: Plan) -> Iterator[Diagnostic]:
         """algorithm.vocabulary: token ids must mean the same to both models.
@@ -57,9 +71,15 @@ class Distilled(AlgorithmSpec):
         if plan.shape is None or teacher is None or teacher.vocab == plan.shape.vocab:
             return
         far = abs(teacher.vocab - plan.shape.vocab) >= PADDING
-        what = "teacher and student have vocabularies of their own, and next-token distributions are compared token by token"
+        what = (
+            "teacher and student have vocabularies of their own, and next-token distributions are compared"
+            " token by token"
+        )
         if not far:
-            what = "the embeddings of teacher and student have unlike many rows: distributions are compared over those that both have"
+            what = (
+                "the embeddings of teacher and student have unlike many rows: distributions are compared over"
+                " those that both have"
+            )
         yield codes.ALGORITHM_VOCABULARY(
             what,
             f"{self.key}.teacher_model",
@@ -70,7 +90,13 @@ class Distilled(AlgorithmSpec):
 
 
 DISTILLATION = Distilled(
-    "distillation", outputs=("divergence", "nll", "correct"), named={"teacher": "teacher_model"}, lends_head=("teacher",), frozen_beside=1,
-    same_tokens=("teacher",), own_answers="lmbda", beside=("lmbda", "max_completion_length", "sampling_temperature"),
+    "distillation",
+    outputs=("divergence", "nll", "correct"),
+    named={"teacher": "teacher_model"},
+    lends_head=("teacher",),
+    frozen_beside=1,
+    same_tokens=("teacher",),
+    own_answers="lmbda",
+    beside=("lmbda", "max_completion_length", "sampling_temperature"),
     evaluated=("eval_loss", "eval_nll", "eval_accuracy"),
-)  # fmt: skip
+)

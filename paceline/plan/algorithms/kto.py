@@ -18,7 +18,9 @@ from paceline.plan.plan import Decision
 class Kto(AlgorithmSpec):
     """The reference runs in every step on the answers and, for the KL, on answers to other prompts."""
 
-    def models(self, training: Training, adapter: Adapter) -> tuple[str, dict[str, OtherModel], tuple[Decision, ...]]:
+    def models(
+        self, training: Training, adapter: Adapter
+    ) -> tuple[str, dict[str, OtherModel], tuple[Decision, ...]]:
         return live_reference(self, training, adapter)
 
     def check(self, job: JobToCheck) -> Iterator[Diagnostic]:
@@ -26,13 +28,30 @@ class Kto(AlgorithmSpec):
         rows = t.per_device_train_batch_size * t.gradient_accumulation_steps * (job.world_size or 2)
         measured = (job.own_options or KtoOptions()).loss_type == "kto"
         if rows == 1 and measured and not job.config.data.packing:
-            what = "the KL is measured on answers to other prompts of the same step, and a step of one row has none"
+            what = (
+                "the KL is measured on answers to other prompts of the same step, and a step of one row has"
+                " none"
+            )
             hint = "gradient_accumulation_steps: 8, or kto: {loss_type: apo_zero_unpaired}"
             keys = ("training.per_device_train_batch_size", "training.gradient_accumulation_steps")
             yield job.problem(codes.KTO_ONE_ROW, what, *keys, hint=hint)
 
 
 KTO = Kto(
-    "kto", "labelled", outputs=("logprobs",), whole_answers=True, named={"reference": "ref_model"}, frozen_beside=1, further_forwards=2,
-    evaluated=("eval_loss", "eval_kl", "eval_rewards/chosen", "eval_rewards/rejected", "eval_rewards/margins", "eval_logps/chosen", "eval_logps/rejected"),
-)  # fmt: skip
+    "kto",
+    "labelled",
+    outputs=("logprobs",),
+    whole_answers=True,
+    named={"reference": "ref_model"},
+    frozen_beside=1,
+    further_forwards=2,
+    evaluated=(
+        "eval_loss",
+        "eval_kl",
+        "eval_rewards/chosen",
+        "eval_rewards/rejected",
+        "eval_rewards/margins",
+        "eval_logps/chosen",
+        "eval_logps/rejected",
+    ),
+)

@@ -25,7 +25,9 @@ class OnPolicySpec(AlgorithmSpec):
         judge = judges[0].options.get("model") if judges else None
         return None if judge is None else str(judge)
 
-    def models(self, training: Training, adapter: Adapter) -> tuple[str, dict[str, OtherModel], tuple[Decision, ...]]:
+    def models(
+        self, training: Training, adapter: Adapter
+    ) -> tuple[str, dict[str, OtherModel], tuple[Decision, ...]]:
         reference, decisions = self._reference(training, adapter)
         found: dict[str, OtherModel] = {}
         if reference == "live":
@@ -52,24 +54,53 @@ class OnPolicySpec(AlgorithmSpec):
             return "", (Decision("reference", "none", why),)
         model = self.model_named(training, "reference")
         if switched_off(adapter, model):
-            return "adapter", (Decision("reference", "adapter off", "the policy itself with its adapter switched off"),)
+            return "adapter", (
+                Decision("reference", "adapter off", "the policy itself with its adapter switched off"),
+            )
         named = f"{key}.ref_model: {model}" if model else "the model that training starts from"
         return "live", (Decision("reference", "live", f"{named}, frozen beside the policy"),)
 
 
 GRPO = OnPolicySpec(
-    "grpo", "prompts", outputs=("logprobs", "entropy"), named={"reference": "ref_model"}, frozen_beside=1, group_relative=True, num_generations=8,
-    kl="beta", passes="num_iterations",
-)  # fmt: skip
+    "grpo",
+    "prompts",
+    outputs=("logprobs", "entropy"),
+    named={"reference": "ref_model"},
+    frozen_beside=1,
+    group_relative=True,
+    num_generations=8,
+    kl="beta",
+    passes="num_iterations",
+)
 RLOO = OnPolicySpec(
-    "rloo", "prompts", outputs=("logprobs", "entropy"), named={"reference": "ref_model"}, frozen_beside=1, group_relative=True, num_generations=2,
-    kl="beta", passes="num_iterations",
-)  # fmt: skip
+    "rloo",
+    "prompts",
+    outputs=("logprobs", "entropy"),
+    named={"reference": "ref_model"},
+    frozen_beside=1,
+    group_relative=True,
+    num_generations=2,
+    kl="beta",
+    passes="num_iterations",
+)
 REINFORCE_PLUS_PLUS = OnPolicySpec(
-    "reinforce_plus_plus", "prompts", outputs=("logprobs", "entropy"), named={"reference": "ref_model"}, frozen_beside=1, group_option="group_baseline",
-    kl="beta", passes="num_iterations",
-)  # fmt: skip
+    "reinforce_plus_plus",
+    "prompts",
+    outputs=("logprobs", "entropy"),
+    named={"reference": "ref_model"},
+    frozen_beside=1,
+    group_option="group_baseline",
+    kl="beta",
+    passes="num_iterations",
+)
 PPO = OnPolicySpec(
-    "ppo", "prompts", outputs=("logprobs", "entropy"), named={"reference": "ref_model", "value": "value_model"}, frozen_beside=2, trained_beside=1,
-    value_model=True, kl="kl_coef", passes="num_ppo_epochs",
-)  # fmt: skip
+    "ppo",
+    "prompts",
+    outputs=("logprobs", "entropy"),
+    named={"reference": "ref_model", "value": "value_model"},
+    frozen_beside=2,
+    trained_beside=1,
+    value_model=True,
+    kl="kl_coef",
+    passes="num_ppo_epochs",
+)

@@ -13,7 +13,9 @@ from paceline.plan.plan import Decision
 class Dpo(AlgorithmSpec):
     """The reference runs in training, before it (cached), or not at all."""
 
-    def models(self, training: Training, adapter: Adapter) -> tuple[str, dict[str, OtherModel], tuple[Decision, ...]]:
+    def models(
+        self, training: Training, adapter: Adapter
+    ) -> tuple[str, dict[str, OtherModel], tuple[Decision, ...]]:
         options = self.options_of(training)
         if options.get("reference_free"):
             why = f"{self.key}.reference_free: every answer is equally likely"
@@ -21,23 +23,53 @@ class Dpo(AlgorithmSpec):
         model = self.model_named(training, "reference")
         named = f"{self.key}.ref_model: {model}" if model else "the model that training starts from"
         if options.get("precompute_ref_log_probs"):
-            why = f"{named}, asked once before training and kept in the data cache; none is loaded in training"
+            why = (
+                f"{named}, asked once before training and kept in the data cache; none is loaded in training"
+            )
             return "cached", {}, (Decision("reference", "cached", why),)
         more = f"; {self.key}.precompute_ref_log_probs: true spares its memory and its forward"
         return live_reference(self, training, adapter, more)
 
 
 REWARD = AlgorithmSpec(
-    "reward", "pairs", trains="reward", outputs=("scores",),
-    evaluated=("eval_loss", "eval_accuracy", "eval_margin", "eval_reward_chosen", "eval_reward_rejected", "eval_reward_mean", "eval_reward_std", "eval_calibration_error"),
-)  # fmt: skip
-_STATISTICS = ("eval_loss", "eval_rewards/chosen", "eval_rewards/rejected", "eval_rewards/accuracies", "eval_rewards/margins", "eval_logps/chosen", "eval_logps/rejected")  # fmt: skip
+    "reward",
+    "pairs",
+    trains="reward",
+    outputs=("scores",),
+    evaluated=(
+        "eval_loss",
+        "eval_accuracy",
+        "eval_margin",
+        "eval_reward_chosen",
+        "eval_reward_rejected",
+        "eval_reward_mean",
+        "eval_reward_std",
+        "eval_calibration_error",
+    ),
+)
+_STATISTICS = (
+    "eval_loss",
+    "eval_rewards/chosen",
+    "eval_rewards/rejected",
+    "eval_rewards/accuracies",
+    "eval_rewards/margins",
+    "eval_logps/chosen",
+    "eval_logps/rejected",
+)
 DPO = Dpo(
-    "dpo", "pairs", outputs=("logprobs",), named={"reference": "ref_model"}, frozen_beside=1,
-    beside=("precompute_ref_log_probs", "precompute_ref_batch_size", "loss_weights"), evaluated=_STATISTICS,
-)  # fmt: skip
+    "dpo",
+    "pairs",
+    outputs=("logprobs",),
+    named={"reference": "ref_model"},
+    frozen_beside=1,
+    beside=("precompute_ref_log_probs", "precompute_ref_batch_size", "loss_weights"),
+    evaluated=_STATISTICS,
+)
 CPO = AlgorithmSpec("cpo", "pairs", outputs=("logprobs",), evaluated=_STATISTICS)
 ORPO = AlgorithmSpec(
-    "orpo", "pairs", outputs=("logprobs",), evaluated=(*_STATISTICS, "eval_log_odds_ratio", "eval_log_odds_chosen")
+    "orpo",
+    "pairs",
+    outputs=("logprobs",),
+    evaluated=(*_STATISTICS, "eval_log_odds_ratio", "eval_log_odds_chosen"),
 )
 SIMPO = AlgorithmSpec("simpo", "pairs", outputs=("logprobs",), evaluated=_STATISTICS)

@@ -35,9 +35,14 @@ def named_shapes(config: Config, environ: Mapping[str, str] | None = None) -> di
     wrong: list[Diagnostic] = []
     for name, key in models_named(config.training).items():
         try:
-            found[name] = shape_of(config.model.model_copy(update={"name_or_path": name, "config": None, "revision": None}), environ)  # fmt: skip
+            found[name] = shape_of(
+                config.model.model_copy(update={"name_or_path": name, "config": None, "revision": None}),
+                environ,
+            )
         except ConfigError as error:
-            wrong += (replace(d, where=key) if d.where == "model.name_or_path" else d for d in error.diagnostics)
+            wrong += (
+                replace(d, where=key) if d.where == "model.name_or_path" else d for d in error.diagnostics
+            )
     if wrong:
         raise ConfigError(*wrong)
     return found

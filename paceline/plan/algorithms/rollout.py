@@ -35,10 +35,18 @@ def check_rollout(spec: AlgorithmSpec, training: TrainingSection, batch: BatchSp
         return [codes.ROLLOUT_STEPS(what, f"{_KEY}.steps_per_generation", found, hint)]
     answers = (pieces or batch.accumulation) * batch.micro_batch * batch.data_parallel_size
     if answers % group:
-        near = sorted((n for n in range(1, answers + 1) if answers % n == 0), key=lambda n: (abs(n - group), n))[:2]
-        what = "answers to one prompt would be cut over two rollouts: batch sizes count answers, and are to hold whole groups"
+        near = sorted(
+            (n for n in range(1, answers + 1) if answers % n == 0), key=lambda n: (abs(n - group), n)
+        )[:2]
+        what = (
+            "answers to one prompt would be cut over two rollouts: batch sizes count answers, and are to hold"
+            " whole groups"
+        )
         found = f"{answers} answers a rollout ({batch}), num_generations: {group}"
-        hint = f"num_generations: {' or '.join(map(str, sorted(near)))}, or a per_device_train_batch_size that fits"
+        hint = (
+            f"num_generations: {' or '.join(map(str, sorted(near)))}, or a per_device_train_batch_size that"
+            " fits"
+        )
         return [codes.ROLLOUT_GROUPS(what, f"{_KEY}.num_generations", found, hint)]
     return []
 
@@ -49,7 +57,9 @@ def rollout_layout(spec: AlgorithmSpec, training: TrainingSection, batch: BatchS
     return pieces // batch.accumulation, spec.num_passes(training)
 
 
-def rollout_decisions(spec: AlgorithmSpec, training: TrainingSection, batch: BatchSplit) -> tuple[Decision, ...]:
+def rollout_decisions(
+    spec: AlgorithmSpec, training: TrainingSection, batch: BatchSplit
+) -> tuple[Decision, ...]:
     """Return the rollout's sizes as a decision of the plan."""
     if not spec.on_policy:
         return ()
@@ -57,7 +67,13 @@ def rollout_decisions(spec: AlgorithmSpec, training: TrainingSection, batch: Bat
     windows, passes = rollout_layout(spec, training, batch)
     answers, steps = windows * batch.global_batch, windows * passes
     value = f"{answers // group} prompts × {group} answer{'s' if group > 1 else ''}"
-    return (Decision("rollout", value, f"then {steps} optimizer step{'s' if steps > 1 else ''} on it; batch sizes count answers"),)  # fmt: skip
+    return (
+        Decision(
+            "rollout",
+            value,
+            f"then {steps} optimizer step{'s' if steps > 1 else ''} on it; batch sizes count answers",
+        ),
+    )
 
 
 def with_generation(plan: Plan, hardware: Hardware) -> Plan:
@@ -72,12 +88,16 @@ def with_generation(plan: Plan, hardware: Hardware) -> Plan:
     requested = options.gather_for_generation
     need, room, words = _room_to_generate(plan, hardware, options.generation_rows)
     whole = requested if requested is not None else need is None or need < MARGIN * room
-    reason = words if requested is None else f"{words}; {_KEY}.gather_for_generation: {str(requested).lower()}"
+    reason = (
+        words if requested is None else f"{words}; {_KEY}.gather_for_generation: {str(requested).lower()}"
+    )
     choice = "the whole model on every rank" if whole else "all ranks together, a layer gathered at a time"
     engine = plan.engine
     if not whole and isinstance(engine, (FsdpOptions, DeepSpeedOptions)):
         engine = replace(engine, gather_for_generation=False)
-    return replace(plan, engine=engine, decisions=(*plan.decisions, Decision("answers are written", choice, reason)))
+    return replace(
+        plan, engine=engine, decisions=(*plan.decisions, Decision("answers are written", choice, reason))
+    )
 
 
 def gathered_problems(plan: Plan, hardware: Hardware) -> list[Diagnostic]:
@@ -90,7 +110,10 @@ def gathered_problems(plan: Plan, hardware: Hardware) -> list[Diagnostic]:
     server = options.server is not None
     shape, states = plan.shape, plan.memory and plan.memory.largest
     if (
-        not (algorithm_spec(plan.algorithm).on_policy and strategy_spec(plan.strategy).in_parts(plan.mesh, plan.engine))
+        not (
+            algorithm_spec(plan.algorithm).on_policy
+            and strategy_spec(plan.strategy).in_parts(plan.mesh, plan.engine)
+        )
         or shape is None
         or not states
     ):
@@ -98,15 +121,24 @@ def gathered_problems(plan: Plan, hardware: Hardware) -> list[Diagnostic]:
     if not server and not options.gather_for_generation:
         return []
     weights = shape.num_parameters * SIZES[plan.precision.compute] / plan.mesh.tp
-    card = hardware.memory_bytes / (1 if hardware.device == "cuda" else max(1, plan.world_size // plan.num_nodes))
+    card = hardware.memory_bytes / (
+        1 if hardware.device == "cuda" else max(1, plan.world_size // plan.num_nodes)
+    )
     held = bytes_by_device(plan, ModelStates(states.parameters, 0, states.optimizer)).card
     if weights + held <= card:
         return []
-    what = "every rank gathers the whole model" + (" to send it to the server that writes answers" if server else "")
+    what = "every rank gathers the whole model" + (
+        " to send it to the server that writes answers" if server else ""
+    )
     found = f"weights {human_bytes(weights)} beside states {human_bytes(held)}, of {human_bytes(card)}"
-    hint = "without training.rollout.server all ranks answer together, a layer gathered at a time; or more cards, or tp_size"
+    hint = (
+        "without training.rollout.server all ranks answer together, a layer gathered at a time; or more"
+        " cards, or tp_size"
+    )
     if not server:
-        return [codes.ROLLOUT_GATHER_ROOM(what, f"{_KEY}.gather_for_generation", found, "false, or leave it out")]
+        return [
+            codes.ROLLOUT_GATHER_ROOM(what, f"{_KEY}.gather_for_generation", found, "false, or leave it out")
+        ]
     return [codes.ROLLOUT_SERVER_ROOM(what, f"{_KEY}.server", found, hint)]
 
 

@@ -32,7 +32,8 @@ def escalated(spec: SearchSpec, found: Sequence[Candidate]) -> tuple[Candidate |
             if fitting:
                 taken = min(fitting, key=lambda c: c.step)
                 lines.append(
-                    f"{with_it}: {taken.bytes / GIB:.0f} GiB of {taken.card / GIB:.0f} at micro-batch {taken.work.micro_batch}: fits"
+                    f"{with_it}: {taken.bytes / GIB:.0f} GiB of {taken.card / GIB:.0f} at micro-batch"
+                    f" {taken.work.micro_batch}: fits"
                 )
                 return taken, lines
             lines.append(f"{with_it}: {min(layouts, key=lambda c: c.bytes).binding}")
@@ -46,7 +47,10 @@ def advice(spec: SearchSpec, found: Sequence[Candidate], chosen: Candidate | Non
     lines = []
     if spec.rows % spec.cluster.cards:
         near = " or ".join(map(str, near_rows(spec)))
-        lines.append(f"{spec.rows} rows a step are no multiple of {spec.cluster.cards} cards: strategies that give every card rows of its own are left out; {near} rows bring them in")  # fmt: skip
+        lines.append(
+            f"{spec.rows} rows a step are no multiple of {spec.cluster.cards} cards: strategies that give"
+            f" every card rows of its own are left out; {near} rows bring them in"
+        )
     return [*lines, _bottleneck(chosen), _checkpoint(chosen), *_learning_rate(chosen)]
 
 
@@ -57,13 +61,15 @@ def _what_would_fit(spec: SearchSpec, found: Sequence[Candidate]) -> list[str]:
     more = math.ceil(nearest.bytes / nearest.limit)
     lines = [f"nothing fits; nearest is {nearest.strategy} with {nearest.binding}"]
     lines.append(
-        f"what would make it fit: at least {more} × as many cards where states bind, or a card with {nearest.bytes / MARGIN / GIB:.0f} GiB"
+        f"what would make it fit: at least {more} × as many cards where states bind, or a card with"
+        f" {nearest.bytes / MARGIN / GIB:.0f} GiB"
     )
     if nearest.peak.logits > 0.2 * nearest.peak.total:
         lines.append("logits bind: a shorter sequence, or tensor parallel with a parallel loss")
     if nearest.work.adapter is None:
         lines.append(
-            "or LoRA (lora: {r: 16}): gradients and optimizer of the adapter only; with quantization_bit: 4 the weights take a quarter"
+            "or LoRA (lora: {r: 16}): gradients and optimizer of the adapter only; with quantization_bit: 4"
+            " the weights take a quarter"
         )
     return lines
 
@@ -76,7 +82,10 @@ REMEDIES = {
     "context-parallel exchange": "a smaller cp_size, where the rows and the memory allow",
     "the pipeline's bubble": "more micro-batches, or pp_schedule: interleaved",
     "moving to host memory": "more cards, or recomputation in its place",
-    "generation": "more answers at a time (per_device_train_batch_size), shorter ones (max_completion_length), or rollout.server",
+    "generation": (
+        "more answers at a time (per_device_train_batch_size), shorter ones (max_completion_length), or"
+        " rollout.server"
+    ),
     "arithmetic": "torch_compile, or a larger micro-batch",
 }
 
@@ -98,7 +107,10 @@ def _bottleneck(chosen: Candidate) -> str:
     first, second = sorted(parts, key=lambda name: -parts[name])[:2]
     share = {name: parts[name] / speed.step for name in (first, second)}
     if share[second] < SLIGHT:
-        return f"time goes to {first} ({share[first]:.0%}), little to anything else: {REMEDIES.get(first, OTHERWISE)}"
+        return (
+            f"time goes to {first} ({share[first]:.0%}), little to anything else:"
+            f" {REMEDIES.get(first, OTHERWISE)}"
+        )
     cure = REMEDIES.get(second if first == "arithmetic" else first, OTHERWISE)
     return f"time goes to {first} ({share[first]:.0%}), then {second} ({share[second]:.0%}): {cure}"
 
@@ -108,7 +120,10 @@ def _checkpoint(chosen: Candidate) -> str:
     between = HOURS_BETWEEN_FAILURES / chosen.work.world * 3600
     interval = math.sqrt(2 * SECONDS_TO_SAVE * between)
     steps = max(1, round(interval / chosen.step))
-    return f"save every {human_seconds(interval)} ({steps} steps): one failure in {human_seconds(between)} on {chosen.work.world} cards, {SECONDS_TO_SAVE:.0f} s a save (Young/Daly)"
+    return (
+        f"save every {human_seconds(interval)} ({steps} steps): one failure in {human_seconds(between)} on"
+        f" {chosen.work.world} cards, {SECONDS_TO_SAVE:.0f} s a save (Young/Daly)"
+    )
 
 
 def _learning_rate(chosen: Candidate) -> list[str]:
@@ -116,5 +131,6 @@ def _learning_rate(chosen: Candidate) -> list[str]:
         return []
     dp = chosen.work.dp
     return [
-        f"learning rate against one card's: × {math.sqrt(dp):.3g} (square root, the guide's, for Adam) or × {dp} (linear, for SGD) where the batch grew {dp} ×"
+        f"learning rate against one card's: × {math.sqrt(dp):.3g} (square root, the guide's, for Adam) or ×"
+        f" {dp} (linear, for SGD) where the batch grew {dp} ×"
     ]

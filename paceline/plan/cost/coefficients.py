@@ -90,7 +90,9 @@ class _Tables:
 def _tables() -> _Tables:
     text = resources.files("paceline.plan").joinpath("data/coefficients.json").read_text(encoding="utf-8")
     data = json.loads(text)
-    return _Tables(data["memory"], data["speed"], {kind: (low, high) for kind, (low, high) in data["spread"].items()})
+    return _Tables(
+        data["memory"], data["speed"], {kind: (low, high) for kind, (low, high) in data["spread"].items()}
+    )
 
 
 @cache

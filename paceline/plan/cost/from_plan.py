@@ -152,7 +152,11 @@ def _with_length(spec: SearchSpec, plan: Plan) -> SearchSpec:
     """Return ``spec`` with steps (0 unless the config fixes them), checkpoints kept, and NVMe offloading."""
     training = plan.config.training
     steps, every = max(0, training.max_steps), training.save_steps
-    saves = 1 if training.save_strategy == "no" or not steps else max(1, int(steps // every) if every >= 1 else round(1 / every) if every else 1)  # fmt: skip
+    saves = (
+        1
+        if training.save_strategy == "no" or not steps
+        else max(1, int(steps // every) if every >= 1 else round(1 / every) if every else 1)
+    )
     kept = min(saves, training.save_total_limit or saves)
     parts = zip(("optimizer", "parameters"), plan.engine.places, strict=True)
     nvme = frozenset(part for part, place in parts if place == "nvme")

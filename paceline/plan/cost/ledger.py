@@ -97,9 +97,12 @@ def table(entries: Sequence[LedgerEntry]) -> str:
         memory = f"{_number(e.predicted_bytes, GIB)} → {_number(e.measured_bytes, GIB)}"
         speed = f"{_number(e.predicted_speed, 1)} → {_number(e.measured_speed, 1)}"
         lines.append(
-            f"{e.time[:16]:<17} {e.machine[:26]:<26} {e.strategy[:9]:<9} {memory:>15} {speed:>17}  {Path(e.model).name[:12]}"
+            f"{e.time[:16]:<17} {e.machine[:26]:<26} {e.strategy[:9]:<9} {memory:>15} {speed:>17} "
+            f" {Path(e.model).name[:12]}"
         )
-    lines.append("predicted → measured; later plans on a machine are multiplied by what its newest runs show:")
+    lines.append(
+        "predicted → measured; later plans on a machine are multiplied by what its newest runs show:"
+    )
     for machine in dict.fromkeys(e.machine for e in entries):
         memory_factor, time_factor = corrections(entries, machine)
         lines.append(f"  {machine}: memory × {memory_factor:.2f}, time × {time_factor:.2f}")

@@ -76,7 +76,9 @@ def states_by_role(plan: Plan, rank: int) -> dict[str, ModelStates | None]:
 
 def _head_bytes(plan: Plan) -> int:
     """Return the bytes of the unsharded head of ``plan``'s model in the compute dtype."""
-    return 0 if plan.shape is None else plan.shape.vocab * plan.shape.hidden_size * SIZES[plan.precision.compute]
+    return (
+        0 if plan.shape is None else plan.shape.vocab * plan.shape.hidden_size * SIZES[plan.precision.compute]
+    )
 
 
 def _frozen_states(plan: Plan, named: str | None, rank: int) -> ModelStates | None:
@@ -109,8 +111,11 @@ def memory_of(plan: Plan, hardware: Hardware) -> Memory:
         kept = {rank: states_by_role(planned, rank) for rank in ranks}
         known = {rank: by for rank, by in kept.items() if None not in by.values()} or kept
         found = replace(
-            found, roles=max(known.values(), key=lambda by: sum(s.total for s in by.values() if s is not None))
+            found,
+            roles=max(known.values(), key=lambda by: sum(s.total for s in by.values() if s is not None)),
         )
     if not states:
         return found
-    return replace(found, largest=max(states, key=lambda s: s.total), smallest=min(states, key=lambda s: s.total))
+    return replace(
+        found, largest=max(states, key=lambda s: s.total), smallest=min(states, key=lambda s: s.total)
+    )

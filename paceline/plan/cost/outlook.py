@@ -57,7 +57,9 @@ def outlook(candidate: Candidate, spec: SearchSpec) -> Outlook:
     host, disk = host_bytes(work), 0.0
     if nvme and host:
         s = work.storage
-        optimizer = host * s.optimizer / (s.optimizer + (s.weight + s.gradient if work.offload == "all" else 0.0))
+        optimizer = (
+            host * s.optimizer / (s.optimizer + (s.weight + s.gradient if work.offload == "all" else 0.0))
+        )
         disk = optimizer * ("optimizer" in nvme) + (host - optimizer) * ("parameters" in nvme)
     return Outlook(
         steps=steps,

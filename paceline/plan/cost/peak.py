@@ -98,7 +98,16 @@ def _answers(work: StepSpec) -> float:
         return 0.0
     rows = min(rollout.rows, work.micro_batch * work.accumulation * rollout.windows)
     shape = work.shape
-    return 2 * work.element * shape.layers * shape.kv_heads * shape.head_dim * work.seq_len * rows / (work.tp * work.pp)
+    return (
+        2
+        * work.element
+        * shape.layers
+        * shape.kv_heads
+        * shape.head_dim
+        * work.seq_len
+        * rows
+        / (work.tp * work.pp)
+    )
 
 
 def worst_peak(work: StepSpec, c: MemoryCoefficients) -> tuple[int, Peak]:

@@ -14,7 +14,20 @@ from paceline.plan.parts import AdapterSpec
 from paceline.plan.strategies.options import PipelineOptions
 
 # Column-wise (dim 0), row-wise (dim 1) modules in Transformers 5.23's ``base_model_tp_plan``, by last name.
-_COLWISE = frozenset({"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "qkv_proj", "gate_up_proj", "fc1", "query_key_value", "dense_h_to_4h"})  # fmt: skip
+_COLWISE = frozenset(
+    {
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "gate_proj",
+        "up_proj",
+        "qkv_proj",
+        "gate_up_proj",
+        "fc1",
+        "query_key_value",
+        "dense_h_to_4h",
+    }
+)
 _ROWWISE = frozenset({"o_proj", "down_proj", "dense", "fc2", "dense_4h_to_h"})
 _NORM = re.compile(r"norm|ln_[12f]\b|ln_f", re.IGNORECASE)
 _VOCABULARY = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "lm_head.weight", "lm_head.bias")
@@ -66,7 +79,12 @@ def pieces_of(
     made: list[Piece] = []
     for parameter in listed:
         module, _, leaf = parameter.name.rpartition(".")
-        linear = leaf == "weight" and len(parameter.shape) == 2 and parameter.layer is not None and not _is_router(shape, module)  # fmt: skip
+        linear = (
+            leaf == "weight"
+            and len(parameter.shape) == 2
+            and parameter.layer is not None
+            and not _is_router(shape, module)
+        )
         made.append(_frozen(parameter, adapter, master_bytes, linear))
         if linear and matches(adapter.target_modules, module):
             outside, inside = parameter.shape if shape.model_type != "gpt2" else parameter.shape[::-1]
@@ -115,7 +133,9 @@ def scale_bytes(shape: ModelShape, adapter: AdapterSpec | None) -> int:
     return found
 
 
-def _of_stages(listed: tuple[Parameter, ...], shape: ModelShape, own: tuple[int, ...], count: int) -> tuple[Parameter, ...]:  # fmt: skip
+def _of_stages(
+    listed: tuple[Parameter, ...], shape: ModelShape, own: tuple[int, ...], count: int
+) -> tuple[Parameter, ...]:
     """Return the parameters of the stages ``own`` of ``count``.
 
     A tied weight is on the first and on the last stage, as a separate tensor on each.

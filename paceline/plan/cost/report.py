@@ -78,7 +78,9 @@ def forecast(name: str, spec: SearchSpec, own: Candidate | None = None, reason: 
     """
     found = search(spec)
     chosen = fastest(found)
-    ruled, steps = escalated(spec, found) if own is None else (own if reason else None, [reason] if reason else [])
+    ruled, steps = (
+        escalated(spec, found) if own is None else (own if reason else None, [reason] if reason else [])
+    )
     return Forecast(
         name,
         spec,
@@ -154,10 +156,16 @@ def text(f: Forecast) -> str:
     # Header: job, model, batch.
     lines = [
         f"{f.name} on {f.spec.cluster.cards} × {machine.name} ({nodes}, {machine.memory / GIB:.1f} GiB each)",
-        f"{human_count(shape.num_parameters)} parameters, {human_count(shape.matmul_parameters)} a token; {f.spec.rows} rows of {f.spec.seq_len} tokens a step "
-        f"({human_count(f.spec.rows * f.spec.seq_len)})",
+        (
+            f"{human_count(shape.num_parameters)} parameters, {human_count(shape.matmul_parameters)} a token;"
+            f" {f.spec.rows} rows of {f.spec.seq_len} tokens a step"
+            f" ({human_count(f.spec.rows * f.spec.seq_len)})"
+        ),
         "",
-        f"  {'strategy':<20} {'mesh':<21} {'micro':>8} {'GiB':>6} {'states':>6} {'act.':>5} {'s/step':>7} {'tok/s':>6} {'MFU':>4}",
+        (
+            f"  {'strategy':<20} {'mesh':<21} {'micro':>8} {'GiB':>6} {'states':>6} {'act.':>5} {'s/step':>7}"
+            f" {'tok/s':>6} {'MFU':>4}"
+        ),
     ]
     # A row per strategy: ``=`` this config, ``*`` fastest, ``>`` auto's choice.
     if f.own is not None:
@@ -185,18 +193,23 @@ def text(f: Forecast) -> str:
     slow, fast = spread("speed")
     lines += _wrapped(
         "spread",
-        f"measured over predicted, 80 % of published rows: memory {low:.2f} to {high:.2f}, speed {slow:.2f} to {fast:.2f} (docs/planner_accuracy.md)",
+        f"measured over predicted, 80 % of published rows: memory {low:.2f} to {high:.2f}, speed {slow:.2f}"
+        f" to {fast:.2f} (docs/planner_accuracy.md)",
     )
     memory_factor, time_factor = f.spec.corrections
     if f.spec.corrections != (1.0, 1.0):
         lines += _wrapped(
-            "ledger", f"this machine's runs correct memory by × {memory_factor:.2f} and time by × {time_factor:.2f}"
+            "ledger",
+            f"this machine's runs correct memory by × {memory_factor:.2f} and time by × {time_factor:.2f}",
         )
     if f.spec.cluster.unverified:
         lines += _wrapped(
-            "unsure", f"nobody checked these numbers of {machine.name}: {', '.join(f.spec.cluster.unverified)}"
+            "unsure",
+            f"nobody checked these numbers of {machine.name}: {', '.join(f.spec.cluster.unverified)}",
         )
-    lines.append("* fastest that fits (within 1 %: the leanest)  " + ("= this config" if f.own else "> auto's"))
+    lines.append(
+        "* fastest that fits (within 1 %: the leanest)  " + ("= this config" if f.own else "> auto's")
+    )
     lines.append("micro: micro-batch × accumulation, r: recomputed")
     return "\n".join(lines) + "\n"
 
@@ -206,11 +219,18 @@ def _row(c: Candidate, mark: str) -> str:
     states = (c.peak.parameters + c.peak.gradients + c.peak.optimizer) / GIB
     moving = (c.peak.attention + c.peak.mlp + c.peak.checkpoints + c.peak.logits) / GIB
     micro = f"{c.work.micro_batch}×{c.work.accumulation}{'r' if c.work.recompute == 'full' else ''}"
-    head = f"{mark} {name:<20} {short_mesh(c):<21} {micro:>8} {c.bytes / GIB:>6.1f} {states:>6.1f} {moving:>5.1f}"
+    head = (
+        f"{mark} {name:<20} {short_mesh(c):<21} {micro:>8} {c.bytes / GIB:>6.1f} {states:>6.1f}"
+        f" {moving:>5.1f}"
+    )
     if not c.safe:
-        return f"{head} {'tight' if c.fits else 'no'}: {textwrap.shorten(_why(c), WIDTH - len(head) - (8 if c.fits else 5), placeholder='…')}"
+        return (
+            f"{head} {'tight' if c.fits else 'no'}:"
+            f" {textwrap.shorten(_why(c), WIDTH - len(head) - (8 if c.fits else 5), placeholder='…')}"
+        )
     return (
-        f"{head} {c.step:>7.2f} {c.work.step_tokens / c.step / c.work.world:>6.0f} {c.speed.mfu / c.time_factor:>4.0%}"
+        f"{head} {c.step:>7.2f} {c.work.step_tokens / c.step / c.work.world:>6.0f}"
+        f" {c.speed.mfu / c.time_factor:>4.0%}"
     )
 
 

@@ -99,7 +99,11 @@ def master_bytes(plan: Plan) -> int:
     """Return the bytes of the engine's fp32 masters on a rank; they are placed with the optimizer."""
     if not plan.engine.own_masters or plan.shape is None:
         return 0
-    trained = plan.shape.num_parameters if plan.adapter is None else adapter_parameters(plan.shape, plan.adapter) or 0
+    trained = (
+        plan.shape.num_parameters
+        if plan.adapter is None
+        else adapter_parameters(plan.shape, plan.adapter) or 0
+    )
     return 4 * trained // (plan.mesh.tp * plan.mesh.dp_shard * plan.mesh.cp)
 
 
@@ -128,7 +132,10 @@ def room_problems(plan: Plan, hardware: Hardware, room: Room | None) -> list[Dia
         what = "the model states alone, without any activation, do not fit a card"
         found.append(_lacks(codes.PLAN_STATES_CARD, what, room.states_card, card, "card", _smaller(plan)))
     elif card and room.start_card > card:
-        what = f"the start does not fit a card: {room.words}, and {plan.precision.master} weights take {whole}{several}"
+        what = (
+            f"the start does not fit a card: {room.words}, and {plan.precision.master} weights take"
+            f" {whole}{several}"
+        )
         found.append(_lacks(codes.PLAN_START_CARD, what, room.start_card, card, "card", _startable(plan)))
     if not host:
         return found
@@ -137,10 +144,17 @@ def room_problems(plan: Plan, hardware: Hardware, room: Room | None) -> list[Dia
     many = f"{processes} process{'es' if processes > 1 else ''} of {node}"
     if room.states_host is not None and room.states_host > host:
         what = f"model states and interpreters of the {many} do not fit its memory"
-        found.append(_lacks(codes.PLAN_STATES_HOST, what, room.states_host, host, "host memory", _smaller(plan)))
+        found.append(
+            _lacks(codes.PLAN_STATES_HOST, what, room.states_host, host, "host memory", _smaller(plan))
+        )
     elif room.start_host > host:
-        what = f"the start of the {many} does not fit its memory: {room.words}, and {plan.precision.master} weights take {whole}{several}"
-        found.append(_lacks(codes.PLAN_START_HOST, what, room.start_host, host, "host memory", _startable(plan)))
+        what = (
+            f"the start of the {many} does not fit its memory: {room.words}, and {plan.precision.master}"
+            f" weights take {whole}{several}"
+        )
+        found.append(
+            _lacks(codes.PLAN_START_HOST, what, room.start_host, host, "host memory", _startable(plan))
+        )
     return found
 
 
@@ -159,8 +173,13 @@ def rows_problems(plan: Plan, hardware: Hardware) -> list[Diagnostic]:
     room = hardware.host_memory_bytes if cpu else hardware.memory_bytes
     if not room or need <= room:
         return []
-    what = f"a micro-batch of {plan.batch.micro_batch:,} rows does not fit: its token ids and one hidden state of each token alone are too much"
-    hint = "per_device_train_batch_size: 8, say; gradient_accumulation_steps makes large batches of small ones"
+    what = (
+        f"a micro-batch of {plan.batch.micro_batch:,} rows does not fit: its token ids and one hidden state"
+        " of each token alone are too much"
+    )
+    hint = (
+        "per_device_train_batch_size: 8, say; gradient_accumulation_steps makes large batches of small ones"
+    )
     of = "host memory" if cpu else "card"
     found = f"at least {human_bytes(need)} of {human_bytes(room)} of {of}"
     return [codes.PLAN_ROWS_ROOM(what, "training.per_device_train_batch_size", found, hint)]
@@ -172,12 +191,18 @@ def _lacks(code: Code, what: str, need: int, room: int, of: str, hint: str) -> D
 
 def _smaller(plan: Plan) -> str:
     adapter = "lora: {r: 16}, " if plan.adapter is None else ""
-    return f"{adapter}more cards or nodes that share the states, or a smaller model; paceline plan --hardware 16xH100 tries others"
+    return (
+        f"{adapter}more cards or nodes that share the states, or a smaller model; paceline plan --hardware"
+        " 16xH100 tries others"
+    )
 
 
 def _startable(plan: Plan) -> str:
     """Return a hint: what would start with less memory."""
-    reads = "distributed_strategy: fsdp with fsdp: full_shard (rank 0 alone reads, no card holds more than its share)"
+    reads = (
+        "distributed_strategy: fsdp with fsdp: full_shard (rank 0 alone reads, no card holds more than its"
+        " share)"
+    )
     quantised = plan.adapter is not None and plan.adapter.quantization is not None
     if quantised:
         return f"adapters on weights of 16 bits (quantization_bit: null) under {reads}, or a smaller model"

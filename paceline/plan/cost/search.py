@@ -111,10 +111,16 @@ class Candidate:
         if self.safe:
             return ""
         if self.fits:
-            return f"{self.bytes / GIB:.1f} GiB of {self.card / GIB:.1f}: fits with less to spare than a choice keeps"
+            return (
+                f"{self.bytes / GIB:.1f} GiB of {self.card / GIB:.1f}: fits with less to spare than a choice"
+                " keeps"
+            )
         terms = self.peak.to_json()
         most = max(terms, key=lambda name: terms[name])
-        return f"{self.bytes / GIB:.0f} GiB of {self.card / GIB:.0f}, most of it {most.replace('_', ' ')} ({terms[most] * self.memory_factor / GIB:.0f})"
+        return (
+            f"{self.bytes / GIB:.0f} GiB of {self.card / GIB:.0f}, most of it {most.replace('_', ' ')}"
+            f" ({terms[most] * self.memory_factor / GIB:.0f})"
+        )
 
 
 def layouts() -> tuple[StrategyLayout, ...]:
@@ -182,7 +188,9 @@ def layout_candidates(layout: StrategyLayout, spec: SearchSpec) -> Iterator[Cand
         if shard and dp % shard:
             continue
         replicas = dp // shard if shard else 1
-        yield from _batches(layout, spec, Mesh(pp=pp, dp_replicate=replicas, dp_shard=shard or dp, cp=cp, tp=tp))
+        yield from _batches(
+            layout, spec, Mesh(pp=pp, dp_replicate=replicas, dp_shard=shard or dp, cp=cp, tp=tp)
+        )
 
 
 def _batches(layout: StrategyLayout, spec: SearchSpec, mesh: Mesh) -> Iterator[Candidate]:
@@ -191,12 +199,29 @@ def _batches(layout: StrategyLayout, spec: SearchSpec, mesh: Mesh) -> Iterator[C
     for micro in (m for m in MICRO_BATCHES if rows % m == 0):
         for recompute in ("none", "full"):
             work = StepSpec(
-                shape=spec.shape, machine=spec.cluster.machine, seq_len=spec.seq_len, micro_batch=micro, accumulation=rows // micro,
-                dp=dp, tp=mesh.tp, pp=mesh.pp, cp=mesh.cp, zero=layout.zero, shard=(mesh.dp_shard if layout.hybrid else dp) * mesh.cp,
-                storage=layout.storage, recompute=recompute, flash=spec.flash, adapter=spec.adapter, offload=layout.offload,
-                sequence_parallel=layout.sequence_parallel, algorithm=spec.algorithm, kernels=own_kernels(spec, mesh.tp, layout.whole_submodules),
-                rollout=spec.rollout, frozen_size=spec.frozen_size, start=started(layout.start, spec.adapter),
-            )  # fmt: skip
+                shape=spec.shape,
+                machine=spec.cluster.machine,
+                seq_len=spec.seq_len,
+                micro_batch=micro,
+                accumulation=rows // micro,
+                dp=dp,
+                tp=mesh.tp,
+                pp=mesh.pp,
+                cp=mesh.cp,
+                zero=layout.zero,
+                shard=(mesh.dp_shard if layout.hybrid else dp) * mesh.cp,
+                storage=layout.storage,
+                recompute=recompute,
+                flash=spec.flash,
+                adapter=spec.adapter,
+                offload=layout.offload,
+                sequence_parallel=layout.sequence_parallel,
+                algorithm=spec.algorithm,
+                kernels=own_kernels(spec, mesh.tp, layout.whole_submodules),
+                rollout=spec.rollout,
+                frozen_size=spec.frozen_size,
+                start=started(layout.start, spec.adapter),
+            )
             replicated = layout.zero == 0
             shown = replace(mesh, dp_replicate=dp, dp_shard=1) if replicated else mesh
             yield predicted(layout, work, shown, spec)
@@ -212,9 +237,17 @@ def predicted(layout: StrategyLayout, work: StepSpec, mesh: Mesh, spec: SearchSp
         if need > work.machine.host_memory:
             impossible = f"host memory {need / GIB:.0f} GiB of {work.machine.host_memory / GIB:.0f}"
     return Candidate(
-        layout, work, mesh, peak, place, speed_of(work, speed_coefficients(work.system)), MARGIN * work.machine.memory,
-        memory_factor, time_factor, impossible,
-    )  # fmt: skip
+        layout,
+        work,
+        mesh,
+        peak,
+        place,
+        speed_of(work, speed_coefficients(work.system)),
+        MARGIN * work.machine.memory,
+        memory_factor,
+        time_factor,
+        impossible,
+    )
 
 
 def started(start: LoadingSpec | None, adapter: AdapterSize | None) -> LoadingSpec | None:
@@ -228,7 +261,9 @@ def why_not_start(work: StepSpec) -> str:
         return ""
     whole = work.master * work.shape.num_parameters
     share = work.sharers if work.zero == 3 else 1
-    first = Held(whole, work.storage.weight * whole / work.master / share if work.offload != "all" else 0.0, 0.0)
+    first = Held(
+        whole, work.storage.weight * whole / work.master / share if work.offload != "all" else 0.0, 0.0
+    )
     others = work.trained_models + work.frozen_models
     models = [first] * (1 + work.trained_models) + [
         Held(whole * work.frozen_size, 2.0 * whole * work.frozen_size / work.master / share, 0.0)
@@ -236,11 +271,17 @@ def why_not_start(work: StepSpec) -> str:
     many = f" ({1 + others} models)" if others else ""
     on_card = card_peak(work.start, models) if work.machine.context else 0.0
     if on_card > work.machine.memory:
-        return f"cannot start: {on_card / GIB:.0f} GiB of {work.machine.memory / GIB:.0f}, whole on each card{many}"
+        return (
+            f"cannot start: {on_card / GIB:.0f} GiB of {work.machine.memory / GIB:.0f}, whole on each"
+            f" card{many}"
+        )
     processes = min(work.machine.node, work.world)
     on_host, room = host_peak(work.start, models, processes), work.machine.host_memory
     if room and on_host > room:
-        return f"cannot start: {on_host / GIB:.0f} GiB of {room / GIB:.0f} of a host, whole in {work.start.readers(processes)} of its processes{many}"
+        return (
+            f"cannot start: {on_host / GIB:.0f} GiB of {room / GIB:.0f} of a host, whole in"
+            f" {work.start.readers(processes)} of its processes{many}"
+        )
     return ""
 
 
@@ -249,7 +290,9 @@ def host_bytes(work: StepSpec) -> float:
     if work.offload == "none":
         return 0.0
     whole = work.stage_parameters(work.stages[0]) * work.tp
-    per = work.storage.optimizer + (work.storage.weight + work.storage.gradient if work.offload == "all" else 0.0)
+    per = work.storage.optimizer + (
+        work.storage.weight + work.storage.gradient if work.offload == "all" else 0.0
+    )
     return whole * per * min(work.machine.node, work.world) / work.sharers
 
 
@@ -265,7 +308,9 @@ def _tp_sizes(shape: ModelShape, node: int) -> list[int]:
     if shape.experts or shape.model_type in NO_TENSOR_PLAN:
         return []
     return [
-        t for t in divisors(node) if shape.heads % t == 0 and shape.kv_heads % t == 0 and shape.intermediate % t == 0
+        t
+        for t in divisors(node)
+        if shape.heads % t == 0 and shape.kv_heads % t == 0 and shape.intermediate % t == 0
     ]
 
 

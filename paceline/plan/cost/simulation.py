@@ -61,10 +61,15 @@ def compare(plan: Plan, candidate: Candidate, measured: Mapping[str, Any]) -> li
     """Compare the result of ``paceline.simulate`` with the closed form of the same plan."""
     peak = candidate.peak
     states: Mapping[str, int] = measured.get("states") or {}
-    rows = [Compared(name, states.get(name), getattr(peak, name)) for name in ("parameters", "gradients", "optimizer")]
+    rows = [
+        Compared(name, states.get(name), getattr(peak, name))
+        for name in ("parameters", "gradients", "optimizer")
+    ]
     counters = plan.memory.largest.counters if plan.memory and plan.memory.largest else 0
     rows[2] = Compared("optimizer", states.get("optimizer"), peak.optimizer - counters)
-    rows.append(Compared("activations", measured.get("activations"), peak.attention + peak.mlp + peak.checkpoints))
+    rows.append(
+        Compared("activations", measured.get("activations"), peak.attention + peak.mlp + peak.checkpoints)
+    )
     chunked = algorithm_spec(plan.algorithm).sums_tokens
     head = peak.logits - 3.0 * LOGIT_CHUNK if chunked and peak.logits else None
     rows.append(Compared("head, for its backward", measured.get("head"), head))
@@ -87,7 +92,9 @@ def table(rows: Sequence[Compared], reason: str) -> str:
         lines.append(f"  {row.what:<30} {shown[0]:>14} {shown[1]:>14} {apart:>8}")
     for row in rows:
         if row.apart is not None and abs(row.apart) > APART:
-            lines.append(f"DISAGREEMENT: {row.what}: the closed form is {row.apart:+.0%} off; trust the simulation")
+            lines.append(
+                f"DISAGREEMENT: {row.what}: the closed form is {row.apart:+.0%} off; trust the simulation"
+            )
     if reason:
         lines.append(f"not simulated: {reason}")
     return "\n".join(lines) + "\n"

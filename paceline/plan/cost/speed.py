@@ -115,7 +115,9 @@ def _slot(work: StepSpec, c: SpeedCoefficients, stage: StageSize) -> tuple[float
     """
     shape, tokens, tp = work.shape, work.tokens, work.tp
     reached = work.machine.reached or 0.8 * work.machine.flops
-    peak = reached * {"": 1.0, "fp8": c.low_precision, "fp4": c.low_precision * c.four_bits}[work.low_precision]
+    peak = (
+        reached * {"": 1.0, "fp8": c.low_precision, "fp4": c.low_precision * c.four_bits}[work.low_precision]
+    )
     # Matmul and attention FLOPs of a layer.
     passes = 2.0 if work.adapter else 3.0  # forward, gradient of inputs, gradient of weights
     passes += {"none": 0.0, "selective": c.selective_passes, "full": 1.0}[work.recompute]
@@ -186,7 +188,9 @@ def _gather(work: StepSpec, c: SpeedCoefficients, busy: float) -> float:
         count *= work.adapter.base_bytes / 2
     seconds = 2 * pass_time(group, 2.0 * count, work.machine, c)
     if not work.adapter:
-        seconds += pass_time(group, 4.0 * count if work.storage.gradient >= 4 else 2.0 * count, work.machine, c)
+        seconds += pass_time(
+            group, 4.0 * count if work.storage.gradient >= 4 else 2.0 * count, work.machine, c
+        )
     return max(0.0, seconds - c.overlap * busy) + c.overlap_slow * min(seconds, busy)
 
 

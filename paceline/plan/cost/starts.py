@@ -33,10 +33,14 @@ class LoadingSpec:
 
 
 CARD = LoadingSpec(
-    True, False, "every process reads the whole model and moves it to its card before anything is cut, cast or packed"
+    True,
+    False,
+    "every process reads the whole model and moves it to its card before anything is cut, cast or packed",
 )
 HOST = LoadingSpec(False, False, "every process reads the whole model into host memory and keeps its part")
-FIRST = LoadingSpec(False, True, "rank 0 reads the whole model into host memory and hands each rank its share")
+FIRST = LoadingSpec(
+    False, True, "rank 0 reads the whole model into host memory and hands each rank its share"
+)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,19 @@ from paceline.plan.hardware.probe import Hardware, peak_flops
 GIB = 2**30
 USABLE = 0.985  # share of the nominal memory, if what torch reports is unknown (80 GB A100: 79.15 GiB, 0.989)
 FULL_PRECISION = 0.5  # of the 16-bit peak: fp32 matmuls run on tensor cores as TF32 at best
-FIELDS = ("name", "card", "cards", "cards_per_node", "memory_gb", "tflops", "hbm_gbps", "inside_gbps", "outside_gbps", "host_gbps", "host_memory_gb")  # fmt: skip
+FIELDS = (
+    "name",
+    "card",
+    "cards",
+    "cards_per_node",
+    "memory_gb",
+    "tflops",
+    "hbm_gbps",
+    "inside_gbps",
+    "outside_gbps",
+    "host_gbps",
+    "host_memory_gb",
+)
 
 
 @dataclass(frozen=True)
@@ -145,7 +157,9 @@ class _Row:
 @cache
 def cards() -> Mapping[str, Card]:
     """Return the catalogue by card name."""
-    data = json.loads(resources.files("paceline.plan").joinpath("data/hardware.json").read_text(encoding="utf-8"))
+    data = json.loads(
+        resources.files("paceline.plan").joinpath("data/hardware.json").read_text(encoding="utf-8")
+    )
     return {row.name: row.card() for row in (from_json(_Row, written) for written in data["cards"])}
 
 
@@ -158,8 +172,10 @@ def card_named(name: str, where: str = "--hardware") -> Card:
     found = known.get(_plain(name))
     if found is None:
         raise ConfigError(
-            codes.PLAN_HARDWARE_UNKNOWN("no accelerator of this name is in the catalogue", where, name, _near(name, known))
-        )  # fmt: skip
+            codes.PLAN_HARDWARE_UNKNOWN(
+                "no accelerator of this name is in the catalogue", where, name, _near(name, known)
+            )
+        )
     return found
 
 
@@ -181,7 +197,11 @@ def _plain(name: str) -> str:
 
 def _near(name: str, known: Mapping[str, Card]) -> str:
     near = difflib.get_close_matches(_plain(name), known, n=4, cutoff=0.4)
-    names = list(dict.fromkeys(known[n].name for n in near)) or ["H100-SXM-80GB", "A100-SXM4-80GB", "RTX-4090-24GB"]
+    names = list(dict.fromkeys(known[n].name for n in near)) or [
+        "H100-SXM-80GB",
+        "A100-SXM4-80GB",
+        "RTX-4090-24GB",
+    ]
     return f"nearest: {', '.join(names)}; or a YAML with {', '.join(FIELDS[1:6])}"
 
 
@@ -192,11 +212,18 @@ def cluster_of(text: str) -> AcceleratorCluster:
     match = re.fullmatch(r"(?:(\d+)\s*[x×*]\s*)?(\S.*)", text.strip(), re.IGNORECASE)
     count = int(match.group(1) or 1) if match else 0
     if match is None or count < 1:
-        raise ConfigError(codes.PLAN_HARDWARE_FORM("hardware is a number and a name", "--hardware", text, "16xH100"))
+        raise ConfigError(
+            codes.PLAN_HARDWARE_FORM("hardware is a number and a name", "--hardware", text, "16xH100")
+        )
     card = card_named(match.group(2))
     return AcceleratorCluster(
-        _whole_nodes(card.machine(), count), count, "the catalogue's data sheet", card.bf16, card.capability, card.unverified
-    )  # fmt: skip
+        _whole_nodes(card.machine(), count),
+        count,
+        "the catalogue's data sheet",
+        card.bf16,
+        card.capability,
+        card.unverified,
+    )
 
 
 def _whole_nodes(machine: Machine, count: int) -> Machine:
@@ -221,24 +248,42 @@ def _from_yaml(path: Path) -> AcceleratorCluster:
     try:
         data = YAML(typ="safe").load(read_text(path))
     except (OSError, ValueError, YAMLError) as exc:
-        raise ConfigError(codes.PLAN_HARDWARE_FILE("this hardware file cannot be read", str(path), str(exc).splitlines()[0])) from exc  # fmt: skip
+        raise ConfigError(
+            codes.PLAN_HARDWARE_FILE("this hardware file cannot be read", str(path), str(exc).splitlines()[0])
+        ) from exc
     if not isinstance(data, dict):
-        raise ConfigError(codes.PLAN_HARDWARE_FILE("a hardware file holds one mapping", str(path), type(data).__name__, ", ".join(FIELDS)))  # fmt: skip
+        raise ConfigError(
+            codes.PLAN_HARDWARE_FILE(
+                "a hardware file holds one mapping", str(path), type(data).__name__, ", ".join(FIELDS)
+            )
+        )
     # Check keys and values.
     wrong = sorted(str(key) for key in data if key not in FIELDS)
     if wrong:
         near = [difflib.get_close_matches(key, FIELDS, n=1, cutoff=0.0)[0] for key in wrong]
-        raise ConfigError(codes.PLAN_HARDWARE_KEY("unknown keys in a hardware file", str(path), ", ".join(wrong), f"nearest: {', '.join(near)}"))  # fmt: skip
+        raise ConfigError(
+            codes.PLAN_HARDWARE_KEY(
+                "unknown keys in a hardware file", str(path), ", ".join(wrong), f"nearest: {', '.join(near)}"
+            )
+        )
     for key, value in data.items():
         if key not in ("name", "card") and (
             isinstance(value, bool) or not isinstance(value, int | float) or value <= 0
         ):
-            raise ConfigError(codes.PLAN_HARDWARE_VALUE(f"{key} is a number above 0", f"{path}: {key}", repr(value)))  # fmt: skip
+            raise ConfigError(
+                codes.PLAN_HARDWARE_VALUE(f"{key} is a number above 0", f"{path}: {key}", repr(value))
+            )
     # Start from the named card, or require all of its numbers.
     card = card_named(str(data["card"]), f"{path}: card") if data.get("card") else None
-    missing = [key for key in ("memory_gb", "tflops", "hbm_gbps", "inside_gbps") if card is None and key not in data]
+    missing = [
+        key for key in ("memory_gb", "tflops", "hbm_gbps", "inside_gbps") if card is None and key not in data
+    ]
     if missing:
-        raise ConfigError(codes.PLAN_HARDWARE_MISSING("without a card from the catalogue these are needed", str(path), ", ".join(missing)))  # fmt: skip
+        raise ConfigError(
+            codes.PLAN_HARDWARE_MISSING(
+                "without a card from the catalogue these are needed", str(path), ", ".join(missing)
+            )
+        )
     count = int(data.get("cards", 1))
     node = int(data.get("cards_per_node", card.cards_per_node if card else min(count, 8)))
     base = card.machine(node) if card else Machine("", 0, 0, 0, node, 0, 0)
@@ -256,8 +301,12 @@ def _from_yaml(path: Path) -> AcceleratorCluster:
     machine = replace(base, **{key: value for key, value in given.items() if value})  # type: ignore[arg-type]
     machine = machine if machine.name else replace(machine, name=path.stem)
     return AcceleratorCluster(
-        _whole_nodes(machine, count), count, str(path), card.bf16 if card else True, card.capability if card else None
-    )  # fmt: skip
+        _whole_nodes(machine, count),
+        count,
+        str(path),
+        card.bf16 if card else True,
+        card.capability if card else None,
+    )
 
 
 def _scaled(data: Mapping[str, Any], key: str, unit: float) -> float | None:

@@ -89,7 +89,9 @@ class Hardware:
     products: tuple[str, ...] = ()
 
 
-def probe_hardware(environ: Mapping[str, str] | None = None, *, use_cpu: bool = False, num_nodes: int = 1) -> Hardware:
+def probe_hardware(
+    environ: Mapping[str, str] | None = None, *, use_cpu: bool = False, num_nodes: int = 1
+) -> Hardware:
     """Return this node's hardware, without importing torch.
 
     ``environ`` gives ``CUDA_VISIBLE_DEVICES``; ``use_cpu`` ignores accelerators.
@@ -102,7 +104,10 @@ def probe_hardware(environ: Mapping[str, str] | None = None, *, use_cpu: bool = 
         return _cpu(host_memory, cpus, num_nodes, "no CUDA device is visible")
     if torch_is_cpu_build():
         return _cpu(
-            host_memory, cpus, num_nodes, f"{len(gpus)} CUDA device(s) are there, but this torch is a CPU build"
+            host_memory,
+            cpus,
+            num_nodes,
+            f"{len(gpus)} CUDA device(s) are there, but this torch is a CPU build",
         )
     name, _, capability, _ = min(gpus, key=lambda gpu: gpu[2])  # the weakest device decides
     return Hardware(
@@ -239,13 +244,19 @@ def parse_gpus(text: str) -> list[tuple[str, int, float, str]]:
     return gpus
 
 
-def visible_gpus(gpus: list[tuple[str, int, float, str]], visible: str | None) -> list[tuple[str, int, float, str]]:
+def visible_gpus(
+    gpus: list[tuple[str, int, float, str]], visible: str | None
+) -> list[tuple[str, int, float, str]]:
     """Return the devices in ``CUDA_VISIBLE_DEVICES``; as in CUDA, the list ends at the first unknown name."""
     if visible is None:
         return gpus
     chosen = []
     for name in (part.strip() for part in visible.split(",")):
-        found = [g for i, g in enumerate(gpus) if name == str(i) or (name.startswith("GPU-") and g[3].startswith(name))]
+        found = [
+            g
+            for i, g in enumerate(gpus)
+            if name == str(i) or (name.startswith("GPU-") and g[3].startswith(name))
+        ]
         if not found:
             break
         chosen.append(found[0])

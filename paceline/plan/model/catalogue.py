@@ -67,9 +67,15 @@ def named_config(given: str) -> Mapping[str, Any]:
     if found is not None:
         return found.config
     plain = {_plain(name): name for name in known_models()}
-    near = difflib.get_close_matches(_plain(given), plain, n=4, cutoff=0.4) or ["llama38b", "qwen257b", "gpt2"]
+    near = difflib.get_close_matches(_plain(given), plain, n=4, cutoff=0.4) or [
+        "llama38b",
+        "qwen257b",
+        "gpt2",
+    ]
     hint = f"nearest: {', '.join(plain[n] for n in near)}; or a folder with a config.json"
-    raise ConfigError(codes.PLAN_MODEL_UNKNOWN("no model of this name is in the built-in list", "--model", given, hint))
+    raise ConfigError(
+        codes.PLAN_MODEL_UNKNOWN("no model of this name is in the built-in list", "--model", given, hint)
+    )
 
 
 @cache

@@ -39,7 +39,11 @@ def model_config(model: ModelSection, environ: Mapping[str, str]) -> dict[str, A
                 "the model's config.json is not on this machine",
                 "model.name_or_path",
                 name or "nothing",
-                f"download it first: hf download {name} config.json" if name else "model.name_or_path or model.config",
+                (
+                    f"download it first: hf download {name} config.json"
+                    if name
+                    else "model.name_or_path or model.config"
+                ),
             )
         )
     return found

@@ -65,7 +65,11 @@ def _declared(source: str) -> list[str]:
         for item in node.body if isinstance(node, ast.ClassDef) else ():
             if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
                 found.append(item.target.id)
-            elif isinstance(item, ast.Assign) and [getattr(t, "id", "") for t in item.targets] == ["attribute_map"]:
+            elif isinstance(item, ast.Assign) and [getattr(t, "id", "") for t in item.targets] == [
+                "attribute_map"
+            ]:
                 keys = item.value.keys if isinstance(item.value, ast.Dict) else []
-                found += [key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
+                found += [
+                    key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)
+                ]
     return found

@@ -41,7 +41,9 @@ def check_model_folder(name: str, key: str) -> list[Diagnostic]:
         return list(_not_there(folder, name, key))
     if not folder.is_dir():
         hint = (
-            f"{key.rpartition('.')[2]}: {folder.parent}" if folder.parent != Path(".") else "the folder that holds it"
+            f"{key.rpartition('.')[2]}: {folder.parent}"
+            if folder.parent != Path(".")
+            else "the folder that holds it"
         )
         return [codes.MODEL_NOT_A_FOLDER("a model is a folder, and this is a file", key, name, hint)]
     if not (folder / "config.json").is_file() and (folder / "adapter_config.json").is_file():
@@ -63,14 +65,23 @@ def _special(folder: Path, special: list[str], key: str) -> Diagnostic:
 def _not_there(folder: Path, name: str, key: str) -> Iterator[Diagnostic]:
     """Yield an error for a local path, or for a name next to other model folders."""
     local = name.startswith(("/", "./", "../", "~")) or name.count("/") > 1
-    beside = sorted(f.parent.name for f in folder.parent.glob("*/config.json")) if folder.parent.is_dir() else []
+    beside = (
+        sorted(f.parent.name for f in folder.parent.glob("*/config.json")) if folder.parent.is_dir() else []
+    )
     if not local and (name.count("/") != 1 or not beside):
         return  # a hub name
     if address := _ADDRESS.match(name):
-        yield codes.PLAN_MODEL_MISSING("this is an address of the web; a model on the hub goes by its name", key, name, f"{key.rpartition('.')[2]}: {address[1]}")  # fmt: skip
+        yield codes.PLAN_MODEL_MISSING(
+            "this is an address of the web; a model on the hub goes by its name",
+            key,
+            name,
+            f"{key.rpartition('.')[2]}: {address[1]}",
+        )
         return
     found = f"{name}; in {folder.parent}: {', '.join(beside[:6]) or 'no models'}"
-    yield codes.PLAN_MODEL_MISSING("there is no such folder", key, found, "an existing folder, or a hub name like org/model")  # fmt: skip
+    yield codes.PLAN_MODEL_MISSING(
+        "there is no such folder", key, found, "an existing folder, or a hub name like org/model"
+    )
 
 
 def _adapter(folder: Path, key: str) -> Diagnostic:
@@ -79,10 +90,17 @@ def _adapter(folder: Path, key: str) -> Diagnostic:
     except (OSError, ValueError, AttributeError):
         base = None
     there = (
-        "" if base is None or not str(base).startswith(("/", ".")) or Path(base).exists() else ", which is not there"
+        ""
+        if base is None or not str(base).startswith(("/", ".")) or Path(base).exists()
+        else ", which is not there"
     )
-    what = f"this folder holds an adapter, without the model it belongs to ({base or 'which it does not name'}{there})"
-    hint = f"{key.rpartition('.')[2]}: {base or 'the base model'}, with lora: {{adapter_name_or_path: {folder}}}"
+    what = (
+        "this folder holds an adapter, without the model it belongs to"
+        f" ({base or 'which it does not name'}{there})"
+    )
+    hint = (
+        f"{key.rpartition('.')[2]}: {base or 'the base model'}, with lora: {{adapter_name_or_path: {folder}}}"
+    )
     return codes.MODEL_ADAPTER_FOLDER(what, key, str(folder), hint)
 
 
@@ -105,7 +123,9 @@ def _shards(folder: Path, index: Path, key: str) -> Iterator[Diagnostic]:
         named = sorted({str(place) for place in places})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         what, found = "the index of the weights cannot be read", f"{type(error).__name__}: {error}"
-        yield codes.MODEL_WEIGHTS_INDEX(what, key, f"{index}: {found}"[:300], "the folder's files again, whole")
+        yield codes.MODEL_WEIGHTS_INDEX(
+            what, key, f"{index}: {found}"[:300], "the folder's files again, whole"
+        )
         return
     missing = [name for name in named if not (folder / name).is_file()]
     if missing:
@@ -142,12 +162,17 @@ def _no_weights(folder: Path, key: str, convert: str) -> Diagnostic:
         p.name for pattern in _PICKLES for p in folder.glob(pattern) if not p.name.startswith("training_args")
     )
     if pickles:
-        what = "the weights are pickle files, which can run code when they are read; only safetensors are read"
+        what = (
+            "the weights are pickle files, which can run code when they are read; only safetensors are read"
+        )
         line = convert.format(quote(str(folder)), quote(f"{folder}-safetensors"))
         hint = f"convert them once, where that code may run, and name the new folder: {line}"
         return codes.MODEL_PICKLED(what, key, ", ".join(pickles[:4]), hint)
     inside = ", ".join(sorted(p.name for p in folder.iterdir())[:8])
-    hint = f"a folder with model.safetensors, or {_INDEX} and its files; or model.config in place of model.name_or_path, to train from scratch"
+    hint = (
+        f"a folder with model.safetensors, or {_INDEX} and its files; or model.config in place of"
+        " model.name_or_path, to train from scratch"
+    )
     return codes.MODEL_NO_WEIGHTS("the folder holds no weights", key, f"{folder}: {inside}", hint)
 
 

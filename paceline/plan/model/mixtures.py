@@ -95,6 +95,8 @@ def _number(config: Mapping[str, Any], names: tuple[str, ...], where: str) -> in
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
                 what = f"{name} is a whole number up to {_MOST:,}"
-                raise ConfigError(codes.PLAN_MODEL_SIZE(what, f"{where}.{name}", repr(value)[:100], f"{name}: 8"))
+                raise ConfigError(
+                    codes.PLAN_MODEL_SIZE(what, f"{where}.{name}", repr(value)[:100], f"{name}: 8")
+                )
             return value
     return 0

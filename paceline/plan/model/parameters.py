@@ -39,13 +39,23 @@ def parameters_of(shape: ModelShape) -> tuple[Parameter, ...]:
 
     An unknown family is listed like a Llama.
     """
-    own = {"gpt2": _gpt2, "gpt_neox": _gpt_neox, "phi": _phi, "bloom": _bloom, "opt": _opt, "starcoder2": _starcoder2}
+    own = {
+        "gpt2": _gpt2,
+        "gpt_neox": _gpt_neox,
+        "phi": _phi,
+        "bloom": _bloom,
+        "opt": _opt,
+        "starcoder2": _starcoder2,
+    }
     listed = own.get(shape.model_type, _llama_like)
     return tuple(listed(shape))
 
 
 def _layers(
-    shape: ModelShape, prefix: str, one: Callable[[], list[Named]], dense: Callable[[], list[Named]] | None = None
+    shape: ModelShape,
+    prefix: str,
+    one: Callable[[], list[Named]],
+    dense: Callable[[], list[Named]] | None = None,
 ) -> list[Parameter]:
     """Return all layers' parameters; ``dense`` lists those of layers without experts."""
     made = one()
@@ -78,7 +88,9 @@ def _llama_like(shape: ModelShape) -> list[Parameter]:
     hidden = shape.hidden_size
     return [
         Parameter("model.embed_tokens.weight", (shape.vocab, hidden)),
-        *_layers(shape, "model.layers", lambda: _llama_layer(shape, True), lambda: _llama_layer(shape, False)),
+        *_layers(
+            shape, "model.layers", lambda: _llama_layer(shape, True), lambda: _llama_layer(shape, False)
+        ),
         Parameter("model.norm.weight", (hidden,)),
         *_head(shape),
     ]
@@ -92,12 +104,24 @@ def _llama_layer(shape: ModelShape, experts: bool) -> list[Named]:
     return [*attention, *mlp, *((f"{name}.weight", (hidden,)) for name in norms)]
 
 
-_FOUR = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+_FOUR = (
+    "input_layernorm",
+    "post_attention_layernorm",
+    "pre_feedforward_layernorm",
+    "post_feedforward_layernorm",
+)
 _AFTER = ("post_attention_layernorm", "post_feedforward_layernorm")
 _NORMS: dict[str, tuple[str, ...]] = {
-    "gemma2": _FOUR, "gemma3_text": _FOUR, "vaultgemma": ("input_layernorm", "pre_feedforward_layernorm"),
-    "olmo2": _AFTER, "olmo3": _AFTER, "flex_olmo": _AFTER, "exaone4": _AFTER, "cohere": ("input_layernorm",), "olmo": (),
-}  # fmt: skip
+    "gemma2": _FOUR,
+    "gemma3_text": _FOUR,
+    "vaultgemma": ("input_layernorm", "pre_feedforward_layernorm"),
+    "olmo2": _AFTER,
+    "olmo3": _AFTER,
+    "flex_olmo": _AFTER,
+    "exaone4": _AFTER,
+    "cohere": ("input_layernorm",),
+    "olmo": (),
+}
 _NORMED_HEADS = frozenset({"qwen3", "qwen3_moe", "gemma3_text", "exaone4"})  # q, k normalized per head
 _NORMED_WHOLE = frozenset({"olmo2", "olmo3", "olmoe", "flex_olmo"})
 _BIASED_QKV = frozenset({"qwen2", "qwen2_moe"})
@@ -116,7 +140,9 @@ def _attention(shape: ModelShape) -> list[Named]:
         *_linear("self_attn.q_proj", q, hidden, bias),
         *_linear("self_attn.k_proj", kv, hidden, bias),
         *_linear("self_attn.v_proj", kv, hidden, bias),
-        *_linear("self_attn.o_proj", hidden, q, shape.attention_bias and family not in (*_BIASED_QKV, "glm4_moe")),
+        *_linear(
+            "self_attn.o_proj", hidden, q, shape.attention_bias and family not in (*_BIASED_QKV, "glm4_moe")
+        ),
     ]
     if family in _NORMED_HEADS or family in _NORMED_WHOLE:
         sizes = (shape.head_dim, shape.head_dim) if family in _NORMED_HEADS else (q, kv)
@@ -153,7 +179,27 @@ def _phi3(shape: ModelShape) -> list[Named]:
 
 
 # Families with an ungated MLP; all but arcee use other parameter names.
-_TWO_MATRICES = frozenset({"arcee", "apertus", "biogpt", "codegen", "ctrl", "falcon", "gptj", "gpt_bigcode", "gpt_neo", "gpt_neox_japanese", "jais2", "mpt", "nanochat", "nemotron", "persimmon", "xglm", "openai-gpt"})  # fmt: skip
+_TWO_MATRICES = frozenset(
+    {
+        "arcee",
+        "apertus",
+        "biogpt",
+        "codegen",
+        "ctrl",
+        "falcon",
+        "gptj",
+        "gpt_bigcode",
+        "gpt_neo",
+        "gpt_neox_japanese",
+        "jais2",
+        "mpt",
+        "nanochat",
+        "nemotron",
+        "persimmon",
+        "xglm",
+        "openai-gpt",
+    }
+)
 
 
 def _mlp(shape: ModelShape) -> list[Named]:
@@ -179,7 +225,12 @@ _ROUTER_LAST = frozenset(
 
 def _experts(shape: ModelShape) -> list[Named]:
     assert shape.mixture is not None
-    hidden, count, width, shared = shape.hidden_size, shape.mixture.experts, shape.mixture.width, shape.mixture.shared
+    hidden, count, width, shared = (
+        shape.hidden_size,
+        shape.mixture.experts,
+        shape.mixture.width,
+        shape.mixture.shared,
+    )
     if shape.model_type == "gpt_oss":  # its weights are [in, out], with biases
         return [
             *_linear("mlp.router", count, hidden, True),

@@ -33,7 +33,9 @@ def shape_from_config(config: Mapping[str, Any], where: str = "model.config") ->
     family = str(config.get("model_type") or "")
     if not family:
         raise ConfigError(
-            codes.PLAN_MODEL_TYPE("the model's family is missing", where, "no model_type", "model_type: llama")
+            codes.PLAN_MODEL_TYPE(
+                "the model's family is missing", where, "no model_type", "model_type: llama"
+            )
         )
     sizes = family_sizes(family)
     for name, spellings in SIZE_NAMES.items():
@@ -76,12 +78,18 @@ def config_from_path(path: str | Path) -> dict[str, Any]:
         config = read_json(file, MAX_CONFIG_BYTES)
     except OSError as exc:
         raise ConfigError(
-            codes.PLAN_MODEL_CONFIG("the model has no readable config.json", str(file), exc.strerror or str(exc))
+            codes.PLAN_MODEL_CONFIG(
+                "the model has no readable config.json", str(file), exc.strerror or str(exc)
+            )
         ) from exc
     except ValueError as exc:
-        raise ConfigError(codes.PLAN_MODEL_CONFIG("this config.json is no JSON", str(file), str(exc))) from exc
+        raise ConfigError(
+            codes.PLAN_MODEL_CONFIG("this config.json is no JSON", str(file), str(exc))
+        ) from exc
     if not isinstance(config, dict):
-        raise ConfigError(codes.PLAN_MODEL_CONFIG("a config.json holds one object", str(file), type(config).__name__))
+        raise ConfigError(
+            codes.PLAN_MODEL_CONFIG("a config.json holds one object", str(file), type(config).__name__)
+        )
     return config
 
 
@@ -119,14 +127,19 @@ def shape_of(model: ModelSection, environ: Mapping[str, str] | None = None) -> M
     if folder.is_dir() and (found := weights_findings(folder)):
         raise ConfigError(*found)
     shape = trained_shape(
-        config, str(folder / "config.json" if folder.is_dir() else folder), own_code, model.attn_implementation
+        config,
+        str(folder / "config.json" if folder.is_dir() else folder),
+        own_code,
+        model.attn_implementation,
     )
     if folder.is_dir() and not own_code and (found := other_sizes(folder, shape)):
         raise ConfigError(*found)
     return shape
 
 
-def trained_shape(config: Mapping[str, Any], where: str, own_code: bool = False, attention: str = "auto") -> ModelShape:
+def trained_shape(
+    config: Mapping[str, Any], where: str, own_code: bool = False, attention: str = "auto"
+) -> ModelShape:
     """Return ``shape_from_config`` of a supported model. Raises ConfigError for others (``unsupported``)."""
     found = unsupported(config, where, own_code, attention)
     if found:
@@ -163,7 +176,9 @@ def _whole(value: Any, name: str, where: str, largest: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= largest:
         what = f"{name} is a whole number from 1 up to {largest:,}"
         raise ConfigError(
-            codes.PLAN_MODEL_SIZE(what, f"{where}.{name}", repr(value)[:100], f"{name}: {_USUAL.get(name, 512)}")
+            codes.PLAN_MODEL_SIZE(
+                what, f"{where}.{name}", repr(value)[:100], f"{name}: {_USUAL.get(name, 512)}"
+            )
         )
     return value
 
@@ -171,7 +186,9 @@ def _whole(value: Any, name: str, where: str, largest: int) -> int:
 def _nearest(number: int, requested: int) -> str:
     """Return the divisors of ``number`` nearest to the given one."""
     legal = [d for d in range(1, number + 1) if number % d == 0]
-    return " or ".join(map(str, [*[d for d in legal if d < requested][-1:], *[d for d in legal if d > requested][:1]]))
+    return " or ".join(
+        map(str, [*[d for d in legal if d < requested][-1:], *[d for d in legal if d > requested][:1]])
+    )
 
 
 def _build(family: str, sizes: dict[str, Any], config: Mapping[str, Any], where: str) -> ModelShape:

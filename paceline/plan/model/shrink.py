@@ -34,7 +34,9 @@ def shrunk(config: Mapping[str, Any], *, layers: int = 2, kv_heads: int = 2) -> 
     grouped = bool(have.get("kv_heads")) and have["kv_heads"] < heads
     new_heads = 2 * kv_heads if grouped else max(kv_heads, 4 if kv_heads in (1, 2, 4) else kv_heads)
     hidden = new_heads * HEAD_DIM
-    ratio = (have.get("intermediate") or 4 * have.get("hidden_size", hidden)) / (have.get("hidden_size") or hidden)
+    ratio = (have.get("intermediate") or 4 * have.get("hidden_size", hidden)) / (
+        have.get("hidden_size") or hidden
+    )
     sizes = {
         "hidden_size": hidden,
         "layers": min(layers, have.get("layers") or layers),
@@ -44,7 +46,9 @@ def shrunk(config: Mapping[str, Any], *, layers: int = 2, kv_heads: int = 2) -> 
         "head_dim": HEAD_DIM if "head_dim" in have else None,
     }
     for name, size in sizes.items():
-        if size is not None and (name != "intermediate" or _key(small, name) in small or "intermediate" in have):
+        if size is not None and (
+            name != "intermediate" or _key(small, name) in small or "intermediate" in have
+        ):
             small[_key(small, name)] = size
     # Per-layer lists, experts and attention windows.
     _cut_lists(small, sizes["layers"] or layers)

@@ -19,7 +19,17 @@ from paceline.plan.codec import from_json
 
 LIST = "docs/families.md"
 _TOWERS = ("vision", "audio", "image", "speech", "visual", "vq", "vit", "perceiver", "qformer")
-_WEIGHTS_OF_TOWERS = ("vision", "visual", "audio", "speech", "image", "mm_projector", "multi_modal_projector", "multimodal_projector", "embed_vision")  # fmt: skip
+_WEIGHTS_OF_TOWERS = (
+    "vision",
+    "visual",
+    "audio",
+    "speech",
+    "image",
+    "mm_projector",
+    "multi_modal_projector",
+    "multimodal_projector",
+    "embed_vision",
+)
 _STATEFUL = "full_attention", "sliding_attention"  # layer types without state other than keys and values
 
 
@@ -83,8 +93,13 @@ def unsupported(
     """
     found = [*_tower(config, where), *_balance(config, where)]
     if attention == "eager" and config.get("model_type") == "falcon" and config.get("alibi"):
-        what = "Transformers' eager attention adds Falcon's ALiBi bias twice: its losses are those of another model (sdpa adds it once)"
-        found.append(codes.PLAN_ALIBI_TWICE(what, "model.attn_implementation", "eager", "attn_implementation: auto"))
+        what = (
+            "Transformers' eager attention adds Falcon's ALiBi bias twice: its losses are those of another"
+            " model (sdpa adds it once)"
+        )
+        found.append(
+            codes.PLAN_ALIBI_TWICE(what, "model.attn_implementation", "eager", "attn_implementation: auto")
+        )
     kind = config.get("model_type")
     if found or not isinstance(kind, str) or own_code:
         return found
@@ -96,12 +111,15 @@ def unsupported(
 
 def lost_tensors(names: Iterator[str] | list[str], where: str) -> list[Diagnostic]:
     """Refuse the weights of a multimodal tower, which a text model would drop."""
-    towers = sorted(n for n in names if any(word in part for part in n.split(".")[:-1] for word in _WEIGHTS_OF_TOWERS))
+    towers = sorted(
+        n for n in names if any(word in part for part in n.split(".")[:-1] for word in _WEIGHTS_OF_TOWERS)
+    )
     if not towers:
         return []
     kinds = sorted({".".join(name.split(".")[:2]) for name in towers})
     what = (
-        f"{len(towers)} tensors of this folder belong to a tower that a text model has no place for: they would be lost"
+        f"{len(towers)} tensors of this folder belong to a tower that a text model has no place for: they"
+        " would be lost"
     )
     return [codes.PLAN_TOWER(what, where, f"{', '.join(kinds[:4])} ({towers[0]}, …)", _no_tower())]
 
@@ -152,7 +170,8 @@ def _tower(config: Mapping[str, Any], where: str) -> Iterator[Diagnostic]:
 
 def _no_tower() -> str:
     return (
-        f"the text model of its family as a folder of its own (e.g. gemma3_text, qwen3); {LIST} lists what is trained"
+        f"the text model of its family as a folder of its own (e.g. gemma3_text, qwen3); {LIST} lists what is"
+        " trained"
     )
 
 
@@ -162,10 +181,22 @@ def _balance(config: Mapping[str, Any], where: str) -> Iterator[Diagnostic]:
     A coefficient alone is set in most published configs, and is accepted.
     """
     inner = config.get("text_config")
-    for place, one in ((where, config), *([(f"{where}.text_config", inner)] if isinstance(inner, Mapping) else [])):
+    for place, one in (
+        (where, config),
+        *([(f"{where}.text_config", inner)] if isinstance(inner, Mapping) else []),
+    ):
         if one.get("output_router_logits") is True and one.get("router_aux_loss_coef") != 0:
-            what = "the balance loss of the experts (output_router_logits with router_aux_loss_coef) is not built: it would be left out"
-            found = (
-                f"output_router_logits: true, router_aux_loss_coef: {one.get('router_aux_loss_coef', 'the default')}"
+            what = (
+                "the balance loss of the experts (output_router_logits with router_aux_loss_coef) is not"
+                " built: it would be left out"
             )
-            yield codes.PLAN_BALANCE_LOSS(what, f"{place}.output_router_logits", found, "output_router_logits: false: trained without it")  # fmt: skip
+            found = (
+                "output_router_logits: true, router_aux_loss_coef:"
+                f" {one.get('router_aux_loss_coef', 'the default')}"
+            )
+            yield codes.PLAN_BALANCE_LOSS(
+                what,
+                f"{place}.output_router_logits",
+                found,
+                "output_router_logits: false: trained without it",
+            )

@@ -26,9 +26,29 @@ MAX_INDEX_BYTES = 256 * 2**20
 MAX_HEADER_BYTES = 100_000_000  # the safetensors library's limit
 INDEX = "model.safetensors.index.json"
 _BITS = {
-    "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64, "F16": 16, "BF16": 16, "F32": 32, "F64": 64,
-    "C64": 64, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
-}  # fmt: skip
+    "BOOL": 8,
+    "U8": 8,
+    "I8": 8,
+    "U16": 16,
+    "I16": 16,
+    "U32": 32,
+    "I32": 32,
+    "U64": 64,
+    "I64": 64,
+    "F16": 16,
+    "BF16": 16,
+    "F32": 32,
+    "F64": 64,
+    "C64": 64,
+    "F8_E5M2": 8,
+    "F8_E4M3": 8,
+    "F8_E8M0": 8,
+    "F8_E4M3FNUZ": 8,
+    "F8_E5M2FNUZ": 8,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
+    "F4": 4,
+}
 
 
 def weights_findings(folder: Path) -> list[Diagnostic]:
@@ -66,7 +86,9 @@ def weights_of(folder: Path, found: list[Diagnostic]) -> list[Path]:
         return []
     missing = [name for name in files if not (folder / name).exists()]
     if missing:
-        found.append(_damaged(index, f"{len(missing)} of {len(files)} files are not there: {', '.join(missing[:3])}"))
+        found.append(
+            _damaged(index, f"{len(missing)} of {len(files)} files are not there: {', '.join(missing[:3])}")
+        )
         return []
     return [folder / name for name in files]
 
@@ -85,12 +107,16 @@ def header_of(file: Path) -> dict[str, Mapping[str, Any]]:
         header = parse_json(opened.read(length), once=True)
     if not isinstance(header, dict):
         raise ValueError("its header is no object")
-    tensors: dict[str, Mapping[str, Any]] = {name: entry for name, entry in header.items() if name != "__metadata__"}
+    tensors: dict[str, Mapping[str, Any]] = {
+        name: entry for name, entry in header.items() if name != "__metadata__"
+    }
     spans = sorted(_span(name, entry) for name, entry in tensors.items())
     end = size - 8 - length
     borders = [(0, 0), *spans, (end, end)]
     if any(a[1] != b[0] for a, b in pairwise(borders)):
-        raise ValueError(f"its tensors overlap, leave gaps, or do not end where the file ends ({end:,} bytes of data)")
+        raise ValueError(
+            f"its tensors overlap, leave gaps, or do not end where the file ends ({end:,} bytes of data)"
+        )
     return tensors
 
 
@@ -104,7 +130,11 @@ def _span(name: str, entry: Any) -> tuple[int, int]:
     for numbers in (shape, offsets):
         if not isinstance(numbers, list) or any(type(n) is not int or not 0 <= n < 2**63 for n in numbers):
             raise ValueError(f"{name!r:.80} has no shape, or no place")
-    if len(shape) > 64 or len(offsets) != 2 or 8 * (offsets[1] - offsets[0]) != math.prod(shape) * _BITS[kind]:
+    if (
+        len(shape) > 64
+        or len(offsets) != 2
+        or 8 * (offsets[1] - offsets[0]) != math.prod(shape) * _BITS[kind]
+    ):
         raise ValueError(f"{name!r:.80} has another size than its shape and dtype")
     return offsets[0], offsets[1]
 
@@ -139,4 +169,6 @@ def _once(pairs: list[tuple[str, Any]]) -> Mapping[str, Any]:
 
 def _damaged(file: Path, found: str) -> Diagnostic:
     what = "this file of the model is damaged"
-    return codes.PLAN_MODEL_FILE(what, str(file), found, "download the model again (hf download …), or another folder")
+    return codes.PLAN_MODEL_FILE(
+        what, str(file), found, "download the model again (hf download …), or another folder"
+    )

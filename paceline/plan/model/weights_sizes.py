@@ -13,11 +13,22 @@ from paceline.plan.model.shape import ModelShape
 from paceline.plan.model.weights_files import header_of, weights_of
 from paceline.plan.parts import AdapterSpec
 
-LLAMA_LIKE = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "mixtral", "qwen3_moe"})
+LLAMA_LIKE = frozenset(
+    {"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "mixtral", "qwen3_moe"}
+)
 _FLOATS = ("F16", "BF16", "F32", "F64")
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.(.+)$")
 #: Tensors with one row per vocabulary entry, in Transformers' decoder families
-_ROWS = frozenset({"embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight", "lm_head.weight", "embed_out.weight"})  # fmt: skip
+_ROWS = frozenset(
+    {
+        "embed_tokens.weight",
+        "wte.weight",
+        "embed_in.weight",
+        "word_embeddings.weight",
+        "lm_head.weight",
+        "embed_out.weight",
+    }
+)
 
 
 def linears(shape: ModelShape) -> dict[str, tuple[int, int]] | None:
@@ -44,7 +55,9 @@ def other_sizes(folder: Path, shape: ModelShape) -> list[Diagnostic]:
     """Return weights that do not match ``config.json``; ``weights_findings`` reports damaged files."""
     found: list[Diagnostic] = []
     try:
-        tensors = {name: entry for file in weights_of(folder, found) for name, entry in header_of(file).items()}
+        tensors = {
+            name: entry for file in weights_of(folder, found) for name, entry in header_of(file).items()
+        }
     except (OSError, ValueError):
         return []
     wrong = list(_misfits(tensors, shape))

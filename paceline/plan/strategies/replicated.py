@@ -57,7 +57,8 @@ class Threads(Replicated):
         findings.explain(
             "data_parallel",
             f"{devices} device(s) of one process",
-            "nn.DataParallel copies the model in every step and gathers on the first device; ddp is faster on the same devices",
+            "nn.DataParallel copies the model in every step and gathers on the first device; ddp is faster on"
+            " the same devices",
         )
         return ThreadOptions(devices)
 
@@ -67,9 +68,14 @@ class Threads(Replicated):
 
 SINGLE = Replicated("single", axes=frozenset(), one_process=True, state_form=TORCH, simulated=Simulated.ALL)
 DATA_PARALLEL = Threads(
-    "data_parallel", axes=frozenset(), one_process=True, multi_device=True, whole_rows=False, quantised_base=False,
+    "data_parallel",
+    axes=frozenset(),
+    one_process=True,
+    multi_device=True,
+    whole_rows=False,
+    quantised_base=False,
     state_form=TORCH,
-)  # fmt: skip
+)
 DDP = Averaged(
     "ddp",
     axes=frozenset({"dp_replicate"}),

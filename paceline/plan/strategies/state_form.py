@@ -32,5 +32,8 @@ def why_unreadable(saved: StateForm, reads: StateForm, *, fp16: bool) -> str:
     if saved.tensors != reads.tensors:
         return "state in a form of its own is read by the strategy that wrote it alone"
     if fp16 and saved.loss_scale != reads.loss_scale:
-        return f"fp16 goes on with its loss scale, {saved.loss_scale} keeps other numbers than {reads.loss_scale}"
+        return (
+            f"fp16 goes on with its loss scale, {saved.loss_scale} keeps other numbers than"
+            f" {reads.loss_scale}"
+        )
     return ""

@@ -64,5 +64,8 @@ ZERO_REDUNDANCY = ZeroRedundancySpec(
     alone=DDP.alone,
     state_form=TORCH,
     simulated=Simulated.MODULE,
-    not_simulated="DDP's reducer reads real memory, and the optimizer is another on each rank: both stand in closed form",
+    not_simulated=(
+        "DDP's reducer reads real memory, and the optimizer is another on each rank: both stand in closed"
+        " form"
+    ),
 )

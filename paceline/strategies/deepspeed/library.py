@@ -57,7 +57,9 @@ def library(world: World) -> Any:
         ) from error
     _check_accelerator(deepspeed, world)
     # DeepSpeed uses deprecated names of torch's functions, which would warn at every step
-    warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
+    warnings.filterwarnings(
+        "ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning
+    )
     return deepspeed
 
 

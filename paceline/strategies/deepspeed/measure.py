@@ -35,7 +35,11 @@ def optimizer_bytes(engine: Any) -> int:
 
 
 def _masters(optimizer: Any) -> list[Tensor]:
-    for name in ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition"):
+    for name in (
+        "fp32_partitioned_groups_flat",
+        "single_partition_of_fp32_groups",
+        "fp32_groups_flat_partition",
+    ):
         if hasattr(optimizer, name):
             return list(getattr(optimizer, name))
     return []

@@ -40,7 +40,8 @@ class ParameterSlice:
         if not sizes or not whole or cut["conversion"].get("unsupported_reason") or cut["sub_param_sizes"]:
             raise PacelineError(
                 codes.STRATEGY_DEEPSPEED_LAYOUT(
-                    "AutoTP cuts this parameter in pieces that do not lie side by side, which a checkpoint here cannot hold",
+                    "AutoTP cuts this parameter in pieces that do not lie side by side, which a checkpoint"
+                    " here cannot hold",
                     name,
                     str(cut["partition_type"]),
                     "distributed_strategy: fsdp with tp_size",
@@ -89,7 +90,9 @@ class Part:
 
     def set_step(self, value: Tensor) -> None:
         """Set the optimizer's step counter of the whole partition: equal for all its parameters."""
-        self.optimizer.state[self.flat]["step"] = value.to(dtype=torch.float32, device="cpu", copy=True).reshape(())
+        self.optimizer.state[self.flat]["step"] = value.to(
+            dtype=torch.float32, device="cpu", copy=True
+        ).reshape(())
 
 
 def local_parts(engine: Any, writing: bool = False) -> Iterator[Part]:
@@ -177,7 +180,15 @@ def _stage3(optimizer: Any, writing: bool) -> Iterator[Part]:
             if count:
                 views = {kind: values.narrow(0, at, count) for kind, values in moments.items()}
                 part = Part(
-                    parameter, tuple(parameter.ds_shape), start, count, flat, at, optimizer.optimizer, views, step
+                    parameter,
+                    tuple(parameter.ds_shape),
+                    start,
+                    count,
+                    flat,
+                    at,
+                    optimizer.optimizer,
+                    views,
+                    step,
                 )
                 yield _copied(part) if on_drive and not writing else part
             at += size
@@ -200,7 +211,9 @@ def _state(optimizer: Any, flat: Tensor) -> tuple[dict[str, Tensor], Tensor | No
     """Return the moments of ``flat``, and the step counter."""
     found = optimizer.state.get(flat, {})
     moments = {
-        k: v for k, v in found.items() if isinstance(v, Tensor) and v.numel() == flat.numel() and v.ndim and k != "step"
+        k: v
+        for k, v in found.items()
+        if isinstance(v, Tensor) and v.numel() == flat.numel() and v.ndim and k != "step"
     }
     step = found.get("step")
     if step is not None:

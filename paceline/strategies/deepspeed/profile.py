@@ -18,9 +18,10 @@ from torch import nn
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 
 SAID = (
-    "flops profile: matrix products alone are counted, from shapes: tokens × weight for every layer (all tokens of the micro-batch, the head its "
-    "labelled positions), 2 × length² × width for attention, a document at a time and as if it were not causal. A layer without latency is computed "
-    "inside a kernel of the module around it, which has its time."
+    "flops profile: matrix products alone are counted, from shapes: tokens × weight for every layer (all"
+    " tokens of the micro-batch, the head its labelled positions), 2 × length² × width for attention, a"
+    " document at a time and as if it were not causal. A layer without latency is computed inside a kernel of"
+    " the module around it, which has its time."
 )
 
 
@@ -69,7 +70,9 @@ def count_products(root: Any, batch: Batch, tokens: int, sequence_ranks: int = 1
         module.__macs__ = _weights(module, config) * rows
     width = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
     for module in attention_modules(hf):
-        module.__macs__ += 2 * sum(n * n for n in lengths) * config.num_attention_heads * width // sequence_ranks
+        module.__macs__ += (
+            2 * sum(n * n for n in lengths) * config.num_attention_heads * width // sequence_ranks
+        )
     for module in root.modules():
         module.__flops__ = 2 * module.__macs__
 

@@ -58,7 +58,8 @@ def start_engine(
                 "DeepSpeed refuses this configuration",
                 "training.deepspeed",
                 f"{type(error).__name__}: {' '.join(str(error).split())[:400]}",
-                "change in training.deepspeed what its message names, or distributed_strategy: fsdp, which needs no DeepSpeed",
+                "change in training.deepspeed what its message names, or distributed_strategy: fsdp, which"
+                " needs no DeepSpeed",
             )
         ) from error
     check_engine(engine, config, world, sequence_parallel)
@@ -70,11 +71,14 @@ def check_packed(root: nn.Module, config: Mapping[str, Any]) -> None:
     were numbers (it skips integers only).
     """
     low = any((config.get(key) or {}).get("enabled") for key in _LOW)
-    packed = [n for n, p in root.named_parameters() if type(p).__name__ == "Params4bit" and p.is_floating_point()]
+    packed = [
+        n for n, p in root.named_parameters() if type(p).__name__ == "Params4bit" and p.is_floating_point()
+    ]
     if low and packed:
         raise ConfigError(
             codes.STRATEGY_DEEPSPEED_PACKED(
-                "4-bit weights stored as floating-point numbers do not survive DeepSpeed's cast to low precision",
+                "4-bit weights stored as floating-point numbers do not survive DeepSpeed's cast to low"
+                " precision",
                 "lora.quantization_bit",
                 f"{len(packed)} weights ({packed[0]}, …)",
                 "distributed_strategy: fsdp, or adapters on whole weights (quantization_bit: null)",
@@ -115,7 +119,8 @@ def offload_devices(config: Mapping[str, Any]) -> dict[str, str]:
     """Return the devices of ``offload_optimizer`` and ``offload_param``: ``none``, ``cpu`` or ``nvme``."""
     zero = config.get("zero_optimization") or {}
     return {
-        name: str((zero.get(name) or {}).get("device") or "none") for name in ("offload_optimizer", "offload_param")
+        name: str((zero.get(name) or {}).get("device") or "none")
+        for name in ("offload_optimizer", "offload_param")
     }
 
 
@@ -131,13 +136,18 @@ def check_engine(engine: Any, config: Mapping[str, Any], world: World, sequence_
     if max(int(engine.autotp_size() or 1), 1) != tp:
         wrong.append(f"AutoTP over {engine.autotp_size()} ranks instead of {tp}")
     if engine.global_rank != world.rank or engine.world_size != world.world_size:
-        wrong.append(f"rank {engine.global_rank} of {engine.world_size} instead of {world.rank} of {world.world_size}")
+        wrong.append(
+            f"rank {engine.global_rank} of {engine.world_size} instead of {world.rank} of {world.world_size}"
+        )
     if int(engine.seq_dp_world_size) != world.world_size // tp:
         wrong.append(
-            f"gradients are averaged over {engine.seq_dp_world_size} ranks instead of {world.world_size // tp}"
+            f"gradients are averaged over {engine.seq_dp_world_size} ranks instead of"
+            f" {world.world_size // tp}"
         )
     if engine.sequence_parallel_size != sequence_parallel:
-        wrong.append(f"sequences are shared by {engine.sequence_parallel_size} ranks instead of {sequence_parallel}")
+        wrong.append(
+            f"sequences are shared by {engine.sequence_parallel_size} ranks instead of {sequence_parallel}"
+        )
     if stage == 3:
         wrong += _whole_parameters(engine, world)
     if tp > 1:

@@ -115,7 +115,11 @@ def import_state(handle: Handle, reader: ShardReader, world: World, mesh: Mesh) 
     for name, parameter in named.items():
         if not parameter.requires_grad:
             _read_frozen(
-                parameter, reader, role, name, ParameterSlice.of(name, parameter, mesh.coordinates(world.rank).tp)
+                parameter,
+                reader,
+                role,
+                name,
+                ParameterSlice.of(name, parameter, mesh.coordinates(world.rank).tp),
             )
     for name, buffer in handle.root.plain_named_buffers():
         buffer.copy_(reader.read(role, name, BUFFER))
@@ -144,7 +148,9 @@ def check_tensor(reader: ShardReader, role: str, name: str, shape: tuple[int, ..
         )
 
 
-def read_range(reader: ShardReader, role: str, name: str, kind: str, place: ParameterSlice, part: Part) -> Tensor:
+def read_range(
+    reader: ShardReader, role: str, name: str, kind: str, place: ParameterSlice, part: Part
+) -> Tensor:
     """Return the elements of ``part``: read the rows that contain them, and drop the rest."""
     if not part.shape:
         return reader.read(role, name, kind).flatten()
@@ -156,7 +162,9 @@ def read_range(reader: ShardReader, role: str, name: str, kind: str, place: Para
     return rows.flatten()[begin : begin + part.count]
 
 
-def _spreads(trained: dict[str, nn.Parameter], parts: dict[int, Part], world: World, mesh: Mesh) -> dict[str, Spread]:
+def _spreads(
+    trained: dict[str, nn.Parameter], parts: dict[int, Part], world: World, mesh: Mesh
+) -> dict[str, Spread]:
     """Return every parameter's ranges on the ranks with this rank's tensor-parallel coordinate.
     Collective.
     """
@@ -182,7 +190,9 @@ def _gathered(
     """
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
-    kinds = sorted({kind for each in world.all_gather_json(sorted(part.moments) if part else []) for kind in each})
+    kinds = sorted(
+        {kind for each in world.all_gather_json(sorted(part.moments) if part else []) for kind in each}
+    )
     whole = {PARAM: safe_get_full_fp32_param(parameter)}
     whole |= {kind: safe_get_full_optimizer_state(parameter, kind) for kind in kinds}
     if part is not None and part.start == 0 and spread.place.first:

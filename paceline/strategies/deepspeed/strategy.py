@@ -97,7 +97,8 @@ class DeepSpeed(Strategy):
         """Not used: ``prepare`` starts the engine, which needs the optimizer too."""
         raise NotImplementedError
 
-    # --- life of a model -------------------------------------------------------------------------------------------
+    # --- life of a model
+    # -------------------------------------------------------------------------------------------
 
     def prepare(self, role: Role, build: ModelFactory, optimizer: OptimizerSpec | None) -> Handle:
         """Build the whole model and start the engine on it. A frozen model has an engine only under ZeRO-3,
@@ -126,7 +127,11 @@ class DeepSpeed(Strategy):
         engine.set_gradient_accumulation_boundary(True)
         if self.stage == 3:
             zero3.register_head(root)
-        scaler = torch.amp.GradScaler(self.world.device.type) if self.plan.precision.scaler and not self.stage else None
+        scaler = (
+            torch.amp.GradScaler(self.world.device.type)
+            if self.plan.precision.scaler and not self.stage
+            else None
+        )
         root.refresh_compute_weights()
         handle = EngineHandle(role, root, engine, built, scaler)
         if engine.flops_profiler_enabled():
@@ -172,7 +177,8 @@ class DeepSpeed(Strategy):
         """Load this rank's partitions, then update the low-precision parameters."""
         state.import_state(handle, reader, self.world, self.plan.mesh)
 
-    # --- a window --------------------------------------------------------------------------------------------------
+    # --- a window
+    # --------------------------------------------------------------------------------------------------
 
     def zero_grad(self, handle: Handle) -> None:
         """Clear all gradients, also partitions of an abandoned window."""
@@ -247,7 +253,8 @@ def check_optimizer(spec: OptimizerSpec, stage: int) -> None:
     if stage and not elementwise(spec.name):
         raise ConfigError(
             codes.STRATEGY_DEEPSPEED_OPTIMIZER(
-                f"ZeRO-{stage} cuts the optimizer's state into flat partitions, and {spec.name}'s rows and columns are lost in them",
+                f"ZeRO-{stage} cuts the optimizer's state into flat partitions, and {spec.name}'s rows and"
+                " columns are lost in them",
                 "training.optim",
                 spec.name,
                 "adamw_torch_fused, sgd, rmsprop or adagrad; or training.distributed_strategy: fsdp",

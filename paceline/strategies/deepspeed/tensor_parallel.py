@@ -29,7 +29,8 @@ def prepare_root(root: nn.Module, stage: int) -> None:
                 '"stage": 1',
             )
         )
-    setattr(root, "config", config)  # noqa: B010 - a plain attribute, which a Module's own type does not declare
+    # a plain attribute, which a Module's own type does not declare
+    setattr(root, "config", config)  # noqa: B010
     for module in root.modules():
         if isinstance(module, nn.Linear) and type(module) is not nn.Linear and not module._forward_hooks:
             module.__class__ = nn.Linear

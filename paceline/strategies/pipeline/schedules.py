@@ -48,13 +48,19 @@ class StageLayout:
 
     def __post_init__(self) -> None:
         known, single = self.schedule in _SINGLE or self.schedule in _MULTI, self.schedule in _SINGLE
-        if not known or (single and self.each != 1) or (self.schedule == "zbv" and self.each != 2) or self.ranks < 2:
+        if (
+            not known
+            or (single and self.each != 1)
+            or (self.schedule == "zbv" and self.each != 2)
+            or self.ranks < 2
+        ):
             raise ConfigError(
                 codes.STRATEGY_PIPELINE_SCHEDULE(
                     "no such pipeline",
                     "training.parallelism.pp_schedule",
                     f"{self.schedule}, {self.ranks} ranks, {self.each} stages each",
-                    "two ranks or more; 1f1b or gpipe with one stage a rank, interleaved or zero_bubble with one or more, zbv with two",
+                    "two ranks or more; 1f1b or gpipe with one stage a rank, interleaved or zero_bubble with"
+                    " one or more, zbv with two",
                 )
             )
 
@@ -121,7 +127,7 @@ class _Stage(PipelineStage):
 
     def get_local_bwd_output(self, mb_index: int) -> tuple[Tensor | None, ...]:
         """Return the gradients for the previous stage, on the same rank; none in an evaluation."""
-        return super().get_local_bwd_output(mb_index) if self.has_backward else ()  # type: ignore[no-any-return, no-untyped-call]
+        return super().get_local_bwd_output(mb_index) if self.has_backward else ()  # type: ignore
 
     def set_local_bwd_input(self, next_stage_bwd_outputs: tuple[Tensor | None, ...], mb_index: int) -> None:
         """Take what ``get_local_bwd_output`` of the next stage returned."""

@@ -53,7 +53,10 @@ class PipelineHandle(ShardedHandle):
 def whole_blocks(named: Iterable[tuple[str, nn.Parameter]], mesh: Mesh, rank: int) -> list[Block]:
     """Return blocks for parameters that every rank of a stage holds whole."""
     at = mesh.coordinates(rank)
-    return [Block(name, p, p, tuple(p.shape), (0,) * p.ndim, mesh.dp_replicate, at.dp_replicate) for name, p in named]
+    return [
+        Block(name, p, p, tuple(p.shape), (0,) * p.ndim, mesh.dp_replicate, at.dp_replicate)
+        for name, p in named
+    ]
 
 
 @torch.no_grad()

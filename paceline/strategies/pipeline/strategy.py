@@ -77,12 +77,18 @@ class PipelineRunner(WindowRunner):
                 return self._loss(role, outputs, batch, algorithm, scales, sums)
 
             required = algorithm.required_outputs(handle.role, training=True) | stage_layout.extra_outputs
-            self._run(handle, micro_batches, ScheduleInput((), required, finish, generator_seed), training=True)
+            self._run(
+                handle, micro_batches, ScheduleInput((), required, finish, generator_seed), training=True
+            )
             if not strategy.sharding and self.mesh.dp_replicate > 1:
                 sum_gradients(handle.parameters(), strategy.mesh["dp_replicate"].get_group())
-            exchange(handle, strategy.row, stage_layout.rank_of(0), stage_layout.rank_of(stage_layout.count - 1))
+            exchange(
+                handle, strategy.row, stage_layout.rank_of(0), stage_layout.rank_of(stage_layout.count - 1)
+            )
 
-    def _run(self, handle: Handle, micro_batches: Sequence[Batch], run_input: ScheduleInput, *, training: bool) -> None:
+    def _run(
+        self, handle: Handle, micro_batches: Sequence[Batch], run_input: ScheduleInput, *, training: bool
+    ) -> None:
         """Run the schedule once over ``micro_batches`` (``run_input`` comes without batches)."""
         root = handle.root
         assert isinstance(root, PipelineRoot)
@@ -101,7 +107,9 @@ class PipelineRunner(WindowRunner):
         finally:
             root.give(None)
 
-    def _running(self, role: Role, root: PipelineRoot, shape: FixedShape, number: int, training: bool) -> Running:
+    def _running(
+        self, role: Role, root: PipelineRoot, shape: FixedShape, number: int, training: bool
+    ) -> Running:
         """Return the schedule for this shape: the last one, or a new one."""
         kept = self._kept.get((role, training))
         if kept is None or kept.key != (shape, number):
@@ -173,13 +181,16 @@ class Pipeline(FSDP):
         """Whether a stage's parameters are sharded (DTensors), or whole."""
         return self.plan.mesh.dp_shard > 1 or self.plan.mesh.tp > 1
 
-    # --- life of a model -------------------------------------------------------------------------------------------
+    # --- life of a model
+    # -------------------------------------------------------------------------------------------
 
     def _build(self, build: ModelFactory) -> RootModule:
         """Build the whole model on the host, without low-precision copies: each stage makes those of its own
         layers.
         """
-        return build(BuildOptions(device=torch.device("cpu"), fused=self.plan.mesh.tp == 1, engine_casts=True))
+        return build(
+            BuildOptions(device=torch.device("cpu"), fused=self.plan.mesh.tp == 1, engine_casts=True)
+        )
 
     def _shard(self, role: Role, root: RootModule) -> PipelineHandle:
         """Keep this rank's stages of ``root``; free the rest."""
@@ -188,7 +199,10 @@ class Pipeline(FSDP):
         if self.plan.mesh.tp > 1:
             how = self.how
             apply_tensor_parallel(
-                root, self.mesh["tp"], sequence_parallel=how.sequence_parallel, loss_parallel=how.loss_parallel
+                root,
+                self.mesh["tp"],
+                sequence_parallel=how.sequence_parallel,
+                loss_parallel=how.loss_parallel,
             )
         parts = PipelineRoot(stages).to(self.world.device)
         for stage in stages:
@@ -196,7 +210,9 @@ class Pipeline(FSDP):
         mesh, rank = self.plan.mesh, self.world.rank
         units = self._shard_stages(parts) if self.sharding else None
         if self.sharding:
-            copies, own = (blocks_of(named, mesh, rank) for named in (_tied_copy(parts), parts.own_named_parameters()))
+            copies, own = (
+                blocks_of(named, mesh, rank) for named in (_tied_copy(parts), parts.own_named_parameters())
+            )
         else:
             copies, own = (
                 whole_blocks(named, mesh, rank) for named in (_tied_copy(parts), parts.own_named_parameters())
@@ -225,7 +241,9 @@ class Pipeline(FSDP):
     def import_state(self, handle: Handle, reader: ShardReader) -> None:
         """Load this rank's shards; both holders of a tied weight load the same ones."""
         assert isinstance(handle, PipelineHandle)
-        sharded_state.import_state(replace(handle, blocks=[*handle.blocks, *handle.copies], copies=[]), reader)
+        sharded_state.import_state(
+            replace(handle, blocks=[*handle.blocks, *handle.copies], copies=[]), reader
+        )
 
     def shard_batch(self, batch: Batch) -> Batch:
         """Return the whole micro-batch: all ranks of a pipeline read the same tokens."""

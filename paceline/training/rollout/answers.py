@@ -75,12 +75,16 @@ class RolloutGenerator:
                 by_model = [score for score, owner in zip(model_scores, owners, strict=False) if owner >= 0]
             return samples, self.scorer(samples, by_model)
 
-    def _samples(self, table: TokenTable, owners: Sequence[int], completions: Sequence[Completion]) -> list[Sample]:
+    def _samples(
+        self, table: TokenTable, owners: Sequence[int], completions: Sequence[Completion]
+    ) -> list[Sample]:
         """Return the answers to real prompts, with what rewards may use."""
         real = [i for i, owner in enumerate(owners) if owner >= 0]
         if not real:
             return []  # tokenizers differ on decoding an empty list
-        texts = self.tokenizer.batch_decode([list(completions[i].tokens) for i in real], skip_special_tokens=True)
+        texts = self.tokenizer.batch_decode(
+            [list(completions[i].tokens) for i in real], skip_special_tokens=True
+        )
         samples = []
         for i, text in zip(real, texts, strict=True):
             facts = table.facts(owners[i])
@@ -139,13 +143,24 @@ def evaluate_answers(
     columns = [scored.total, *(scored.parts[label] for label in labels)]
     known = [[v for v in column if not math.isnan(v)] for column in columns]
     sums = [math.fsum(values) for values in known] + [float(len(values)) for values in known]
-    sums += [float(len(owners)), float(sum(len(c.tokens) for c in completions)), float(sum(c.ended for c in completions))]  # fmt: skip
+    sums += [
+        float(len(owners)),
+        float(sum(len(c.tokens) for c in completions)),
+        float(sum(c.ended for c in completions)),
+    ]
     total = world.all_reduce_sum_float(sums if is_group_leader else [0.0] * len(sums))
     return _means(total, ["eval_reward", *(f"eval_reward/{label}" for label in labels)])
 
 
 def _means(total: Sequence[float], names: Sequence[str]) -> dict[str, float]:
     count = len(names)
-    found = {name: total[i] / total[count + i] if total[count + i] else math.nan for i, name in enumerate(names)}
+    found = {
+        name: total[i] / total[count + i] if total[count + i] else math.nan for i, name in enumerate(names)
+    }
     rows, tokens, ended = total[2 * count :]
-    return {**found, "eval_rows": rows, "eval_completion_length": tokens / rows, "eval_truncated": 1.0 - ended / rows}
+    return {
+        **found,
+        "eval_rows": rows,
+        "eval_completion_length": tokens / rows,
+        "eval_truncated": 1.0 - ended / rows,
+    }

@@ -68,7 +68,11 @@ def answer_batch(answers: Sequence[Answer | None], pad_id: int, dtype: torch.dty
         max_seqlen=max(b - a for a, b in zip(ends, ends[1:], strict=False)),
         document_ids=torch.tensor([-1 if a is None else a.prompt_id for a in answers], dtype=torch.int64),
         num_rows=sum(a is not None for a in answers),
-        extras={"is_scored": torch.tensor([int(a is not None and a.is_scored) for a in answers], dtype=torch.int64)},
+        extras={
+            "is_scored": torch.tensor(
+                [int(a is not None and a.is_scored) for a in answers], dtype=torch.int64
+            )
+        },
         tokens={"sampled": torch.cat(sampled)[None], "advantage": torch.cat(advantages)[None]},
     )
     return with_prefixes(batch)

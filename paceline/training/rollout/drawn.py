@@ -35,7 +35,9 @@ class Drawn:
 
     def compare(self, algorithm: OnPolicyObjective, groups: Tensor) -> None:
         """Compute advantages and the spread of scores within each group."""
-        self.advantages, self.spread = algorithm.compute_advantages(self.judged.scores, groups, self.judged.ended)
+        self.advantages, self.spread = algorithm.compute_advantages(
+            self.judged.scores, groups, self.judged.ended
+        )
 
     def flat_groups(self, size: int) -> list[int]:
         """Return the groups without a learning signal (spread 0), ascending and equal on every rank."""

@@ -62,7 +62,10 @@ class Draws:
         """Return what a checkpoint must hold (JSON); empty if prompts follow from the step."""
         if self._next is None:
             return {}
-        return {"next": list(self._next), "asked": [[each.epoch, each.document] for each in self.prompts_of_groups]}
+        return {
+            "next": list(self._next),
+            "asked": [[each.epoch, each.document] for each in self.prompts_of_groups],
+        }
 
     def _take(self, count: int) -> list[Prompt]:
         assert self._next is not None

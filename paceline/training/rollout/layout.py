@@ -47,5 +47,9 @@ class AnswerRows:
     def num_rows(self, epoch: int) -> int:
         """Return a multiple of the global batch: rollouts are whole, the last one is padded or dropped."""
         answers = self.prompts.num_rows(epoch) * self.batch_layout.group
-        rollouts = answers // self.batch_layout.answers if self.drop_last else -(-answers // self.batch_layout.answers)
+        rollouts = (
+            answers // self.batch_layout.answers
+            if self.drop_last
+            else -(-answers // self.batch_layout.answers)
+        )
         return rollouts * self.batch_layout.answers * self.batch_layout.passes

@@ -34,7 +34,10 @@ def gives_no_number(name: str, architectures: Sequence[str], labels: int) -> Dia
     if labels == 1 and any(kind.endswith("ForSequenceClassification") for kind in architectures):
         return None
     found = f"{name}: {', '.join(architectures) or 'no architecture'}, {labels} labels"
-    hint = "a model trained with algorithm: reward and exported, or any AutoModelForSequenceClassification of one label"
+    hint = (
+        "a model trained with algorithm: reward and exported, or any AutoModelForSequenceClassification of"
+        " one label"
+    )
     return codes.REWARDS_MODEL("this model gives no single number", _REWARDS, found, hint)
 
 

@@ -55,13 +55,17 @@ class Judged:
     @staticmethod
     def joined(parts: Sequence[Judged]) -> Judged:
         """Concatenate ``parts``."""
-        return Judged(*(torch.cat(same, -1) for same in zip(*(part._fields() for part in parts), strict=True)))
+        return Judged(
+            *(torch.cat(same, -1) for same in zip(*(part._fields() for part in parts), strict=True))
+        )
 
     def _fields(self) -> tuple[Tensor, ...]:
         return self.real, self.lengths, self.ended, self.scores, self.judged, self.parts
 
 
-def report_metrics(judged: Judged, spread: Tensor | None, labels: Sequence[str], groups: Tensor) -> dict[str, float]:
+def report_metrics(
+    judged: Judged, spread: Tensor | None, labels: Sequence[str], groups: Tensor
+) -> dict[str, float]:
     """Return the metrics of a rollout.
 
     ``reward`` is the mean of all scores; ``reward_std`` the mean over prompts of ``spread``, the std within

@@ -38,9 +38,17 @@ class RolloutServer:
         """
         server = Server(self.options.url.rstrip("/"), self.options.timeout, _key(self.options.api_key_env))
         self.engine = ServerEngine(
-            server, self.options.model or server.model(), self.stop_ids, self.vocab_size, self.options.concurrency
+            server,
+            self.options.model or server.model(),
+            self.stop_ids,
+            self.vocab_size,
+            self.options.concurrency,
         )
-        folder = Path(self.options.weights_dir).expanduser().absolute() if self.options.weights_dir else self.folder
+        folder = (
+            Path(self.options.weights_dir).expanduser().absolute()
+            if self.options.weights_dir
+            else self.folder
+        )
         self.sync = WeightSync(server, folder, self.dtype, self.options.sync_timeout)
 
     def open(self, root: RootModule) -> ServerEngine:

@@ -48,9 +48,13 @@ class WeightSync:
         self.sent += 1
         place = self.folder / f"weights-{self.sent:06d}"
         if words := open_to_strangers(self.folder):
-            what = "the folder for the server's weights is not safe: somebody else could put other weights there"
+            what = (
+                "the folder for the server's weights is not safe: somebody else could put other weights there"
+            )
             hint = "training.rollout.server.weights_dir: a folder of your own, or none"
-            raise ConfigError(codes.ROLLOUT_SERVER_WEIGHTS(what, "training.rollout.server.weights_dir", words, hint))
+            raise ConfigError(
+                codes.ROLLOUT_SERVER_WEIGHTS(what, "training.rollout.server.weights_dir", words, hint)
+            )
         with named_errors(place, what="the weights for the server that writes answers cannot be written"):
             shutil.rmtree(place, ignore_errors=True)
             place.mkdir(parents=True)

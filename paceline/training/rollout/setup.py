@@ -131,7 +131,9 @@ class RolloutSetup:
             algorithm=self.algorithm,
             handles=self.handles,
             prompts=prompts,
-            draws=Draws(prompts, self.rollout_layout.groups, again=options.max_redraws > 0, saved=drawn or {}),
+            draws=Draws(
+                prompts, self.rollout_layout.groups, again=options.max_redraws > 0, saved=drawn or {}
+            ),
             generator=self.generator(dtype),
             sampling=RolloutSampling(options.temperature, options.top_p, options.top_k),
             limits=Limits(options.max_completion_length, plan.seq_len),
@@ -167,10 +169,16 @@ class RolloutSetup:
         for check in self.scorer.row_checks:
             wrong = check((f"{name} row {table.source_row[i] + 1}", table.facts(i)) for i in share)
             found = world.all_gather_json({"count": len(wrong), "first": wrong[:_ROWS_NAMED]})
-            count, first = sum(each["count"] for each in found), [line for each in found for line in each["first"]]
+            count, first = (
+                sum(each["count"] for each in found),
+                [line for each in found for line in each["first"]],
+            )
             if count:
                 more = f"; and {count - _ROWS_NAMED} more" if count > _ROWS_NAMED else ""
-                what = "the reward 'code' cannot use the tests of some rows: they run in a process of their own and see plain values"
+                what = (
+                    "the reward 'code' cannot use the tests of some rows: they run in a process of their own"
+                    " and see plain values"
+                )
                 hint = "correct or remove these rows; docs/rollouts.md tells what tests may hold"
                 text = "; ".join(first[:_ROWS_NAMED]) + more
                 raise ConfigError(codes.REWARDS_CODE_TESTS(what, "training.rollout.rewards", text, hint))
@@ -204,7 +212,9 @@ class RolloutSetup:
 
 
 def local_engine(root: Any, prepared: Prepared, strategy: Strategy, rows: int) -> LocalEngine:
-    """This process's own model, as ``Strategy.generating`` yields it; it answers ``rows`` prompts together."""
+    """This process's own model, as ``Strategy.generating`` yields it; it answers ``rows`` prompts
+    together.
+    """
     return LocalEngine(
         root.hf,
         pad_id=prepared.pad_token_id,

@@ -19,7 +19,11 @@ _TOKENS = "tokens."
 def batch_shards(batch: Batch, first: int) -> Iterator[Shard]:
     """Yield the answers of a micro-batch; ``first`` is the place of its first one in the rollout."""
     sizes = (batch.cu_seqlens[1:] - batch.cu_seqlens[:-1]).tolist()
-    flat = {"input_ids": batch.input_ids, "labels": batch.labels, **{_TOKENS + n: v for n, v in batch.tokens.items()}}
+    flat = {
+        "input_ids": batch.input_ids,
+        "labels": batch.labels,
+        **{_TOKENS + n: v for n, v in batch.tokens.items()},
+    }
     pieces = {name: torch.split(values[0], sizes) for name, values in flat.items()}
     rows = torch.stack([batch.document_ids, batch.extras["is_scored"]], 1)
     for i in range(len(sizes)):

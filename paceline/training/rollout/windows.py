@@ -92,7 +92,9 @@ class RolloutWindows:
         update, answers = place % self.layout.updates, self.layout.batch_layout.global_batch
         everyone = [self._prompt(p).document for p in range(update * answers, (update + 1) * answers)]
         report = self.current.report if fresh else None
-        return Window(step, epoch, self.current.batches[update], sample_digest([i for i in everyone if i >= 0]), report)
+        return Window(
+            step, epoch, self.current.batches[update], sample_digest([i for i in everyone if i >= 0]), report
+        )
 
     def _prompt(self, place: int) -> Prompt:
         """Return the prompt of the answer at ``place`` in the rollout."""
@@ -106,7 +108,9 @@ class RolloutWindows:
             or (self.epochs.locate(step - 1)[1] + 1) % self.layout.steps == 0
         ):
             return
-        for first, batch in zip(self._firsts(), [b for row in self.current.batches for b in row], strict=True):
+        for first, batch in zip(
+            self._firsts(), [b for row in self.current.batches for b in row], strict=True
+        ):
             yield from batch_shards(batch, first)
 
     def state(self) -> dict[str, Any]:
@@ -133,7 +137,8 @@ class RolloutWindows:
         zero = torch.zeros(batch.labels.shape, dtype=self.dtype)
         return replace(batch, tokens=dict.fromkeys(self.algorithm.fields(), zero))
 
-    # --- one rollout -----------------------------------------------------------------------------------------------
+    # --- one rollout
+    # -----------------------------------------------------------------------------------------------
 
     def roll(self, epoch: int, number: int) -> Rollout:
         """Generate and score answers, compute advantages, and run the algorithm's forwards. Collective."""
@@ -160,7 +165,11 @@ class RolloutWindows:
         metrics = drawn.metrics(self.generator.scorer.labels, self.layout.group, compares=compares)
         if self.max_redraws:
             metrics |= drawn.counts(self.layout.group)
-        notes = [*drawn.problems, *_nothing_learnt(judged, drawn.spread, compares)] if self.is_group_leader else []
+        notes = (
+            [*drawn.problems, *_nothing_learnt(judged, drawn.spread, compares)]
+            if self.is_group_leader
+            else []
+        )
         report = Report(
             {**metrics, **stats, **clock, "time/rollout": seconds},
             sample_rows(*drawn.shown, self.shown) if self.world.rank == 0 else (),
@@ -183,7 +192,9 @@ class RolloutWindows:
             self.draws.replace(flat)
             chosen = set(flat)
             theirs = [place for place in places if place // self.layout.group in chosen]
-            drawn.replace(self._written(theirs, min(len(places), len(flat) * self.layout.group)), groups, flat)
+            drawn.replace(
+                self._written(theirs, min(len(places), len(flat) * self.layout.group)), groups, flat
+            )
         return drawn
 
     def _written(self, places: Sequence[int], most: int) -> Drawn:
@@ -205,7 +216,10 @@ class RolloutWindows:
         samples, scored = self.generator.judged(table, owners, requests, completions, forwards)
         written = dict(zip(places, zip(owners, requests, completions, strict=True), strict=True))
         return Drawn(
-            written, self._share(places, owners, completions, scored), (samples, scored), list(scored.problems)
+            written,
+            self._share(places, owners, completions, scored),
+            (samples, scored),
+            list(scored.problems),
         )
 
     def _total(self, values: Sequence[float]) -> list[float]:
@@ -252,7 +266,9 @@ class RolloutWindows:
         is_scored = bool(drawn.judged.judged[place])
         has_loss = is_scored and (completion.ended or not self.algorithm.masks_truncated)
         advantage = float(drawn.advantages[place])
-        return Answer(owner, request.prompt, completion.tokens, completion.logprobs, advantage, is_scored, has_loss)
+        return Answer(
+            owner, request.prompt, completion.tokens, completion.logprobs, advantage, is_scored, has_loss
+        )
 
     def _batches(self, answers: Mapping[int, Answer | None]) -> list[list[Batch]]:
         """Return micro-batches by update and micro-step, with the precomputed fields.
@@ -289,10 +305,18 @@ class RolloutWindows:
 def _nothing_learnt(judged: Judged, spread: Tensor, compares: bool) -> list[Diagnostic]:
     """Warn if no group of a rollout has two different scores."""
     if not bool(judged.judged.any()):
-        what, hint = "no answer of this rollout was judged: nothing is learnt of it", "see why the rewards left all out"
+        what, hint = (
+            "no answer of this rollout was judged: nothing is learnt of it",
+            "see why the rewards left all out",
+        )
     elif compares and bool((spread == 0).all()):
-        what = "within each group all rewards are equal: every advantage is 0 and nothing is learnt of this rollout"
-        hint = "num_generations of 2 and more, a temperature above 0, or a reward that tells these answers apart"
+        what = (
+            "within each group all rewards are equal: every advantage is 0 and nothing is learnt of this"
+            " rollout"
+        )
+        hint = (
+            "num_generations of 2 and more, a temperature above 0, or a reward that tells these answers apart"
+        )
     else:
         return []
     return [codes.ROLLOUT_NO_SPREAD(what, "training.rollout", hint=hint, severity=Severity.WARNING)]

@@ -87,16 +87,24 @@ def _not_built(config: Config, error: Exception) -> Diagnostic:
     if isinstance(error, (ValueError, ImportError)) and (m.attn_implementation != "auto" or not odd):
         what = "the model cannot be built with this attention"
         hint = "attn_implementation: auto (or eager, sdpa)"
-        return codes.MODEL_ATTENTION(what, "model.attn_implementation", f"{m.attn_implementation}: {lines}"[:400], hint)  # fmt: skip
+        return codes.MODEL_ATTENTION(
+            what, "model.attn_implementation", f"{m.attn_implementation}: {lines}"[:400], hint
+        )
     found = f"{', '.join(odd) or 'its sizes'}: {type(error).__name__}: {lines}"[:400]
-    return models_codes.MODELS_BAD_CONFIG("this model cannot be built from its config", _where(config), found, _HINT)
+    return models_codes.MODELS_BAD_CONFIG(
+        "this model cannot be built from its config", _where(config), found, _HINT
+    )
 
 
 def _numbers(config: Config, plan: Plan, root: RootModule) -> None:
     """Reject numbers that every class accepts but that nothing can be computed with."""
     if wrong := impossible(model_config(config.model, current())):
         what = "no step can be computed with these numbers of the model's config"
-        raise ConfigError(models_codes.MODELS_BAD_CONFIG(what, _where(config), ", ".join(wrong), "epsilons above 0, dropouts from 0 to 1"))  # fmt: skip
+        raise ConfigError(
+            models_codes.MODELS_BAD_CONFIG(
+                what, _where(config), ", ".join(wrong), "epsilons above 0, dropouts from 0 to 1"
+            )
+        )
 
 
 def _frequencies(config: Config, plan: Plan, root: RootModule) -> None:
@@ -113,9 +121,19 @@ def _frequencies(config: Config, plan: Plan, root: RootModule) -> None:
         made = kind(config=root.hf.config.get_text_config())
         wrong = [name for name, buffer in made.named_buffers() if not bool(torch.isfinite(buffer).all())]
         if wrong:
-            what, found = "the rotary positions of this model's config are no numbers", f"{kind.__name__}: {wrong[0]}"
+            what, found = (
+                "the rotary positions of this model's config are no numbers",
+                f"{kind.__name__}: {wrong[0]}",
+            )
             rope = getattr(made.config, "rope_parameters", None)
-            raise ConfigError(models_codes.MODELS_BAD_CONFIG(what, _where(config), f"{found} of {rope}"[:400], "rope_theta: 10000, with a factor of 1 or more"))  # fmt: skip
+            raise ConfigError(
+                models_codes.MODELS_BAD_CONFIG(
+                    what,
+                    _where(config),
+                    f"{found} of {rope}"[:400],
+                    "rope_theta: 10000, with a factor of 1 or more",
+                )
+            )
 
 
 def _where(config: Config) -> str:
@@ -181,5 +199,7 @@ def _stages(config: Config, plan: Plan, root: RootModule) -> None:
     values = {**load_hf_config(config.model).to_dict()}
     small = shrunk(values, layers=2 * _STAGES) | {"vocab_size": 256, "pad_token_id": None}
     source = config.model.model_copy(update={"name_or_path": None, "config": small})
-    whole = HFModelFactory(source, Role.POLICY, attention=plan.attention, device="cpu")(BuildOptions(fused=False))
+    whole = HFModelFactory(source, Role.POLICY, attention=plan.attention, device="cpu")(
+        BuildOptions(fused=False)
+    )
     stages.split(whole, _STAGES, range(_STAGES))

@@ -48,7 +48,12 @@ def answers(request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         return
     # Checks without imports come first, so that they are known even if a trial hangs
     looked = look(config, current(), plan)
-    reply: dict[str, Any] = {"looked": [d.to_json() for d in looked.found], "tried": [], "asked": {}, "under_way": ""}
+    reply: dict[str, Any] = {
+        "looked": [d.to_json() for d in looked.found],
+        "tried": [],
+        "asked": {},
+        "under_way": "",
+    }
     reply["imported"] = [name for name in ("torch", "transformers") if name in sys.modules]
     yield reply
     formats = looked.formats
@@ -67,7 +72,9 @@ def answers(request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         if name == DATASETS:
             continue
         yield {**reply, "under_way": name}
-        reply["tried"].append({"name": name, "found": [d.to_json() for d in _tried(name, config, plan, formats)]})
+        reply["tried"].append(
+            {"name": name, "found": [d.to_json() for d in _tried(name, config, plan, formats)]}
+        )
     yield reply
 
 
@@ -77,7 +84,9 @@ def _write(answer: Path, reply: dict[str, Any]) -> None:
     os.replace(staged, answer)
 
 
-def _tried(name: str, config: Config, plan: Plan | None, formats: frozenset[str] = frozenset()) -> list[Diagnostic]:
+def _tried(
+    name: str, config: Config, plan: Plan | None, formats: frozenset[str] = frozenset()
+) -> list[Diagnostic]:
     """Return the diagnostics of one trial. Any other exception is one too, since every rank will run the same
     code.
     """
@@ -95,7 +104,10 @@ def _tried(name: str, config: Config, plan: Plan | None, formats: frozenset[str]
         return [replace(finding, where=finding.where or _KEYS[name]) for finding in error.diagnostics]
     except (Exception, SystemExit) as error:  # a library's own error, without a code
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        what, found = f"the {name} cannot be had", f"{type(error).__name__}: {lines[0] if lines else ''}"[:400]
+        what, found = (
+            f"the {name} cannot be had",
+            f"{type(error).__name__}: {lines[0] if lines else ''}"[:400],
+        )
         return [codes.TRIAL_FAILED(what, _KEYS[name], found, "what its message asks for, or another value")]
 
 
@@ -154,14 +166,24 @@ def _compile(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
     from torch._inductor import list_mode_options
 
     t = config.training
-    backends = [name for name in list_backends(exclude_tags=()) if "TESTING" not in name and "minifier" not in name]
+    backends = [
+        name for name in list_backends(exclude_tags=()) if "TESTING" not in name and "minifier" not in name
+    ]
     modes = list(list_mode_options())
     if t.torch_compile_backend not in (None, *backends):
-        yield codes.TRAIN_COMPILE_BACKEND("torch has no such compile backend here", "training.torch_compile_backend",
-                         str(t.torch_compile_backend), f"one of {', '.join(backends)}")  # fmt: skip
+        yield codes.TRAIN_COMPILE_BACKEND(
+            "torch has no such compile backend here",
+            "training.torch_compile_backend",
+            str(t.torch_compile_backend),
+            f"one of {', '.join(backends)}",
+        )
     if t.torch_compile_mode not in (None, "default", *modes):
-        yield codes.TRAIN_COMPILE_MODE("torch.compile has no such mode", "training.torch_compile_mode",
-                         str(t.torch_compile_mode), f"one of {', '.join(modes)}")  # fmt: skip
+        yield codes.TRAIN_COMPILE_MODE(
+            "torch.compile has no such mode",
+            "training.torch_compile_mode",
+            str(t.torch_compile_mode),
+            f"one of {', '.join(modes)}",
+        )
 
 
 def _tokenizer(config: Config, formats: frozenset[str]) -> Iterator[Diagnostic]:
@@ -176,7 +198,13 @@ def _model(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
         model_config(config.model, current())
     except PacelineError as error:
         first = error.diagnostics[0]
-        yield codes.TRIAL_NOT_HERE(f"the model's class was not looked at: {first.what}", first.where, first.found, first.hint, Severity.NOTE)  # fmt: skip
+        yield codes.TRIAL_NOT_HERE(
+            f"the model's class was not looked at: {first.what}",
+            first.where,
+            first.found,
+            first.hint,
+            Severity.NOTE,
+        )
         return
     from paceline.training.trial.model import try_model
 

@@ -29,7 +29,10 @@ def try_tokenizer(config: Config, formats: Set[str]) -> Iterator[Diagnostic]:
         try:
             yield from (_at(key, finding) for finding in part(config, formats))
         except PacelineError as error:
-            yield from (_at("model.chat_template" if config.model.chat_template else key, d) for d in error.diagnostics)
+            yield from (
+                _at("model.chat_template" if config.model.chat_template else key, d)
+                for d in error.diagnostics
+            )
 
 
 def _rendering(config: Config, formats: Set[str]) -> list[Diagnostic]:
@@ -58,4 +61,6 @@ def _at(key: str, finding: Diagnostic) -> Diagnostic:
     """Return the diagnostic with a config key as its place; a folder named there moves to ``found``."""
     if field_of(finding.where) is not None:
         return finding
-    return replace(finding, where=key, found=f"{finding.where}: {finding.found}" if finding.where else finding.found)
+    return replace(
+        finding, where=key, found=f"{finding.where}: {finding.found}" if finding.where else finding.found
+    )

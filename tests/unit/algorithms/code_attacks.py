@@ -1,7 +1,8 @@
 """Programs that try to harm the machine they run on. ``reached`` in what one prints: it got where it may not.
 
-As a program (``python code_attacks.py FOLDER``) it runs all of them as the user who calls it and prints what came of them, as JSON; only the standard
-library and the sandbox are imported, so that any Python of the machine can.
+As a program (``python code_attacks.py FOLDER``) it runs all of them as the user who calls it and prints what
+came of them, as JSON; only the standard library and the sandbox are imported, so that any Python of the
+machine can.
 """
 
 from __future__ import annotations
@@ -13,8 +14,12 @@ import sys
 from pathlib import Path
 
 LIBC = "import ctypes, os, sys\nlibc = ctypes.CDLL(None, use_errno=True)\nS = libc.syscall\n"
-FILL = "import os\nn = 0\ntry:\n    while n < 100000:\n        {0}\n        n += 1\nexcept OSError: pass\nassert n > {1}, n\nprint('reached')"
-# {canary}: a folder of this user with a file `secret`, `tool` (executable) and a folder `inner`; {pid}: a process of this user; {port}: it listens on this machine
+FILL = (
+    "import os\nn = 0\ntry:\n    while n < 100000:\n        {0}\n        n += 1\nexcept OSError: pass\nassert"
+    " n > {1}, n\nprint('reached')"
+)
+# {canary}: a folder of this user with a file `secret`, `tool` (executable) and a folder `inner`; {pid}: a
+# process of this user; {port}: it listens on this machine
 ATTACKS = {
     "overwrite": "open('{canary}/secret', 'w').write('x')",
     "append": "open('{canary}/secret', 'a').write('x')",
@@ -30,12 +35,18 @@ ATTACKS = {
     "symlink_out": "import os; os.symlink('{canary}/secret', '/tmp/l'); open('/tmp/l', 'w')",
     "up_and_out": "import os; os.chdir('/tmp'); open('../' * 20 + '{canary}/secret', 'w')",
     "read": "assert 'kept' in open('{canary}/secret').read()",
-    "read_home": "import os; assert [p for p in ('.ssh', '.bashrc', '.profile', '.cache', '.config') if os.path.exists(os.path.join('{home}', p))]",
+    "read_home": (
+        "import os; assert [p for p in ('.ssh', '.bashrc', '.profile', '.cache', '.config') if"
+        " os.path.exists(os.path.join('{home}', p))]"
+    ),
     "read_shadow": "open('/etc/shadow').read()",
     "read_passwd": "open('/etc/passwd').read()",
     "list_home": "import os; assert set(os.listdir('{home}')) - {{'.pyenv', '.local', '.venv', 'venv'}}",
     "list_var": "import os; os.listdir('/var')",
-    "list_tmp_of_others": "import os, sys; assert set(os.listdir('/tmp')) - {{p.split('/')[2] for p in sys.path if p.startswith('/tmp/')}}",
+    "list_tmp_of_others": (
+        "import os, sys; assert set(os.listdir('/tmp')) - {{p.split('/')[2] for p in sys.path if"
+        " p.startswith('/tmp/')}}"
+    ),
     "write_root": "open('/x', 'w')",
     "write_usr": "open('/usr/x', 'w')",
     "write_usr_lib": "import os; open(os.path.dirname(os.__file__) + '/x', 'w')",
@@ -48,8 +59,14 @@ ATTACKS = {
     "chroot": "import os; os.chroot('/tmp')",
     "new_user_namespace": LIBC + "assert libc.unshare(0x10000000) == 0",
     "new_mount_namespace": LIBC + "assert libc.unshare(0x20000) == 0",
-    "clone_user_namespace": LIBC + "r = S(56, 0x10000000 | 17, 0, 0, 0, 0)\nif r == 0: os._exit(0)\nassert r > 0",
-    "clone3": LIBC + "a = (ctypes.c_uint64 * 11)(0x10000000, 0, 0, 0, 17)\nr = S(435, ctypes.byref(a), 88)\nif r == 0: os._exit(0)\nassert r > 0",
+    "clone_user_namespace": (
+        LIBC + "r = S(56, 0x10000000 | 17, 0, 0, 0, 0)\nif r == 0: os._exit(0)\nassert r > 0"
+    ),
+    "clone3": (
+        LIBC
+        + "a = (ctypes.c_uint64 * 11)(0x10000000, 0, 0, 0, 17)\nr = S(435, ctypes.byref(a), 88)\nif r == 0:"
+        " os._exit(0)\nassert r > 0"
+    ),
     "fork": "import os\nif os.fork() == 0: os._exit(0)",
     "spawn": "import os; os.posix_spawn('/bin/true', ['true'], {{}})",
     "subprocess": "import subprocess; subprocess.run(['/bin/true'], check=True)",
@@ -62,7 +79,10 @@ ATTACKS = {
     "queue_signal": LIBC + "i = (ctypes.c_int * 32)(9, 0, -1)\nassert S(129, {pid}, 9, ctypes.byref(i)) == 0",
     "limit_another": "import resource; resource.prlimit({pid}, resource.RLIMIT_CPU, (1, 1))",
     "trace": LIBC + "assert libc.ptrace(16, {pid}, 0, 0) == 0",
-    "read_memory": LIBC + "b = ctypes.create_string_buffer(8); v = (ctypes.c_uint64 * 2)(ctypes.addressof(b), 8)\nassert S(310, {pid}, ctypes.byref(v), 1, ctypes.byref(v), 1, 0) > 0",
+    "read_memory": (
+        LIBC + "b = ctypes.create_string_buffer(8); v = (ctypes.c_uint64 * 2)(ctypes.addressof(b), 8)\nassert"
+        " S(310, {pid}, ctypes.byref(v), 1, ctypes.byref(v), 1, 0) > 0"
+    ),
     "proc": "import os; assert [p for p in os.listdir('/proc') if p.isdigit() and p != '1']",
     "proc_environ": "open('/proc/{pid}/environ').read()",
     "sysctl": "open('/proc/sys/kernel/hostname', 'w').write('x')",
@@ -76,7 +96,10 @@ ATTACKS = {
     "kernel_crypto": "import socket; socket.socket(socket.AF_ALG, socket.SOCK_SEQPACKET)",
     "abstract_socket": "import socket; s = socket.socket(socket.AF_UNIX); s.connect('\\0{abstract}')",
     "path_socket": "import socket; s = socket.socket(socket.AF_UNIX); s.connect('{canary}/socket')",
-    "bring_up_loopback": "import fcntl, socket, struct; fcntl.ioctl(socket.socket(), 0x8914, struct.pack('16sh22x', b'lo', 1 | 64))",
+    "bring_up_loopback": (
+        "import fcntl, socket, struct; fcntl.ioctl(socket.socket(), 0x8914, struct.pack('16sh22x', b'lo', 1 |"
+        " 64))"
+    ),
     "keyring": LIBC + "assert S(248, b'user', b'paceline', b'x', 1, -4) > 0",
     "bpf": LIBC + "assert S(321, 0, ctypes.create_string_buffer(128), 128) >= 0",
     "userfaultfd": LIBC + "assert S(323, 0) >= 0",
@@ -90,13 +113,21 @@ ATTACKS = {
     "high_priority": "import os; os.setpriority(os.PRIO_PROCESS, 0, -10)",
     "raise_limits": "import resource; resource.setrlimit(resource.RLIMIT_CPU, (1000, 1000))",
     "become_root": "import os; os.setuid(0); assert os.getuid() != 65534",
-    "capabilities": LIBC + "h = (ctypes.c_uint32 * 2)(0x20080522, 0); d = (ctypes.c_uint32 * 6)()\nlibc.capget(ctypes.byref(h), ctypes.byref(d)); assert d[0] or d[1] or d[3] or d[4]",
+    "capabilities": (
+        LIBC + "h = (ctypes.c_uint32 * 2)(0x20080522, 0); d = (ctypes.c_uint32 *"
+        " 6)()\nlibc.capget(ctypes.byref(h), ctypes.byref(d)); assert d[0] or d[1] or d[3] or d[4]"
+    ),
     "privileges": LIBC + "assert libc.prctl(39, 0, 0, 0, 0) != 1",
     "groups": "import os; assert set(os.getgroups()) - {{65534}}",
     "terminal": "open('/dev/tty', 'w')",
     "disk": "import os; open('/dev/vda', 'rb').read(1)",
-    "environment": "import os; assert [n for n in os.environ if n in ('A_TOKEN', 'USER', 'LOGNAME', 'PYTHONPATH')]",
-    "open_files": "import os\nfor n in range(3, 1024):\n    try: os.fstat(n); print('reached', n)\n    except OSError: pass\nraise SystemExit(1)",
+    "environment": (
+        "import os; assert [n for n in os.environ if n in ('A_TOKEN', 'USER', 'LOGNAME', 'PYTHONPATH')]"
+    ),
+    "open_files": (
+        "import os\nfor n in range(3, 1024):\n    try: os.fstat(n); print('reached', n)\n    except OSError:"
+        " pass\nraise SystemExit(1)"
+    ),
     "one_big_file": "open('big', 'wb').write(b'x' * (2 << 20))",
     "many_bytes": FILL.format("open(f'/tmp/{{n}}', 'wb').write(b'x' * (1 << 20))", 64),
     "many_files": FILL.format("open(f'/tmp/{{n}}', 'x').close()", 1000),
@@ -104,10 +135,13 @@ ATTACKS = {
     "many_links": FILL.format("os.symlink('x' * 200, f'/tmp/{{n}}')", 1000),
     "much_memory": "x = bytearray(1 << 30)",
     "much_memory_in_threads": "import mmap\nx = [mmap.mmap(-1, 1 << 26) for _ in range(20)]",
-    "many_threads": "import threading, time\nthreading.stack_size(1 << 15)\nfor _ in range(500): threading.Thread(target=time.sleep, args=(3,), daemon=True).start()",
+    "many_threads": (
+        "import threading, time\nthreading.stack_size(1 << 15)\nfor _ in range(500):"
+        " threading.Thread(target=time.sleep, args=(3,), daemon=True).start()"
+    ),
     "many_open_files": "import os\nx = [os.open('/dev/null', 0) for _ in range(200)]",
     "core_dump": "import os, resource\nresource.setrlimit(resource.RLIMIT_CORE, (-1, -1)); os.abort()",
-}  # fmt: skip
+}
 REACHED = "reached"
 
 
@@ -127,7 +161,9 @@ def fingerprint(folder: Path) -> str:
     found = hashlib.sha256()
     for path in sorted([folder, *folder.rglob("*")]):
         info = path.lstat()
-        found.update(f"{path} {info.st_mode} {info.st_uid} {info.st_gid} {info.st_mtime_ns} {info.st_nlink}".encode())
+        found.update(
+            f"{path} {info.st_mode} {info.st_uid} {info.st_gid} {info.st_mtime_ns} {info.st_nlink}".encode()
+        )
         found.update(path.read_bytes() if path.is_file() else b"")
     return found.hexdigest()
 
@@ -137,7 +173,13 @@ def attack(folder: Path, pid: int, port: int, abstract: str, names: list[str]) -
     from paceline.algorithms.rewards.sandbox.client import Sandbox
 
     said = {}
-    values = {"canary": folder / "canary", "home": Path.home(), "pid": pid, "port": port, "abstract": abstract}
+    values = {
+        "canary": folder / "canary",
+        "home": Path.home(),
+        "pid": pid,
+        "port": port,
+        "abstract": abstract,
+    }
     with Sandbox() as sandbox:
         for name in names:
             program = ATTACKS[name].format(**values) + "\nprint('reached')"

@@ -17,7 +17,17 @@ def pair_batch(lengths: list[int], ids: list[int], margins: list[float]) -> Batc
         bounds.append(bounds[-1] + length)
     cu = torch.tensor(bounds, dtype=torch.int32)
     extras = {"margin": torch.tensor(margins, dtype=torch.float64)}
-    return Batch(torch.zeros(1, total, dtype=torch.int64), labels, labels, cu, max(lengths), torch.tensor(ids), 1, group=2, extras=extras)  # fmt: skip
+    return Batch(
+        torch.zeros(1, total, dtype=torch.int64),
+        labels,
+        labels,
+        cu,
+        max(lengths),
+        torch.tensor(ids),
+        1,
+        group=2,
+        extras=extras,
+    )
 
 
 def batch_of(pairs: int, filler: bool = True) -> tuple[Batch, Tensor]:

@@ -11,7 +11,9 @@ from paceline.protocols.rollout import RolloutAnswers, Sum
 
 
 class Rank:
-    """Sums over ranks that are run one after the other, twice: the second time everybody's numbers are known."""
+    """Sums over ranks that are run one after the other, twice: the second time everybody's numbers are
+    known.
+    """
 
     def __init__(self, rank: int, shared: dict[int, dict[int, list[float]]]) -> None:
         self.rank, self.shared, self.calls = rank, shared, 0
@@ -26,6 +28,12 @@ def alone(total: Sum = list, **known: Any) -> RolloutAnswers:
     """What one rank is told of a rollout; ``known`` in place of nothing."""
     nothing = torch.zeros(0)
     return RolloutAnswers(
-        **{"advantages": nothing, "groups": nothing.long(), "is_scored": nothing.bool(), "places": [], **known},
+        **{
+            "advantages": nothing,
+            "groups": nothing.long(),
+            "is_scored": nothing.bool(),
+            "places": [],
+            **known,
+        },
         total=total,
     )

@@ -1,6 +1,8 @@
-"""Losses and statistics of TRL's own trainers (1.16) on one batch of the same model, from the same rows through each side's tokenisation.
+"""Losses and statistics of TRL's own trainers (1.16) on one batch of the same model, from the same rows
+through each side's tokenisation.
 
-TRL is no dependency: ``pip install trl==1.16.0`` beside Paceline, then ``pytest tests/unit/algorithms/test_against_trl.py``; skipped without.
+TRL is no dependency: ``pip install trl==1.16.0`` beside Paceline, then
+``pytest tests/unit/algorithms/test_against_trl.py``; skipped without.
 """
 
 from __future__ import annotations
@@ -27,9 +29,15 @@ pytest.importorskip("trl", reason="needs trl 1.16, which is no dependency")
 pytestmark = pytest.mark.filterwarnings("ignore")
 PAIRS, BOUND = 12, 1e-5
 SHAPE = {
-    "vocab_size": 320, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "max_position_embeddings": 256, "pad_token_id": 0,
-}  # fmt: skip
+    "vocab_size": 320,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+}
 
 
 @pytest.fixture
@@ -45,12 +53,19 @@ def job(tmp_path: Path, tokenizer_dir: Path) -> SimpleNamespace:
         LlamaForCausalLM(LlamaConfig(**SHAPE, initializer_range=0.3)).save_pretrained(folder)
         folders.append(str(folder))
     flags = {
-        "model.name_or_path": folders[0], "model.tokenizer": str(tokenizer_dir), "data.train": str(write_pairs(tmp_path / "pairs.json", PAIRS)),
-        "data.max_length": 128, "training.algorithm": "dpo",
-    }  # fmt: skip
+        "model.name_or_path": folders[0],
+        "model.tokenizer": str(tokenizer_dir),
+        "data.train": str(write_pairs(tmp_path / "pairs.json", PAIRS)),
+        "data.max_length": 128,
+        "training.algorithm": "dpo",
+    }
     config = load_config(None, flags=flags).config
-    prepared = prepare(config.data, config.model, seed=0, cache_dir=tmp_path / "cache", kind=row_kind("pairs"))
-    source = PackedSource(prepared.train, seq_len=128, packing=False, seed=0, pad_token_id=prepared.pad_token_id, shuffle=False)  # fmt: skip
+    prepared = prepare(
+        config.data, config.model, seed=0, cache_dir=tmp_path / "cache", kind=row_kind("pairs")
+    )
+    source = PackedSource(
+        prepared.train, seq_len=128, packing=False, seed=0, pad_token_id=prepared.pad_token_id, shuffle=False
+    )
     rows = [
         {
             "prompt": [{"role": "user", "content": row["prompt"]}],
@@ -62,8 +77,13 @@ def job(tmp_path: Path, tokenizer_dir: Path) -> SimpleNamespace:
     ]
     tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer_dir)
     return SimpleNamespace(
-        config=config, folders=folders, batch=source.batch(0, list(range(PAIRS))), rows=Dataset.from_list(rows), tokenizer=tokenizer, out=str(tmp_path / "trl")
-    )  # fmt: skip
+        config=config,
+        folders=folders,
+        batch=source.batch(0, list(range(PAIRS))),
+        rows=Dataset.from_list(rows),
+        tokenizer=tokenizer,
+        out=str(tmp_path / "trl"),
+    )
 
 
 def module(job: SimpleNamespace, role: Role, folder: str) -> Any:
@@ -71,7 +91,16 @@ def module(job: SimpleNamespace, role: Role, folder: str) -> Any:
 
 
 def arguments(kind: type, job: SimpleNamespace, **options: Any) -> Any:
-    return kind(output_dir=job.out, use_cpu=True, bf16=False, report_to="none", per_device_train_batch_size=PAIRS, gradient_checkpointing=False, max_length=128, **options)  # fmt: skip
+    return kind(
+        output_dir=job.out,
+        use_cpu=True,
+        bf16=False,
+        report_to="none",
+        per_device_train_batch_size=PAIRS,
+        gradient_checkpointing=False,
+        max_length=128,
+        **options,
+    )
 
 
 def collated(trainer: Any) -> dict[str, torch.Tensor]:
@@ -113,7 +142,9 @@ def test_reward_trainer(job: SimpleNamespace, center: float | None) -> None:
     theirs: Any = AutoModelForSequenceClassification.from_pretrained(f"{job.out}-start", dtype=torch.float32)
     theirs.config.pad_token_id = job.tokenizer.pad_token_id
     options = arguments(RewardConfig, job, center_rewards_coefficient=center)
-    trainer = RewardTrainer(model=theirs, args=options, train_dataset=job.rows, processing_class=job.tokenizer)
+    trainer = RewardTrainer(
+        model=theirs, args=options, train_dataset=job.rows, processing_class=job.tokenizer
+    )
     inputs = collated(trainer)
     same_tokens(inputs, job.batch)
     theirs.eval()
@@ -144,7 +175,13 @@ def test_dpo_trainer(job: SimpleNamespace, ours: dict[str, Any], theirs: dict[st
     load: Any = AutoModelForCausalLM.from_pretrained
     policy, reference = (load(folder, dtype=torch.float32) for folder in job.folders)
     options = arguments(DPOConfig, job, beta=0.2, **theirs)
-    trainer = DPOTrainer(model=policy, ref_model=reference, args=options, train_dataset=job.rows, processing_class=job.tokenizer)  # fmt: skip
+    trainer = DPOTrainer(
+        model=policy,
+        ref_model=reference,
+        args=options,
+        train_dataset=job.rows,
+        processing_class=job.tokenizer,
+    )
     inputs = collated(trainer)
     same_tokens(inputs, job.batch)
     policy.eval()

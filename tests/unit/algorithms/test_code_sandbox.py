@@ -1,5 +1,5 @@
-"""The sandbox of programs that a model wrote: no attack on the machine gets through, as root and as an ordinary user, and where there is no sandbox
-nothing runs."""
+"""The sandbox of programs that a model wrote: no attack on the machine gets through, as root and as an
+ordinary user, and where there is no sandbox nothing runs."""
 
 from __future__ import annotations
 
@@ -59,9 +59,11 @@ def test_a_python_that_lies_below_the_program_s_own_folders_is_read_and_not_writ
         (Path(folder) / "secret").write_text("not to be seen")
         monkeypatch.setattr(client, "readable_folders", lambda: [*readable_folders(), str(inner)])
         program = (
-            f"import os, sys\nsys.path.append({str(inner)!r})\nimport there\nprint(there.X, os.path.exists({folder + '/secret'!r}))\n"
-            f"for act in (lambda: open({str(inner / 'there.py')!r}, 'a'), lambda: open({str(inner / 'new')!r}, 'w'), lambda: os.unlink({str(inner / 'there.py')!r})):\n"
-            f"    try: act(); print('written')\n    except OSError as e: print(e.errno in (13, 30))\nopen({parent + '/own'!r}, 'w').write('x')\nprint('own')"
+            f"import os, sys\nsys.path.append({str(inner)!r})\nimport there\nprint(there.X,"
+            f" os.path.exists({folder + '/secret'!r}))\nfor act in (lambda: open({str(inner / 'there.py')!r},"
+            f" 'a'), lambda: open({str(inner / 'new')!r}, 'w'), lambda:"
+            f" os.unlink({str(inner / 'there.py')!r})):\n    try: act(); print('written')\n    except OSError"
+            f" as e: print(e.errno in (13, 30))\nopen({parent + '/own'!r}, 'w').write('x')\nprint('own')"
         )
         with Sandbox() as sandbox:
             for _ in range(2):  # each program has its own folders
@@ -70,7 +72,9 @@ def test_a_python_that_lies_below_the_program_s_own_folders_is_read_and_not_writ
         assert sorted(os.listdir(inner)) == ["there.py"] and (inner / "there.py").read_text() == "X = 7\n"
 
 
-def test_no_attack_gets_through(tmp_path: Path, listener: tuple[int, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_attack_gets_through(
+    tmp_path: Path, listener: tuple[int, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert len(ATTACKS) >= 80
     monkeypatch.setenv("A_TOKEN", "of-this-user")
     plant(tmp_path)
@@ -83,7 +87,9 @@ def test_no_attack_gets_through(tmp_path: Path, listener: tuple[int, str], monke
         bystander.kill()
     assert said == {} and alive
     assert fingerprint(tmp_path) == before
-    left = {name for name in set(os.listdir(tempfile.gettempdir())) - others if name.startswith("paceline-code-")}
+    left = {
+        name for name in set(os.listdir(tempfile.gettempdir())) - others if name.startswith("paceline-code-")
+    }
     assert not left, "the sandbox has left files behind"
 
 
@@ -96,12 +102,27 @@ def test_no_attack_of_another_user_gets_through(listener: tuple[int, str]) -> No
         os.chown(folder, OTHER_USER, OTHER_USER)
         script = Path(__file__).with_name("code_attacks.py")
         # the bystander is of the same user: what the program may signal outside of a sandbox
-        with subprocess.Popen(["sleep", "100"], user=OTHER_USER, group=OTHER_USER, extra_groups=[]) as bystander:
+        with subprocess.Popen(
+            ["sleep", "100"], user=OTHER_USER, group=OTHER_USER, extra_groups=[]
+        ) as bystander:
             argv = [python, "-s", str(script), str(folder), str(bystander.pid), str(listener[0]), listener[1]]
-            env = {"PYTHONPATH": str(ROOT), "HOME": str(folder), "A_TOKEN": "x", "PYTHONDONTWRITEBYTECODE": "1"}
+            env = {
+                "PYTHONPATH": str(ROOT),
+                "HOME": str(folder),
+                "A_TOKEN": "x",
+                "PYTHONDONTWRITEBYTECODE": "1",
+            }
             done = subprocess.run(
-                argv, user=OTHER_USER, group=OTHER_USER, extra_groups=[], env=env, cwd="/", capture_output=True, text=True, timeout=200,
-            )  # fmt: skip
+                argv,
+                user=OTHER_USER,
+                group=OTHER_USER,
+                extra_groups=[],
+                env=env,
+                cwd="/",
+                capture_output=True,
+                text=True,
+                timeout=200,
+            )
             alive = bystander.poll() is None
             bystander.kill()
     finally:
@@ -113,9 +134,18 @@ def test_no_attack_of_another_user_gets_through(listener: tuple[int, str]) -> No
 def _python_for(uid: int) -> str:
     """A Python that another user may run, with this checkout at hand."""
     for python in (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"):
-        words = "import sys; sys.path.insert(0, sys.argv[1]); assert sys.version_info >= (3, 11); import paceline"
+        words = (
+            "import sys; sys.path.insert(0, sys.argv[1]); assert sys.version_info >= (3, 11); import paceline"
+        )
         try:
-            if not subprocess.run([python, "-c", words, str(ROOT)], user=uid, group=uid, extra_groups=[], cwd="/", capture_output=True).returncode:  # fmt: skip
+            if not subprocess.run(
+                [python, "-c", words, str(ROOT)],
+                user=uid,
+                group=uid,
+                extra_groups=[],
+                cwd="/",
+                capture_output=True,
+            ).returncode:
                 return python
         except OSError:
             continue
@@ -142,7 +172,7 @@ except ConfigError as error:
 reward = CodeReward(True, seconds=1)
 said = {{name: reward([Sample("", program, {{"tests": "assert f(2) == 4"}})])[0] for name, program in eval(sys.argv[1]).items()}}
 print(said)
-"""
+"""  # noqa: E501
 
 
 def test_without_namespaces_nothing_runs_unless_it_is_allowed_to(tmp_path: Path) -> None:
@@ -162,7 +192,12 @@ def test_without_namespaces_nothing_runs_unless_it_is_allowed_to(tmp_path: Path)
         "hangs": "while True: pass",
     }
     before = fingerprint(tmp_path)
-    done = subprocess.run([sys.executable, "-c", WITHOUT_NAMESPACES, repr(programs)], capture_output=True, text=True, timeout=100)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_NAMESPACES, repr(programs)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
     assert done.returncode == 0, done.stderr
     assert not list(Path(tempfile.gettempdir()).glob("paceline-code-*")), "a folder was left behind"
     refused, said = done.stdout.splitlines()
@@ -184,7 +219,10 @@ def test_a_private_umask_of_the_process_that_trains_does_not_matter() -> None:
 
 
 def test_root_who_is_alone_in_a_container_gets_a_sandbox_too() -> None:
-    words = WITHOUT_NAMESPACES.partition('open("/proc/sys/user')[0] + "check_isolation()\nprint(os.getuid(), 'works')"
+    words = (
+        WITHOUT_NAMESPACES.partition('open("/proc/sys/user')[0]
+        + "check_isolation()\nprint(os.getuid(), 'works')"
+    )
     done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, timeout=100)
     assert done.stdout == "0 works\n", done.stderr
 
@@ -193,7 +231,10 @@ def test_many_at_once_and_one_after_the_other_share_nothing() -> None:
     python = {
         path.split("/")[2] for path in readable_folders() if path.startswith("/tmp/")
     }  # a venv that lies there is on the way to it
-    program = f"import os\nn = int(input())\nprint(sorted(set(os.listdir('/tmp')) - {python or set()}), os.listdir('/dev/shm'), os.getpid())\nopen('/tmp/a', 'w'); open('/dev/shm/b', 'w')\nprint(n)"
+    program = (
+        f"import os\nn = int(input())\nprint(sorted(set(os.listdir('/tmp')) - {python or set()}),"
+        " os.listdir('/dev/shm'), os.getpid())\nopen('/tmp/a', 'w'); open('/dev/shm/b', 'w')\nprint(n)"
+    )
 
     def some(number: int) -> list[str]:
         with Sandbox() as sandbox:
@@ -207,9 +248,11 @@ def test_many_at_once_and_one_after_the_other_share_nothing() -> None:
 @pytest.mark.parametrize("sends", [signal.SIGKILL, signal.SIGTERM])
 def test_nothing_outlives_the_process_that_trains(sends: int) -> None:
     code = (
-        f"import sys; sys.path.insert(0, {str(ROOT)!r})\nimport threading, subprocess\nfrom paceline.algorithms.rewards.sandbox import client\n"
-        "class P(subprocess.Popen):\n    def __init__(self, *a, **k):\n        super().__init__(*a, **k)\n        print(self.pid, flush=True)\nclient.subprocess.Popen = P\n"
-        "s = client.Sandbox()\nprint('up', flush=True)\ns.output('import time; time.sleep(60)', '', seconds=50, memory_bytes=512 << 20)\n"
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\nimport threading, subprocess\nfrom"
+        " paceline.algorithms.rewards.sandbox import client\nclass P(subprocess.Popen):\n    def"
+        " __init__(self, *a, **k):\n        super().__init__(*a, **k)\n        print(self.pid,"
+        " flush=True)\nclient.subprocess.Popen = P\ns = client.Sandbox()\nprint('up',"
+        " flush=True)\ns.output('import time; time.sleep(60)', '', seconds=50, memory_bytes=512 << 20)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as trainer:
         assert trainer.stdout is not None
@@ -268,7 +311,9 @@ def test_answers_are_judged_side_by_side_and_each_gets_its_own_verdict() -> None
 
     reward = CodeReward(False, 4, seconds=2)
     tests = "assert f(1) == {0}\nassert f(2) == {0}"
-    samples = [Sample("", f"def f(x): return {i}", {"tests": tests.format(i if i % 3 else -1)}) for i in range(24)]
+    samples = [
+        Sample("", f"def f(x): return {i}", {"tests": tests.format(i if i % 3 else -1)}) for i in range(24)
+    ]
     assert reward(samples) == [float(i % 3 > 0) for i in range(24)]
     assert 1 <= reward._free.qsize() <= 4
     with pytest.raises(KeyError):
@@ -278,7 +323,9 @@ def test_answers_are_judged_side_by_side_and_each_gets_its_own_verdict() -> None
 
 
 def test_what_may_be_read_is_a_short_list() -> None:
-    """Neither a home nor the checkout nor /etc: what programs see is the system and Python's own libraries."""
+    """Neither a home nor the checkout nor /etc: what programs see is the system and Python's own
+    libraries.
+    """
     folders = readable_folders()
     assert not {"/", "/etc", "/home", "/root", "/tmp", "/var", str(Path.home()), str(ROOT)} & set(folders)
     assert not [f for f in folders if str(ROOT).startswith(f + "/")]
@@ -292,7 +339,14 @@ def test_numbers_of_system_calls_are_those_of_libseccomp() -> None:
         resolve = ctypes.CDLL("libseccomp.so.2").seccomp_syscall_resolve_name_arch
     except OSError:
         pytest.skip("no libseccomp to compare with")
-    tables = {**seccomp.REFUSED, **seccomp.REFUSED_OUTSIDE, **seccomp._ABOUT_SELF, "socket": seccomp._SOCKET, "clone": seccomp._CLONE, "clone3": seccomp._CLONE3}  # fmt: skip
+    tables = {
+        **seccomp.REFUSED,
+        **seccomp.REFUSED_OUTSIDE,
+        **seccomp._ABOUT_SELF,
+        "socket": seccomp._SOCKET,
+        "clone": seccomp._CLONE,
+        "clone3": seccomp._CLONE3,
+    }
     tables |= {"pivot_root": tuple(kernel._PIVOT_ROOT.values()), "capset": tuple(kernel._CAPSET.values())}
     for column, arch in (0, 0xC000003E), (1, 0xC00000B7):
         for name, numbers in tables.items():

@@ -1,4 +1,6 @@
-"""DPO: every loss, its gradient and every statistic against formulas of their own in plain Python, exact under any split of the pairs."""
+"""DPO: every loss, its gradient and every statistic against formulas of their own in plain Python, exact
+under any split of the pairs.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ FORMULAS = {
 
 
 def batch_of(pairs: int, seed: int, fillers: int = 1) -> tuple[Batch, Tensor]:
-    """Pairs of answers of 1 to 6 learnt tokens with a reference, then fillers without labels; and random log-probabilities [L]."""
+    """Pairs of answers of 1 to 6 learnt tokens with a reference, then fillers without labels; and random
+    log-probabilities [L].
+    """
     generator = torch.Generator().manual_seed(seed)
     lengths = [*torch.randint(3, 9, (2 * pairs,), generator=generator).tolist(), *[2] * (2 * fillers)]
     ids = [*range(2 * pairs), *[-1] * (2 * fillers)]
@@ -66,11 +70,29 @@ def expected(options: dict[str, Any], batch: Batch, logprobs: Tensor) -> dict[st
     """Sums over the pairs of the loss (and its SFT part) and of every statistic, from the definitions."""
     spoken, reference = answers(batch, logprobs), batch.extras[REFERENCE].tolist()
     free, by_length = options.get("reference_free", False), options.get("length_normalized", False)
-    sums = dict.fromkeys(("pairs", "sft", "rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/margins", "logps/chosen", "logps/rejected"), 0.0)  # fmt: skip
+    sums = dict.fromkeys(
+        (
+            "pairs",
+            "sft",
+            "rewards/chosen",
+            "rewards/rejected",
+            "rewards/accuracies",
+            "rewards/margins",
+            "logps/chosen",
+            "logps/rejected",
+        ),
+        0.0,
+    )
     for i in range(0, len(spoken), 2):
         ratios = [sum(spoken[d]) - (0.0 if free else reference[d]) for d in (i, i + 1)]
-        gap = ratios[0] / len(spoken[i]) - ratios[1] / len(spoken[i + 1]) if by_length else ratios[0] - ratios[1]
-        sums["pairs"] += FORMULAS[options.get("loss_type", "sigmoid")](gap, options.get("label_smoothing", 0.0))
+        gap = (
+            ratios[0] / len(spoken[i]) - ratios[1] / len(spoken[i + 1])
+            if by_length
+            else ratios[0] - ratios[1]
+        )
+        sums["pairs"] += FORMULAS[options.get("loss_type", "sigmoid")](
+            gap, options.get("label_smoothing", 0.0)
+        )
         sums["sft"] -= options.get("rpo_alpha", 0.0) * sum(spoken[i])
         sums["rewards/chosen"] += BETA * ratios[0]
         sums["rewards/rejected"] += BETA * ratios[1]
@@ -103,7 +125,11 @@ def test_losses_gradients_and_statistics_equal_their_formulas(options: dict[str,
     outputs = {Output.LOGPROBS.value: logprobs}
     right = expected(options, batch, logprobs)
     losses = algorithm.losses(Role.POLICY, outputs, batch)
-    assert set(losses) == {"pairs", *(["sft"] if "rpo_alpha" in options else [])} == set(algorithm.weights(batch))
+    assert (
+        set(losses)
+        == {"pairs", *(["sft"] if "rpo_alpha" in options else [])}
+        == set(algorithm.weights(batch))
+    )
     for name, value in losses.items():
         assert float(value.detach()) == pytest.approx(right[name], abs=1e-10)
     weights = {name: int(value) for name, value in algorithm.weights(batch).items()}
@@ -155,7 +181,10 @@ def test_a_cut_of_the_pairs_changes_no_sum_and_fillers_weigh_nothing() -> None:
 
 def test_who_is_asked_for_the_reference() -> None:
     assert (DPO().reference_roles, DPO().frozen) == ((Role.REFERENCE,), (Role.REFERENCE,))
-    assert (DPO(reference="adapter").reference_roles, DPO(reference="adapter").frozen) == ((Role.REFERENCE,), ())
+    assert (DPO(reference="adapter").reference_roles, DPO(reference="adapter").frozen) == (
+        (Role.REFERENCE,),
+        (),
+    )
     assert (DPO(reference="cached").reference_roles, DPO(reference="cached").frozen) == ((), ())
     assert (DPO(reference_free=True).reference_roles, DPO(reference_free=True).frozen) == ((), ())
     batch, logprobs = batch_of(4, seed=1)
@@ -163,9 +192,9 @@ def test_who_is_asked_for_the_reference() -> None:
     with pytest.raises(AssertionError, match="asked"):
         DPO().losses(Role.POLICY, {"logprobs": logprobs}, bare)
     informed = DPO().attach_outputs(Role.REFERENCE, {"logprobs": logprobs.detach()}, bare)
-    assert float(DPO().losses(Role.POLICY, {"logprobs": logprobs.detach()}, informed)["pairs"]) == pytest.approx(
-        4 * math.log(2)
-    )
+    assert float(
+        DPO().losses(Role.POLICY, {"logprobs": logprobs.detach()}, informed)["pairs"]
+    ) == pytest.approx(4 * math.log(2))
 
 
 def test_a_policy_far_from_its_reference_gives_numbers() -> None:

@@ -30,7 +30,9 @@ ADVANTAGES, SAMPLED = [1.3, -0.7, 0.4, 2.0, 9.0], drawn(1)
 def batch(**fields: Tensor) -> Batch:
     pieces = list(SAMPLED.split([3, 1, 4])) + [SAMPLED[:0], SAMPLED[:2]]
     answers: list[Answer | None] = [
-        Answer(10 + i, (5, 6, 7)[: 1 + i % 3], tuple(range(20, 20 + n)), pieces[i], ADVANTAGES[i], i != 4, i != 4)
+        Answer(
+            10 + i, (5, 6, 7)[: 1 + i % 3], tuple(range(20, 20 + n)), pieces[i], ADVANTAGES[i], i != 4, i != 4
+        )
         for i, n in enumerate(LENGTHS)
     ]
     made = answer_batch([*answers, None], 0, torch.float64)
@@ -51,20 +53,41 @@ def test_an_answer_batch_labels_the_sampled_tokens() -> None:
     assert made.num_rows == 5 and made.document_ids.tolist() == [10, 11, 12, 13, 14, -1]
     assert made.extras["is_scored"].tolist() == [1, 1, 1, 1, 0, 0] and int(made.num_labels()) == LABELLED
     where = LabelledTokens.of(made)
-    assert where.lengths.tolist() == [3, 1, 4, 0, 0, 0] and where.segments.tolist() == [0, 0, 0, 1, 2, 2, 2, 2]
+    assert where.lengths.tolist() == [3, 1, 4, 0, 0, 0] and where.segments.tolist() == [
+        0,
+        0,
+        0,
+        1,
+        2,
+        2,
+        2,
+        2,
+    ]
     torch.testing.assert_close(made.at_labels("sampled"), SAMPLED, rtol=0, atol=0)
     assert made.at_labels("advantage").tolist() == [1.3] * 3 + [-0.7] + [0.4] * 4
 
 
 OPTIONS: list[dict[str, Any]] = [
-    {}, {"loss_type": "grpo", "beta": 0.3}, {"loss_type": "dr_grpo", "epsilon_high": 0.28, "beta": 0.1, "kl_estimator": "k2"},
-    {"importance_sampling_level": "sequence", "loss_type": "grpo", "beta": 0.2, "use_bias_correction_kl": True}, {"delta": 1.5, "loss_type": "bnpo"},
-    {"loss_type": "cispo", "epsilon_high": 1.1, "beta": 0.2, "use_bias_correction_kl": True}, {"loss_type": "cispo", "epsilon_high": 1.2, "importance_sampling_level": "sequence"},
-    {"rollout_correction": "truncate", "rollout_correction_cap": 1.2}, {"rollout_correction": "mask", "rollout_correction_level": "sequence", "beta": 0.4},
-]  # fmt: skip
+    {},
+    {"loss_type": "grpo", "beta": 0.3},
+    {"loss_type": "dr_grpo", "epsilon_high": 0.28, "beta": 0.1, "kl_estimator": "k2"},
+    {
+        "importance_sampling_level": "sequence",
+        "loss_type": "grpo",
+        "beta": 0.2,
+        "use_bias_correction_kl": True,
+    },
+    {"delta": 1.5, "loss_type": "bnpo"},
+    {"loss_type": "cispo", "epsilon_high": 1.1, "beta": 0.2, "use_bias_correction_kl": True},
+    {"loss_type": "cispo", "epsilon_high": 1.2, "importance_sampling_level": "sequence"},
+    {"rollout_correction": "truncate", "rollout_correction_cap": 1.2},
+    {"rollout_correction": "mask", "rollout_correction_level": "sequence", "beta": 0.4},
+]
 
 
-def by_hand(new: list[float], old: list[float], reference: list[float], o: dict[str, Any]) -> dict[str, float]:
+def by_hand(
+    new: list[float], old: list[float], reference: list[float], o: dict[str, Any]
+) -> dict[str, float]:
     """The loss's sum and its weight, and means over tokens, in plain loops."""
     low, high = 0.2, o.get("epsilon_high", 0.2)
     total, seen, at = 0.0, {n: [] for n in ("kl", "ratio", "clip_low", "clip_high", "sampling_gap")}, 0  # type: ignore[var-annotated]
@@ -81,18 +104,24 @@ def by_hand(new: list[float], old: list[float], reference: list[float], o: dict[
             if o.get("loss_type") == "cispo":
                 loss, under, over = -min(ratio, high) * a * new[t], False, ratio > high and a > 0
             if "rollout_correction" in o:
-                w = math.exp(gap if o.get("rollout_correction_level") == "sequence" else old[t] - float(SAMPLED[t]))
+                w = math.exp(
+                    gap if o.get("rollout_correction_level") == "sequence" else old[t] - float(SAMPLED[t])
+                )
                 cap = o.get("rollout_correction_cap", 2.0)
                 loss *= min(w, cap) if o["rollout_correction"] == "truncate" else (0.0 if w > cap else w)
             d = reference[t] - new[t]
             kl = d * d / 2 if o.get("kl_estimator") == "k2" else math.exp(d) - 1 - d
             loss += o.get("beta", 0.0) * kl * (ratio if o.get("use_bias_correction_kl") else 1.0)
             total += loss / n if o.get("loss_type") == "grpo" else loss
-            values = (kl if o.get("beta") else 0.0, ratio, under, over, abs(old[t] - float(SAMPLED[t])))  # fmt: skip
+            values = (kl if o.get("beta") else 0.0, ratio, under, over, abs(old[t] - float(SAMPLED[t])))
             for name, value in zip(seen, values, strict=True):
                 seen[name].append(float(value))
     weight = {"grpo": 4, "dr_grpo": 4 * LONGEST}.get(o.get("loss_type", "dapo"), LABELLED)
-    return {"sum": total, "weight": weight, **{name: statistics.fmean(values) for name, values in seen.items()}}
+    return {
+        "sum": total,
+        "weight": weight,
+        **{name: statistics.fmean(values) for name, values in seen.items()},
+    }
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -129,7 +158,8 @@ def test_the_first_update_of_a_rollout_needs_no_old_policy() -> None:
     assert float(loss.detach()) == pytest.approx(-float(advantages.sum()), abs=1e-12)  # the ratio is 1
     loss.backward()  # type: ignore[no-untyped-call]
     assert new.grad is not None
-    torch.testing.assert_close(new.grad, -advantages, rtol=0, atol=1e-12)  # and the gradient the policy gradient's
+    # and the gradient the policy gradient's
+    torch.testing.assert_close(new.grad, -advantages, rtol=0, atol=1e-12)
 
 
 def test_fillers_alone_and_what_is_left_out_weigh_nothing() -> None:
@@ -149,7 +179,9 @@ def test_cispo_learns_of_every_token_by_a_bounded_weight() -> None:
     grpo = GRPO(loss_type="cispo", epsilon_high=1.1, num_iterations=2)
     new, old = drawn(2).requires_grad_(), drawn(3)
     made = batch(old=old)
-    grpo.losses(Role.POLICY, {Output.LOGPROBS.value: new, Output.ENTROPY.value: drawn(5)}, made)["policy"].backward()  # type: ignore[no-untyped-call]
+    grpo.losses(Role.POLICY, {Output.LOGPROBS.value: new, Output.ENTROPY.value: drawn(5)}, made)[
+        "policy"
+    ].backward()  # type: ignore[no-untyped-call]
     weight = (new.detach() - old).exp().clamp(max=1.1)
     assert 0 < int((weight == 1.1).sum()) < LABELLED, "the test needs tokens of both sorts"
     assert new.grad is not None

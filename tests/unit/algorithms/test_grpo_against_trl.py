@@ -1,6 +1,8 @@
-"""GRPO's loss, gradient and statistics beside those of TRL's GRPOTrainer (1.16) on one batch of the same model.
+"""GRPO's loss, gradient and statistics beside those of TRL's GRPOTrainer (1.16) on one batch of the same
+model.
 
-TRL is no dependency: ``pip install trl==1.16.0`` beside Paceline, then ``pytest tests/unit/algorithms/test_grpo_against_trl.py``; skipped without.
+TRL is no dependency: ``pip install trl==1.16.0`` beside Paceline, then
+``pytest tests/unit/algorithms/test_grpo_against_trl.py``; skipped without.
 """
 
 from __future__ import annotations
@@ -29,22 +31,36 @@ CASES: list[dict[str, Any]] = [
     {"loss_type": "dapo", "beta": 0.0},
     {"loss_type": "grpo", "beta": 0.1, "use_bias_correction_kl": False},
     {"loss_type": "grpo", "beta": 0.1, "use_bias_correction_kl": True},
-    {"loss_type": "dr_grpo", "beta": 0.04, "epsilon_high": 0.28, "use_bias_correction_kl": False, "scale_rewards": "none"},
+    {
+        "loss_type": "dr_grpo",
+        "beta": 0.04,
+        "epsilon_high": 0.28,
+        "use_bias_correction_kl": False,
+        "scale_rewards": "none",
+    },
     {"loss_type": "grpo", "importance_sampling_level": "sequence", "beta": 0.0},
     {"loss_type": "dapo", "delta": 1.3, "beta": 0.0},
     {"loss_type": "cispo", "epsilon_high": 1.2, "beta": 0.0},
     {"loss_type": "cispo", "epsilon_high": 1.1, "beta": 0.1, "use_bias_correction_kl": True},
-]  # fmt: skip
+]
 
 
 class Padded:
-    """A batch as TRL takes it, padded on both sides, with log-probabilities of an older policy and of a reference."""
+    """A batch as TRL takes it, padded on both sides, with log-probabilities of an older policy and of a
+    reference.
+    """
 
     def __init__(self, model: Any, scale: str) -> None:
         self.model = model
         drawn = torch.Generator().manual_seed(1)
-        self.prompts, self.seen = torch.zeros(8, WIDE, dtype=torch.long), torch.zeros(8, WIDE, dtype=torch.long)
-        self.answers, self.mask = torch.zeros(8, LONG, dtype=torch.long), torch.zeros(8, LONG, dtype=torch.long)
+        self.prompts, self.seen = (
+            torch.zeros(8, WIDE, dtype=torch.long),
+            torch.zeros(8, WIDE, dtype=torch.long),
+        )
+        self.answers, self.mask = (
+            torch.zeros(8, LONG, dtype=torch.long),
+            torch.zeros(8, LONG, dtype=torch.long),
+        )
         for i, (p, n) in enumerate(zip(PROMPTS, ANSWERS, strict=True)):
             self.prompts[i, WIDE - p :], self.seen[i, WIDE - p :] = torch.arange(5, 5 + p) + i // 4, 1
             self.answers[i, :n], self.mask[i, :n] = torch.randint(5, 320, (n,), generator=drawn), 1
@@ -63,37 +79,74 @@ class Padded:
 
     def theirs(self) -> dict[str, Any]:
         return {
-            "prompt_ids": self.prompts, "prompt_mask": self.seen, "completion_ids": self.answers, "completion_mask": self.mask,
-            "advantages": self.advantages, "old_per_token_logps": self.old, "ref_per_token_logps": self.reference, "num_items_in_batch": self.mask.sum(),
-        }  # fmt: skip
+            "prompt_ids": self.prompts,
+            "prompt_mask": self.seen,
+            "completion_ids": self.answers,
+            "completion_mask": self.mask,
+            "advantages": self.advantages,
+            "old_per_token_logps": self.old,
+            "ref_per_token_logps": self.reference,
+            "num_items_in_batch": self.mask.sum(),
+        }
 
     def ours(self) -> Any:
         rows = [
-            Answer(i, tuple(self.prompts[i, WIDE - p :].tolist()), tuple(self.answers[i, :n].tolist()), torch.zeros(n), float(self.advantages[i]), True, True)
+            Answer(
+                i,
+                tuple(self.prompts[i, WIDE - p :].tolist()),
+                tuple(self.answers[i, :n].tolist()),
+                torch.zeros(n),
+                float(self.advantages[i]),
+                True,
+                True,
+            )
             for i, (p, n) in enumerate(zip(PROMPTS, ANSWERS, strict=True))
-        ]  # fmt: skip
+        ]
         batch, real = answer_batch(rows, 0, torch.float32), self.mask.bool()
         return with_tokens(with_tokens(batch, "old", self.old[real]), "reference", self.reference[real])
 
 
 @pytest.mark.parametrize("options", CASES)
-def test_loss_gradient_and_statistics(options: dict[str, Any], tmp_path: Path, tokenizer_dir: Path) -> None:  # fmt: skip
+def test_loss_gradient_and_statistics(options: dict[str, Any], tmp_path: Path, tokenizer_dir: Path) -> None:
     from datasets import Dataset
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
     from trl import GRPOConfig, GRPOTrainer
 
     torch.manual_seed(0)
-    shape = {"vocab_size": 320, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
-    LlamaForCausalLM(LlamaConfig(**shape, max_position_embeddings=64, initializer_range=0.2, pad_token_id=0)).save_pretrained(tmp_path)  # fmt: skip
+    shape = {
+        "vocab_size": 320,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    LlamaForCausalLM(
+        LlamaConfig(**shape, max_position_embeddings=64, initializer_range=0.2, pad_token_id=0)
+    ).save_pretrained(tmp_path)
     model: Any = LlamaForCausalLM.from_pretrained(tmp_path)
     batch = Padded(model, options.get("scale_rewards", "group"))
     config = GRPOConfig(
-        output_dir=str(tmp_path / "trl"), per_device_train_batch_size=8, num_generations=4, max_completion_length=LONG, use_cpu=True, report_to=[],
-        bf16=False, num_iterations=2, gradient_checkpointing=False, **options,
-    )  # fmt: skip
+        output_dir=str(tmp_path / "trl"),
+        per_device_train_batch_size=8,
+        num_generations=4,
+        max_completion_length=LONG,
+        use_cpu=True,
+        report_to=[],
+        bf16=False,
+        num_iterations=2,
+        gradient_checkpointing=False,
+        **options,
+    )
     rows = Dataset.from_list([{"prompt": "a"}] * 8)
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_dir)
-    trainer: Any = GRPOTrainer(model=model, reward_funcs=lambda completions, **_: [0.0] * len(completions), processing_class=tokenizer, train_dataset=rows, args=config)  # fmt: skip
+    trainer: Any = GRPOTrainer(
+        model=model,
+        reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        processing_class=tokenizer,
+        train_dataset=rows,
+        args=config,
+    )
     trainer.current_gradient_accumulation_steps = 1
     trainer._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
     trainer.model.train()
@@ -116,7 +169,9 @@ def test_loss_gradient_and_statistics(options: dict[str, Any], tmp_path: Path, t
     for found, wanted in zip((p.grad for p in model.parameters()), expected, strict=True):
         torch.testing.assert_close(found, wanted, rtol=0, atol=BOUND)
     sums = grpo.metrics(Role.POLICY, outputs, made)
-    told = grpo.summary({name.rpartition("/")[0]: float(value.detach()) / int(weight) for name, value in sums.items()})
+    told = grpo.summary(
+        {name.rpartition("/")[0]: float(value.detach()) / int(weight) for name, value in sums.items()}
+    )
     seen = {name: values[0] for name, values in trainer._metrics["train"].items()}
     same = {"entropy": "entropy"}
     if options["loss_type"] == "cispo":

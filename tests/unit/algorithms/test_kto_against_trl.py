@@ -1,6 +1,8 @@
-"""KTO's loss, KL and rewards of TRL's own trainer (1.16) on one batch of the same model, from the same rows through each side's tokenisation.
+"""KTO's loss, KL and rewards of TRL's own trainer (1.16) on one batch of the same model, from the same rows
+through each side's tokenisation.
 
-TRL is no dependency: ``pip install trl==1.16.0`` beside Paceline, then ``pytest tests/unit/algorithms/test_kto_against_trl.py``; skipped without.
+TRL is no dependency: ``pip install trl==1.16.0`` beside Paceline, then
+``pytest tests/unit/algorithms/test_kto_against_trl.py``; skipped without.
 """
 
 from __future__ import annotations
@@ -27,14 +29,22 @@ pytest.importorskip("trl", reason="needs trl 1.16, which is no dependency")
 pytestmark = pytest.mark.filterwarnings("ignore")
 ROWS, BOUND = 12, 1e-5
 SHAPE = {
-    "vocab_size": 320, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "max_position_embeddings": 256, "pad_token_id": 0,
-}  # fmt: skip
+    "vocab_size": 320,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+}
 
 
 @pytest.fixture
 def job(tmp_path: Path, tokenizer_dir: Path) -> SimpleNamespace:
-    """Two models of the same shape, our batch of all rows with its mismatched one, and the rows as TRL takes them."""
+    """Two models of the same shape, our batch of all rows with its mismatched one, and the rows as TRL
+    takes them.
+    """
     from datasets import Dataset
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
@@ -44,12 +54,19 @@ def job(tmp_path: Path, tokenizer_dir: Path) -> SimpleNamespace:
         folders.append(str(tmp_path / f"model-{seed}"))
         LlamaForCausalLM(LlamaConfig(**SHAPE, initializer_range=0.3)).save_pretrained(folders[-1])
     flags = {
-        "model.name_or_path": folders[0], "model.tokenizer": str(tokenizer_dir), "training.algorithm": "kto",
-        "data.train": str(write_labelled(tmp_path / "rows.json", ROWS)), "data.max_length": 128,
-    }  # fmt: skip
+        "model.name_or_path": folders[0],
+        "model.tokenizer": str(tokenizer_dir),
+        "training.algorithm": "kto",
+        "data.train": str(write_labelled(tmp_path / "rows.json", ROWS)),
+        "data.max_length": 128,
+    }
     config = load_config(None, flags=flags).config
-    prepared = prepare(config.data, config.model, seed=0, cache_dir=tmp_path / "cache", kind=row_kind("labelled"))
-    source = PackedSource(prepared.train, seq_len=128, packing=False, seed=0, pad_token_id=prepared.pad_token_id, shuffle=False)  # fmt: skip
+    prepared = prepare(
+        config.data, config.model, seed=0, cache_dir=tmp_path / "cache", kind=row_kind("labelled")
+    )
+    source = PackedSource(
+        prepared.train, seq_len=128, packing=False, seed=0, pad_token_id=prepared.pad_token_id, shuffle=False
+    )
     places = list(range(ROWS))
     batch = replace(source.batch(0, places), others={MISMATCHED: source.mismatched(0, places, range(ROWS))})
     rows = [
@@ -61,7 +78,14 @@ def job(tmp_path: Path, tokenizer_dir: Path) -> SimpleNamespace:
         for row in labelled_rows(ROWS)
     ]
     tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer_dir)
-    return SimpleNamespace(config=config, folders=folders, batch=batch, rows=Dataset.from_list(rows), tokenizer=tokenizer, out=str(tmp_path / "trl"))  # fmt: skip
+    return SimpleNamespace(
+        config=config,
+        folders=folders,
+        batch=batch,
+        rows=Dataset.from_list(rows),
+        tokenizer=tokenizer,
+        out=str(tmp_path / "trl"),
+    )
 
 
 def same_tokens(inputs: dict[str, torch.Tensor], prefix: str, batch: Batch) -> None:
@@ -69,7 +93,10 @@ def same_tokens(inputs: dict[str, torch.Tensor], prefix: str, batch: Batch) -> N
     bounds = batch.cu_seqlens.tolist()
     for d in range(ROWS):
         kept = inputs[f"{prefix}attention_mask"][d].bool()
-        assert inputs[f"{prefix}input_ids"][d][kept].tolist() == batch.input_ids[0, bounds[d] : bounds[d + 1]].tolist()
+        assert (
+            inputs[f"{prefix}input_ids"][d][kept].tolist()
+            == batch.input_ids[0, bounds[d] : bounds[d + 1]].tolist()
+        )
 
 
 @pytest.mark.parametrize(
@@ -85,8 +112,24 @@ def test_kto_trainer(job: SimpleNamespace, options: dict[str, Any], swapped: boo
     folders = job.folders[::-1] if swapped else job.folders
     load: Any = AutoModelForCausalLM.from_pretrained
     policy, reference = (load(folder, dtype=torch.float32) for folder in folders)
-    arguments = KTOConfig(output_dir=job.out, use_cpu=True, bf16=False, report_to="none", per_device_train_batch_size=ROWS, gradient_checkpointing=False, max_length=128, beta=0.2, **options)  # fmt: skip
-    trainer: Any = KTOTrainer(model=policy, ref_model=reference, args=arguments, train_dataset=job.rows, processing_class=job.tokenizer)  # fmt: skip
+    arguments = KTOConfig(
+        output_dir=job.out,
+        use_cpu=True,
+        bf16=False,
+        report_to="none",
+        per_device_train_batch_size=ROWS,
+        gradient_checkpointing=False,
+        max_length=128,
+        beta=0.2,
+        **options,
+    )
+    trainer: Any = KTOTrainer(
+        model=policy,
+        ref_model=reference,
+        args=arguments,
+        train_dataset=job.rows,
+        processing_class=job.tokenizer,
+    )
     inputs = dict(trainer.data_collator([trainer.train_dataset[i] for i in range(ROWS)]))
     same_tokens(inputs, "", job.batch)
     policy.eval()
@@ -94,19 +137,27 @@ def test_kto_trainer(job: SimpleNamespace, options: dict[str, Any], swapped: boo
 
     algorithm, modules = KTO(beta=0.2, **options), {}
     for role, folder in zip((Role.POLICY, Role.REFERENCE), folders, strict=True):
-        modules[role] = HFModelFactory(job.config.model.model_copy(update={"name_or_path": folder}), role)().eval()
+        modules[role] = HFModelFactory(
+            job.config.model.model_copy(update={"name_or_path": folder}), role
+        )().eval()
     ask, batch = algorithm.required_outputs(Role.POLICY, training=True), job.batch
     with torch.no_grad():
         batch = algorithm.attach_outputs(Role.REFERENCE, modules[Role.REFERENCE](batch, ask), batch)
         if algorithm.window_means is not None:
             other = batch.others[MISMATCHED]
             same_tokens(inputs, "KL_", other)
-            sums = algorithm.window_sums({role: module(other, ask) for role, module in modules.items()}, other)
-            batch = batch.with_numbers({name: float(value) / int(weight) for name, (value, weight) in sums.items()})
+            sums = algorithm.window_sums(
+                {role: module(other, ask) for role, module in modules.items()}, other
+            )
+            batch = batch.with_numbers(
+                {name: float(value) / int(weight) for name, (value, weight) in sums.items()}
+            )
         outputs = modules[Role.POLICY](batch, ask)
         ours = float(algorithm.losses(Role.POLICY, outputs, batch)["answers"]) / ROWS
         found = algorithm.metrics(Role.POLICY, outputs, batch)
-    told = algorithm.summary({name.removesuffix("/answers"): float(value) / ROWS for name, value in found.items()})
+    told = algorithm.summary(
+        {name.removesuffix("/answers"): float(value) / ROWS for name, value in found.items()}
+    )
     theirs = {name: values[-1] for name, values in trainer._metrics["eval"].items()}
     print(f"loss {ours:.7f}, TRL's {float(loss.detach()):.7f}; KL {told['kl']:.6f}, TRL's {theirs['kl']:.6f}")
     assert ours == pytest.approx(float(loss.detach()), abs=BOUND)

@@ -33,7 +33,9 @@ SEGMENTS = torch.repeat_interleave(torch.arange(4), torch.tensor(LENGTHS))
 
 
 def drawn(seed: int, scale: float = 1.0) -> Tensor:
-    return torch.randn(sum(LENGTHS), generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * scale
+    return (
+        torch.randn(sum(LENGTHS), generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * scale
+    )
 
 
 def close(found: Tensor, expected: Any) -> None:
@@ -50,11 +52,21 @@ def test_generalised_advantages_are_the_sum_of_discounted_errors() -> None:
     expected = []
     for r, v in zip(per_answer(rewards), per_answer(values), strict=True):
         errors = [r[t] + (gamma * v[t + 1] if t + 1 < len(r) else 0.0) - v[t] for t in range(len(r))]
-        expected += [sum((gamma * lam) ** (k - t) * errors[k] for k in range(t, len(r))) for t in range(len(r))]
+        expected += [
+            sum((gamma * lam) ** (k - t) * errors[k] for k in range(t, len(r))) for t in range(len(r))
+        ]
     close(advantages, expected)
     close(returns, (torch.tensor(expected, dtype=torch.float64) + values).tolist())
-    whole, _ = generalised_advantages(rewards, values, SEGMENTS, discount=1.0, trace=1.0)  # λ = 1: return minus value
-    close(whole, [sum(r[t:]) - v[t] for r, v in zip(per_answer(rewards), per_answer(values), strict=True) for t in range(len(r))])  # fmt: skip
+    # λ = 1: return minus value
+    whole, _ = generalised_advantages(rewards, values, SEGMENTS, discount=1.0, trace=1.0)
+    close(
+        whole,
+        [
+            sum(r[t:]) - v[t]
+            for r, v in zip(per_answer(rewards), per_answer(values), strict=True)
+            for t in range(len(r))
+        ],
+    )
     empty, _ = generalised_advantages(rewards[:0], values[:0], SEGMENTS[:0])
     assert empty.shape == (0,)
 
@@ -64,19 +76,26 @@ def test_whitening_over_pieces_is_whitening_over_all() -> None:
     total = moments(values[:4]) + moments(values[4:])
     mean, spread = statistics.fmean(values.tolist()), statistics.variance(values.tolist())
     close(whiten(values, total), [(x - mean) / math.sqrt(spread + 1e-8) for x in values.tolist()])
-    close(whiten(values, total, shift_mean=False), [(x - mean) / math.sqrt(spread + 1e-8) + mean for x in values.tolist()])  # fmt: skip
+    close(
+        whiten(values, total, shift_mean=False),
+        [(x - mean) / math.sqrt(spread + 1e-8) + mean for x in values.tolist()],
+    )
     close(whiten(values[:1], moments(values[:1])), [0.0])
 
 
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 def test_group_advantages(scale: str) -> None:
-    rewards = torch.tensor([1.0, 0.0, 0.0, 2.0, 0.3, 0.3, 0.3, 5.0, math.nan, 1.0, -1.0, math.nan], dtype=torch.float64)
+    rewards = torch.tensor(
+        [1.0, 0.0, 0.0, 2.0, 0.3, 0.3, 0.3, 5.0, math.nan, 1.0, -1.0, math.nan], dtype=torch.float64
+    )
     groups = torch.tensor([0, 0, 0, 0, 1, 1, 1, 2, 2, 3, 3, 3])
     found, spread = group_advantages(rewards, groups, scale=scale)
     judged = [r for r in rewards.tolist() if not math.isnan(r)]
     expected, spreads = [], []
     for r, g in zip(rewards.tolist(), groups.tolist(), strict=True):
-        members = [x for x, h in zip(rewards.tolist(), groups.tolist(), strict=True) if h == g and not math.isnan(x)]
+        members = [
+            x for x, h in zip(rewards.tolist(), groups.tolist(), strict=True) if h == g and not math.isnan(x)
+        ]
         std = statistics.stdev(members) if len(set(members)) > 1 else 0.0
         divisor = {"group": std + 1e-4, "batch": statistics.stdev(judged) + 1e-4, "none": 1.0}[scale]
         flat = math.isnan(r) or len(set(members)) == 1
@@ -104,7 +123,10 @@ def test_divergences() -> None:
     p, q = drawn(5), drawn(6)
     close(divergence(p, q, "k1"), [a - b for a, b in zip(p.tolist(), q.tolist(), strict=True)])
     close(divergence(p, q, "k2"), [(a - b) ** 2 / 2 for a, b in zip(p.tolist(), q.tolist(), strict=True)])
-    close(divergence(p, q, "k3"), [math.exp(b - a) - 1 - (b - a) for a, b in zip(p.tolist(), q.tolist(), strict=True)])
+    close(
+        divergence(p, q, "k3"),
+        [math.exp(b - a) - 1 - (b - a) for a, b in zip(p.tolist(), q.tolist(), strict=True)],
+    )
     with pytest.raises(ValueError, match="k1, k2, k3"):
         divergence(p, q, "k4")
     # k1 and k3 have the KL as their expectation under p: exactly, by summing over a whole vocabulary
@@ -163,7 +185,10 @@ def test_value_loss_takes_the_worse_of_both() -> None:
         took.append((near - r) ** 2 > (v - r) ** 2)
     close(found, expected)
     assert clipped.tolist() == took and any(took)
-    close(value_loss(values, old, returns, clip=None)[0], [0.5 * (v - r) ** 2 for v, r in zip(values.tolist(), returns.tolist(), strict=True)])  # fmt: skip
+    close(
+        value_loss(values, old, returns, clip=None)[0],
+        [0.5 * (v - r) ** 2 for v, r in zip(values.tolist(), returns.tolist(), strict=True)],
+    )
 
 
 def test_ratios_of_tokens_and_of_sequences() -> None:

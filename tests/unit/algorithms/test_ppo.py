@@ -1,4 +1,6 @@
-"""PPO's rewards, advantages, losses and everything it reports, against loops over answers and tokens in float64; whitening over ranks."""
+"""PPO's rewards, advantages, losses and everything it reports, against loops over answers and tokens in
+float64; whitening over ranks.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 def drawn(seed: int, scale: float = 0.4) -> Tensor:
-    return torch.randn(sum(LEARNT), generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * scale
+    return (
+        torch.randn(sum(LEARNT), generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * scale
+    )
 
 
 OLD, REFERENCE, VALUES, SAMPLED, NEW, NOW = (drawn(seed) for seed in range(1, 7))
@@ -48,12 +52,22 @@ def micro_batches(ppo: PPO, cut: Sequence[range] = (range(3), range(3, 6))) -> l
     made = []
     for part in cut:
         rows = [
-            Answer(i, (5, 6, 7)[: 1 + i % 3], tuple(range(20, 20 + LENGTHS[i])), SAMPLED[ends[i] : ends[i] + LENGTHS[i]], float(credits[i]), i != 4, i != 4)
+            Answer(
+                i,
+                (5, 6, 7)[: 1 + i % 3],
+                tuple(range(20, 20 + LENGTHS[i])),
+                SAMPLED[ends[i] : ends[i] + LENGTHS[i]],
+                float(credits[i]),
+                i != 4,
+                i != 4,
+            )
             for i in part
-        ]  # fmt: skip
+        ]
         batch, span = answer_batch([*rows, None], 0, torch.float64), slice(ends[part[0]], ends[part[-1] + 1])
         for asked in ppo.precomputed_fields():
-            batch = with_tokens(batch, asked.name, {"old": OLD, "reference": REFERENCE, "values": VALUES}[asked.name][span])  # fmt: skip
+            batch = with_tokens(
+                batch, asked.name, {"old": OLD, "reference": REFERENCE, "values": VALUES}[asked.name][span]
+            )
         made.append(batch)
     return [[batch] for batch in made]
 
@@ -93,9 +107,12 @@ def by_hand(o: dict[str, Any]) -> dict[str, Any]:
     returns = [a + v for a, v in zip(advantages, values, strict=True)]
     answers = [i for i in range(6) if LEARNT[i]]
     told = {
-        "score": statistics.fmean(scores[i] for i in answers), "advantage": statistics.fmean(advantages),
-        "advantage_std": statistics.pstdev(advantages), "returns": statistics.fmean(returns), "values": statistics.fmean(values),
-    }  # fmt: skip
+        "score": statistics.fmean(scores[i] for i in answers),
+        "advantage": statistics.fmean(advantages),
+        "advantage_std": statistics.pstdev(advantages),
+        "returns": statistics.fmean(returns),
+        "values": statistics.fmean(values),
+    }
     if beta:
         told |= {"kl_answer": sum(kl) / len(answers), "kl_coef": beta}
     white_advantages = white(advantages) if o.get("whiten_advantages", True) else advantages
@@ -117,7 +134,9 @@ def test_advantages_returns_and_what_is_told_of_a_rollout(options: dict[str, Any
     coefficient = options.get("kl_coef", 0.05)
     if options.get("adap_kl_ctrl"):  # the next rollout's: KL / target - 1, clipped, times answers / horizon
         error = min(0.2, max(-0.2, expected["told"]["kl_answer"] / options["target"] - 1))
-        assert ppo.controller.value == pytest.approx(coefficient * (1 + error * 4 / options["horizon"]), abs=1e-12)
+        assert ppo.controller.value == pytest.approx(
+            coefficient * (1 + error * 4 / options["horizon"]), abs=1e-12
+        )
         coefficient = ppo.controller.value
         assert ppo.kl_coef == 0.05
     _, again = ppo.finalize_rollout(micro_batches(ppo), alone())
@@ -146,7 +165,20 @@ def test_losses_gradients_and_metrics_of_a_step(options: dict[str, Any]) -> None
     new, now = NEW.clone().requires_grad_(), NOW.clone().requires_grad_()
     entropy = drawn(9)
     outputs = {Output.LOGPROBS.value: new, Output.ENTROPY.value: entropy, Output.VALUES.value: now}
-    seen: dict[str, list[float]] = {n: [] for n in ("policy", "value_loss", "kl", "ratio", "clip_low", "clip_high", "approx_kl", "value_clip", "sampling_gap")}  # fmt: skip
+    seen: dict[str, list[float]] = {
+        n: []
+        for n in (
+            "policy",
+            "value_loss",
+            "kl",
+            "ratio",
+            "clip_low",
+            "clip_high",
+            "approx_kl",
+            "value_clip",
+            "sampling_gap",
+        )
+    }
     clip, near = options.get("cliprange", 0.2), options.get("cliprange_value", 0.2)
     for t in range(sum(LEARNT)):
         a, target, ratio = expected["advantage"][t], expected["return"][t], math.exp(float(NEW[t] - OLD[t]))
@@ -155,15 +187,23 @@ def test_losses_gradients_and_metrics_of_a_step(options: dict[str, Any]) -> None
         v, before = float(NOW[t]), float(VALUES[t])
         bounded = v if near is None else min(max(v, before - near), before + near)
         values = (
-            loss + (options["kl_coef"] * kl if options.get("kl_in") == "loss" else 0.0), 0.5 * max((v - target) ** 2, (bounded - target) ** 2), kl, ratio,
-            ratio < 1 - clip and a < 0, ratio > 1 + clip and a > 0, 0.5 * float(NEW[t] - OLD[t]) ** 2, (bounded - target) ** 2 > (v - target) ** 2,
+            loss + (options["kl_coef"] * kl if options.get("kl_in") == "loss" else 0.0),
+            0.5 * max((v - target) ** 2, (bounded - target) ** 2),
+            kl,
+            ratio,
+            ratio < 1 - clip and a < 0,
+            ratio > 1 + clip and a > 0,
+            0.5 * float(NEW[t] - OLD[t]) ** 2,
+            (bounded - target) ** 2 > (v - target) ** 2,
             abs(float(OLD[t] - SAMPLED[t])),
-        )  # fmt: skip
+        )
         for name, value in zip(seen, values, strict=True):
             seen[name].append(float(value))
     means = {name: statistics.fmean(values) for name, values in seen.items()}
     weights = ppo.weights(batch)
-    assert {int(w) for w in weights.values()} == {sum(LEARNT)} and all(w.dtype == torch.int64 for w in weights.values())
+    assert {int(w) for w in weights.values()} == {sum(LEARNT)} and all(
+        w.dtype == torch.int64 for w in weights.values()
+    )
     policy, value = (ppo.losses(role, outputs, batch) for role in (Role.POLICY, Role.VALUE))
     assert float(policy["policy"].detach()) / 13 == pytest.approx(means["policy"], abs=1e-10)
     vf_coef = options.get("vf_coef", 0.1)
@@ -187,7 +227,9 @@ def test_losses_gradients_and_metrics_of_a_step(options: dict[str, Any]) -> None
 
 def test_a_rollout_of_fillers_and_of_answers_left_out_has_nothing_in_it() -> None:
     ppo = PPO(whiten_rewards=True, adap_kl_ctrl=True)
-    batch = answer_batch([None, Answer(3, (4, 5), (6, 7), torch.zeros(2), 0.0, False, False)], 0, torch.float64)
+    batch = answer_batch(
+        [None, Answer(3, (4, 5), (6, 7), torch.zeros(2), 0.0, False, False)], 0, torch.float64
+    )
     for asked in ppo.precomputed_fields():
         batch = with_tokens(batch, asked.name, torch.zeros(0, dtype=torch.float64))
     made, told = ppo.finalize_rollout([[batch]], alone())
@@ -208,7 +250,8 @@ def test_what_a_checkpoint_holds_goes_on() -> None:
     other = PPO(adap_kl_ctrl=True, target=0.01, horizon=10)
     other.load_state(ppo.state())
     assert (other.kl_coef, other.controller.value) == (ppo.kl_coef, ppo.controller.value)
-    assert ppo.kl_coef != ppo.controller.value  # a rollout goes on with its own, the next one takes what it has led to
+    # a rollout goes on with its own, the next one takes what it has led to
+    assert ppo.kl_coef != ppo.controller.value
     fixed = PPO(kl_coef=0.2)
     fixed.load_state(fixed.state())
     assert fixed.kl_coef == 0.2

@@ -1,8 +1,10 @@
-"""PPO's rewards, advantages, losses, gradients and statistics beside those of TRL's PPOTrainer on one batch of the same four models.
+"""PPO's rewards, advantages, losses, gradients and statistics beside those of TRL's PPOTrainer on one batch
+of the same four models.
 
 PPO left TRL after 1.10: ``pip install trl==1.10.0`` in an environment of its own beside Paceline, then
-``pytest tests/unit/algorithms/test_ppo_against_trl.py``; skipped without. Its ``train`` is run for one step on given answers, with an older policy's
-log-probabilities and an older value model's values, so that ratios and values are clipped.
+``pytest tests/unit/algorithms/test_ppo_against_trl.py``; skipped without. Its ``train`` is run for one step
+on given answers, with an older policy's log-probabilities and an older value model's values, so that ratios
+and values are clipped.
 """
 
 from __future__ import annotations
@@ -29,20 +31,39 @@ CASES: list[dict[str, Any]] = [
     {"kl_estimator": "k3", "kl_coef": 0.2, "whiten_rewards": True, "vf_coef": 0.5},
     {"gamma": 0.9, "lam": 0.8, "cliprange": 0.1, "cliprange_value": 0.05, "missing_eos_penalty": 1.0},
 ]
-SHAPE = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-         "max_position_embeddings": 64, "initializer_range": 0.2, "pad_token_id": 0}  # fmt: skip
+SHAPE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+}
 SAME = {
-    "kl_answer": "objective/kl", "score": "objective/scores", "policy": "loss/policy_avg", "value_loss": "loss/value_avg",
-    "value_clip": "val/clipfrac_avg", "approx_kl": "policy/approxkl_avg", "entropy": "policy/entropy_avg", "ratio": "val/ratio", "clip": "policy/clipfrac_avg",
-}  # fmt: skip
+    "kl_answer": "objective/kl",
+    "score": "objective/scores",
+    "policy": "loss/policy_avg",
+    "value_loss": "loss/value_avg",
+    "value_clip": "val/clipfrac_avg",
+    "approx_kl": "policy/approxkl_avg",
+    "entropy": "policy/entropy_avg",
+    "ratio": "val/ratio",
+    "clip": "policy/clipfrac_avg",
+}
 
 
 class Given:
-    """Prompts, their answers, and how far the older policy and values were from the present ones; found again by the prompt's last token."""
+    """Prompts, their answers, and how far the older policy and values were from the present ones; found
+    again by the prompt's last token.
+    """
 
     def __init__(self) -> None:
         drawn = torch.Generator().manual_seed(1)
-        self.prompts = [list(range(20 + i, 20 + i - 2 - i % 4, -1)) for i in range(ROWS)]  # the last token differs
+        # the last token differs
+        self.prompts = [list(range(20 + i, 20 + i - 2 - i % 4, -1)) for i in range(ROWS)]
         for i, prompt in enumerate(self.prompts):
             prompt[-1] = 100 + i
         self.answers = torch.randint(5, 300, (ROWS, LONG), generator=drawn)
@@ -54,7 +75,9 @@ class Given:
 
 
 def forwards(models: dict[str, Any], given: Given) -> dict[str, Tensor]:
-    """logits of policy and reference [8, LONG, V], values [8, LONG], scores [8]: each row by itself, unpadded."""
+    """logits of policy and reference [8, LONG, V], values [8, LONG], scores [8]: each row by itself,
+    unpadded.
+    """
     found: dict[str, list[Tensor]] = {"policy": [], "reference": [], "values": [], "scores": []}
     for i, prompt in enumerate(given.prompts):
         ids = torch.tensor([prompt + given.answers[i].tolist()])
@@ -62,11 +85,15 @@ def forwards(models: dict[str, Any], given: Given) -> dict[str, Tensor]:
             found[name].append(models[name](ids).logits[0, len(prompt) - 1 : -1])
         hidden = models["value"].model(ids).last_hidden_state[0]
         found["values"].append(models["value"].score(hidden)[len(prompt) - 1 : -1, 0])
-        found["scores"].append(models["reward"].score(models["reward"].model(ids).last_hidden_state[0, -1])[0])
+        found["scores"].append(
+            models["reward"].score(models["reward"].model(ids).last_hidden_state[0, -1])[0]
+        )
     return {name: torch.stack(values) for name, values in found.items()}
 
 
-def theirs(models: dict[str, Any], given: Given, options: dict[str, Any], folder: Path, tokenizer: Path, patch: Any) -> tuple[dict[str, float], dict[str, list[Tensor]]]:  # fmt: skip
+def theirs(
+    models: dict[str, Any], given: Given, options: dict[str, Any], folder: Path, tokenizer: Path, patch: Any
+) -> tuple[dict[str, float], dict[str, list[Tensor]]]:
     """(metrics, gradients by model) of TRL's one step."""
     from datasets import Dataset
     from transformers import AutoTokenizer
@@ -92,14 +119,34 @@ def theirs(models: dict[str, Any], given: Given, options: dict[str, Any], folder
     spoken = AutoTokenizer.from_pretrained(tokenizer, padding_side="left", pad_token=None)
     spoken.pad_token = spoken.convert_ids_to_tokens(0)
     config = PPOConfig(
-        output_dir=str(folder), per_device_train_batch_size=ROWS, gradient_accumulation_steps=1, num_mini_batches=1, num_ppo_epochs=1, total_episodes=ROWS,
-        response_length=LONG, temperature=1.0, stop_token=None, num_sample_generations=0, local_rollout_forward_batch_size=ROWS, use_cpu=True, bf16=False,
-        report_to=[], save_strategy="no", gradient_checkpointing=False, **{"missing_eos_penalty": None, **options},
-    )  # fmt: skip
+        output_dir=str(folder),
+        per_device_train_batch_size=ROWS,
+        gradient_accumulation_steps=1,
+        num_mini_batches=1,
+        num_ppo_epochs=1,
+        total_episodes=ROWS,
+        response_length=LONG,
+        temperature=1.0,
+        stop_token=None,
+        num_sample_generations=0,
+        local_rollout_forward_batch_size=ROWS,
+        use_cpu=True,
+        bf16=False,
+        report_to=[],
+        save_strategy="no",
+        gradient_checkpointing=False,
+        **{"missing_eos_penalty": None, **options},
+    )
     trainer: Any = PPOTrainer(
-        args=config, processing_class=spoken, model=models["policy"], ref_model=models["reference"], reward_model=models["reward"],
-        value_model=models["value"], train_dataset=Dataset.from_list([{"input_ids": p} for p in given.prompts]), eval_dataset=Dataset.from_list([{"input_ids": p} for p in given.prompts]),
-    )  # fmt: skip
+        args=config,
+        processing_class=spoken,
+        model=models["policy"],
+        ref_model=models["reference"],
+        reward_model=models["reward"],
+        value_model=models["value"],
+        train_dataset=Dataset.from_list([{"input_ids": p} for p in given.prompts]),
+        eval_dataset=Dataset.from_list([{"input_ids": p} for p in given.prompts]),
+    )
     seen: dict[str, float] = {}
     gradients: dict[str, list[Tensor]] = {}
     patch.setattr(trainer, "log", lambda metrics, *_: seen.update(metrics))
@@ -124,19 +171,31 @@ def test_losses_gradients_and_statistics(
     from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
     torch.manual_seed(0)
-    models: dict[str, Any] = {name: LlamaForCausalLM(LlamaConfig(**SHAPE)) for name in ("policy", "reference")}
-    models |= {n: LlamaForSequenceClassification(LlamaConfig(**SHAPE, num_labels=1)) for n in ("value", "reward")}
+    models: dict[str, Any] = {
+        name: LlamaForCausalLM(LlamaConfig(**SHAPE)) for name in ("policy", "reference")
+    }
+    models |= {
+        n: LlamaForSequenceClassification(LlamaConfig(**SHAPE, num_labels=1)) for n in ("value", "reward")
+    }
     given = Given()
     seen, gradients = theirs(models, given, options, tmp_path / "trl", tokenizer_dir, monkeypatch)
 
     ppo = PPO(**options)
     out = forwards(models, given)
-    picked = {n: out[n].log_softmax(-1).gather(2, given.answers[:, :, None]).squeeze(2) for n in ("policy", "reference")}  # fmt: skip
-    older = (out["policy"] + given.logit_noise).log_softmax(-1).gather(2, given.answers[:, :, None]).squeeze(2)
+    picked = {
+        n: out[n].log_softmax(-1).gather(2, given.answers[:, :, None]).squeeze(2)
+        for n in ("policy", "reference")
+    }
+    older = (
+        (out["policy"] + given.logit_noise).log_softmax(-1).gather(2, given.answers[:, :, None]).squeeze(2)
+    )
     scores, _ = ppo.compute_advantages(
         out["scores"].detach().double(), torch.arange(ROWS), torch.zeros(ROWS, dtype=torch.bool)
     )
-    rows = [Answer(i, tuple(p), tuple(given.answers[i].tolist()), torch.zeros(LONG), float(scores[i]), True, True) for i, p in enumerate(given.prompts)]  # fmt: skip
+    rows = [
+        Answer(i, tuple(p), tuple(given.answers[i].tolist()), torch.zeros(LONG), float(scores[i]), True, True)
+        for i, p in enumerate(given.prompts)
+    ]
     batch = answer_batch(rows, 0, torch.float32)
     fields = {"old": older, "values": out["values"] + given.value_noise, "reference": picked["reference"]}
     for name, values in fields.items():
@@ -144,9 +203,10 @@ def test_losses_gradients_and_statistics(
     ((batch,),), told = ppo.finalize_rollout([[batch]], alone())
     whole = out["policy"].log_softmax(-1)
     outputs = {
-        Output.LOGPROBS.value: picked["policy"].flatten(), Output.VALUES.value: out["values"].flatten(),
+        Output.LOGPROBS.value: picked["policy"].flatten(),
+        Output.VALUES.value: out["values"].flatten(),
         Output.ENTROPY.value: -(whole.exp() * whole).sum(-1).flatten(),
-    }  # fmt: skip
+    }
     count = int(ppo.weights(batch)["policy"])
     policy = ppo.losses(Role.POLICY, outputs, batch)["policy"] / count
     (policy + ppo.losses(Role.VALUE, outputs, batch)["value"] / count).backward()
@@ -156,6 +216,7 @@ def test_losses_gradients_and_statistics(
     sums = {**ppo.metrics(Role.POLICY, outputs, batch), **ppo.metrics(Role.VALUE, outputs, batch)}
     mine = ppo.summary({n.rpartition("/")[0]: float(v) / count for n, v in sums.items()}) | dict(told)
     mine |= {"policy": float(policy.detach()), "clip": mine["clip_low"] + mine["clip_high"]}
-    assert 0.05 < mine["clip"] < 0.95 and 0.05 < mine["value_clip"] < 0.95  # something is clipped, not everything
+    # something is clipped, not everything
+    assert 0.05 < mine["clip"] < 0.95 and 0.05 < mine["value_clip"] < 0.95
     for name, their in SAME.items():
         assert mine[name] == pytest.approx(seen[their], abs=BOUND), name

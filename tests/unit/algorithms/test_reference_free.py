@@ -1,4 +1,6 @@
-"""Pairs without a reference: each loss, its gradient and its statistics against formulas of their own in plain Python, exact under any split."""
+"""Pairs without a reference: each loss, its gradient and its statistics against formulas of their own in
+plain Python, exact under any split.
+"""
 
 from __future__ import annotations
 
@@ -33,18 +35,49 @@ def odds(logp: float) -> float:
     return logp - math.log1p(-math.exp(logp))
 
 
-#: algorithm, its options, the pair's loss by the definition, whether answers are compared by means over tokens, the weight of the SFT term
+#: algorithm, its options, the pair's loss by the definition, whether answers are compared by means over
+#: tokens, the weight of the SFT term
 CASES: dict[str, tuple[type[PairPolicy], dict[str, Any], Pair, bool, float]] = {
     "cpo": (CPO, {}, lambda c, r: smoothed(BETA * (c - r)), False, 1.0),
     "cpo smoothed": (CPO, {"label_smoothing": 0.2}, lambda c, r: smoothed(BETA * (c - r), 0.2), False, 1.0),
-    "cpo hinge": (CPO, {"loss_type": "hinge", "cpo_alpha": 0.5}, lambda c, r: max(0.0, 1 - BETA * (c - r)), False, 0.5),
-    "cpo ipo": (CPO, {"loss_type": "ipo", "cpo_alpha": 0.0}, lambda c, r: (c - r - 1 / (2 * BETA)) ** 2, True, 0.0),
-    "cpo simpo": (CPO, {"loss_type": "simpo", "simpo_gamma": 0.4, "label_smoothing": 0.1}, lambda c, r: smoothed(BETA * (c - r) - 0.4, 0.1), True, 1.0),
-    "cpo simpo's gamma": (CPO, {"loss_type": "simpo"}, lambda c, r: smoothed(BETA * (c - r) - 0.5), True, 1.0),
+    "cpo hinge": (
+        CPO,
+        {"loss_type": "hinge", "cpo_alpha": 0.5},
+        lambda c, r: max(0.0, 1 - BETA * (c - r)),
+        False,
+        0.5,
+    ),
+    "cpo ipo": (
+        CPO,
+        {"loss_type": "ipo", "cpo_alpha": 0.0},
+        lambda c, r: (c - r - 1 / (2 * BETA)) ** 2,
+        True,
+        0.0,
+    ),
+    "cpo simpo": (
+        CPO,
+        {"loss_type": "simpo", "simpo_gamma": 0.4, "label_smoothing": 0.1},
+        lambda c, r: smoothed(BETA * (c - r) - 0.4, 0.1),
+        True,
+        1.0,
+    ),
+    "cpo simpo's gamma": (
+        CPO,
+        {"loss_type": "simpo"},
+        lambda c, r: smoothed(BETA * (c - r) - 0.5),
+        True,
+        1.0,
+    ),
     "orpo": (ORPO, {}, lambda c, r: BETA * smoothed(odds(c) - odds(r)), True, 1.0),
     "simpo": (SimPO, {}, lambda c, r: smoothed(BETA * (c - r) - 0.5), True, 0.0),
-    "simpo with all": (SimPO, {"simpo_gamma": 1.2, "label_smoothing": 0.2, "cpo_alpha": 0.7}, lambda c, r: smoothed(BETA * (c - r) - 1.2, 0.2), True, 0.7),
-}  # fmt: skip
+    "simpo with all": (
+        SimPO,
+        {"simpo_gamma": 1.2, "label_smoothing": 0.2, "cpo_alpha": 0.7},
+        lambda c, r: smoothed(BETA * (c - r) - 1.2, 0.2),
+        True,
+        0.7,
+    ),
+}
 
 
 def made(case: str) -> PairPolicy:
@@ -60,9 +93,15 @@ def expected(case: str, batch: Batch, logprobs: Tensor) -> dict[str, float]:
     for chosen, rejected in zip(spoken[::2], spoken[1::2], strict=True):
         c, r = (sum(own) / (len(own) if means else 1) for own in (chosen, rejected))
         told = {
-            "pairs": loss(c, r), "sft": -alpha * sum(chosen), "rewards/chosen": BETA * c, "rewards/rejected": BETA * r,
-            "rewards/accuracies": float(c > r), "rewards/margins": BETA * (c - r), "logps/chosen": c, "logps/rejected": r,
-        }  # fmt: skip
+            "pairs": loss(c, r),
+            "sft": -alpha * sum(chosen),
+            "rewards/chosen": BETA * c,
+            "rewards/rejected": BETA * r,
+            "rewards/accuracies": float(c > r),
+            "rewards/margins": BETA * (c - r),
+            "logps/chosen": c,
+            "logps/rejected": r,
+        }
         if kind is ORPO:
             told |= {"log_odds_ratio": log_sigmoid(odds(c) - odds(r)), "log_odds_chosen": odds(c) - odds(r)}
         for name, value in told.items():
@@ -82,7 +121,9 @@ def test_losses_gradients_and_statistics_equal_their_formulas(case: str) -> None
     weights = {name: int(value) for name, value in algorithm.weights(batch).items()}
     assert weights["pairs"] == 9
     assert weights.get("sft") in (None, sum(map(len, answers(batch, logprobs)[::2])))
-    metrics = {name: float(v) for name, v in algorithm.metrics(Role.POLICY, {"logprobs": logprobs}, batch).items()}
+    metrics = {
+        name: float(v) for name, v in algorithm.metrics(Role.POLICY, {"logprobs": logprobs}, batch).items()
+    }
     assert (
         set(metrics)
         == {f"{name}/pairs" for name in right if name not in ("pairs", "sft")}
@@ -121,7 +162,9 @@ def test_a_cut_of_the_pairs_changes_no_sum(case: str) -> None:
             sums[name] = sums.get(name, 0.0) + float(value)
     right = expected(case, whole, logprobs)
     for name, value in sums.items():
-        assert value == pytest.approx(right[name.removesuffix("/pairs") if name != "pairs" else name], abs=1e-10), name
+        assert value == pytest.approx(
+            right[name.removesuffix("/pairs") if name != "pairs" else name], abs=1e-10
+        ), name
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -141,7 +184,11 @@ def test_no_reference_is_asked(case: str) -> None:
 
 
 def test_an_option_that_the_loss_does_not_have_is_refused() -> None:
-    for options in ({"simpo_gamma": 0.5}, {"loss_type": "hinge", "label_smoothing": 0.1}, {"loss_type": "alphapo"}):
+    for options in (
+        {"simpo_gamma": 0.5},
+        {"loss_type": "hinge", "label_smoothing": 0.1},
+        {"loss_type": "alphapo"},
+    ):
         with pytest.raises(ValidationError):
             CpoOptions.model_validate(options)
     assert math.isclose(CPO(loss_type="simpo").gamma, 0.5)

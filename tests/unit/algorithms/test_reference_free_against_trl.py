@@ -1,6 +1,8 @@
-"""ORPO, SimPO and CPO beside TRL's own trainers (1.16) on one batch of the same model, through TRL's own tokenisation, forward and losses.
+"""ORPO, SimPO and CPO beside TRL's own trainers (1.16) on one batch of the same model, through TRL's own
+tokenisation, forward and losses.
 
-TRL is no dependency: ``pip install trl==1.16.0`` beside Paceline, then ``pytest tests/unit/algorithms/test_reference_free_against_trl.py``.
+TRL is no dependency: ``pip install trl==1.16.0`` beside Paceline, then
+``pytest tests/unit/algorithms/test_reference_free_against_trl.py``.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ def trained(kind: str, job: SimpleNamespace, **options: Any) -> tuple[Any, Any]:
     policy = load(job.folders[0], dtype=torch.float32)
     args = arguments(getattr(made, f"{kind}Config"), job, beta=0.2, **options)
     rows = job.rows.remove_columns("margin")
-    trainer = getattr(made, f"{kind}Trainer")(model=policy, args=args, train_dataset=rows, processing_class=job.tokenizer)  # fmt: skip
+    trainer = getattr(made, f"{kind}Trainer")(
+        model=policy, args=args, train_dataset=rows, processing_class=job.tokenizer
+    )
     return trainer, policy
 
 

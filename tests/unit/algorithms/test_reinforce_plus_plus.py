@@ -1,4 +1,6 @@
-"""REINFORCE++'s advantages, loss and everything it reports, against loops over answers and tokens in float64; the same on several ranks."""
+"""REINFORCE++'s advantages, loss and everything it reports, against loops over answers and tokens in
+float64; the same on several ranks.
+"""
 
 from __future__ import annotations
 
@@ -61,14 +63,18 @@ def by_hand(o: dict[str, Any]) -> tuple[list[float], list[float]]:
         for t in range(n):
             at = STARTS[i] + t
             if o.get("kl_in") != "loss":
-                rewards[t] = -beta * estimate(float(OLD[at]), float(REFERENCE[at]), o.get("kl_estimator", "k1"))
+                rewards[t] = -beta * estimate(
+                    float(OLD[at]), float(REFERENCE[at]), o.get("kl_estimator", "k1")
+                )
             rewards[t] += score if t == n - 1 else 0.0
         plain += [sum(gamma ** (k - t) * rewards[k] for k in range(t, n)) for t in range(n)]
     mean, spread = statistics.fmean(plain), statistics.variance(plain)
     return [(a - mean) / math.sqrt(spread + 1e-8) for a in plain], plain
 
 
-def rolled(made: ReinforcePlusPlus, ranks: tuple[list[int], ...] = (list(range(6)),)) -> list[tuple[Batch, Any]]:
+def rolled(
+    made: ReinforcePlusPlus, ranks: tuple[list[int], ...] = (list(range(6)),)
+) -> list[tuple[Batch, Any]]:
     """What each rank, with the answers of these places in one micro-batch, makes of the rollout."""
     scores = torch.tensor(SCORES, dtype=torch.float64)
     advantages, _ = made.compute_advantages(scores, torch.tensor(GROUPS), torch.ones(6, dtype=torch.bool))
@@ -78,9 +84,17 @@ def rolled(made: ReinforcePlusPlus, ranks: tuple[list[int], ...] = (list(range(6
         for rank, places in enumerate(ranks):
             own = [t for i in places for t in range(STARTS[i], STARTS[i] + LEARNT[i])]
             answers: list[Answer | None] = [
-                Answer(i, (5, 6), tuple(range(20, 20 + LENGTHS[i])), SAMPLED[STARTS[i] :][: LENGTHS[i]], float(advantages[i]), i != 4, i != 4)
+                Answer(
+                    i,
+                    (5, 6),
+                    tuple(range(20, 20 + LENGTHS[i])),
+                    SAMPLED[STARTS[i] :][: LENGTHS[i]],
+                    float(advantages[i]),
+                    i != 4,
+                    i != 4,
+                )
                 for i in places
-            ]  # fmt: skip
+            ]
             batch = answer_batch([*answers, None], 0, torch.float64)
             for field in made.precomputed_fields():
                 batch = with_tokens(batch, field.name, (OLD if field.name == "old" else REFERENCE)[own])
@@ -95,7 +109,9 @@ def test_advantages_are_normalised_over_the_tokens_of_all_ranks(options: dict[st
     for ranks in ((list(range(6)),), ([0, 3, 5], [4, 1, 2]), ([5], [4], [3, 2, 1, 0])):
         for places, (batch, told) in zip(ranks, rolled(ReinforcePlusPlus(**options), ranks), strict=True):
             own = [t for i in places for t in range(STARTS[i], STARTS[i] + LEARNT[i])]
-            assert batch.at_labels("advantage").tolist() == pytest.approx([expected[t] for t in own], abs=1e-10)
+            assert batch.at_labels("advantage").tolist() == pytest.approx(
+                [expected[t] for t in own], abs=1e-10
+            )
             assert told["advantage"] == pytest.approx(statistics.fmean(plain), abs=1e-12)
             assert told["advantage_std"] == pytest.approx(statistics.pstdev(plain), abs=1e-12)
             in_reward = options.get("beta", 0.01) > 0 and options.get("kl_in") != "loss"
@@ -118,20 +134,30 @@ def test_loss_weight_gradient_and_metrics(options: dict[str, Any]) -> None:
         kl = estimate(float(NEW[t]), float(REFERENCE[t]), options.get("kl_estimator", "k1"))
         total += max(-ratio * a, -min(max(ratio, 1 - low), 1 + high) * a)
         total += beta * kl if options.get("kl_in") == "loss" else 0.0
-        values = (kl, ratio, ratio < 1 - low and a < 0, ratio > 1 + high and a > 0, abs(float(OLD[t] - SAMPLED[t])))
+        values = (
+            kl,
+            ratio,
+            ratio < 1 - low and a < 0,
+            ratio > 1 + high and a > 0,
+            abs(float(OLD[t] - SAMPLED[t])),
+        )
         for name, value in zip(names, values, strict=True):
             seen[name].append(float(value))
     assert any(seen["clip_low"]) and any(seen["clip_high"]), "the test needs tokens on both sides"
     new, entropy = NEW.clone().requires_grad_(), drawn(7)
     outputs = {Output.LOGPROBS.value: new, Output.ENTROPY.value: entropy}
     loss = made.losses(Role.POLICY, outputs, batch)["policy"]
-    assert float(loss.detach()) == pytest.approx(total, abs=1e-10) and int(made.weights(batch)["policy"]) == 13
+    assert (
+        float(loss.detach()) == pytest.approx(total, abs=1e-10) and int(made.weights(batch)["policy"]) == 13
+    )
     loss.backward()  # type: ignore[no-untyped-call]
     assert new.grad is not None and float(new.grad.abs().sum()) > 0
     sums = made.metrics(Role.POLICY, outputs, batch)
     assert set(sums) == set(made.train_metrics)
     told = made.summary({name.rpartition("/")[0]: float(value) / 13 for name, value in sums.items()})
-    expected = {name: statistics.fmean(values) for name, values in seen.items()} | {"entropy": float(entropy.mean())}
+    expected = {name: statistics.fmean(values) for name, values in seen.items()} | {
+        "entropy": float(entropy.mean())
+    }
     if not beta:
         del expected["kl"]
     assert told == pytest.approx(expected, abs=1e-10)
@@ -149,5 +175,7 @@ def test_what_it_asks_before_a_step_and_fillers() -> None:
     filler = answer_batch([None, None], 0, torch.float64)
     ((batch,),), told = made.finalize_rollout([[filler]], alone())
     none = torch.zeros(0, dtype=torch.float64, requires_grad=True)
-    loss = made.losses(Role.POLICY, {Output.LOGPROBS.value: none, Output.ENTROPY.value: none}, batch)["policy"]
+    loss = made.losses(Role.POLICY, {Output.LOGPROBS.value: none, Output.ENTROPY.value: none}, batch)[
+        "policy"
+    ]
     assert float(loss.detach()) == 0.0 and loss.requires_grad and set(told.values()) == {0.0}

@@ -1,4 +1,6 @@
-"""Bradley-Terry: the loss and every statistic against formulas of their own, exact under any split of the pairs."""
+"""Bradley-Terry: the loss and every statistic against formulas of their own, exact under any split of the
+pairs.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,15 @@ def test_spread_and_calibration_error_equal_a_count_pair_by_pair() -> None:
         everything += scores.detach().tolist()[: 2 * count]
     told = algorithm.summary({name.removesuffix("/pairs"): value / pairs for name, value in sums.items()})
     drawn = {name: told.pop(name) for name in list(told) if name.startswith("calibration/")}
-    assert set(told) == {"accuracy", "margin", "reward_chosen", "reward_rejected", "reward_mean", "reward_std", "calibration_error"}  # fmt: skip
+    assert set(told) == {
+        "accuracy",
+        "margin",
+        "reward_chosen",
+        "reward_rejected",
+        "reward_mean",
+        "reward_std",
+        "calibration_error",
+    }
     assert told["reward_mean"] == pytest.approx(statistics.fmean(everything), abs=1e-12)
     assert told["reward_std"] == pytest.approx(statistics.pstdev(everything), abs=1e-10)
     bins: dict[int, list[tuple[float, bool]]] = {}
@@ -69,12 +79,24 @@ def test_spread_and_calibration_error_equal_a_count_pair_by_pair() -> None:
     assert error > 0.01 and told["calibration_error"] == pytest.approx(error, abs=1e-10)
     assert len(drawn) == 3 * len(bins) and len(bins) > 2
     for k, members in bins.items():
-        expected = {"share": len(members) / pairs, "confidence": statistics.fmean(s for s, _ in members),
-                    "correct": statistics.fmean(float(right) for _, right in members)}  # fmt: skip
-        assert {name: drawn[f"calibration/{k}/{name}"] for name in expected} == pytest.approx(expected, abs=1e-10)
+        expected = {
+            "share": len(members) / pairs,
+            "confidence": statistics.fmean(s for s, _ in members),
+            "correct": statistics.fmean(float(right) for _, right in members),
+        }
+        assert {name: drawn[f"calibration/{k}/{name}"] for name in expected} == pytest.approx(
+            expected, abs=1e-10
+        )
     assert {f"eval_{name}" for name in told} | {"eval_loss"} == set(ALGORITHMS.spec("reward").evaluated)
 
 
 def test_training_tells_no_bins() -> None:
     means = {name.removesuffix("/pairs"): 1.0 for name in Reward.train_metrics}
-    assert set(Reward().summary(means)) == {"accuracy", "margin", "reward_chosen", "reward_rejected", "reward_mean", "reward_std"}  # fmt: skip
+    assert set(Reward().summary(means)) == {
+        "accuracy",
+        "margin",
+        "reward_chosen",
+        "reward_rejected",
+        "reward_mean",
+        "reward_std",
+    }

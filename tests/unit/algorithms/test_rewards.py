@@ -43,11 +43,23 @@ def test_exact_match() -> None:
 @pytest.mark.parametrize(
     ("completion", "right"),
     [
-        ("48 + 24\n#### 72", 1), ("#### $72.00", 1), ("####72 clips", 1), ("#### 1,234\n#### 72", 1), ("#### 7.2e1", 1), ("#### 73", 0), ("72", 0),
-        ("#### ", 0), ("", 0), ("#### seventy-two", 0), ("#### -72", 0), ("#### 72e999999999", 0), ("####" * 5000, 0), ("#### 0x48", 0),
+        ("48 + 24\n#### 72", 1),
+        ("#### $72.00", 1),
+        ("####72 clips", 1),
+        ("#### 1,234\n#### 72", 1),
+        ("#### 7.2e1", 1),
+        ("#### 73", 0),
+        ("72", 0),
+        ("#### ", 0),
+        ("", 0),
+        ("#### seventy-two", 0),
+        ("#### -72", 0),
+        ("#### 72e999999999", 0),
+        ("####" * 5000, 0),
+        ("#### 0x48", 0),
         ("#### __import__('os').system('false')", 0),
     ],
-)  # fmt: skip
+)
 def test_numeric(completion: str, right: int) -> None:
     assert numeric(said(completion, "one\n#### 72")) == right
     assert numeric(said(completion)) == right  # an expected answer without the mark is a number itself
@@ -66,10 +78,24 @@ def test_form_and_length() -> None:
     assert regex(said("a\nb 72"), pattern=r"\d+", whole=True) == 0.0
     good = "<think>x</think>\n<answer>72</answer>"
     assert tags(said(good)) == 1.0
-    for bad in (good + "!", "<answer>72</answer>", "<think>x</think>", good + good, "<answer>1</answer><think>2</think>", "<think>x</answer>"):  # fmt: skip
+    for bad in (
+        good + "!",
+        "<answer>72</answer>",
+        "<think>x</think>",
+        good + good,
+        "<answer>1</answer><think>2</think>",
+        "<think>x</answer>",
+    ):
         assert tags(said(bad)) == 0.0
     assert tags(said("<a>1</a>"), names=["a"]) == 1.0
-    assert [length(said(" ".join("x" * n)), target=4) for n in (0, 2, 4, 6, 8, 99)] == [0.0, 0.5, 1.0, 0.5, 0.0, 0.0]
+    assert [length(said(" ".join("x" * n)), target=4) for n in (0, 2, 4, 6, 8, 99)] == [
+        0.0,
+        0.5,
+        1.0,
+        0.5,
+        0.0,
+        0.0,
+    ]
     assert length(said("abcd"), target=4, unit="characters") == 1.0
     long = [Sample("", "", num_tokens=n) for n in (0, 12, 14, 16, 99)]
     assert [overlong(s, max_length=16, buffer=4) for s in long] == [0.0, 0.0, -0.5, -1.0, -1.0]
@@ -81,7 +107,11 @@ def scored(*specs: RewardSpec, samples: list[Sample], **options: Any) -> Scored:
 
 
 def test_weighted_sums() -> None:
-    specs = [RewardSpec("exact_match", 2.0), RewardSpec("regex", 0.5, {"pattern": "7"}), RewardSpec("regex", -1.0, {"pattern": "x"})]  # fmt: skip
+    specs = [
+        RewardSpec("exact_match", 2.0),
+        RewardSpec("regex", 0.5, {"pattern": "7"}),
+        RewardSpec("regex", -1.0, {"pattern": "x"}),
+    ]
     found = scored(*specs, samples=[said("72"), said("7"), said("x")])
     assert found.total == [2.5, 0.5, -1.0]
     assert found.parts == {"exact_match": [1, 0, 0], "regex": [1, 1, 0], "regex_2": [0, 0, 1]}
@@ -159,9 +189,16 @@ def test_a_function_that_hangs_is_ended(mine: str) -> None:
     found = scored(RewardSpec(f"{mine}:hangs"), samples=samples, on_error="zero", timeout_seconds=0.2)
     assert found.total == [1.0, 0.0, 1.0]
     assert "did not answer within 0.2 s" in found.problems[0].found
-    many = scored(RewardSpec(f"{mine}:sleeps"), samples=[said("x")] * 50, on_error="skip", timeout_seconds=0.1)
+    many = scored(
+        RewardSpec(f"{mine}:sleeps"), samples=[said("x")] * 50, on_error="skip", timeout_seconds=0.1
+    )
     assert all(map(math.isnan, many.total)) and "not asked" in many.problems[-1].found
-    pattern = scored(RewardSpec("regex", 1.0, {"pattern": "(a+)+$"}), samples=[said("a" * 60 + "b")], on_error="zero", timeout_seconds=0.2)  # fmt: skip
+    pattern = scored(
+        RewardSpec("regex", 1.0, {"pattern": "(a+)+$"}),
+        samples=[said("a" * 60 + "b")],
+        on_error="zero",
+        timeout_seconds=0.2,
+    )
     assert pattern.total == [0.0] and pattern.problems
     assert time.monotonic() - begun < 30
 
@@ -169,11 +206,13 @@ def test_a_function_that_hangs_is_ended(mine: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "code_name"),
     [
-        (RewardSpec("regex"), "rewards.options"), (RewardSpec("regex", 1.0, {"pattern": "("}), "rewards.options"),
-        (RewardSpec("exact_match", 1.0, {"pattern": "x"}), "rewards.options"), (RewardSpec("code"), "rewards.code_off"),
+        (RewardSpec("regex"), "rewards.options"),
+        (RewardSpec("regex", 1.0, {"pattern": "("}), "rewards.options"),
+        (RewardSpec("exact_match", 1.0, {"pattern": "x"}), "rewards.options"),
+        (RewardSpec("code"), "rewards.code_off"),
         (RewardSpec("nobody"), "reward.unknown"),
     ],
-)  # fmt: skip
+)
 def test_wrong_specifications(spec: RewardSpec, code_name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Scorer([spec])
@@ -188,7 +227,8 @@ def isolated() -> bool:
     try:
         code.check_isolation()
     except ConfigError as error:
-        assert error.diagnostics[0].code == "rewards.no_isolation"  # the defined answer of a machine that cannot
+        # the defined answer of a machine that cannot
+        assert error.diagnostics[0].code == "rewards.no_isolation"
         return False
     return True
 
@@ -226,5 +266,9 @@ def test_what_a_reward_model_says_is_one_of_the_rewards() -> None:
     with pytest.raises(PacelineError, match=r"rewards.failed[\s\S]*'model'[\s\S]*gave nan"):
         Scorer([model])(samples, [3.0, math.nan])
     left = Scorer([model, RewardSpec("numeric")], on_error="skip")(samples, [math.inf, 0.0])
-    assert math.isnan(left.total[0]) and left.total[1] == 0.0 and [p.code for p in left.problems] == ["rewards.failed"]
+    assert (
+        math.isnan(left.total[0])
+        and left.total[1] == 0.0
+        and [p.code for p in left.problems] == ["rewards.failed"]
+    )
     assert Scorer([model])([]).total == []

@@ -1,4 +1,6 @@
-"""RLOO's advantages, loss, weight and everything it reports, against loops over answers and tokens in float64; the same on several ranks."""
+"""RLOO's advantages, loss, weight and everything it reports, against loops over answers and tokens in
+float64; the same on several ranks.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
 from paceline.training.rollout.batches import Answer, answer_batch
 
-# three prompts of three answers: tokens of each, scores; the fifth was not judged, the last two neither, the second was cut off and masked
+# three prompts of three answers: tokens of each, scores; the fifth was not judged, the last two neither, the
+# second was cut off and masked
 LENGTHS = [3, 0, 4, 2, 0, 1, 5, 0, 0]
 SCORES = [1.0, 0.3, -0.4, 2.0, math.nan, 0.5, 0.7, math.nan, math.nan]
 GROUPS = [i // 3 for i in range(9)]
@@ -44,7 +47,9 @@ def of(values: Tensor, i: int) -> list[float]:
     return found
 
 
-def rolled(rloo: RLOO, ranks: tuple[list[int], ...] = (list(range(9)),)) -> list[tuple[list[list[Batch]], Any]]:
+def rolled(
+    rloo: RLOO, ranks: tuple[list[int], ...] = (list(range(9)),)
+) -> list[tuple[list[list[Batch]], Any]]:
     """What each rank, with the answers of these places in micro-batches of three, makes of the rollout."""
     groups, scores = torch.tensor(GROUPS), torch.tensor(SCORES, dtype=torch.float64)
     advantages, _ = rloo.compute_advantages(scores, groups, torch.ones(9, dtype=torch.bool))
@@ -56,9 +61,17 @@ def rolled(rloo: RLOO, ranks: tuple[list[int], ...] = (list(range(9)),)) -> list
             batches = []
             for row in cut:
                 answers: list[Answer | None] = [
-                    Answer(GROUPS[i], (5, 6), tuple(range(20, 20 + LENGTHS[i])), torch.tensor(of(SAMPLED, i), dtype=torch.float64), float(advantages[i]), JUDGED[i], LENGTHS[i] > 0)
+                    Answer(
+                        GROUPS[i],
+                        (5, 6),
+                        tuple(range(20, 20 + LENGTHS[i])),
+                        torch.tensor(of(SAMPLED, i), dtype=torch.float64),
+                        float(advantages[i]),
+                        JUDGED[i],
+                        LENGTHS[i] > 0,
+                    )
                     for i in row
-                ]  # fmt: skip
+                ]
                 made = answer_batch(answers, 0, torch.float64)
                 for name, values in (("old", OLD), ("reference", REFERENCE)):
                     own = torch.tensor([x for i in row for x in of(values, i)], dtype=torch.float64)
@@ -83,7 +96,9 @@ def by_hand(o: dict[str, Any]) -> list[float]:
         found.append(rewards[i] - statistics.fmean(others) if JUDGED[i] and others else None)
     if o.get("normalize_advantages"):
         own = [a for a in found if a is not None]
-        found = [None if a is None else (a - statistics.fmean(own)) / (statistics.stdev(own) + 1e-4) for a in found]
+        found = [
+            None if a is None else (a - statistics.fmean(own)) / (statistics.stdev(own) + 1e-4) for a in found
+        ]
     return [0.0 if a is None else a for a in found]
 
 
@@ -118,9 +133,13 @@ def test_loss_weight_gradient_and_metrics(options: dict[str, Any]) -> None:
         plain, clipped = ratio * a, min(max(ratio, 1 - low), 1 + high) * a
         total -= min(plain, clipped)
         slopes += [-plain if plain <= clipped else 0.0] * LENGTHS[i]
-        for name, value in zip(seen, (ratio, ratio < 1 - low and a < 0, ratio > 1 + high and a > 0), strict=True):
+        for name, value in zip(
+            seen, (ratio, ratio < 1 - low and a < 0, ratio > 1 + high and a > 0), strict=True
+        ):
             seen[name].append(float(value))
-    assert 0 < sum(slope == 0.0 for slope in slopes) < len(slopes), "the test needs answers that are clipped and others"
+    assert 0 < sum(slope == 0.0 for slope in slopes) < len(slopes), (
+        "the test needs answers that are clipped and others"
+    )
     told, found, weight, at = dict.fromkeys(rloo.train_metrics, 0.0), 0.0, 0, 0
     entropy = drawn(7)
     for batch in batches:
@@ -132,7 +151,11 @@ def test_loss_weight_gradient_and_metrics(options: dict[str, Any]) -> None:
         assert new.grad is not None and new.grad.tolist() == pytest.approx(slopes[at : at + count], abs=1e-12)
         for name, value in rloo.metrics(Role.POLICY, outputs, batch).items():
             told[name] += float(value)
-        found, weight, at = found + float(loss.detach()), weight + int(rloo.weights(batch)["policy"]), at + count
+        found, weight, at = (
+            found + float(loss.detach()),
+            weight + int(rloo.weights(batch)["policy"]),
+            at + count,
+        )
     assert found == pytest.approx(total, abs=1e-12) and weight == sum(JUDGED)
     means = rloo.summary({name.rpartition("/")[0]: value / weight for name, value in told.items()})
     expected = {name: statistics.fmean(values) for name, values in seen.items()}
@@ -141,7 +164,9 @@ def test_loss_weight_gradient_and_metrics(options: dict[str, Any]) -> None:
 
 
 def test_the_first_step_on_a_rollout_is_reinforce() -> None:
-    """π_old = π: the gradient of each token is minus the answer's advantage, and without a KL nothing is asked before the step."""
+    """π_old = π: the gradient of each token is minus the answer's advantage, and without a KL nothing is
+    asked before the step.
+    """
     rloo = RLOO(beta=0.0)
     assert list(rloo.precomputed_fields()) == [] and rloo.frozen == ()
     ((((batch, *_),), _),) = rolled(rloo)
@@ -165,4 +190,6 @@ def test_equal_scores_and_single_answers_teach_nothing() -> None:
     rloo, outputs = RLOO(), {Output.LOGPROBS.value: none, Output.ENTROPY.value: none}
     loss = rloo.losses(Role.POLICY, outputs, filler)["policy"]
     assert float(loss.detach()) == 0.0 and loss.requires_grad and int(rloo.weights(filler)["policy"]) == 0
-    assert set(rloo.summary(dict.fromkeys((n.rpartition("/")[0] for n in rloo.train_metrics), 0.0)).values()) == {0.0}
+    assert set(
+        rloo.summary(dict.fromkeys((n.rpartition("/")[0] for n in rloo.train_metrics), 0.0)).values()
+    ) == {0.0}

@@ -1,6 +1,8 @@
-"""RLOO's advantages, loss, gradient and statistics beside those of TRL's RLOOTrainer (1.16), which scores and trains on the same answers.
+"""RLOO's advantages, loss, gradient and statistics beside those of TRL's RLOOTrainer (1.16), which scores and
+trains on the same answers.
 
-TRL is no dependency: ``pip install trl==1.16.0`` beside Paceline, then ``pytest tests/unit/algorithms/test_rloo_against_trl.py``; skipped without.
+TRL is no dependency: ``pip install trl==1.16.0`` beside Paceline, then
+``pytest tests/unit/algorithms/test_rloo_against_trl.py``; skipped without.
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ def logprobs(model: Any, prompts: list[list[int]], answers: list[list[int]]) -> 
     found = []
     for prompt, answer in zip(prompts, answers, strict=True):
         whole = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
-        found.append((whole.gather(1, torch.tensor(answer)[:, None]).squeeze(1), -(whole.exp() * whole).sum(-1)))
+        found.append(
+            (whole.gather(1, torch.tensor(answer)[:, None]).squeeze(1), -(whole.exp() * whole).sum(-1))
+        )
     return found
 
 
@@ -66,8 +70,19 @@ def test_advantages_loss_gradient_and_statistics(tmp_path: Path, tokenizer_dir: 
     from trl import RLOOConfig, RLOOTrainer
 
     torch.manual_seed(0)
-    shape = {"vocab_size": 320, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
-    LlamaForCausalLM(LlamaConfig(**shape, max_position_embeddings=64, initializer_range=0.2, pad_token_id=0, eos_token_id=END)).save_pretrained(tmp_path)  # fmt: skip
+    shape = {
+        "vocab_size": 320,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    LlamaForCausalLM(
+        LlamaConfig(
+            **shape, max_position_embeddings=64, initializer_range=0.2, pad_token_id=0, eos_token_id=END
+        )
+    ).save_pretrained(tmp_path)
     prompts, answers = [[5, 6]] * 4 + [[7, 8, 9, 10, 11]] * 4, tokens()
     rows = Dataset.from_list([{"prompt": "a"}] * 8)
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_dir)
@@ -75,10 +90,24 @@ def test_advantages_loss_gradient_and_statistics(tmp_path: Path, tokenizer_dir: 
         model: Any = LlamaForCausalLM.from_pretrained(tmp_path)
         reference, later = moved(model, 2, 0.02), moved(model, 3, 0.01)
         config = RLOOConfig(
-            output_dir=str(tmp_path / "trl"), per_device_train_batch_size=8, num_generations=4, max_completion_length=6, use_cpu=True, report_to=[],
-            bf16=False, num_iterations=2, gradient_checkpointing=False, **{k: tuple(v) if isinstance(v, list) else v for k, v in options.items()},
-        )  # fmt: skip
-        trainer: Any = RLOOTrainer(model=model, reward_funcs=lambda completions, **_: [0.0] * len(completions), processing_class=tokenizer, train_dataset=rows, args=config)  # fmt: skip
+            output_dir=str(tmp_path / "trl"),
+            per_device_train_batch_size=8,
+            num_generations=4,
+            max_completion_length=6,
+            use_cpu=True,
+            report_to=[],
+            bf16=False,
+            num_iterations=2,
+            gradient_checkpointing=False,
+            **{k: tuple(v) if isinstance(v, list) else v for k, v in options.items()},
+        )
+        trainer: Any = RLOOTrainer(
+            model=model,
+            reward_funcs=lambda completions, **_: [0.0] * len(completions),
+            processing_class=tokenizer,
+            train_dataset=rows,
+            args=config,
+        )
         trainer.eos_token_ids = [END]
         if trainer.ref_model is not None:
             trainer.ref_model.load_state_dict(reference.state_dict())
@@ -102,18 +131,32 @@ def test_advantages_loss_gradient_and_statistics(tmp_path: Path, tokenizer_dir: 
         learnt = [not (options.get("mask_truncated_completions") and ids[-1] != END) for ids in answers]
         judged = [not math.isnan(score) for score in SCORES]
         groups = torch.arange(8) // 4
-        advantages, _ = rloo.compute_advantages(torch.tensor(SCORES, dtype=torch.float64), groups, torch.tensor([ids[-1] == END for ids in answers]))  # fmt: skip
+        advantages, _ = rloo.compute_advantages(
+            torch.tensor(SCORES, dtype=torch.float64),
+            groups,
+            torch.tensor([ids[-1] == END for ids in answers]),
+        )
         made = [
-            Answer(i, tuple(prompts[i]), tuple(answers[i]), torch.zeros(LENGTHS[i]), float(advantages[i]), judged[i], judged[i] and learnt[i])
+            Answer(
+                i,
+                tuple(prompts[i]),
+                tuple(answers[i]),
+                torch.zeros(LENGTHS[i]),
+                float(advantages[i]),
+                judged[i],
+                judged[i] and learnt[i],
+            )
             for i in range(8)
-        ]  # fmt: skip
+        ]
         with_loss = [i for i in range(8) if made[i].has_loss]
         batch = answer_batch(made, 0, torch.float32)
         for name, values in (("old", old), ("reference", ref)):
             batch = with_tokens(batch, name, torch.cat([values[i][0] for i in with_loss]))
         known = {"advantages": advantages, "groups": groups, "is_scored": torch.tensor(judged)}
         ((batch,),), told = rloo.finalize_rollout([[batch]], alone(places=[torch.arange(8)], **known))
-        mine = {i: float(a) for i, a in zip(with_loss, _each(batch, [LENGTHS[i] for i in with_loss]), strict=True)}
+        mine = {
+            i: float(a) for i, a in zip(with_loss, _each(batch, [LENGTHS[i] for i in with_loss]), strict=True)
+        }
         for i, advantage in mine.items():
             assert advantage == pytest.approx(float(theirs["advantages"][i]), abs=BOUND), (options, i)
         outputs = {
@@ -121,7 +164,8 @@ def test_advantages_loss_gradient_and_statistics(tmp_path: Path, tokenizer_dir: 
             Output.ENTROPY.value: torch.cat([now[i][1] for i in with_loss]).detach(),
         }
         ours = rloo.losses(Role.POLICY, outputs, batch)["policy"]
-        # TRL divides by all answers, those without a score and those that were masked too (a constant to them: ratio 1)
+        # TRL divides by all answers, those without a score and those that were masked too (a constant to
+        # them: ratio 1)
         masked = sum(float(theirs["advantages"][i]) for i in range(8) if not learnt[i])
         assert float(ours.detach()) / 8 == pytest.approx(float(loss.detach()) + masked / 8, abs=BOUND)
         (ours / 8).backward()
@@ -136,7 +180,9 @@ def test_advantages_loss_gradient_and_statistics(tmp_path: Path, tokenizer_dir: 
         if options.get("beta", 0.05):
             unjudged = float((old[5][0] - ref[5][0]).sum())  # TRL's mean counts the answer without a score
             length = sum(n for n, own in zip(LENGTHS, learnt, strict=True) if own)
-            assert told["kl"] * (length - 2) + unjudged == pytest.approx(statistics["kl"] * length, abs=BOUND * length)
+            assert told["kl"] * (length - 2) + unjudged == pytest.approx(
+                statistics["kl"] * length, abs=BOUND * length
+            )
 
 
 def _each(batch: Any, lengths: list[int]) -> list[Tensor]:

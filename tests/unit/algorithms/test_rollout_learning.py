@@ -1,4 +1,6 @@
-"""Every algorithm on rollouts makes what is rewarded likelier: a policy of five numbers, without a model, learns which token is the good one."""
+"""Every algorithm on rollouts makes what is rewarded likelier: a policy of five numbers, without a model,
+learns which token is the good one.
+"""
 
 from __future__ import annotations
 
@@ -37,16 +39,33 @@ def test_what_is_rewarded_becomes_likelier(name: str) -> None:
     losses: set[float] = set()
     for _ in range(STEPS):
         now = policy.detach().log_softmax(0)
-        said = torch.multinomial(now.exp(), PROMPTS * GROUP * LENGTH, replacement=True, generator=draw).view(-1, LENGTH)
+        said = torch.multinomial(now.exp(), PROMPTS * GROUP * LENGTH, replacement=True, generator=draw).view(
+            -1, LENGTH
+        )
         scores = (said == GOOD).double().mean(1)
-        advantages, _ = algorithm.compute_advantages(scores, GROUPS, torch.ones_like(GROUPS, dtype=torch.bool))
-        answers = [Answer(i, (9,), tuple(row.tolist()), now[row], float(a), True, True) for i, (row, a) in enumerate(zip(said, advantages, strict=True))]  # fmt: skip
+        advantages, _ = algorithm.compute_advantages(
+            scores, GROUPS, torch.ones_like(GROUPS, dtype=torch.bool)
+        )
+        answers = [
+            Answer(i, (9,), tuple(row.tolist()), now[row], float(a), True, True)
+            for i, (row, a) in enumerate(zip(said, advantages, strict=True))
+        ]
         batch = answer_batch(answers, 0, torch.float64)
         for field in algorithm.precomputed_fields():
-            known = now[said.flatten()] if field.role is Role.POLICY else torch.full((said.numel(),), math.log(0.2)).double()  # fmt: skip
+            known = (
+                now[said.flatten()]
+                if field.role is Role.POLICY
+                else torch.full((said.numel(),), math.log(0.2)).double()
+            )
             batch = with_tokens(batch, field.name, known)
-        whole = {"advantages": advantages, "groups": GROUPS, "is_scored": torch.ones_like(GROUPS, dtype=torch.bool)}
-        ((batch,),), _ = algorithm.finalize_rollout([[batch]], alone(places=[torch.arange(len(GROUPS))], **whole))
+        whole = {
+            "advantages": advantages,
+            "groups": GROUPS,
+            "is_scored": torch.ones_like(GROUPS, dtype=torch.bool),
+        }
+        ((batch,),), _ = algorithm.finalize_rollout(
+            [[batch]], alone(places=[torch.arange(len(GROUPS))], **whole)
+        )
         for _ in range(algorithm.passes):
             logprobs = policy.log_softmax(0)[said.flatten()]
             loss = algorithm.losses(Role.POLICY, {Output.LOGPROBS.value: logprobs}, batch)["policy"]

@@ -53,7 +53,8 @@ def test_bits_that_arithmetic_would_lose(run: RunDir) -> None:
         whole("flag", torch.tensor([True, False])),
         whole("n", torch.tensor(-(2**62))),
     ]
-    strange.append(whole("é|%/..", torch.ones(2, 2).t()[:, :1]))  # not contiguous, and a name that needs encoding
+    # not contiguous, and a name that needs encoding
+    strange.append(whole("é|%/..", torch.ones(2, 2).t()[:, :1]))
     with open_checkpoint(Checkpointer(run, OneRank()).save(1, strange, {}, {})) as reader:
         assert torch.equal(reader.read("policy", "x", "param").view(torch.int32), odd.view(torch.int32))
         for shard in strange[1:]:
@@ -110,7 +111,9 @@ def test_two_ranks_write_their_own_blocks_and_any_block_is_read(run: RunDir) -> 
 
 
 def test_a_tensor_with_a_missing_part_is_refused(run: RunDir) -> None:
-    Checkpointer(run, OneRank()).save(1, [Shard("policy", "w", "param", (6, 4), (0, 0), torch.ones(3, 4))], {}, {})
+    Checkpointer(run, OneRank()).save(
+        1, [Shard("policy", "w", "param", (6, 4), (0, 0), torch.ones(3, 4))], {}, {}
+    )
     with open_checkpoint(run.checkpoint(1)) as reader:
         assert torch.equal(reader.read_block("policy", "w", "param", (1, 0), (2, 4)), torch.ones(2, 4))
         with pytest.raises(CheckpointError, match="tensor_incomplete") as caught:
@@ -133,7 +136,9 @@ def test_a_tensor_that_was_not_saved_is_named(save: Save) -> None:
         (DataError(Diagnostic("own.code", "own words")), "own.code"),
     ],
 )
-def test_an_error_on_one_rank_is_the_same_error_on_all(run: RunDir, save: Save, error: Exception, code: str) -> None:
+def test_an_error_on_one_rank_is_the_same_error_on_all(
+    run: RunDir, save: Save, error: Exception, code: str
+) -> None:
     save(1)
     before = names_in(run)
 
@@ -159,7 +164,11 @@ def test_retention_keeps_the_newest_and_the_protected(run: RunDir) -> None:
         if step == 2:
             saver.protect(2)
         saver.save(step, sample_shards(step), {}, {})
-    assert [n for n in names_in(run) if n.startswith("step")] == ["step-00000002", "step-00000004", "step-00000005"]
+    assert [n for n in names_in(run) if n.startswith("step")] == [
+        "step-00000002",
+        "step-00000004",
+        "step-00000005",
+    ]
     again = Checkpointer(run, OneRank(), keep=1)  # the protection survives a restart
     again.save(6, sample_shards(6), {}, {})
     assert [n for n in names_in(run) if n.startswith("step")] == ["step-00000002", "step-00000006"]
@@ -182,7 +191,8 @@ def test_a_step_saved_again_replaces_the_old_one_and_is_newest(run: RunDir, save
     path = Checkpointer(run, OneRank()).save(2, [whole("new", torch.ones(1))], {"again": True}, {})
     with open_checkpoint(path) as reader:
         assert reader.state == {"again": True}
-    assert find_checkpoint("latest", run) == run.checkpoint(2)  # step 3 belongs to the branch that was given up
+    # step 3 belongs to the branch that was given up
+    assert find_checkpoint("latest", run) == run.checkpoint(2)
     assert run.latest.read_text() == "step-00000002\n"
     assert names_in(run) == ["latest", "step-00000001", "step-00000002", "step-00000003"]
 

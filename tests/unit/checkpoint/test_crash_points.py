@@ -1,4 +1,6 @@
-"""A kill at every point of a save: resume always finds the newest complete checkpoint, and the next save works."""
+"""A kill at every point of a save: resume always finds the newest complete checkpoint, and the next save
+works.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +22,9 @@ def points(run: RunDir, steps: tuple[int, ...], keep: int) -> list[str]:
     seen: list[str] = []
     for step in steps:
         seen.clear()
-        Checkpointer(run, OneRank(), keep, crash=seen.append).save(step, sample_shards(step), {"step": step}, FILES)
+        Checkpointer(run, OneRank(), keep, crash=seen.append).save(
+            step, sample_shards(step), {"step": step}, FILES
+        )
     return list(seen)
 
 
@@ -53,7 +57,9 @@ def test_kill_at_every_point_of_a_save(tmp_path: Path) -> None:
         run = RunDir.at(tmp_path / f"kill-{number}")
         Checkpointer(run, OneRank(), 1).save(1, sample_shards(1), {"step": 1}, FILES)
         with pytest.raises(Killed):
-            Checkpointer(run, OneRank(), 1, crash=kill_at(number)).save(2, sample_shards(2), {"step": 2}, FILES)
+            Checkpointer(run, OneRank(), 1, crash=kill_at(number)).save(
+                2, sample_shards(2), {"step": 2}, FILES
+            )
         assert check(run, {1, 2}) == (2 if number >= published else 1), names[number]
         Checkpointer(run, OneRank(), 1).save(3, sample_shards(3), {"step": 3}, FILES)
         assert check(run, {3}) == 3
@@ -66,7 +72,9 @@ def test_kill_at_every_point_of_the_first_save(tmp_path: Path) -> None:
     for number in range(len(names)):
         run = RunDir.at(tmp_path / f"kill-{number}")
         with pytest.raises(Killed):
-            Checkpointer(run, OneRank(), 1, crash=kill_at(number)).save(1, sample_shards(1), {"step": 1}, FILES)
+            Checkpointer(run, OneRank(), 1, crash=kill_at(number)).save(
+                1, sample_shards(1), {"step": 1}, FILES
+            )
         notes: list = []
         found = find_checkpoint("auto", run, notes)
         if number >= published:

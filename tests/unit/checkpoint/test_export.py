@@ -45,7 +45,9 @@ def model_of(seed: int = 0, **changes: Any) -> Any:
     return LlamaForCausalLM(LlamaConfig(**{**sizes, "tie_word_embeddings": False, **changes})).eval()
 
 
-def saved(run: RunDir, model: Any, step: int = 3, config: dict[str, Any] | None = None, **kwargs: Any) -> Path:
+def saved(
+    run: RunDir, model: Any, step: int = 3, config: dict[str, Any] | None = None, **kwargs: Any
+) -> Path:
     shards = [whole(n, p.detach()) for n, p in model.named_parameters()]
     shards += [
         whole(n, torch.full_like(p, float("nan")), "exp_avg") for n, p in model.named_parameters()
@@ -72,7 +74,12 @@ def test_equal_logits(run: RunDir, tmp_path: Path, tied: bool) -> None:
         assert torch.equal(logits(tmp_path / "out"), model(IDS).logits)
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLM"] and config["dtype"] == "float32"
-    assert set(report.files) == {"config.json", "generation_config.json", "model.safetensors", "tokenizer_config.json"}
+    assert set(report.files) == {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer_config.json",
+    }
     assert report.num_parameters == sum(p.numel() for p in model.parameters()) and report.load_checked
 
 
@@ -138,7 +145,9 @@ def test_not_a_number_is_named(run: RunDir, tmp_path: Path) -> None:
 
 def test_what_float16_cannot_hold_is_named(run: RunDir, tmp_path: Path) -> None:
     path = broken(run, lambda m: m.model.norm.weight[0].fill_(1e5))
-    with pytest.raises(CheckpointError, match=r"'model.norm.weight' reaches 1e\+05, which float16 cannot hold"):
+    with pytest.raises(
+        CheckpointError, match=r"'model.norm.weight' reaches 1e\+05, which float16 cannot hold"
+    ):
         export_hf(path, tmp_path / "out", "float16")
     export_hf(path, tmp_path / "out", "bfloat16")
 
@@ -213,7 +222,11 @@ def test_the_command(run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[
     def export(to: str, *more: str, at: Path = run.root) -> int:
         return main(["export", str(at), "--to", str(tmp_path / to), *more])
 
-    assert export("a") == 0 and export("b", "--checkpoint", "best") == 0 and export("c", "--checkpoint", "step-1") == 0
+    assert (
+        export("a") == 0
+        and export("b", "--checkpoint", "best") == 0
+        and export("c", "--checkpoint", "step-1") == 0
+    )
     assert export("d", at=run.checkpoint(1)) == 0
     run.result_json.write_text(json.dumps({"checkpoint": str(run.checkpoint(1))}))
     assert export("e") == 0 and export("f", "--checkpoint", "latest") == 0
@@ -230,16 +243,32 @@ def test_the_command(run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert not (tmp_path / "g").exists()
 
 
-def test_experts_are_exported_under_the_released_names_with_the_router_s_buffers(run: RunDir, tmp_path: Path) -> None:
+def test_experts_are_exported_under_the_released_names_with_the_router_s_buffers(
+    run: RunDir, tmp_path: Path
+) -> None:
     from safetensors.torch import load_file
     from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
     torch.manual_seed(0)
     sizes = {
-        "hidden_size": 16, "intermediate_size": 32, "moe_intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
-        "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 8, "kv_lora_rank": 8,
-        "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "vocab_size": 40,
-    }  # fmt: skip
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "moe_intermediate_size": 8,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "q_lora_rank": 8,
+        "kv_lora_rank": 8,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 8,
+        "vocab_size": 40,
+    }
     model: Any = DeepseekV3ForCausalLM(DeepseekV3Config(**sizes)).eval()
     model.model.layers[1].mlp.gate.e_score_correction_bias.copy_(torch.arange(4.0))
     shards = [whole(n, p.detach()) for n, p in model.named_parameters()]
@@ -249,7 +278,9 @@ def test_experts_are_exported_under_the_released_names_with_the_router_s_buffers
     with pytest.raises(CheckpointError, match="e_score_correction_bias"):
         export_hf(without, tmp_path / "none")
     export_hf(
-        Checkpointer(run, OneRank()).save(2, [*shards, *(whole(n, b, "buffer") for n, b in buffers)], {}, files),
+        Checkpointer(run, OneRank()).save(
+            2, [*shards, *(whole(n, b, "buffer") for n, b in buffers)], {}, files
+        ),
         tmp_path / "out",
     )
     model.save_pretrained(tmp_path / "theirs")

@@ -1,4 +1,6 @@
-"""Checkpoints from strangers (S01, S02, S07, S08, S21, S22, S23): refused before anything is run, followed or allocated."""
+"""Checkpoints from strangers (S01, S02, S07, S08, S21, S22, S23): refused before anything is run, followed
+or allocated.
+"""
 
 import hashlib
 import io
@@ -271,7 +273,9 @@ def test_two_shards_that_disagree_on_a_tensor_are_refused(save: Save) -> None:
 def test_hashes_are_compared_before_anything_is_parsed(save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save(1)
     (path / "state.json").write_bytes(
-        b'{"train": {"step": 9}}'[: (path / "state.json").stat().st_size].ljust((path / "state.json").stat().st_size)
+        b'{"train": {"step": 9}}'[: (path / "state.json").stat().st_size].ljust(
+            (path / "state.json").stat().st_size
+        )
     )
     monkeypatch.setattr("paceline.checkpoint.reader.parse_object", lambda *a, **k: pytest.fail("parsed"))
     with pytest.raises(CheckpointError, match="sha256"):
@@ -293,13 +297,33 @@ ENTRY = {"bytes": 1, "sha256": "0" * 64}
 @pytest.mark.parametrize(
     "change",
     [
-        {"format": "torch"}, {"version": 2}, {"version": True}, {"version": "1"}, {"step": -1}, {"step": 1.0}, {"step": True}, {"step": 1 << 60}, {"step": "1"},
-        {"world_size": 0}, {"created": "now"}, {"paceline_version": 1}, {"files": {}}, {"files": []}, {"files": None}, {"more": 1}, {"sequence": None},
-        {"files": {"a": {**ENTRY, "bytes": -1}}}, {"files": {"a": {**ENTRY, "bytes": 1.5}}}, {"files": {"a": {**ENTRY, "sha256": "0" * 63}}},
-        {"files": {"a": {**ENTRY, "sha256": "G" * 64}}}, {"files": {"a": {**ENTRY, "sha256": 0}}}, {"files": {"a": {**ENTRY, "x": 1}}}, {"files": {"a": 1}},
+        {"format": "torch"},
+        {"version": 2},
+        {"version": True},
+        {"version": "1"},
+        {"step": -1},
+        {"step": 1.0},
+        {"step": True},
+        {"step": 1 << 60},
+        {"step": "1"},
+        {"world_size": 0},
+        {"created": "now"},
+        {"paceline_version": 1},
+        {"files": {}},
+        {"files": []},
+        {"files": None},
+        {"more": 1},
+        {"sequence": None},
+        {"files": {"a": {**ENTRY, "bytes": -1}}},
+        {"files": {"a": {**ENTRY, "bytes": 1.5}}},
+        {"files": {"a": {**ENTRY, "sha256": "0" * 63}}},
+        {"files": {"a": {**ENTRY, "sha256": "G" * 64}}},
+        {"files": {"a": {**ENTRY, "sha256": 0}}},
+        {"files": {"a": {**ENTRY, "x": 1}}},
+        {"files": {"a": 1}},
         {"files": {"manifest.json": ENTRY}},
     ],
-)  # fmt: skip
+)
 def test_a_manifest_out_of_shape_is_refused(change: dict[str, Any]) -> None:
     good = {**BASE, "files": {"state.json": ENTRY}}
     assert Manifest.from_bytes(json.dumps(good).encode(), "m").step == 1

@@ -35,8 +35,10 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "no_manifest": lambda c: (c / "manifest.json").unlink(),
     "torn_manifest": lambda c: truncate(c / "manifest.json"),
     "empty_manifest": lambda c: (c / "manifest.json").write_bytes(b""),
-    "old_manifest": lambda c: (c / "manifest.json").write_bytes(
-        (c.parent / "step-00000001" / "manifest.json").read_bytes()
+    "old_manifest": (
+        lambda c: (c / "manifest.json").write_bytes(
+            (c.parent / "step-00000001" / "manifest.json").read_bytes()
+        )
     ),
     "empty_folder": lambda c: [p.unlink() for p in c.rglob("*") if p.is_file()] and None,
 }

@@ -1,4 +1,6 @@
-"""Folder, manifest and state are of one save; a checkpoint that was moved, renamed, linked or nibbled at is used for what it is, or named."""
+"""Folder, manifest and state are of one save; a checkpoint that was moved, renamed, linked or nibbled at
+is used for what it is, or named.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,9 @@ def test_a_flip_of_any_byte_of_the_small_files_is_seen(run: RunDir, save: Save, 
     path = save(1)
     whole = (path / name).read_bytes()
     for place in range(len(whole)):
-        (path / name).write_bytes(whole[:place] + bytes([whole[place] ^ (1 << place % 8)]) + whole[place + 1 :])
+        (path / name).write_bytes(
+            whole[:place] + bytes([whole[place] ^ (1 << place % 8)]) + whole[place + 1 :]
+        )
         with pytest.raises(CheckpointError):
             open_checkpoint(path).close()
     for length in range(0, len(whole), 7):
@@ -100,7 +104,9 @@ def test_a_manifest_of_before_has_no_digest_and_is_read(run: RunDir, save: Save)
     assert find_checkpoint(str(path), run) == path
 
 
-def test_a_link_to_a_checkpoint_on_another_disk_is_used_and_said(run: RunDir, save: Save, tmp_path: Path) -> None:
+def test_a_link_to_a_checkpoint_on_another_disk_is_used_and_said(
+    run: RunDir, save: Save, tmp_path: Path
+) -> None:
     save(1)
     save(2).rename(tmp_path / "away")
     run.checkpoint(2).symlink_to(tmp_path / "away")
@@ -112,7 +118,9 @@ def test_a_link_to_a_checkpoint_on_another_disk_is_used_and_said(run: RunDir, sa
         assert reader.step == 2
 
 
-def test_a_link_that_leads_nowhere_or_to_another_step_is_named(run: RunDir, save: Save, tmp_path: Path) -> None:
+def test_a_link_that_leads_nowhere_or_to_another_step_is_named(
+    run: RunDir, save: Save, tmp_path: Path
+) -> None:
     save(1)
     for target, said in ((tmp_path / "gone", "incomplete"), (run.checkpoint(1), "not of one save")):
         link = run.checkpoint(2)

@@ -29,7 +29,9 @@ def run(*arguments: str) -> int:
 def imported_after(code: str) -> set[str]:
     """The modules that a fresh interpreter holds after ``code``."""
     text = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{code}\nprint('\\n'.join(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=True
+    )
     return set(done.stdout.split())
 
 
@@ -159,7 +161,9 @@ def test_what_a_verb_answers_is_the_exit_code(value: object, code: int) -> None:
     assert reported(lambda: value) == code
 
 
-@pytest.mark.parametrize("code", ["data.unknown_role", "launch.option_wins", "[data.no_answer]", "runtime.env_uneven"])
+@pytest.mark.parametrize(
+    "code", ["data.unknown_role", "launch.option_wins", "[data.no_answer]", "runtime.env_uneven"]
+)
 def test_explain_prints_sentences(code: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("explain", code) == 0
     name, *lines = capsys.readouterr().out.splitlines()
@@ -196,7 +200,11 @@ def no_start(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
             "paceline.checkpoint.main",
             ["--checkpoint", "best"],
         ),
-        (["chat", "RUN", "--prompt", "hello there"], "paceline.generation.chat", ["RUN", "--prompt", "hello there"]),
+        (
+            ["chat", "RUN", "--prompt", "hello there"],
+            "paceline.generation.chat",
+            ["RUN", "--prompt", "hello there"],
+        ),
         (["chat", "RUN", "--temperature", "0.7"], "paceline.generation.chat", ["--temperature", "0.7"]),
         (["bench", "scaling", "--nproc", "1,2"], "paceline.demo.scaling", ["--nproc", "1,2"]),
         (["demo", "--help"], "paceline.demo", ["--help"]),

@@ -39,7 +39,9 @@ class Seen:
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     seen = Seen()
 
-    def start(config: Path, overrides: Sequence[str], asked: LaunchOptions, *, one_process: bool = False) -> int:
+    def start(
+        config: Path, overrides: Sequence[str], asked: LaunchOptions, *, one_process: bool = False
+    ) -> int:
         seen.started, seen.one_process = (config, list(overrides), asked), one_process
         return 0
 
@@ -82,7 +84,11 @@ def test_alone_main_starts_one_process(run: Callable[[str], int], seen: Seen) ->
 
 def test_overrides_and_resume(run: Callable[[str], int], seen: Seen) -> None:
     assert run("main.py --config c.yaml training.seed=1 --resume latest model.dtype=float32") == 0
-    assert seen.started == (Path("c.yaml"), ["training.seed=1", "model.dtype=float32"], LaunchOptions(resume="latest"))
+    assert seen.started == (
+        Path("c.yaml"),
+        ["training.seed=1", "model.dtype=float32"],
+        LaunchOptions(resume="latest"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -133,7 +139,10 @@ def test_a_batch_script_of_slurm_is_no_rank(
 
 def test_the_launcher_script(run: Callable[[str], int], seen: Seen) -> None:
     assert (
-        run("scripts/run_distributed.py --nproc_per_node 4 --config config_distributed_example.yaml --algorithm sft")
+        run(
+            "scripts/run_distributed.py --nproc_per_node 4 --config config_distributed_example.yaml"
+            " --algorithm sft"
+        )
         == 0
     )
     assert seen.started == (Path("config_distributed_example.yaml"), [], LaunchOptions(4, algorithm="sft"))
@@ -141,9 +150,16 @@ def test_the_launcher_script(run: Callable[[str], int], seen: Seen) -> None:
 
 
 def test_the_launcher_script_on_two_nodes_with_torchrun(run: Callable[[str], int], seen: Seen) -> None:
-    line = "--use_torchrun --nproc_per_node 4 --nnodes 2 --node_rank 1 --master_addr 192.168.1.100 --master_port 29500 --config c.yaml"
+    line = (
+        "--use_torchrun --nproc_per_node 4 --nnodes 2 --node_rank 1 --master_addr 192.168.1.100 --master_port"
+        " 29500 --config c.yaml"
+    )
     assert run(f"scripts/run_distributed.py {line}") == 0
-    assert seen.started == (Path("c.yaml"), [], LaunchOptions(4, 2, 1, "192.168.1.100", 29500, launcher="torchrun"))
+    assert seen.started == (
+        Path("c.yaml"),
+        [],
+        LaunchOptions(4, 2, 1, "192.168.1.100", 29500, launcher="torchrun"),
+    )
 
 
 def test_preparing(run: Callable[[str], int], seen: Seen) -> None:

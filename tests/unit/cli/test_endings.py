@@ -1,4 +1,6 @@
-"""Every program that a verb starts ends by the same rules: signals, a reader that went away, a disk that refuses."""
+"""Every program that a verb starts ends by the same rules: signals, a reader that went away, a disk that
+refuses.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,15 @@ from paceline.launch.ending import EndedBySignal
 
 ROOT = Path(__file__).resolve().parents[3]
 ELSEWHERE = {  # programs with rules of their own
-    "paceline/training/rank.py": "saves at a stop", "paceline/runtime/agent.py": "torchrun's own rules", "paceline/__main__.py": "the console script's main",
-    "paceline/algorithms/rewards/sandbox/__main__.py": "ended by who asked it", "paceline/simulate/__main__.py": "a part of verify, ended with it",
-    "paceline/config/reference.py": "documentation", "paceline/config/foreign/reference.py": "documentation", "paceline/plan/model/family_page.py": "documentation",
-}  # fmt: skip
+    "paceline/training/rank.py": "saves at a stop",
+    "paceline/runtime/agent.py": "torchrun's own rules",
+    "paceline/__main__.py": "the console script's main",
+    "paceline/algorithms/rewards/sandbox/__main__.py": "ended by who asked it",
+    "paceline/simulate/__main__.py": "a part of verify, ended with it",
+    "paceline/config/reference.py": "documentation",
+    "paceline/config/foreign/reference.py": "documentation",
+    "paceline/plan/model/family_page.py": "documentation",
+}
 
 PROGRAM = """
 import signal, sys, tempfile, time
@@ -40,7 +47,7 @@ def main():
         if sys.argv[1] == "exit": raise SystemExit(2)
     return 0
 sys.exit(main())
-"""
+"""  # noqa: E501
 
 
 def begin(mode: str, folder: Path) -> subprocess.Popen[str]:
@@ -52,11 +59,17 @@ def begin(mode: str, folder: Path) -> subprocess.Popen[str]:
     return process
 
 
-SAID = [(signal.SIGTERM, 143, "ended by SIGTERM\n"), (signal.SIGHUP, 129, "ended by SIGHUP\n"), (signal.SIGINT, 130, "interrupted\n")]  # fmt: skip
+SAID = [
+    (signal.SIGTERM, 143, "ended by SIGTERM\n"),
+    (signal.SIGHUP, 129, "ended by SIGHUP\n"),
+    (signal.SIGINT, 130, "interrupted\n"),
+]
 
 
 @pytest.mark.parametrize(("number", "code", "said"), SAID)
-def test_a_signal_lets_it_clean_up_and_answers_its_code(number: int, code: int, said: str, tmp_path: Path) -> None:
+def test_a_signal_lets_it_clean_up_and_answers_its_code(
+    number: int, code: int, said: str, tmp_path: Path
+) -> None:
     process = begin("wait", tmp_path)
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
@@ -68,11 +81,19 @@ def test_a_signal_lets_it_clean_up_and_answers_its_code(number: int, code: int, 
 def test_a_signal_while_the_program_is_imported(number: int, code: int, said: str, tmp_path: Path) -> None:
     """torch takes seconds: a Ctrl-C in them is no traceback out of somebody's ``import``."""
     (tmp_path / "heavy.py").write_text("import time\nprint('up', flush=True)\ntime.sleep(600)\n")
-    begin_with = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); signal.signal(signal.SIGHUP, signal.SIG_DFL)"
-    program = f"{begin_with}; import sys; sys.argv = ['-', 'heavy']; from paceline.launch.entered import main; sys.exit(main())"
+    begin_with = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
+        " signal.signal(signal.SIGHUP, signal.SIG_DFL)"
+    )
+    program = (
+        f"{begin_with}; import sys; sys.argv = ['-', 'heavy']; from paceline.launch.entered import main;"
+        " sys.exit(main())"
+    )
     environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
     pipe = subprocess.PIPE
-    process = subprocess.Popen([sys.executable, "-c", program], stdout=pipe, stderr=pipe, text=True, env=environ)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=pipe, stderr=pipe, text=True, env=environ
+    )
     assert process.stdout is not None and process.stdout.readline() == "up\n"
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
@@ -103,7 +124,15 @@ def test_a_reader_that_goes_away_ends_it_without_a_word(tmp_path: Path) -> None:
     assert (process.returncode, err) == (141, "") and list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("mode", "code", "words"), [("full", 1, "error[program.system_refused] /data/x: the system refused: the disk is full"), ("exit", 2, ""), ("connection", 1, "ConnectionResetError"), ("end", 0, "")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("mode", "code", "words"),
+    [
+        ("full", 1, "error[program.system_refused] /data/x: the system refused: the disk is full"),
+        ("exit", 2, ""),
+        ("connection", 1, "ConnectionResetError"),
+        ("end", 0, ""),
+    ],
+)
 def test_a_disk_that_refuses_is_named_and_the_rest_is_left_alone(
     mode: str, code: int, words: str, tmp_path: Path
 ) -> None:
@@ -129,7 +158,12 @@ def test_prepare_takes_its_process_along(tmp_path: Path) -> None:
     flag = tmp_path / "up"
     verb = "import sys; from paceline.cli.process import call; from paceline.launch.ending import ended"
     child = f"import time; open({str(flag)!r}, 'w').close(); time.sleep(600)"
-    argv = [sys.executable, "-c", f"{verb}; sys.exit(ended(lambda: call('timeit', '-n', '1', sys.argv[1]))())", child]
+    argv = [
+        sys.executable,
+        "-c",
+        f"{verb}; sys.exit(ended(lambda: call('timeit', '-n', '1', sys.argv[1]))())",
+        child,
+    ]
     process = subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True)
     deadline = time.monotonic() + 60
     while not flag.exists() and time.monotonic() < deadline:

@@ -46,7 +46,8 @@ def test_the_example_data_is_what_its_program_makes() -> None:
 
 def test_no_held_out_question_is_trained_on() -> None:
     train = {
-        f"{r['instruction']}\n{r['input']}".strip() for r in json.loads((ROOT / "examples/data/train.json").read_text())
+        f"{r['instruction']}\n{r['input']}".strip()
+        for r in json.loads((ROOT / "examples/data/train.json").read_text())
     }
     held_out = [
         json.loads(line)["messages"][0]["content"]
@@ -67,7 +68,11 @@ def test_constraints_pin_every_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     wanted = [*project["dependencies"], *extras["test"], *extras["wandb"], *extras["accelerate"]]
-    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
+    lines = [
+        line
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if line and not line.startswith("#")
+    ]
     pins = dict(line.split("==") for line in lines)
     names = {normal(re.split(r"[<>=!~\[ ]", text)[0]) for text in wanted}
     assert names <= {normal(name) for name in pins}

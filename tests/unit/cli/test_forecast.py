@@ -1,4 +1,6 @@
-"""``paceline plan`` for hardware that is not here: a named model, a config, JSON, the picture, and bad questions."""
+"""``paceline plan`` for hardware that is not here: a named model, a config, JSON, the picture, and bad
+questions.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +48,11 @@ def test_json_holds_every_term_and_the_config_that_starts_it() -> None:
 
 def config_at(folder: Path, **training: Any) -> Path:
     path = folder / "c.yaml"
-    values = {"model": {"name_or_path": "meta-llama/Meta-Llama-3-8B"}, "data": {"train_file": "x.jsonl", "max_length": 4096},
-              "training": {"output_dir": str(folder / "out"), **training}}  # fmt: skip
+    values = {
+        "model": {"name_or_path": "meta-llama/Meta-Llama-3-8B"},
+        "data": {"train_file": "x.jsonl", "max_length": 4096},
+        "training": {"output_dir": str(folder / "out"), **training},
+    }
     path.write_text(yaml.safe_dump(values))
     return path
 
@@ -58,14 +63,17 @@ def test_a_config_is_planned_for_the_hardware_named(tmp_path: Path) -> None:
     assert "by zero3 in 16 processes on cuda" in told and "\n= zero3" in told
     found = json.loads(asked(config, "--hardware", "16xH100", "--json"))
     terms, states = found["forecast"]["planned"]["memory_terms"], found["memory"]["largest"]
-    assert (terms["parameters"], terms["gradients"]) == (states["parameters"], states["gradients"]), (
-        "counted to the byte"
-    )
+    assert (terms["parameters"], terms["gradients"]) == (
+        states["parameters"],
+        states["gradients"],
+    ), "counted to the byte"
 
 
 @pytest.mark.parametrize("model", ["llama-3-8b", "gpt2-xl", "qwen3-30b-a3b"])
 @pytest.mark.parametrize("hardware", ["8xH100", "16xA100"])
-def test_every_layout_that_fits_is_one_that_the_plan_accepts(model: str, hardware: str, tmp_path: Path) -> None:
+def test_every_layout_that_fits_is_one_that_the_plan_accepts(
+    model: str, hardware: str, tmp_path: Path
+) -> None:
     """The keys a row prints resolve to that row's mesh and batch."""
     from paceline.plan.model.catalogue import known_models
 
@@ -118,7 +126,9 @@ def test_the_picture_is_written(tmp_path: Path) -> None:
         (("--model", "llama-3-8b", "--hardware", "8xH100", "--algorithm", "rl"), "plan.algorithm", "grpo"),
     ],
 )
-def test_bad_questions_are_answered_with_what_would_be_right(arguments: tuple[str, ...], code: str, hint: str) -> None:
+def test_bad_questions_are_answered_with_what_would_be_right(
+    arguments: tuple[str, ...], code: str, hint: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         asked(*arguments)
     found = caught.value.diagnostics[0]
@@ -127,8 +137,8 @@ def test_bad_questions_are_answered_with_what_would_be_right(arguments: tuple[st
 
 def test_no_torch_no_numpy_and_no_transformers_are_imported() -> None:
     program = (
-        "import sys\nfrom paceline.cli.forecast import forecast_of_model\nfrom paceline.plan.cost.report import text\n"
-        "text(forecast_of_model('llama-3-8b', '8xH100', 4096, None, None, None))\n"
-        "assert not {'torch', 'numpy', 'transformers', 'matplotlib'} & set(sys.modules), sorted(sys.modules)\n"
+        "import sys\nfrom paceline.cli.forecast import forecast_of_model\nfrom paceline.plan.cost.report"
+        " import text\ntext(forecast_of_model('llama-3-8b', '8xH100', 4096, None, None, None))\nassert not"
+        " {'torch', 'numpy', 'transformers', 'matplotlib'} & set(sys.modules), sorted(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

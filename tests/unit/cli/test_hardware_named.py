@@ -15,9 +15,14 @@ from paceline.plan.hardware.catalogue import cluster_of
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = {
-    "model_type": "llama", "vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
-    "num_attention_heads": 2, "num_key_value_heads": 2,
-}  # fmt: skip
+    "model_type": "llama",
+    "vocab_size": 64,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}
 
 
 @pytest.fixture
@@ -45,7 +50,13 @@ def plan(tmp_path: Path) -> Any:
         ("4xA100", {"distributed_strategy": "ddp"}, {}, 4, "ddp"),
         ("4xA100", {"distributed_strategy": "ddp"}, {"launch.nproc": 2}, 2, "ddp"),
         ("16xA100", {"distributed_strategy": "ddp"}, {}, 16, "ddp"),
-        ("16xA100", {"distributed_strategy": "ddp"}, {"launch.nnodes": 2, "launch.master_port": 29500}, 16, "ddp"),
+        (
+            "16xA100",
+            {"distributed_strategy": "ddp"},
+            {"launch.nnodes": 2, "launch.master_port": 29500},
+            16,
+            "ddp",
+        ),
     ],
 )
 def test_processes_by_strategy(

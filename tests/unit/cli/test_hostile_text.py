@@ -1,4 +1,6 @@
-"""Text of others (YAML, rows, models, files, exceptions, stores, logs) reaches the terminal as text: nothing in it is obeyed, no line of it is forged."""
+"""Text of others (YAML, rows, models, files, exceptions, stores, logs) reaches the terminal as text:
+nothing in it is obeyed, no line of it is forged.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,19 @@ from paceline.runtime.message import failure_message, parsed_failure
 from paceline.runtime.signed import SignedStore
 from paceline.training.print_diagnostics import print_diagnostics
 
-# colours, title of the window, cursor up and erase, C1's CSI, bell, backspace, carriage return, bidi override and isolate, tags, line separator
+# colours, title of the window, cursor up and erase, C1's CSI, bell, backspace, carriage return, bidi override
+# and isolate, tags, line separator
 HOSTILE = "\x1b[31mEVIL\x1b]0;t\x07\x1b[1A\x1b[2K\x9b2J\x08\rok\u202egpj.exe\u2066\U000e0041\u2028"
 FORGED = "x\nerror[launch.worker_killed] rank 0 was ended"
 
 
 def harmless(text: str) -> bool:
     """Nothing that a terminal obeys, but for newlines and tabs."""
-    return not [c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") and c not in "\n\t\u200c\u200d"]  # fmt: skip
+    return not [
+        c
+        for c in text
+        if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") and c not in "\n\t\u200c\u200d"
+    ]
 
 
 @pytest.fixture
@@ -81,7 +88,11 @@ def test_a_model_s_config(printed: Any, tiny: Any, tmp_path: Path) -> None:
     config = tiny()
     folder = tmp_path / "model"
     folder.mkdir()
-    described = {**config["model"]["config"], "model_type": HOSTILE + FORGED, "architectures": [HOSTILE + FORGED]}
+    described = {
+        **config["model"]["config"],
+        "model_type": HOSTILE + FORGED,
+        "architectures": [HOSTILE + FORGED],
+    }
     (folder / "config.json").write_text(json.dumps(described))
     config["model"] = {"name_or_path": str(folder), "tokenizer": config["model"]["tokenizer"]}
     printed(lambda: command(["plan", str(write_yaml(tmp_path / "c.yaml", config))]))
@@ -99,7 +110,12 @@ def test_a_row_of_the_data(printed: Any, tiny: Any, tmp_path: Path) -> None:
 def test_an_exception_and_a_finding(printed: Any) -> None:
     @redacted
     def program() -> None:
-        print_diagnostics(ConfigError(Diagnostic("test.code", HOSTILE + FORGED, HOSTILE + FORGED, HOSTILE + FORGED, FORGED)).diagnostics, 0)  # fmt: skip
+        print_diagnostics(
+            ConfigError(
+                Diagnostic("test.code", HOSTILE + FORGED, HOSTILE + FORGED, HOSTILE + FORGED, FORGED)
+            ).diagnostics,
+            0,
+        )
         raise SystemExit(f"never printed by us {HOSTILE}")
 
     text = printed(program)

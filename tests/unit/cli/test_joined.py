@@ -1,4 +1,6 @@
-"""``paceline train`` and its kin inside a launcher's processes: one job, or a refusal with the line that works."""
+"""``paceline train`` and its kin inside a launcher's processes: one job, or a refusal with the line that
+works.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,47 @@ from paceline.cli import joined, main
 from paceline.cli.launch_options import LaunchOptions
 from paceline.core.errors import ConfigError
 
-TWO_TASKS = {"SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_JOB_ID": "5"}  # fmt: skip
-TWO_NODES = {**TWO_TASKS, "SLURM_PROCID": "1", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "gpu[3-4]"}  # fmt: skip
+TWO_TASKS = {
+    "SLURM_PROCID": "0",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_LOCALID": "0",
+    "SLURM_STEP_TASKS_PER_NODE": "2",
+    "SLURM_JOB_ID": "5",
+}
+TWO_NODES = {
+    **TWO_TASKS,
+    "SLURM_PROCID": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NODELIST": "gpu[3-4]",
+}
 AROUND = {
     "srun": TWO_TASKS,
-    "mpirun": {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
+    "mpirun": {
+        "OMPI_COMM_WORLD_RANK": "0",
+        "OMPI_COMM_WORLD_SIZE": "2",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    },
     "hydra": {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"},
-    "torchrun": {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x", "MASTER_ADDR": "h"},
-    "deepspeed": {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_SIZE": "2", "CROSS_SIZE": "1", "MASTER_ADDR": "h"},
-}  # fmt: skip
+    "torchrun": {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "2",
+        "TORCHELASTIC_RUN_ID": "x",
+        "MASTER_ADDR": "h",
+    },
+    "deepspeed": {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "0",
+        "LOCAL_SIZE": "2",
+        "CROSS_SIZE": "1",
+        "MASTER_ADDR": "h",
+    },
+}
 NAMES = {name for environ in (*AROUND.values(), TWO_NODES) for name in environ} | {"MASTER_PORT"}
 
 Run = Callable[..., int]

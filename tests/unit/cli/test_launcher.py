@@ -18,9 +18,10 @@ def test_what_a_launcher_cannot_is_said_before_there_is_a_run(
 ) -> None:
     file = tmp_path / "t.yaml"
     file.write_text(
-        "model: {config: {model_type: llama, hidden_size: 64, num_hidden_layers: 2, num_attention_heads: 4, vocab_size: 768}, "
-        f"tokenizer: {ROOT}/examples/tokenizer}}\ndata: {{train: {ROOT}/examples/data/train.json, max_length: 128}}\n"
-        f"training: {{output_dir: {tmp_path}/out, use_cpu: true}}\n"
+        "model: {config: {model_type: llama, hidden_size: 64, num_hidden_layers: 2, num_attention_heads:"
+        f" 4, vocab_size: 768}}, tokenizer: {ROOT}/examples/tokenizer}}\ndata: {{train:"
+        f" {ROOT}/examples/data/train.json, max_length: 128}}\ntraining: {{output_dir: {tmp_path}/out,"
+        " use_cpu: true}\n"
     )
     asked = LaunchOptions(2, 2, 0, "127.0.0.1", 29777, launcher="deepspeed")
     with pytest.raises(ConfigError, match=r"launch\.one_node"):

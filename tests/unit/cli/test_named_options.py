@@ -29,7 +29,9 @@ PACKAGE = Path(next(iter(paceline.__path__)))
 ROOT = PACKAGE.parent
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]+")
 # Words of other programs' command lines: an option beside one of them is that program's.
-OTHERS = re.compile(r"\b(torchrun|deepspeed|accelerate|mpirun|srun|flux|hf|tensorboard|nvidia-smi|python \S+\.py)\b")
+OTHERS = re.compile(
+    r"\b(torchrun|deepspeed|accelerate|mpirun|srun|flux|hf|tensorboard|nvidia-smi|python \S+\.py)\b"
+)
 
 
 def options_of(command: click.Command) -> set[str]:
@@ -84,7 +86,10 @@ def test_no_message_names_an_option_that_no_command_has() -> None:
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-@pytest.mark.parametrize("shape", ["{o}", "{o} 3", "{o} 3 on every node", "{o} 3, or less", "a number, or {o} 3", "without {o} and {o}"])  # fmt: skip
+@pytest.mark.parametrize(
+    "shape",
+    ["{o}", "{o} 3", "{o} 3 on every node", "{o} 3, or less", "a number, or {o} 3", "without {o} and {o}"],
+)
 def test_a_message_of_train_in_the_words_of_the_script(name: str, shape: str) -> None:
     for option in sorted(TRAIN - {"--help", "--dry-run", "--dry_run", "--local-rank", "--local_rank"}):
         text = shape.format(o=option)
@@ -104,14 +109,38 @@ def test_both_spellings_are_one_option(spelling: str) -> None:
 @pytest.mark.parametrize(
     ("line", "hint"),
     [
-        (["-m", "paceline.cli.main", "train", "config.yaml", "--nproc", "2", "--master_port", "PORT"], "--master_port N"),
-        (["-m", "paceline.cli.main", "train", "config.yaml", "--nproc", "2", "--master-port", "PORT"], "--master_port N"),
-        (["scripts/run_distributed.py", "--config", "config.yaml", "--nproc_per_node", "2", "--master-port", "PORT"], "--master_port N"),
-        (["main.py", "--config", "config.yaml", "launch.nproc=2", "launch.master_port=PORT"], "launch.master_port=N"),
+        (
+            ["-m", "paceline.cli.main", "train", "config.yaml", "--nproc", "2", "--master_port", "PORT"],
+            "--master_port N",
+        ),
+        (
+            ["-m", "paceline.cli.main", "train", "config.yaml", "--nproc", "2", "--master-port", "PORT"],
+            "--master_port N",
+        ),
+        (
+            [
+                "scripts/run_distributed.py",
+                "--config",
+                "config.yaml",
+                "--nproc_per_node",
+                "2",
+                "--master-port",
+                "PORT",
+            ],
+            "--master_port N",
+        ),
+        (
+            ["main.py", "--config", "config.yaml", "launch.nproc=2", "launch.master_port=PORT"],
+            "launch.master_port=N",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_port_in_use_by_each_command(
-    line: list[str], hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    line: list[str],
+    hint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -119,7 +148,8 @@ def test_a_port_in_use_by_each_command(
         port = taken.getsockname()[1]
         words = [word.replace("PORT", str(port)) for word in line]
         monkeypatch.setenv("PACELINE_TRAINING__OUTPUT_DIR", str(tmp_path / "run"))
-        monkeypatch.setattr(beforehand, "_run_child", lambda job: ({}, ""))  # the look has a process of its own
+        # the look has a process of its own
+        monkeypatch.setattr(beforehand, "_run_child", lambda job: ({}, ""))
         monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: pytest.fail("a process was started"))
         monkeypatch.setattr(sys, "argv", words[2:] if words[0] == "-m" else words)
         monkeypatch.chdir(ROOT)
@@ -135,7 +165,9 @@ def test_a_port_in_use_by_each_command(
     assert "launch.master_port" in err
 
 
-def test_main_alone_is_one_process_unless_the_config_says_more(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_main_alone_is_one_process_unless_the_config_says_more(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     from paceline.cli import start as starting
 
     counted: list[int | None] = []

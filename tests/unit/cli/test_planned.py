@@ -22,7 +22,11 @@ def test_a_place_inside_anothers_does_not_swallow_it() -> None:
 def test_the_same_code_at_the_same_key_is_said_once() -> None:
     provenance = {"training.a": Source("yaml", "x.yaml", 7), "training.b": Source("yaml", "x.yaml", 8)}
     rules = [finding("a.one", "x.yaml:7 and x.yaml:8")]
-    plan = [finding("a.one", "training.a", "in other words"), finding("a.other", "training.a"), finding("a.one", "training.c")]  # fmt: skip
+    plan = [
+        finding("a.one", "training.a", "in other words"),
+        finding("a.other", "training.a"),
+        finding("a.one", "training.c"),
+    ]
     found = merged(rules, plan, provenance)
     assert [(d.code, d.where) for d in found] == [
         ("a.one", "x.yaml:7 and x.yaml:8"),
@@ -34,10 +38,16 @@ def test_the_same_code_at_the_same_key_is_said_once() -> None:
 def test_of_random_sets_every_code_and_key_is_left_and_no_finding_twice() -> None:
     rng = random.Random(3)
     keys = ["a", "a.b", "a.b.c", "b", "ab", "--nproc", "--np", "", "x.yaml:1", "x.yaml:11", "yaml:1"]
-    provenance = {"a": Source("yaml", "x.yaml", 1), "a.b": Source("yaml", "x.yaml", 11), "b": Source("default")}
+    provenance = {
+        "a": Source("yaml", "x.yaml", 1),
+        "a.b": Source("yaml", "x.yaml", 11),
+        "b": Source("default"),
+    }
 
     def some() -> list[Diagnostic]:
-        return [finding(rng.choice("ABC"), rng.choice(keys), rng.choice("xy")) for _ in range(rng.randrange(8))]
+        return [
+            finding(rng.choice("ABC"), rng.choice(keys), rng.choice("xy")) for _ in range(rng.randrange(8))
+        ]
 
     def places(d: Diagnostic) -> str:
         source = provenance.get(d.where)

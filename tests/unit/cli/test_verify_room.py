@@ -1,4 +1,6 @@
-"""``paceline verify`` makes a model small: what the whole one would take of this machine does not keep it from that."""
+"""``paceline verify`` makes a model small: what the whole one would take of this machine does not keep it
+from that.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,13 @@ def test_a_model_beyond_this_machine_is_refused_to_train_and_not_to_verify(
     model = {"config": known_models()["llama-3.1-405b"].config, "tokenizer": "./t"}
     path.write_text(
         yaml.safe_dump(
-            {"model": model, "data": {"train": "x.jsonl", "max_length": 64}, "training": {"use_cpu": True, "save_strategy": "no", "output_dir": str(tmp_path)}}
+            {
+                "model": model,
+                "data": {"train": "x.jsonl", "max_length": 64},
+                "training": {"use_cpu": True, "save_strategy": "no", "output_dir": str(tmp_path)},
+            }
         )
-    )  # fmt: skip
+    )
     loaded = load_config(str(path))
     with pytest.raises(ConfigError) as caught:
         planned(loaded)

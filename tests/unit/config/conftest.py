@@ -17,7 +17,10 @@ def load(tmp_path: Path) -> Load:
     """Loads a config from YAML text (written to config.yaml), overrides as further arguments."""
 
     def run(
-        text: str, *overrides: str, environ: dict[str, str] | None = None, flags: dict[str, object] | None = None
+        text: str,
+        *overrides: str,
+        environ: dict[str, str] | None = None,
+        flags: dict[str, object] | None = None,
     ) -> Loaded:
         path = tmp_path / "config.yaml"
         path.write_text(text, encoding="utf-8")

@@ -1,4 +1,5 @@
-"""What a config makes the product do, part by part: each probe drives real code of a run on stand-ins, and answers what came of it.
+"""What a config makes the product do, part by part: each probe drives real code of a run on stand-ins, and
+answers what came of it.
 
 A probe never answers the config itself, a digest of it, or a sentence about it.
 """
@@ -34,17 +35,74 @@ from paceline.training.session import Session
 from paceline.training.state import TrainState
 from paceline.training.windows import BatchLayout, Epochs
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "examples"))  # an algorithm from outside the tree
+# an algorithm from outside the tree
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "examples"))
 
 Tree = dict[str, Any]
 GIB = 1 << 30
-CPU = Hardware("cpu", "Some CPU", 1, 16 * GIB, 16 * GIB, 1, True, True, 8, None, ("gloo",), packages=("deepspeed", "peft", "bitsandbytes"))  # fmt: skip
-A100 = Hardware("cuda", "NVIDIA A100", 8, 80 * GIB, 512 * GIB, 1, True, True, 64, {"bfloat16": 312e12}, ("nccl", "gloo"), capability=8.0, packages=CPU.packages)  # fmt: skip
-MODEL = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "vocab_size": 320, "max_position_embeddings": 4096}  # fmt: skip
-#: What of a plan the ranks go by; ``test_what_a_plan_decides_is_read_by_the_ranks`` holds that each is read below the plan.
-DECIDES = ("algorithm", "strategy", "mesh", "world_size", "device", "backend", "timeout_seconds", "precision", "batch", "seq_len", "packing",
-           "attention", "recompute", "compile", "optimizer", "engine", "adapter", "reference", "models", "run_dir")  # fmt: skip
+CPU = Hardware(
+    "cpu",
+    "Some CPU",
+    1,
+    16 * GIB,
+    16 * GIB,
+    1,
+    True,
+    True,
+    8,
+    None,
+    ("gloo",),
+    packages=("deepspeed", "peft", "bitsandbytes"),
+)
+A100 = Hardware(
+    "cuda",
+    "NVIDIA A100",
+    8,
+    80 * GIB,
+    512 * GIB,
+    1,
+    True,
+    True,
+    64,
+    {"bfloat16": 312e12},
+    ("nccl", "gloo"),
+    capability=8.0,
+    packages=CPU.packages,
+)
+MODEL = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 320,
+    "max_position_embeddings": 4096,
+}
+#: What of a plan the ranks go by; ``test_what_a_plan_decides_is_read_by_the_ranks`` holds that each is read
+#: below the plan.
+DECIDES = (
+    "algorithm",
+    "strategy",
+    "mesh",
+    "world_size",
+    "device",
+    "backend",
+    "timeout_seconds",
+    "precision",
+    "batch",
+    "seq_len",
+    "packing",
+    "attention",
+    "recompute",
+    "compile",
+    "optimizer",
+    "engine",
+    "adapter",
+    "reference",
+    "models",
+    "run_dir",
+)
 
 
 def merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> Tree:
@@ -93,7 +151,9 @@ def loaded(world: int = 2) -> Callable[[Tree], Any]:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "c.yaml"
             path.write_text(json.dumps(plain(tree)))
-            (Path(folder) / "accelerate.yaml").write_text("distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\n")
+            (Path(folder) / "accelerate.yaml").write_text(
+                "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\n"
+            )
             made = plan_of(load_config(path).config, world).to_json()
         return {name: made[name] for name in DECIDES}
 
@@ -118,9 +178,15 @@ class Table:
 
 
 WORLD = SimpleNamespace(
-    world_size=1, rank=0, is_main=True, device=torch.device("cpu"), any=bool, barrier=lambda: None, all_gather_json=lambda x: [x],
+    world_size=1,
+    rank=0,
+    is_main=True,
+    device=torch.device("cpu"),
+    any=bool,
+    barrier=lambda: None,
+    all_gather_json=lambda x: [x],
     env=SimpleNamespace(local_world_size=1),
-)  # fmt: skip
+)
 STRATEGY = SimpleNamespace(data_parallel_rank=0, data_parallel_size=1, collective_decoding=False, world=WORLD)
 RUNNER = SimpleNamespace(strategy=STRATEGY)
 CUT, EPOCHS = BatchLayout(2, 1, 0, 1), Epochs((5,) * 8, 40)
@@ -129,8 +195,17 @@ CUT, EPOCHS = BatchLayout(2, 1, 0, 1), Epochs((5,) * 8, 40)
 def session(tree: Tree) -> Session:
     config = Config.from_json(plain(tree))
     prepared = SimpleNamespace(
-        train=Table(), eval=Table(), pad_token_id=0, stop_token_ids=(1,), vocab_size=401, fingerprint="f", train_fingerprint="t", definition="v", path=Path("p"), tokenizer_path=Path("t")
-    )  # fmt: skip
+        train=Table(),
+        eval=Table(),
+        pad_token_id=0,
+        stop_token_ids=(1,),
+        vocab_size=401,
+        fingerprint="f",
+        train_fingerprint="t",
+        definition="v",
+        path=Path("p"),
+        tokenizer_path=Path("t"),
+    )
     made = plan_of(config)
     return Session(WORLD, made, config, prepared, RunDir.at(made.run_dir))  # type: ignore[arg-type]
 
@@ -149,7 +224,9 @@ def trainer(tree: Tree) -> Any:
         mock.patch("paceline.training.session.PeakFlops"),
         mock.patch("paceline.training.session.evaluate") as evaluated,
     ):
-        parts = Parts(RUNNER, trained, {}, mock.Mock(), EPOCHS, TrainState(), of.evaluated(RUNNER, {}, trained))  # type: ignore[arg-type]
+        parts = Parts(
+            RUNNER, trained, {}, mock.Mock(), EPOCHS, TrainState(), of.evaluated(RUNNER, {}, trained)
+        )  # type: ignore[arg-type]
         made = of.trainer(parts, (), lambda: False)
         if made.evaluate is not None:
             made.evaluate()
@@ -193,8 +270,13 @@ def saver(tree: Tree) -> None:
     of = session(tree)
     root = SimpleNamespace(hf=SimpleNamespace(config=SimpleNamespace(to_dict=dict)), adapter=None)
     handles = {Role.POLICY: SimpleNamespace(root=root)}
-    parts = Parts(RUNNER, ALGORITHMS.load("sft")(), handles, mock.Mock(), EPOCHS, TrainState(best_step=3), dict)  # type: ignore[arg-type]
-    with mock.patch("paceline.runlog.events.CheckpointSaved"), mock.patch.object(Session, "parts", lambda _: parts):
+    parts = Parts(
+        RUNNER, ALGORITHMS.load("sft")(), handles, mock.Mock(), EPOCHS, TrainState(best_step=3), dict
+    )  # type: ignore[arg-type]
+    with (
+        mock.patch("paceline.runlog.events.CheckpointSaved"),
+        mock.patch.object(Session, "parts", lambda _: parts),
+    ):
         of.build((), lambda: False, lambda event, notes: None)
         save = Session.trainer.call_args.args[-1]  # type: ignore[attr-defined]
         save(4)
@@ -203,8 +285,16 @@ def saver(tree: Tree) -> None:
 _ROLLOUT = "training.rollout.setup."
 
 
-@calls(_ROLLOUT + "Scorer", _ROLLOUT + "RolloutWindows", _ROLLOUT + "LocalEngine", _ROLLOUT + "open_tokenizer", "training.rollout.server.Server",
-       "training.rollout.server.ServerEngine", "training.rollout.server.WeightSync", "training.rollout.server.environment")  # fmt: skip
+@calls(
+    _ROLLOUT + "Scorer",
+    _ROLLOUT + "RolloutWindows",
+    _ROLLOUT + "LocalEngine",
+    _ROLLOUT + "open_tokenizer",
+    "training.rollout.server.Server",
+    "training.rollout.server.ServerEngine",
+    "training.rollout.server.WeightSync",
+    "training.rollout.server.environment",
+)
 def rollout(tree: Tree) -> Any:
     """How answers are written and judged, and the windows made of them."""
     of = session(tree)
@@ -298,7 +388,10 @@ def device(tree: Tree) -> Any:
     from paceline.plan.hardware import probe as hardware
 
     config = Config.from_json(plain(tree))
-    with mock.patch.object(hardware, "query_gpus", lambda: [("NVIDIA A100", GIB, 8.0, "GPU-0")]), mock.patch.object(hardware, "torch_is_cpu_build", lambda: False):  # fmt: skip
+    with (
+        mock.patch.object(hardware, "query_gpus", lambda: [("NVIDIA A100", GIB, 8.0, "GPU-0")]),
+        mock.patch.object(hardware, "torch_is_cpu_build", lambda: False),
+    ):
         return hardware.probe_hardware({}, use_cpu=config.training.use_cpu).device
 
 
@@ -380,18 +473,24 @@ def reference(tree: Tree) -> Any:
         for name in ("ReferenceCache", "weights_identity"):
             stack.enter_context(mock.patch.object(room, name))
         stack.enter_context(mock.patch.object(room, "cached_columns", lambda *_: ({}, "")))
-        cut = stack.enter_context(mock.patch.object(Session, "batch_layout", side_effect=Session.batch_layout))
+        cut = stack.enter_context(
+            mock.patch.object(Session, "batch_layout", side_effect=Session.batch_layout)
+        )
         room.ask_reference(of, RUNNER, {}, mock.Mock())
     return [call.args[1:] for call in cut.call_args_list]
 
 
 def claim(tree: Tree) -> Any:
-    """Whether a folder that holds another run may be taken, as the command line asks before anything starts, and a rank that nobody started."""
+    """Whether a folder that holds another run may be taken, as the command line asks before anything
+    starts, and a rank that nobody started.
+    """
     from paceline.cli import start as command
     from paceline.training.worker import Worker
 
     config, asked = Config.from_json(plain(tree)), []
-    rank = SimpleNamespace(start=SimpleNamespace(plan=None, config_file="c.yaml"), plan=plan_of(config), config=config)
+    rank = SimpleNamespace(
+        start=SimpleNamespace(plan=None, config_file="c.yaml"), plan=plan_of(config), config=config
+    )
     rank.run_dir, rank.redact, rank.hold = None, str, lambda: None
 
     def claimed(run: Any, **said: Any) -> None:

@@ -15,7 +15,9 @@ from paceline.core.tables import ALGORITHMS
 
 @dataclass(frozen=True)
 class Key:
-    """``probe`` answers otherwise with ``value`` than without; ``base`` are other keys that both have. ``refused``: the changed value is refused by this code."""
+    """``probe`` answers otherwise with ``value`` than without; ``base`` are other keys that both have.
+    ``refused``: the changed value is refused by this code.
+    """
 
     probe: Callable[[p.Tree], Any]
     value: Any
@@ -25,14 +27,18 @@ class Key:
 
 @dataclass(frozen=True)
 class Read:
-    """What only a whole run shows: ``function`` of ``file`` reads the key, and the test ``shown`` sees what comes of it."""
+    """What only a whole run shows: ``function`` of ``file`` reads the key, and the test ``shown`` sees
+    what comes of it.
+    """
 
     file: str
     function: str
     shown: str
 
 
-def under(section: str, probe: Callable[[p.Tree], Any], base: Mapping[str, Any], **values: Any) -> dict[str, Key]:
+def under(
+    section: str, probe: Callable[[p.Tree], Any], base: Mapping[str, Any], **values: Any
+) -> dict[str, Key]:
     return {f"{section}.{name}": Key(probe, value, base) for name, value in values.items()}
 
 
@@ -58,9 +64,15 @@ COMPILED = {"training.torch_compile": True}
 
 
 def other_value(section: type[Section], name: str) -> Any:
-    """A value of an option that is not its default: another word or switch, or the first number that is allowed. None: TABLE has to say it."""
+    """A value of an option that is not its default: another word or switch, or the first number that is
+    allowed. None: TABLE has to say it.
+    """
     default = section.model_fields[name].get_default()
-    words = [w for m in section.model_fields[name].metadata for w in getattr(getattr(m, "func", None), "choices", ())]
+    words = [
+        w
+        for m in section.model_fields[name].metadata
+        for w in getattr(getattr(m, "func", None), "choices", ())
+    ]
     tries = words or ([not default] if isinstance(default, bool) else [0.4, 0.15, 2.5, 3, "org/other"])
     for value in tries:
         try:
@@ -72,7 +84,9 @@ def other_value(section: type[Section], name: str) -> Any:
 
 
 def options_of(name: str, section: type[Section]) -> dict[str, Key]:
-    """A line for each option of a built-in algorithm: the names of models change the plan, all else the algorithm's arithmetic."""
+    """A line for each option of a built-in algorithm: the names of models change the plan, all else the
+    algorithm's arithmetic.
+    """
     spec = ALGORITHMS.spec(name)
     base = {**(GRPO if spec.on_policy else {}), "training.algorithm": name}
     base |= {f"{T}.{name}.{spec.named[role]}": "org/teacher" for role in spec.lends_head}
@@ -85,19 +99,38 @@ def options_of(name: str, section: type[Section]) -> dict[str, Key]:
     }
 
 
-#: Options of algorithms that act only beside others, or elsewhere than in the algorithm's arithmetic, stand in it again.
+#: Options of algorithms that act only beside others, or elsewhere than in the algorithm's arithmetic, stand
+#: in it again.
 TABLE: dict[str, Key | Read] = {
-    **{path: key for name, section in ALGORITHMS.sections().items() for path, key in options_of(name, section).items()},
+    **{
+        path: key
+        for name, section in ALGORITHMS.sections().items()
+        for path, key in options_of(name, section).items()
+    },
     # --- model
     "model.config": Key(p.factory_source, {**p.MODEL, "hidden_size": 16}),
-    "model.name_or_path": Key(p.factory_source, "org/model", {"model.config": None, "model.name_or_path": "org/other"}),
+    "model.name_or_path": Key(
+        p.factory_source, "org/model", {"model.config": None, "model.name_or_path": "org/other"}
+    ),
     "model.revision": Key(p.factory_source, "v2", {"model.config": None, "model.name_or_path": "org/model"}),
-    "model.trust_remote_code": Key(p.factory_source, True, {"model.config": None, "model.name_or_path": "org/model", "model.revision": "0123456789" * 4}),
+    "model.trust_remote_code": Key(
+        p.factory_source,
+        True,
+        {"model.config": None, "model.name_or_path": "org/model", "model.revision": "0123456789" * 4},
+    ),
     "model.resize_embeddings": Key(p.factory_source, "never", refused="models.vocab_too_large"),
     "model.embedding_multiple": Key(p.factory_source, 64),
     "model.attn_implementation": Key(p.plan(), "sdpa"),
     "model.dtype": Key(p.plan(), "float64"),
-    **under("model", p.tokenizer, {}, tokenizer="other", chat_template="chatml", add_tokens=["<x>"], add_special_tokens=["<y>"]),
+    **under(
+        "model",
+        p.tokenizer,
+        {},
+        tokenizer="other",
+        chat_template="chatml",
+        add_tokens=["<x>"],
+        add_special_tokens=["<y>"],
+    ),
     # --- data; what becomes of rows is in test_keys_act.DATA
     "data.max_length": Key(p.plan(), 64),
     "data.packing": Key(p.plan(), False),
@@ -107,73 +140,196 @@ TABLE: dict[str, Key | Read] = {
     "training.algorithm": Key(p.plan(), "dpo"),
     "training.algorithm_options": Key(p.algorithm, {"gamma": 1.0}, OWN),
     "training.rloo.reward_clip_range": Key(p.algorithm, [-1.0, 1.0], {**GRPO, "training.algorithm": "rloo"}),
-    "training.cpo.simpo_gamma": Key(p.algorithm, 0.7, {"training.algorithm": "cpo", "training.cpo.loss_type": "simpo"}),
-    "training.dpo.loss_weights": Key(p.algorithm, [1.0, 0.3], {**DPO, "training.dpo.loss_type": ["sigmoid", "sft"]}),
+    "training.cpo.simpo_gamma": Key(
+        p.algorithm, 0.7, {"training.algorithm": "cpo", "training.cpo.loss_type": "simpo"}
+    ),
+    "training.dpo.loss_weights": Key(
+        p.algorithm, [1.0, 0.3], {**DPO, "training.dpo.loss_type": ["sigmoid", "sft"]}
+    ),
     "training.dpo.precompute_ref_log_probs": Key(p.plan(), True, DPO),
-    "training.dpo.precompute_ref_batch_size": Key(p.reference, 3, {**DPO, "training.dpo.precompute_ref_log_probs": True}),
-    **under(f"{T}.grpo", p.algorithm, {**GRPO, "training.grpo.rollout_correction": "mask"}, rollout_correction_level="sequence", rollout_correction_cap=3.0),
+    "training.dpo.precompute_ref_batch_size": Key(
+        p.reference, 3, {**DPO, "training.dpo.precompute_ref_log_probs": True}
+    ),
+    **under(
+        f"{T}.grpo",
+        p.algorithm,
+        {**GRPO, "training.grpo.rollout_correction": "mask"},
+        rollout_correction_level="sequence",
+        rollout_correction_cap=3.0,
+    ),
     "training.grpo.ref_model": Key(p.plan(), "org/reference", {**GRPO, "training.grpo.beta": 0.1}),
-    "training.reinforce_plus_plus.kl_in": Key(p.algorithm, "loss", {**GRPO, "training.algorithm": "reinforce_plus_plus", "training.reinforce_plus_plus.kl_estimator": "k3"}),
+    "training.reinforce_plus_plus.kl_in": Key(
+        p.algorithm,
+        "loss",
+        {
+            **GRPO,
+            "training.algorithm": "reinforce_plus_plus",
+            "training.reinforce_plus_plus.kl_estimator": "k3",
+        },
+    ),
     "training.ppo.kl_in": Key(p.algorithm, "loss", {**PPO, "training.ppo.kl_estimator": "k3"}),
     **under(f"{T}.ppo", p.algorithm, {**PPO, "training.ppo.adap_kl_ctrl": True}, target=3.0, horizon=99),
-    "training.classification.labels": Read("training/classes.py", "_numbers", "tests/unit/data/test_classified.py"),
-    "training.classification.num_labels": Read("training/classes.py", "_numbers", "tests/unit/data/test_classified.py"),
-    "training.classification.problem_type": Read("training/classes.py", "read_classes", "tests/unit/data/test_classified.py"),
-    **under(f"{T}.distillation", p.own_answers, TAUGHT | {"training.distillation.lmbda": 0.5}, lmbda=0.7, max_completion_length=9, sampling_temperature=0.2),
+    "training.classification.labels": Read(
+        "training/classes.py", "_numbers", "tests/unit/data/test_classified.py"
+    ),
+    "training.classification.num_labels": Read(
+        "training/classes.py", "_numbers", "tests/unit/data/test_classified.py"
+    ),
+    "training.classification.problem_type": Read(
+        "training/classes.py", "read_classes", "tests/unit/data/test_classified.py"
+    ),
+    **under(
+        f"{T}.distillation",
+        p.own_answers,
+        TAUGHT | {"training.distillation.lmbda": 0.5},
+        lmbda=0.7,
+        max_completion_length=9,
+        sampling_temperature=0.2,
+    ),
     # --- rollouts
     "training.rollout.rewards": Key(p.rollout, [{"name": "length"}], GRPO),
-    **under(f"{T}.rollout", p.rollout, GRPO, on_reward_error="zero", reward_timeout=5.0, allow_code_execution=True, allow_unsandboxed_code=True, num_generations=4,
-            max_completion_length=99, temperature=0.5, top_p=0.5, top_k=3, steps_per_generation=2, generation_rows=8, old_logprobs="recompute", filter_groups=True,
-            num_samples_shown=5),
+    **under(
+        f"{T}.rollout",
+        p.rollout,
+        GRPO,
+        on_reward_error="zero",
+        reward_timeout=5.0,
+        allow_code_execution=True,
+        allow_unsandboxed_code=True,
+        num_generations=4,
+        max_completion_length=99,
+        temperature=0.5,
+        top_p=0.5,
+        top_k=3,
+        steps_per_generation=2,
+        generation_rows=8,
+        old_logprobs="recompute",
+        filter_groups=True,
+        num_samples_shown=5,
+    ),
     "training.rollout.max_redraws": Key(p.rollout, 3, {**GRPO, "training.rollout.filter_groups": True}),
     "training.rollout.rewards[].name": Key(p.rollout_item, "length", GRPO),
     "training.rollout.rewards[].weight": Key(p.rollout_item, 2.0, GRPO),
     "training.rollout.rewards[].options": Key(p.rollout_item, {"a": 1}, GRPO),
     "training.rollout.gather_for_generation": Key(p.plan(2), False, {**GRPO, **FSDP}),
-    **under(f"{T}.rollout.server", p.rollout, SERVER, url="http://127.0.0.1:2", model="m", timeout=1.0, sync_timeout=2.0, weights_dir="/elsewhere", api_key_env="K",
-            concurrency=3),
+    **under(
+        f"{T}.rollout.server",
+        p.rollout,
+        SERVER,
+        url="http://127.0.0.1:2",
+        model="m",
+        timeout=1.0,
+        sync_timeout=2.0,
+        weights_dir="/elsewhere",
+        api_key_env="K",
+        concurrency=3,
+    ),
     # --- where
     "training.distributed": Key(p.launch, False),
     "training.distributed_strategy": Key(p.plan(2), "fsdp"),
     "training.strategy_options": Key(p.options_of_own_strategy, {"a": 1}),
     **under(f"{T}.parallelism", p.plan(4), FSDP, dp_replicate_size=2, cp_size=2, tp_size=2),
-    "training.parallelism.dp_shard_size": Key(p.plan(4), 2, {"training.fsdp": "hybrid_shard", "training.parallelism.cp_size": 1}),
+    "training.parallelism.dp_shard_size": Key(
+        p.plan(4), 2, {"training.fsdp": "hybrid_shard", "training.parallelism.cp_size": 1}
+    ),
     "training.parallelism.pp_size": Key(p.plan(4), 4, PIPELINE),
     "training.parallelism.sequence_parallel": Key(p.plan(2), True, TP),
     "training.parallelism.loss_parallel": Key(p.plan(2), False, TP),
-    "training.parallelism.cp_method": Key(p.plan(2), "allgather", {**FSDP, "training.parallelism.cp_size": 2}),
+    "training.parallelism.cp_method": Key(
+        p.plan(2), "allgather", {**FSDP, "training.parallelism.cp_size": 2}
+    ),
     "training.parallelism.pp_schedule": Key(p.plan(2), "gpipe", PIPELINE),
-    "training.parallelism.pp_stages_per_rank": Key(p.plan(2), 4, {**PIPELINE, "training.parallelism.pp_schedule": "interleaved", "model.config": {**p.MODEL, "num_hidden_layers": 8}}),
+    "training.parallelism.pp_stages_per_rank": Key(
+        p.plan(2),
+        4,
+        {
+            **PIPELINE,
+            "training.parallelism.pp_schedule": "interleaved",
+            "model.config": {**p.MODEL, "num_hidden_layers": 8},
+        },
+    ),
     "training.ddp_backend": Key(p.plan(2, p.A100), "gloo"),
     "training.ddp_timeout": Key(p.plan(), 60),
-    **under(T, p.ddp, DDP, ddp_find_unused_parameters=True, ddp_bucket_cap_mb=3, ddp_broadcast_buffers=False, gradient_as_bucket_view=False, ddp_static_graph=True),
-    "training.parameters_as_bucket_view": Key(p.zero_redundancy, True, {"training.distributed_strategy": "zero_redundancy"}),
+    **under(
+        T,
+        p.ddp,
+        DDP,
+        ddp_find_unused_parameters=True,
+        ddp_bucket_cap_mb=3,
+        ddp_broadcast_buffers=False,
+        gradient_as_bucket_view=False,
+        ddp_static_graph=True,
+    ),
+    "training.parameters_as_bucket_view": Key(
+        p.zero_redundancy, True, {"training.distributed_strategy": "zero_redundancy"}
+    ),
     "training.use_cpu": Key(p.device, True),
     "training.deepspeed": Key(p.loaded(), {"zero_optimization": {"stage": 1}}),
     "training.fsdp": Key(p.loaded(), "shard_grad_op"),
     "training.fsdp_config": Key(p.loaded(), {"cpu_offload": True}, {"training.fsdp": "full_shard"}),
     "training.accelerate_config": Key(p.loaded(), "accelerate.yaml"),
     # --- batch, precision, optimizer
-    **under(T, p.plan(), {}, per_device_train_batch_size=2, gradient_accumulation_steps=2, mixed_precision="bf16", gradient_checkpointing=True, torch_compile=True,
-            weight_decay=0.1, adam_beta1=0.8, adam_beta2=0.9, adam_epsilon=1e-6, optim="sgd"),
+    **under(
+        T,
+        p.plan(),
+        {},
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        mixed_precision="bf16",
+        gradient_checkpointing=True,
+        torch_compile=True,
+        weight_decay=0.1,
+        adam_beta1=0.8,
+        adam_beta2=0.9,
+        adam_epsilon=1e-6,
+        optim="sgd",
+    ),
     "training.per_device_eval_batch_size": Key(p.trainer, 3, EVALUATED),
     "training.bf16_full_eval": Key(p.plan(), True, refused="prec.full_eval"),
     "training.fp16_full_eval": Key(p.plan(), True, refused="prec.full_eval"),
-    "training.gradient_checkpointing_kwargs": Key(p.plan(), {"use_reentrant": True}, {"training.gradient_checkpointing": True}, "train.reentrant"),
+    "training.gradient_checkpointing_kwargs": Key(
+        p.plan(), {"use_reentrant": True}, {"training.gradient_checkpointing": True}, "train.reentrant"
+    ),
     "training.torch_compile_backend": Key(p.factory, "eager", COMPILED),
     "training.torch_compile_mode": Key(p.factory, "max-autotune", COMPILED),
     "training.optim_args": Key(p.plan(), "momentum=0.9", {"training.optim": "sgd"}),
     # --- steps
-    **under(T, p.epochs, {"training.max_steps": -1}, num_train_epochs=1.5, max_steps=3, dataloader_drop_last=True),
-    **under(T, p.trainer, {}, learning_rate=1e-3, max_grad_norm=0.5, lr_scheduler_type="cosine", warmup_steps=5, seed=3),
-    "training.lr_scheduler_kwargs": Key(p.trainer, {"num_cycles": 3}, {"training.lr_scheduler_type": "cosine_with_restarts"}),
+    **under(
+        T, p.epochs, {"training.max_steps": -1}, num_train_epochs=1.5, max_steps=3, dataloader_drop_last=True
+    ),
+    **under(
+        T,
+        p.trainer,
+        {},
+        learning_rate=1e-3,
+        max_grad_norm=0.5,
+        lr_scheduler_type="cosine",
+        warmup_steps=5,
+        seed=3,
+    ),
+    "training.lr_scheduler_kwargs": Key(
+        p.trainer, {"num_cycles": 3}, {"training.lr_scheduler_type": "cosine_with_restarts"}
+    ),
     "training.data_seed": Key(p.order, 5),
-    **under(T, p.loading, {}, dataloader_num_workers=2, dataloader_pin_memory=False, dataloader_prefetch_factor=7),
+    **under(
+        T, p.loading, {}, dataloader_num_workers=2, dataloader_pin_memory=False, dataloader_prefetch_factor=7
+    ),
     # --- evaluation and saving
     "training.eval_strategy": Key(p.trainer, "epoch", {"data.eval": [{"path": "e.jsonl"}]}),
-    **under(T, p.trainer, EVALUATED, eval_steps=7, metric_for_best_model="accuracy", greater_is_better=True, early_stopping_patience=3, early_stopping_threshold=0.5),
+    **under(
+        T,
+        p.trainer,
+        EVALUATED,
+        eval_steps=7,
+        metric_for_best_model="accuracy",
+        greater_is_better=True,
+        early_stopping_patience=3,
+        early_stopping_threshold=0.5,
+    ),
     "training.eval_on_start": Key(p.trainer, True, {"data.eval": [{"path": "e.jsonl"}]}),
-    "training.load_best_model_at_end": Key(p.saver, True, {**EVALUATED, "training.save_strategy": "steps", "training.eval_steps": 500}),
+    "training.load_best_model_at_end": Key(
+        p.saver, True, {**EVALUATED, "training.save_strategy": "steps", "training.eval_steps": 500}
+    ),
     **under(T, p.trainer, {}, save_strategy="epoch", save_steps=7),
     "training.save_total_limit": Key(p.saver, 2),
     "training.resume_from_checkpoint": Read("training/worker.py", "train", "tests/integration/test_train.py"),
@@ -182,12 +338,33 @@ TABLE: dict[str, Key | Read] = {
     "training.output_access": Key(p.preparation, "group"),
     "training.overwrite_output_dir": Key(p.claim, True),
     # --- what one sees
-    **under(T, p.observers, {}, logging_steps=3, logging_first_step=True, report_to=["wandb"], run_name="other", log_level="debug"),
+    **under(
+        T,
+        p.observers,
+        {},
+        logging_steps=3,
+        logging_first_step=True,
+        report_to=["wandb"],
+        run_name="other",
+        log_level="debug",
+    ),
     # --- the small sections
-    **under("lora", p.plan(), LORA, r=2, alpha=3, dropout=0.1, target_modules=["q_proj"], modules_to_save=["lm_head"], bias="all", use_rslora=True, quantization_bit=4),
+    **under(
+        "lora",
+        p.plan(),
+        LORA,
+        r=2,
+        alpha=3,
+        dropout=0.1,
+        target_modules=["q_proj"],
+        modules_to_save=["lm_head"],
+        bias="all",
+        use_rslora=True,
+        quantization_bit=4,
+    ),
     **under("lora", p.plan(), QLORA, quantization_type="fp4", double_quant=False),
     "lora.adapter_name_or_path": Key(p.plan(), "/nowhere/adapter", LORA, "plan.adapter_folder"),
     **under("generation", p.chat, {}, max_new_tokens=3, temperature=0.5, top_p=0.5, top_k=3),
     **under("launch", p.launch, {}, nproc=3, node_rank=1, master_addr="10.0.0.1", master_port=29511),
     "launch.nnodes": Key(p.launch, 2),
-}  # fmt: skip
+}

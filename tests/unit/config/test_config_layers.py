@@ -29,16 +29,27 @@ def test_later_layers_win_and_each_value_knows_its_layer(load):
         "PACELINE_CACHE": "/c",
         "OTHER": "x",
     }
-    loaded = load(text, "training.seed=3", environ=environ, flags={"training.algorithm": "dpo", "launch.nproc": None})
+    loaded = load(
+        text, "training.seed=3", environ=environ, flags={"training.algorithm": "dpo", "launch.nproc": None}
+    )
     training = loaded.config.training
-    assert (training.learning_rate, training.seed, training.max_steps, training.algorithm) == (2e-3, 3, 5, "dpo")
+    assert (training.learning_rate, training.seed, training.max_steps, training.algorithm) == (
+        2e-3,
+        3,
+        5,
+        "dpo",
+    )
     where = {
         name: loaded.provenance[f"training.{name}"]
         for name in ("learning_rate", "seed", "max_steps", "algorithm", "optim")
     }
     assert {name: source.layer for name, source in where.items()} == {
-        "learning_rate": "environment", "seed": "command line", "max_steps": "yaml", "algorithm": "command line", "optim": "default",
-    }  # fmt: skip
+        "learning_rate": "environment",
+        "seed": "command line",
+        "max_steps": "yaml",
+        "algorithm": "command line",
+        "optim": "default",
+    }
     assert where["max_steps"].line == 4
     assert where["max_steps"].place().endswith("config.yaml:4")
     assert where["seed"].text == "training.seed=3"
@@ -72,7 +83,11 @@ def test_what_is_no_number_is_refused(refuse, value):
 
 def test_texts_keep_their_spelling(load):
     config = load("model: {revision: 1e10}\ntraining: {experiment_name: 010, run_name: 12}\n").config
-    assert (config.model.revision, config.training.experiment_name, config.training.run_name) == ("1e10", "010", "12")
+    assert (config.model.revision, config.training.experiment_name, config.training.run_name) == (
+        "1e10",
+        "010",
+        "12",
+    )
 
 
 SPELLINGS = [
@@ -115,8 +130,12 @@ SPELLINGS = [
     ("report_to: all", "training.report_to", ("tensorboard", "wandb")),
     ("parallelism: {tp: 2}", "training.parallelism.tp_size", 2),
     ("parallelism_config: {tp_size: 2}", "training.parallelism.tp_size", 2),
-    ("gradient_checkpointing_kwargs: '{\"use_reentrant\": false}'", "training.gradient_checkpointing_kwargs", {"use_reentrant": False}),
-]  # fmt: skip
+    (
+        "gradient_checkpointing_kwargs: '{\"use_reentrant\": false}'",
+        "training.gradient_checkpointing_kwargs",
+        {"use_reentrant": False},
+    ),
+]
 
 
 @pytest.mark.parametrize(("line", "path", "value"), SPELLINGS, ids=[line for line, _, _ in SPELLINGS])
@@ -129,7 +148,10 @@ def test_a_spelling_goes_to_its_knob(load, text, line, path, value):
 
 
 def test_both_spellings_may_stand_when_equal(load):
-    text = "training:\n  per_device_train_batch_size: 4\n  dataloader: {batch_size: 4.0}\n  fp16: true\n  mixed_precision: fp16\n"
+    text = (
+        "training:\n  per_device_train_batch_size: 4\n  dataloader: {batch_size: 4.0}\n  fp16: true\n "
+        " mixed_precision: fp16\n"
+    )
     training = load(text).config.training
     assert (training.per_device_train_batch_size, training.mixed_precision) == (4, "fp16")
 
@@ -204,10 +226,16 @@ def test_an_unknown_key_at_any_depth_is_refused_with_the_nearest(refuse, text, l
 
 def test_all_violations_are_given_at_once_in_the_order_of_the_file(refuse):
     error = refuse(
-        "training:\n  optim: adamx\n  sed: 1\n  load_best_model_at_end: yes\n  max_grad_norm: -1\n  push_to_hub: true\n",
+        "training:\n  optim: adamx\n  sed: 1\n  load_best_model_at_end: yes\n  max_grad_norm: -1\n "
+        " push_to_hub: true\n",
         "training.seeed=1",
     )
-    assert set(codes(error)) == {"config.value", "config.unknown_key", "save.best_strategy", "config.not_supported"}
+    assert set(codes(error)) == {
+        "config.value",
+        "config.unknown_key",
+        "save.best_strategy",
+        "config.not_supported",
+    }
     assert len(error.diagnostics) == 6
     lines = [int(d.where.rpartition(":")[2]) for d in error.diagnostics if "yaml:" in d.where]
     assert lines == sorted(lines)
@@ -215,9 +243,15 @@ def test_all_violations_are_given_at_once_in_the_order_of_the_file(refuse):
 
 @pytest.mark.parametrize(
     ("override", "code"),
-    [("seed", "config.override"), ("=3", "config.override"), ("a..b=3", "config.override"), ("training.nope=3", "config.unknown_key"),
-     ("training.seed.x=3", "config.unknown_key"), ("training.seed=[1", "config.yaml_syntax")],
-)  # fmt: skip
+    [
+        ("seed", "config.override"),
+        ("=3", "config.override"),
+        ("a..b=3", "config.override"),
+        ("training.nope=3", "config.unknown_key"),
+        ("training.seed.x=3", "config.unknown_key"),
+        ("training.seed=[1", "config.yaml_syntax"),
+    ],
+)
 def test_bad_overrides(refuse, override, code):
     assert codes(refuse("seed: 1", override)) == [code]
 
@@ -231,9 +265,14 @@ def test_bad_variables(refuse, name):
 
 def test_values_on_the_command_line(load):
     loaded = load(
-        "training: {lr_scheduler_type: polynomial, lr_scheduler_kwargs: {power: 1, lr_end: 0}, eval_steps: 5}",
-        "training.lr_scheduler_kwargs.power=3", "data.train=[{path: a, weight: 2}, b]", "training.eval_steps=", "training.report_to=wandb,tensorboard", "lora.r=4",
-    )  # fmt: skip
+        "training: {lr_scheduler_type: polynomial, lr_scheduler_kwargs: {power: 1, lr_end: 0},"
+        " eval_steps: 5}",
+        "training.lr_scheduler_kwargs.power=3",
+        "data.train=[{path: a, weight: 2}, b]",
+        "training.eval_steps=",
+        "training.report_to=wandb,tensorboard",
+        "lora.r=4",
+    )
     config = loaded.config
     assert config.training.lr_scheduler_kwargs == {"power": 3, "lr_end": 0}
     assert [(d.path, d.weight) for d in config.data.train] == [("a", 2.0), ("b", 1.0)]
@@ -313,8 +352,14 @@ def test_every_key_of_training_arguments_is_known():
     spec = importlib.util.find_spec("transformers")
     assert spec is not None and spec.origin is not None
     tree = ast.parse((Path(spec.origin).parent / "training_args.py").read_text(encoding="utf-8"))
-    (body,) = [node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "TrainingArguments"]
-    names = {node.target.id for node in body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)}
+    (body,) = [
+        node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "TrainingArguments"
+    ]
+    names = {
+        node.target.id
+        for node in body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
     names = {name for name in names if not name.startswith("_") and name.islower()}
     assert len(names) > 100
     unknown = {
@@ -337,12 +382,24 @@ def test_recognised_keys_are_never_silent(load, refuse):
 
 
 def test_json_both_ways_and_digest(load):
-    text = "model: {name_or_path: m}\ndata: {train: [a, {path: b, weight: 2}]}\ntraining: {parallelism: {tp_size: 2}}\nlora: {r: 4}\n"
+    text = (
+        "model: {name_or_path: m}\ndata: {train: [a, {path: b, weight: 2}]}\ntraining: {parallelism:"
+        " {tp_size: 2}}\nlora: {r: 4}\n"
+    )
     config = load(text).config
     assert Config.from_json(config.to_json()) == config
     assert Config.from_json(config.to_json()).digest() == config.digest()
-    same = ["training.output_dir=x", "training.logging_steps=3", "training.resume_from_checkpoint=latest", "launch.nproc=2", "training.report_to=none",
-            "training.experiment_name=y", "training.save_steps=7", "data.cache_dir=c", "training.dataloader_num_workers=2"]  # fmt: skip
+    same = [
+        "training.output_dir=x",
+        "training.logging_steps=3",
+        "training.resume_from_checkpoint=latest",
+        "launch.nproc=2",
+        "training.report_to=none",
+        "training.experiment_name=y",
+        "training.save_steps=7",
+        "data.cache_dir=c",
+        "training.dataloader_num_workers=2",
+    ]
     assert load(text, *same).config.digest() == config.digest()
     for other in (
         "training.learning_rate=1e-3",
@@ -380,8 +437,13 @@ def test_defaults_alone_load():
 
 
 def test_importing_config_imports_nothing_heavy():
-    script = "import sys, paceline.config.load, paceline.config.show; print([m for m in ('torch', 'transformers', 'numpy', 'datasets', 'rich') if m in sys.modules])"
-    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    script = (
+        "import sys, paceline.config.load, paceline.config.show; print([m for m in ('torch', 'transformers',"
+        " 'numpy', 'datasets', 'rich') if m in sys.modules])"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    )
     assert out.stdout.strip() == "[]"
 
 
@@ -410,16 +472,22 @@ def test_llama_factory_flags_that_are_not_built_are_refused_by_name(load, text):
 @pytest.mark.parametrize(
     "inside, neighbour, value",
     [
-        ("rollout: {max_completion_length: 12, rewards: [{name: numeric, wieght: 2}, {nmae: x}]}", "max_completion_length", 12),
+        (
+            "rollout: {max_completion_length: 12, rewards: [{name: numeric, wieght: 2}, {nmae: x}]}",
+            "max_completion_length",
+            12,
+        ),
         ("rollout: {max_completion_length: 12, temperature: hot}", "max_completion_length", 12),
         ("ppo: {kl_coef: 0.25, cliprange: wide}", "kl_coef", 0.25),
         ("parallelism: {tp_size: 2, cp_size: two}", "tp_size", 2),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_key_leaves_its_neighbours_as_they_are_written(tmp_path, inside, neighbour, value):
     """Rules speak of what is sound in a config: of its values, not of defaults in their place."""
     file = tmp_path / "c.yaml"
-    file.write_text(f"model: {{name_or_path: m}}\ndata: {{train: t, max_length: 64}}\ntraining:\n  {inside}\n")
+    file.write_text(
+        f"model: {{name_or_path: m}}\ndata: {{train: t, max_length: 64}}\ntraining:\n  {inside}\n"
+    )
     with pytest.raises(NotLoaded) as error:
         load_config(str(file), rules=of_config)
     section = getattr(error.value.partial.config.training, inside.partition(":")[0])

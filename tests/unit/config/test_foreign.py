@@ -8,11 +8,18 @@ from pathlib import Path
 import pytest
 
 DS = {
-    "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": "auto", "gradient_clipping": 0.5, "bf16": {"enabled": True}, "fp16": {"enabled": False},
-    "optimizer": {"type": "AdamW", "params": {"lr": 3e-5, "betas": [0.8, 0.95], "eps": "auto", "weight_decay": 0.1}},
+    "train_micro_batch_size_per_gpu": 4,
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": 0.5,
+    "bf16": {"enabled": True},
+    "fp16": {"enabled": False},
+    "optimizer": {
+        "type": "AdamW",
+        "params": {"lr": 3e-5, "betas": [0.8, 0.95], "eps": "auto", "weight_decay": 0.1},
+    },
     "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 50, "warmup_max_lr": 3e-5}},
     "zero_optimization": {"stage": 2},
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -34,14 +41,29 @@ def ds(tmp_path: Path) -> Path:
 def test_its_settings_are_the_lowest_layer(load, ds, written):
     loaded = load(f"training:\n  {written}\n")
     t = loaded.config.training
-    assert (t.per_device_train_batch_size, t.gradient_accumulation_steps, t.max_grad_norm, t.mixed_precision) == (
+    assert (
+        t.per_device_train_batch_size,
+        t.gradient_accumulation_steps,
+        t.max_grad_norm,
+        t.mixed_precision,
+    ) == (
         4,
         1,
         0.5,
         "bf16",
     )
-    assert (t.learning_rate, t.adam_beta1, t.adam_beta2, t.adam_epsilon, t.weight_decay) == (3e-5, 0.8, 0.95, 1e-8, 0.1)
-    assert (t.lr_scheduler_type, t.warmup_steps, t.distributed_strategy) == ("warmup_decay_lr", 50, "deepspeed")
+    assert (t.learning_rate, t.adam_beta1, t.adam_beta2, t.adam_epsilon, t.weight_decay) == (
+        3e-5,
+        0.8,
+        0.95,
+        1e-8,
+        0.1,
+    )
+    assert (t.lr_scheduler_type, t.warmup_steps, t.distributed_strategy) == (
+        "warmup_decay_lr",
+        50,
+        "deepspeed",
+    )
     assert t.deepspeed == DS
     source = loaded.provenance["training.learning_rate"]
     assert source.layer == "foreign file"
@@ -68,9 +90,17 @@ def test_a_misspelt_top_level_key_is_refused(refuse, ds):
 
 @pytest.mark.parametrize(
     ("text", "code"),
-    [('{"fp16": {} "bf16": {}}', "config.json_syntax"), ('{"train_batch_size": SIZE}', "config.json_template"), ("", "config.json_syntax"), ("[1]", "config.not_a_mapping"), ('{"fp16": {}, "fp16": {}}', "config.duplicate_key"),
-     ('{"gradient_clipping": NaN}', "config.json_syntax"), ('{"optimizer": 3}', "config.type"), ('{"gradient_clipping": "much"}', "config.type")],
-)  # fmt: skip
+    [
+        ('{"fp16": {} "bf16": {}}', "config.json_syntax"),
+        ('{"train_batch_size": SIZE}', "config.json_template"),
+        ("", "config.json_syntax"),
+        ("[1]", "config.not_a_mapping"),
+        ('{"fp16": {}, "fp16": {}}', "config.duplicate_key"),
+        ('{"gradient_clipping": NaN}', "config.json_syntax"),
+        ('{"optimizer": 3}', "config.type"),
+        ('{"gradient_clipping": "much"}', "config.type"),
+    ],
+)
 def test_a_broken_file_is_named(refuse, ds, text, code):
     ds.write_text(text)
     (found,) = refuse("deepspeed: ds.json").diagnostics
@@ -90,8 +120,18 @@ def test_what_is_not_taken_is_said(load, ds):
             }
         )
     )
-    notes = [n.found for n in load("{deepspeed: ds.json, optim: sgd}").notes if n.code == "config.foreign_not_taken"]
-    assert notes == ["train_batch_size", "", "scheduler.params.warmup_min_lr", "scheduler.type", "optimizer.type"]  # fmt: skip
+    notes = [
+        n.found
+        for n in load("{deepspeed: ds.json, optim: sgd}").notes
+        if n.code == "config.foreign_not_taken"
+    ]
+    assert notes == [
+        "train_batch_size",
+        "",
+        "scheduler.params.warmup_min_lr",
+        "scheduler.type",
+        "optimizer.type",
+    ]
 
 
 def test_another_file_on_the_command_line(load, ds):
@@ -149,7 +189,9 @@ def test_accelerate(load, refuse, tmp_path):
         "master_addr": "10.0.0.1",
         "master_port": 29501,
     }
-    assert load("training: {accelerate_config: acc.yaml, bf16: false}").config.training.mixed_precision == "no"
+    assert (
+        load("training: {accelerate_config: acc.yaml, bf16: false}").config.training.mixed_precision == "no"
+    )
     (tmp_path / "acc.yaml").write_text("distributed_type: NO\nnum_proceses: 2\n")
     (found,) = refuse("training:\n  accelerate_config: acc.yaml\n").diagnostics
     assert (found.code, found.hint) == ("accelerate.unknown_key", "did you mean 'num_processes'?")

@@ -1,4 +1,6 @@
-"""What `accelerate config` writes: its FSDP, DeepSpeed, Megatron, parallelism and dynamo blocks, and its keys for launchers and TPUs."""
+"""What `accelerate config` writes: its FSDP, DeepSpeed, Megatron, parallelism and dynamo blocks, and its
+keys for launchers and TPUs.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,13 @@ from typing import Any
 
 import pytest
 
-from paceline.config.foreign.deepspeed_verdicts import DROPPED, NO_OPTIMIZER, NO_SCHEDULE, NOT_GRANTED, REFUSED
+from paceline.config.foreign.deepspeed_verdicts import (
+    DROPPED,
+    NO_OPTIMIZER,
+    NO_SCHEDULE,
+    NOT_GRANTED,
+    REFUSED,
+)
 from paceline.config.foreign.intake import intake
 from paceline.config.foreign.json_text import parse_json
 from paceline.config.foreign.reference import reference
@@ -95,17 +103,29 @@ def test_fsdp_of_version_1(read):
     t = loaded.config.training
     assert (t.distributed_strategy, t.fsdp, t.mixed_precision) == ("fsdp", "hybrid_shard", "bf16")
     assert t.fsdp_config == {
-        "auto_wrap_policy": "transformer", "backward_prefetch": "backward_pre", "cpu_ram_efficient_loading": True, "forward_prefetch": False,
-        "cpu_offload": False, "state_dict_type": "sharded_state_dict", "sync_module_states": True, "use_orig_params": True, "version": 1,
+        "auto_wrap_policy": "transformer",
+        "backward_prefetch": "backward_pre",
+        "cpu_ram_efficient_loading": True,
+        "forward_prefetch": False,
+        "cpu_offload": False,
+        "state_dict_type": "sharded_state_dict",
+        "sync_module_states": True,
+        "use_orig_params": True,
+        "version": 1,
         "reshard_after_forward": True,
-    }  # fmt: skip
+    }
     assert loaded.config.launch.nproc == 8
     assert not [n for n in loaded.notes if n.severity is not Severity.NOTE]
-    assert read(HEAD + FSDP1, "  fsdp: full_shard\n").config.training.fsdp_config == {"reshard_after_forward": True}
+    assert read(HEAD + FSDP1, "  fsdp: full_shard\n").config.training.fsdp_config == {
+        "reshard_after_forward": True
+    }
 
 
 def test_fsdp_of_version_2_with_a_mesh(read):
-    mesh = "parallelism_config:\n  parallelism_config_dp_replicate_size: 2\n  parallelism_config_dp_shard_size: 2\n  parallelism_config_cp_size: 2\n  parallelism_config_cp_comm_strategy: allgather\n"  # fmt: skip
+    mesh = (
+        "parallelism_config:\n  parallelism_config_dp_replicate_size: 2\n  parallelism_config_dp_shard_size:"
+        " 2\n  parallelism_config_cp_size: 2\n  parallelism_config_cp_comm_strategy: allgather\n"
+    )
     t = read(HEAD + FSDP2 + mesh).config.training
     assert (t.fsdp, t.gradient_checkpointing) == ("hybrid_shard_zero2", True)
     assert t.fsdp_config == {"activation_checkpointing": True, "version": 2, "reshard_after_forward": False}
@@ -118,21 +138,29 @@ def test_zero3(read):
     t = loaded.config.training
     assert (t.distributed_strategy, t.gradient_accumulation_steps, t.max_grad_norm) == ("deepspeed", 4, 0.5)
     assert t.deepspeed == {
-        "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": 4, "gradient_clipping": 0.5,
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": 4,
+        "gradient_clipping": 0.5,
         "zero_optimization": {
-            "stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "none"},
-            "stage3_gather_16bit_weights_on_model_save": True, "leaf_module": {"classes": ["AMoeBlock"]},
+            "stage": 3,
+            "offload_optimizer": {"device": "cpu"},
+            "offload_param": {"device": "none"},
+            "stage3_gather_16bit_weights_on_model_save": True,
+            "leaf_module": {"classes": ["AMoeBlock"]},
         },
-    }  # fmt: skip
+    }
     assert "zero3_init_flag" in {n.found for n in loaded.notes}
-    assert read(HEAD + "distributed_type: DEEPSPEED\n").config.training.deepspeed["zero_optimization"] == {"stage": 2}
+    assert read(HEAD + "distributed_type: DEEPSPEED\n").config.training.deepspeed["zero_optimization"] == {
+        "stage": 2
+    }
 
 
 def test_a_deepspeed_file_lies_beside_the_accelerate_file(read, tmp_path):
     (tmp_path / "z.json").write_text('{"zero_optimization": {"stage": 1}, "gradient_clipping": 2}')
     text = (
-        HEAD
-        + "distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: z.json\n  zero3_init_flag: false\n"
+        HEAD + "distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: z.json\n "
+        " zero3_init_flag: false\n"
     )
     t = read(text).config.training
     assert (t.deepspeed["zero_optimization"], t.max_grad_norm) == ({"stage": 1}, 2.0)
@@ -144,13 +172,25 @@ def test_a_deepspeed_file_lies_beside_the_accelerate_file(read, tmp_path):
 
 
 def test_ulysses_under_deepspeed(read):
-    mesh = "parallelism_config:\n  parallelism_config_sp_size: 2\n  parallelism_config_sp_backend: deepspeed\n  parallelism_config_sp_attn_implementation: flash_attention_2\n"  # fmt: skip
+    mesh = (
+        "parallelism_config:\n  parallelism_config_sp_size: 2\n  parallelism_config_sp_backend: deepspeed\n "
+        " parallelism_config_sp_attn_implementation: flash_attention_2\n"
+    )
     t = read(HEAD + ZERO3 + mesh).config.training
-    assert (t.deepspeed["sequence_parallel_size"], t.parallelism.cp_size, t.parallelism.cp_method) == (2, 2, "ulysses")
+    assert (t.deepspeed["sequence_parallel_size"], t.parallelism.cp_size, t.parallelism.cp_method) == (
+        2,
+        2,
+        "ulysses",
+    )
 
 
 def test_megatron_degrees_on_the_native_mesh(read):
-    block = "distributed_type: MEGATRON_LM\nmegatron_lm_config:\n  megatron_lm_tp_degree: 2\n  megatron_lm_pp_degree: 2\n  megatron_lm_num_micro_batches: 3\n  megatron_lm_sequence_parallelism: true\n  megatron_lm_recompute_activations: true\n  megatron_lm_gradient_clipping: 0.7\n  megatron_lm_use_distributed_optimizer: true\n"  # fmt: skip
+    block = (
+        "distributed_type: MEGATRON_LM\nmegatron_lm_config:\n  megatron_lm_tp_degree: 2\n "
+        " megatron_lm_pp_degree: 2\n  megatron_lm_num_micro_batches: 3\n  megatron_lm_sequence_parallelism:"
+        " true\n  megatron_lm_recompute_activations: true\n  megatron_lm_gradient_clipping: 0.7\n "
+        " megatron_lm_use_distributed_optimizer: true\n"
+    )
     t = read(HEAD + block).config.training
     p = t.parallelism
     assert (t.distributed_strategy, p.pp_size, p.tp_size, p.dp_shard_size, p.sequence_parallel) == (
@@ -195,8 +235,17 @@ tpu_name: mine
         29555,
     )
     assert {n.found for n in loaded.notes} == {
-        "debug", "downcast_bf16", "gpu_ids", "rdzv_backend", "same_network", "main_training_function", "dynamo_use_dynamic", "fsdp_config", "mpirun_config", "tpu_name",
-    }  # fmt: skip
+        "debug",
+        "downcast_bf16",
+        "gpu_ids",
+        "rdzv_backend",
+        "same_network",
+        "main_training_function",
+        "dynamo_use_dynamic",
+        "fsdp_config",
+        "mpirun_config",
+        "tpu_name",
+    }
 
 
 @pytest.mark.parametrize(
@@ -206,20 +255,35 @@ tpu_name: mine
         ("distributed_type: XLA\n", [("accelerate.not_built", "1")]),
         ("distributed_type: MULTI_GPUS\n", [("config.value", "1")]),
         ("compute_environment: AMAZON_SAGEMAKER\nec2_instance_type: x\n", [("accelerate.not_built", "1")]),
-        ("distributed_type: DEEPSPEED\ndeepspeed_config:\n  enable_msamp: true\n", [("accelerate.not_built", "3")]),
+        (
+            "distributed_type: DEEPSPEED\ndeepspeed_config:\n  enable_msamp: true\n",
+            [("accelerate.not_built", "3")],
+        ),
         ("distributed_type: FSDP\nfsdp_config:\n  fsdp_shardin_strategy: 1\n", [("fsdp.unknown_key", "3")]),
         ("distributed_type: FSDP\nfsdp_config:\n  fsdp_state_dict_type: ALL\n", [("fsdp.value", "3")]),
-        ("distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stag: 3\n", [("accelerate.unknown_key", "3")]),
+        (
+            "distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stag: 3\n",
+            [("accelerate.unknown_key", "3")],
+        ),
         ("distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 5\n", [("config.type", "3")]),
         ("distributed_type: MULTI_GPU\nnum_machines: 2\nnum_processes: 3\n", [("config.value", "3")]),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_is_refused_at_its_line(wrong, text, found):
     assert wrong(text) == found
 
 
 def test_the_file_may_be_json(load, tmp_path):
-    (tmp_path / "acc.json").write_text(json.dumps({"distributed_type": "FSDP", "num_processes": 2, "mixed_precision": "bf16", "fsdp_config": {"fsdp_version": 2}}))  # fmt: skip
+    (tmp_path / "acc.json").write_text(
+        json.dumps(
+            {
+                "distributed_type": "FSDP",
+                "num_processes": 2,
+                "mixed_precision": "bf16",
+                "fsdp_config": {"fsdp_version": 2},
+            }
+        )
+    )
     t = load("training:\n  accelerate_config: acc.json\n").config.training
     assert (t.distributed_strategy, t.fsdp, t.fsdp_config) == ("fsdp", None, {"version": 2})
 
@@ -235,13 +299,24 @@ FILES = {
     "fsdp.json": ('{"fsdp": "full_shard", "fsdp_config": {"fsdp_version": 2}}', "fsdp", "taken"),
     "args.yaml": ("learning_rate: 1e-4\nfsdp: full_shard\n", "config", "taken"),
     "list.yaml": ("- 1\n", "config", "refused"),
-    "tokens.yaml": ("base_model: x\ndatasets: [{path: y}]\nspecial_tokens: {eos_token: <|im_end|>, bos_token: <s>, pad_token: <PAD>}\n", "config", "refused"),
-    "jinja.yaml": ("nokey: 1\nchat_template: '{{ bos_token }}'\nstop: ['</s>', <|end|>]\n", "config", "refused"),
+    "tokens.yaml": (
+        (
+            "base_model: x\ndatasets: [{path: y}]\nspecial_tokens: {eos_token: <|im_end|>, bos_token: <s>,"
+            " pad_token: <PAD>}\n"
+        ),
+        "config",
+        "refused",
+    ),
+    "jinja.yaml": (
+        "nokey: 1\nchat_template: '{{ bos_token }}'\nstop: ['</s>', <|end|>]\n",
+        "config",
+        "refused",
+    ),
     "reference.yaml": ("nokey: ${output_dir}/x\n", "config", "refused"),
     "yours.yaml": ("nokey: <your model here>\n", "config", "template"),
     "upper.yaml": ("nokey: /data/x\nother: <HF_USER>/model\n", "config", "template"),
     "variable.yaml": ("nokey: $MODEL_PATH\n", "config", "template"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -278,14 +353,22 @@ deepspeed_config:
 """
     t = read(text).config.training
     zero = t.deepspeed["zero_optimization"]
-    assert zero == {"stage": 3, "overlap_comm": True, "offload_optimizer": {"device": "cpu", "pin_memory": False}}
+    assert zero == {
+        "stage": 3,
+        "overlap_comm": True,
+        "offload_optimizer": {"device": "cpu", "pin_memory": False},
+    }
     assert (t.learning_rate, t.max_grad_norm) == (1e-4, 0.3)
 
 
 @pytest.mark.parametrize(
     ("text", "key"),
-    [(HEAD + ZERO3, "accelerate_config"), ('{"zero_optimization": {"stage": 2}}', "deepspeed"), ('{"fsdp": "full_shard", "fsdp_config": {}}', "fsdp_config")],
-)  # fmt: skip
+    [
+        (HEAD + ZERO3, "accelerate_config"),
+        ('{"zero_optimization": {"stage": 2}}', "deepspeed"),
+        ('{"fsdp": "full_shard", "fsdp_config": {}}', "fsdp_config"),
+    ],
+)
 def test_another_systems_file_in_the_place_of_the_config_is_told_where_it_belongs(refuse, text, key):
     (found,) = refuse(text).diagnostics
     assert found.code == "config.foreign_as_config"
@@ -299,9 +382,13 @@ def test_eight_bits_are_computed_in_bf16_with_a_warning(read):
     assert found.where.endswith("acc.yaml:2")
 
 
-@pytest.mark.parametrize("kind", ["MULTI_XPU", "MULTI_HPU", "MULTI_NPU", "MULTI_MLU", "MULTI_MUSA", "MULTI_SDAA", "MULTI_NEURON"])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind", ["MULTI_XPU", "MULTI_HPU", "MULTI_NPU", "MULTI_MLU", "MULTI_MUSA", "MULTI_SDAA", "MULTI_NEURON"]
+)
 def test_devices_that_are_not_driven_are_said(read, kind):
     said = [
-        d for d in read(f"distributed_type: {kind}\nnum_processes: 2\nmixed_precision: bf16\n").notes if kind in d.what
+        d
+        for d in read(f"distributed_type: {kind}\nnum_processes: 2\nmixed_precision: bf16\n").notes
+        if kind in d.what
     ]
     assert [d.severity for d in said] == [Severity.WARNING]

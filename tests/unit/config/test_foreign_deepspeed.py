@@ -1,4 +1,6 @@
-"""DeepSpeed's JSON as people write it: old spellings, switched-off blocks, comments, traps; each kept, translated or refused with its line."""
+"""DeepSpeed's JSON as people write it: old spellings, switched-off blocks, comments, traps; each kept,
+translated or refused with its line.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,11 @@ def wrong(refuse, tmp_path) -> Read:
 
 
 def _notes(loaded: Any, severity: Severity | None = None) -> set[str]:
-    return {n.found for n in loaded.notes if n.code == "config.foreign_not_taken" and severity in (None, n.severity)}
+    return {
+        n.found
+        for n in loaded.notes
+        if n.code == "config.foreign_not_taken" and severity in (None, n.severity)
+    }
 
 
 ZERO = "zero_optimization"
@@ -54,26 +60,84 @@ ZERO = "zero_optimization"
 @pytest.mark.parametrize(
     ("written", "normal"),
     [
-        ({ZERO: {"stage": "2", "reduce_bucket_size": 5e8, "overlap_comm": "true"}}, {ZERO: {"stage": 2, "reduce_bucket_size": 500_000_000, "overlap_comm": True}}),
-        ({ZERO: {"stage": 2, "cpu_offload": True}}, {ZERO: {"stage": 2, "offload_optimizer": {"device": "cpu"}}}),
-        ({ZERO: {"stage": 3, "cpu_offload_params": True, "cpu_offload": False}}, {ZERO: {"stage": 3, "offload_param": {"device": "cpu"}}}),
-        ({ZERO: {"stage": 2, "cpu_offload": True, "cpu_offload_use_pin_memory": True}}, {ZERO: {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": True}}}),
-        ({ZERO: {"stage": 3, "stage3_gather_fp16_weights_on_model_save": True, "prefetch_bucket_size": 10}},
-         {ZERO: {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True, "stage3_prefetch_bucket_size": 10}}),
+        (
+            {ZERO: {"stage": "2", "reduce_bucket_size": 5e8, "overlap_comm": "true"}},
+            {ZERO: {"stage": 2, "reduce_bucket_size": 500_000_000, "overlap_comm": True}},
+        ),
+        (
+            {ZERO: {"stage": 2, "cpu_offload": True}},
+            {ZERO: {"stage": 2, "offload_optimizer": {"device": "cpu"}}},
+        ),
+        (
+            {ZERO: {"stage": 3, "cpu_offload_params": True, "cpu_offload": False}},
+            {ZERO: {"stage": 3, "offload_param": {"device": "cpu"}}},
+        ),
+        (
+            {ZERO: {"stage": 2, "cpu_offload": True, "cpu_offload_use_pin_memory": True}},
+            {ZERO: {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": True}}},
+        ),
+        (
+            {
+                ZERO: {
+                    "stage": 3,
+                    "stage3_gather_fp16_weights_on_model_save": True,
+                    "prefetch_bucket_size": 10,
+                }
+            },
+            {
+                ZERO: {
+                    "stage": 3,
+                    "stage3_gather_16bit_weights_on_model_save": True,
+                    "stage3_prefetch_bucket_size": 10,
+                }
+            },
+        ),
         ({ZERO: True}, {ZERO: {"stage": 1}}),
         ({ZERO: {"stage": "auto"}}, {ZERO: {"stage": 2}}),
         ({"bfloat16": {"enabled": "auto"}}, {"bf16": {"enabled": "auto"}}),
-        ({"bf16": {"enabled": "auto", "loss_scale": 0, "initial_scale_power": 16}}, {"bf16": {"enabled": "auto"}}),
+        (
+            {"bf16": {"enabled": "auto", "loss_scale": 0, "initial_scale_power": 16}},
+            {"bf16": {"enabled": "auto"}},
+        ),
         ({"tensor_parallel": {"enabled": True, "tp_size": 2}}, {"tensor_parallel": {"autotp_size": 2}}),
-        ({"tensor_parallel": {"tp": {"tp_size": 2}}}, {"tensor_parallel": {"tp": {"tp_size": 2}, "autotp_size": 2}}),
+        (
+            {"tensor_parallel": {"tp": {"tp_size": 2}}},
+            {"tensor_parallel": {"tp": {"tp_size": 2}, "autotp_size": 2}},
+        ),
         ({"tensor_parallel": {"enabled": False, "tp_size": 2}}, {}),
-        ({"sparse_gradients": True, "amp": {"enabled": "auto", "opt_level": "auto"}, "nebula": {"enabled": True}}, {}),
-        ({"compression_training": {"weight_quantization": {"shared_parameters": {"enabled": False}, "different_groups": {"a": {"bits": 8}}}}}, {}),
-        ({"elasticity": {"enabled": False, "max_train_batch_size": 64}, "hybrid_engine": {"enabled": True}}, {}),
-        ({"checkpoint": {"load_universal": True}, "pipeline": {"seed_layers": True}, "vocabulary_size": 8}, {}),
+        (
+            {
+                "sparse_gradients": True,
+                "amp": {"enabled": "auto", "opt_level": "auto"},
+                "nebula": {"enabled": True},
+            },
+            {},
+        ),
+        (
+            {
+                "compression_training": {
+                    "weight_quantization": {
+                        "shared_parameters": {"enabled": False},
+                        "different_groups": {"a": {"bits": 8}},
+                    }
+                }
+            },
+            {},
+        ),
+        (
+            {
+                "elasticity": {"enabled": False, "max_train_batch_size": 64},
+                "hybrid_engine": {"enabled": True},
+            },
+            {},
+        ),
+        (
+            {"checkpoint": {"load_universal": True}, "pipeline": {"seed_layers": True}, "vocabulary_size": 8},
+            {},
+        ),
         ({"_comment": "mine", "//": "too", "wall_clock_breakdown": False}, {"wall_clock_breakdown": False}),
     ],
-)  # fmt: skip
+)
 def test_a_translated_spelling_is_said_and_reads_back_as_itself(read, written, normal):
     loaded = read(written)
     assert loaded.config.training.deepspeed == normal
@@ -98,7 +162,12 @@ def test_the_table_holds_every_field_of_the_installed_deepspeed():
     offload = pytest.importorskip("deepspeed.runtime.zero.offload_config")
     precision = pytest.importorskip("deepspeed.runtime.precision_config")
     zero = table()[ZERO]
-    old = {"cpu_offload", "cpu_offload_param", "cpu_offload_use_pin_memory", "stage3_gather_fp16_weights_on_model_save"}
+    old = {
+        "cpu_offload",
+        "cpu_offload_param",
+        "cpu_offload_use_pin_memory",
+        "stage3_gather_fp16_weights_on_model_save",
+    }
     fields = {info.alias or name for name, info in config.DeepSpeedZeroConfig.model_fields.items()} - old
     assert fields == set(zero)
     assert set(offload.DeepSpeedZeroOffloadOptimizerConfig.model_fields) == set(zero["offload_optimizer"])
@@ -132,7 +201,7 @@ def test_the_table_holds_every_field_of_the_installed_deepspeed():
         ({ZERO: {"offload_optimizer": {"device": "cpu", "speed": 1}}}, [("zero.unknown_key", "5")]),
         ({"tensor_parallel": {"tp_size": 2, "autotp_size": 4}}, [("config.conflict", "3")]),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_is_refused_at_its_line(wrong, written, found):
     assert wrong(written) == found
 
@@ -149,27 +218,50 @@ def test_a_higher_layer_decides_what_the_file_cannot(read):
 
 def test_what_is_computed_exactly_instead_is_a_warning(read):
     written = {
-        "log": True, "offload_optimizer": {"device": "cpu"},
-        "optimizer": {"type": "OneBitAdam", "params": {"lr": 1e-4, "freeze_step": 100, "bias_correction": False}},
+        "log": True,
+        "offload_optimizer": {"device": "cpu"},
+        "optimizer": {
+            "type": "OneBitAdam",
+            "params": {"lr": 1e-4, "freeze_step": 100, "bias_correction": False},
+        },
         ZERO: {"stage": 2, "zenflow": {"topk_ratio": 0.1}},
-    }  # fmt: skip
+    }
     loaded = read(written)
-    told = {"log", "offload_optimizer", "optimizer.type", "optimizer.params.bias_correction", f"{ZERO}.zenflow"}
+    told = {
+        "log",
+        "offload_optimizer",
+        "optimizer.type",
+        "optimizer.params.bias_correction",
+        f"{ZERO}.zenflow",
+    }
     assert _notes(loaded, Severity.WARNING) == told
     assert loaded.config.training.optim == "adamw_torch_fused"
     assert loaded.config.training.deepspeed[ZERO] == {"stage": 2}
 
 
 def test_precision_drop_last_and_trackers_belong_to_training(read):
-    blocks = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}, "dataloader_drop_last": True, "tensorboard": {"enabled": True}, "compile": {"disable": False}}  # fmt: skip
+    blocks = {
+        "torch_autocast": {"enabled": True, "dtype": "bfloat16"},
+        "dataloader_drop_last": True,
+        "tensorboard": {"enabled": True},
+        "compile": {"disable": False},
+    }
     t = read(blocks).config.training
-    assert (t.mixed_precision, t.dataloader_drop_last, t.report_to, t.deepspeed) == ("bf16", True, ("tensorboard",), {})
+    assert (t.mixed_precision, t.dataloader_drop_last, t.report_to, t.deepspeed) == (
+        "bf16",
+        True,
+        ("tensorboard",),
+        {},
+    )
     assert t.torch_compile is False
     assert read({"amp": {"enabled": True, "opt_level": "O1"}}).config.training.mixed_precision == "fp16"
 
 
 def test_comments_and_commas_too_many_pass_as_in_deepspeed(read, wrong):
-    text = '{\n  // mine\n  "fp16": {"enabled": true,}, # x\n  /* two\n lines */ "gradient_clipping": 2, // "a, }"\n}\n'
+    text = (
+        '{\n  // mine\n  "fp16": {"enabled": true,}, # x\n  /* two\n lines */ "gradient_clipping": 2, // "a,'
+        ' }"\n}\n'
+    )
     loaded = read(text)
     assert (loaded.config.training.max_grad_norm, loaded.config.training.mixed_precision) == (2.0, "fp16")
     assert loaded.provenance["training.max_grad_norm"].line == 5
@@ -180,8 +272,19 @@ def test_comments_and_commas_too_many_pass_as_in_deepspeed(read, wrong):
 
 
 def test_a_neox_file_gives_deepspeeds_keys_and_says_so(read):
-    loaded = read({"num-layers": 2, "hidden-size": 64, "weight-decay": 0.1, "fp16": {"fp16": True, "loss_scale": 0}, ZERO: {"stage": 1}})  # fmt: skip
-    assert loaded.config.training.deepspeed == {"fp16": {"enabled": True, "loss_scale": 0}, ZERO: {"stage": 1}}
+    loaded = read(
+        {
+            "num-layers": 2,
+            "hidden-size": 64,
+            "weight-decay": 0.1,
+            "fp16": {"fp16": True, "loss_scale": 0},
+            ZERO: {"stage": 1},
+        }
+    )
+    assert loaded.config.training.deepspeed == {
+        "fp16": {"enabled": True, "loss_scale": 0},
+        ZERO: {"stage": 1},
+    }
     assert _notes(loaded, Severity.WARNING) == {"num-layers"}
 
 
@@ -192,14 +295,30 @@ def test_a_neox_file_gives_deepspeeds_keys_and_says_so(read):
         ({"train_batch_size": 64, "gradient_accumulation_steps": 2}, "", 4, (8, 2)),
         ({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4}, "", 4, (4, 4)),
         ({"train_batch_size": 64}, "  per_device_train_batch_size: 2\n", 4, (2, 8)),
-        ({"train_batch_size": 64, "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}, "", 4, (8, 1)),
-        ({"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 8}, "", 4, (4, 8)),
+        (
+            {
+                "train_batch_size": 64,
+                "train_micro_batch_size_per_gpu": "auto",
+                "gradient_accumulation_steps": "auto",
+            },
+            "",
+            4,
+            (8, 1),
+        ),
+        (
+            {"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 8},
+            "",
+            4,
+            (4, 8),
+        ),
         ({"train_batch_size": 6}, "", 4, (1, 1)),
     ],
-)  # fmt: skip
+)
 def test_the_batch_follows_from_the_total_where_the_file_leaves_it_open(read, written, more, ranks, split):
     t = read(written, more).config.training
-    micro, steps, says = batch_of(t.deepspeed, t.per_device_train_batch_size, t.gradient_accumulation_steps, ranks)
+    micro, steps, says = batch_of(
+        t.deepspeed, t.per_device_train_batch_size, t.gradient_accumulation_steps, ranks
+    )
     assert (micro, steps) == split
     assert ("does not divide" in (says or "")) == (written == {"train_batch_size": 6})
     assert bool(says) == (len(written) + bool(more) < 3)
@@ -237,13 +356,22 @@ GUIDE = """\
   "gradient_clipping": "auto", "steps_per_print": 10, "wall_clock_breakdown": false,
   "comms_logger": {"enabled": false, "verbose": false, "prof_all": false, "debug": false}
 }
-"""
+"""  # noqa: E501
 
 
 def test_autotp_as_the_guide_writes_it_with_comments_is_taken_whole(read, load):
     loaded = read(GUIDE)
     assert loaded.config.training.deepspeed["tensor_parallel"] == {"autotp_size": 2}
     assert loaded.config.training.deepspeed["zero_optimization"]["stage"] == 1
-    written = {f"tensor_parallel.{key}" for key in ("tp_size", "tp_consecutive_ranks", "pp_partition_method", "tp_linear_layer_row_parallelism", "tp_attention_col_parallelism")}  # fmt: skip
+    written = {
+        f"tensor_parallel.{key}"
+        for key in (
+            "tp_size",
+            "tp_consecutive_ranks",
+            "pp_partition_method",
+            "tp_linear_layer_row_parallelism",
+            "tp_attention_col_parallelism",
+        )
+    }
     assert _notes(loaded) >= written
     assert not [n for n in loaded.notes if n.severity is Severity.WARNING]

@@ -1,4 +1,6 @@
-"""Optimizer, schedule, precision and clipping of DeepSpeed's JSON: what is there, and what an absent key means."""
+"""Optimizer, schedule, precision and clipping of DeepSpeed's JSON: what is there, and what an absent key
+means.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,10 @@ def test_what_is_left_out_is_what_deepspeed_takes(read: Read, written: Any, key:
 
 
 def test_auto_is_the_training_sections(read: Read) -> None:
-    written = {**optimizer("AdamW", lr="auto"), **schedule("WarmupDecayLR", warmup_max_lr="auto", warmup_num_steps="auto")}  # fmt: skip
+    written = {
+        **optimizer("AdamW", lr="auto"),
+        **schedule("WarmupDecayLR", warmup_max_lr="auto", warmup_num_steps="auto"),
+    }
     t = read(written).config.training
     assert (t.learning_rate, t.warmup_steps, t.lr_scheduler_type) == (5e-5, 0.0, "warmup_decay_lr")
 
@@ -93,7 +98,9 @@ def test_auto_is_the_training_sections(read: Read) -> None:
         ("RMSprop", {"lr": 0.1, "alpha": 0.9, "centered": True}, "alpha=0.9,centered=True"),
     ],
 )
-def test_parameters_that_change_the_update_are_carried(read: Read, kind: str, params: Any, expected: str) -> None:
+def test_parameters_that_change_the_update_are_carried(
+    read: Read, kind: str, params: Any, expected: str
+) -> None:
     loaded = read(optimizer(kind, **params))
     assert loaded.config.training.optim_args == expected
     assert not [what for what in told(loaded).values() if "same" in what]
@@ -144,15 +151,27 @@ def test_the_yamls_optimizer_does_not_get_the_files_parameters(read: Read) -> No
 @pytest.mark.parametrize(
     ("written", "name", "kwargs"),
     [
-        (schedule("WarmupLR", warmup_min_lr=1e-6, warmup_type="linear"), "warmup_lr", {"warmup_min_lr": 1e-6, "warmup_type": "linear"}),
+        (
+            schedule("WarmupLR", warmup_min_lr=1e-6, warmup_type="linear"),
+            "warmup_lr",
+            {"warmup_min_lr": 1e-6, "warmup_type": "linear"},
+        ),
         (schedule("WarmupDecayLR", total_num_steps=500), "warmup_decay_lr", {"total_num_steps": 500}),
         (schedule("WarmupDecayLR", total_num_steps="auto"), "warmup_decay_lr", {}),
         (schedule("WarmupCosineLR", cos_min_ratio=0.1), "warmup_cosine_lr", {"cos_min_ratio": 0.1}),
         (schedule("WarmupLR", warmup_type="cubic"), "warmup_lr", {"warmup_type": "log"}),
-        (schedule("OneCycle", cycle_min_lr=0, cycle_max_lr=1e-3, cycle_momentum=False), "one_cycle", {"cycle_min_lr": 0}),
-        (schedule("LRRangeTest", lr_range_test_step_size=10), "lr_range_test", {"lr_range_test_step_size": 10}),
+        (
+            schedule("OneCycle", cycle_min_lr=0, cycle_max_lr=1e-3, cycle_momentum=False),
+            "one_cycle",
+            {"cycle_min_lr": 0},
+        ),
+        (
+            schedule("LRRangeTest", lr_range_test_step_size=10),
+            "lr_range_test",
+            {"lr_range_test_step_size": 10},
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_schedule_is_deepspeeds_own(read: Read, written: Any, name: str, kwargs: Any) -> None:
     t = read(written).config.training
     assert (t.lr_scheduler_type, t.lr_scheduler_kwargs) == (name, kwargs)
@@ -180,7 +199,9 @@ def test_a_rate_that_has_no_effect_is_said(read: Read) -> None:
 
 
 def test_the_yamls_schedule_runs_and_the_files_options_are_left(read: Read) -> None:
-    loaded = read(schedule("WarmupLR", warmup_min_lr=1e-6, warmup_num_steps=7), "  lr_scheduler_type: cosine\n")
+    loaded = read(
+        schedule("WarmupLR", warmup_min_lr=1e-6, warmup_num_steps=7), "  lr_scheduler_type: cosine\n"
+    )
     t = loaded.config.training
     assert (t.lr_scheduler_type, t.lr_scheduler_kwargs, t.warmup_steps) == ("cosine", {}, 7)
     assert {"scheduler.type", "scheduler.params.warmup_min_lr"} <= set(told(loaded))
@@ -199,7 +220,9 @@ def test_the_yamls_schedule_runs_and_the_files_options_are_left(read: Read) -> N
         ({}, "  bf16: true\n", "bf16"),
     ],
 )
-def test_no_precision_is_float32_as_in_deepspeed(load: Any, tmp_path: Path, content: Any, more: str, expected: str) -> None:  # fmt: skip
+def test_no_precision_is_float32_as_in_deepspeed(
+    load: Any, tmp_path: Path, content: Any, more: str, expected: str
+) -> None:
     (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 2}, **content}))
     loaded = load(f"training:\n  deepspeed: ds.json\n{more}")
     assert loaded.config.training.mixed_precision == expected
@@ -208,7 +231,15 @@ def test_no_precision_is_float32_as_in_deepspeed(load: Any, tmp_path: Path, cont
     assert len(said) == (expected == "no" and not asked)
 
 
-@pytest.mark.parametrize("key", ["train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size", "gradient_clipping"])  # fmt: skip
+@pytest.mark.parametrize(
+    "key",
+    [
+        "train_micro_batch_size_per_gpu",
+        "gradient_accumulation_steps",
+        "train_batch_size",
+        "gradient_clipping",
+    ],
+)
 def test_a_tuning_space_is_known_at_the_top_level_too(wrong: Read, key: str) -> None:
     assert [code for code, _ in wrong({key: [1, 4, 16]})] == ["zero.tuning_space"]
 
@@ -220,4 +251,11 @@ def test_nothing_says_both_that_a_total_stays_and_that_another_runs(read: Read) 
     t = loaded.config.training
     note = told(loaded)["train_batch_size"]
     assert "stays" not in note and "nearest smaller product" in note
-    assert batch_of(t.deepspeed, 4, 1, 2) == (4, 1, "the DeepSpeed file's 10 rows a step over 2 ranks: micro-batch 4, accumulation 1; 10 does not divide evenly, 8 is what runs")  # fmt: skip
+    assert batch_of(t.deepspeed, 4, 1, 2) == (
+        4,
+        1,
+        (
+            "the DeepSpeed file's 10 rows a step over 2 ranks: micro-batch 4, accumulation 1; 10 does not"
+            " divide evenly, 8 is what runs"
+        ),
+    )

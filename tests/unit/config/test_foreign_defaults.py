@@ -1,6 +1,8 @@
-"""An absent key means what it means to the library whose file it is: held against the installed DeepSpeed, Accelerate and torch.
+"""An absent key means what it means to the library whose file it is: held against the installed DeepSpeed,
+Accelerate and torch.
 
-What differs on purpose stands here with its reason; a field that a new version brings, or a default that changes, fails one of these tests.
+What differs on purpose stands here with its reason; a field that a new version brings, or a default that
+changes, fails one of these tests.
 """
 
 from __future__ import annotations
@@ -26,17 +28,28 @@ MICRO = {"train_micro_batch_size_per_gpu": 8}  # training's own default; DeepSpe
 
 #: what DeepSpeed is given otherwise than the file, left to itself, would give it → why
 DEEPSPEED_DIFFERS = {
-    "zero_allow_untested_optimizer": "the optimizer is handed over ready-made, which DeepSpeed calls untested",
-    "zero_force_ds_cpu_optimizer": "under offload the optimizer is torch's, which resumes bit for bit; the update is the same",
-    "communication_data_type": "gradients travel in float32 under half precision, as on every strategy; the plan says so",
-    "grad_accum_dtype": "gradients are summed in float32 under half precision, as on every strategy; the plan says so",
+    "zero_allow_untested_optimizer": (
+        "the optimizer is handed over ready-made, which DeepSpeed calls untested"
+    ),
+    "zero_force_ds_cpu_optimizer": (
+        "under offload the optimizer is torch's, which resumes bit for bit; the update is the same"
+    ),
+    "communication_data_type": (
+        "gradients travel in float32 under half precision, as on every strategy; the plan says so"
+    ),
+    "grad_accum_dtype": (
+        "gradients are summed in float32 under half precision, as on every strategy; the plan says so"
+    ),
     "optimizer_name": "read as training.optim, with DeepSpeed's own defaults (tested below)",
     "scheduler_name": "read as training.lr_scheduler_type, DeepSpeed's own schedule (tests/unit/training)",
-    "bfloat16_config.enabled": "without ZeRO half precision is Paceline's, since DeepSpeed's drifts there; torch_autocast is read as bf16; the plan and a note say so",
+    "bfloat16_config.enabled": (
+        "without ZeRO half precision is Paceline's, since DeepSpeed's drifts there; torch_autocast is read as"
+        " bf16; the plan and a note say so"
+    ),
     "torch_autocast_enabled": "read as bf16: true; a note says so",
     "monitor_config.tensorboard.enabled": "read as report_to; a note says so",
     "monitor_config.csv_monitor.enabled": "every step is in the run's events; a note and the plan say so",
-}  # fmt: skip
+}
 WRITTEN: list[dict[str, Any]] = [
     *({ZERO: {"stage": stage}} for stage in range(4)),
     {"steps_per_print": 5},
@@ -51,16 +64,34 @@ WRITTEN: list[dict[str, Any]] = [
     {ZERO: {"stage": 2}, "torch_autocast": {"enabled": True}},
     {ZERO: {"stage": 2}, "tensorboard": {"enabled": True}},
     {ZERO: {"stage": 2}, "csv_monitor": {"enabled": True}},
-    *({ZERO: {"stage": 2}, block: {}} for block in ("activation_checkpointing", "aio", "comms_logger", "flops_profiler", "data_types", "compile", "checkpoint")),
-    {ZERO: {"stage": 2}, "flops_profiler": {"enabled": True}, "comms_logger": {"enabled": True}, "wall_clock_breakdown": True},
-]  # fmt: skip
+    *(
+        {ZERO: {"stage": 2}, block: {}}
+        for block in (
+            "activation_checkpointing",
+            "aio",
+            "comms_logger",
+            "flops_profiler",
+            "data_types",
+            "compile",
+            "checkpoint",
+        )
+    ),
+    {
+        ZERO: {"stage": 2},
+        "flops_profiler": {"enabled": True},
+        "comms_logger": {"enabled": True},
+        "wall_clock_breakdown": True,
+    },
+]
 
 
 def plan_of(**training: Any) -> Plan:
     flags = {f"training.{key}": value for key, value in training.items()}
     config = load_config(None, flags={**flags, "data.train": "x", "model.name_or_path": "llama-2-7b"}).config
     hardware, shape = cluster_of("1xA100").hardware(), known_shape("llama-2-7b")
-    return make_plan(Job(config, hardware, world_size=1, launcher="x", run_dir="x", shape=shape, needs_room=False))
+    return make_plan(
+        Job(config, hardware, world_size=1, launcher="x", run_dir="x", shape=shape, needs_room=False)
+    )
 
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -100,22 +131,29 @@ def test_what_deepspeed_is_given_is_what_the_file_means_to_it(read: Any) -> None
 @pytest.mark.parametrize(
     ("kind", "module", "name"),
     [
-        ("AdamW", "deepspeed.ops.adam.fused_adam", "FusedAdam"), ("Adam", "deepspeed.ops.adam.cpu_adam", "DeepSpeedCPUAdam"),
-        ("SGD", "torch.optim", "SGD"), ("Adagrad", "torch.optim", "Adagrad"), ("RMSprop", "torch.optim", "RMSprop"),
+        ("AdamW", "deepspeed.ops.adam.fused_adam", "FusedAdam"),
+        ("Adam", "deepspeed.ops.adam.cpu_adam", "DeepSpeedCPUAdam"),
+        ("SGD", "torch.optim", "SGD"),
+        ("Adagrad", "torch.optim", "Adagrad"),
+        ("RMSprop", "torch.optim", "RMSprop"),
     ],
-)  # fmt: skip
+)
 def test_an_optimizer_without_parameters_has_the_classes_defaults(kind: str, module: str, name: str) -> None:
     cls = getattr(pytest.importorskip(module), name)
     theirs = {key: p.default for key, p in inspect.signature(cls.__init__).parameters.items()}
     t = load_config(None, flags={"training.deepspeed": {"optimizer": {"type": kind}}}).config.training
     ours = {"lr": t.learning_rate, "weight_decay": t.weight_decay, "betas": (t.adam_beta1, t.adam_beta2)}
     ours["eps"] = t.adam_epsilon if t.optim.startswith("adamw") else theirs.get("eps")
-    assert {key: ours[key] for key in ours if key in theirs} == {key: theirs[key] for key in ours if key in theirs}
+    assert {key: ours[key] for key in ours if key in theirs} == {
+        key: theirs[key] for key in ours if key in theirs
+    }
 
 
 def test_torch_adam_has_torchs_decay() -> None:
     torch = pytest.importorskip("torch")
-    t = load_config(None, flags={"training.deepspeed": {"optimizer": {"type": "AdamW", "params": {"torch_adam": True}}}}).config.training  # fmt: skip
+    t = load_config(
+        None, flags={"training.deepspeed": {"optimizer": {"type": "AdamW", "params": {"torch_adam": True}}}}
+    ).config.training
     theirs = inspect.signature(torch.optim.AdamW.__init__).parameters
     assert (t.learning_rate, t.weight_decay) == (theirs["lr"].default, theirs["weight_decay"].default)
 
@@ -131,8 +169,15 @@ def test_a_schedule_without_parameters_has_the_classes_defaults(kind: str) -> No
     theirs = {k: p.default for k, p in inspect.signature(getattr(module, kind).__init__).parameters.items()}
     name = SCHEDULES[kind.lower()]
     rate, known = _PARAMS[name]
-    momentum = {"cycle_momentum", "cycle_min_mom", "cycle_max_mom", "decay_mom_rate"} if name == "one_cycle" else set()
-    assert set(theirs) - {"self", "optimizer", "last_batch_iteration", "warmup_num_steps", rate} == {*known, *momentum}
+    momentum = (
+        {"cycle_momentum", "cycle_min_mom", "cycle_max_mom", "decay_mom_rate"}
+        if name == "one_cycle"
+        else set()
+    )
+    assert set(theirs) - {"self", "optimizer", "last_batch_iteration", "warmup_num_steps", rate} == {
+        *known,
+        *momentum,
+    }
     ours = {k: p.default for k, p in inspect.signature(BUILDERS[name]).parameters.items()}
     for key in known:
         if key != "total_num_steps":
@@ -145,17 +190,24 @@ def test_a_schedule_without_parameters_has_the_classes_defaults(kind: str) -> No
         assert t.learning_rate == theirs[rate]
 
 
-# --- Accelerate -----------------------------------------------------------------------------------------------------
+# --- Accelerate
+# ------------------------------------------------------------------------------------------
 
-#: fields of FullyShardedDataParallelPlugin without a counterpart, or with another value when nobody says → why
+#: fields of FullyShardedDataParallelPlugin without a counterpart, or with another value when nobody says →
+#: why
 FSDP_DIFFERS = {
     "fsdp_version": "FSDP2 runs whatever is asked for: the same numbers; the plan says so",
-    "auto_wrap_policy": "the model's decoder layers are gathered one by one: the same numbers in less memory; the plan says so",
+    "auto_wrap_policy": (
+        "the model's decoder layers are gathered one by one: the same numbers in less memory; the plan"
+        " says so"
+    ),
     "backward_prefetch": "the next layer is gathered while one computes: the same numbers",
     "state_dict_type": "checkpoints are Paceline's own, written in shards",
     "state_dict_config": "checkpoints are Paceline's own",
     "optim_state_dict_config": "checkpoints are Paceline's own",
-    "cpu_ram_efficient_loading": "rank 0 reads and hands out: the same weights, less host memory; the plan says so",
+    "cpu_ram_efficient_loading": (
+        "rank 0 reads and hands out: the same weights, less host memory; the plan says so"
+    ),
     "sync_module_states": "every rank begins with rank 0's weights in any case",
     "use_orig_params": "FSDP2 keeps every parameter under its own name",
     "param_init_fn": "no setting of a file",
@@ -165,7 +217,7 @@ FSDP_DIFFERS = {
     "transformer_cls_names_to_wrap": "None: the model's own decoder layer",
     "min_num_params": "None: no sizes",
     "ignored_modules": "refused where it is asked for",
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -178,16 +230,22 @@ def accelerate_plan(tmp_path: Path) -> Any:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_fsdp_without_settings_is_the_plugins(accelerate_plan: Any, monkeypatch: pytest.MonkeyPatch, version: int) -> None:  # fmt: skip
+def test_fsdp_without_settings_is_the_plugins(
+    accelerate_plan: Any, monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
     plugin_class = pytest.importorskip("accelerate.utils.dataclasses").FullyShardedDataParallelPlugin
     from paceline.plan.strategies.fsdp.options import read_fsdp
 
     plugin = plugin_class(fsdp_version=version)
-    t = accelerate_plan(f"distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config: {{fsdp_version: {version}}}\n").config.training  # fmt: skip
+    t = accelerate_plan(
+        f"distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config: {{fsdp_version: {version}}}\n"
+    ).config.training
     asked = read_fsdp(t.model_copy(update={"fsdp": t.fsdp or "full_shard"}))
     same = {
         "sharding_strategy": version == 2 or asked.sharding == plugin.sharding_strategy.name.lower(),
-        "reshard_after_forward": version == 1 or plugin.reshard_after_forward is (asked.sharding == "full_shard"),
+        "reshard_after_forward": (
+            version == 1 or plugin.reshard_after_forward is (asked.sharding == "full_shard")
+        ),
         "cpu_offload": bool(getattr(plugin.cpu_offload, "offload_params", False)) is asked.offload,
         "forward_prefetch": bool(plugin.forward_prefetch) is asked.forward_prefetch,
         "activation_checkpointing": plugin.activation_checkpointing is t.gradient_checkpointing,
@@ -205,10 +263,17 @@ def test_deepspeed_without_settings_is_the_plugins(accelerate_plan: Any, read: A
     ours = accelerate_plan("distributed_type: DEEPSPEED\nmixed_precision: 'no'\n").config.training.deepspeed
     ours = {k: v for k, v in ours.items() if v != "auto"}
     none = {"offload_optimizer": "None", "offload_param": "None"}  # a device of none is no offload
-    left, right = ({k: v for k, v in read({**MICRO, **c}).items() if "offload_" not in k} for c in (theirs, ours))
+    left, right = (
+        {k: v for k, v in read({**MICRO, **c}).items() if "offload_" not in k} for c in (theirs, ours)
+    )
     assert left == right and none
     steps = {k for k in plugin.deepspeed_config if plugin.deepspeed_config[k] == "auto"}
-    assert steps <= {"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"}  # fmt: skip
+    assert steps <= {
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "gradient_accumulation_steps",
+        "gradient_clipping",
+    }
 
 
 def test_an_accelerate_file_without_a_key_means_the_cluster_configs_default(accelerate_plan: Any) -> None:
@@ -218,10 +283,16 @@ def test_an_accelerate_file_without_a_key_means_the_cluster_configs_default(acce
     assert c.training.mixed_precision == "no"
     assert [n for n in loaded.notes if "no mixed_precision: float32" in n.what]
     ours = {
-        "num_processes": -1 if c.launch.nproc is None else c.launch.nproc, "machine_rank": c.launch.node_rank, "num_machines": c.launch.nnodes,
-        "main_process_port": c.launch.master_port, "downcast_bf16": False, "enable_cpu_affinity": False,
-    }  # fmt: skip
-    defaults = {f.name: f.default for f in dataclasses.fields(cluster) if f.default is not dataclasses.MISSING}
+        "num_processes": -1 if c.launch.nproc is None else c.launch.nproc,
+        "machine_rank": c.launch.node_rank,
+        "num_machines": c.launch.nnodes,
+        "main_process_port": c.launch.master_port,
+        "downcast_bf16": False,
+        "enable_cpu_affinity": False,
+    }
+    defaults = {
+        f.name: f.default for f in dataclasses.fields(cluster) if f.default is not dataclasses.MISSING
+    }
     for name, default in defaults.items():
         if name in ours:
             assert ours[name] == default, name

@@ -1,4 +1,6 @@
-"""FSDP strings and keys of Transformers and of both versions of Accelerate in one normal form; XLA keys are known and not started."""
+"""FSDP strings and keys of Transformers and of both versions of Accelerate in one normal form; XLA keys
+are known and not started.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,10 @@ from paceline.rules import Facts, at_start, check
 
 WORDS = {
     "full_shard": ("full_shard", {"reshard_after_forward": True}),
-    "shard_grad_op auto_wrap": ("shard_grad_op", {"auto_wrap_policy": "transformer", "reshard_after_forward": False}),
+    "shard_grad_op auto_wrap": (
+        "shard_grad_op",
+        {"auto_wrap_policy": "transformer", "reshard_after_forward": False},
+    ),
     "[full_shard, offload]": ("full_shard", {"cpu_offload": True, "reshard_after_forward": True}),
     "hybrid_shard": ("hybrid_shard", {"reshard_after_forward": True}),
     "hybrid_shard_zero2": ("hybrid_shard_zero2", {"reshard_after_forward": False}),
@@ -38,7 +43,10 @@ KEYS = [
     ("min_num_params: 2000", {"min_num_params": 2000, "auto_wrap_policy": "size"}),
     ("fsdp_min_num_param: 1e8", {"min_num_params": 100_000_000, "auto_wrap_policy": "size"}),
     ("fsdp_auto_wrap_policy: NO_WRAP", {"auto_wrap_policy": "none"}),
-    ("transformer_layer_cls_to_wrap: LlamaDecoderLayer", {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}),
+    (
+        "transformer_layer_cls_to_wrap: LlamaDecoderLayer",
+        {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]},
+    ),
     ("fsdp_transformer_layer_cls_to_wrap: A,B", {"transformer_layer_cls_to_wrap": ["A", "B"]}),
     ("fsdp_backward_prefetch: BACKWARD_POST", {"backward_prefetch": "backward_post"}),
     ("fsdp_backward_prefetch_policy: NO_PREFETCH", {"backward_prefetch": "none"}),
@@ -98,7 +106,11 @@ def test_what_is_wrong_is_named_with_its_line(refuse, text, code, line):
 
 
 def test_a_file_may_hold_words_and_settings(load, tmp_path):
-    both = {"_note": "x", "fsdp": "full_shard auto_wrap", "fsdp_config": {"fsdp_version": 2, "reshard_after_forward": False}}  # fmt: skip
+    both = {
+        "_note": "x",
+        "fsdp": "full_shard auto_wrap",
+        "fsdp_config": {"fsdp_version": 2, "reshard_after_forward": False},
+    }
     (tmp_path / "fsdp2.json").write_text(json.dumps(both))
     t = load("training:\n  fsdp_config: fsdp2.json\n").config.training
     assert t.fsdp == "shard_grad_op"
@@ -109,7 +121,9 @@ def test_settings_without_fsdp_shard_nothing_as_in_transformers(load):
     loaded = load("training:\n  fsdp_config: {min_num_params: 100}\n")
     assert loaded.config.training.fsdp is None
     assert any("shards nothing" in n.what for n in loaded.notes)
-    strategy = load("training:\n  distributed_strategy: fsdp\n  fsdp_config: {reshard_after_forward: false}\n")
+    strategy = load(
+        "training:\n  distributed_strategy: fsdp\n  fsdp_config: {reshard_after_forward: false}\n"
+    )
     assert strategy.config.training.fsdp == "shard_grad_op"
     assert not [n for n in strategy.notes if "shards nothing" in n.what]
 
@@ -118,7 +132,10 @@ def test_settings_without_fsdp_shard_nothing_as_in_transformers(load):
     ("installed", "says"), [(None, "not installed"), (False, "not installed"), (True, "no strategy")]
 )
 def test_xla_is_explained_and_not_started(load, installed, says):
-    text = "training:\n  fsdp: full_shard\n  fsdp_config: {xla: true, xla_fsdp_settings: {compute_dtype: bfloat16}, xla_fsdp_grad_ckpt: true}\n"
+    text = (
+        "training:\n  fsdp: full_shard\n  fsdp_config: {xla: true, xla_fsdp_settings: {compute_dtype:"
+        " bfloat16}, xla_fsdp_grad_ckpt: true}\n"
+    )
     loaded = load(text)
     assert {n.found for n in loaded.notes} >= {"xla", "xla_fsdp_settings", "xla_fsdp_grad_ckpt"}
     (found,) = (
@@ -130,7 +147,9 @@ def test_xla_is_explained_and_not_started(load, installed, says):
     assert says in found.what
     assert "torch_xla" in found.hint
     assert at_start([found])[0].severity is Severity.ERROR
-    assert not [d for d in check(loaded.config, Facts(), provenance=loaded.provenance) if d.code == "xla.not_run"]
+    assert not [
+        d for d in check(loaded.config, Facts(), provenance=loaded.provenance) if d.code == "xla.not_run"
+    ]
 
 
 @pytest.mark.parametrize("backend", ["mpi", "ccl"])
@@ -139,18 +158,28 @@ def test_a_backend_that_this_torch_lacks_is_refused_with_where_it_comes_from(loa
     (found,) = check(loaded.config, Facts(backends=frozenset(["gloo"])), provenance=loaded.provenance)
     assert found.code == "back.not_built"
     assert {"mpi": "source", "ccl": "oneccl"}[backend] in found.hint
-    assert not check(loaded.config, Facts(backends=frozenset(["gloo", backend])), provenance=loaded.provenance)
+    assert not check(
+        loaded.config, Facts(backends=frozenset(["gloo", backend])), provenance=loaded.provenance
+    )
 
 
 @pytest.mark.parametrize(
     ("settings", "policy", "left"),
     [
-        ("auto_wrap_policy: SIZE_BASED_WRAP, min_num_params: 100, transformer_layer_cls_to_wrap: A", "size", "min_num_params"),
-        ("auto_wrap_policy: TRANSFORMER_BASED_WRAP, min_num_params: 100, transformer_layer_cls_to_wrap: A", "transformer", "transformer_layer_cls_to_wrap"),
+        (
+            "auto_wrap_policy: SIZE_BASED_WRAP, min_num_params: 100, transformer_layer_cls_to_wrap: A",
+            "size",
+            "min_num_params",
+        ),
+        (
+            "auto_wrap_policy: TRANSFORMER_BASED_WRAP, min_num_params: 100, transformer_layer_cls_to_wrap: A",
+            "transformer",
+            "transformer_layer_cls_to_wrap",
+        ),
         ("fsdp_wrap_policy: SIZE_BASED_WRAP, min_num_param: 100", "size", "min_num_params"),
         ("wrap_policy: NO_WRAP, min_num_params: 100", "none", ""),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("words", ["full_shard", "full_shard auto_wrap"])
 def test_a_named_policy_decides_and_the_other_is_said_to_have_no_effect(load, words, settings, policy, left):
     loaded = load(f"training:\n  fsdp: {words}\n  fsdp_config: {{{settings}}}\n")
@@ -163,7 +192,10 @@ def test_a_named_policy_decides_and_the_other_is_said_to_have_no_effect(load, wo
 
 @pytest.mark.parametrize("words", ["full_shard", "full_shard auto_wrap"])
 def test_sizes_and_classes_without_a_policy_are_refused_whatever_else_is_written(refuse, words):
-    text = f"training:\n  fsdp: {words}\n  fsdp_config:\n    transformer_layer_cls_to_wrap: A\n    min_num_params: 5\n"
+    text = (
+        f"training:\n  fsdp: {words}\n  fsdp_config:\n    transformer_layer_cls_to_wrap: A\n   "
+        " min_num_params: 5\n"
+    )
     (found,) = refuse(text).diagnostics
     assert (found.code, found.where.rpartition(":")[2]) == ("fsdp.value", "5")
     assert "exclude each other" in found.what

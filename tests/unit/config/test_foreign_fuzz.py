@@ -1,4 +1,6 @@
-"""Other systems' files cut off at every byte, with every kind of value at every key: named with file and line, never a crash."""
+"""Other systems' files cut off at every byte, with every kind of value at every key: named with file and
+line, never a crash.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,31 @@ fsdp_config:
   fsdp_transformer_layer_cls_to_wrap: "A,B"
 num_processes: 4
 """
-FSDP = '{"fsdp_version": 2, "min_num_params": 100, "backward_prefetch": "backward_pre", "cpu_offload": false}\n'
-FILES = {"deepspeed": ("f.json", DEEPSPEED), "accelerate_config": ("f.yaml", ACCELERATE), "fsdp_config": ("f.json", FSDP)}  # fmt: skip
-WRONG = (None, True, 0, -1, 1.5, 10**400, "", "auto", "x", "\x00", [], [1, "a"], {}, {"enabled": "auto"}, {"a": [[]]})
+FSDP = (
+    '{"fsdp_version": 2, "min_num_params": 100, "backward_prefetch": "backward_pre", "cpu_offload": false}\n'
+)
+FILES = {
+    "deepspeed": ("f.json", DEEPSPEED),
+    "accelerate_config": ("f.yaml", ACCELERATE),
+    "fsdp_config": ("f.json", FSDP),
+}
+WRONG = (
+    None,
+    True,
+    0,
+    -1,
+    1.5,
+    10**400,
+    "",
+    "auto",
+    "x",
+    "\x00",
+    [],
+    [1, "a"],
+    {},
+    {"enabled": "auto"},
+    {"a": [[]]},
+)
 
 Attempt = Callable[[str, bytes], str]
 

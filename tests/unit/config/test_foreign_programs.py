@@ -1,4 +1,6 @@
-"""Configs of other training programs given as the config: one sentence; files of Transformers' names keep what is read of them."""
+"""Configs of other training programs given as the config: one sentence; files of Transformers' names keep
+what is read of them.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +10,36 @@ from typing import Any
 import pytest
 
 OTHERS = {
-    "axolotl": "base_model: NousResearch/Llama-3.2-1B\ndatasets:\n  - path: teknium/GPT4\n    type: alpaca\nsequence_len: 2048\nmicro_batch_size: 2\nspecial_tokens: {pad_token: <|end_of_text|>}\n",
-    "torchtune": "output_dir: /tmp/x\nmodel:\n  _component_: torchtune.models.llama3_2.llama3_2_1b\noptimizer: {_component_: torch.optim.AdamW, lr: 2e-5}\n",
-    "verl": "actor_rollout_ref:\n  model: {path: Qwen/Qwen2.5-0.5B}\ndata: {train_files: gsm8k.parquet}\nalgorithm: {adv_estimator: grpo}\n",
+    "axolotl": (
+        "base_model: NousResearch/Llama-3.2-1B\ndatasets:\n  - path: teknium/GPT4\n    type:"
+        " alpaca\nsequence_len: 2048\nmicro_batch_size: 2\nspecial_tokens: {pad_token: <|end_of_text|>}\n"
+    ),
+    "torchtune": (
+        "output_dir: /tmp/x\nmodel:\n  _component_: torchtune.models.llama3_2.llama3_2_1b\noptimizer:"
+        " {_component_: torch.optim.AdamW, lr: 2e-5}\n"
+    ),
+    "verl": (
+        "actor_rollout_ref:\n  model: {path: Qwen/Qwen2.5-0.5B}\ndata: {train_files:"
+        " gsm8k.parquet}\nalgorithm: {adv_estimator: grpo}\n"
+    ),
     "OpenRLHF": "pretrain: meta-llama/Llama-3-8B\nmicro_train_batch_size: 2\nmax_len: 2048\nzero_stage: 3\n",
-    "llm-foundry": "max_seq_len: 2048\nmodel: {name: hf_causal_lm, pretrained_model_name_or_path: gpt2}\ntrain_loader: {name: finetuning}\nmax_duration: 1ep\n",
+    "llm-foundry": (
+        "max_seq_len: 2048\nmodel: {name: hf_causal_lm, pretrained_model_name_or_path: gpt2}\ntrain_loader:"
+        " {name: finetuning}\nmax_duration: 1ep\n"
+    ),
     "trlX": "train: {seq_length: 48}\nmodel: {model_path: gpt2}\nmethod: {name: PPOConfig}\n",
-    "ArcticTraining": "type: sft\nmodel: {name_or_path: gpt2}\ndata: {sources: [HuggingFaceH4/ultrachat_200k]}\n",
-}  # fmt: skip
+    "ArcticTraining": (
+        "type: sft\nmodel: {name_or_path: gpt2}\ndata: {sources: [HuggingFaceH4/ultrachat_200k]}\n"
+    ),
+}
 KIN = {
-    "LLaMA-Factory": "model_name_or_path: gpt2\nstage: sft\nfinetuning_type: lora\ncutoff_len: 128\nuse_kt: true\ngalore_rank: 4\n",
+    "LLaMA-Factory": (
+        "model_name_or_path: gpt2\nstage: sft\nfinetuning_type: lora\ncutoff_len: 128\nuse_kt:"
+        " true\ngalore_rank: 4\n"
+    ),
     "TRL": "model_name_or_path: gpt2\ndataset_train_split: train\nuse_peft: true\nlearning_rate: 1e-4\n",
     "ms-swift": "train_type: lora\nmodel_type: qwen\nlearning_rate: 1e-4\n",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -44,9 +63,12 @@ def test_unknown_keys_of_a_kindred_file_are_one_sentence(refuse: Callable[..., A
     assert not [d for d in found if d.code == "config.unknown_key"]
 
 
-def test_what_is_read_stays_read_and_a_slip_keeps_its_suggestion(load: Any, refuse: Callable[..., Any]) -> None:
+def test_what_is_read_stays_read_and_a_slip_keeps_its_suggestion(
+    load: Any, refuse: Callable[..., Any]
+) -> None:
     read = (
-        "model_name_or_path: gpt2\nstage: sft\nfinetuning_type: lora\nlora_rank: 4\ncutoff_len: 128\ntemplate: qwen\n"
+        "model_name_or_path: gpt2\nstage: sft\nfinetuning_type: lora\nlora_rank: 4\ncutoff_len:"
+        " 128\ntemplate: qwen\n"
     )
     loaded = load(read)
     assert (loaded.config.lora.r, loaded.config.data.max_length) == (4, 128)
@@ -59,7 +81,14 @@ def test_our_own_typos_stay_one_by_one(refuse: Callable[..., Any]) -> None:
     assert [d.code for d in found] == ["config.unknown_key"] * 2
 
 
-@pytest.mark.parametrize("text", ['{"autotuning": {"enabled": true}}', '{"tensor_parallel": {"autotp_size": 2}}', '{"bf16": {"enabled": true}}'])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"autotuning": {"enabled": true}}',
+        '{"tensor_parallel": {"autotp_size": 2}}',
+        '{"bf16": {"enabled": true}}',
+    ],
+)
 def test_any_piece_of_deepspeeds_json_is_known_for_one(refuse: Callable[..., Any], text: str) -> None:
     (found,) = refuse(text).diagnostics
     assert found.code == "config.foreign_as_config" and "deepspeed: " in found.hint

@@ -16,7 +16,19 @@ from paceline.core.errors import ConfigError
 from paceline.rules import check
 from paceline.rules.base import Facts
 
-ODD = [None, True, -1, 10**30, float("inf"), "a:\u202e", [1], [None], {"a": 1}, {"path": None}, {"config_path": [1]}]
+ODD = [
+    None,
+    True,
+    -1,
+    10**30,
+    float("inf"),
+    "a:\u202e",
+    [1],
+    [None],
+    {"a": 1},
+    {"path": None},
+    {"config_path": [1]},
+]
 FULL = Facts(
     device="cpu",
     bf16=False,
@@ -42,7 +54,9 @@ def test_an_odd_value_anywhere(value, tmp_path, monkeypatch):
             check(loaded.config, FULL, starting=True, provenance=loaded.provenance)
             assert render_show(loaded)
             assert (
-                type(loaded.config).from_json(json.loads(json.dumps(loaded.config.to_json(), allow_nan=False)))
+                type(loaded.config).from_json(
+                    json.loads(json.dumps(loaded.config.to_json(), allow_nan=False))
+                )
                 == loaded.config
             )
 
@@ -56,7 +70,9 @@ def test_a_section_that_lacks_a_key_and_has_unknown_ones():
 
 
 def test_no_key_takes_a_whole_number_that_64_bits_do_not_hold():
-    """torch, NumPy and the clocks of collectives count in 64 bits: what is larger would be an OverflowError of a worker, or a run without end."""
+    """torch, NumPy and the clocks of collectives count in 64 bits: what is larger would be an
+    OverflowError of a worker, or a run without end.
+    """
     for key in fields():
         for value in (2**63, 1e30):
             with suppress(ConfigError):
@@ -71,7 +87,15 @@ def leaves_of(tree):
 
 @pytest.mark.parametrize("text", ["~nosuchuser/x", "~nosuchuser"])
 def test_the_home_of_nobody_is_refused_wherever_a_path_may_stand(text):
-    for key in ("training.output_dir", "training.experiment_name", "data.cache_dir", "data.train", "model.name_or_path", "model.tokenizer", "training.resume_from_checkpoint"):  # fmt: skip
+    for key in (
+        "training.output_dir",
+        "training.experiment_name",
+        "data.cache_dir",
+        "data.train",
+        "model.name_or_path",
+        "model.tokenizer",
+        "training.resume_from_checkpoint",
+    ):
         with pytest.raises(ConfigError) as caught:
             load_config(None, flags={key: text})
         assert "config.variable" in {d.code for d in caught.value.diagnostics}, key

@@ -1,6 +1,8 @@
-"""Whatever is accepted acts: a changed value of every key of every section changes what a run does, or is refused by name.
+"""Whatever is accepted acts: a changed value of every key of every section changes what a run does, or is
+refused by name.
 
-A key may be said to do nothing only in ``config.idle``, with its reason, and never one that the guides of the project describe.
+A key may be said to do nothing only in ``config.idle``, with its reason, and never one that the guides of the
+project describe.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ def keys(prefix: str, model: Any) -> Iterator[str]:
 
 ALL = [path for section, model in SECTIONS.items() for path in keys(section, model)]
 
-#: What becomes of rows: (the changed section ``data``, of what it is given beside). Driven through ``prepare``.
+#: What becomes of rows: (the changed section ``data``, of what it is given beside). Driven through
+#: ``prepare``.
 DATA: dict[str, Any] = {
     "data.train": {"train": "{folder}/other.jsonl"},
     "data.train[].path": {"train": [{"path": "{folder}/other.jsonl"}]},
@@ -67,12 +70,16 @@ BESIDE: dict[str, Any] = {
 
 def test_every_key_is_in_the_table_once_and_the_table_has_no_other() -> None:
     known = [*TABLE, *DATA, *IDLE]
-    assert sorted(set(ALL) - set(known)) == [], "say what these keys do: a probe, a test that shows it, or config.idle"
+    assert sorted(set(ALL) - set(known)) == [], (
+        "say what these keys do: a probe, a test that shows it, or config.idle"
+    )
     assert sorted(set(known) - set(ALL)) == [] and len(known) == len(set(known))
 
 
 def observed(key: Key, path: str, value: dict[str, Any]) -> tuple[str, set[str]]:
-    """(what the probe answers, the codes of a refusal). Sections and plans have no words meanwhile: they would be an echo."""
+    """(what the probe answers, the codes of a refusal). Sections and plans have no words meanwhile: they
+    would be an echo.
+    """
     tree = key_probes.merged({}, {**key.base, **{_written(path): v for path, v in value.items()}})
     with (
         mock.patch.object(Section, "__repr__", lambda self: "section"),
@@ -106,24 +113,35 @@ def test_what_only_a_run_shows_is_read_there_and_shown_by_a_test(path: str) -> N
     key, name = TABLE[path], path.rsplit(".", 1)[1]
     assert isinstance(key, Read)
     functions = [
-        node for node in ast.walk(ast.parse((PACKAGE / key.file).read_text()))
+        node
+        for node in ast.walk(ast.parse((PACKAGE / key.file).read_text()))
         if isinstance(node, ast.FunctionDef) and node.name == key.function
-    ]  # fmt: skip
-    read = [n for function in functions for n in ast.walk(function) if isinstance(n, ast.Attribute) and n.attr == name]
+    ]
+    read = [
+        n
+        for function in functions
+        for n in ast.walk(function)
+        if isinstance(n, ast.Attribute) and n.attr == name
+    ]
     assert read, f"{key.function} of {key.file} no longer reads {name}"
     assert name in (ROOT / key.shown).read_text()
 
 
 def test_a_first_evaluation_is_asked_for_by_the_worker() -> None:
-    """``eval_on_start``: the trainer gets an evaluation by the table's probe; that it is made before the first step, the worker says."""
+    """``eval_on_start``: the trainer gets an evaluation by the table's probe; that it is made before the
+    first step, the worker says.
+    """
     worker = (PACKAGE / "training/worker.py").read_text()
     [asked] = [
-        n for n in ast.walk(ast.parse(worker)) if isinstance(n, ast.If) and "eval_on_start" in ast.unparse(n.test)
+        n
+        for n in ast.walk(ast.parse(worker))
+        if isinstance(n, ast.If) and "eval_on_start" in ast.unparse(n.test)
     ]
     assert "trainer.measure()" in ast.unparse(asked)
 
 
-# --- data ------------------------------------------------------------------------------------------------------------------
+# --- data
+# ------------------------------------------------------------------------------------------
 
 
 def rows(path: Path, start: int, count: int, *extra: str) -> None:
@@ -163,7 +181,9 @@ def prepared(data: dict[str, Any], folder: Path, tokenizer: Path, cache: Path) -
     return documents, found.train.weights, [(d.code, d.what) for d in found.notes if d.code != "data.mixture"]
 
 
-@pytest.mark.parametrize("path", [path for path in DATA if path not in ("data.num_proc", "data.train[].name")])
+@pytest.mark.parametrize(
+    "path", [path for path in DATA if path not in ("data.num_proc", "data.train[].name")]
+)
 def test_a_changed_key_of_data_changes_the_rows_or_is_refused(
     path: str, folder: Path, tokenizer_dir: Path, tmp_path: Path
 ) -> None:
@@ -206,7 +226,8 @@ def test_the_name_of_a_hub_set_is_what_the_hub_is_asked_for(monkeypatch: pytest.
     assert [args for args, _ in asked] == [("org/set", None), ("org/set", "sub")]
 
 
-# --- what is decided is read, and what sets nothing says so ------------------------------------------------------------------
+# --- what is decided is read, and what sets nothing says so
+# ------------------------------------------------------------------
 
 
 def test_what_a_plan_decides_is_read_by_the_ranks() -> None:
@@ -217,7 +238,8 @@ def test_what_a_plan_decides_is_read_by_the_ranks() -> None:
         for room in rooms
         for path in (PACKAGE / room).rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Attribute) and ast.unparse(node.value).rsplit(".", 1)[-1] in ("plan", "shared")
+        if isinstance(node, ast.Attribute)
+        and ast.unparse(node.value).rsplit(".", 1)[-1] in ("plan", "shared")
     }
     assert set(key_probes.DECIDES) - reads == set()
     assert "decisions" not in key_probes.DECIDES and "config" not in key_probes.DECIDES
@@ -228,27 +250,45 @@ def test_an_algorithm_s_options_are_read_by_its_arithmetic() -> None:
     kept, loaded = set(), set()
     for path in (PACKAGE / "algorithms").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+            if (
+                isinstance(node, ast.Attribute)
+                and isinstance(node.value, ast.Name)
+                and node.value.id == "self"
+            ):
                 (kept if isinstance(node.ctx, ast.Store) else loaded).add(node.attr)
-    outside = " ".join(p.read_text() for room in ("training", "strategies") for p in (PACKAGE / room).rglob("*.py"))
+    outside = " ".join(
+        p.read_text() for room in ("training", "strategies") for p in (PACKAGE / room).rglob("*.py")
+    )
     assert {name for name in kept - loaded if not re.search(rf"algorithm\.{name}\b", outside)} == set()
     assert {"beta", "vf_coef"} <= kept, "attributes were found at all"
 
 
 #: Read under another form than the key's own name: the table shows what comes of them.
 OTHERWISE = {
-    "training.accelerate_config", "training.dpo.loss_weights",  # while the config is loaded
+    "training.accelerate_config",
+    "training.dpo.loss_weights",  # while the config is loaded
     "training.experiment_name",  # by the config's own run_directory
-    *(f"training.parallelism.{axis}_size" for axis in ("dp_replicate", "dp_shard", "cp", "tp", "pp")),  # axis by axis
-    "training.bf16_full_eval", "training.fp16_full_eval",  # word by word
-}  # fmt: skip
+    # axis by axis
+    *(f"training.parallelism.{axis}_size" for axis in ("dp_replicate", "dp_shard", "cp", "tp", "pp")),
+    "training.bf16_full_eval",
+    "training.fp16_full_eval",  # word by word
+}
 #: They echo a key, or speak about it: that is not reading it.
 SPEAKERS = ("config/", "plan/explain.py", "training/resuming.py")
-SENTENCES = ("knob_decisions", "idle_decisions", "_loading", "_engine_knobs", "_packing_reason", "choose_attention")
+SENTENCES = (
+    "knob_decisions",
+    "idle_decisions",
+    "_loading",
+    "_engine_knobs",
+    "_packing_reason",
+    "choose_attention",
+)
 
 
 def read_names(tree: ast.AST) -> Iterator[str]:
-    """Attributes that are loaded, parameters (a section's options are handed over by name) and strings, but for functions that only speak."""
+    """Attributes that are loaded, parameters (a section's options are handed over by name) and strings,
+    but for functions that only speak.
+    """
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.FunctionDef) and node.name in SENTENCES:
             continue
@@ -276,7 +316,9 @@ def _refused_by_rules() -> set[str]:
 
 
 def described() -> str:
-    """The documents that the project is made from, as far as they lie here: the guide's blocks, and the shipped examples."""
+    """The documents that the project is made from, as far as they lie here: the guide's blocks, and the
+    shipped examples.
+    """
     files = [*(ROOT / "tests/golden/guide_blocks").rglob("*.yaml"), *ROOT.glob("config*.yaml")]
     return "\n".join(path.read_text() for path in files)
 

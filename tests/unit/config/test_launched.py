@@ -1,4 +1,6 @@
-"""``accelerate launch``'s variables as a layer: every one that it can set is translated, named or refused; conflicts name both places."""
+"""``accelerate launch``'s variables as a layer: every one that it can set is translated, named or refused;
+conflicts name both places.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,29 @@ from paceline.core.diagnostics import Severity
 KNOWN = {*READ, *SAID, *REFUSED, *SWITCHES, *OTHERS}
 # As accelerate 1.15 sets them when nobody asks for anything, on two processes.
 PLAIN = {
-    "ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_DYNAMO_BACKEND": "NO", "ACCELERATE_DYNAMO_MODE": "default", "ACCELERATE_DYNAMO_USE_FULLGRAPH": "False",
-    "ACCELERATE_DYNAMO_USE_DYNAMIC": "False", "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION": "False", "OMP_NUM_THREADS": "1",
-}  # fmt: skip
+    "ACCELERATE_MIXED_PRECISION": "no",
+    "ACCELERATE_DYNAMO_BACKEND": "NO",
+    "ACCELERATE_DYNAMO_MODE": "default",
+    "ACCELERATE_DYNAMO_USE_FULLGRAPH": "False",
+    "ACCELERATE_DYNAMO_USE_DYNAMIC": "False",
+    "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION": "False",
+    "OMP_NUM_THREADS": "1",
+}
 FSDP = {
-    **PLAIN, "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "1", "FSDP_SHARDING_STRATEGY": "FULL_SHARD", "FSDP_RESHARD_AFTER_FORWARD": "true", "FSDP_OFFLOAD_PARAMS": "false",
-    "FSDP_MIN_NUM_PARAMS": "100000000", "FSDP_FORWARD_PREFETCH": "false", "FSDP_USE_ORIG_PARAMS": "true", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true", "FSDP_SYNC_MODULE_STATES": "true",
-    "FSDP_ACTIVATION_CHECKPOINTING": "false", "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD": "false",
-}  # fmt: skip
+    **PLAIN,
+    "ACCELERATE_USE_FSDP": "true",
+    "FSDP_VERSION": "1",
+    "FSDP_SHARDING_STRATEGY": "FULL_SHARD",
+    "FSDP_RESHARD_AFTER_FORWARD": "true",
+    "FSDP_OFFLOAD_PARAMS": "false",
+    "FSDP_MIN_NUM_PARAMS": "100000000",
+    "FSDP_FORWARD_PREFETCH": "false",
+    "FSDP_USE_ORIG_PARAMS": "true",
+    "FSDP_CPU_RAM_EFFICIENT_LOADING": "true",
+    "FSDP_SYNC_MODULE_STATES": "true",
+    "FSDP_ACTIVATION_CHECKPOINTING": "false",
+    "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD": "false",
+}
 ZERO = {**PLAIN, "ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_CONFIG_DS_FIELDS": ""}
 
 Load = Callable[..., Any]
@@ -34,7 +51,8 @@ def notes(loaded: Any, code: str) -> list[str]:
     return [n.what for n in loaded.notes if n.code == code]
 
 
-# --- the list is complete -------------------------------------------------------------------------------------------
+# --- the list is complete
+# -------------------------------------------------------------------------------------------
 
 
 def variables_set_in(function: Any) -> Iterator[str]:
@@ -43,30 +61,47 @@ def variables_set_in(function: Any) -> Iterator[str]:
     prefixes = {
         target.id: node.value.value
         for node in ast.walk(tree)
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        if isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
         for target in node.targets
         if isinstance(target, ast.Name)
     }
     for node in ast.walk(tree):
-        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and "env" in ast.unparse(node.value):
+        if (
+            isinstance(node, ast.Subscript)
+            and isinstance(node.ctx, ast.Store)
+            and "env" in ast.unparse(node.value)
+        ):
             yield from _names(node.slice, prefixes)
         if isinstance(node, ast.Dict):
-            yield from (k.value for k in node.keys if isinstance(k, ast.Constant) and str(k.value).startswith("ACCELERATE_"))  # fmt: skip
+            yield from (
+                k.value
+                for k in node.keys
+                if isinstance(k, ast.Constant) and str(k.value).startswith("ACCELERATE_")
+            )
 
 
 def _names(key: ast.expr, prefixes: dict[str, str]) -> Iterator[str]:
     if isinstance(key, ast.Constant) and isinstance(key.value, str):
         yield key.value
-    elif isinstance(key, ast.BinOp) and isinstance(key.left, ast.Name) and isinstance(key.right, ast.Constant):
+    elif (
+        isinstance(key, ast.BinOp) and isinstance(key.left, ast.Name) and isinstance(key.right, ast.Constant)
+    ):
         yield prefixes[key.left.id] + str(key.right.value)
-    elif isinstance(key, ast.JoinedStr):  # f"{prefix}{arg.upper()}": of the parser's options that begin with fp8_
+    # f"{prefix}{arg.upper()}": of the parser's options that begin with fp8_
+    elif isinstance(key, ast.JoinedStr):
         from accelerate.commands.launch import launch_command_parser
 
         options = vars(launch_command_parser().parse_args(["x.py"]))
         skipped = "fp8_override_linear_precision"
-        yield from (f"ACCELERATE_{name.upper()}" for name in options if name.startswith("fp8_") and name != skipped)
+        yield from (
+            f"ACCELERATE_{name.upper()}" for name in options if name.startswith("fp8_") and name != skipped
+        )
     else:
-        raise AssertionError(f"a variable's name is made in a way that this test does not know: {ast.dump(key)}")
+        raise AssertionError(
+            f"a variable's name is made in a way that this test does not know: {ast.dump(key)}"
+        )
 
 
 def test_every_variable_that_accelerate_launch_sets_is_known() -> None:
@@ -75,7 +110,9 @@ def test_every_variable_that_accelerate_launch_sets_is_known() -> None:
     from accelerate.utils import launch
 
     makers = [
-        value for name, value in vars(launch).items() if name.startswith(("prepare_", "setup_")) and callable(value)
+        value
+        for name, value in vars(launch).items()
+        if name.startswith(("prepare_", "setup_")) and callable(value)
     ]
     makers += [getattr(commands, name) for name in vars(commands) if name.endswith("_launcher")]
     makers.append(launch.PrepareForLaunch)
@@ -85,7 +122,9 @@ def test_every_variable_that_accelerate_launch_sets_is_known() -> None:
 
 
 def test_every_variable_that_accelerate_reads_is_known() -> None:
-    """What a user may export without the launcher: accelerate's own prefixes, read anywhere in its state and plugins."""
+    """What a user may export without the launcher: accelerate's own prefixes, read anywhere in its state
+    and plugins.
+    """
     accelerate = pytest.importorskip("accelerate")
     import re
 
@@ -94,7 +133,9 @@ def test_every_variable_that_accelerate_reads_is_known() -> None:
     found: set[str] = set()
     for file in ("state.py", "accelerator.py", "parallelism_config.py", "utils/dataclasses.py"):
         text = (root / file).read_text()
-        found |= set(re.findall(r"[\"']((?:ACCELERATE|FSDP|PARALLELISM_CONFIG|MEGATRON_LM)_[A-Z0-9_]+)[\"']", text))
+        found |= set(
+            re.findall(r"[\"']((?:ACCELERATE|FSDP|PARALLELISM_CONFIG|MEGATRON_LM)_[A-Z0-9_]+)[\"']", text)
+        )
         for block in re.split(r"\n    def ", text):
             prefix = re.search(r"(?:env_)?prefix = \"([A-Z0-9_]+)\"", block)
             if prefix:
@@ -105,16 +146,33 @@ def test_every_variable_that_accelerate_reads_is_known() -> None:
     assert found - KNOWN - {"FSDP_SHARDING_STRATEGY_LIST"} == set()
 
 
-@pytest.mark.parametrize("name", [n for n in READ if n.startswith(("FSDP_", "MEGATRON_LM_", "PARALLELISM_CONFIG_"))])
+@pytest.mark.parametrize(
+    "name", [n for n in READ if n.startswith(("FSDP_", "MEGATRON_LM_", "PARALLELISM_CONFIG_"))]
+)
 def test_each_setting_of_a_block_acts_is_said_or_is_refused(load: Load, name: str) -> None:
-    """A value that differs from what is set when nobody asks leaves a trace: in the config, a note, or a refusal."""
+    """A value that differs from what is set when nobody asks leaves a trace: in the config, a note, or a
+    refusal.
+    """
     from paceline.config.load import load_config
     from paceline.core.errors import ConfigError
 
     switch = next(s for s, (block, _) in SWITCHES.items() if READ[name][0].startswith(f"{block}."))
-    values = {"FSDP_VERSION": "2", "FSDP_SHARDING_STRATEGY": "NO_SHARD", "FSDP_RESHARD_AFTER_FORWARD": "false", "FSDP_AUTO_WRAP_POLICY": "SIZE_BASED_WRAP", "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
-              "FSDP_BACKWARD_PREFETCH": "BACKWARD_POST", "FSDP_MIN_NUM_PARAMS": "7", "FSDP_TRANSFORMER_CLS_TO_WRAP": "A", "FSDP_IGNORED_MODULES": "x", "PARALLELISM_CONFIG_CP_COMM_STRATEGY": "alltoall",
-              "PARALLELISM_CONFIG_SP_ATTN_IMPLEMENTATION": "flash_attention_2", "PARALLELISM_CONFIG_CP_BACKEND": "other", "PARALLELISM_CONFIG_SP_BACKEND": "other", "PARALLELISM_CONFIG_SP_SEQ_LENGTH": "64"}  # fmt: skip
+    values = {
+        "FSDP_VERSION": "2",
+        "FSDP_SHARDING_STRATEGY": "NO_SHARD",
+        "FSDP_RESHARD_AFTER_FORWARD": "false",
+        "FSDP_AUTO_WRAP_POLICY": "SIZE_BASED_WRAP",
+        "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
+        "FSDP_BACKWARD_PREFETCH": "BACKWARD_POST",
+        "FSDP_MIN_NUM_PARAMS": "7",
+        "FSDP_TRANSFORMER_CLS_TO_WRAP": "A",
+        "FSDP_IGNORED_MODULES": "x",
+        "PARALLELISM_CONFIG_CP_COMM_STRATEGY": "alltoall",
+        "PARALLELISM_CONFIG_SP_ATTN_IMPLEMENTATION": "flash_attention_2",
+        "PARALLELISM_CONFIG_CP_BACKEND": "other",
+        "PARALLELISM_CONFIG_SP_BACKEND": "other",
+        "PARALLELISM_CONFIG_SP_SEQ_LENGTH": "64",
+    }
     default = READ[name][1]
     value = values.get(name, {"true": "false", "false": "true"}.get(str(default), "2"))
     base = {**PLAIN, switch: "true"}
@@ -124,17 +182,43 @@ def test_each_setting_of_a_block_acts_is_said_or_is_refused(load: Load, name: st
             loaded = load_config(None, environ=environ)
         except ConfigError as error:
             return tuple(d.render() for d in error.diagnostics)
-        return loaded.config.to_json(), tuple(n.what for n in loaded.notes if n.code != "launch.options_taken")
+        return loaded.config.to_json(), tuple(
+            n.what for n in loaded.notes if n.code != "launch.options_taken"
+        )
 
     assert trace({**base, name: value}) != trace(base)
 
 
-WRONG = ("", " ", "maybe", "²", "9" * 5000, "-1", "0", "1e999", "nan", "9" * 50, "{", "[1,", "{}", "null", "\u2028", "a,b,,", "true", "/nowhere/x.json", "é" * 300, "0x10", "1_0")  # fmt: skip
+WRONG = (
+    "",
+    " ",
+    "maybe",
+    "²",
+    "9" * 5000,
+    "-1",
+    "0",
+    "1e999",
+    "nan",
+    "9" * 50,
+    "{",
+    "[1,",
+    "{}",
+    "null",
+    "\u2028",
+    "a,b,,",
+    "true",
+    "/nowhere/x.json",
+    "é" * 300,
+    "0x10",
+    "1_0",
+)
 
 
 @pytest.mark.parametrize("name", sorted(KNOWN))
 def test_no_value_of_a_variable_crashes_and_every_refusal_names_it(name: str) -> None:
-    """Whatever stands in a variable, what comes is a config or a refusal that names a variable of the launcher's."""
+    """Whatever stands in a variable, what comes is a config or a refusal that names a variable of the
+    launcher's.
+    """
     from paceline.config.load import load_config
     from paceline.core.errors import ConfigError
 
@@ -149,7 +233,8 @@ def test_no_value_of_a_variable_crashes_and_every_refusal_names_it(name: str) ->
                 assert any(known in found.render() for known in KNOWN), (name, value, found.render())
 
 
-# --- what each means ------------------------------------------------------------------------------------------------
+# --- what each means
+# ------------------------------------------------------------------------------------------------
 
 
 def test_nothing_asked_is_nothing_set_but_the_precision(load: Load) -> None:
@@ -168,15 +253,26 @@ def test_nothing_asked_is_nothing_set_but_the_precision(load: Load) -> None:
     "yaml", ["training: {}\n", "training:\n  mixed_precision: auto\n  distributed_strategy: auto\n"]
 )
 def test_fsdp_and_bf16(load: Load, yaml: str) -> None:
-    environ = {**FSDP, "ACCELERATE_MIXED_PRECISION": "bf16", "FSDP_OFFLOAD_PARAMS": "true", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP", "FSDP_TRANSFORMER_CLS_TO_WRAP": "LlamaDecoderLayer"}  # fmt: skip
+    environ = {
+        **FSDP,
+        "ACCELERATE_MIXED_PRECISION": "bf16",
+        "FSDP_OFFLOAD_PARAMS": "true",
+        "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+        "FSDP_TRANSFORMER_CLS_TO_WRAP": "LlamaDecoderLayer",
+    }
     loaded = load(yaml, environ=environ)
     t = loaded.config.training
     assert (t.distributed_strategy, t.mixed_precision, t.fsdp) == ("fsdp", "bf16", "full_shard")
-    assert t.fsdp_config["cpu_offload"] and t.fsdp_config["transformer_layer_cls_to_wrap"] == ["LlamaDecoderLayer"]
+    assert t.fsdp_config["cpu_offload"] and t.fsdp_config["transformer_layer_cls_to_wrap"] == [
+        "LlamaDecoderLayer"
+    ]
     assert "min_num_params" not in t.fsdp_config
     assert loaded.provenance["training.distributed_strategy"].place() == "environment ACCELERATE_USE_FSDP"
     (taken,) = notes(loaded, "launch.options_taken")
-    assert "training.mixed_precision: bf16 (ACCELERATE_MIXED_PRECISION)" in taken and "FSDP_OFFLOAD_PARAMS" in taken
+    assert (
+        "training.mixed_precision: bf16 (ACCELERATE_MIXED_PRECISION)" in taken
+        and "FSDP_OFFLOAD_PARAMS" in taken
+    )
     assert not notes(loaded, "launch.option_wins")
 
 
@@ -189,15 +285,23 @@ def test_fsdp_and_bf16(load: Load, yaml: str) -> None:
         ("2", "FSDP_RESHARD_AFTER_FORWARD", "true", "full_shard"),
     ],
 )
-def test_each_version_reads_its_own_sharding(load: Load, version: str, name: str, value: str, sharding: str) -> None:
+def test_each_version_reads_its_own_sharding(
+    load: Load, version: str, name: str, value: str, sharding: str
+) -> None:
     loaded = load("training: {}\n", environ={**FSDP, "FSDP_VERSION": version, name: value})
     assert loaded.config.training.fsdp == sharding
     assert not [n for n in loaded.notes if n.severity is not Severity.NOTE]
 
 
 def test_deepspeed(load: Load) -> None:
-    environ = {**ZERO, "ACCELERATE_MIXED_PRECISION": "bf16", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3", "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "cpu",
-               "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4", "ACCELERATE_GRADIENT_CLIPPING": "0.5"}  # fmt: skip
+    environ = {
+        **ZERO,
+        "ACCELERATE_MIXED_PRECISION": "bf16",
+        "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3",
+        "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "cpu",
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4",
+        "ACCELERATE_GRADIENT_CLIPPING": "0.5",
+    }
     loaded = load("training:\n  gradient_accumulation_steps: 2\n", environ=environ)
     t = loaded.config.training
     assert (t.distributed_strategy, t.mixed_precision) == ("deepspeed", "bf16")
@@ -219,9 +323,13 @@ def test_deepspeed_alone_is_stage_2_as_in_accelerate_and_leaves_a_short_form_alo
 
 
 def test_a_deepspeed_file_of_the_launcher_wins_over_the_yamls(load: Load, tmp_path: Path) -> None:
-    (tmp_path / "mine.json").write_text('{"zero_optimization": {"stage": 1}, "gradient_clipping": "auto", "bf16": {"enabled": "auto"}}')  # fmt: skip
+    (tmp_path / "mine.json").write_text(
+        '{"zero_optimization": {"stage": 1}, "gradient_clipping": "auto", "bf16": {"enabled": "auto"}}'
+    )
     theirs = tmp_path / "theirs.json"
-    theirs.write_text('{"zero_optimization": {"stage": 3}, "gradient_clipping": 0.25, "bf16": {"enabled": "auto"}}')
+    theirs.write_text(
+        '{"zero_optimization": {"stage": 3}, "gradient_clipping": 0.25, "bf16": {"enabled": "auto"}}'
+    )
     environ = {**ZERO, "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(theirs)}
     loaded = load("training:\n  deepspeed: mine.json\n", environ=environ)
     t = loaded.config.training
@@ -231,15 +339,32 @@ def test_a_deepspeed_file_of_the_launcher_wins_over_the_yamls(load: Load, tmp_pa
 
 
 def test_options_go_into_the_yamls_own_block_and_a_difference_is_said(load: Load) -> None:
-    yaml = "training:\n  deepspeed:\n    zero_optimization: {stage: 2, overlap_comm: true}\n    bf16: {enabled: auto}\n    gradient_clipping: auto\n"  # fmt: skip
-    loaded = load(yaml, environ={**ZERO, "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3", "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": "cpu"})  # fmt: skip
+    yaml = (
+        "training:\n  deepspeed:\n    zero_optimization: {stage: 2, overlap_comm: true}\n    bf16: {enabled:"
+        " auto}\n    gradient_clipping: auto\n"
+    )
+    loaded = load(
+        yaml,
+        environ={
+            **ZERO,
+            "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3",
+            "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": "cpu",
+        },
+    )
     zero = loaded.config.training.deepspeed["zero_optimization"]
     assert zero == {"stage": 3, "overlap_comm": True, "offload_param": {"device": "cpu"}}
     (wins,) = notes(loaded, "launch.option_wins")
     assert "zero_optimization.stage is 3" in wins and "config.yaml:3 says 2" in wins
-    fsdp = load("training:\n  fsdp: shard_grad_op\n  fsdp_config: {cpu_offload: false, forward_prefetch: true}\n", environ={**FSDP, "FSDP_OFFLOAD_PARAMS": "true"})  # fmt: skip
+    fsdp = load(
+        "training:\n  fsdp: shard_grad_op\n  fsdp_config: {cpu_offload: false, forward_prefetch: true}\n",
+        environ={**FSDP, "FSDP_OFFLOAD_PARAMS": "true"},
+    )
     t = fsdp.config.training
-    assert (t.fsdp, t.fsdp_config["cpu_offload"], t.fsdp_config["forward_prefetch"]) == ("shard_grad_op", True, True)
+    assert (t.fsdp, t.fsdp_config["cpu_offload"], t.fsdp_config["forward_prefetch"]) == (
+        "shard_grad_op",
+        True,
+        True,
+    )
     (wins,) = notes(fsdp, "launch.option_wins")
     assert "FSDP_OFFLOAD_PARAMS" in next(n.where for n in fsdp.notes if n.code == "launch.option_wins")
     assert "cpu_offload" in wins or "offload_params" in wins
@@ -263,24 +388,49 @@ def test_our_own_variables_and_the_command_line_win_over_the_launcher(load: Load
 
 
 def test_megatron_mesh_dynamo_and_eight_bits(load: Load) -> None:
-    megatron = {**PLAIN, "ACCELERATE_USE_MEGATRON_LM": "true", "MEGATRON_LM_TP_DEGREE": "2", "MEGATRON_LM_PP_DEGREE": "2", "MEGATRON_LM_GRADIENT_CLIPPING": "1.0"}  # fmt: skip
+    megatron = {
+        **PLAIN,
+        "ACCELERATE_USE_MEGATRON_LM": "true",
+        "MEGATRON_LM_TP_DEGREE": "2",
+        "MEGATRON_LM_PP_DEGREE": "2",
+        "MEGATRON_LM_GRADIENT_CLIPPING": "1.0",
+    }
     t = load("training: {}\n", environ=megatron).config.training
     assert (t.distributed_strategy, t.parallelism.tp_size, t.parallelism.pp_size) == ("pipeline", 2, 2)
-    mesh = {**FSDP, "FSDP_VERSION": "2", "ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_DP_SHARD_SIZE": "2", "PARALLELISM_CONFIG_TP_SIZE": "2", "PARALLELISM_CONFIG_CP_SIZE": "1", "PARALLELISM_CONFIG_CP_BACKEND": "torch"}  # fmt: skip
+    mesh = {
+        **FSDP,
+        "FSDP_VERSION": "2",
+        "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
+        "PARALLELISM_CONFIG_DP_SHARD_SIZE": "2",
+        "PARALLELISM_CONFIG_TP_SIZE": "2",
+        "PARALLELISM_CONFIG_CP_SIZE": "1",
+        "PARALLELISM_CONFIG_CP_BACKEND": "torch",
+    }
     p = load("training: {}\n", environ=mesh).config.training.parallelism
     assert (p.dp_shard_size, p.tp_size, p.cp_size) == (2, 2, 1)
     dynamo = {**PLAIN, "ACCELERATE_DYNAMO_BACKEND": "INDUCTOR", "ACCELERATE_DYNAMO_MODE": "max-autotune"}
     t = load("training: {}\n", environ=dynamo).config.training
-    assert (t.torch_compile, t.torch_compile_backend, t.torch_compile_mode) == (True, "inductor", "max-autotune")
+    assert (t.torch_compile, t.torch_compile_backend, t.torch_compile_mode) == (
+        True,
+        "inductor",
+        "max-autotune",
+    )
     eight = load(
-        "training: {}\n", environ={**PLAIN, "ACCELERATE_MIXED_PRECISION": "fp8", "ACCELERATE_FP8_BACKEND": "TE"}
+        "training: {}\n",
+        environ={**PLAIN, "ACCELERATE_MIXED_PRECISION": "fp8", "ACCELERATE_FP8_BACKEND": "TE"},
     )
     assert eight.config.training.mixed_precision == "bf16"
     assert [n for n in eight.notes if n.severity is Severity.WARNING and "8-bit" in n.what]
 
 
 def test_what_sets_nothing_is_named_and_what_cannot_be_is_refused(load: Load, refuse: Any) -> None:
-    said = {"ACCELERATE_CPU_AFFINITY": "1", "ACCELERATE_DEBUG_MODE": "true", "ACCELERATE_USE_IPEX": "true", "ZE_AFFINITY_MASK": "0", "ACCELERATE_NEW_IN_2": "x"}  # fmt: skip
+    said = {
+        "ACCELERATE_CPU_AFFINITY": "1",
+        "ACCELERATE_DEBUG_MODE": "true",
+        "ACCELERATE_USE_IPEX": "true",
+        "ZE_AFFINITY_MASK": "0",
+        "ACCELERATE_NEW_IN_2": "x",
+    }
     loaded = load("training: {}\n", environ={**PLAIN, **said})
     where = {n.where for n in loaded.notes}
     assert {f"environment {name}" for name in said} <= where
@@ -291,13 +441,26 @@ def test_what_sets_nothing_is_named_and_what_cannot_be_is_refused(load: Load, re
 
 
 def test_the_names_of_older_accelerates(load: Load) -> None:
-    old = {"TORCHELASTIC_RUN_ID": "none", "MIXED_PRECISION": "bf16", "USE_DEEPSPEED": "true", "DEEPSPEED_ZERO_STAGE": "3", "GRADIENT_ACCUMULATION_STEPS": "2", "GRADIENT_CLIPPING": "0.5"}  # fmt: skip
+    old = {
+        "TORCHELASTIC_RUN_ID": "none",
+        "MIXED_PRECISION": "bf16",
+        "USE_DEEPSPEED": "true",
+        "DEEPSPEED_ZERO_STAGE": "3",
+        "GRADIENT_ACCUMULATION_STEPS": "2",
+        "GRADIENT_CLIPPING": "0.5",
+    }
     assert set(old) - {"TORCHELASTIC_RUN_ID"} <= set(OLD)
     t = load("training: {}\n", environ=old).config.training
-    assert (t.mixed_precision, t.distributed_strategy, t.gradient_accumulation_steps) == ("bf16", "deepspeed", 2)
+    assert (t.mixed_precision, t.distributed_strategy, t.gradient_accumulation_steps) == (
+        "bf16",
+        "deepspeed",
+        2,
+    )
     half = {**PLAIN, "ACCELERATE_USE_DEEPSPEED": "true", "DEEPSPEED_ZERO_STAGE": "1"}
     assert load("training: {}\n", environ=half).config.training.deepspeed["zero_optimization"]["stage"] == 1
-    assert load("training: {}\n", environ={"MIXED_PRECISION": "bf16"}).config.training.mixed_precision == "auto"
+    assert (
+        load("training: {}\n", environ={"MIXED_PRECISION": "bf16"}).config.training.mixed_precision == "auto"
+    )
 
 
 def test_without_accelerate_nothing_is_read(load: Load) -> None:
@@ -306,6 +469,8 @@ def test_without_accelerate_nothing_is_read(load: Load) -> None:
 
 
 def test_an_accelerate_files_block_that_gives_way_is_said(load: Load, tmp_path: Path) -> None:
-    (tmp_path / "acc.yaml").write_text("distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config: {fsdp_offload_params: true}\n")  # fmt: skip
+    (tmp_path / "acc.yaml").write_text(
+        "distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config: {fsdp_offload_params: true}\n"
+    )
     loaded = load("training:\n  accelerate_config: acc.yaml\n  fsdp: shard_grad_op\n")
     assert [n for n in loaded.notes if "what the Accelerate file says of it is not taken" in n.what]

@@ -34,7 +34,9 @@ BASE = "model: {name_or_path: a/b}\ndata: {train: x.jsonl}\n"
         ("lora:\n  target_modules: [q_proj，v_proj]\n", 4, "U+FF0C", "q_proj,v_proj"),
     ],
 )
-def test_a_character_that_only_looks_right_is_named_at_its_line(refuse, text: str, line: int, character: str, hint: str) -> None:  # fmt: skip
+def test_a_character_that_only_looks_right_is_named_at_its_line(
+    refuse, text: str, line: int, character: str, hint: str
+) -> None:
     found = refuse(BASE + text).diagnostics[0]
     assert (found.code, found.where.rpartition(":")[2]) == ("config.lookalike", str(line))
     assert character in found.what
@@ -82,14 +84,31 @@ def test_on_the_command_line_and_in_json(refuse, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("key", "written", "meant"),
     [
-        ("max_steps", "4k", "4000"), ("max_steps", "1,000", "1000"), ("max_steps", "1 000 000", "1000000"), ("max_steps", "2M", "2000000"),
-        ("learning_rate", "1e-4%", "1e-06"), ("warmup_steps", "5%", "0.05"), ("learning_rate", "0,0001", "0.0001"), ("learning_rate", "5e -5", "5e-5"),
-        ("learning_rate", "2 x 10^-5", "2e-5"), ("learning_rate", "10^-4", "0.0001"), ("max_steps", "2**10", "1024"), ("weight_decay", "1/10", "0.1"),
-        ("max_steps", "100 steps", "100"), ("ddp_timeout", "30m", "1800"), ("ddp_timeout", "2h", "7200"), ("max_steps", "4,", "4"), ("max_steps", "2*8", "16"),
+        ("max_steps", "4k", "4000"),
+        ("max_steps", "1,000", "1000"),
+        ("max_steps", "1 000 000", "1000000"),
+        ("max_steps", "2M", "2000000"),
+        ("learning_rate", "1e-4%", "1e-06"),
+        ("warmup_steps", "5%", "0.05"),
+        ("learning_rate", "0,0001", "0.0001"),
+        ("learning_rate", "5e -5", "5e-5"),
+        ("learning_rate", "2 x 10^-5", "2e-5"),
+        ("learning_rate", "10^-4", "0.0001"),
+        ("max_steps", "2**10", "1024"),
+        ("weight_decay", "1/10", "0.1"),
+        ("max_steps", "100 steps", "100"),
+        ("ddp_timeout", "30m", "1800"),
+        ("ddp_timeout", "2h", "7200"),
+        ("max_steps", "4,", "4"),
+        ("max_steps", "2*8", "16"),
     ],
-)  # fmt: skip
-def test_a_number_as_people_write_it_is_answered_with_the_number(refuse, key: str, written: str, meant: str) -> None:
-    (found,) = [d for d in refuse(BASE + f"training:\n  {key}: '{written}'\n").diagnostics if d.code == "config.type"]
+)
+def test_a_number_as_people_write_it_is_answered_with_the_number(
+    refuse, key: str, written: str, meant: str
+) -> None:
+    (found,) = [
+        d for d in refuse(BASE + f"training:\n  {key}: '{written}'\n").diagnostics if d.code == "config.type"
+    ]
     assert found.hint.startswith(f"{key}: {meant}")
     assert found.where.endswith(":4")
 

@@ -1,4 +1,6 @@
-"""Optimizers, schedules and metrics: what is named is built, takes its options, or is refused where the file is read."""
+"""Optimizers, schedules and metrics: what is named is built, takes its options, or is refused where the
+file is read.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def test_options_are_those_of_the_class(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BUILT)
-def test_options_that_pass_build_and_those_that_do_not_are_refused(load: Load, refuse: Refuse, name: str) -> None:
+def test_options_that_pass_build_and_those_that_do_not_are_refused(
+    load: Load, refuse: Refuse, name: str
+) -> None:
     """Each kind of value that the table takes, the class takes too."""
     import torch
 
@@ -78,23 +82,34 @@ def test_options_that_pass_build_and_those_that_do_not_are_refused(load: Load, r
 @pytest.mark.parametrize(
     ("optim", "args"),
     [
-        ("sgd", "momentun=0.9"), ("sgd", "momentum"), ("sgd", "nesterov=True"), ("sgd", "momentum=-1"), ("adamw_torch", "betas=(0.9, 1.5)"), ("adamw_torch_fused", "foreach=True"),
-        ("adafactor", "relative_step=True"), ("rmsprop", "fused=True"), ("adamw_torch", "amsgrad=2"),
+        ("sgd", "momentun=0.9"),
+        ("sgd", "momentum"),
+        ("sgd", "nesterov=True"),
+        ("sgd", "momentum=-1"),
+        ("adamw_torch", "betas=(0.9, 1.5)"),
+        ("adamw_torch_fused", "foreach=True"),
+        ("adafactor", "relative_step=True"),
+        ("rmsprop", "fused=True"),
+        ("adamw_torch", "amsgrad=2"),
     ],
-)  # fmt: skip
+)
 def test_slips_in_optim_args(refuse: Refuse, optim: str, args: str) -> None:
     assert codes(refuse(f"training:\n  optim: {optim}\n  optim_args: {args}\n")) == ["train.optim_args"]
 
 
 def test_a_foreign_file_that_names_one_is_refused_at_its_place(refuse: Refuse, tmp_path: Any) -> None:
-    (tmp_path / "ds.json").write_text('{\n "zero_optimization": {"stage": 2},\n "optimizer": {\n  "type": "Lion"}\n}')
+    (tmp_path / "ds.json").write_text(
+        '{\n "zero_optimization": {"stage": 2},\n "optimizer": {\n  "type": "Lion"}\n}'
+    )
     error = refuse("training:\n  deepspeed: ds.json\n")
     assert codes(error) == ["train.optimizer"]
     assert error.diagnostics[0].where.endswith("ds.json:4"), error.diagnostics[0].render()
 
 
 def test_transformers_name_in_a_deepspeed_file(refuse: Refuse, tmp_path: Any) -> None:
-    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2},\n "optimizer": {"type": "adamw_bnb_8bit"}}')
+    (tmp_path / "ds.json").write_text(
+        '{"zero_optimization": {"stage": 2},\n "optimizer": {"type": "adamw_bnb_8bit"}}'
+    )
     [found] = refuse("training:\n  deepspeed: ds.json\n").diagnostics
     assert (found.code, found.where.endswith("ds.json:2")) == ("train.optimizer", True)
 
@@ -130,11 +145,19 @@ def test_what_the_rules_let_pass_runs(load: Load, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "given"),
     [
-        ("cosine", "{num_cycls: 2}"), ("constant", "{num_cycles: 2}"), ("cosine_with_min_lr", "{}"), ("cosine_with_min_lr", "{min_lr: 1.0e-6, min_lr_rate: 0.1}"),
-        ("warmup_stable_decay", "{}"), ("warmup_stable_decay", "{num_decay_steps: 10, decay_type: steep}"), ("polynomial", "{lr_end: 1.0}"), ("one_cycle", "{}"),
-        ("linear", "{num_cycles: 1}"), ("cosine", "{num_cycles: many}"), ("warmup_lr", "{warmup_type: cubic}"),
+        ("cosine", "{num_cycls: 2}"),
+        ("constant", "{num_cycles: 2}"),
+        ("cosine_with_min_lr", "{}"),
+        ("cosine_with_min_lr", "{min_lr: 1.0e-6, min_lr_rate: 0.1}"),
+        ("warmup_stable_decay", "{}"),
+        ("warmup_stable_decay", "{num_decay_steps: 10, decay_type: steep}"),
+        ("polynomial", "{lr_end: 1.0}"),
+        ("one_cycle", "{}"),
+        ("linear", "{num_cycles: 1}"),
+        ("cosine", "{num_cycles: many}"),
+        ("warmup_lr", "{warmup_type: cubic}"),
     ],
-)  # fmt: skip
+)
 def test_slips_in_lr_scheduler_kwargs(refuse: Refuse, name: str, given: str) -> None:
     error = refuse(f"training:\n  lr_scheduler_type: {name}\n  lr_scheduler_kwargs: {given}\n")
     assert codes(error) == ["train.schedule_options"]
@@ -142,7 +165,9 @@ def test_slips_in_lr_scheduler_kwargs(refuse: Refuse, name: str, given: str) -> 
 
 @pytest.mark.parametrize("name", STATEFUL)
 def test_schedules_that_follow_losses_are_refused(refuse: Refuse, name: str) -> None:
-    error = refuse(f"data:\n  eval: e.jsonl\ntraining:\n  lr_scheduler_type: {name}\n  eval_strategy: steps\n")
+    error = refuse(
+        f"data:\n  eval: e.jsonl\ntraining:\n  lr_scheduler_type: {name}\n  eval_strategy: steps\n"
+    )
     assert codes(error) == ["train.schedule"]
 
 
@@ -159,18 +184,28 @@ def test_metrics_are_those_of_the_algorithms() -> None:
 def test_a_spec_says_what_the_forward_must_give() -> None:
     for name in ALGORITHMS.names():
         spec, algorithm = ALGORITHMS.spec(name), ALGORITHMS.load(name)()
-        asked = [algorithm.required_outputs(Role(spec.trains), training=training) for training in (True, False)]
+        asked = [
+            algorithm.required_outputs(Role(spec.trains), training=training) for training in (True, False)
+        ]
         assert frozenset(map(Output, spec.outputs)) == asked[0] | asked[1], name
 
 
 @pytest.mark.parametrize(
     ("algorithm", "metric", "fine"),
     [
-        ("sft", "rouge1", False), ("sft", "loss", True), ("sft", "eval_accuracy", True), ("dpo", "eval_rewards/margins", True), ("reward", "rewards/margins", False),
-        ("grpo", "eval_loss", False), ("grpo", "reward/numeric", True), ("ppo", "eval_reward/format", False),
+        ("sft", "rouge1", False),
+        ("sft", "loss", True),
+        ("sft", "eval_accuracy", True),
+        ("dpo", "eval_rewards/margins", True),
+        ("reward", "rewards/margins", False),
+        ("grpo", "eval_loss", False),
+        ("grpo", "reward/numeric", True),
+        ("ppo", "eval_reward/format", False),
     ],
-)  # fmt: skip
-def test_the_metric_that_decides_exists(load: Load, refuse: Refuse, algorithm: str, metric: str, fine: bool) -> None:
+)
+def test_the_metric_that_decides_exists(
+    load: Load, refuse: Refuse, algorithm: str, metric: str, fine: bool
+) -> None:
     text = f"training:\n  algorithm: {algorithm}\n  metric_for_best_model: {metric}\n"
     text += "  rollout: {rewards: numeric}\n" if algorithm in ("grpo", "ppo") else ""
     if fine:

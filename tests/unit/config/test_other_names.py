@@ -1,4 +1,6 @@
-"""The tables of other people's names, entry by entry: none of them loses part of its meaning without a word."""
+"""The tables of other people's names, entry by entry: none of them loses part of its meaning without a
+word.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +14,64 @@ from paceline.config.recognised import RECOGNISED
 from paceline.config.schema import field_of
 from paceline.core.diagnostics import Severity
 
-# Keys of which any value passes with a note: what each would choose is done in any case, or belongs to a feature that is refused by its own
-# key. A key that asks for something else than what happens belongs to those that warn or refuse.
+# Keys of which any value passes with a note: what each would choose is done in any case, or belongs to a
+# feature that is refused by its own key. A key that asks for something else than what happens belongs to
+# those that warn or refuse.
 ANY_VALUE = {
     "done in any case": {
-        "fp16_backend", "half_precision_backend", "use_liger_kernel", "enable_liger_kernel", "log_on_each_node", "log_level_replica", "include_num_input_tokens_seen",
-        "include_tokens_per_second", "disable_tqdm", "prediction_loss_only", "eval_do_concat_batches", "eval_accumulation_steps", "batch_eval_metrics", "enable_jit_checkpoint",
-        "restore_callback_states_from_checkpoint", "remove_unused_columns", "label_names", "length_column_name", "skip_memory_metrics", "do_eval", "local_rank", "logging_dir",
-        "include_for_metrics_inputs", "plot_loss", "overwrite_cache", "preprocessing_batch_size", "upcast_layernorm", "trainer_backend", "ray_scope",
+        "fp16_backend",
+        "half_precision_backend",
+        "use_liger_kernel",
+        "enable_liger_kernel",
+        "log_on_each_node",
+        "log_level_replica",
+        "include_num_input_tokens_seen",
+        "include_tokens_per_second",
+        "disable_tqdm",
+        "prediction_loss_only",
+        "eval_do_concat_batches",
+        "eval_accumulation_steps",
+        "batch_eval_metrics",
+        "enable_jit_checkpoint",
+        "restore_callback_states_from_checkpoint",
+        "remove_unused_columns",
+        "label_names",
+        "length_column_name",
+        "skip_memory_metrics",
+        "do_eval",
+        "local_rank",
+        "logging_dir",
+        "include_for_metrics_inputs",
+        "plot_loss",
+        "overwrite_cache",
+        "preprocessing_batch_size",
+        "upcast_layernorm",
+        "trainer_backend",
+        "ray_scope",
     },
     "of a feature that is refused or off": {
-        "liger_kernel_config", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id", "hub_token", "hub_private_repo", "hub_model_id", "hub_strategy", "hub_revision",
-        "push_to_hub_model_id", "push_to_hub_token", "push_to_hub_organization", "buffer_size", "loraplus_lr_embedding", "freeze_trainable_layers", "freeze_trainable_modules",
-        "freeze_extra_modules", "dataloader_persistent_workers", "dataloader_multiprocessing_context", "dataloader.persistent_workers",
+        "liger_kernel_config",
+        "trackio_space_id",
+        "trackio_bucket_id",
+        "trackio_static_space_id",
+        "hub_token",
+        "hub_private_repo",
+        "hub_model_id",
+        "hub_strategy",
+        "hub_revision",
+        "push_to_hub_model_id",
+        "push_to_hub_token",
+        "push_to_hub_organization",
+        "buffer_size",
+        "loraplus_lr_embedding",
+        "freeze_trainable_layers",
+        "freeze_trainable_modules",
+        "freeze_extra_modules",
+        "dataloader_persistent_workers",
+        "dataloader_multiprocessing_context",
+        "dataloader.persistent_workers",
     },
-}  # fmt: skip
+}
 
 Load = Callable[..., Any]
 
@@ -46,19 +91,32 @@ def test_every_alias_leads_to_a_field() -> None:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("dataloader: {shuffle: false}", "shuffle"), ("device_ids: [0, 1]", "device_ids"), ("template: llama3", "template"), ("project: mine", "project"),
-        ("tokenized_path: /data/tokens", "tokenized_path"), ("debug: underflow_overflow", "debug"),
+        ("dataloader: {shuffle: false}", "shuffle"),
+        ("device_ids: [0, 1]", "device_ids"),
+        ("template: llama3", "template"),
+        ("project: mine", "project"),
+        ("tokenized_path: /data/tokens", "tokenized_path"),
+        ("debug: underflow_overflow", "debug"),
     ],
-)  # fmt: skip
+)
 def test_what_asks_for_something_else_warns(load: Load, text: str, found: str) -> None:
     warnings = [n.what for n in load(f"training:\n  {text}\n").notes if n.severity is Severity.WARNING]
     assert warnings and found in warnings[0]
-    assert not [n for n in load("training:\n  dataloader: {shuffle: true}\n").notes if n.severity is Severity.WARNING]
+    assert not [
+        n for n in load("training:\n  dataloader: {shuffle: true}\n").notes if n.severity is Severity.WARNING
+    ]
 
 
-@pytest.mark.parametrize(("level", "severity"), [("O1", "note"), ("o1", "note"), ("O0", "warning"), ("O2", "warning"), ("O3", "warning")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("level", "severity"),
+    [("O1", "note"), ("o1", "note"), ("O0", "warning"), ("O2", "warning"), ("O3", "warning")],
+)
 def test_a_level_of_apex_is_said(load: Load, level: str, severity: str) -> None:
-    (said,) = [n for n in load(f"training:\n  fp16: true\n  fp16_opt_level: {level}\n").notes if "fp16_opt_level" in n.what]  # fmt: skip
+    (said,) = [
+        n
+        for n in load(f"training:\n  fp16: true\n  fp16_opt_level: {level}\n").notes
+        if "fp16_opt_level" in n.what
+    ]
     assert (said.severity.value, said.where.rpartition(":")[2]) == (severity, "3")
 
 

@@ -1,4 +1,6 @@
-"""A misspelt key is answered with the key that was meant, by spelling or by meaning; an unrelated word with nothing."""
+"""A misspelt key is answered with the key that was meant, by spelling or by meaning; an unrelated word
+with nothing.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ SHORTEST = 5  # letters of a key for which each slip is found
 
 
 def slips(name: str) -> set[str]:
-    """Every slip of one letter in the middle: left out, doubled, changed, swapped with its neighbour; and other ways to part words."""
+    """Every slip of one letter in the middle: left out, doubled, changed, swapped with its neighbour; and
+    other ways to part words.
+    """
     found = {name.replace("_", "-"), name.replace("_", ""), name.upper(), name.title().replace("_", "")}
     for i in range(1, len(name) - 1):
         found |= {name[:i] + name[i + 1 :], name[:i] + name[i] + name[i:], name[:i] + "w" + name[i + 1 :]}
@@ -58,9 +62,33 @@ def _plain(name: str) -> str:
 
 @pytest.mark.parametrize(
     "word",
-    ["banana", "elephant", "horizontal", "purple", "weather", "kitchen", "optimal", "storage", "monkey", "house", "python", "yesterday",
-     "foobar", "xyzzy", "my_setting", "color", "loops", "hidden_size", "vocab_size", "num_layers", "use_magic", "turbo", "verbose_mode", "cuda_graphs"],
-)  # fmt: skip
+    [
+        "banana",
+        "elephant",
+        "horizontal",
+        "purple",
+        "weather",
+        "kitchen",
+        "optimal",
+        "storage",
+        "monkey",
+        "house",
+        "python",
+        "yesterday",
+        "foobar",
+        "xyzzy",
+        "my_setting",
+        "color",
+        "loops",
+        "hidden_size",
+        "vocab_size",
+        "num_layers",
+        "use_magic",
+        "turbo",
+        "verbose_mode",
+        "cuda_graphs",
+    ],
+)
 def test_an_unrelated_word_gets_no_suggestion(word: str) -> None:
     for section in ("", *SECTIONS):
         assert suggestion(word, section, known_names(section)) is None
@@ -102,7 +130,12 @@ def test_each_synonym_leads_to_a_key_and_is_none_itself() -> None:
 
 def test_what_lies_further_than_its_slips_is_not_suggested() -> None:
     names = ("nebula", "run_name", "rl_beta", "seed")
-    assert [nearest(word, names) for word in ("bf_abnine", "erboemoa", "rlrr_satj", "set")] == [[], [], [], []]
+    assert [nearest(word, names) for word in ("bf_abnine", "erboemoa", "rlrr_satj", "set")] == [
+        [],
+        [],
+        [],
+        [],
+    ]
 
 
 @pytest.mark.parametrize("kind", ["section", "json", "overrides", "kwargs", "secrets"])
@@ -132,7 +165,15 @@ def test_many_unknown_keys_cost_little(refuse, tmp_path, kind: str) -> None:
         assert any(f"{many - MOST_UNKNOWN:,} more keys" in d.what for d in found)
 
 
-@pytest.mark.parametrize(("name", "where"), [("Beta", "training.dpo"), ("BETA", "training.grpo"), ("Num-Generations", "training.rollout"), ("Weight", "data.train.0")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        ("Beta", "training.dpo"),
+        ("BETA", "training.grpo"),
+        ("Num-Generations", "training.rollout"),
+        ("Weight", "data.train.0"),
+    ],
+)
 def test_capitals_never_lead_to_another_section(name: str, where: str) -> None:
     plain = name.lower().replace("-", "_")
     assert suggestion(name, where, ("path", plain)) == f"did you mean '{plain}'?"

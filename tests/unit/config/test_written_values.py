@@ -1,4 +1,6 @@
-"""What may stand under no key: a secret known by its shape, a variable that nobody expands. And what looks so and is none."""
+"""What may stand under no key: a secret known by its shape, a variable that nobody expands. And what looks
+so and is none.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,22 @@ def secrets(found):
 
 
 @pytest.mark.parametrize("token", TOKENS.values(), ids=TOKENS)
-@pytest.mark.parametrize("where", ["yaml", "nested", "list", "unknown", "key", "cli", "environment", "deepspeed", "accelerate", "factory", "number"])  # fmt: skip
+@pytest.mark.parametrize(
+    "where",
+    [
+        "yaml",
+        "nested",
+        "list",
+        "unknown",
+        "key",
+        "cli",
+        "environment",
+        "deepspeed",
+        "accelerate",
+        "factory",
+        "number",
+    ],
+)
 def test_a_token_is_known_by_its_shape_wherever_it_stands(refuse, tmp_path, token: str, where: str) -> None:
     text, overrides, environ, line = BASE, [], {}, 3
     if where == "yaml":
@@ -48,7 +65,9 @@ def test_a_token_is_known_by_its_shape_wherever_it_stands(refuse, tmp_path, toke
     elif where == "environment":
         environ = {"PACELINE_TRAINING__RUN_NAME": token}
     elif where == "deepspeed":
-        (tmp_path / "f.json").write_text(json.dumps({"train_batch_size": "auto", "comment": {"a": [token]}}, indent=1))
+        (tmp_path / "f.json").write_text(
+            json.dumps({"train_batch_size": "auto", "comment": {"a": [token]}}, indent=1)
+        )
         text += "training: {deepspeed: f.json}\n"
     elif where == "accelerate":
         (tmp_path / "f.yaml").write_text(f"distributed_type: 'NO'\nmain_training_function: '{token}'\n")
@@ -79,28 +98,45 @@ def test_an_old_wandb_key_is_known_beside_its_name(refuse, load, key: str) -> No
     [
         f"model: {{name_or_path: a/b, revision: {HEX}}}\ndata: {{train: x.jsonl}}\n",
         "model: {name_or_path: /data/hf_cache/models--sk-learn--big}\ndata: {train: x.jsonl}\n",
-        "model: {name_or_path: a/hf_transformer_model_v2}\ndata: {train: task-1234567890abcdef1234567890abcdef.jsonl}\n",
+        (
+            "model: {name_or_path: a/hf_transformer_model_v2}\ndata: {train:"
+            " task-1234567890abcdef1234567890abcdef.jsonl}\n"
+        ),
         BASE + f"training: {{output_dir: outputs/sha256-{HEX}{HEX[:24]}}}\n",
-        BASE + "training: {run_name: 2024-11-03-akia-run, output_dir: s/risk-averse-agent-with-a-very-long-name-here}\n",
+        BASE + "training: {run_name: 2024-11-03-akia-run, output_dir:"
+        " s/risk-averse-agent-with-a-very-long-name-here}\n",
         BASE + "lora: {target_modules: 'model\\.layers\\.\\d+\\.(q_proj|v_proj)$'}\n",
         BASE + "lora: {target_modules: [q_proj, v_proj]}\n",
-        "model: {name_or_path: a/b, chat_template: '{% for m in messages %}${{ m.content }} $PRICE{% endfor %}'}\ndata: {train: x.jsonl}\n",
+        (
+            "model: {name_or_path: a/b, chat_template: '{% for m in messages %}${{ m.content }} $PRICE{%"
+            " endfor %}'}\ndata: {train: x.jsonl}\n"
+        ),
         "model: {name_or_path: a/b, add_special_tokens: ['$START', '<|im_end|>']}\ndata: {train: x.jsonl}\n",
         BASE + "training: {run_name: cost 5$ per run, output_dir: 'a%b/100%'}\n",
         BASE + "training: {run_name: 'a \\$HOME of its own'}\n",
         BASE + "training: {output_dir: ~/runs/x}\n",
         BASE + 'training: {strategy_options: {pattern: "^\\\\$[A-Z]+$"}}\n',
     ],
-)  # fmt: skip
+)
 def test_no_false_alarm(load, text: str) -> None:
     load(text)
 
 
 @pytest.mark.parametrize(
     ("variable", "value"),
-    [("${HOME}", "${HOME}/runs"), ("$USER", "/data/$USER/runs"), ("${HF_TOKEN}", "${HF_TOKEN}"), ("%USERPROFILE%", "%USERPROFILE%\\runs"), ("${NAME:-x}", "${NAME:-x}"),
-     ("$(hostname)", "runs/$(hostname)"), ("$SLURM_JOB_ID", "job-$SLURM_JOB_ID"), ("$home", "$home/x"), ("${{ secrets.X }}", "${{ secrets.X }}"), ("$HOME", "$HOME")],
-)  # fmt: skip
+    [
+        ("${HOME}", "${HOME}/runs"),
+        ("$USER", "/data/$USER/runs"),
+        ("${HF_TOKEN}", "${HF_TOKEN}"),
+        ("%USERPROFILE%", "%USERPROFILE%\\runs"),
+        ("${NAME:-x}", "${NAME:-x}"),
+        ("$(hostname)", "runs/$(hostname)"),
+        ("$SLURM_JOB_ID", "job-$SLURM_JOB_ID"),
+        ("$home", "$home/x"),
+        ("${{ secrets.X }}", "${{ secrets.X }}"),
+        ("$HOME", "$HOME"),
+    ],
+)
 @pytest.mark.parametrize("where", ["yaml", "list", "free", "cli", "environment", "deepspeed"])
 def test_a_variable_is_refused_by_name(refuse, tmp_path, variable: str, value: str, where: str) -> None:
     text, overrides, environ = BASE, [], {}
@@ -119,21 +155,40 @@ def test_a_variable_is_refused_by_name(refuse, tmp_path, variable: str, value: s
         zero = {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": value}}}
         (tmp_path / "f.json").write_text(json.dumps(zero, indent=1))
         text += "training: {deepspeed: f.json}\n"
-    (found,) = [d for d in refuse(text, *overrides, environ=environ).diagnostics if d.code == "config.variable"]
+    (found,) = [
+        d for d in refuse(text, *overrides, environ=environ).diagnostics if d.code == "config.variable"
+    ]
     assert variable in found.what
     assert found.hint
-    places = {"yaml": "config.yaml:4", "list": "config.yaml:4", "free": "config.yaml:4", "cli": "command line training.output_dir",
-              "environment": "environment PACELINE_TRAINING__OUTPUT_DIR", "deepspeed": "f.json:6"}  # fmt: skip
+    places = {
+        "yaml": "config.yaml:4",
+        "list": "config.yaml:4",
+        "free": "config.yaml:4",
+        "cli": "command line training.output_dir",
+        "environment": "environment PACELINE_TRAINING__OUTPUT_DIR",
+        "deepspeed": "f.json:6",
+    }
     assert found.where.endswith(places[where])
 
 
 @pytest.mark.parametrize(
     ("written", "expands"),
-    [("%USERNAME%", "${USERNAME}"), ("${oc.env:USER_DIR}", "${USER_DIR}"), ("${env:SCRATCH}", "${SCRATCH}"), ("$SCRATCH", "$SCRATCH"), ("${model.name}", ""), ("${{ x.y }}", "")],
-)  # fmt: skip
-def test_the_command_line_that_is_offered_is_one_that_a_shell_expands(written: str, expands: str, refuse) -> None:
+    [
+        ("%USERNAME%", "${USERNAME}"),
+        ("${oc.env:USER_DIR}", "${USER_DIR}"),
+        ("${env:SCRATCH}", "${SCRATCH}"),
+        ("$SCRATCH", "$SCRATCH"),
+        ("${model.name}", ""),
+        ("${{ x.y }}", ""),
+    ],
+)
+def test_the_command_line_that_is_offered_is_one_that_a_shell_expands(
+    written: str, expands: str, refuse
+) -> None:
     (found,) = [
-        d for d in refuse(f"training:\n  output_dir: '/runs/{written}/a'\n").diagnostics if d.code == "config.variable"
+        d
+        for d in refuse(f"training:\n  output_dir: '/runs/{written}/a'\n").diagnostics
+        if d.code == "config.variable"
     ]
     assert found.hint.endswith(f'"…output_dir=/runs/{expands}/a"' if expands else "the value itself")
 
@@ -162,8 +217,13 @@ def test_a_block_of_anchors_is_read_and_said(load) -> None:
 
 @pytest.mark.parametrize(
     ("name", "refused"),
-    [("PACELINE_TRAINING_LEARNING_RATE", True), ("PACELINE_DATA_MAX_LENGTH", True), ("PACELINE_TRAINING_LERNING_RATE", False), ("PACELINE_MODEL_ZOO", False)],
-)  # fmt: skip
+    [
+        ("PACELINE_TRAINING_LEARNING_RATE", True),
+        ("PACELINE_DATA_MAX_LENGTH", True),
+        ("PACELINE_TRAINING_LERNING_RATE", False),
+        ("PACELINE_MODEL_ZOO", False),
+    ],
+)
 def test_one_underscore_is_named(load, refuse, name: str, refused: bool) -> None:
     environ = {name: "1", "PACELINE_CACHE": "/tmp/x", "PACELINE_VENV": "x"}
     said = refuse(BASE, environ=environ).diagnostics if refused else load(BASE, environ=environ).notes

@@ -86,11 +86,29 @@ def test_every_duplicate_is_named_at_once(refuse):
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("5e-5", 5e-5), ("1e-4", 1e-4), ("2E8", 2e8), ("1.", 1.0), (".5", 0.5), ("-3", -3), ("1_000", 1000), ("0x10", 16), ("0o17", 15),
-        ("true", True), ("False", False), ("yes", "yes"), ("no", "no"), ("null", None), ("~", None), ("", None), ("007", "007"), ("1:30", "1:30"),
-        ("2024-01-01", "2024-01-01"), ("1e", "1e"), ("9" * 5000, "9" * 5000),
+        ("5e-5", 5e-5),
+        ("1e-4", 1e-4),
+        ("2E8", 2e8),
+        ("1.", 1.0),
+        (".5", 0.5),
+        ("-3", -3),
+        ("1_000", 1000),
+        ("0x10", 16),
+        ("0o17", 15),
+        ("true", True),
+        ("False", False),
+        ("yes", "yes"),
+        ("no", "no"),
+        ("null", None),
+        ("~", None),
+        ("", None),
+        ("007", "007"),
+        ("1:30", "1:30"),
+        ("2024-01-01", "2024-01-01"),
+        ("1e", "1e"),
+        ("9" * 5000, "9" * 5000),
     ],
-)  # fmt: skip
+)
 def test_plain_scalars(text, value):
     found = resolve_plain(text)
     assert found == value

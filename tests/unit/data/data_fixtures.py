@@ -57,9 +57,15 @@ def prepared_from(
 
 
 def make_table(
-    path: Path, lengths: Sequence[int], *, datasets: Sequence[int] | None = None, weights: tuple[float, ...] = (1.0,)
+    path: Path,
+    lengths: Sequence[int],
+    *,
+    datasets: Sequence[int] | None = None,
+    weights: tuple[float, ...] = (1.0,),
 ) -> TokenTable:
-    """A table of documents whose tokens tell where they come from: token j of document i is 1000 i + j; the first two of even documents are unlabelled."""
+    """A table of documents whose tokens tell where they come from: token j of document i is 1000 i + j;
+    the first two of even documents are unlabelled.
+    """
     sizes = np.array(lengths, np.int32)
     ids = [np.arange(n, dtype=np.int32) + 1000 * i for i, n in enumerate(lengths)]
     coded = [encode_labels(x, np.arange(len(x)) >= (0 if i % 2 else 2)) for i, x in enumerate(ids)]

@@ -24,19 +24,27 @@ def classes_of(rows: list[Any], held_out: list[Any] | None = None, **options: An
     """Of labels alone."""
 
     def table(labels: list[Any]) -> Any:
-        facts = [{"labels": x if isinstance(x, list) else [x], "several": isinstance(x, list)} for x in labels]
+        facts = [
+            {"labels": x if isinstance(x, list) else [x], "several": isinstance(x, list)} for x in labels
+        ]
         return SimpleNamespace(lengths=facts, facts=facts.__getitem__)
 
     prepared: Any = SimpleNamespace(train=table(rows), eval=None if held_out is None else table(held_out))
-    return read_classes(prepared, CLASSIFICATION, TrainingSection(classification=ClassificationOptions(**options)))
+    return read_classes(
+        prepared, CLASSIFICATION, TrainingSection(classification=ClassificationOptions(**options))
+    )
 
 
 def test_names_are_numbered_in_their_order_and_numbers_stay() -> None:
     found = classes_of(["b", "a", "b"], ["c"])
     assert found.classes.names == ("a", "b", "c") and not found.classes.several
-    assert found.columns["train"]["label"].tolist() == [1, 0, 1] and found.columns["eval"]["label"].tolist() == [2]
+    assert found.columns["train"]["label"].tolist() == [1, 0, 1] and found.columns["eval"][
+        "label"
+    ].tolist() == [2]
     found = classes_of([2, 0, "1"])
-    assert found.classes.names == ("LABEL_0", "LABEL_1", "LABEL_2") and found.columns["train"]["label"].tolist() == [2, 0, 1]  # fmt: skip
+    assert found.classes.names == ("LABEL_0", "LABEL_1", "LABEL_2") and found.columns["train"][
+        "label"
+    ].tolist() == [2, 0, 1]
     assert classes_of([1, 0], num_labels=4).classes.names == ("LABEL_0", "LABEL_1", "LABEL_2", "LABEL_3")
 
 
@@ -48,7 +56,11 @@ def test_the_config_names_them() -> None:
 def test_lists_are_several_classes_or_none() -> None:
     found = classes_of([["b", "a"], [], ["c"]])
     assert found.classes.several
-    assert found.columns["train"]["label"].tolist() == [[True, True, False], [False] * 3, [False, False, True]]
+    assert found.columns["train"]["label"].tolist() == [
+        [True, True, False],
+        [False] * 3,
+        [False, False, True],
+    ]
     alone = classes_of([["b"], ["a"]], problem_type="single_label_classification")
     assert not alone.classes.several and alone.columns["train"]["label"].tolist() == [1, 0]
 
@@ -79,8 +91,13 @@ def test_a_row_without_a_class_is_named(label: Any) -> None:
 
 @pytest.mark.parametrize(
     ("row", "mapping"),
-    [({"text": "a"}, {}), ({"label": 1}, {}), ({"text": "a", "review": "b", "label": 1}, {}), ({"text": "a", "label": 1}, {"text": "x"})],
-)  # fmt: skip
+    [
+        ({"text": "a"}, {}),
+        ({"label": 1}, {}),
+        ({"text": "a", "review": "b", "label": 1}, {}),
+        ({"text": "a", "label": 1}, {"text": "x"}),
+    ],
+)
 def test_rows_of_another_shape_are_refused(row: dict[str, Any], mapping: dict[str, str]) -> None:
     with pytest.raises(DataError) as error:
         detect_classified([row], where="f", mapping=mapping)
@@ -91,7 +108,9 @@ def test_a_text_is_coded_as_the_tokenizer_alone_codes_it(tmp_path: Path) -> None
     tokenizer = make_tokenizer(tmp_path / "tokenizer")
     turns = [{"role": "user", "content": "how do you do"}, {"role": "assistant", "content": "well"}]
     rows = [{"text": "one two three", "label": "x"}, {"text": "two", "label": "y"}]
-    prepared = prepared_from(write_jsonl(tmp_path / "rows.jsonl", rows), tokenizer, tmp_path, rows="classified")
+    prepared = prepared_from(
+        write_jsonl(tmp_path / "rows.jsonl", rows), tokenizer, tmp_path, rows="classified"
+    )
     from transformers import AutoTokenizer
 
     plain: Any = AutoTokenizer.from_pretrained(tokenizer)
@@ -102,5 +121,7 @@ def test_a_text_is_coded_as_the_tokenizer_alone_codes_it(tmp_path: Path) -> None
     source.columns["label"] = np.array([[True, False], [True, True]])
     batch = source.batch(0, [0, -1])
     assert batch.extras["label"].tolist()[-1] == [0.0, 0.0] and batch.extras["label"].shape == (3, 2)
-    told = normalise_classified({"messages": turns, "label": 1}, detect_classified([{"messages": turns, "label": 1}], where="f"))  # fmt: skip
+    told = normalise_classified(
+        {"messages": turns, "label": 1}, detect_classified([{"messages": turns, "label": 1}], where="f")
+    )
     assert told.messages == tuple(turns)

@@ -1,4 +1,6 @@
-"""A chat template is a stranger's program: it ends in bounded time and memory, with a name, or it is not used."""
+"""A chat template is a stranger's program: it ends in bounded time and memory, with a name, or it is not
+used.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +24,28 @@ COSTLY = {
     "nested loops": LOOP,
     "a loop of the conversation's own": "{% if messages %}" + LOOP + "{% endif %}",
     "a long text": "{{ 'a' * 4000000000 }}",
-    "a doubled text": "{% set ns = namespace(s='aaaaaaaa') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+    "a doubled text": (
+        "{% set ns = namespace(s='aaaaaaaa') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{%"
+        " endfor %}"
+    ),
     "a long list": "{{ ([0] * 4000000000) | length }}",
     "a wide field": "{{ '%4000000000d' % 1 }}",
     "a filter": "{{ 'x' | center(4000000000) }}",
     "a method": "{{ 'x'.ljust(4000000000) }}",
     "a large power": "{{ 9 ** (9 ** (messages | length + 7)) }}",
-    "macros": "{% macro m(n) %}{% for i in range(50) %}{% if n %}{{ m(n - 1) }}{% endif %}{% endfor %}{% endmacro %}{{ m(30) }}",
+    "macros": (
+        "{% macro m(n) %}{% for i in range(50) %}{% if n %}{{ m(n - 1) }}{% endif %}{% endfor %}{% endmacro"
+        " %}{{ m(30) }}"
+    ),
     "a sum": "{% for i in range(99999) %}{{ range(99999) | sum }}{% endfor %}",
-}  # fmt: skip
-STRANGE = ["{{ 1 / 0 }}", "{{ 'a' * 10 ** 30 }}", "{{ messages.nothing.at_all }}", "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "{{ '\\ud800'.encode() }}"]  # fmt: skip
+}
+STRANGE = [
+    "{{ 1 / 0 }}",
+    "{{ 'a' * 10 ** 30 }}",
+    "{{ messages.nothing.at_all }}",
+    "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}",
+    "{{ '\\ud800'.encode() }}",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +80,12 @@ def test_whatever_else_a_template_raises_is_its_refusal(template: str, tokenizer
 @pytest.mark.parametrize("guarded", [False, True])
 def test_preparation_stops_at_the_first_costly_row(tmp_path: Path, policy: str, guarded: bool) -> None:
     """``guarded``: it is harmless until a row says a word, so that no first look can find it."""
-    hidden = builtin_template("plain") + "{% for m in messages %}{% if m.content == 'boo' %}" + LOOP + "{% endif %}{% endfor %}"  # fmt: skip
+    hidden = (
+        builtin_template("plain")
+        + "{% for m in messages %}{% if m.content == 'boo' %}"
+        + LOOP
+        + "{% endif %}{% endfor %}"
+    )
     folder = make_tokenizer(tmp_path / "t", chat_template=hidden if guarded else LOOP)
     rows = write_jsonl(tmp_path / "rows.jsonl", [*QA, {"instruction": "boo", "output": "A"}, *QA])
     with pytest.raises(DataError) as caught:
@@ -84,7 +103,9 @@ def test_a_template_that_plain_text_does_not_need_is_bounded_too(tmp_path: Path)
         prepared_from(rows, folder, tmp_path / "cache")
 
 
-def test_an_honest_template_is_not_bounded_by_what_others_hold(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_an_honest_template_is_not_bounded_by_what_others_hold(
+    tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     held = bytearray(256 << 20)
     coder = Encoder(
         open_tokenizer(TokenizerSpec(str(tokenizer), chat_template=builtin_template("chatml"))), "assistant"
@@ -95,7 +116,9 @@ def test_an_honest_template_is_not_bounded_by_what_others_hold(tokenizer: Path, 
 
 
 def test_in_another_thread_memory_is_bounded_still(tokenizer: Path) -> None:
-    coder = Encoder(open_tokenizer(TokenizerSpec(str(tokenizer), chat_template=COSTLY["a long text"])), "assistant")
+    coder = Encoder(
+        open_tokenizer(TokenizerSpec(str(tokenizer), chat_template=COSTLY["a long text"])), "assistant"
+    )
     caught: list[str] = []
 
     def work() -> None:

@@ -1,4 +1,6 @@
-"""Prepared data that is not what was written never reaches training: it is made anew and said, or refused by the name of its folder."""
+"""Prepared data that is not what was written never reaches training: it is made anew and said, or refused
+by the name of its folder.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def again(made: tuple[Path, str, Path], cache: Path) -> Prepared:
 
 def content(prepared: Prepared) -> list[Any]:
     tables = (prepared.train, prepared.eval)
-    return [[t.row(i)[0].tolist(), t.row(i)[1].tolist()] for t in tables if t is not None for i in range(len(t))]
+    return [
+        [t.row(i)[0].tolist(), t.row(i)[1].tolist()] for t in tables if t is not None for i in range(len(t))
+    ]
 
 
 def folder_of(cache: Path) -> Path:
@@ -47,7 +51,14 @@ def folder_of(cache: Path) -> Path:
     return folder
 
 
-FILES = ("tokens.arrow", "train.npy", "eval.npy", "meta.json", "tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json")  # fmt: skip
+FILES = (
+    "tokens.arrow",
+    "train.npy",
+    "eval.npy",
+    "meta.json",
+    "tokenizer/tokenizer.json",
+    "tokenizer/tokenizer_config.json",
+)
 
 
 def flip(path: Path, place: int, bit: int = 1) -> None:
@@ -86,14 +97,24 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "grown": lambda f: (f / "train.npy").write_bytes((f / "train.npy").read_bytes() + b"\0"),
     "empty": lambda f: (f / "train.npy").write_bytes(b""),
     "swapped": swap,
-    "counts": lambda f: (f / "meta.json").write_text((f / "meta.json").read_text().replace('"longest": ', '"longest": 9')),
+    "counts": (
+        lambda f: (f / "meta.json").write_text(
+            (f / "meta.json").read_text().replace('"longest": ', '"longest": 9')
+        )
+    ),
     "deep meta": lambda f: (f / "meta.json").write_text("[" * 100_000),
     "list for meta": lambda f: (f / "meta.json").write_text("[]"),
     "one more": lambda f: (f / "tokenizer" / "added_tokens.json").write_text("{}"),
-    "link to nothing": lambda f: ((f / "train.npy").unlink(), (f / "train.npy").symlink_to("/nonexistent"))[0],
+    "link to nothing": lambda f: ((f / "train.npy").unlink(), (f / "train.npy").symlink_to("/nonexistent"))[
+        0
+    ],
     "folder for a file": lambda f: ((f / "train.npy").unlink(), (f / "train.npy").mkdir())[0],
-    "old format": lambda f: (f / "meta.json").write_text(json.dumps({k: v for k, v in json.loads((f / "meta.json").read_text()).items() if k != "check"})),
-}  # fmt: skip
+    "old format": (
+        lambda f: (f / "meta.json").write_text(
+            json.dumps({k: v for k, v in json.loads((f / "meta.json").read_text()).items() if k != "check"})
+        )
+    ),
+}
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
@@ -118,7 +139,9 @@ def test_a_set_of_another_key_under_this_name_is_not_taken(
     assert not again(made, cache).from_cache
 
 
-def test_links_to_the_same_bytes_are_the_same_data(made: tuple[Path, str, Path], cache: Path, tmp_path: Path) -> None:
+def test_links_to_the_same_bytes_are_the_same_data(
+    made: tuple[Path, str, Path], cache: Path, tmp_path: Path
+) -> None:
     folder = folder_of(cache)
     (folder / "tokens.arrow").rename(tmp_path / "elsewhere")
     (folder / "tokens.arrow").symlink_to(tmp_path / "elsewhere")
@@ -142,7 +165,9 @@ def test_a_cache_that_can_only_be_read_is_used_or_named(
     monkeypatch.setattr(store.Store, "writable", lambda self: False)
     assert again(made, cache).from_cache
     flip(folder_of(cache) / "tokens.arrow", 1000)
-    with pytest.raises(DataError, match=r"data\.cache_damaged.*\n.*tokens\.arrow.*\n.*data\.cache_dir") as caught:
+    with pytest.raises(
+        DataError, match=r"data\.cache_damaged.*\n.*tokens\.arrow.*\n.*data\.cache_dir"
+    ) as caught:
         again(made, cache)
     assert caught.value.diagnostics[0].where == str(folder_of(cache))
 
@@ -158,7 +183,9 @@ def test_the_processes_of_one_starter_hash_once(
     assert len(hashed) == len(set(hashed)) > 3
     monkeypatch.setattr(store, "starter", lambda: ["b"])
     again(made, cache)
-    assert len(hashed) == 2 * len(set(hashed)), "another start looks again: a disk decays without a trace in the times"
+    assert len(hashed) == 2 * len(set(hashed)), (
+        "another start looks again: a disk decays without a trace in the times"
+    )
 
 
 def _prepare(made: tuple[Path, str, Path], cache: Path, answers: Any) -> None:
@@ -183,7 +210,16 @@ def test_ranks_that_start_together_mend_it_once(made: tuple[Path, str, Path], ca
 def test_a_digest_is_of_all_blocks_and_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(digests, "HASHED_BLOCK", 16)
     seen = set()
-    for data in (b"", b"a" * 16, b"a" * 17, b"a" * 16 + b"b" * 16, b"b" * 16 + b"a" * 16, b"a" * 32, b"a" * 33, b"\0"):
+    for data in (
+        b"",
+        b"a" * 16,
+        b"a" * 17,
+        b"a" * 16 + b"b" * 16,
+        b"b" * 16 + b"a" * 16,
+        b"a" * 32,
+        b"a" * 33,
+        b"\0",
+    ):
         (tmp_path / "f").write_bytes(data)
         seen.add(block_digest(tmp_path / "f"))
     assert len(seen) == 8

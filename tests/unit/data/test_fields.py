@@ -1,4 +1,6 @@
-"""No field of a row or a turn is lost in silence: refused by name, counted and named once, or known to say nothing of the text."""
+"""No field of a row or a turn is lost in silence: refused by name, counted and named once, or known to say
+nothing of the text.
+"""
 
 from __future__ import annotations
 
@@ -23,25 +25,45 @@ U, A = {"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}
 # format -> (a row, columns that hold turns, how it is prepared)
 FORMATS: dict[str, tuple[dict[str, Any], tuple[str, ...], dict[str, Any]]] = {
     "messages": ({"messages": [U, A]}, ("messages",), {}),
-    "sharegpt": ({"conversations": [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}]}, ("conversations",), {}),
+    "sharegpt": (
+        {"conversations": [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}]},
+        ("conversations",),
+        {},
+    ),
     "alpaca": ({"instruction": "Q", "input": "", "output": "A"}, (), {}),
     "prompt_completion": ({"prompt": "Q", "completion": "A"}, (), {}),
     "prompt_completion of turns": ({"prompt": [U], "completion": [A]}, ("prompt", "completion"), {}),
     "text": ({"text": "Once"}, (), {}),
     "preference": ({"prompt": "Q", "chosen": "A", "rejected": "B"}, (), {"rows": "pairs"}),
-    "preference of turns": ({"prompt": [U], "chosen": [A], "rejected": {"role": "assistant", "content": "B"}}, ("prompt", "chosen", "rejected"), {"rows": "pairs"}),
-    "preference without a prompt": ({"chosen": [U, A], "rejected": [U, {**A, "content": "B"}]}, ("chosen", "rejected"), {"rows": "pairs"}),
+    "preference of turns": (
+        {"prompt": [U], "chosen": [A], "rejected": {"role": "assistant", "content": "B"}},
+        ("prompt", "chosen", "rejected"),
+        {"rows": "pairs"},
+    ),
+    "preference without a prompt": (
+        {"chosen": [U, A], "rejected": [U, {**A, "content": "B"}]},
+        ("chosen", "rejected"),
+        {"rows": "pairs"},
+    ),
     "prompts of turns": ({"prompt": [U], "answer": "A"}, ("prompt",), {"rows": "prompts"}),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
 def chat(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tokenizer(tmp_path_factory.mktemp("chat"), chat_template="{% for m in messages %}{{ m.role }}:{% generation %}{{ m.content }}{% endgeneration %}<|end|>{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}")  # fmt: skip
+    return make_tokenizer(
+        tmp_path_factory.mktemp("chat"),
+        chat_template=(
+            "{% for m in messages %}{{ m.role }}:{% generation %}{{ m.content }}{% endgeneration %}<|end|>{%"
+            " endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+        ),
+    )
 
 
 def with_field(kind: str, name: str, value: Any, turns: bool) -> tuple[dict[str, Any], str]:
-    """A row of this kind with one more field (of its first turns' column, or of its own), and how that field is called."""
+    """A row of this kind with one more field (of its first turns' column, or of its own), and how that
+    field is called.
+    """
     row, columns, _ = FORMATS[kind]
     row = json.loads(json.dumps(row))
     if not turns:
@@ -69,12 +91,19 @@ def refused(kind: str, rows: list[dict[str, Any]], chat: Path, tmp_path: Path) -
     return caught.value.diagnostics
 
 
-PLACES = [(kind, False) for kind in FORMATS] + [(kind, True) for kind, (_, columns, _) in FORMATS.items() if columns]
+PLACES = [(kind, False) for kind in FORMATS] + [
+    (kind, True) for kind, (_, columns, _) in FORMATS.items() if columns
+]
 
 
 @pytest.mark.parametrize(("kind", "turns"), PLACES)
-def test_an_unknown_field_is_counted_and_named_once(kind: str, turns: bool, chat: Path, tmp_path: Path) -> None:
-    named = [with_field(kind, name, "x", turns) for name in ("name", "zq_unheard_of", "Zq", "refusal", "annotations")]
+def test_an_unknown_field_is_counted_and_named_once(
+    kind: str, turns: bool, chat: Path, tmp_path: Path
+) -> None:
+    named = [
+        with_field(kind, name, "x", turns)
+        for name in ("name", "zq_unheard_of", "Zq", "refusal", "annotations")
+    ]
     plain = FORMATS[kind][0]
     found = prepared(kind, [plain, *(row for row, _ in named), plain, named[0][0]], chat, tmp_path)
     assert found.counts.rows_used == 8
@@ -96,20 +125,33 @@ LOST: dict[str, tuple[str, Any]] = {
     "video": ("images", {"bytes": "…"}),
 }
 OF_TURNS: dict[str, tuple[str, Any]] = {
-    **LOST, "thinking": ("reasoning", "because"), "weight": ("turn_weight", 0), "loss": ("turn_weight", 0.5), "train": ("turn_weight", False),
-}  # fmt: skip
+    **LOST,
+    "thinking": ("reasoning", "because"),
+    "weight": ("turn_weight", 0),
+    "loss": ("turn_weight", 0.5),
+    "train": ("turn_weight", False),
+}
 
 
 @pytest.mark.parametrize(("kind", "turns"), PLACES)
 def test_what_would_be_lost_is_refused_by_name(kind: str, turns: bool, chat: Path, tmp_path: Path) -> None:
     asked = FORMATS[kind][1] == ("prompt",)  # a prompt is never learnt: to leave it out is as usual
-    fields = {n: v for n, v in (OF_TURNS if turns else LOST).items() if not (asked and v[0] == "turn_weight" and v[1] == 0)}  # fmt: skip
-    rows = [with_field(kind, name, value, turns)[0] for name, (_, value) in fields.items()]
-    found = {d.code.removeprefix("data."): d for d in refused(kind, [FORMATS[kind][0], *rows], chat, tmp_path)}
-    places = {reason: [i for i, (name, (r, _)) in enumerate(fields.items(), 2) if r == reason] for reason, _ in fields.values()}  # fmt: skip
-    assert {reason: (d.evidence["count"], int(d.where.rpartition(":")[2])) for reason, d in found.items()} == {
-        reason: (len(at), at[0]) for reason, at in places.items()
+    fields = {
+        n: v
+        for n, v in (OF_TURNS if turns else LOST).items()
+        if not (asked and v[0] == "turn_weight" and v[1] == 0)
     }
+    rows = [with_field(kind, name, value, turns)[0] for name, (_, value) in fields.items()]
+    found = {
+        d.code.removeprefix("data."): d for d in refused(kind, [FORMATS[kind][0], *rows], chat, tmp_path)
+    }
+    places = {
+        reason: [i for i, (name, (r, _)) in enumerate(fields.items(), 2) if r == reason]
+        for reason, _ in fields.values()
+    }
+    assert {
+        reason: (d.evidence["count"], int(d.where.rpartition(":")[2])) for reason, d in found.items()
+    } == {reason: (len(at), at[0]) for reason, at in places.items()}
     for name, (reason, _) in fields.items():
         assert f"'{name}'" in found[reason].found
 
@@ -117,7 +159,9 @@ def test_what_would_be_lost_is_refused_by_name(kind: str, turns: bool, chat: Pat
 @pytest.mark.parametrize(("kind", "turns"), PLACES)
 def test_fields_that_say_nothing_pass_in_silence(kind: str, turns: bool, chat: Path, tmp_path: Path) -> None:
     empty = [None, "", [], {}, "[]", " ", {"name": None, "arguments": ""}, [{"x": None}]]
-    rows = [with_field(kind, name, value, turns)[0] for name in ("tools", "tool_calls", "zq") for value in empty]
+    rows = [
+        with_field(kind, name, value, turns)[0] for name in ("tools", "tool_calls", "zq") for value in empty
+    ]
     rows += [with_field(kind, name, "x", turns)[0] for name in HARMLESS]
     assert unread(prepared(kind, rows, chat, tmp_path).notes) == {}
 
@@ -136,14 +180,24 @@ def test_all_kinds_are_told_at_once_with_counts_and_first_places(chat: Path, tmp
         {"messages": [U, A]},
         {"messages": [U, call], "tools": [{"type": "function"}]},
         {"messages": [U, {**A, "reasoning_content": "so"}]},
-        {"messages": [{"role": "user", "content": [{"type": "image", "url": "x"}, {"type": "text", "text": "Q"}]}, A]},
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "image", "url": "x"}, {"type": "text", "text": "Q"}]},
+                A,
+            ]
+        },
         {"messages": [U, {**A, "content": [{"type": "thinking", "thinking": "so"}]}, {**A, "weight": 0}]},
         {"messages": [U, {**A, "content": ""}]},
     ]
     found = {d.code: d for d in refused("messages", rows, chat, tmp_path)}
     assert {code: (d.evidence["count"], d.where.rpartition(":")[2]) for code, d in found.items()} == {
-        "data.tools": (1, "2"), "data.tool_calls": (1, "2"), "data.reasoning": (2, "3"), "data.images": (1, "4"), "data.turn_weight": (1, "5"), "data.no_answer": (1, "6"),
-    }  # fmt: skip
+        "data.tools": (1, "2"),
+        "data.tool_calls": (1, "2"),
+        "data.reasoning": (2, "3"),
+        "data.images": (1, "4"),
+        "data.turn_weight": (1, "5"),
+        "data.no_answer": (1, "6"),
+    }
     assert all(d.hint for d in found.values())
     left_out = prepared("messages", rows, chat, tmp_path, on_bad_row="skip").counts
     assert (left_out.rows_used, left_out.rows_skipped) == (1, 5)
@@ -151,7 +205,12 @@ def test_all_kinds_are_told_at_once_with_counts_and_first_places(chat: Path, tmp
 
 @pytest.mark.parametrize("role", ["function_call", "tool_call", "function"])
 def test_calls_as_turns_are_told_as_calls(role: str, chat: Path, tmp_path: Path) -> None:
-    turns = [{"from": "human", "value": "Q"}, {"from": role, "value": "{}"}, {"from": "observation", "value": "3"}, {"from": "gpt", "value": "A"}]  # fmt: skip
+    turns = [
+        {"from": "human", "value": "Q"},
+        {"from": role, "value": "{}"},
+        {"from": "observation", "value": "3"},
+        {"from": "gpt", "value": "A"},
+    ]
     (finding,) = refused("sharegpt", [{"conversations": turns, "tools": "[]"}], chat, tmp_path)
     assert finding.code == "data.tool_calls" and role in finding.found and "call" in finding.what
     plain = [turns[0], turns[2], turns[3]]
@@ -165,7 +224,9 @@ def files_of(rows: list[dict[str, Any]], folder: Path) -> dict[str, Path]:
     import pyarrow.parquet as pq
 
     datasets.disable_progress_bars()
-    made = {name: folder / f"rows.{name}" for name in ("json", "jsonl", "csv", "parquet")} | {"saved": folder / "saved"}
+    made = {name: folder / f"rows.{name}" for name in ("json", "jsonl", "csv", "parquet")} | {
+        "saved": folder / "saved"
+    }
     made["json"].write_text(json.dumps(rows))
     write_jsonl(made["jsonl"], rows)
     with made["csv"].open("w", newline="") as stream:
@@ -181,7 +242,10 @@ def files_of(rows: list[dict[str, Any]], folder: Path) -> dict[str, Path]:
 def test_every_reader_brings_the_fields_along(
     reader: str, chat: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = [{"prompt": "Q", "completion": "A", "zq": "x", "id": "1"}, {"prompt": "Q", "completion": "A", "zq": "", "id": "2"}]  # fmt: skip
+    rows = [
+        {"prompt": "Q", "completion": "A", "zq": "x", "id": "1"},
+        {"prompt": "Q", "completion": "A", "zq": "", "id": "2"},
+    ]
     with_tools = [{**row, "tools": "[1]"} for row in rows]
     for number, (given, check) in enumerate(((rows, "unread"), (with_tools, "refused"))):
         folder = tmp_path / str(number)
@@ -202,7 +266,11 @@ def test_every_reader_brings_the_fields_along(
 
 def test_more_fields_than_can_be_named_are_counted(chat: Path, tmp_path: Path) -> None:
     row = {"prompt": "Q", "completion": "A", **{f"c{i}": "x" for i in range(FIELDS_NAMED + 7)}}
-    note = next(n for n in prepared("prompt_completion", [row], chat, tmp_path).notes if n.code == "data.fields_unread")
+    note = next(
+        n
+        for n in prepared("prompt_completion", [row], chat, tmp_path).notes
+        if n.code == "data.fields_unread"
+    )
     assert "and 7 more" in note.what
 
 
@@ -229,7 +297,9 @@ def test_the_place_of_a_refused_row_is_named_once(tmp_path: Path) -> None:
     )
     config = Config.model_validate({"data": {"train": str(path)}})
     (finding,) = look_at_sets(config.data, Reading())[1]
-    assert finding.where == "data.train" and finding.found.count(str(path)) == 1 and f"{path}:2" in finding.found
+    assert (
+        finding.where == "data.train" and finding.found.count(str(path)) == 1 and f"{path}:2" in finding.found
+    )
 
 
 def test_only_the_first_rows_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

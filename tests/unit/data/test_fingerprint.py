@@ -45,7 +45,9 @@ def test_the_same_tokenizer_files_under_another_model_are_another_tokenizer(tmp_
     alone = prepared_from(path, qwen, tmp_path / "fresh")
     assert not other.from_cache and one.fingerprint != other.fingerprint
     assert (other.counts.tokens, other.counts.labels) == (alone.counts.tokens, alone.counts.labels)
-    assert one.counts.labels != other.counts.labels, "the test proves nothing: both classes give the same tokens"
+    assert one.counts.labels != other.counts.labels, (
+        "the test proves nothing: both classes give the same tokens"
+    )
 
 
 def test_a_model_of_another_size_finds_the_same_data(tmp_path: Path) -> None:
@@ -57,7 +59,8 @@ def test_a_model_of_another_size_finds_the_same_data(tmp_path: Path) -> None:
     assert prepared_from(path, large, tmp_path / "cache").fingerprint == first.fingerprint
 
 
-# What of the sections changes no token: where it lies, how fast it goes, how often a row is drawn, how rows are packed for a step.
+# What of the sections changes no token: where it lies, how fast it goes, how often a row is drawn, how rows
+# are packed for a step.
 BESIDE: dict[type, dict[str, str]] = {
     Dataset: {
         "path": "the content counts, wherever it lies",
@@ -74,11 +77,23 @@ BESIDE: dict[type, dict[str, str]] = {
     TokenizerSpec: {"folder": "the files count, wherever they lie"},
 }
 CHANGED: dict[str, Any] = {
-    "split": "test", "format": "alpaca", "columns": {"output": "input"}, "max_rows": 3,
-    "validation_split": 2, "max_length": 77, "train_on": "all", "on_bad_row": "skip", "on_too_long": "skip", "eval": "rows", "train": "more",
+    "split": "test",
+    "format": "alpaca",
+    "columns": {"output": "input"},
+    "max_rows": 3,
+    "validation_split": 2,
+    "max_length": 77,
+    "train_on": "all",
+    "on_bad_row": "skip",
+    "on_too_long": "skip",
+    "eval": "rows",
+    "train": "more",
     "kind": PAIRS,
-    "add_tokens": ("xyz",), "add_special_tokens": ("<|x|>",), "chat_template": "{{ messages }}", "code_revision": "a" * 40,
-}  # fmt: skip
+    "add_tokens": ("xyz",),
+    "add_special_tokens": ("<|x|>",),
+    "chat_template": "{{ messages }}",
+    "code_revision": "a" * 40,
+}
 
 
 def key(rows: str, folder: Path, cache: Path, *, seed: int = 1, **change: Any) -> str:
@@ -98,7 +113,11 @@ def key(rows: str, folder: Path, cache: Path, *, seed: int = 1, **change: Any) -
 
 
 def _names(kind: type) -> list[str]:
-    return [f.name for f in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else list(kind.model_fields)  # type: ignore[attr-defined]
+    return (
+        [f.name for f in dataclasses.fields(kind)]
+        if dataclasses.is_dataclass(kind)
+        else list(kind.model_fields)
+    )  # type: ignore[attr-defined]
 
 
 FIELDS = sorted({name for kind in BESIDE for name in _names(kind)} - {"tokenizer"})
@@ -113,12 +132,21 @@ def test_every_field_is_either_changed_here_or_said_to_change_nothing() -> None:
 @pytest.mark.parametrize("field", CHANGED)
 def test_every_input_changes_the_key(field: str, tokenizer: Path, tmp_path: Path) -> None:
     rows = write_jsonl(tmp_path / "rows.jsonl", QA)
-    assert key(rows, tokenizer, tmp_path / "c", **{field: CHANGED[field]}) != key(rows, tokenizer, tmp_path / "c")
+    assert key(rows, tokenizer, tmp_path / "c", **{field: CHANGED[field]}) != key(
+        rows, tokenizer, tmp_path / "c"
+    )
 
 
 @pytest.mark.parametrize(
     "change",
-    ["content", "tokenizer.json", "tokenizer_config.json", "a template file", "seed of a split", "name of a file"],
+    [
+        "content",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "a template file",
+        "seed of a split",
+        "name of a file",
+    ],
 )
 def test_every_file_that_is_read_changes_the_key(change: str, tmp_path: Path) -> None:
     folder, rows = make_tokenizer(tmp_path / "t"), write_jsonl(tmp_path / "rows.jsonl", QA)
@@ -134,7 +162,11 @@ def test_every_file_that_is_read_changes_the_key(change: str, tmp_path: Path) ->
         (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
     else:
         text = (folder / change).read_text()
-        (folder / change).write_text(text.replace("<|im_start|>", "<|im_begin|>").replace('"eos_token": "<|end|>"', '"eos_token": "<|im_end|>"'))  # fmt: skip
+        (folder / change).write_text(
+            text.replace("<|im_start|>", "<|im_begin|>").replace(
+                '"eos_token": "<|end|>"', '"eos_token": "<|im_end|>"'
+            )
+        )
     assert key(rows, folder, tmp_path / "c", seed=seed, validation_split=2) != before
 
 
@@ -166,7 +198,11 @@ def imported(module: str) -> set[str]:
 def test_every_module_that_makes_tokens_is_in_the_key() -> None:
     kinds = {type(row_kind(name)).__module__ for name in ROW_KINDS}
     of_kinds = set().union(*(imported("/".join(kind.split(".")[2:])) for kind in kinds))
-    known = {*fingerprint._CODE, *fingerprint.BESIDE_THE_TOKENS, *(f"kinds/{p.stem}" for p in HERE.glob("kinds/*.py"))}
+    known = {
+        *fingerprint._CODE,
+        *fingerprint.BESIDE_THE_TOKENS,
+        *(f"kinds/{p.stem}" for p in HERE.glob("kinds/*.py")),
+    }
     assert known >= imported("build") | of_kinds
     assert all((HERE / f"{name}.py").is_file() for name in fingerprint._CODE)
 

@@ -16,13 +16,19 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "messages": ("messages", {"messages": ASKED}),
     "messages under conversations": ("messages", {"conversations": ASKED}),
     "messages beside a prompt": ("messages", {"messages": ASKED, "prompt": "Q"}),
-    "messages with text parts": ("messages", {"messages": [ASKED[0], {"role": "assistant", "content": [{"type": "text", "text": "A"}]}]}),
-    "sharegpt": ("sharegpt", {"conversations": [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}]}),
+    "messages with text parts": (
+        "messages",
+        {"messages": [ASKED[0], {"role": "assistant", "content": [{"type": "text", "text": "A"}]}]},
+    ),
+    "sharegpt": (
+        "sharegpt",
+        {"conversations": [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}]},
+    ),
     "prompt and completion": ("prompt_completion", {"prompt": "Q", "completion": "A"}),
     "prompt and completion as turns": ("prompt_completion", {"prompt": [ASKED[0]], "completion": [ASKED[1]]}),
     "prompt and response": ("prompt_completion", {"prompt": "Q", "response": "A"}),
     "question and answer": ("prompt_completion", {"question": "Q", "answer": "A"}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -50,11 +56,21 @@ def test_columns_are_mapped() -> None:
 
 
 def test_alpaca_input_system_and_history() -> None:
-    row = {"instruction": "Add", "input": "1 2", "output": "3", "system": "Be brief", "history": [["Hi", "Hello"]]}
+    row = {
+        "instruction": "Add",
+        "input": "1 2",
+        "output": "3",
+        "system": "Be brief",
+        "history": [["Hi", "Hello"]],
+    }
     turns = normalise(row, detect([row], where="f")).messages
     assert [(m["role"], m["content"]) for m in turns] == [
-        ("system", "Be brief"), ("user", "Hi"), ("assistant", "Hello"), ("user", "Add\n1 2"), ("assistant", "3"),
-    ]  # fmt: skip
+        ("system", "Be brief"),
+        ("user", "Hi"),
+        ("assistant", "Hello"),
+        ("user", "Add\n1 2"),
+        ("assistant", "3"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +84,12 @@ def test_alpaca_input_system_and_history() -> None:
             "data.format_ambiguous",
             "alpaca, prompt_completion",
         ),
-        ({"instruction": "x", "output": "y"}, {"requested": "text"}, "data.column_missing", "instruction, output"),
+        (
+            {"instruction": "x", "output": "y"},
+            {"requested": "text"},
+            "data.column_missing",
+            "instruction, output",
+        ),
         ({"a": "x"}, {"mapping": {"prompt": "b"}}, "data.column_missing", "columns: {prompt:"),
         ({"a": "x"}, {"mapping": {"promt": "a"}}, "data.column_unknown", "did you mean 'prompt'"),
         ({"prompt": "x", "chosen": "y", "rejected": "z"}, {}, "data.format_preference", "preference"),
@@ -111,6 +132,9 @@ def test_rows_that_cannot_be_used_say_why(row: dict, reason: str) -> None:
 
 
 def test_the_prompt_is_what_comes_before_the_first_answer() -> None:
-    one, two = Example(messages=tuple(ASKED)), Example(messages=(ASKED[0], {"role": "assistant", "content": "other"}))
+    one, two = (
+        Example(messages=tuple(ASKED)),
+        Example(messages=(ASKED[0], {"role": "assistant", "content": "other"})),
+    )
     assert one.prompt == two.prompt
     assert "A" not in one.prompt

@@ -1,4 +1,6 @@
-"""JSON or a table under the name of plain text is refused; text that only mentions braces is text. And no hint advises what is set."""
+"""JSON or a table under the name of plain text is refused; text that only mentions braces is text. And no
+hint advises what is set.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,15 @@ DISGUISED = {
     "a table with tabs": ("question\tanswer\na\tb\n", "csv"),
     "pairs": ("prompt,chosen,rejected\na,b,c\n", "csv"),
 }
-TEXTS = ["{braces} stand here\nand there\n", "[1] a list of notes\n[2] more\n", "Dear prompt, dear completion,\nyours\n", '{"a": 1}\nis what it printed\n', "{{ jinja }}\n", "answer\n", "[ { x } ]\n"]  # fmt: skip
+TEXTS = [
+    "{braces} stand here\nand there\n",
+    "[1] a list of notes\n[2] more\n",
+    "Dear prompt, dear completion,\nyours\n",
+    '{"a": 1}\nis what it printed\n',
+    "{{ jinja }}\n",
+    "answer\n",
+    "[ { x } ]\n",
+]
 
 
 def rows_of(path: Path) -> list:
@@ -69,7 +79,13 @@ def test_no_hint_about_rows_advises_the_policy_that_is_set(reason: str) -> None:
     tally.add("f:1")
     counts.skip(Problem(reason, "f:1"))
     counts.truncate(Problem(reason, "f:1"))
-    said = dict(zip(("refused", "skipped", "truncated"), (*refusal({reason: tally}, 9), *counts.diagnostics()), strict=True))  # fmt: skip
+    said = dict(
+        zip(
+            ("refused", "skipped", "truncated"),
+            (*refusal({reason: tally}, 9), *counts.diagnostics()),
+            strict=True,
+        )
+    )
     for verb, finding in said.items():
         assert finding.hint
         for advised in re.findall(r"data\.on_(?:too_long|bad_row): ([a-z ]+)", finding.hint):
@@ -78,7 +94,10 @@ def test_no_hint_about_rows_advises_the_policy_that_is_set(reason: str) -> None:
 
 @pytest.mark.parametrize("policy", ["truncate", "skip", "refuse"])
 def test_a_long_row_is_told_the_other_ways(policy: str, tokenizer: Path, tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "rows.jsonl", [QA[0], {"prompt": "Q", "completion": "A" * 60}][1:] + QA[:0] + [{"prompt": "Q", "completion": "A"}])  # fmt: skip
+    path = write_jsonl(
+        tmp_path / "rows.jsonl",
+        [QA[0], {"prompt": "Q", "completion": "A" * 60}][1:] + QA[:0] + [{"prompt": "Q", "completion": "A"}],
+    )
     try:
         findings = prepared_from(path, tokenizer, tmp_path / "cache", max_length=32, on_too_long=policy).notes
     except DataError as error:
@@ -93,7 +112,9 @@ def test_another_evaluation_set_is_the_same_training(tokenizer: Path, tmp_path: 
     alone, with_eval = (prepared_from(train, tokenizer, tmp_path / "c", eval=e) for e in (None, held))
     split = prepared_from(train, tokenizer, tmp_path / "c", validation_split=2)
     other = prepared_from(held, tokenizer, tmp_path / "c")
-    assert alone.train_fingerprint == with_eval.train_fingerprint and alone.fingerprint != with_eval.fingerprint
+    assert (
+        alone.train_fingerprint == with_eval.train_fingerprint and alone.fingerprint != with_eval.fingerprint
+    )
     assert len({alone.train_fingerprint, split.train_fingerprint, other.train_fingerprint}) == 3
     for i in range(10):
         assert alone.train.row(i)[0].tolist() == with_eval.train.row(i)[0].tolist()

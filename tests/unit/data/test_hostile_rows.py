@@ -1,4 +1,6 @@
-"""Rows from strangers: whatever stands in them, preparation gives documents or names file and line; nothing else comes out."""
+"""Rows from strangers: whatever stands in them, preparation gives documents or names file and line;
+nothing else comes out.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,13 @@ from paceline.data.strict import MAX_DEPTH
 
 @pytest.fixture(scope="module")
 def chat(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tokenizer(tmp_path_factory.mktemp("chat"), chat_template="{% for m in messages %}{{ m.role }}:{% generation %}{{ m.content }}{% endgeneration %}<|end|>{% endfor %}")  # fmt: skip
+    return make_tokenizer(
+        tmp_path_factory.mktemp("chat"),
+        chat_template=(
+            "{% for m in messages %}{{ m.role }}:{% generation %}{{ m.content }}{% endgeneration %}<|end|>{%"
+            " endfor %}"
+        ),
+    )
 
 
 def deep(levels: int, kind: str = "[") -> str:
@@ -29,16 +37,25 @@ def deep(levels: int, kind: str = "[") -> str:
 
 BAD_LINES = {
     "NaN": ('{"prompt": NaN, "completion": "A"}', "NaN is no JSON number"),
-    "Infinity in a column nobody reads": ('{"prompt": "Q", "completion": "A", "x": -Infinity}', "-Infinity is no JSON number"),
+    "Infinity in a column nobody reads": (
+        '{"prompt": "Q", "completion": "A", "x": -Infinity}',
+        "-Infinity is no JSON number",
+    ),
     "beyond floats": ('{"prompt": 1e999, "completion": "A"}', "1e999"),
     "an integer without end": ('{"prompt": ' + "9" * 5000 + ', "completion": "A"}', "4300"),
     "a key twice": ('{"prompt": "Q", "prompt": "R", "completion": "A"}', "'prompt' stands twice"),
-    "a key twice, deeper": ('{"prompt": "Q", "completion": "A", "x": [{"b": 1, "b": 2}]}', "'b' stands twice"),
+    "a key twice, deeper": (
+        '{"prompt": "Q", "completion": "A", "x": [{"b": 1, "b": 2}]}',
+        "'b' stands twice",
+    ),
     "nested lists": ('{"prompt": "Q", "completion": "A", "x": ' + deep(900) + "}", "nested too deeply"),
-    "nested objects": ('{"prompt": "Q", "completion": "A", "x": ' + deep(MAX_DEPTH, "{") + "}", "nested too deeply"),
+    "nested objects": (
+        '{"prompt": "Q", "completion": "A", "x": ' + deep(MAX_DEPTH, "{") + "}",
+        "nested too deeply",
+    ),
     "nested without end": ("[" * 100_000, "nested too deeply"),
     "a raw control character": ('{"prompt": "\x01", "completion": "A"}', "control character"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", BAD_LINES)
@@ -82,7 +99,9 @@ def test_a_line_without_end_is_named_before_it_is_held(
 def test_a_long_field_of_a_csv_is_read(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("text\n" + "x" * 300_000 + "\n")
-    assert [len(row.value["text"]) for row in read_rows(locate(str(path), "train"), "train") if row.value] == [300_000]
+    assert [
+        len(row.value["text"]) for row in read_rows(locate(str(path), "train"), "train") if row.value
+    ] == [300_000]
 
 
 @pytest.mark.parametrize("suffix", ["txt", "csv", "jsonl"])
@@ -98,7 +117,9 @@ def test_two_columns_of_one_name(tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
     (tmp_path / "a.csv").write_text("text,text\na,b\n")
-    pq.write_table(pa.table([pa.array(["a"]), pa.array(["b"])], names=["text", "text"]), tmp_path / "b.parquet")
+    pq.write_table(
+        pa.table([pa.array(["a"]), pa.array(["b"])], names=["text", "text"]), tmp_path / "b.parquet"
+    )
     for name, code in (("a.csv", "not_csv"), ("b.parquet", "not_parquet")):
         with pytest.raises(DataError, match=rf"data\.{code}(.*\n)*.*two columns are called 'text'"):
             list(read_rows(locate(str(tmp_path / name), "train"), "train"))
@@ -115,20 +136,58 @@ def test_numbers_that_are_none_in_parquet(tokenizer: Path, tmp_path: Path) -> No
 
 
 VALUES: list[Any] = [
-    None, True, False, 0, -1, 10**18, 10**4000, 1.5, "", " ", "x", "\ud800", "a\udfffb", "\0", "é" * 50, "\u202e", "<|end|>", "{{ 1 }}", [], {}, [[]], [{}], [None],
-    ["a", "b"], [["a"]], [["a", "b", "c"]], [1], {"role": "user"}, {"from": "gpt"}, [{"role": "user", "content": None}], [{"role": None, "content": "x"}],
-    [{"role": ["user"], "content": {"type": "text", "text": "x"}}], [{"from": "human", "value": [{"type": "text", "text": "\ud800"}]}], [{"role": "assistant"}, "x"],
-    [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}], {"type": "image"}, [[{"role": "user", "content": "x"}]], {"a": "\ud800"},
-]  # fmt: skip
+    None,
+    True,
+    False,
+    0,
+    -1,
+    10**18,
+    10**4000,
+    1.5,
+    "",
+    " ",
+    "x",
+    "\ud800",
+    "a\udfffb",
+    "\0",
+    "é" * 50,
+    "\u202e",
+    "<|end|>",
+    "{{ 1 }}",
+    [],
+    {},
+    [[]],
+    [{}],
+    [None],
+    ["a", "b"],
+    [["a"]],
+    [["a", "b", "c"]],
+    [1],
+    {"role": "user"},
+    {"from": "gpt"},
+    [{"role": "user", "content": None}],
+    [{"role": None, "content": "x"}],
+    [{"role": ["user"], "content": {"type": "text", "text": "x"}}],
+    [{"from": "human", "value": [{"type": "text", "text": "\ud800"}]}],
+    [{"role": "assistant"}, "x"],
+    [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}],
+    {"type": "image"},
+    [[{"role": "user", "content": "x"}]],
+    {"a": "\ud800"},
+]
 
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_any_value_in_any_field_gives_a_document_or_a_name(kind: str, chat: Path, tmp_path: Path) -> None:
-    """Each value in each column and each field of a turn, and columns mixed from row to row: one preparation a format, bad rows skipped."""
+    """Each value in each column and each field of a turn, and columns mixed from row to row: one
+    preparation a format, bad rows skipped.
+    """
     plain, columns, options = FORMATS[kind]
     rows: list[dict[str, Any]] = [plain] * 64  # so that the shape is known
     for value in VALUES:
-        rows += [{**plain, name: value} for name in (*plain, "system", "input", "history", "margin", "tools", "zq")]
+        rows += [
+            {**plain, name: value} for name in (*plain, "system", "input", "history", "margin", "tools", "zq")
+        ]
         for column in columns:
             turns = plain[column] if isinstance(plain[column], list) else [plain[column]]
             for number, turn in enumerate(turns):
@@ -147,7 +206,9 @@ def test_any_value_in_any_field_gives_a_document_or_a_name(kind: str, chat: Path
     assert all(d.where.startswith(f"{path}:") and d.hint for d in caught.value.diagnostics)
 
 
-def test_names_of_columns_that_cannot_be_written_are_refused_and_long_ones_cut(tokenizer: Path, tmp_path: Path) -> None:
+def test_names_of_columns_that_cannot_be_written_are_refused_and_long_ones_cut(
+    tokenizer: Path, tmp_path: Path
+) -> None:
     rows = [{**QA[0], "a\x1b[31m": "x", "n" * 5000: "x", "\U0001f600": "x"}, {**QA[0], "\ud800": "x"}]
     path = write_jsonl(tmp_path / "rows.jsonl", rows)
     with pytest.raises(DataError, match=r"data\.bad_json.*rows\.jsonl:2") as caught:

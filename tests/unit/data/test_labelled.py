@@ -1,4 +1,6 @@
-"""Labelled answers: every form read alike, the label beside each from the file to the batch, bad rows named."""
+"""Labelled answers: every form read alike, the label beside each from the file to the batch, bad rows
+named.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,10 @@ def read(row: dict[str, Any], **mapping: str) -> Example:
 @pytest.mark.parametrize("row", FORMS)
 def test_every_form_gives_the_same_answer(row: dict[str, Any]) -> None:
     found = read(row)
-    assert found == Example(messages=(USER, GOOD), learn_from=1, values={"label": 1.0}) and found.prompt == "user\nq?"
+    assert (
+        found == Example(messages=(USER, GOOD), learn_from=1, values={"label": 1.0})
+        and found.prompt == "user\nq?"
+    )
 
 
 @pytest.mark.parametrize("label", [False, 0, "False", "0", 0.0])
@@ -62,7 +67,9 @@ def test_rows_of_another_kind_are_refused(row: dict[str, Any]) -> None:
 
 def labelled_from(rows: list[dict[str, Any]], folder: Path, **data: Any) -> Prepared:
     path = write_jsonl(folder / "rows.jsonl", rows)
-    return prepared_from(path, make_tokenizer(folder / "tokenizer"), folder / "cache", rows="labelled", **data)
+    return prepared_from(
+        path, make_tokenizer(folder / "tokenizer"), folder / "cache", rows="labelled", **data
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,7 +94,8 @@ def test_a_bad_row_is_named_with_its_line(row: dict[str, Any], code: str, tmp_pa
 
 def test_labels_stay_with_their_answers_and_the_prompt_is_not_learnt(tmp_path: Path) -> None:
     rows = [
-        {"prompt": f"question {i}", "completion": f"answer {i} " * (1 + i % 4), "label": i % 3 == 0} for i in range(30)
+        {"prompt": f"question {i}", "completion": f"answer {i} " * (1 + i % 4), "label": i % 3 == 0}
+        for i in range(30)
     ]
     prepared = labelled_from(rows, tmp_path, validation_split=6)
     assert prepared.eval is not None and (len(prepared.train), len(prepared.eval)) == (24, 6)

@@ -14,8 +14,13 @@ from paceline.data.prepare import prepare
 
 
 def config_of(tokenizer: Path, rows: Path, algorithm: str = "sft", **data: Any) -> Config:
-    sections = {"model": {"config": {"model_type": "llama"}, "tokenizer": str(tokenizer)}, "training": {"algorithm": algorithm}}  # fmt: skip
-    return Config.model_validate({**sections, "data": {"train": str(rows), "max_length": 64, "packing": False, **data}})
+    sections = {
+        "model": {"config": {"model_type": "llama"}, "tokenizer": str(tokenizer)},
+        "training": {"algorithm": algorithm},
+    }
+    return Config.model_validate(
+        {**sections, "data": {"train": str(rows), "max_length": 64, "packing": False, **data}}
+    )
 
 
 def prepared(config: Config, cache: Path) -> list[int]:
@@ -36,7 +41,9 @@ def test_nothing_is_said_before_it_is_prepared_and_every_token_after(
     assert lengths.lengths_of(other, tmp_path) is None, "another length is another preparation"
 
 
-def test_packed_rows_are_counted_as_training_packs_them(tokenizer_dir: Path, alpaca_file: Path, tmp_path: Path) -> None:
+def test_packed_rows_are_counted_as_training_packs_them(
+    tokenizer_dir: Path, alpaca_file: Path, tmp_path: Path
+) -> None:
     config = config_of(tokenizer_dir, alpaca_file, packing=True, max_length=96)
     documents = prepared(config, tmp_path)
     found = lengths.lengths_of(config, tmp_path)

@@ -37,9 +37,12 @@ def ids_seen(rows: PackedSource, epoch: int, dp: int, micro: int, accumulation: 
 
 @pytest.mark.parametrize("packing", [True, False])
 @pytest.mark.parametrize(
-    ("dp", "micro", "accumulation"), [(1, 1, 1), (1, 8, 1), (2, 4, 1), (2, 2, 2), (4, 2, 1), (3, 5, 2), (8, 16, 1)]
+    ("dp", "micro", "accumulation"),
+    [(1, 1, 1), (1, 8, 1), (2, 4, 1), (2, 2, 2), (4, 2, 1), (3, 5, 2), (8, 16, 1)],
 )
-def test_every_document_once_an_epoch(tmp_path: Path, packing: bool, dp: int, micro: int, accumulation: int) -> None:
+def test_every_document_once_an_epoch(
+    tmp_path: Path, packing: bool, dp: int, micro: int, accumulation: int
+) -> None:
     rows = source(tmp_path, packing=packing)
     assert sorted(ids_seen(rows, 1, dp, micro, accumulation)) == list(range(len(LENGTHS)))
 
@@ -77,7 +80,9 @@ def test_epochs_and_seeds_differ_and_evaluation_keeps_the_order(tmp_path: Path) 
 
 
 def test_the_order_is_pinned() -> None:
-    """Runs resumed under another version must see the same order: change ORDER_ALGORITHM when this changes."""
+    """Runs resumed under another version must see the same order: change ORDER_ALGORITHM when this
+    changes.
+    """
     assert permutation(42, 12).tolist() == [4, 2, 6, 5, 0, 7, 10, 8, 1, 3, 11, 9]
 
 
@@ -143,7 +148,9 @@ def _parts(row: np.ndarray) -> tuple[list[int], list[int]]:
 
 @pytest.mark.parametrize("packing", [True, False])
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_mismatched_answers_are_those_of_the_step_however_it_is_split(tmp_path: Path, packing: bool, size: int) -> None:
+def test_mismatched_answers_are_those_of_the_step_however_it_is_split(
+    tmp_path: Path, packing: bool, size: int
+) -> None:
     rows = source(tmp_path, packing=packing)
     count = rows.num_rows(1)
     for together in (range(6), range(count - 3, count)):

@@ -14,7 +14,9 @@ from paceline.data.pack import best_fit_decreasing, efficiency
 
 def alpaca_like(num: int, longest: int, seed: int = 0) -> np.ndarray:
     """Log-normal lengths with mean about 110, by Box-Muller on hashed counters."""
-    u = (hash_values(seed, np.arange(2 * num, dtype=np.uint64)) >> np.uint64(11)).astype(np.float64) / 2**53 + 1e-12
+    u = (hash_values(seed, np.arange(2 * num, dtype=np.uint64)) >> np.uint64(11)).astype(
+        np.float64
+    ) / 2**53 + 1e-12
     normal = np.sqrt(-2 * np.log(u[:num])) * np.cos(2 * math.pi * u[num:])
     return np.clip(np.exp(4.4 + 0.75 * normal), 5, longest).astype(np.int32)
 

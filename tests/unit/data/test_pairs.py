@@ -1,4 +1,6 @@
-"""Preference pairs: every form read alike, both halves together from the file to the batch, bad rows named."""
+"""Preference pairs: every form read alike, both halves together from the file to the batch, bad rows
+named.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,12 @@ FORMS: list[dict[str, Any]] = [
     {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]},
     {"chosen": [USER, GOOD], "rejected": [USER, BAD]},
     {"prompt": "q?", "chosen": [GOOD], "rejected": [BAD], "messages": [USER]},
-    {"conversations": [{"from": "human", "value": "q?"}], "chosen": {"from": "gpt", "value": "yes"}, "rejected": {"from": "gpt", "value": "no"}},
-]  # fmt: skip
+    {
+        "conversations": [{"from": "human", "value": "q?"}],
+        "chosen": {"from": "gpt", "value": "yes"},
+        "rejected": {"from": "gpt", "value": "no"},
+    },
+]
 
 
 def read(row: dict[str, Any], **mapping: str) -> tuple[Example, Example]:
@@ -58,7 +64,9 @@ def test_system_margin_and_named_columns() -> None:
 
 def pairs_from(rows: list[dict[str, Any]], folder: Path, **data: Any) -> Prepared:
     tokenizer = make_tokenizer(folder / "tokenizer")
-    return prepared_from(write_jsonl(folder / "pairs.jsonl", rows), tokenizer, folder / "cache", rows="pairs", **data)
+    return prepared_from(
+        write_jsonl(folder / "pairs.jsonl", rows), tokenizer, folder / "cache", rows="pairs", **data
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,8 +89,9 @@ def test_a_bad_pair_is_named_with_its_line(row: dict[str, Any], code: str, tmp_p
 
 def test_halves_stay_together_through_split_packing_and_order(tmp_path: Path) -> None:
     rows = [
-        {"prompt": f"question {i}", "chosen": "good " * (1 + i % 5), "rejected": f"bad {i}", "margin": i / 4} for i in range(40)
-    ]  # fmt: skip
+        {"prompt": f"question {i}", "chosen": "good " * (1 + i % 5), "rejected": f"bad {i}", "margin": i / 4}
+        for i in range(40)
+    ]
     prepared = pairs_from(rows, tmp_path, validation_split=8, max_length=48)
     assert prepared.counts.rows_used == 40 and prepared.eval is not None
     assert (len(prepared.train), len(prepared.eval)) == (64, 16)
@@ -94,7 +103,9 @@ def test_halves_stay_together_through_split_packing_and_order(tmp_path: Path) ->
             learnt = bytes(i for i in labels[labels != IGNORE_INDEX] if i < 256)
             assert len(learnt) and (labels == IGNORE_INDEX).sum() >= len("question 1")
             assert len(ids) == table.lengths[document]
-    source = PackedSource(prepared.train, seq_len=48, packing=True, seed=3, pad_token_id=prepared.pad_token_id)
+    source = PackedSource(
+        prepared.train, seq_len=48, packing=True, seed=3, pad_token_id=prepared.pad_token_id
+    )
     num = source.num_rows(0)
     assert num < 32
     seen: list[int] = []

@@ -1,4 +1,6 @@
-"""Preparation from file to table: found again at once, made anew when anything changes, never silent about a row."""
+"""Preparation from file to table: found again at once, made anew when anything changes, never silent about
+a row.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def test_rows_become_documents_with_labelled_answers(rows: str, tokenizer: Path,
     assert p.train.lengths.dtype == np.int32
 
 
-def test_a_second_run_finds_it_and_any_change_makes_it_anew(rows: str, tokenizer: Path, tmp_path: Path) -> None:
+def test_a_second_run_finds_it_and_any_change_makes_it_anew(
+    rows: str, tokenizer: Path, tmp_path: Path
+) -> None:
     cache = tmp_path / "cache"
     first = prepared_from(rows, tokenizer, cache)
     again = prepared_from(rows, tokenizer, cache)
@@ -64,9 +68,14 @@ def test_a_second_run_finds_it_and_any_change_makes_it_anew(rows: str, tokenizer
     assert (again.fingerprint, texts(again), again.notes) == (first.fingerprint, texts(first), first.notes)
     assert again.counts.to_json() == first.counts.to_json()
     changes: list[dict[str, Any]] = [
-        {"max_length": 128}, {"train_on": "all"}, {"on_too_long": "skip"}, {"validation_split": 2}, {"validation_split": 2, "seed": 2},
-        {"model": {"chat_template": "chatml"}}, {"model": {"add_tokens": ["xyz"]}},
-    ]  # fmt: skip
+        {"max_length": 128},
+        {"train_on": "all"},
+        {"on_too_long": "skip"},
+        {"validation_split": 2},
+        {"validation_split": 2, "seed": 2},
+        {"model": {"chat_template": "chatml"}},
+        {"model": {"add_tokens": ["xyz"]}},
+    ]
     keys = [prepared_from(rows, tokenizer, cache, **change).fingerprint for change in changes]
     with Path(rows).open("a") as stream:
         stream.write(json.dumps(QA[0] | {"instruction": "new"}) + "\n")
@@ -88,7 +97,9 @@ def test_weight_and_place_do_not_change_the_tokens(rows: str, tokenizer: Path, t
 
 
 @pytest.mark.parametrize("damage", ["truncated", "no meta", "no index", "garbage meta"])
-def test_a_damaged_cache_is_made_anew_with_a_note(rows: str, tokenizer: Path, tmp_path: Path, damage: str) -> None:
+def test_a_damaged_cache_is_made_anew_with_a_note(
+    rows: str, tokenizer: Path, tmp_path: Path, damage: str
+) -> None:
     first = prepared_from(rows, tokenizer, tmp_path / "cache")
     want = texts(first)
     tokens, meta, index = (first.path / name for name in ("tokens.arrow", "meta.json", "train.npy"))
@@ -130,8 +141,11 @@ def test_bad_rows_are_refused_with_every_reason_and_place(tokenizer: Path, tmp_p
     with pytest.raises(DataError) as caught:
         prepared_from(path, tokenizer, tmp_path / "cache")
     assert {(d.code, d.where.rpartition(":")[2]) for d in caught.value.diagnostics} == {
-        ("data.no_answer", "21"), ("data.empty", "22"), ("data.missing_column", "23"), ("data.bad_json", "24"),
-    }  # fmt: skip
+        ("data.no_answer", "21"),
+        ("data.empty", "22"),
+        ("data.missing_column", "23"),
+        ("data.bad_json", "24"),
+    }
     assert list((tmp_path / "cache" / "prepared").iterdir()) == []
 
 
@@ -171,9 +185,17 @@ def test_long_rows_by_policy(tokenizer: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "options", "code"),
     [
-        ([{"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]}], {}, "data.no_chat_template"),
+        (
+            [{"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]}],
+            {},
+            "data.no_chat_template",
+        ),
         (LONG[1:2], {"max_length": 16}, "data.no_usable_rows"),
-        (LONG, {"max_length": 16, "model": {"chat_template": "{% for m in messages %}"}}, "data.bad_chat_template"),
+        (
+            LONG,
+            {"max_length": 16, "model": {"chat_template": "{% for m in messages %}"}},
+            "data.bad_chat_template",
+        ),
         (LONG, {"model": {"chat_template": "chatmal"}}, "data.bad_chat_template"),
         (LONG, {"validation_split": 3}, "data.cannot_split"),
         ([LONG[2]] * 4, {"validation_split": 1}, "data.cannot_split"),
@@ -183,7 +205,7 @@ def test_long_rows_by_policy(tokenizer: Path, tmp_path: Path) -> None:
         ([{"text": ""}], {}, "data.empty"),
         ([{"text": ""}], {"on_bad_row": "skip"}, "data.no_usable_rows"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_prepared_is_named(
     tokenizer: Path, tmp_path: Path, rows: list, options: dict, code: str
 ) -> None:
@@ -202,7 +224,8 @@ def test_what_cannot_be_prepared_is_named(
 
 def test_no_labels_at_all(tokenizer: Path, tmp_path: Path) -> None:
     silent = (
-        "{% for m in messages %}{{ m.content }}{% endfor %}{% if false %}{% generation %}{% endgeneration %}{% endif %}"
+        "{% for m in messages %}{{ m.content }}{% endfor %}{% if false %}{% generation %}{% endgeneration"
+        " %}{% endif %}"
     )
     path = write_jsonl(tmp_path / "rows.jsonl", QA)
     with pytest.raises(DataError, match=r"data\.no_labels"):
@@ -252,7 +275,10 @@ def test_chatml_on_a_tokenizer_without_its_marks_is_warned_of(rows: str, tmp_pat
 
 
 def test_several_sets_and_evaluation(tokenizer: Path, tmp_path: Path) -> None:
-    one, two = write_jsonl(tmp_path / "one.jsonl", QA[:5]), write_jsonl(tmp_path / "two.jsonl", [{"text": "plain"}] * 3)
+    one, two = (
+        write_jsonl(tmp_path / "one.jsonl", QA[:5]),
+        write_jsonl(tmp_path / "two.jsonl", [{"text": "plain"}] * 3),
+    )
     held = write_jsonl(tmp_path / "held.jsonl", QA[3:7])
     p = prepared_from([one, {"path": two, "max_rows": 2}], tokenizer, tmp_path / "cache", eval=held)
     assert p.eval is not None

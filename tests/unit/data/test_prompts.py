@@ -1,4 +1,6 @@
-"""Prompts with answers: read in every form, tokens up to where the model answers, the row kept whole for rewards, bad rows named."""
+"""Prompts with answers: read in every form, tokens up to where the model answers, the row kept whole for
+rewards, bad rows named.
+"""
 
 from __future__ import annotations
 
@@ -58,8 +60,13 @@ def test_what_rewards_may_need_is_kept() -> None:
 
 @pytest.mark.parametrize(
     ("row", "mapping"),
-    [({"answer": "2"}, {}), ({"question": "a", "problem": "b"}, {}), ({"question": "a"}, {"prompt": "nobody"}), ({"question": "a"}, {"promt": "question"})],
-)  # fmt: skip
+    [
+        ({"answer": "2"}, {}),
+        ({"question": "a", "problem": "b"}, {}),
+        ({"question": "a"}, {"prompt": "nobody"}),
+        ({"question": "a"}, {"promt": "question"}),
+    ],
+)
 def test_no_prompt_or_several(row: dict[str, Any], mapping: dict[str, str]) -> None:
     with pytest.raises(DataError, match="data.format_prompts"):
         detect_prompts([row], where="f", mapping=mapping)
@@ -88,9 +95,14 @@ def test_prepared_prompts(tmp_path: Path) -> None:
         facts = prepared.train.facts(document)
         assert (labels == -100).all()
         turn = [{"role": "user", "content": facts["prompt"]}]
-        assert ids.tolist() == tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=True)["input_ids"]  # fmt: skip
+        assert (
+            ids.tolist()
+            == tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=True)["input_ids"]
+        )
         assert facts["answer"] == f"so\n#### {2 * facts['level']}"
-    source = PackedSource(prepared.train, seq_len=512, packing=False, seed=1, pad_token_id=prepared.pad_token_id)
+    source = PackedSource(
+        prepared.train, seq_len=512, packing=False, seed=1, pad_token_id=prepared.pad_token_id
+    )
     order = [source.document_ids(0, [i])[0] for i in range(16)]
     assert sorted(order) == list(range(16)) and order != sorted(order)
     again = prompts_from(rows, tmp_path, validation_split=4)

@@ -36,13 +36,24 @@ def written(folder: Path, name: str) -> Path:
     elif name == "bom.jsonl":
         path.write_text("\n".join(json.dumps(r) for r in ROWS), "utf-8-sig")
     else:
-        path.write_text(json.dumps(ROWS, indent=2 if name == "indented.json" else None, ensure_ascii=False), "utf-8")
+        path.write_text(
+            json.dumps(ROWS, indent=2 if name == "indented.json" else None, ensure_ascii=False), "utf-8"
+        )
     return path
 
 
 @pytest.mark.parametrize(
     "name",
-    ["a.json", "indented.json", "list.jsonl", "lines.jsonl", "lines_in_truth.json", "bom.jsonl", "a.parquet", "a.csv"],
+    [
+        "a.json",
+        "indented.json",
+        "list.jsonl",
+        "lines.jsonl",
+        "lines_in_truth.json",
+        "bom.jsonl",
+        "a.parquet",
+        "a.csv",
+    ],
 )
 def test_all_kinds_of_files_give_the_same_rows(tmp_path: Path, name: str) -> None:
     assert [row.value for row in rows_of(written(tmp_path, name))] == ROWS
@@ -98,7 +109,9 @@ def test_a_folder_leaves_other_splits_aside_and_says_so(tmp_path: Path) -> None:
         ("x.xml", "<a/>", "data.unknown_suffix", ".jsonl"),
     ],
 )
-def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: str, code: str | None, said: str) -> None:
+def test_files_that_cannot_be_read(
+    tmp_path: Path, name: str, content: str, code: str | None, said: str
+) -> None:
     (tmp_path / name).write_bytes(content.encode("latin-1"))
     if code is None:
         assert rows_of(tmp_path / name) == []

@@ -20,11 +20,17 @@ TURNS = (
     {"role": "assistant", "content": "Bye é"},
 )
 REASONING = (  # drops the reasoning of answers that lie in the past, as reasoning models' templates do
-    "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' and loop.last %}<think></think>{% endif %}"
-    "{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+    "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' and loop.last %}<think></think>{% endif"
+    " %}{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
 )
-REWRITES = "{% if messages|length > 2 %}long{% else %}short{% endif %}:{% for m in messages %}{{ m.role }} {{ m.content }}<|end|>{% endfor %}"
-ONE_EOS = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+REWRITES = (
+    "{% if messages|length > 2 %}long{% else %}short{% endif %}:{% for m in messages %}{{ m.role }} {{"
+    " m.content }}<|end|>{% endfor %}"
+)
+ONE_EOS = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt"
+    " %}assistant: {% endif %}"
+)
 
 
 def unmarked(template: str) -> str:
@@ -40,7 +46,9 @@ def parts(coder: Encoder, turns: tuple = TURNS) -> tuple[str, list[str]]:
     encoded = coder.encode([Example(messages=turns)])[0]
     assert isinstance(encoded, Encoded), encoded
     stretches: list[list[int]] = []
-    for i, (token, learnt) in enumerate(zip(encoded.input_ids.tolist(), encoded.labelled.tolist(), strict=True)):
+    for i, (token, learnt) in enumerate(
+        zip(encoded.input_ids.tolist(), encoded.labelled.tolist(), strict=True)
+    ):
         if learnt:
             if i == 0 or not encoded.labelled[i - 1]:
                 stretches.append([])
@@ -60,7 +68,10 @@ def test_prefixes_find_the_same_tokens_as_marks(tokenizer: Path, name: str) -> N
     assert parts(encoder(tokenizer, marked)) == parts(encoder(tokenizer, plain))
     coder = encoder(tokenizer, marked)
     answers = parts(coder)[1]
-    assert [a.startswith(t["content"]) for a, t in zip(answers, (TURNS[2], TURNS[4]), strict=True)] == [True, True]
+    assert [a.startswith(t["content"]) for a, t in zip(answers, (TURNS[2], TURNS[4]), strict=True)] == [
+        True,
+        True,
+    ]
     opened = coder.tokenizer.apply_chat_template(list(TURNS[:4]), tokenize=False, add_generation_prompt=True)
     assert parts(coder)[0].startswith(opened), "an answer must begin where generation does"
 
@@ -77,12 +88,18 @@ def test_a_template_without_an_end_gets_end_of_text(tokenizer: Path) -> None:
 
 
 def test_a_mark_that_leaves_the_end_out_is_closed(tokenizer: Path) -> None:
-    template = "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+    template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration"
+        " %}{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+    )
     assert parts(encoder(tokenizer, template))[1] == ["Hello\nthere<|im_end|>", "Bye é<|im_end|>"]
 
 
 def test_reasoning_templates_are_followed(tokenizer: Path) -> None:
-    assert parts(encoder(tokenizer, REASONING))[1] == ["Hello\nthere<|im_end|>", "<think></think>Bye é<|im_end|>"]
+    assert parts(encoder(tokenizer, REASONING))[1] == [
+        "Hello\nthere<|im_end|>",
+        "<think></think>Bye é<|im_end|>",
+    ]
 
 
 @pytest.mark.parametrize(

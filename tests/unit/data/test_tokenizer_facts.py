@@ -21,11 +21,21 @@ def test_no_costly_template_passes_for_a_plain_one(kind: str) -> None:
 
 def test_templates_as_they_are_published_are_plain() -> None:
     assert all(ends_soon(builtin_template(name)) for name in BUILTIN_TEMPLATES)
-    marked = "{%- for m in messages %}{% generation %}{{ m['content'] + eos_token }}{% endgeneration -%}{% if loop.index0 % 2 %}x{% endif %}{% endfor %}"  # fmt: skip
-    assert ends_soon(marked) and not ends_soon("{% for") and not ends_soon("{% for a in b recursive %}{% endfor %}")
+    marked = (
+        "{%- for m in messages %}{% generation %}{{ m['content'] + eos_token }}{% endgeneration -%}{% if"
+        " loop.index0 % 2 %}x{% endif %}{% endfor %}"
+    )
+    assert (
+        ends_soon(marked)
+        and not ends_soon("{% for")
+        and not ends_soon("{% for a in b recursive %}{% endfor %}")
+    )
 
 
-@pytest.mark.parametrize("added", [{}, {"add_tokens": ["<new>"]}, {"add_special_tokens": ["<|a|>", "<|b|>"]}, {"add_tokens": ["<|end|>"]}])  # fmt: skip
+@pytest.mark.parametrize(
+    "added",
+    [{}, {"add_tokens": ["<new>"]}, {"add_special_tokens": ["<|a|>", "<|b|>"]}, {"add_tokens": ["<|end|>"]}],
+)
 def test_tokens_are_counted_as_the_loaded_tokenizer_does(added: dict[str, list[str]], tmp_path: Path) -> None:
     folder = make_tokenizer(tmp_path / "t")
     model = ModelSection(name_or_path=str(folder), **added)  # type: ignore[arg-type]
@@ -44,7 +54,16 @@ def test_what_files_do_not_tell_is_open(tmp_path: Path) -> None:
     assert reasons(llama) == ["<|eot_id|> in the chat template"]
     assert reasons(llama.model_copy(update={"add_special_tokens": ("<|eot_id|>",)})) == []
     said = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps({**said, "tokenizer_class": "ByT5Tokenizer", "eos_token": None, "auto_map": {"AutoTokenizer": ["a.B", None]}}))  # fmt: skip
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(
+            {
+                **said,
+                "tokenizer_class": "ByT5Tokenizer",
+                "eos_token": None,
+                "auto_map": {"AutoTokenizer": ["a.B", None]},
+            }
+        )
+    )
     assert len(reasons()) == 3 and reasons(formats=frozenset({"text"})) == []
     (folder / "tokenizer.json").unlink()
     assert len(reasons()) == 4 and most_tokens(folder, model) is None

@@ -1,4 +1,6 @@
-"""The demo's preference pairs: really wrong, as long as the right answer, and about other words than those held out."""
+"""The demo's preference pairs: really wrong, as long as the right answer, and about other words than those
+held out.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What the demo lays down: a tokenizer that transformers loads, data in the messages format, a YAML that the config room takes."""
+"""What the demo lays down: a tokenizer that transformers loads, data in the messages format, a YAML that
+the config room takes.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,16 @@ def test_only_the_answer_is_marked_to_be_learnt(tmp_path: Path) -> None:
 
     write_tokenizer(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(str(tmp_path))
-    messages = [{"role": "user", "content": "Spell 'cat' backwards."}, {"role": "assistant", "content": "tac"}]
+    messages = [
+        {"role": "user", "content": "Spell 'cat' backwards."},
+        {"role": "assistant", "content": "tac"},
+    ]
     made = tokenizer.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
     learnt = [i for i, m in zip(made["input_ids"], made["assistant_masks"], strict=True) if m]
     assert tokenizer.convert_ids_to_tokens(learnt) == ["t", "a", "c", EOS]
-    asked = tokenizer.apply_chat_template(messages[:1], add_generation_prompt=True, return_dict=True)["input_ids"]
+    asked = tokenizer.apply_chat_template(messages[:1], add_generation_prompt=True, return_dict=True)[
+        "input_ids"
+    ]
     assert made["input_ids"][: len(asked)] == asked
 
 
@@ -47,7 +54,7 @@ def test_the_yaml_is_a_config_that_reaches_its_files(tmp_path: Path) -> None:
     assert config.training.output_dir == str(run)
     assert config.data.max_length == MAX_LENGTH
     assert config.model.config["vocab_size"] == len(vocabulary())
-    assert [json.loads(line)["messages"][0]["content"] for line in material.held_out.read_text().splitlines()] == [
-        q.prompt for q in material.questions
-    ]
+    assert [
+        json.loads(line)["messages"][0]["content"] for line in material.held_out.read_text().splitlines()
+    ] == [q.prompt for q in material.questions]
     assert Path(config.data.train[0].path) == material.train

@@ -1,4 +1,6 @@
-"""The demos that start half-way: which commands they run in which order, and what they make of the results. Nothing is trained here."""
+"""The demos that start half-way: which commands they run in which order, and what they make of the
+results. Nothing is trained here.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class Commands:
                     log.write(Eval(step, {"eval_accuracy": share, "eval_rewards/accuracies": share}))
         if what in ("Answering", "Supervised training"):
             run = RunDir.at(
-                argv[argv.index("paceline.training.answers") + 1] if what == "Answering" else Path(argv[-3]).parents[1]
+                argv[argv.index("paceline.training.answers") + 1]
+                if what == "Answering"
+                else Path(argv[-3]).parents[1]
             )
             for step in self.exact:
                 run.checkpoint(step).mkdir(parents=True, exist_ok=True)
@@ -94,7 +98,9 @@ def test_a_gain_too_small_fails_unless_the_demo_was_shortened(
     assert demo(tmp_path / "demo-short", "grpo", commands, monkeypatch, steps=3)[0] == 0
 
 
-def test_without_a_finished_demo_a_short_one_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_finished_demo_a_short_one_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     commands = Commands({5: 0.2, 80: 0.38, 85: 0.5})
     code, shown, numbers = demo(tmp_path / "mine", "dpo", commands, monkeypatch)
     assert commands.asked[:2] == ["Supervised training", "Answering"] and "step 80 of the SFT demo" in shown

@@ -56,7 +56,9 @@ def test_a_second_demo_takes_the_next_free_name(tmp_path: Path, monkeypatch: pyt
     assert "earlier demo" in out.getvalue()
 
 
-def test_a_named_directory_that_is_not_empty_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_named_directory_that_is_not_empty_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "mine.txt").write_text("keep me")
     with pytest.raises(ConfigError):
         free_directory(tmp_path, DEFAULT, Console(file=io.StringIO()))

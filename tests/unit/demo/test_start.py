@@ -1,4 +1,6 @@
-"""Where the later demos start: the checkpoint nearest to 40 %, of a finished demo where one with the same questions lies beside."""
+"""Where the later demos start: the checkpoint nearest to 40 %, of a finished demo where one with the same
+questions lies beside.
+"""
 
 from __future__ import annotations
 
@@ -48,9 +50,13 @@ def test_other_questions_far_scores_and_lost_checkpoints_are_passed_over(tmp_pat
 
 def test_nearest_is_by_exact_match() -> None:
     assert (
-        nearest([{"step": 1, "exact_match": 0.1}, {"step": 2, "exact_match": 0.43}, {"step": 3, "exact_match": 0.35}])[
-            "step"
-        ]
+        nearest(
+            [
+                {"step": 1, "exact_match": 0.1},
+                {"step": 2, "exact_match": 0.43},
+                {"step": 3, "exact_match": 0.35},
+            ]
+        )["step"]
         == 2
     )
 
@@ -64,7 +70,11 @@ def test_every_recipe_is_a_config_that_reaches_its_files(algorithm: str, tmp_pat
     yaml = root / f"{algorithm}.yaml"
     yaml.write_text(recipe.yaml(root, RunDir.at(root / algorithm), start, 11, 30, 2), encoding="utf-8")
     config = load_config(str(yaml)).config
-    assert config.training.algorithm == algorithm and config.training.max_steps == 30 and config.training.seed == 11
+    assert (
+        config.training.algorithm == algorithm
+        and config.training.max_steps == 30
+        and config.training.seed == 11
+    )
     assert config.training.output_dir == str(root / algorithm)
     assert config.model.name_or_path == str(start.model)
     for source in (*config.data.train, *(config.data.eval or ())):
@@ -84,4 +94,10 @@ def test_goals_decide_the_exit_code(tmp_path: Path, capsys: pytest.CaptureFixtur
     write_numbers(tmp_path / "numbers.json", "dpo", [good, bad], {"training": 3.14159})
     written = json.loads((tmp_path / "numbers.json").read_text())
     assert written["seconds"] == {"training": 3.1}
-    assert written["numbers"][0] == {"name": "pairs", "before": None, "after": 0.9, "goal": 0.85, "reached": True}
+    assert written["numbers"][0] == {
+        "name": "pairs",
+        "before": None,
+        "after": 0.9,
+        "goal": 0.85,
+        "reached": True,
+    }

@@ -1,4 +1,6 @@
-"""``docs/architecture.md`` says what the sources say: rooms and their docstrings, the contracts that comments cite, files that are there."""
+"""``docs/architecture.md`` says what the sources say: rooms and their docstrings, the contracts that
+comments cite, files that are there.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,11 @@ def test_rooms_within_rooms_stand_there_with_their_own_words() -> None:
 
 
 def test_rooms_stand_in_the_order_of_imports() -> None:
-    listed = re.search(r"^ROOMS = \((.*?)\)", (ROOT / "tests/architecture/sources.py").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)  # fmt: skip
+    listed = re.search(
+        r"^ROOMS = \((.*?)\)",
+        (ROOT / "tests/architecture/sources.py").read_text(encoding="utf-8"),
+        re.MULTILINE | re.DOTALL,
+    )
     assert listed
     order = [name for name in re.findall(r'"(\w+)"', listed[1]) if name in _rooms()]
     assert [name for name, _ in _ROW.findall(PAGE)] == order
@@ -51,7 +57,11 @@ def test_rooms_stand_in_the_order_of_imports() -> None:
 
 def test_every_contract_that_a_comment_cites_is_written() -> None:
     written = {int(n) for n in re.findall(r"^(\d+)\. \*\*", PAGE, re.MULTILINE)}
-    cited = {int(n) for file in (ROOT / "paceline").rglob("*.py") for n in re.findall(r"[Cc]ontract (\d+)", file.read_text(encoding="utf-8"))}  # fmt: skip
+    cited = {
+        int(n)
+        for file in (ROOT / "paceline").rglob("*.py")
+        for n in re.findall(r"[Cc]ontract (\d+)", file.read_text(encoding="utf-8"))
+    }
     assert written == set(range(1, 15)) and cited and cited <= written
 
 

@@ -1,4 +1,6 @@
-"""README and guides say what is true: YAML that loads, verbs and options that exist, links that lead somewhere, twins that agree."""
+"""README and guides say what is true: YAML that loads, verbs and options that exist, links that lead
+somewhere, twins that agree.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Each file of configs/ is a config that a run could start from: it loads, and no rule finds anything wrong with it, on one card or on eight."""
+"""Each file of configs/ is a config that a run could start from: it loads, and no rule finds anything
+wrong with it, on one card or on eight.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The tables of exit codes in the guide and its Chinese twin name every code that a program of ours answers, and no other."""
+"""The tables of exit codes in the guide and its Chinese twin name every code that a program of ours
+answers, and no other.
+"""
 
 from __future__ import annotations
 
@@ -37,5 +39,13 @@ def test_the_guide_names_the_causes_that_the_file_of_exits_holds() -> None:
     source = (ROOT / "paceline/launch/record.py").read_text(encoding="utf-8")
     for guide in GUIDES:
         text = (ROOT / guide).read_text(encoding="utf-8")
-        for cause in ("finished", "stopped", "error", "signal", "out_of_memory", "another_rank", "the_launcher"):
+        for cause in (
+            "finished",
+            "stopped",
+            "error",
+            "signal",
+            "out_of_memory",
+            "another_rank",
+            "the_launcher",
+        ):
             assert f"`{cause}`" in text and cause in source

@@ -9,7 +9,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 # What the listed packages bring themselves.
-BROUGHT = "pydantic_core annotated_doc annotated_types typing_extensions typing_inspection click shellingham markdown_it mdurl pygments markupsafe"
+BROUGHT = (
+    "pydantic_core annotated_doc annotated_types typing_extensions typing_inspection click shellingham"
+    " markdown_it mdurl pygments markupsafe"
+)
 _BLOCKED = """
 import importlib.machinery, sys
 ALLOWED = set({allowed!r})
@@ -27,7 +30,7 @@ sys.meta_path = [Listed if one is importlib.machinery.PathFinder else one for on
 from paceline.cli.main import main
 sys.argv = ["paceline", *{arguments!r}]
 main()
-"""
+"""  # noqa: E501
 
 
 def _listed() -> list[str]:
@@ -39,7 +42,9 @@ def _listed() -> list[str]:
 def plan(*arguments: str, without: str = "") -> subprocess.CompletedProcess[str]:
     allowed = {"paceline", *(name.partition(".")[0] for name in _listed()), *BROUGHT.split()} - {without}
     program = _BLOCKED.format(allowed=sorted(allowed), arguments=["plan", *arguments])
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=120
+    )
 
 
 def test_a_model_by_name_needs_what_readme_lists() -> None:
@@ -49,9 +54,9 @@ def test_a_model_by_name_needs_what_readme_lists() -> None:
 
 def test_a_yaml_needs_what_readme_lists(tmp_path: Path) -> None:
     (tmp_path / "t.yaml").write_text(
-        "model: {config: {model_type: llama, hidden_size: 64, num_hidden_layers: 2, num_attention_heads: 4, vocab_size: 768}, "
-        f"tokenizer: {ROOT}/examples/tokenizer}}\ndata: {{train: {ROOT}/examples/data/train.json, max_length: 128}}\n"
-        f"training: {{output_dir: {tmp_path}/out}}\n"
+        "model: {config: {model_type: llama, hidden_size: 64, num_hidden_layers: 2, num_attention_heads:"
+        f" 4, vocab_size: 768}}, tokenizer: {ROOT}/examples/tokenizer}}\ndata: {{train:"
+        f" {ROOT}/examples/data/train.json, max_length: 128}}\ntraining: {{output_dir: {tmp_path}/out}}\n"
     )
     done = plan(str(tmp_path / "t.yaml"))
     assert done.returncode == 0 and "run directory" in done.stdout, done.stdout + done.stderr

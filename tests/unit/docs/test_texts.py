@@ -25,15 +25,57 @@ _KEY = re.compile(rf"(?<![\w./`*-])`?((?:{'|'.join(SECTIONS)})(?:\.[a-z_0-9]+)+)
 _FILE = re.compile(
     r"(?<![\w./-])((?:docs|configs|examples|scripts|benchmarks|tests|paceline)/[\w./-]*\w\.(?:md|py|yaml|json|txt|sh))\b"
 )
-#: options of other programs that texts name: torchrun, accelerate, deepspeed, pip, vLLM, docker, Slurm, mpirun, git, apt …
+#: options of other programs that texts name: torchrun, accelerate, deepspeed, pip, vLLM, docker, Slurm,
+#: mpirun, git, apt …
 FOREIGN_OPTIONS = frozenset(
-    ["--nproc_per_node", "--max-restarts", "--local-rank", "--local_rank", "--module", "--logdir", "--strict", "--query-gpu", "--format", "--multi_gpu", "--num_processes", "--mixed_precision", "--gradient_accumulation_steps", "--use_deepspeed", "--zero_stage", "--cpu", "--use_fsdp", "--gradient_clipping", "--num_gpus", "--num_nodes", "--hostfile", "--no_ssh", "--include", "--exclude", "--autotuning", "--bind_cores_to_rank", "--deepspeed_config_file", "--security-opt", "--ntasks-per-node", "--npernode", "--local-dir", "--port", "--logprobs-mode"]
-)  # fmt: skip
+    [
+        "--nproc_per_node",
+        "--max-restarts",
+        "--local-rank",
+        "--local_rank",
+        "--module",
+        "--logdir",
+        "--strict",
+        "--query-gpu",
+        "--format",
+        "--multi_gpu",
+        "--num_processes",
+        "--mixed_precision",
+        "--gradient_accumulation_steps",
+        "--use_deepspeed",
+        "--zero_stage",
+        "--cpu",
+        "--use_fsdp",
+        "--gradient_clipping",
+        "--num_gpus",
+        "--num_nodes",
+        "--hostfile",
+        "--no_ssh",
+        "--include",
+        "--exclude",
+        "--autotuning",
+        "--bind_cores_to_rank",
+        "--deepspeed_config_file",
+        "--security-opt",
+        "--ntasks-per-node",
+        "--npernode",
+        "--local-dir",
+        "--port",
+        "--logprobs-mode",
+    ]
+)
 
 
 def documents() -> Iterator[tuple[str, str]]:
-    """(place, text) of what is read: pages, comments of shipped YAML files, every text in the package's sources."""
-    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "benchmarks" / "README.md", *ROOT.glob("*.yaml")]:  # fmt: skip
+    """(place, text) of what is read: pages, comments of shipped YAML files, every text in the package's
+    sources.
+    """
+    for path in [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").glob("*.md"),
+        ROOT / "benchmarks" / "README.md",
+        *ROOT.glob("*.yaml"),
+    ]:
         if path.name != "CHANGELOG.md":
             for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
                 yield f"{path.relative_to(ROOT)}:{number}", line
@@ -62,7 +104,10 @@ def options() -> frozenset[str]:
     for path in (ROOT / "paceline").rglob(
         "*.py"
     ):  # programs that are started by others: argparse, and the compatible scripts
-        if path.name in ("compat.py", "main.py", "options.py", "server.py", "probe.py", "scaling.py") or "argparse" in path.read_text():  # fmt: skip
+        if (
+            path.name in ("compat.py", "main.py", "options.py", "server.py", "probe.py", "scaling.py")
+            or "argparse" in path.read_text()
+        ):
             found |= set(re.findall(r"[\"'](--[a-z][\w-]*)[\"']", path.read_text(encoding="utf-8")))
     for path in [
         *(ROOT / "benchmarks").rglob("*.py"),
@@ -77,19 +122,32 @@ def options() -> frozenset[str]:
 
 def keys() -> set[str]:
     inner = {f"training.rollout.{name}" for name in ("server", "rewards")}
-    return {*fields(), *inner, *SECTION_ALIASES, *(f"{s}.{a}" for s in SECTIONS for a in (*ALIASES, *RECOGNISED))}
+    return {
+        *fields(),
+        *inner,
+        *SECTION_ALIASES,
+        *(f"{s}.{a}" for s in SECTIONS for a in (*ALIASES, *RECOGNISED)),
+    }
 
 
 def test_every_verb_that_is_named_exists() -> None:
-    said = "paceline VERB --help tells the arguments of one verb; paceline --version the version."  # an English "the"
-    wrong = [(p, found) for p, text in texts() for found in _VERB.findall(text) if found not in VERBS and text != said]
+    # an English "the"
+    said = "paceline VERB --help tells the arguments of one verb; paceline --version the version."
+    wrong = [
+        (p, found)
+        for p, text in texts()
+        for found in _VERB.findall(text)
+        if found not in VERBS and text != said
+    ]
     assert wrong == []
     assert sum(bool(_VERB.search(text)) for _, text in texts()) > 40
 
 
 def test_every_option_that_is_named_exists() -> None:
     known = options() | FOREIGN_OPTIONS
-    wrong = [(place, found) for place, text in texts() for found in _OPTION.findall(text) if found not in known]
+    wrong = [
+        (place, found) for place, text in texts() for found in _OPTION.findall(text) if found not in known
+    ]
     assert wrong == []
 
 
@@ -108,7 +166,12 @@ def test_every_key_that_is_named_exists() -> None:
 
 
 def test_every_file_that_is_named_exists() -> None:
-    wrong = [(place, found) for place, text in texts() for found in _FILE.findall(text) if not (ROOT / found).exists()]
+    wrong = [
+        (place, found)
+        for place, text in texts()
+        for found in _FILE.findall(text)
+        if not (ROOT / found).exists()
+    ]
     assert wrong == []
 
 

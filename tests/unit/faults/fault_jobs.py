@@ -21,15 +21,32 @@ Settings = dict[str, Any]
 
 def write_safetensors(path: Path, numbers: int = 4) -> None:
     """A file that holds one float32 tensor."""
-    header = json.dumps({"w": {"dtype": "F32", "shape": [numbers], "data_offsets": [0, 4 * numbers]}}).encode()
+    header = json.dumps(
+        {"w": {"dtype": "F32", "shape": [numbers], "data_offsets": [0, 4 * numbers]}}
+    ).encode()
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4 * numbers))
 
 
 LLAMA = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 32, "intermediate_size": 52, "num_hidden_layers": 4, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": 320, "max_position_embeddings": 128,
-}  # fmt: skip
-GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 32, "n_layer": 4, "n_head": 4, "vocab_size": 320, "n_positions": 128}  # fmt: skip
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 32,
+    "intermediate_size": 52,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 320,
+    "max_position_embeddings": 128,
+}
+GPT2 = {
+    "model_type": "gpt2",
+    "architectures": ["GPT2LMHeadModel"],
+    "n_embd": 32,
+    "n_layer": 4,
+    "n_head": 4,
+    "vocab_size": 320,
+    "n_positions": 128,
+}
 
 
 def tried_here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +79,12 @@ class Job:
         tree: dict[str, Any] = {
             "model": {"name_or_path": str(self.model)},
             "data": {"train": str(self.root / "rows.json"), "max_length": 64},
-            "training": {"max_steps": 4, "report_to": "none", "output_dir": str(self.root / "run"), "use_cpu": True},
+            "training": {
+                "max_steps": 4,
+                "report_to": "none",
+                "output_dir": str(self.root / "run"),
+                "use_cpu": True,
+            },
         }
         for path, value in settings.items():
             section, _, name = path.partition(".")
@@ -71,7 +93,9 @@ class Job:
         file.write_text(json.dumps(tree, indent=1))
         return file
 
-    def found(self, settings: Settings | None = None, *overrides: str, **options: Any) -> dict[str, Diagnostic]:
+    def found(
+        self, settings: Settings | None = None, *overrides: str, **options: Any
+    ) -> dict[str, Diagnostic]:
         """Code → finding of the plan, refused or not."""
         try:
             loaded = load(self.yaml(settings or {}), overrides)

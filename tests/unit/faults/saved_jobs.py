@@ -36,7 +36,9 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def asked(job: dict[str, Any]) -> tuple[dict[str, Any], str]:
         plan = Plan.from_json(job["plan"]) if job["plan"] else None
-        return {"looked": [d.to_json() for d in look(Config.from_json(job["config"]), os.environ, plan).found]}, ""
+        return {
+            "looked": [d.to_json() for d in look(Config.from_json(job["config"]), os.environ, plan).found]
+        }, ""
 
     monkeypatch.setattr(beforehand, "_run_child", asked)
 
@@ -47,17 +49,31 @@ def save(job: Job, settings: dict[str, Any] | None = None, step: int = 2) -> Pat
     config = plan.config
     kind = row_kind(algorithm_spec(plan.algorithm).rows)
     cache = Path(os.environ["PACELINE_CACHE"])
-    rows = train_fingerprint_of(config.data, config.model, config.training.seed, cache, most_bytes=1 << 20, kind=kind)
+    rows = train_fingerprint_of(
+        config.data, config.model, config.training.seed, cache, most_bytes=1 << 20, kind=kind
+    )
     assert rows is not None
-    adapter = None if plan.adapter is None else SimpleNamespace(spec=to_json(plan.adapter), base={"fingerprint": "f"})
+    adapter = (
+        None
+        if plan.adapter is None
+        else SimpleNamespace(spec=to_json(plan.adapter), base={"fingerprint": "f"})
+    )
     state = run_state(
-        TrainState(step=step), None, plan, rows, {"policy": adapter}, train_fingerprint=rows, data_definition=definition()
-    )  # fmt: skip
+        TrainState(step=step),
+        None,
+        plan,
+        rows,
+        {"policy": adapter},
+        train_fingerprint=rows,
+        data_definition=definition(),
+    )
     folder = RunDir.at(plan.run_dir).checkpoint(step)
     (folder / "hf").mkdir(parents=True)
     write_safetensors(folder / SHARD)
     (folder / "state.json").write_bytes(dump_object(state, "state.json"))
-    (folder / "hf" / "config.json").write_bytes((Path(config.model.name_or_path or "") / "config.json").read_bytes())
+    (folder / "hf" / "config.json").write_bytes(
+        (Path(config.model.name_or_path or "") / "config.json").read_bytes()
+    )
     write_manifest(folder, step)
     return folder
 
@@ -66,7 +82,9 @@ def write_manifest(folder: Path, step: int, world_size: int = 1) -> None:
     """The manifest of what lies in ``folder``."""
     import hashlib
 
-    names = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file() and p.name != "manifest.json")
+    names = sorted(
+        str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file() and p.name != "manifest.json"
+    )
     files = {}
     for name in names:
         data = (folder / name).read_bytes()

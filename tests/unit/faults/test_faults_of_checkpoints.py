@@ -1,4 +1,6 @@
-"""A checkpoint that cannot be gone on from, or is of another run: said by ``plan``, each with what to write, or allowed."""
+"""A checkpoint that cannot be gone on from, or is of another run: said by ``plan``, each with what to
+write, or allowed.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ HARMS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a manifest changed": (lambda c: _json(c / "manifest.json", step=3), "checkpoint.manifest"),
     "a state of another save": (_of_another_save, "checkpoint.misplaced"),
     "a manifest of another step": (lambda c: write_manifest(c, 7), "checkpoint.misplaced"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("harm", HARMS)
@@ -71,7 +73,9 @@ def test_a_harmed_checkpoint_is_named_by_plan(job: Job, harm: str) -> None:
 
 
 def test_a_flipped_weight_is_named_before_a_process_starts(job: Job) -> None:
-    """``plan`` compares sizes, since it must be quick, and says so; ``train`` reads every byte before its ranks start."""
+    """``plan`` compares sizes, since it must be quick, and says so; ``train`` reads every byte before its
+    ranks start.
+    """
     folder = save(job)
     flip(folder / SHARD)
     found = job.found({RESUME: str(folder)})
@@ -97,21 +101,51 @@ PAIRS = [{"prompt": f"say {i}", "chosen": "b", "rejected": "c"} for i in range(8
 CHANGES: list[tuple[str, Settings, Settings, str, str]] = [
     ("data", {}, {"data.train": "rows2.json"}, "checkpoint.other_run", "data.train"),
     ("tokenizer", {}, {"model.tokenizer": "tokenizer2"}, "checkpoint.other_run", "data.train"),
-    ("batch", {}, {"training.per_device_train_batch_size": 4}, "checkpoint.other_run", "training.per_device_train_batch_size"),
-    ("accumulation", {}, {"training.gradient_accumulation_steps": 3}, "checkpoint.other_run", "training.per_device_train_batch_size"),
+    (
+        "batch",
+        {},
+        {"training.per_device_train_batch_size": 4},
+        "checkpoint.other_run",
+        "training.per_device_train_batch_size",
+    ),
+    (
+        "accumulation",
+        {},
+        {"training.gradient_accumulation_steps": 3},
+        "checkpoint.other_run",
+        "training.per_device_train_batch_size",
+    ),
     ("length", {}, {"data.max_length": 48}, "checkpoint.other_run", "data.max_length"),
     ("seed", {}, {"training.seed": 5}, "checkpoint.other_run", "training.seed"),
     ("packing", {}, {"data.packing": False}, "checkpoint.other_run", "data.packing"),
-    ("algorithm", {"training.algorithm": "dpo", "data.train": "pairs.json"}, {"training.algorithm": "reward"}, "resume.other_algorithm", "training.algorithm"),
+    (
+        "algorithm",
+        {"training.algorithm": "dpo", "data.train": "pairs.json"},
+        {"training.algorithm": "reward"},
+        "resume.other_algorithm",
+        "training.algorithm",
+    ),
     ("optimizer", {}, {"training.optim": "adafactor"}, "resume.other_optimizer", "training.optim"),
-    ("optimizer's options", {}, {"training.optim_args": "amsgrad=true"}, "resume.other_optimizer", "training.optim"),
+    (
+        "optimizer's options",
+        {},
+        {"training.optim_args": "amsgrad=true"},
+        "resume.other_optimizer",
+        "training.optim",
+    ),
     ("sizes", {}, {"model.name_or_path": "models/smaller"}, "resume.other_model", "model.name_or_path"),
     ("an adapter now", {}, LORA, "resume.adapter", "lora"),
     ("no adapter now", LORA, {"lora.r": None}, "resume.adapter", "lora"),
     ("rank", LORA, {"lora.r": 4}, "resume.adapter", "lora.r"),
     ("scale", LORA, {"lora.alpha": 16}, "resume.adapter", "lora.alpha"),
-    ("layers of the adapter", LORA, {"lora.target_modules": ["q_proj"]}, "resume.adapter", "lora.target_modules"),
-]  # fmt: skip
+    (
+        "layers of the adapter",
+        LORA,
+        {"lora.target_modules": ["q_proj"]},
+        "resume.adapter",
+        "lora.target_modules",
+    ),
+]
 
 
 @pytest.fixture
@@ -129,7 +163,9 @@ def more(job: Job, tmp_path: Path) -> Job:
     return job
 
 
-@pytest.mark.parametrize(("before", "change", "code", "key"), [c[1:] for c in CHANGES], ids=[c[0] for c in CHANGES])
+@pytest.mark.parametrize(
+    ("before", "change", "code", "key"), [c[1:] for c in CHANGES], ids=[c[0] for c in CHANGES]
+)
 def test_what_a_resume_may_not_change_is_said_by_plan(
     more: Job, before: Settings, change: Settings, code: str, key: str
 ) -> None:
@@ -150,10 +186,18 @@ ALLOWED: list[tuple[str, Settings, Settings]] = [
     ("another rate", {}, {"training.learning_rate": 1e-6}),
     ("the same update by another kernel", {}, {"training.optim": "adamw_torch"}),
     ("evaluation begun", {}, {"data.eval": "rows2.json", "training.eval_strategy": "steps"}),
-    ("evaluation left out", {"data.eval": "rows2.json", "training.eval_strategy": "steps"}, {"data.eval": None, "training.eval_strategy": "no"}),
-    ("rows a micro-batch with as many a step", {"training.per_device_train_batch_size": 4}, {"training.per_device_train_batch_size": 2, "training.gradient_accumulation_steps": 2}),
+    (
+        "evaluation left out",
+        {"data.eval": "rows2.json", "training.eval_strategy": "steps"},
+        {"data.eval": None, "training.eval_strategy": "no"},
+    ),
+    (
+        "rows a micro-batch with as many a step",
+        {"training.per_device_train_batch_size": 4},
+        {"training.per_device_train_batch_size": 2, "training.gradient_accumulation_steps": 2},
+    ),
     ("dropout of the adapter", LORA, {"lora.dropout": 0.1}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("before", "change"), [c[1:] for c in ALLOWED], ids=[c[0] for c in ALLOWED])
@@ -201,7 +245,9 @@ def test_a_path_that_is_not_there(job: Job, where: str) -> None:
 def test_another_strategys_checkpoint(job: Job, strategy: str, code: str, severity: str) -> None:
     """Read or refused; and whether data of an earlier definition is the same cannot be told."""
     folder = save(job)
-    _json(folder / "state.json", strategy=strategy, data_fingerprint="of 3b6e39d", data_definition="of 3b6e39d")
+    _json(
+        folder / "state.json", strategy=strategy, data_fingerprint="of 3b6e39d", data_definition="of 3b6e39d"
+    )
     write_manifest(folder, 2)
     found = job.found({RESUME: str(folder)})
     assert found[code].severity.value == severity and strategy in found[code].found

@@ -1,4 +1,6 @@
-"""Faults of folders and files that a config names: each is found by ``plan``, before anything heavy is imported."""
+"""Faults of folders and files that a config names: each is found by ``plan``, before anything heavy is
+imported.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ def _shards(job: Job) -> None:
     (job.model / "model.safetensors").unlink()
     names = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
     write_safetensors(job.model / names[0])
-    (job.model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": names[0], "b": names[1]}}))
+    (job.model / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"a": names[0], "b": names[1]}})
+    )
 
 
 def _index_cut(job: Job) -> None:
@@ -79,7 +83,9 @@ def _adapter_as_model(job: Job) -> None:
 def _adapter_bin(job: Job) -> dict[str, Any]:
     folder = job.root / "adapter"
     folder.mkdir()
-    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}))  # fmt: skip
+    (folder / "adapter_config.json").write_text(
+        json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]})
+    )
     (folder / "adapter_model.bin").write_bytes(b"x")
     return {"lora.adapter_name_or_path": str(folder)}
 
@@ -98,7 +104,9 @@ def _tokenizer_cut(job: Job) -> None:
 def _no_template(job: Job) -> dict[str, Any]:
     (job.model / "chat_template.jinja").unlink()
     rows = job.root / "talk.jsonl"
-    rows.write_text(json.dumps({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}))
+    rows.write_text(
+        json.dumps({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})
+    )
     return {"data.train": str(rows)}
 
 
@@ -209,8 +217,16 @@ PAIRS = json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"})
 FAULTS: list[tuple[str, Fault, str]] = [
     ("no such folder", lambda job: {"model.name_or_path": "/no/such"}, "plan.model_missing"),
     ("misspelt folder", lambda job: {"model.name_or_path": "models/lama"}, "plan.model_missing"),
-    ("a file as model", lambda job: {"model.name_or_path": str(job.root / "models/llama/config.json")}, "model.not_a_folder"),
-    ("a folder of data as model", lambda job: {"model.name_or_path": str(job.root / "models")}, "plan.model_config"),
+    (
+        "a file as model",
+        lambda job: {"model.name_or_path": str(job.root / "models/llama/config.json")},
+        "model.not_a_folder",
+    ),
+    (
+        "a folder of data as model",
+        lambda job: {"model.name_or_path": str(job.root / "models")},
+        "plan.model_config",
+    ),
     ("config.json missing", _config_missing, "plan.model_config"),
     ("config.json cut", _config_cut, "plan.model_config"),
     ("config.json a list", _config_list, "plan.model_config"),
@@ -223,22 +239,58 @@ FAULTS: list[tuple[str, Fault, str]] = [
     ("index cut", _index_cut, "model.weights_index"),
     ("an adapter as model", _adapter_as_model, "model.adapter_folder"),
     ("an adapter of pickles", _adapter_bin, "model.pickled"),
-    ("weights of another vocabulary", _weights_of_others(model__embed_tokens__weight=[319, 32]), "plan.weights_sizes"),
-    ("weights of another width", _weights_of_others(model__layers__0__mlp__up_proj__weight=[52, 64]), "plan.weights_sizes"),
-    ("weights of fewer layers", _weights_of_others(model__layers__0__mlp__up_proj__weight=[52, 32]), "plan.weights_sizes"),
+    (
+        "weights of another vocabulary",
+        _weights_of_others(model__embed_tokens__weight=[319, 32]),
+        "plan.weights_sizes",
+    ),
+    (
+        "weights of another width",
+        _weights_of_others(model__layers__0__mlp__up_proj__weight=[52, 64]),
+        "plan.weights_sizes",
+    ),
+    (
+        "weights of fewer layers",
+        _weights_of_others(model__layers__0__mlp__up_proj__weight=[52, 32]),
+        "plan.weights_sizes",
+    ),
     ("a reference of another vocabulary", _reference_of_others, "plan.weights_sizes"),
-    ("an adapter of another width", _adapter_of_others(base_model__model__model__layers__0__self_attn__q_proj__lora_A__weight=[4, 64]), "plan.weights_sizes"),
-    ("an adapter of another rank", _adapter_of_others(base_model__model__model__layers__0__self_attn__q_proj__lora_B__weight=[32, 8]), "plan.weights_sizes"),
-    ("an adapter of a deeper model", _adapter_of_others(base_model__model__model__layers__4__self_attn__q_proj__lora_B__weight=[32, 4]), "plan.weights_sizes"),
+    (
+        "an adapter of another width",
+        _adapter_of_others(base_model__model__model__layers__0__self_attn__q_proj__lora_A__weight=[4, 64]),
+        "plan.weights_sizes",
+    ),
+    (
+        "an adapter of another rank",
+        _adapter_of_others(base_model__model__model__layers__0__self_attn__q_proj__lora_B__weight=[32, 8]),
+        "plan.weights_sizes",
+    ),
+    (
+        "an adapter of a deeper model",
+        _adapter_of_others(base_model__model__model__layers__4__self_attn__q_proj__lora_B__weight=[32, 4]),
+        "plan.weights_sizes",
+    ),
     ("no adapter there", lambda job: {"lora.adapter_name_or_path": "/no/adapter"}, "plan.adapter_folder"),
     ("no tokenizer", _tokenizer_gone, "data.no_tokenizer"),
     ("tokenizer cut", _tokenizer_cut, "data.bad_tokenizer"),
     ("another tokenizer missing", lambda job: {"model.tokenizer": "/no/tokenizer"}, "data.no_tokenizer"),
     ("no chat template", _no_template, "data.no_chat_template"),
-    ("a template without its end", lambda job: {"model.chat_template": "{% for m in messages %}{{ m.content }}"}, "data.bad_chat_template"),
+    (
+        "a template without its end",
+        lambda job: {"model.chat_template": "{% for m in messages %}{{ m.content }}"},
+        "data.bad_chat_template",
+    ),
     ("a tokenizer's template cut", _template_cut, "data.bad_chat_template"),
     ("a template of no name", lambda job: {"model.chat_template": "chatmll"}, "data.bad_chat_template"),
-    ("reference missing", lambda job: {"training.algorithm": "dpo", "training.dpo": {"ref_model": "/no/ref"}, **_rows(PAIRS)(job)}, "plan.model_missing"),
+    (
+        "reference missing",
+        lambda job: {
+            "training.algorithm": "dpo",
+            "training.dpo": {"ref_model": "/no/ref"},
+            **_rows(PAIRS)(job),
+        },
+        "plan.model_missing",
+    ),
     ("no such data", lambda job: {"data.train": "/no/rows.jsonl"}, "data.missing"),
     ("misspelt data", lambda job: {"data.train": "rows.jsn"}, "data.missing"),
     ("data of another kind", _rows("x", "rows.xlsx"), "data.unknown_suffix"),
@@ -247,27 +299,77 @@ FAULTS: list[tuple[str, Fault, str]] = [
     ("data no JSON", _rows("text, more\na, b\n"), "data.not_json"),
     ("data of no known format", _rows('{"alpha": 1}\n'), "data.format_unknown"),
     ("pairs for SFT", _rows(PAIRS), "data.format_preference"),
-    ("pairs for KTO", _rows('{"prompt": "a", "chosen": "b", "rejected": "c"}', training__algorithm="kto"), "data.format_labelled"),
+    (
+        "pairs for KTO",
+        _rows('{"prompt": "a", "chosen": "b", "rejected": "c"}', training__algorithm="kto"),
+        "data.format_labelled",
+    ),
     ("SFT rows for DPO", _rows('{"text": "a"}', training__algorithm="dpo"), "data.format_pairs"),
     ("a folder without data", _folder_of_others, "data.empty_folder"),
     ("a split that is not there", _other_split, "data.split_missing"),
-    ("columns that are not there", lambda job: {"data.train": [{"path": str(job.root / "rows.json"), "columns": {"prompt": "asked", "completion": "output"}}]}, "data.column_missing"),
+    (
+        "columns that are not there",
+        lambda job: {
+            "data.train": [
+                {"path": str(job.root / "rows.json"), "columns": {"prompt": "asked", "completion": "output"}}
+            ]
+        },
+        "data.column_missing",
+    ),
     ("data in Latin-1", lambda job: _bytes(job, b'{"text": "\xff"}\n'), "data.not_utf8"),
-    ("data of two formats", _rows('{"prompt": "a", "question": "b", "chosen": "c", "rejected": "d"}', training__algorithm="dpo"), "data.format_ambiguous"),
-    ("no prompts for a rollout", _rows('{"alpha": "a"}', training__algorithm="grpo", training__rollout={"max_completion_length": 32, "rewards": "length"}), "data.format_prompts"),
-    ("a text whose class is null", _rows('{"text": "a", "label": null}\n{"text": "b", "label": 1}\n', training__algorithm="classification"), "data.no_class"),
-    ("texts without classes", _rows('{"text": "a"}', training__algorithm="classification"), "data.format_classes"),
+    (
+        "data of two formats",
+        _rows('{"prompt": "a", "question": "b", "chosen": "c", "rejected": "d"}', training__algorithm="dpo"),
+        "data.format_ambiguous",
+    ),
+    (
+        "no prompts for a rollout",
+        _rows(
+            '{"alpha": "a"}',
+            training__algorithm="grpo",
+            training__rollout={"max_completion_length": 32, "rewards": "length"},
+        ),
+        "data.format_prompts",
+    ),
+    (
+        "a text whose class is null",
+        _rows(
+            '{"text": "a", "label": null}\n{"text": "b", "label": 1}\n', training__algorithm="classification"
+        ),
+        "data.no_class",
+    ),
+    (
+        "texts without classes",
+        _rows('{"text": "a"}', training__algorithm="classification"),
+        "data.format_classes",
+    ),
     ("JSON under the name of text", _rows('{"text": "a"}\n{"text": "b"}\n', "rows.txt"), "data.disguised"),
     ("CSV with an open quote", _rows('prompt,completion\n"a,b\n"a,b\n', "rows.csv"), "data.not_csv"),
     ("Parquet cut", _rows("x" * 40, "rows.parquet"), "data.not_parquet"),
-    ("a column of no format", lambda job: {"data.train": [{"path": str(job.root / "rows.json"), "columns": {"promt": "instruction"}}]}, "data.column_unknown"),
-    ("no such evaluation data", lambda job: {"data.eval": "/no/eval.jsonl", "training.eval_strategy": "steps"}, "data.missing"),
+    (
+        "a column of no format",
+        lambda job: {
+            "data.train": [{"path": str(job.root / "rows.json"), "columns": {"promt": "instruction"}}]
+        },
+        "data.column_unknown",
+    ),
+    (
+        "no such evaluation data",
+        lambda job: {"data.eval": "/no/eval.jsonl", "training.eval_strategy": "steps"},
+        "data.missing",
+    ),
     ("evaluation data empty", _rows("", "eval.jsonl", "data.eval"), "data.empty"),
     ("a FIFO as config.json", _pipe("models/llama/config.json"), "plan.model_config"),
     ("a FIFO as weights", _pipe("models/llama/model.safetensors"), "model.special_file"),
     ("a FIFO as index", _pipe("models/llama/model.safetensors.index.json"), "model.special_file"),
     ("a FIFO as tokenizer", _pipe("models/llama/tokenizer.json"), "data.bad_tokenizer"),
-    ("a FIFO as reference", _pipe("models/gpt2/config.json", training__algorithm="dpo", training__dpo={"ref_model": "models/gpt2"}), "model.special_file"),
+    (
+        "a FIFO as reference",
+        _pipe(
+            "models/gpt2/config.json", training__algorithm="dpo", training__dpo={"ref_model": "models/gpt2"}
+        ),
+        "model.special_file",
+    ),
     ("a FIFO as rows", _pipe("rows.jsonl", data__train="rows.jsonl"), "data.unreadable"),
     ("a FIFO as Parquet", _pipe("rows.parquet", data__train="rows.parquet"), "data.unreadable"),
     ("a socket as rows", _socket, "data.unreadable"),
@@ -277,32 +379,68 @@ FAULTS: list[tuple[str, Fault, str]] = [
     ("output a link to nothing", _link_to_nothing, "run.not_writable"),
     ("output a link to itself", _link_in_a_circle, "run.not_writable"),
     ("output of the kernel", lambda job: {"training.output_dir": "/proc/x/run"}, "run.not_writable"),
-    ("output with too long a name", lambda job: {"training.output_dir": "/".join(["n" * 200] * 30)}, "run.not_writable"),
-    ("a cache below a file", lambda job: {"data.cache_dir": str(job.root / "rows.json" / "cache")}, "data.cache_write"),
+    (
+        "output with too long a name",
+        lambda job: {"training.output_dir": "/".join(["n" * 200] * 30)},
+        "run.not_writable",
+    ),
+    (
+        "a cache below a file",
+        lambda job: {"data.cache_dir": str(job.root / "rows.json" / "cache")},
+        "data.cache_write",
+    ),
     ("a cache of the kernel", lambda job: {"data.cache_dir": "/proc/x"}, "data.cache_write"),
     ("output is a file", _output_is_a_file, "run.not_a_directory"),
-    ("output below a file", lambda job: {"training.output_dir": str(job.root / "rows.json" / "run")}, "run.not_writable"),
-    ("no such accelerate file", lambda job: {"training.accelerate_config": "no.yaml"}, "config.foreign_missing"),
+    (
+        "output below a file",
+        lambda job: {"training.output_dir": str(job.root / "rows.json" / "run")},
+        "run.not_writable",
+    ),
+    (
+        "no such accelerate file",
+        lambda job: {"training.accelerate_config": "no.yaml"},
+        "config.foreign_missing",
+    ),
     ("no such deepspeed file", lambda job: {"training.deepspeed": "no.json"}, "config.foreign_missing"),
-    ("no checkpoint there", lambda job: {"training.resume_from_checkpoint": "/no/such"}, "resume.not_a_checkpoint"),
-    ("a model as checkpoint", lambda job: {"training.resume_from_checkpoint": str(job.model)}, "resume.not_a_checkpoint"),
+    (
+        "no checkpoint there",
+        lambda job: {"training.resume_from_checkpoint": "/no/such"},
+        "resume.not_a_checkpoint",
+    ),
+    (
+        "a model as checkpoint",
+        lambda job: {"training.resume_from_checkpoint": str(job.model)},
+        "resume.not_a_checkpoint",
+    ),
     ("latest of nothing", lambda job: {"training.resume_from_checkpoint": "latest"}, "resume.no_checkpoint"),
-]  # fmt: skip
+]
 
 
 LONG = "n" * 300
 PATHS = {
-    "model.name_or_path": LONG, "model.tokenizer": LONG, "lora.adapter_name_or_path": LONG, "model.chat_template": LONG, "data.train": f"{LONG}.jsonl",
-    "data.eval": f"{LONG}.jsonl", "data.cache_dir": LONG, "training.output_dir": LONG, "training.resume_from_checkpoint": LONG, "training.deepspeed": f"{LONG}.json",
+    "model.name_or_path": LONG,
+    "model.tokenizer": LONG,
+    "lora.adapter_name_or_path": LONG,
+    "model.chat_template": LONG,
+    "data.train": f"{LONG}.jsonl",
+    "data.eval": f"{LONG}.jsonl",
+    "data.cache_dir": LONG,
+    "training.output_dir": LONG,
+    "training.resume_from_checkpoint": LONG,
+    "training.deepspeed": f"{LONG}.json",
     "training.fsdp_config": f"{LONG}.json",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
-def test_a_judge_that_is_not_there_is_told_once_at_the_key_that_names_it(job: Job, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_a_judge_that_is_not_there_is_told_once_at_the_key_that_names_it(
+    job: Job, algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     in_this_process(monkeypatch)
     rollout = {"max_completion_length": 32, "rewards": [{"name": "model", "options": {"model": "/no/judge"}}]}
-    file = job.yaml({**_rows('{"prompt": "a"}')(job), "training.algorithm": algorithm, "training.rollout": rollout})
+    file = job.yaml(
+        {**_rows('{"prompt": "a"}')(job), "training.algorithm": algorithm, "training.rollout": rollout}
+    )
     with pytest.raises(ConfigError) as raised:
         planned(load(file, []))
     missing = [d for d in raised.value.diagnostics if d.code == "plan.model_missing"]
@@ -312,26 +450,38 @@ def test_a_judge_that_is_not_there_is_told_once_at_the_key_that_names_it(job: Jo
 
 def test_templates_of_all_tags_are_jinja() -> None:
     own = Path(jinja.__file__).parent / "templates"
-    for text in ("{% generation %}{{ a }}{% endgeneration %}", "{% for m in x %}{% break %}{% endfor %}", *(f.read_text() for f in own.glob("*.jinja"))):  # fmt: skip
+    for text in (
+        "{% generation %}{{ a }}{% endgeneration %}",
+        "{% for m in x %}{% break %}{% endfor %}",
+        *(f.read_text() for f in own.glob("*.jinja")),
+    ):
         assert jinja.syntax_error(text) is None
 
 
 @pytest.mark.parametrize("key", PATHS)
-def test_a_name_that_no_file_can_have_is_told_at_its_line(job: Job, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_no_file_can_have_is_told_at_its_line(
+    job: Job, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     in_this_process(monkeypatch)
     found = job.found({key: PATHS[key]})
     wrong = [d for d in found.values() if d.severity.value == "error"]
     assert wrong and all("job.yaml:" in d.where or field_of(d.where) for d in wrong), found
 
 
-@pytest.mark.parametrize(("fault", "code"), [(f, c) for _, f, c in FAULTS], ids=[name for name, _, _ in FAULTS])
+@pytest.mark.parametrize(
+    ("fault", "code"), [(f, c) for _, f, c in FAULTS], ids=[name for name, _, _ in FAULTS]
+)
 def test_a_fault_is_found_by_plan(job: Job, fault: Fault, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = fault(job) or {}
     in_this_process(monkeypatch)
     found = job.found(settings)
     assert code in found, {c: d.render() for c, d in found.items()}
     assert found[code].severity.value == "error" and (found[code].hint or found[code].found)
-    assert "job.yaml:" in found[code].where or field_of(found[code].where) or code.startswith(("plan.model_config", "config.unreadable", "run.", "resume.")), found[code].render()  # fmt: skip
+    assert (
+        "job.yaml:" in found[code].where
+        or field_of(found[code].where)
+        or code.startswith(("plan.model_config", "config.unreadable", "run.", "resume."))
+    ), found[code].render()
 
 
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,31 +502,39 @@ def test_the_sound_job_is_planned(job: Job, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_all_faults_are_told_at_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     in_this_process(monkeypatch)
-    settings = {"data.train": "/no/rows.jsonl", "data.eval": "/no/eval.jsonl", "model.name_or_path": "/no/model", "training.resume_from_checkpoint": "/no/run", "training.parallelism": {"tp_size": 2}, "launch.nproc": 1}  # fmt: skip
+    settings = {
+        "data.train": "/no/rows.jsonl",
+        "data.eval": "/no/eval.jsonl",
+        "model.name_or_path": "/no/model",
+        "training.resume_from_checkpoint": "/no/run",
+        "training.parallelism": {"tp_size": 2},
+        "launch.nproc": 1,
+    }
     found = job.found(settings)
     assert set(found) >= {"data.missing", "plan.model_missing", "resume.not_a_checkpoint", "par.product"}
 
 
 def test_nothing_heavy_is_imported_to_refuse(job: Job) -> None:
-    """The processes themselves: neither the command line nor the look imports torch or Transformers, and nothing else is started."""
+    """The processes themselves: neither the command line nor the look imports torch or Transformers, and
+    nothing else is started.
+    """
     import subprocess
     import sys
 
     from support import ROOT, worker_environment
 
     program = (
-        "import sys; sys.argv = ['paceline', 'plan', 'job.yaml']\n"
-        "import json, paceline.launch.before.beforehand as b\n"
-        "asked = b._run_child\n"
-        "def told(job):\n    answer = asked(job); print('HEAVY', answer[0]['imported'], file=sys.stderr); return answer\n"
-        "b._run_child = told\n"
-        "from paceline.cli.main import main\n"
-        "try:\n    main()\n"
-        "finally:\n    print('HERE', [n for n in ('torch', 'transformers', 'numpy') if n in sys.modules], file=sys.stderr)\n"
+        "import sys; sys.argv = ['paceline', 'plan', 'job.yaml']\nimport json,"
+        " paceline.launch.before.beforehand as b\nasked = b._run_child\ndef told(job):\n    answer ="
+        " asked(job); print('HEAVY', answer[0]['imported'], file=sys.stderr); return answer\nb._run_child ="
+        " told\nfrom paceline.cli.main import main\ntry:\n    main()\nfinally:\n    print('HERE', [n for n in"
+        " ('torch', 'transformers', 'numpy') if n in sys.modules], file=sys.stderr)\n"
     )
     job.yaml({"data.train": "/no/rows.jsonl", "model.name_or_path": "models/lama"})
     env = worker_environment({"PACELINE_CACHE": str(job.root / "cache")})
-    done = subprocess.run([sys.executable, "-c", program], cwd=job.root, env=env, capture_output=True, text=True, timeout=120)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=job.root, env=env, capture_output=True, text=True, timeout=120
+    )
     assert ROOT.is_dir() and done.returncode == 2, done.stderr
     assert "HERE []" in done.stderr and "HEAVY []" in done.stderr, done.stderr
     assert "data.missing" in done.stderr and "error[plan.model_missing]" in done.stderr
@@ -395,7 +553,15 @@ def test_the_line_that_converts_pickles_works(job: Job, adapter: bool) -> None:
 
     from paceline.plan.model.folder import check_adapter_folder, check_model_folder
 
-    made = LlamaForCausalLM(LlamaConfig(**{k: v for k, v in json.loads((job.model / "config.json").read_text()).items() if k != "architectures"}))  # fmt: skip
+    made = LlamaForCausalLM(
+        LlamaConfig(
+            **{
+                k: v
+                for k, v in json.loads((job.model / "config.json").read_text()).items()
+                if k != "architectures"
+            }
+        )
+    )
     folder = job.root / "with space"
     shutil.copytree(job.model, folder)
     (folder / "model.safetensors").unlink()
@@ -404,7 +570,9 @@ def test_the_line_that_converts_pickles_works(job: Job, adapter: bool) -> None:
 
         made.save_pretrained(job.model)
         made.name_or_path = str(job.model)
-        get_peft_model(made, LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(folder, safe_serialization=False)  # fmt: skip
+        get_peft_model(made, LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(
+            folder, safe_serialization=False
+        )
         [found] = check_adapter_folder(str(folder), "lora.adapter_name_or_path")
     else:
         torch.save(made.state_dict(), folder / "pytorch_model.bin")

@@ -1,4 +1,6 @@
-"""Faults that follow from YAML, a model's shape, what is installed and the machine: each is found by ``plan``."""
+"""Faults that follow from YAML, a model's shape, what is installed and the machine: each is found by
+``plan``.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +41,28 @@ def of_shape(job: Job, **changed: Any) -> None:
         ({"training.deepspeed": deepspeed(3), "launch.nproc": 3}, "par.tp_heads"),
         ({"training.deepspeed": deepspeed(2, 0), "launch.nproc": 2}, "strategy.deepspeed_tp_stage"),
         ({**TP, "training.parallelism": {"tp_size": 4}, "launch.nproc": 4}, "par.tp_kv_heads"),
-        ({"launch.nproc": 2, "training.parallelism": {"pp_size": 2}, "training.distributed_strategy": "pipeline", "model.name_or_path": "models/gpt2"}, "models.no_stages"),
+        (
+            {
+                "launch.nproc": 2,
+                "training.parallelism": {"pp_size": 2},
+                "training.distributed_strategy": "pipeline",
+                "model.name_or_path": "models/gpt2",
+            },
+            "models.no_stages",
+        ),
         ({**TP, "model.name_or_path": "models/gpt2"}, "models.tp_no_plan"),
-        ({"training.deepspeed": deepspeed(2), "launch.nproc": 2, "model.name_or_path": "models/gpt2"}, "strategy.deepspeed_tp_plan"),
-        ({"training.parallelism": {"pp_size": 8}, "launch.nproc": 8, "training.distributed_strategy": "pipeline"}, "par.pp_layers"),
+        (
+            {"training.deepspeed": deepspeed(2), "launch.nproc": 2, "model.name_or_path": "models/gpt2"},
+            "strategy.deepspeed_tp_plan",
+        ),
+        (
+            {
+                "training.parallelism": {"pp_size": 8},
+                "launch.nproc": 8,
+                "training.distributed_strategy": "pipeline",
+            },
+            "par.pp_layers",
+        ),
         ({**CPU_FP16, "training.distributed_strategy": "zero2"}, "strategy.deepspeed_fp16"),
         ({"model.attn_implementation": "flash_attention_2"}, "model.attention_cpu"),
         ({"training.ddp_backend": "nccl", "launch.nproc": 2}, "back.nccl_cpu"),
@@ -54,20 +74,42 @@ def of_shape(job: Job, **changed: Any) -> None:
         ({"training.output_dir": "a\0b"}, "config.type"),
         ({"lora.modules_to_save": "a\0b"}, "config.type"),
         ({"training.eval_strategy": "steps"}, "eval.dataset"),
-        ({"data.eval": "rows.json", "training.eval_strategy": "steps", "training.eval_steps": 3, "training.save_steps": 4, "training.load_best_model_at_end": True}, "save.best_steps"),
+        (
+            {
+                "data.eval": "rows.json",
+                "training.eval_strategy": "steps",
+                "training.eval_steps": 3,
+                "training.save_steps": 4,
+                "training.load_best_model_at_end": True,
+            },
+            "save.best_steps",
+        ),
         ({"data.max_length": 4096}, "data.max_pos"),
         ({"training.report_to": "mlflow"}, "train.report_to"),
         ({"training.early_stopping_patience": 2}, "eval.early_stopping"),
         ({"launch.nnodes": 2, "launch.master_port": 29500}, "launch.master_addr"),
         ({"launch.nnodes": 2, "launch.node_rank": 1, "launch.master_port": 29500}, "launch.master_addr"),
-        ({"lora.quantization_bit": 4, "training.distributed_strategy": "zero3", "launch.nproc": 2}, "plan.quantised_strategy"),
-        ({"training.algorithm": "grpo", "training.rollout": {"max_completion_length": 32}}, "rollout.no_rewards"),
+        (
+            {"lora.quantization_bit": 4, "training.distributed_strategy": "zero3", "launch.nproc": 2},
+            "plan.quantised_strategy",
+        ),
+        (
+            {"training.algorithm": "grpo", "training.rollout": {"max_completion_length": 32}},
+            "rollout.no_rewards",
+        ),
         ({"training.per_device_train_batch_size": 10**12}, "plan.rows_room"),
-        ({"training.fsdp": "full_shard", "training.fsdp_config": {"min_num_params": -5}, "launch.nproc": 2}, "fsdp.value"),
+        (
+            {
+                "training.fsdp": "full_shard",
+                "training.fsdp_config": {"min_num_params": -5},
+                "launch.nproc": 2,
+            },
+            "fsdp.value",
+        ),
         ({"model.add_tokens": ["", ""]}, "model.added_tokens"),
         ({"model.add_tokens": ["<a>"], "model.add_special_tokens": ["<a>"]}, "model.added_tokens"),
     ],
-)  # fmt: skip
+)
 def test_a_fault_is_found_by_plan(job: Job, settings: dict[str, Any], code: str) -> None:
     found = job.found(settings)
     assert code in found, {c: d.render() for c, d in found.items()}
@@ -89,10 +131,14 @@ def test_a_width_that_ranks_cannot_share(job: Job) -> None:
     assert "par.tp_width" not in job.found(TP)
 
 
-def test_fp16_where_the_processor_multiplies_it_is_let_through(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fp16_where_the_processor_multiplies_it_is_let_through(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from paceline.plan.hardware import probe as hardware
 
-    monkeypatch.setattr(hardware, "cpu_flags", lambda text=None: (frozenset({"avx512_fp16", "f16c"}), "A CPU"))
+    monkeypatch.setattr(
+        hardware, "cpu_flags", lambda text=None: (frozenset({"avx512_fp16", "f16c"}), "A CPU")
+    )
     assert "strategy.deepspeed_fp16" not in job.found({**CPU_FP16, "training.distributed_strategy": "zero2"})
 
 
@@ -136,7 +182,9 @@ def test_a_model_that_must_be_fetched_offline(job: Job, monkeypatch: pytest.Monk
         ({"training.adam_epsilon": 1e5}, "train.adam_epsilon", "training.adam_epsilon"),
     ],
 )
-def test_what_changes_nothing_or_is_not_here_is_warned_of(job: Job, settings: dict[str, Any], code: str, key: str, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_what_changes_nothing_or_is_not_here_is_warned_of(
+    job: Job, settings: dict[str, Any], code: str, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     found = job.found(settings)
     assert found[code].severity.value == "warning" and found[code].hint
@@ -158,7 +206,12 @@ def test_the_address_of_a_model_is_told_as_its_name(job: Job, monkeypatch: pytes
     [
         ({"lora.r": 4}, "peft", "plan.not_installed", "error"),
         ({"lora.quantization_bit": 4}, "bitsandbytes", "plan.not_installed", "error"),
-        ({"training.distributed_strategy": "zero2", "launch.nproc": 2}, "deepspeed", "plan.deepspeed_missing", "error"),
+        (
+            {"training.distributed_strategy": "zero2", "launch.nproc": 2},
+            "deepspeed",
+            "plan.deepspeed_missing",
+            "error",
+        ),
         ({"training.report_to": "wandb"}, "wandb", "tracker.not_installed", "warning"),
         ({"training.report_to": "tensorboard"}, "tensorboard", "tracker.not_installed", "warning"),
         ({"data.train": "rows.parquet"}, "pyarrow", "plan.package", "error"),
@@ -166,12 +219,19 @@ def test_the_address_of_a_model_is_told_as_its_name(job: Job, monkeypatch: pytes
     ],
 )
 def test_a_missing_package_is_found(
-    job: Job, settings: dict[str, Any], missing: str, code: str, severity: str, monkeypatch: pytest.MonkeyPatch
+    job: Job,
+    settings: dict[str, Any],
+    missing: str,
+    code: str,
+    severity: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     import importlib.util
 
     real = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == missing else real(name, *a))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == missing else real(name, *a)
+    )
     monkeypatch.setattr(check_packages, "__defaults__", (lambda name: None if name == missing else "there",))
     from paceline.plan.adapter import check_adapter
 
@@ -201,4 +261,6 @@ def test_for_other_hardware_packages_are_notes(job: Job, monkeypatch: pytest.Mon
     monkeypatch.setattr(check_adapter, "__defaults__", (None, none, True))
     settings = {"lora.r": 4, "training.use_cpu": False, "data.train": "/no/rows.jsonl"}
     found = job.found(settings, cluster=cluster_of("1xA100"))
-    assert "data.missing" not in found and "plan.not_installed" not in {c for c, d in found.items() if d.severity.value == "error"}  # fmt: skip
+    assert "data.missing" not in found and "plan.not_installed" not in {
+        c for c, d in found.items() if d.severity.value == "error"
+    }

@@ -1,4 +1,6 @@
-"""What a model's class, and the tokenizer beside it, cannot do of what a plan asks: found by ``plan``, which builds the model without storage."""
+"""What a model's class, and the tokenizer beside it, cannot do of what a plan asks: found by ``plan``,
+which builds the model without storage.
+"""
 
 from __future__ import annotations
 
@@ -60,16 +62,27 @@ def _few_rows(job: Job) -> Settings:
 def _own_plan(job: Job) -> Settings:
     """A plan in config.json, over that of the class, which matches no layer."""
     file = job.model / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "base_model_tp_plan": {"layers.*.attention.wq": "colwise"}}))  # fmt: skip
+    file.write_text(
+        json.dumps(
+            {**json.loads(file.read_text()), "base_model_tp_plan": {"layers.*.attention.wq": "colwise"}}
+        )
+    )
     return TENSOR
 
 
 def own_class(job: Job, name: str, beside: str) -> Settings:
-    """A class of one's own, with more in its ``__init__``; ``name``: what it is called, for Transformers keeps it by that for the whole process."""
+    """A class of one's own, with more in its ``__init__``; ``name``: what it is called, for Transformers
+    keeps it by that for the whole process.
+    """
     config = json.loads((job.model / "config.json").read_text())
-    names = {"AutoConfig": f"configuration_{name}.Config", "AutoModelForCausalLM": f"modeling_{name}.ForCausalLM"}
+    names = {
+        "AutoConfig": f"configuration_{name}.Config",
+        "AutoModelForCausalLM": f"modeling_{name}.ForCausalLM",
+    }
     (job.model / "config.json").write_text(json.dumps({**config, "auto_map": names}))
-    (job.model / f"configuration_{name}.py").write_text("from transformers import LlamaConfig\nclass Config(LlamaConfig):\n    model_type = 'llama'\n")  # fmt: skip
+    (job.model / f"configuration_{name}.py").write_text(
+        "from transformers import LlamaConfig\nclass Config(LlamaConfig):\n    model_type = 'llama'\n"
+    )
     (job.model / f"modeling_{name}.py").write_text(
         f"from transformers import LlamaForCausalLM\nfrom .configuration_{name} import Config\n"
         "class ForCausalLM(LlamaForCausalLM):\n    config_class = Config\n"
@@ -80,12 +93,27 @@ def own_class(job: Job, name: str, beside: str) -> Settings:
 
 FAULTS: list[tuple[str, Callable[[Job], Settings]]] = [
     ("models.adapter_target", lambda job: {"lora.target_modules": ["embed_tokens"]}),
-    ("models.no_recompute", lambda job: {**of_family(job, "jetmoe"), "training.gradient_checkpointing": True}),
+    (
+        "models.no_recompute",
+        lambda job: {**of_family(job, "jetmoe"), "training.gradient_checkpointing": True},
+    ),
     ("models.no_scalar_head", lambda job: {**of_family(job, "cohere"), **_pairs(job)}),
     ("models.nothing_to_quantise", _gpt2_in_4_bits),
-    ("models.attention_not_packable", lambda job: {**of_family(job, "gptj"), "model.attn_implementation": "paceline"}),
-    ("models.attention_not_packable", lambda job: {**of_family(job, "qwen3", layer_types=["chunked_attention"] * 4), "model.attn_implementation": "paceline"}),
-    ("models.cp_padded", lambda job: {**own_class(job, "own", "pass"), **FSDP, "training.parallelism": {"cp_size": 2}}),
+    (
+        "models.attention_not_packable",
+        lambda job: {**of_family(job, "gptj"), "model.attn_implementation": "paceline"},
+    ),
+    (
+        "models.attention_not_packable",
+        lambda job: {
+            **of_family(job, "qwen3", layer_types=["chunked_attention"] * 4),
+            "model.attn_implementation": "paceline",
+        },
+    ),
+    (
+        "models.cp_padded",
+        lambda job: {**own_class(job, "own", "pass"), **FSDP, "training.parallelism": {"cp_size": 2}},
+    ),
     ("models.sp_padded", lambda job: {**SEQUENCE, "model.attn_implementation": "sdpa"}),
     ("models.sp_padded", lambda job: {**of_family(job, "nemotron"), **SEQUENCE}),
     ("models.sp_final_norm", lambda job: {**of_family(job, "olmo"), **SEQUENCE}),
@@ -95,11 +123,13 @@ FAULTS: list[tuple[str, Callable[[Job], Settings]]] = [
     ("strategy.nothing_to_train", lambda job: own_class(job, "ice", "self.requires_grad_(False)")),
     ("models.adapter_new_rows", lambda job: {**_few_rows(job), "lora.r": 4}),
     ("models.vocab_too_large", lambda job: {**_few_rows(job), "model.resize_embeddings": "never"}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("code", "fault"), FAULTS, ids=[f"{i}-{code}" for i, (code, _) in enumerate(FAULTS)])
-def test_a_fault_is_found_by_plan(job: Job, code: str, fault: Callable[[Job], Settings], monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_a_fault_is_found_by_plan(
+    job: Job, code: str, fault: Callable[[Job], Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
     tried_here(monkeypatch)
     found = job.found(fault(job))
     wrong = {c: d.render() for c, d in found.items() if d.severity.value == "error"}
@@ -109,25 +139,46 @@ def test_a_fault_is_found_by_plan(job: Job, code: str, fault: Callable[[Job], Se
 
 #: Values of ``model.config`` that Transformers refuses, or of which everything computed is NaN.
 VALUES: list[dict[str, Any]] = [
-    {"hidden_act": "nope"}, {"rope_scaling": {"rope_type": "nope", "factor": 2}}, {"rope_scaling": {"type": "linear"}}, {"pad_token_id": 100000},
-    {"rms_norm_eps": -1}, {"use_cache": "maybe"}, {"head_dim": 7}, {"max_position_embeddings": None}, {"dtype": "nope"}, {"initializer_range": -1},
-    {"tie_word_embeddings": 7}, {"layer_types": ["full_attention"]}, {"rope_theta": 0}, {"rope_scaling": {"rope_type": "yarn", "factor": 0}},
-    {"rms_norm_eps": -1.0}, {"attention_dropout": 1.5},
-]  # fmt: skip
+    {"hidden_act": "nope"},
+    {"rope_scaling": {"rope_type": "nope", "factor": 2}},
+    {"rope_scaling": {"type": "linear"}},
+    {"pad_token_id": 100000},
+    {"rms_norm_eps": -1},
+    {"use_cache": "maybe"},
+    {"head_dim": 7},
+    {"max_position_embeddings": None},
+    {"dtype": "nope"},
+    {"initializer_range": -1},
+    {"tie_word_embeddings": 7},
+    {"layer_types": ["full_attention"]},
+    {"rope_theta": 0},
+    {"rope_scaling": {"rope_type": "yarn", "factor": 0}},
+    {"rms_norm_eps": -1.0},
+    {"attention_dropout": 1.5},
+]
 
 
 @pytest.mark.parametrize("inline", [True, False], ids=["model.config", "config.json"])
 @pytest.mark.parametrize("value", VALUES, ids=[str(v) for v in VALUES])
-def test_a_value_that_no_model_is_built_of_is_found_by_plan(job: Job, value: dict[str, Any], inline: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_a_value_that_no_model_is_built_of_is_found_by_plan(
+    job: Job, value: dict[str, Any], inline: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tried_here(monkeypatch)
     config = {**LLAMA, **value}
     if not inline:
         (job.model / "config.json").write_text(json.dumps(config))
-    given = {"model.name_or_path": None, "model.config": config, "model.tokenizer": str(job.model)} if inline else {}
-    found = {c for c, d in job.found(given).items() if d.severity.value == "error"}
-    assert found and not found - {"models.bad_config", "models.cannot_load", "plan.model_heads", "plan.model_size"}, (
-        found
+    given = (
+        {"model.name_or_path": None, "model.config": config, "model.tokenizer": str(job.model)}
+        if inline
+        else {}
     )
+    found = {c for c, d in job.found(given).items() if d.severity.value == "error"}
+    assert found and not found - {
+        "models.bad_config",
+        "models.cannot_load",
+        "plan.model_heads",
+        "plan.model_size",
+    }, found
 
 
 def test_ordinary_values_cost_no_try() -> None:
@@ -140,7 +191,16 @@ def test_ordinary_values_cost_no_try() -> None:
         "torch_dtype": "bfloat16",
         "rope_scaling": None,
     }
-    llama = {"rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192, "rope_type": "llama3"}, "eos_token_id": [1, 2]}  # fmt: skip
+    llama = {
+        "rope_scaling": {
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+        "eos_token_id": [1, 2],
+    }
     for config in (
         LLAMA,
         GPT2,
@@ -153,7 +213,9 @@ def test_ordinary_values_cost_no_try() -> None:
 
 @pytest.mark.parametrize("kind", sorted(FAMILY_SIZES))
 def test_what_the_table_settles_is_so(kind: str) -> None:
-    """Of these families the plan builds no model: whatever their classes refuse, the plan refuses by its table."""
+    """Of these families the plan builds no model: whatever their classes refuse, the plan refuses by its
+    table.
+    """
     import torch
     from transformers import AutoConfig
 
@@ -168,7 +230,10 @@ def test_what_the_table_settles_is_so(kind: str) -> None:
 
     sizes = shrunk(AutoConfig.for_model(kind).to_dict(), layers=2) | {"vocab_size": 320, "pad_token_id": None}
     model = ModelSection(config=sizes)
-    root, _ = (HFModelFactory(model, role)(BuildOptions(device=torch.device("meta"), fused=False)) for role in (Role.POLICY, Role.REWARD))  # fmt: skip
+    root, _ = (
+        HFModelFactory(model, role)(BuildOptions(device=torch.device("meta"), fused=False))
+        for role in (Role.POLICY, Role.REWARD)
+    )
     assert root.attention.layout == "packed"
     enable_recompute(root.hf, root.slot)
     cache_for(root.hf, 1)

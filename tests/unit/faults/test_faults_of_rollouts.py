@@ -1,4 +1,6 @@
-"""Faults of what a rollout names: built-in rewards, the reward model, the server's key. Each is found by ``plan`` without a try."""
+"""Faults of what a rollout names: built-in rewards, the reward model, the server's key. Each is found by
+``plan`` without a try.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +43,18 @@ SCORES = {"architectures": ["GPT2ForSequenceClassification"], "id2label": {"0": 
         (lambda job: rollout(job, ["exactmatch"]), "reward.unknown"),
         (lambda job: rollout(job, [{"name": "regex", "options": {"pattern": "("}}]), "rewards.options"),
         (lambda job: rollout(job, [{"name": "regex", "options": {"patern": "a"}}]), "rewards.options"),
-        (lambda job: rollout(job, [{"name": "code", "options": {"seconds": 0}}], allow_code_execution=True), "rewards.options"),
+        (
+            lambda job: rollout(
+                job, [{"name": "code", "options": {"seconds": 0}}], allow_code_execution=True
+            ),
+            "rewards.options",
+        ),
         (_judge, "rewards.model"),
         (lambda job: _judge(job, **{**SCORES, "id2label": {"0": "no", "1": "yes"}}), "rewards.model"),
         (lambda job: _judge(job, architectures=SCORES["architectures"]), "rewards.model"),
         (_server, "rollout.server_no_key"),
     ],
-)  # fmt: skip
+)
 def test_a_fault_is_found_by_plan(
     job: Job, fault: Callable[[Job], Settings], code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,4 +74,9 @@ def test_what_is_sound_is_let_through(job: Job, monkeypatch: pytest.MonkeyPatch)
     )
     for settings in sound:
         found = {c: d.render() for c, d in job.found(settings).items() if d.severity.value == "error"}
-        assert not found.keys() & {"reward.unknown", "rewards.options", "rewards.model", "rollout.server_no_key"}, found
+        assert not found.keys() & {
+            "reward.unknown",
+            "rewards.options",
+            "rewards.model",
+            "rollout.server_no_key",
+        }, found

@@ -1,4 +1,6 @@
-"""What only the loaded tokenizer tells, and a folder of saved datasets: found by ``plan``, which loads them where their files leave a question open."""
+"""What only the loaded tokenizer tells, and a folder of saved datasets: found by ``plan``, which loads
+them where their files leave a question open.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def _slow(job: Job) -> Settings:
     """A tokenizer of Transformers that is Python alone."""
     for file in job.model.glob("tokenizer*"):
         file.unlink()
-    (job.model / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "ByT5Tokenizer", "eos_token": "</s>"}))  # fmt: skip
+    (job.model / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "ByT5Tokenizer", "eos_token": "</s>"})
+    )
     return {}
 
 
@@ -42,7 +46,9 @@ def _other_tokens(folder: Path) -> None:
     """One token of the tokenizer there is another text."""
     text = json.loads((folder / "tokenizer.json").read_text())
     last = text["added_tokens"][-1]
-    text["model"]["vocab"] = {("<|another|>" if i == last["id"] else w): i for w, i in text["model"]["vocab"].items()}
+    text["model"]["vocab"] = {
+        ("<|another|>" if i == last["id"] else w): i for w, i in text["model"]["vocab"].items()
+    }
     last["content"] = "<|another|>"
     (folder / "tokenizer.json").write_text(json.dumps(text))
 
@@ -82,7 +88,9 @@ FAULTS: list[tuple[str, str, Callable[[Job], Settings]]] = [
 
 
 @pytest.mark.parametrize(("code", "severity", "fault"), FAULTS, ids=[code for code, _, _ in FAULTS])
-def test_a_fault_is_found_by_plan(job: Job, code: str, severity: str, fault: Callable[[Job], Settings], monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_a_fault_is_found_by_plan(
+    job: Job, code: str, severity: str, fault: Callable[[Job], Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from paceline.core import bounded
 
     monkeypatch.setattr(bounded, "CPU_SECONDS", 0.2)
@@ -98,7 +106,13 @@ def test_what_is_sound_is_let_through_and_said(job: Job, monkeypatch: pytest.Mon
     from paceline.launch.before.planned import planned
 
     tried_here(monkeypatch)
-    for settings, tried in ((_saved(job, False), DATASETS), ({"model.chat_template": "{% for i in range(3) %}{% endfor %}{{ messages[0].content }}"}, TOKENIZER), ({}, "")):  # fmt: skip
+    for settings, tried in (
+        (_saved(job, False), DATASETS),
+        ({"model.chat_template": "{% for i in range(3) %}{% endfor %}{{ messages[0].content }}"}, TOKENIZER),
+        ({}, ""),
+    ):
         plan, said = planned(load(job.yaml(settings), []))
         assert not [d.render() for d in said if d.code.startswith("data.")]
-        assert [d.reason.split(" (")[0] for d in plan.decisions if d.subject == "imports"] == ([tried] if tried else [])
+        assert [d.reason.split(" (")[0] for d in plan.decisions if d.subject == "imports"] == (
+            [tried] if tried else []
+        )

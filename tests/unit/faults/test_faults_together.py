@@ -1,4 +1,6 @@
-"""What is wrong with a config and what is wrong with its files come in one answer; and nothing is said of a file that is false once the config is mended."""
+"""What is wrong with a config and what is wrong with its files come in one answer; and nothing is said of
+a file that is false once the config is mended.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ LOADED: dict[str, tuple[dict[str, Any], str, str]] = {
     "unknown of data": ({"data.trian": "x"}, "config.unknown_key", "data"),
     "unknown of the model": ({"model.tokeniser": "x"}, "config.unknown_key", "model"),
     "unknown of lora": ({"lora.adaptor": "x"}, "config.unknown_key", "lora"),
-}  # fmt: skip
+}
 FILES: dict[str, tuple[dict[str, Any], str, str]] = {
     "none": ({}, "", ""),
     "model": ({"model.name_or_path": "/nowhere/model"}, "plan.model_missing", "model"),
@@ -40,7 +42,7 @@ FILES: dict[str, tuple[dict[str, Any], str, str]] = {
     "rows": ({"data.train": "/nowhere/rows.json"}, "data.missing", "data"),
     "evaluation": ({"data.eval": "/nowhere/eval.json"}, "data.missing", "data"),
     "adapter": ({"lora.adapter_name_or_path": "/"}, "model.no_weights", "lora"),
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -50,7 +52,9 @@ def job(tmp_path: Path, tokenizer_dir: Path) -> Job:
 
 def test_each_fault_of_a_config_and_each_of_a_file_together(job: Job) -> None:
     wrong = []
-    for (one, (settings, code, hidden)), (other, (files, missing, section)) in product(LOADED.items(), FILES.items()):
+    for (one, (settings, code, hidden)), (other, (files, missing, section)) in product(
+        LOADED.items(), FILES.items()
+    ):
         with pytest.raises(NotLoaded) as caught:
             load_config(str(job.yaml({**settings, **files})))
         error = caught.value
@@ -77,25 +81,44 @@ def test_all_come_in_one_answer_each_at_its_line(job: Job) -> None:
         load_to_start(file, [])
     at = {d.code: lines[int(d.where.rpartition(":")[2]) - 1] for d in caught.value.diagnostics}
     assert {code: json.loads("{" + line.strip().rstrip(",") + "}") for code, line in at.items()} == {
-        "config.unknown_key": {"num_epoch": 1}, "config.type": {"max_length": "abc"}, "data.missing": {"train": "/nowhere/rows.json"},
+        "config.unknown_key": {"num_epoch": 1},
+        "config.type": {"max_length": "abc"},
+        "data.missing": {"train": "/nowhere/rows.json"},
         "plan.model_missing": {"name_or_path": "/nowhere/model"},
-    }  # fmt: skip
+    }
 
 
 def test_a_place_inside_anothers_hides_nothing() -> None:
-    said = [Diagnostic("config.type", "wrong", "x.yaml:11"), Diagnostic("config.value", "wrong", "x.yaml:1 and x.yaml:12")]  # fmt: skip
+    said = [
+        Diagnostic("config.type", "wrong", "x.yaml:11"),
+        Diagnostic("config.value", "wrong", "x.yaml:1 and x.yaml:12"),
+    ]
     found = [Diagnostic("data.missing", "gone", where) for where in ("data.train", "data.eval", "yaml:11")]
     provenance = {"data.train": Source("yaml", "x.yaml", 1), "data.eval": Source("yaml", "x.yaml", 11)}
-    assert [d.where for d in merged(said, found, provenance)] == ["x.yaml:11", "x.yaml:1 and x.yaml:12", "x.yaml:1", "x.yaml:11", "yaml:11"]  # fmt: skip
+    assert [d.where for d in merged(said, found, provenance)] == [
+        "x.yaml:11",
+        "x.yaml:1 and x.yaml:12",
+        "x.yaml:1",
+        "x.yaml:11",
+        "yaml:11",
+    ]
 
 
 @pytest.mark.parametrize(
     ("place", "doubt"),
     [
-        ("x.yaml:1", "*"), ("x.yaml:3", "model"), ("x.yaml:5", "data.train"), ("x.yaml:6", "data"), ("y.yaml:6", "*"), ("x.yaml:99", "*"),
-        ("command line data.trian=5", "data"), ("environment PACELINE_TRAINING__SED", "training"), ("command line --nproc", "*"), ("", "*"),
+        ("x.yaml:1", "*"),
+        ("x.yaml:3", "model"),
+        ("x.yaml:5", "data.train"),
+        ("x.yaml:6", "data"),
+        ("y.yaml:6", "*"),
+        ("x.yaml:99", "*"),
+        ("command line data.trian=5", "data"),
+        ("environment PACELINE_TRAINING__SED", "training"),
+        ("command line --nproc", "*"),
+        ("", "*"),
     ],
-)  # fmt: skip
+)
 def test_where_a_fault_puts_in_doubt(place: str, doubt: str) -> None:
     provenance = {"data.train": Source("yaml", "x.yaml", 5), "data.eval": Source(DEFAULTS)}
     top = {"model": 2, "data": 4, "modle": 98}
@@ -104,4 +127,16 @@ def test_where_a_fault_puts_in_doubt(place: str, doubt: str) -> None:
 
 def test_a_key_is_sure_where_nothing_around_or_inside_it_is_in_doubt() -> None:
     doubt = frozenset({"data", "training.deepspeed", "model.config.vocab_size", "*"})
-    assert [key for key in ("data.train", "training.deepspeed", "training.deepspeed.a", "training", "model.config", "model.tokenizer", "training.deep") if sure(doubt, key)] == ["model.tokenizer", "training.deep"]  # fmt: skip
+    assert [
+        key
+        for key in (
+            "data.train",
+            "training.deepspeed",
+            "training.deepspeed.a",
+            "training",
+            "model.config",
+            "model.tokenizer",
+            "training.deep",
+        )
+        if sure(doubt, key)
+    ] == ["model.tokenizer", "training.deep"]

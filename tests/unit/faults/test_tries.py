@@ -48,13 +48,21 @@ def tried(job: Job, settings: dict[str, Any], *names: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("reward", "code"),
     [
-        ("my_rewards:fine", None), ("my_rewards:fin", "core.target_attr"), ("my_rewardz:fine", "core.target_module"), ("my_broken:f", "core.target_module"),
-        ("my_syntax:f", "core.target_module"), ("my_exit:f", "trial.failed"), ("my_rewards:NUMBER", "rewards.not_a_function"), ("my_rewards:other", "rewards.signature"),
+        ("my_rewards:fine", None),
+        ("my_rewards:fin", "core.target_attr"),
+        ("my_rewardz:fine", "core.target_module"),
+        ("my_broken:f", "core.target_module"),
+        ("my_syntax:f", "core.target_module"),
+        ("my_exit:f", "trial.failed"),
+        ("my_rewards:NUMBER", "rewards.not_a_function"),
+        ("my_rewards:other", "rewards.signature"),
         ("my_rewards:with_option", "rewards.signature"),
     ],
-)  # fmt: skip
+)
 def test_a_reward_of_ones_own(mine: Job, reward: str, code: str | None) -> None:
-    found = tried(mine, {**GRPO, "training.rollout": {"max_completion_length": 32, "rewards": reward}}, REWARDS)
+    found = tried(
+        mine, {**GRPO, "training.rollout": {"max_completion_length": 32, "rewards": reward}}, REWARDS
+    )
     assert set(found) == ({code} if code else set()), found
     assert all(d.where == "training.rollout.rewards" and d.hint for d in found.values())
 
@@ -63,7 +71,9 @@ def test_options_of_a_reward(mine: Job) -> None:
     def found(**options: Any) -> set[str]:
         rewards = [{"name": "my_rewards:with_option", "options": options}]
         return set(
-            tried(mine, {**GRPO, "training.rollout": {"max_completion_length": 32, "rewards": rewards}}, REWARDS)
+            tried(
+                mine, {**GRPO, "training.rollout": {"max_completion_length": 32, "rewards": rewards}}, REWARDS
+            )
         )
 
     assert found(bonus=1) == set()
@@ -71,9 +81,25 @@ def test_options_of_a_reward(mine: Job) -> None:
 
 
 def test_compile_backend_and_mode(job: Job) -> None:
-    found = tried(job, {"training.torch_compile": True, "training.torch_compile_backend": "nosuch", "training.torch_compile_mode": "fastest"}, COMPILE)  # fmt: skip
+    found = tried(
+        job,
+        {
+            "training.torch_compile": True,
+            "training.torch_compile_backend": "nosuch",
+            "training.torch_compile_mode": "fastest",
+        },
+        COMPILE,
+    )
     assert set(found) == {"train.compile_backend", "train.compile_mode"}
-    assert not tried(job, {"training.torch_compile": True, "training.torch_compile_backend": "eager", "training.torch_compile_mode": "max-autotune"}, COMPILE)  # fmt: skip
+    assert not tried(
+        job,
+        {
+            "training.torch_compile": True,
+            "training.torch_compile_backend": "eager",
+            "training.torch_compile_mode": "max-autotune",
+        },
+        COMPILE,
+    )
 
 
 def test_a_strategy_of_ones_own(mine: Job) -> None:
@@ -121,17 +147,31 @@ FSDP = {"launch.nproc": 2, "training.distributed_strategy": "fsdp", "training.fs
 @pytest.mark.parametrize(
     ("settings", "code"),
     [
-        ({**FSDP, "training.fsdp_config": {"transformer_layer_cls_to_wrap": "BertLayer"}}, "strategy.fsdp_wrap_class"),
-        ({**FSDP, "training.fsdp_config": {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer", "LlamaMPL"]}}, "strategy.fsdp_wrap_class"),
+        (
+            {**FSDP, "training.fsdp_config": {"transformer_layer_cls_to_wrap": "BertLayer"}},
+            "strategy.fsdp_wrap_class",
+        ),
+        (
+            {
+                **FSDP,
+                "training.fsdp_config": {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer", "LlamaMPL"]},
+            },
+            "strategy.fsdp_wrap_class",
+        ),
         ({**FSDP, "training.fsdp_config": {"transformer_layer_cls_to_wrap": "LlamaDecoderLayer"}}, None),
         ({"model.attn_implementation": "flashattn9"}, "model.attention"),
         ({"model.attn_implementation": "flex_attention"}, None),
         ({"lora.target_modules": ["c_attn"]}, "models.adapter_targets"),
-        ({"lora.target_modules": ["q_proj"], "lora.modules_to_save": ["embeddings"]}, "models.adapter_modules_to_save"),
+        (
+            {"lora.target_modules": ["q_proj"], "lora.modules_to_save": ["embeddings"]},
+            "models.adapter_modules_to_save",
+        ),
         ({"lora.target_modules": ["q_proj"], "lora.modules_to_save": ["embed_tokens"]}, None),
     ],
-)  # fmt: skip
-def test_the_models_class_is_asked(job: Job, settings: dict[str, Any], code: str | None, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+)
+def test_the_models_class_is_asked(
+    job: Job, settings: dict[str, Any], code: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = {c for c, d in _found(job, settings, monkeypatch).items() if d.severity.value == "error"}
     assert found == ({code} if code else set())
 
@@ -143,20 +183,39 @@ def test_a_family_that_the_plan_does_not_know_is_asked_too(job: Job, monkeypatch
     sizes = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 320}
     (job.model / "config.json").write_text(json.dumps({"model_type": "vit", **sizes}))
     assert {"plan.family", "models.not_causal"} & set(_found(job, {}, monkeypatch))
-    (job.model / "config.json").write_text(json.dumps({"model_type": "opt", "ffn_dim": 64, "word_embed_proj_dim": 32, "max_position_embeddings": 128, **sizes}))  # fmt: skip
-    stages = {"launch.nproc": 2, "training.parallelism": {"pp_size": 2}, "training.distributed_strategy": "pipeline"}
+    (job.model / "config.json").write_text(
+        json.dumps(
+            {
+                "model_type": "opt",
+                "ffn_dim": 64,
+                "word_embed_proj_dim": 32,
+                "max_position_embeddings": 128,
+                **sizes,
+            }
+        )
+    )
+    stages = {
+        "launch.nproc": 2,
+        "training.parallelism": {"pp_size": 2},
+        "training.distributed_strategy": "pipeline",
+    }
     assert "models.no_stages" in _found(job, stages, monkeypatch)
 
 
 def test_the_process_itself(mine: Job) -> None:
-    """Once through: what a try finds is an error at the line of the YAML, and the plan says what was tried."""
-    found = mine.found({**GRPO, "training.rollout": {"max_completion_length": 32, "rewards": "my_rewards:fin"}})
+    """Once through: what a try finds is an error at the line of the YAML, and the plan says what was
+    tried.
+    """
+    found = mine.found(
+        {**GRPO, "training.rollout": {"max_completion_length": 32, "rewards": "my_rewards:fin"}}
+    )
     assert "job.yaml:" in found["core.target_attr"].where
     from paceline.cli.options import load
     from paceline.launch.before.planned import planned
 
     loaded = load(
-        mine.yaml({**GRPO, "training.rollout": {"max_completion_length": 32, "rewards": "my_rewards:fine"}}), []
+        mine.yaml({**GRPO, "training.rollout": {"max_completion_length": 32, "rewards": "my_rewards:fine"}}),
+        [],
     )
     for imports, choice in ((True, "tried"), (False, "not tried")):
         plan, _ = planned(loaded, imports=imports)
@@ -182,14 +241,25 @@ def test_a_try_that_dies_is_told(mine: Job) -> None:
     assert "-9" in found.found and REWARDS in found.what
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's signal to a child whose parent died is Linux's")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="the kernel's signal to a child whose parent died is Linux's"
+)
 def test_nothing_is_left_of_a_plan_that_is_killed(tmp_path: Path) -> None:
     """Between the start of the process and the wait for it nobody else would end it."""
     import subprocess
 
     (tmp_path / "waits.py").write_text("import threading\nthreading.Event().wait()\n")
-    code = "from paceline.launch.before.beforehand import _started; import os; print(_started('waits').pid, flush=True); os.kill(os.getpid(), 9)"
-    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=60)  # fmt: skip
+    code = (
+        "from paceline.launch.before.beforehand import _started; import os; print(_started('waits').pid,"
+        " flush=True); os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     pid = int(done.stdout)
     opened = os.pidfd_open(pid) if Path(f"/proc/{pid}").exists() else None
     if opened is not None:  # it ends by the kernel's signal, and nobody else's

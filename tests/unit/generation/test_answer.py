@@ -16,7 +16,12 @@ from paceline.demo.tokenizer import vocabulary, write_tokenizer
 from paceline.generation import chat
 from paceline.generation.answer import Sampling, answer, load_folder, prompt_ids
 
-PROMPTS = ["Spell 'cat' backwards.", "Write 'lemon' in capital letters.", "a", "Which letters follow those of 'zebra'?"]
+PROMPTS = [
+    "Spell 'cat' backwards.",
+    "Write 'lemon' in capital letters.",
+    "a",
+    "Which letters follow those of 'zebra'?",
+]
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +105,9 @@ def test_a_pipe_gets_one_answer_a_line_and_errors_do_not_end_the_talk(
     assert "generation.too_long" in said.err
 
 
-def test_chat_answers_one_prompt(folder: Path, loaded: tuple[Any, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_chat_answers_one_prompt(
+    folder: Path, loaded: tuple[Any, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert chat.main([str(folder), "--prompt", PROMPTS[0], "--max-new-tokens", "4"]) == 0
     assert capsys.readouterr().out.rstrip("\n") == by_hand(*loaded, PROMPTS[0], 4)
 
@@ -141,5 +148,7 @@ def test_a_template_is_bounded_as_in_preparation(
 def test_a_prompt_has_the_tokens_that_the_tokenizer_itself_gives(loaded: tuple[Any, Any]) -> None:
     _, tokenizer = loaded
     for conversation in conversations(PROMPTS):
-        direct = tokenizer.apply_chat_template(conversation, add_generation_prompt=True, return_dict=True)["input_ids"]
+        direct = tokenizer.apply_chat_template(conversation, add_generation_prompt=True, return_dict=True)[
+            "input_ids"
+        ]
         assert prompt_ids(tokenizer, conversation) == list(direct)

@@ -1,4 +1,6 @@
-"""Answers from a server on loopback: the very tokens and log-probabilities, and a named error for each way in which it can fail."""
+"""Answers from a server on loopback: the very tokens and log-probabilities, and a named error for each way
+in which it can fail.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def listening(handle: type[BaseHTTPRequestHandler]) -> Iterator[str]:
         thread.join()
 
 
-def answering(reply: Callable[[Any], tuple[int, bytes]], seconds: float = 0.0) -> type[BaseHTTPRequestHandler]:
+def answering(
+    reply: Callable[[Any], tuple[int, bytes]], seconds: float = 0.0
+) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
@@ -64,7 +68,17 @@ def engine(url: str, timeout: float = 20.0, key: str | None = None) -> ServerEng
 
 def choice(tokens: list[Any], logs: list[Any] | None = None, reason: str = "length") -> bytes:
     logs = [-1.0] * len(tokens) if logs is None else logs
-    return json.dumps({"choices": [{"finish_reason": reason, "token_ids": tokens, "logprobs": {"tokens": [], "token_logprobs": logs}}]}).encode()  # fmt: skip
+    return json.dumps(
+        {
+            "choices": [
+                {
+                    "finish_reason": reason,
+                    "token_ids": tokens,
+                    "logprobs": {"tokens": [], "token_logprobs": logs},
+                }
+            ]
+        }
+    ).encode()
 
 
 @pytest.mark.parametrize("sampling", [SAMPLED, RolloutSampling(temperature=0.0)])
@@ -80,7 +94,8 @@ def test_a_server_writes_what_this_process_would(tmp_path: Path, sampling: Rollo
         server.close()
     assert [(c.tokens, c.ended) for c in found] == [(c.tokens, c.ended) for c in own]
     for one, other in zip(found, own, strict=True):
-        torch.testing.assert_close(one.logprobs, other.logprobs, rtol=0, atol=1e-4)  # other batches, other rounding
+        # other batches, other rounding
+        torch.testing.assert_close(one.logprobs, other.logprobs, rtol=0, atol=1e-4)
     assert found[-1].tokens == () and any(c.ended for c in found)
 
 
@@ -108,19 +123,28 @@ def test_tokens_are_read_from_either_dialect() -> None:
     ],
 )
 def test_what_is_no_answer_is_said(reply: tuple[int, bytes], said: str) -> None:
-    with listening(answering(lambda _: reply)) as url, pytest.raises(PacelineError, match="rollout.server_answer") as caught:  # fmt: skip
+    with (
+        listening(answering(lambda _: reply)) as url,
+        pytest.raises(PacelineError, match="rollout.server_answer") as caught,
+    ):
         engine(url).generate(ONE, SAMPLED)
     assert said in str(caught.value) and url in str(caught.value)
 
 
 def test_a_refusal_is_named_with_what_the_server_said() -> None:
-    with listening(answering(lambda _: (500, b"engine is dead"))) as url, pytest.raises(PacelineError, match="rollout.server_status") as caught:  # fmt: skip
+    with (
+        listening(answering(lambda _: (500, b"engine is dead"))) as url,
+        pytest.raises(PacelineError, match="rollout.server_status") as caught,
+    ):
         engine(url).generate(ONE * 7, SAMPLED)
     assert "500" in str(caught.value) and "engine is dead" in str(caught.value)
 
 
 def test_a_silent_server_is_given_up_at_the_deadline() -> None:
-    with listening(answering(lambda _: (200, b"{}"), seconds=3.0)) as url, pytest.raises(PacelineError, match="rollout.server_unreachable"):  # fmt: skip
+    with (
+        listening(answering(lambda _: (200, b"{}"), seconds=3.0)) as url,
+        pytest.raises(PacelineError, match="rollout.server_unreachable"),
+    ):
         engine(url, timeout=0.2).generate(ONE, SAMPLED)
     with pytest.raises(PacelineError, match="rollout.server_unreachable"):
         engine("http://127.0.0.1:9", timeout=0.6).generate(ONE, SAMPLED)
@@ -141,5 +165,8 @@ def test_a_busy_server_is_asked_again_and_a_key_goes_with_every_call_and_into_no
 
 def test_several_models_are_asked_about() -> None:
     body = json.dumps({"data": [{"id": "a"}, {"id": "b"}]}).encode()
-    with listening(answering(lambda _: (200, body))) as url, pytest.raises(PacelineError, match="models: a, b"):
+    with (
+        listening(answering(lambda _: (200, body))) as url,
+        pytest.raises(PacelineError, match="models: a, b"),
+    ):
         Server(url, 5.0).model()

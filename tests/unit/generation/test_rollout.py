@@ -1,4 +1,6 @@
-"""Rollouts: greedy as Transformers', sampled alike in any company, log-probabilities as in training, ranks that end together."""
+"""Rollouts: greedy as Transformers', sampled alike in any company, log-probabilities as in training, ranks
+that end together.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +23,36 @@ from paceline.protocols.roles import Output
 
 VOCAB, PAD, STOP = 61, 0, 2
 PLAIN = {
-    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48, "vocab_size": VOCAB,
-    "max_position_embeddings": 64, "initializer_range": 0.4, "pad_token_id": PAD, "bos_token_id": 1, "eos_token_id": STOP,
-}  # fmt: skip
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.4,
+    "pad_token_id": PAD,
+    "bos_token_id": 1,
+    "eos_token_id": STOP,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", **PLAIN},
     "qwen3": {"model_type": "qwen3", **PLAIN, "head_dim": 16},
     "mistral": {"model_type": "mistral", **PLAIN, "sliding_window": 4},
     "gemma3": {"model_type": "gemma3_text", **PLAIN, "head_dim": 8, "sliding_window": 4},
-    "gpt2": {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": VOCAB, "initializer_range": 0.4,
-             "pad_token_id": PAD, "bos_token_id": 1, "eos_token_id": STOP},
-}  # fmt: skip
+    "gpt2": {
+        "model_type": "gpt2",
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": 64,
+        "vocab_size": VOCAB,
+        "initializer_range": 0.4,
+        "pad_token_id": PAD,
+        "bos_token_id": 1,
+        "eos_token_id": STOP,
+    },
+}
 GREEDY = RolloutSampling(temperature=0.0)
 
 
@@ -44,11 +65,18 @@ def build(
 
 def prompts(count: int, seed: int = 0) -> list[tuple[int, ...]]:
     g = torch.Generator().manual_seed(seed)
-    return [tuple(torch.randint(3, VOCAB, (int(torch.randint(1, 9, (1,), generator=g)),), generator=g).tolist()) for _ in range(count)]  # fmt: skip
+    return [
+        tuple(torch.randint(3, VOCAB, (int(torch.randint(1, 9, (1,), generator=g)),), generator=g).tolist())
+        for _ in range(count)
+    ]
 
 
 def wanted(count: int, samples: int = 1, max_tokens: int = 12) -> list[Request]:
-    return [Request(p, stream_of(7, i, k), max_tokens) for i, p in enumerate(prompts(count)) for k in range(samples)]
+    return [
+        Request(p, stream_of(7, i, k), max_tokens)
+        for i, p in enumerate(prompts(count))
+        for k in range(samples)
+    ]
 
 
 def engine(root: RoleModule, **options: Any) -> LocalEngine:
@@ -59,7 +87,9 @@ def same(one: list[Completion], other: list[Completion]) -> None:
     assert [c.tokens for c in one] == [c.tokens for c in other]
     assert [c.ended for c in one] == [c.ended for c in other]
     for a, b in zip(one, other, strict=True):
-        torch.testing.assert_close(a.logprobs, b.logprobs, rtol=0, atol=1e-10 if a.logprobs.dtype == torch.float64 else 1e-5)  # fmt: skip
+        torch.testing.assert_close(
+            a.logprobs, b.logprobs, rtol=0, atol=1e-10 if a.logprobs.dtype == torch.float64 else 1e-5
+        )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -69,11 +99,21 @@ def test_greedy_is_what_transformers_generates(family: str) -> None:
     for prompt, completion in zip(prompts(9), found, strict=True):
         ids = torch.tensor([prompt])
         made = root.hf.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False, use_cache=True, pad_token_id=PAD, eos_token_id=STOP
-        )  # fmt: skip
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=12,
+            do_sample=False,
+            use_cache=True,
+            pad_token_id=PAD,
+            eos_token_id=STOP,
+        )
         assert list(completion.tokens) == made[0, len(prompt) :].tolist()
         assert completion.ended == (completion.tokens[-1] == STOP)
-    assert len({c.tokens for c in found}) > 3 and any(c.ended for c in found) != all(c.ended for c in found) or family != "llama"  # fmt: skip
+    assert (
+        len({c.tokens for c in found}) > 3
+        and any(c.ended for c in found) != all(c.ended for c in found)
+        or family != "llama"
+    )
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gpt2"])
@@ -89,19 +129,28 @@ def test_an_answer_does_not_depend_on_its_company(family: str) -> None:
     assert [c.tokens for c in shorter] == [c.tokens[:4] for c in together]
 
 
-def trained_logprobs(root: RoleModule, requests: list[Request], found: list[Completion], ask: Output) -> list[torch.Tensor]:  # fmt: skip
+def trained_logprobs(
+    root: RoleModule, requests: list[Request], found: list[Completion], ask: Output
+) -> list[torch.Tensor]:
     """What the root module says in training of the sampled tokens, all answers in one flat batch."""
     rows = [(r.prompt + c.tokens, len(r.prompt)) for r, c in zip(requests, found, strict=True)]
     ids, labels, positions, ends = [], [], [], [0]
     for tokens, start in rows:
         ids += tokens
-        labels += [tokens[i + 1] if start <= i + 1 < len(tokens) else IGNORE_INDEX for i in range(len(tokens))]
+        labels += [
+            tokens[i + 1] if start <= i + 1 < len(tokens) else IGNORE_INDEX for i in range(len(tokens))
+        ]
         positions += range(len(tokens))
         ends.append(ends[-1] + len(tokens))
     batch = Batch(
-        torch.tensor([ids]), torch.tensor([labels]), torch.tensor([positions]), torch.tensor(ends, dtype=torch.int32),
-        max(len(t) for t, _ in rows), torch.arange(len(rows)), len(rows),
-    )  # fmt: skip
+        torch.tensor([ids]),
+        torch.tensor([labels]),
+        torch.tensor([positions]),
+        torch.tensor(ends, dtype=torch.int32),
+        max(len(t) for t, _ in rows),
+        torch.arange(len(rows)),
+        len(rows),
+    )
     with torch.no_grad():
         out = root(batch, frozenset({ask}))[ask.value]
     return list(out.split([len(c.tokens) for c in found]))
@@ -112,7 +161,9 @@ def trained_logprobs(root: RoleModule, requests: list[Request], found: list[Comp
 def test_logprobs_at_sampling_are_those_of_training(family: str, temperature: float) -> None:
     root = build(family, temperature=temperature or 1.0, initializer_range=0.2)
     requests = wanted(7, samples=2)
-    found = engine(root, rows=6).generate(requests, RolloutSampling(temperature, top_k=9 if temperature == 0.7 else 0))
+    found = engine(root, rows=6).generate(
+        requests, RolloutSampling(temperature, top_k=9 if temperature == 0.7 else 0)
+    )
     for sampled, trained in zip(found, trained_logprobs(root, requests, found, Output.LOGPROBS), strict=True):
         torch.testing.assert_close(sampled.logprobs, trained, rtol=0, atol=1e-5)
 
@@ -125,14 +176,17 @@ def test_edges() -> None:
     assert none.tokens == () and none.logprobs.shape == (0,) and not none.ended
     mixed = run.generate([Request((5, 6), 1, 0), Request((5, 6), 1, 1), Request((7,), 1, 3)], GREEDY)
     assert [len(c.tokens) for c in mixed][:2] == [0, 1] and len(mixed[2].tokens) <= 3
-    endless = engine(root, stop_ids=()).generate(wanted(6), GREEDY)  # a tokenizer without an end: the length ends it
+    # a tokenizer without an end: the length ends it
+    endless = engine(root, stop_ids=()).generate(wanted(6), GREEDY)
     assert all(len(c.tokens) == 12 and not c.ended for c in endless)
     long = Request(tuple(range(3, 3 + 56)), 1, 8)  # up to the model's last position
     assert len(run.generate([long], GREEDY)[0].tokens) <= 8
 
 
 def test_ranks_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where every forward is a collective, ranks with less to do, or nothing, make as many forwards as the busiest."""
+    """Where every forward is a collective, ranks with less to do, or nothing, make as many forwards as the
+    busiest.
+    """
     root = build()
     work = [wanted(6, 3), wanted(1, max_tokens=3), []]
     alone = [engine(root, rows=4).generate(requests, GREEDY) for requests in work]
@@ -167,7 +221,13 @@ def counting(forward: Any, calls: list[int]) -> Any:
 
 
 def test_a_model_with_a_state_is_refused() -> None:
-    config = {"model_type": "mamba", "hidden_size": 16, "num_hidden_layers": 1, "vocab_size": VOCAB, "state_size": 4}
+    config = {
+        "model_type": "mamba",
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "vocab_size": VOCAB,
+        "state_size": 4,
+    }
     from transformers import AutoConfig, AutoModelForCausalLM
 
     hf = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))

@@ -75,7 +75,9 @@ def test_the_model_generates_as_the_run_says(
     assert call["do_sample"] and {name: call[name] for name in SAID} == SAID
 
 
-def test_an_option_wins_over_the_run(tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_option_wins_over_the_run(
+    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = ["--temperature", "0", "--max-new-tokens", "2"]
     [call] = generate_calls(run_folder(tmp_path / "run", SAID), model_folder, options, monkeypatch)
     assert not call["do_sample"] and call["max_new_tokens"] == 2
@@ -103,7 +105,11 @@ def test_a_hugging_face_folder_has_the_defaults(model_folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("given", "generation", "where"),
-    [({"top_k": -1}, {}, "--top-k"), ({"temperature": -0.5}, {}, "--temperature"), ({}, {"top_p": 2.0}, "config.json")],
+    [
+        ({"top_k": -1}, {}, "--top-k"),
+        ({"temperature": -0.5}, {}, "--temperature"),
+        ({}, {"top_p": 2.0}, "config.json"),
+    ],
 )
 def test_what_does_not_fit_is_named_with_its_place(
     tmp_path: Path, given: dict[str, float], generation: dict[str, Any], where: str

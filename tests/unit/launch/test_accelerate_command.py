@@ -1,4 +1,6 @@
-"""What accelerate's command line says and its environment does not; what other launchers' variables come to."""
+"""What accelerate's command line says and its environment does not; what other launchers' variables come
+to.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,20 @@ def no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "accelerate launch --multi_gpu --gradient_accumulation_steps 4 main.py --config c.yaml --gradient_accumulation_steps 9",
+        (
+            "accelerate launch --multi_gpu --gradient_accumulation_steps 4 main.py --config c.yaml"
+            " --gradient_accumulation_steps 9"
+        ),
         "/venv/bin/python /venv/bin/accelerate launch --multi_gpu --gradient-accumulation-steps=4 main.py",
-        "/venv/bin/python /venv/bin/accelerate-launch --multi_gpu --gradient_accumulation_steps=4 -m paceline train c.yaml",
+        (
+            "/venv/bin/python /venv/bin/accelerate-launch --multi_gpu --gradient_accumulation_steps=4 -m"
+            " paceline train c.yaml"
+        ),
         "python -m accelerate.commands.launch --multi_gpu --gradient_accumulation_steps 4 main.py",
-        "python -m accelerate.commands.accelerate_cli launch --multi_gpu --gradient_accumulation_steps 4 main.py",
+        (
+            "python -m accelerate.commands.accelerate_cli launch --multi_gpu --gradient_accumulation_steps 4"
+            " main.py"
+        ),
     ],
 )
 def test_the_options_before_the_script(line: str) -> None:
@@ -52,26 +63,37 @@ def test_another_command_says_nothing(line: str) -> None:
 
 
 def test_the_switches_are_accelerates() -> None:
-    """An option without a value that a new version brings is found here: the word after it would be taken for its value."""
+    """An option without a value that a new version brings is found here: the word after it would be taken
+    for its value.
+    """
     pytest.importorskip("accelerate")
     from accelerate.commands.launch import launch_command_parser
 
     actions = launch_command_parser()._actions
     plain = {a.dest for a in actions if a.option_strings and a.nargs == 0}
-    spelled = {word.lstrip("-").replace("-", "_") for a in actions if a.nargs == 0 for word in a.option_strings}
-    assert {name for name in (plain | spelled) if len(name) > 1} - SWITCHES - {"tpu_use_cluster"} == set()
+    spelled = {
+        word.lstrip("-").replace("-", "_") for a in actions if a.nargs == 0 for word in a.option_strings
+    }
+    assert {name for name in plain | spelled if len(name) > 1} - SWITCHES - {"tpu_use_cluster"} == set()
     known = {a.dest for a in actions}
     assert set(NOT_HANDED_ON) <= known
     assert all(any(name.startswith(start) for name in known) for start in NEEDS)
 
 
 def test_what_is_not_handed_on_is_put_into_the_environment() -> None:
-    line = "accelerate launch --multi_gpu --gradient_accumulation_steps 4 --offload_param_nvme_path /x main.py"
+    line = (
+        "accelerate launch --multi_gpu --gradient_accumulation_steps 4 --offload_param_nvme_path /x main.py"
+    )
     found = translate(SET, [shlex.split(line)])
-    assert found.variables == {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4", "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH": "/x"}  # fmt: skip
+    assert found.variables == {
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4",
+        "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH": "/x",
+    }
     assert found.environ(SET)["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] == "4"
     given = {**SET, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "2"}
-    assert translate(given, [shlex.split(line)]).environ(given)["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] == "2"
+    assert (
+        translate(given, [shlex.split(line)]).environ(given)["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] == "2"
+    )
     assert translate({}, [shlex.split(line)]).variables == {}  # a shell of its own below accelerate
 
 
@@ -93,7 +115,9 @@ def test_one_process_where_several_were_asked_for_is_said(environ: dict[str, str
     assert "has started one" in note.what and "--multi_gpu" in note.hint
     several = {**simple, "RANK": "0", "WORLD_SIZE": "2"}
     assert not translate(several, [line]).notes
-    assert not translate({**SET, "ACCELERATE_USE_CPU": "True"}, [shlex.split("accelerate launch --cpu main.py")]).notes
+    assert not translate(
+        {**SET, "ACCELERATE_USE_CPU": "True"}, [shlex.split("accelerate launch --cpu main.py")]
+    ).notes
 
 
 def test_the_ancestors_of_a_process_are_read(tmp_path: Path) -> None:
@@ -101,9 +125,12 @@ def test_the_ancestors_of_a_process_are_read(tmp_path: Path) -> None:
     if not Path("/proc/self/cmdline").exists():
         pytest.skip("no /proc")
     inner = (
-        "from paceline.launch.command_line import ancestors; print(any('marker-7' in w for w in sum(ancestors(), [])))"
+        "from paceline.launch.command_line import ancestors; print(any('marker-7' in w for w in"
+        " sum(ancestors(), [])))"
     )
-    outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}], check=True)  # marker-7"
+    outer = (
+        f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}], check=True)  # marker-7"
+    )
     done = subprocess.run([sys.executable, "-c", outer], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "True"
 
@@ -123,12 +150,17 @@ def test_a_deepspeed_timeout_that_is_none_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("environ", "taken"),
     [
-        ({"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29511"}, {"launch.master_addr": "10.0.0.1", "launch.master_port": "29511"}),
+        (
+            {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29511"},
+            {"launch.master_addr": "10.0.0.1", "launch.master_port": "29511"},
+        ),
         ({"MASTER_ADDR": "gpu0"}, {"launch.master_addr": "gpu0"}),
         ({"MASTER_ADDR": "localhost", "MASTER_PORT": "29511"}, {}),
         ({"MASTER_PORT": "29511"}, {}),
         ({"MASTER_ADDR": "gpu0", "RANK": "0", "WORLD_SIZE": "2"}, {}),
     ],
-)  # fmt: skip
-def test_an_address_of_ones_own_is_where_the_nodes_meet(environ: dict[str, str], taken: dict[str, Any]) -> None:
+)
+def test_an_address_of_ones_own_is_where_the_nodes_meet(
+    environ: dict[str, str], taken: dict[str, Any]
+) -> None:
     assert translate(environ, []).overrides == taken

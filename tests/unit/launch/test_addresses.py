@@ -17,7 +17,20 @@ from paceline.launch.ports import free_port
 from paceline.launch.spec import Cluster
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "127.3.2.1", "::1", "[::1]", "localhost", "LOCALHOST", "0.0.0.0", "ip6-localhost", "x.localhost"])  # fmt: skip
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1",
+        "127.3.2.1",
+        "::1",
+        "[::1]",
+        "localhost",
+        "LOCALHOST",
+        "0.0.0.0",
+        "ip6-localhost",
+        "x.localhost",
+    ],
+)
 def test_loopback(address: str) -> None:
     assert is_loopback(address)
 

@@ -1,4 +1,6 @@
-"""What the launcher knows of a rank's end: which failure is the root, whether memory ran out, what is said on the line, what is left in the run folder."""
+"""What the launcher knows of a rank's end: which failure is the root, whether memory ran out, what is said
+on the line, what is left in the run folder.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ V1 = "35 31 0:32 / {mount} rw - cgroup cgroup rw,memory\n34 31 0:9 / {mount}/cpu
     [
         ([], None),
         ([(1, 1, 5.0)], (1, 1)),
-        ([(0, 1, 5.0), (1, -9, 5.1)], (1, -9)),  # words that nobody foresaw, a moment before the dead process is seen
+        # words that nobody foresaw, a moment before the dead process is seen
+        ([(0, 1, 5.0), (1, -9, 5.1)], (1, -9)),
         ([(0, 1, 5.0), (1, -9, 9.0)], (0, 1)),  # an error, and later a kill
         ([(1, -11, 5.0), (0, 1, 6.0)], (1, -11)),
         ([(0, -6, 5.0), (1, 1, 5.5)], (1, 1)),  # a library aborts when its peer fails
@@ -47,7 +50,9 @@ def test_the_root_is_what_the_others_follow_from(
     assert (None if root is None else (root.rank, root.code)) == expected
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGTERM, 63])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGTERM, 63]
+)
 def test_every_signal_answers_128_and_its_number(number: int) -> None:
     assert Failure(2, -number, 0.0).answer == 128 + number
 
@@ -75,8 +80,10 @@ def fake_proc(folder: Path, groups: str, mounts: str) -> Path:
         ("0::/\n", V2, "memory.events"),
         ("4:memory:/job\n1:cpu:/other\n0::/\n", V1, "job/memory.oom_control"),
         ("4:cpu,memory:/job\n", V1, "job/memory.oom_control"),
-        ("0::/outer/job\n", V2.replace(" / ", " /outer ", 1), "job/memory.events"),  # a container sees its own part
-        ("4:memory:/job\n0::/\n", V2 + V1, "job/memory.oom_control"),  # hybrid: v2 is there and does not count
+        # a container sees its own part
+        ("0::/outer/job\n", V2.replace(" / ", " /outer ", 1), "job/memory.events"),
+        # hybrid: v2 is there and does not count
+        ("4:memory:/job\n0::/\n", V2 + V1, "job/memory.oom_control"),
     ],
 )
 def test_the_kill_is_read_from_either_version_of_the_cgroup(
@@ -210,7 +217,9 @@ def test_a_result_of_rank_0_stands_and_one_of_an_earlier_attempt_does_not(tmp_pa
 
 def test_a_folder_that_is_gone_is_not_made_again_and_a_refusal_is_said(tmp_path: Path) -> None:
     run = RunDir.at(tmp_path / "run")
-    assert LaunchRecord(run, 0, Redactor()).write([], 137, Failure(0, -9, 0.0, killed_diagnostic(0, -9))) == []
+    assert (
+        LaunchRecord(run, 0, Redactor()).write([], 137, Failure(0, -9, 0.0, killed_diagnostic(0, -9))) == []
+    )
     assert not run.root.exists()
     run.root.mkdir()
     run.events_dir.write_text("a file in the way")

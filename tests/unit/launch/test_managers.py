@@ -1,4 +1,6 @@
-"""Process managers: each row of the table joins a rank to its job; a rank that cannot be joined is refused, not run alone."""
+"""Process managers: each row of the table joins a rank to its job; a rank that cannot be joined is
+refused, not run alone.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +13,84 @@ from paceline.core.errors import ConfigError, PacelineError
 from paceline.launch.managers import MANAGERS, RANK_ALONE, local_sizes, manager_of, standing, started_by
 from paceline.runtime.rank_env import RankEnv
 
-# As the managers set them for the fourth of four processes on two nodes; Hydra's, Open MPI's and Slurm's were read from real processes.
+# As the managers set them for the fourth of four processes on two nodes; Hydra's, Open MPI's and Slurm's were
+# read from real processes.
 SEEN: dict[str, dict[str, str]] = {
-    "Open MPI": {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_RANK": "3", "PMIX_NAMESPACE": "7", "OMPI_MCA_orte_ess_num_procs": "4"},
-    "jsrun": {"JSM_NAMESPACE_RANK": "3", "JSM_NAMESPACE_SIZE": "4", "JSM_NAMESPACE_LOCAL_RANK": "1", "JSM_NAMESPACE_LOCAL_SIZE": "2", "PMIX_RANK": "3", "LSB_JOBID": "9"},
-    "MVAPICH2": {"MV2_COMM_WORLD_RANK": "3", "MV2_COMM_WORLD_SIZE": "4", "MV2_COMM_WORLD_LOCAL_RANK": "1", "MV2_COMM_WORLD_LOCAL_SIZE": "2", "PMI_ID": "3"},
-    "MVAPICH": {"MVP_COMM_WORLD_RANK": "3", "MVP_COMM_WORLD_SIZE": "4", "MVP_COMM_WORLD_LOCAL_RANK": "1", "MVP_COMM_WORLD_LOCAL_SIZE": "2"},
-    "Hydra (MPICH, Intel MPI)": {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2", "PMI_FD": "8", "HYDI_CONTROL_FD": "7"},
-    "PALS": {"PALS_RANKID": "3", "PALS_LOCAL_RANKID": "1", "PALS_LOCAL_SIZE": "2", "PALS_NODEID": "1", "PALS_APID": "a-b", "PMI_RANK": "3", "PMI_SIZE": "4"},
-    "Cray PMI": {"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "2", "PMI_FORK_RANK": "3"},
+    "Open MPI": {
+        "OMPI_COMM_WORLD_RANK": "3",
+        "OMPI_COMM_WORLD_SIZE": "4",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+        "PMIX_RANK": "3",
+        "PMIX_NAMESPACE": "7",
+        "OMPI_MCA_orte_ess_num_procs": "4",
+    },
+    "jsrun": {
+        "JSM_NAMESPACE_RANK": "3",
+        "JSM_NAMESPACE_SIZE": "4",
+        "JSM_NAMESPACE_LOCAL_RANK": "1",
+        "JSM_NAMESPACE_LOCAL_SIZE": "2",
+        "PMIX_RANK": "3",
+        "LSB_JOBID": "9",
+    },
+    "MVAPICH2": {
+        "MV2_COMM_WORLD_RANK": "3",
+        "MV2_COMM_WORLD_SIZE": "4",
+        "MV2_COMM_WORLD_LOCAL_RANK": "1",
+        "MV2_COMM_WORLD_LOCAL_SIZE": "2",
+        "PMI_ID": "3",
+    },
+    "MVAPICH": {
+        "MVP_COMM_WORLD_RANK": "3",
+        "MVP_COMM_WORLD_SIZE": "4",
+        "MVP_COMM_WORLD_LOCAL_RANK": "1",
+        "MVP_COMM_WORLD_LOCAL_SIZE": "2",
+    },
+    "Hydra (MPICH, Intel MPI)": {
+        "PMI_RANK": "3",
+        "PMI_SIZE": "4",
+        "MPI_LOCALRANKID": "1",
+        "MPI_LOCALNRANKS": "2",
+        "PMI_FD": "8",
+        "HYDI_CONTROL_FD": "7",
+    },
+    "PALS": {
+        "PALS_RANKID": "3",
+        "PALS_LOCAL_RANKID": "1",
+        "PALS_LOCAL_SIZE": "2",
+        "PALS_NODEID": "1",
+        "PALS_APID": "a-b",
+        "PMI_RANK": "3",
+        "PMI_SIZE": "4",
+    },
+    "Cray PMI": {
+        "PMI_RANK": "3",
+        "PMI_SIZE": "4",
+        "PMI_LOCAL_RANK": "1",
+        "PMI_LOCAL_SIZE": "2",
+        "PMI_FORK_RANK": "3",
+    },
     "Platform MPI": {"MPI_RANKID": "3", "MPI_NRANKS": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
-    "Flux": {"FLUX_TASK_RANK": "3", "FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_SIZE": "4", "FLUX_JOB_NNODES": "2", "FLUX_JOB_ID": "12", "PMI_RANK": "3", "PMI_SIZE": "4"},
-    "Slurm": {"SLURM_PROCID": "3", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "gpu[3-4]", "SLURM_JOB_ID": "5"},
-}  # fmt: skip
+    "Flux": {
+        "FLUX_TASK_RANK": "3",
+        "FLUX_TASK_LOCAL_ID": "1",
+        "FLUX_JOB_SIZE": "4",
+        "FLUX_JOB_NNODES": "2",
+        "FLUX_JOB_ID": "12",
+        "PMI_RANK": "3",
+        "PMI_SIZE": "4",
+    },
+    "Slurm": {
+        "SLURM_PROCID": "3",
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_TASKS": "4",
+        "SLURM_LOCALID": "1",
+        "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+        "SLURM_STEP_NUM_NODES": "2",
+        "SLURM_STEP_NODELIST": "gpu[3-4]",
+        "SLURM_JOB_ID": "5",
+    },
+}
 THERE = {"MASTER_ADDR": "gpu3", "MASTER_PORT": "29511"}
 
 
@@ -44,7 +111,12 @@ def test_a_rank_joins_its_job(name: str) -> None:
     environ = {**SEEN[name], **THERE}
     manager = manager_of(environ)
     assert manager is not None and manager.name == name
-    assert (started_by(environ), standing(environ).rank, standing(environ).size, standing(environ).local_size) == (
+    assert (
+        started_by(environ),
+        standing(environ).rank,
+        standing(environ).size,
+        standing(environ).local_size,
+    ) == (
         manager.word,
         3,
         4,
@@ -70,7 +142,13 @@ def test_all_ranks_of_a_job_derive_one_port_and_another_job_another() -> None:
 
 def test_hydra_under_slurm_counts_its_own_processes() -> None:
     """mpiexec in a batch job starts one proxy a node by srun: its tasks are not the ranks."""
-    proxy = {"SLURM_PROCID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0", "SLURM_JOB_ID": "5"}  # fmt: skip
+    proxy = {
+        "SLURM_PROCID": "1",
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_LOCALID": "0",
+        "SLURM_JOB_ID": "5",
+    }
     env = RankEnv.from_environ({**proxy, **SEEN["Hydra (MPICH, Intel MPI)"], **THERE})
     assert (env.rank, env.world_size, env.launcher) == (3, 4, "mpirun")
 
@@ -110,20 +188,52 @@ def test_a_rank_left_over_around_a_process_manager_is_refused() -> None:
     by_hand = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", **THERE}
     assert RankEnv.from_environ({**by_hand, **SEEN["Slurm"]}).rank == 3
     inside = {**by_hand, "RANK": "0", "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "x"}
-    assert RankEnv.from_environ({**inside, **SEEN["Slurm"]}).rank == 0  # torchrun started by srun, once a node
+    # torchrun started by srun, once a node
+    assert RankEnv.from_environ({**inside, **SEEN["Slurm"]}).rank == 0
 
 
-@pytest.mark.parametrize(("text", "sizes"), [("2(x3),1", (2, 2, 2, 1)), ("4", (4,)), ("", ()), ("2,2", (2, 2))])
+@pytest.mark.parametrize(
+    ("text", "sizes"), [("2(x3),1", (2, 2, 2, 1)), ("4", (4,)), ("", ()), ("2,2", (2, 2))]
+)
 def test_sizes_of_nodes(text: str, sizes: tuple[int, ...]) -> None:
     assert local_sizes(text) == sizes
 
 
 def test_no_value_of_a_launchers_variable_crashes() -> None:
-    """Random sets of all variables of the table with values that no launcher writes: a place in the world, or a named refusal."""
+    """Random sets of all variables of the table with values that no launcher writes: a place in the world,
+    or a named refusal.
+    """
     rng = random.Random(5)
-    names = sorted({name for m in MANAGERS for name in (*m.rank, *m.size, *m.local_rank, *m.local_size, *m.nodes)})
-    names += ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "SLURM_STEP_ID", "SLURM_STEP_NODELIST", *RANK_ALONE]  # fmt: skip
-    values = ["", "0", "1", "2", "-1", "x", "9" * 5000, "1(x2)", "1(x999999999999)", "node[", "n[3-1]", "(x2)", "²", "None"]  # fmt: skip
+    names = sorted(
+        {name for m in MANAGERS for name in (*m.rank, *m.size, *m.local_rank, *m.local_size, *m.nodes)}
+    )
+    names += [
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_SIZE",
+        "MASTER_PORT",
+        "TORCHELASTIC_RESTART_COUNT",
+        "SLURM_STEP_ID",
+        "SLURM_STEP_NODELIST",
+        *RANK_ALONE,
+    ]
+    values = [
+        "",
+        "0",
+        "1",
+        "2",
+        "-1",
+        "x",
+        "9" * 5000,
+        "1(x2)",
+        "1(x999999999999)",
+        "node[",
+        "n[3-1]",
+        "(x2)",
+        "²",
+        "None",
+    ]
     codes: set[str] = set()
     for _ in range(6000):
         environ = {name: rng.choice(values) for name in rng.sample(names, rng.randrange(1, 9))}

@@ -28,7 +28,9 @@ class Look:
 
 def test_those_that_come_together_look_once(tmp_path: Path) -> None:
     look, heard = Look(), list[tuple[Diagnostic, ...]]()
-    comers = [threading.Thread(target=lambda: heard.append(once_a_node(tmp_path, "a run", look))) for _ in range(4)]
+    comers = [
+        threading.Thread(target=lambda: heard.append(once_a_node(tmp_path, "a run", look))) for _ in range(4)
+    ]
     for comer in comers:
         comer.start()
     for comer in comers:

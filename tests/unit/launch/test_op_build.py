@@ -1,4 +1,6 @@
-"""A lock that a killed build left is found before the start and named; one that a build holds is waited for."""
+"""A lock that a killed build left is found before the start and named; one that a build holds is waited
+for.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ def test_where_torch_builds_is_where_locks_are_looked_for(tmp_path: Path) -> Non
         patched.delenv("TORCH_EXTENSIONS_DIR")
         patched.setenv("XDG_CACHE_HOME", str(tmp_path))
         assert (
-            Path(cpp_extension._get_build_directory("async_io", False)).parent.parent == tmp_path / "torch_extensions"
+            Path(cpp_extension._get_build_directory("async_io", False)).parent.parent
+            == tmp_path / "torch_extensions"
         )
 
 
@@ -71,25 +74,41 @@ def test_a_run_waits_for_a_build_that_goes_on_and_not_without_end(tmp_path: Path
         ends.join()
 
 
-def test_the_plan_names_it_where_the_job_needs_the_op(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plan_names_it_where_the_job_needs_the_op(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lock = left(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
-    model = {"model_type": "llama", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
-             "vocab_size": 32, "max_position_embeddings": 32}  # fmt: skip
+    model = {
+        "model_type": "llama",
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "vocab_size": 32,
+        "max_position_embeddings": 32,
+    }
     for device, codes in (("nvme", ["launch.op_lock"]), ("cpu", [])):
         (tmp_path / "rows.jsonl").write_text('{"text": "a b c"}\n')
         block = {"device": device} | ({"nvme_path": str(tmp_path)} if device == "nvme" else {})
         values = {
-            "model": {"config": model, "tokenizer": str(tmp_path)}, "data": {"train": str(tmp_path / "rows.jsonl"), "max_length": 16},
-            "training": {"use_cpu": True, "output_dir": str(tmp_path / "o"), "deepspeed": {"zero_optimization": {"stage": 3, "offload_param": block}}},
+            "model": {"config": model, "tokenizer": str(tmp_path)},
+            "data": {"train": str(tmp_path / "rows.jsonl"), "max_length": 16},
+            "training": {
+                "use_cpu": True,
+                "output_dir": str(tmp_path / "o"),
+                "deepspeed": {"zero_optimization": {"stage": 3, "offload_param": block}},
+            },
             "launch": {"nproc": 2},
-        }  # fmt: skip
+        }
         path = tmp_path / "c.yaml"
         path.write_text(yaml.safe_dump(values))
         try:
             planned(load_config(str(path)))
             found = []
         except ConfigError as error:
-            found = [d.code for d in error.diagnostics if d.code.startswith("launch.op") and str(lock) in d.hint]
+            found = [
+                d.code for d in error.diagnostics if d.code.startswith("launch.op") and str(lock) in d.hint
+            ]
         assert found == codes

@@ -1,4 +1,6 @@
-"""Variables of Paceline's own are no misspelt keys of the config: the launcher's would be warned of by each of its workers."""
+"""Variables of Paceline's own are no misspelt keys of the config: the launcher's would be warned of by
+each of its workers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The secret by which ranks know each other's words: made for one node, named by the user for several, for nobody else's eyes."""
+"""The secret by which ranks know each other's words: made for one node, named by the user for several, for
+nobody else's eyes.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,19 @@ def test_one_node_s_ranks_get_a_secret_of_their_own_in_a_file_for_the_owner() ->
     with handed_out({}, 1, 2) as first, handed_out({}, 1, 2) as second:
         assert list(first) == [FILE]
         path = Path(first[FILE])
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        assert (
+            stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        )
         assert len(read_secret(first)) == 64 and read_secret(first) != read_secret(second)
     assert not path.parent.exists(), "the secret outlives the run"
 
 
-@pytest.mark.parametrize(("environ", "nodes", "processes"), [({}, 2, 4), ({}, 1, 1), ({VALUE: GOOD}, 1, 2), ({FILE: "/x"}, 1, 2)])  # fmt: skip
-def test_none_is_made_where_it_cannot_be_shared_or_is_named(environ: dict[str, str], nodes: int, processes: int) -> None:  # fmt: skip
+@pytest.mark.parametrize(
+    ("environ", "nodes", "processes"), [({}, 2, 4), ({}, 1, 1), ({VALUE: GOOD}, 1, 2), ({FILE: "/x"}, 1, 2)]
+)
+def test_none_is_made_where_it_cannot_be_shared_or_is_named(
+    environ: dict[str, str], nodes: int, processes: int
+) -> None:
     with handed_out(environ, nodes, processes) as added:
         assert added == {}
 
@@ -39,13 +47,22 @@ def test_none_is_made_where_it_cannot_be_shared_or_is_named(environ: dict[str, s
 def test_the_workers_find_it_and_it_is_in_no_argument(tmp_path: Path) -> None:
     script = tmp_path / "w.py"
     script.write_text(
-        "import os, sys\nfrom pathlib import Path\n"
-        f"secret = Path(os.environ[{FILE!r}]).read_text()\n"
-        "assert len(secret) == 64 and secret not in Path('/proc/self/cmdline').read_text() and secret not in repr(dict(os.environ))\n"
-        "Path(sys.argv[1], os.environ['RANK']).write_text(secret)\n"
+        f"import os, sys\nfrom pathlib import Path\nsecret = Path(os.environ[{FILE!r}]).read_text()\nassert"
+        " len(secret) == 64 and secret not in Path('/proc/self/cmdline').read_text() and secret not in"
+        " repr(dict(os.environ))\nPath(sys.argv[1], os.environ['RANK']).write_text(secret)\n"
     )
     said: list[str] = []
-    assert launch((sys.executable, str(script), str(tmp_path)), Cluster(2), launcher="spawn", environ={}, cores=2, report=said.append) == 0  # fmt: skip
+    assert (
+        launch(
+            (sys.executable, str(script), str(tmp_path)),
+            Cluster(2),
+            launcher="spawn",
+            environ={},
+            cores=2,
+            report=said.append,
+        )
+        == 0
+    )
     one, two = ((tmp_path / name).read_text() for name in "01")
     assert one == two and not any(one in line for line in said)
 
@@ -85,10 +102,18 @@ def test_whoever_goes_without_is_told() -> None:
         assert found is not None and found.code == "launch.store_unsigned" and FILE in found.hint
 
 
-@pytest.mark.parametrize(("nodes", "environ", "said"), [(1, {}, False), (2, {}, True), (2, {VALUE: GOOD}, False)])
+@pytest.mark.parametrize(
+    ("nodes", "environ", "said"), [(1, {}, False), (2, {}, True), (2, {VALUE: GOOD}, False)]
+)
 def test_the_plan_says_that_nobody_has_named_a_secret(
-    nodes: int, environ: dict[str, str], said: bool, tiny: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:  # fmt: skip
+    nodes: int,
+    environ: dict[str, str],
+    said: bool,
+    tiny: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     config = tiny()
@@ -101,7 +126,10 @@ def test_the_plan_says_that_nobody_has_named_a_secret(
 
 
 def test_the_plan_refuses_a_secret_that_cannot_be_used(
-    tiny: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv(FILE, str(tmp_path / "gone"))
     with pytest.raises(SystemExit) as stopped:

@@ -51,17 +51,25 @@ def test_commands_are_the_golden_ones() -> None:
             "# torchrun, node 1 of two",
             *lines("torchrun", node),
             "# accelerate",
-            LaunchSpec(accelerate.argv(["main.py", "--config", "config.yaml"], two, use_cpu=True)).shell_line(),
-            LaunchSpec(accelerate.argv(["main.py", "--config", "config.yaml"], node, use_cpu=False)).shell_line(),
+            LaunchSpec(
+                accelerate.argv(["main.py", "--config", "config.yaml"], two, use_cpu=True)
+            ).shell_line(),
+            LaunchSpec(
+                accelerate.argv(["main.py", "--config", "config.yaml"], node, use_cpu=False)
+            ).shell_line(),
             "# deepspeed",
             LaunchSpec(deepspeed.argv(["main.py", "--config", "config.yaml"], two)).shell_line(),
-            LaunchSpec(deepspeed.argv(["main.py", "--config", "config.yaml"], node, hostfile="hosts")).shell_line(),
+            LaunchSpec(
+                deepspeed.argv(["main.py", "--config", "config.yaml"], node, hostfile="hosts")
+            ).shell_line(),
             LaunchSpec(
                 deepspeed.argv(["main.py", "--config", "config.yaml"], node, hostfile="hosts", ssh=True)
             ).shell_line(),
             "# mpirun",
             LaunchSpec(mpi.argv(WORKER, two)).shell_line(),
-            LaunchSpec(mpi.argv(WORKER, node, hosts=["a", "b"], env_additions={"OMP_NUM_THREADS": "2"})).shell_line(),
+            LaunchSpec(
+                mpi.argv(WORKER, node, hosts=["a", "b"], env_additions={"OMP_NUM_THREADS": "2"})
+            ).shell_line(),
             "",
         ]
     )
@@ -166,7 +174,9 @@ def test_settings_reach_every_process_and_a_user_s_own_stay() -> None:
     cluster = Cluster(nproc=2, master_port=29511)
     for launcher in ("spawn", "torchrun"):
         specs = make_specs(launcher, WORKER, cluster, environ={}, cores=8, settings={"A": "1"})
-        assert all(spec.env_additions["A"] == "1" and "OMP_NUM_THREADS" in spec.env_additions for spec in specs)
+        assert all(
+            spec.env_additions["A"] == "1" and "OMP_NUM_THREADS" in spec.env_additions for spec in specs
+        )
 
 
 def test_port_0_is_any_free_one() -> None:

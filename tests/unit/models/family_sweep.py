@@ -1,11 +1,13 @@
-"""Every causal language model that Transformers registers, tried in small: does Paceline train and export it as Transformers itself does?
+"""Every causal language model that Transformers registers, tried in small: does Paceline train and export it
+as Transformers itself does?
 
     .venv/bin/python tests/unit/models/family_sweep.py            # the verdicts, one a line
     .venv/bin/python tests/unit/models/family_sweep.py write    # into paceline/plan/data/families.json
 
-``supported`` means: losses and gradients of several documents, laid end to end (``packed``) or a row each (``padded``), are those of each document
-alone through Transformers; later tokens change nothing earlier; every trained parameter has a gradient; the exported folder has the names, shapes,
-values and config of ``save_pretrained``, and loads.
+``supported`` means: losses and gradients of several documents, laid end to end (``packed``) or a row each
+(``padded``), are those of each document alone through Transformers; later tokens change nothing earlier;
+every trained parameter has a gradient; the exported folder has the names, shapes, values and config of
+``save_pretrained``, and loads.
 """
 
 from __future__ import annotations
@@ -64,7 +66,9 @@ ENCODER = "an encoder, or one half of an encoder-decoder"
 
 @dataclass(frozen=True)
 class Verdict:
-    """``rows``: packed, padded, or None with ``why`` it is refused. ``buffers``: whether its state has more than parameters."""
+    """``rows``: packed, padded, or None with ``why`` it is refused. ``buffers``: whether its state has
+    more than parameters.
+    """
 
     rows: str | None
     why: str = ""
@@ -72,12 +76,16 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         return (
-            {"rows": self.rows, **({"buffers": True} if self.buffers else {})} if self.rows else {"refused": self.why}
+            {"rows": self.rows, **({"buffers": True} if self.buffers else {})}
+            if self.rows
+            else {"refused": self.why}
         )
 
 
 def sizes_of(kind: str) -> dict[str, Any]:
-    """What the family's config class takes where a size is left out, under the plan's names; a size that follows from others is not among them."""
+    """What the family's config class takes where a size is left out, under the plan's names; a size that
+    follows from others is not among them.
+    """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     plain = CONFIG_MAPPING[kind]()
@@ -105,14 +113,19 @@ def _value(config: Any, name: str) -> Any:
 
 
 def miscounted(kind: str) -> tuple[bool, float] | None:
-    """(whether the plan's counts are Transformers' own on the meta device, the one over the other at the sizes that the class takes by itself).
+    """(whether the plan's counts are Transformers' own on the meta device, the one over the other at the
+    sizes that the class takes by itself).
 
     None where the plan has no sizes to count from.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     exact, ratio = True, 1.0
-    for config in (tiny_config(kind), {**tiny_config(kind), "tie_word_embeddings": True}, {"model_type": kind}):
+    for config in (
+        tiny_config(kind),
+        {**tiny_config(kind), "tie_word_embeddings": True},
+        {"model_type": kind},
+    ):
         try:
             ours = shape_from_config(config).num_parameters
         except PacelineError:
@@ -125,13 +138,16 @@ def miscounted(kind: str) -> tuple[bool, float] | None:
             suppress(KeyError, ValueError, TypeError, StrictDataclassError),
             torch.device("meta"),
         ):  # a default that is no model
-            theirs = sum(p.numel() for p in auto.from_config(AutoConfig.for_model(kind, **values)).parameters())
+            theirs = sum(
+                p.numel() for p in auto.from_config(AutoConfig.for_model(kind, **values)).parameters()
+            )
             exact, ratio = exact and ours == theirs, ours / theirs
     return exact, ratio
 
 
 def with_counts(table: dict[str, Any]) -> dict[str, Any]:
-    """The table with each supported family's default sizes, and whether the plan counts its parameters exactly.
+    """The table with each supported family's default sizes, and whether the plan counts its parameters
+    exactly.
 
     Refused is what cannot be counted: without sizes, or a mixture of experts whose experts are miscounted.
     """
@@ -150,12 +166,16 @@ def with_counts(table: dict[str, Any]) -> dict[str, Any]:
         print(f"{kind:28} {found}", flush=True)
         if found is None:
             done[kind] = {
-                "refused": "its memory is not counted yet (it has no attention heads, or sizes of another kind)"
+                "refused": (
+                    "its memory is not counted yet (it has no attention heads, or sizes of another kind)"
+                )
             }
         elif found[0]:
             done[kind]["counted"] = True
         elif not 0.8 <= found[1] <= 1.25:
-            done[kind] = {"refused": f"its parameters are not counted right yet (to {found[1]:.2g} of what they are)"}
+            done[kind] = {
+                "refused": f"its parameters are not counted right yet (to {found[1]:.2g} of what they are)"
+            }
     return done
 
 
@@ -194,7 +214,9 @@ def examine(kind: str) -> Verdict:
             return Verdict(None, ENCODER)
         config = tiny_config(kind)
     except (ValueError, TypeError, AttributeError, StrictDataclassError) as error:
-        return Verdict(None, f"no small model of it can be made to try it ({' '.join(str(error).split())[:100]})")
+        return Verdict(
+            None, f"no small model of it can be made to try it ({' '.join(str(error).split())[:100]})"
+        )
     padded, module = _verdict_of(config, "sdpa")
     if module is None:
         padded, module = _verdict_of(config, "eager")
@@ -220,7 +242,10 @@ def _verdict_of(config: dict[str, Any], attention: str) -> tuple[str, RoleModule
     except PacelineError as error:
         return error.diagnostics[0].what, None
     except (RuntimeError, TypeError, AttributeError, ValueError, IndexError, KeyError, ImportError) as error:
-        return f"its class does not run here ({type(error).__name__}: {' '.join(str(error).split())[:120]})", None
+        return (
+            f"its class does not run here ({type(error).__name__}: {' '.join(str(error).split())[:120]})",
+            None,
+        )
 
 
 def losses_otherwise(module: RoleModule) -> str:
@@ -253,7 +278,11 @@ def _sees_ahead(module: RoleModule, batch: Batch, got: Tensor) -> bool:
     ids = batch.input_ids.clone()
     ids[0, -1] = 3 if ids[0, -1] != 3 else 4
     return (
-        float((module(replace(batch, input_ids=ids), frozenset({Output.LOGPROBS}))["logprobs"] - got)[:-1].abs().max())
+        float(
+            (module(replace(batch, input_ids=ids), frozenset({Output.LOGPROBS}))["logprobs"] - got)[:-1]
+            .abs()
+            .max()
+        )
         > CLOSE
     )
 
@@ -264,7 +293,8 @@ def alone(hf: Any, batch: Batch) -> tuple[Tensor, Any]:
     bounds = batch.cu_seqlens.tolist()
     rows = []
     for start, end in zip(bounds, bounds[1:], strict=False):
-        for _, module in clean.named_modules():  # rotary embeddings that remember a longer document begin anew
+        # rotary embeddings that remember a longer document begin anew
+        for _, module in clean.named_modules():
             if hasattr(module, "max_seq_len_cached") and hasattr(module, "original_inv_freq"):
                 module.max_seq_len_cached = module.original_max_seq_len
                 module.inv_freq = module.original_inv_freq.clone()
@@ -277,7 +307,9 @@ def alone(hf: Any, batch: Batch) -> tuple[Tensor, Any]:
 
 def copy_of(hf: Any) -> Any:
     """The Hugging Face class with the attention it takes by itself and none of our swaps."""
-    clean = type(hf)._from_config(type(hf.config).from_dict(hf.config.to_dict()), dtype=next(hf.parameters()).dtype)
+    clean = type(hf)._from_config(
+        type(hf.config).from_dict(hf.config.to_dict()), dtype=next(hf.parameters()).dtype
+    )
     clean.load_state_dict(hf.state_dict())
     return clean.train(hf.training)
 
@@ -299,13 +331,20 @@ def exported_otherwise(config: dict[str, Any], module: RoleModule) -> str:
         clean.save_pretrained(place / "theirs")
         mine, theirs = load_file(ours / "model.safetensors"), load_file(place / "theirs/model.safetensors")
         if {n: t.shape for n, t in mine.items()} != {n: t.shape for n, t in theirs.items()}:
-            return f"it is exported under other names than save_pretrained's ({sorted(set(mine) ^ set(theirs))[:2]})"
+            return (
+                "it is exported under other names than save_pretrained's"
+                f" ({sorted(set(mine) ^ set(theirs))[:2]})"
+            )
         if wrong := [name for name in mine if not torch.equal(mine[name], theirs[name])]:
             return f"it is exported with other values than save_pretrained's ({wrong[0]})"
         said, expected = (json.loads((f / "config.json").read_text()) for f in (ours, place / "theirs"))
-        keys = {key for key in said.keys() | expected.keys() if not key.startswith("_")} - {"transformers_version"}
+        keys = {key for key in said.keys() | expected.keys() if not key.startswith("_")} - {
+            "transformers_version"
+        }
         differ = sorted(key for key in keys if not _same(said.get(key), expected.get(key)))
-        return f"its exported config is another than save_pretrained's ({', '.join(differ)})" if differ else ""
+        return (
+            f"its exported config is another than save_pretrained's ({', '.join(differ)})" if differ else ""
+        )
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -336,14 +375,17 @@ class _OneRank:
 def main() -> None:
     """Print, or write, the table."""
     parser = argparse.ArgumentParser(description="Try every causal language model of Transformers in small.")
-    parser.add_argument("kinds", nargs="*", help=f"model types [default: all]; write: all, and into {TABLE.name}")
+    parser.add_argument(
+        "kinds", nargs="*", help=f"model types [default: all]; write: all, and into {TABLE.name}"
+    )
     args = parser.parse_args()
     write = args.kinds == ["write"]
     found = {}
     for kind in sorted(registered()) if write else args.kinds or sorted(registered()):
         found[kind] = examine(kind)
         print(
-            f"{kind:28} {found[kind].rows or 'refused'}{' buffers' if found[kind].buffers else ''} {found[kind].why}",
+            f"{kind:28} {found[kind].rows or 'refused'}{' buffers' if found[kind].buffers else ''}"
+            f" {found[kind].why}",
             flush=True,
         )
     if write:

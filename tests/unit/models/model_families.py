@@ -15,9 +15,17 @@ from paceline.protocols.batch import IGNORE_INDEX, Batch
 
 VOCAB = 97
 _LLAMA = {
-    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48,
-    "vocab_size": VOCAB, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", **_LLAMA},
     "llama_tied": {"model_type": "llama", **_LLAMA, "tie_word_embeddings": True},
@@ -52,7 +60,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "sliding_window": 4,
         "num_local_experts": 2,
         "num_experts_per_tok": 1,
-    },  # fmt: skip
+    },
     "gpt2": {
         "model_type": "gpt2",
         "n_embd": 32,
@@ -65,13 +73,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "attn_pdrop": 0.0,
         "bos_token_id": 1,
         "eos_token_id": 2,
-    },  # fmt: skip
+    },
     "gpt_neox": {
         "model_type": "gpt_neox",
         **_LLAMA,
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
-    },  # fmt: skip
+    },
     "bloom": {
         "model_type": "bloom",
         "hidden_size": 32,
@@ -80,7 +88,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "vocab_size": VOCAB,
         "bos_token_id": 1,
         "eos_token_id": 2,
-    },  # fmt: skip
+    },
 }
 
 

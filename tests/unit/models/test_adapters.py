@@ -1,4 +1,6 @@
-"""LoRA in a model: what is trained, under which names, that kernels give way, what merging gives; 4-bit layers that go on learning."""
+"""LoRA in a model: what is trained, under which names, that kernels give way, what merging gives; 4-bit
+layers that go on learning.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +27,27 @@ from paceline.protocols.roles import Output
 pytest.importorskip("peft")
 NLL = frozenset({Output.NLL})
 SPEC = {
-    "r": 4, "alpha": 8, "dropout": 0.0, "target_modules": ["all-linear"], "modules_to_save": [], "bias": "none", "use_rslora": False,
-    "start": None, "quantization": None,
-}  # fmt: skip
+    "r": 4,
+    "alpha": 8,
+    "dropout": 0.0,
+    "target_modules": ["all-linear"],
+    "modules_to_save": [],
+    "bias": "none",
+    "use_rslora": False,
+    "start": None,
+    "quantization": None,
+}
 NF4 = {"bits": 4, "type": "nf4", "double_quant": True, "storage": "uint8"}
 
 
 def build(
     family: str = "llama", options: BuildOptions | None = None, source: Source | None = None, **changes: Any
 ) -> RoleModule:
-    more = {key: changes.pop(key) for key in ("compute_dtype", "recompute", "seed", "vocab_size") if key in changes}
+    more = {
+        key: changes.pop(key)
+        for key in ("compute_dtype", "recompute", "seed", "vocab_size")
+        if key in changes
+    }
     factory = HFModelFactory(source or Source(config=FAMILIES[family]), adapter={**SPEC, **changes}, **more)
     return factory(options or BuildOptions()).train()
 
@@ -73,7 +86,9 @@ def test_only_adapters_train_and_the_start_is_the_base() -> None:
     assert len(names) == 2 * 7 * 2 and not any("lm_head" in n or "embed" in n for n in names)
     trained = {n for n, p in one.hf.named_parameters() if p.requires_grad}
     assert len(trained) == len(names) and all(".lora_" in n for n in trained)
-    for (name, a), (_, b), (_, c) in zip(*(m.plain_named_parameters() for m in (one, two, other)), strict=True):
+    for (name, a), (_, b), (_, c) in zip(
+        *(m.plain_named_parameters() for m in (one, two, other)), strict=True
+    ):
         assert torch.equal(a, b), name
         assert torch.equal(a, c) == ("lora_B" in name), name
     batch = make_batch()
@@ -93,10 +108,15 @@ def test_kernels_leave_alone_what_an_adapter_wraps_and_keep_the_rest() -> None:
         return tuple(sum(isinstance(m, k) for m in module.hf.modules()) for k in of)  # type: ignore[return-value]
 
     assert kinds(build()) == (0, 0, 5)
-    attention, mlp = build(target_modules=["q_proj", "v_proj"]), build(target_modules=[".*mlp\\.(up|down)_proj"])
+    attention, mlp = (
+        build(target_modules=["q_proj", "v_proj"]),
+        build(target_modules=[".*mlp\\.(up|down)_proj"]),
+    )
     assert kinds(attention) == (0, 2, 5) and kinds(mlp) == (2, 0, 5)
     for module, adapted in ((attention, 4), (mlp, 4)):
-        plain = build(options=BuildOptions(fused=False), **{k: module.adapter.spec[k] for k in ("target_modules",)})  # type: ignore[union-attr]
+        plain = build(
+            options=BuildOptions(fused=False), **{k: module.adapter.spec[k] for k in ("target_modules",)}
+        )  # type: ignore[union-attr]
         assert len(adapted_modules(n for n, _ in module.plain_named_parameters())) == adapted
         assert learn(module) == pytest.approx(learn(plain), abs=1e-3)
 
@@ -113,7 +133,9 @@ def test_recomputation_changes_nothing_under_frozen_embeddings_and_dropout(compu
 
 @pytest.mark.parametrize("family", ["llama_tied", "gpt2"])
 def test_frozen_weights_need_no_masters(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the processor multiplies bf16, the base is kept in bf16 alone: the same losses as with copies of fp32 masters."""
+    """Where the processor multiplies bf16, the base is kept in bf16 alone: the same losses as with copies
+    of fp32 masters.
+    """
     import paceline.models.precision as precision
 
     bf16: Any = {"compute_dtype": torch.bfloat16}
@@ -121,7 +143,10 @@ def test_frozen_weights_need_no_masters(family: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(precision, "product_dtype", lambda dtype, device: dtype)
     module = build(family, **bf16)
     kept = {
-        p.dtype for m in module.hf.modules() for p in m.parameters(recurse=False) if p.ndim == 2 and not p.requires_grad
+        p.dtype
+        for m in module.hf.modules()
+        for p in m.parameters(recurse=False)
+        if p.ndim == 2 and not p.requires_grad
     }
     assert kept == {torch.bfloat16}
     assert all(p.dtype == torch.float32 for _, p in module.plain_named_parameters())
@@ -139,8 +164,12 @@ def test_frozen_weights_need_no_masters(family: str, monkeypatch: pytest.MonkeyP
         ("gpt2", {"bias": "lora_only"}),
     ],
 )
-def test_peft_loads_what_is_saved_and_merges_to_the_same(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
-    """The folder as an export writes it: logits equal the trained model's, peft's own merge equals ours, and a run can start from it."""
+def test_peft_loads_what_is_saved_and_merges_to_the_same(
+    family: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """The folder as an export writes it: logits equal the trained model's, peft's own merge equals ours,
+    and a run can start from it.
+    """
     from peft import PeftModel
 
     base = HFModelFactory(Source(config=FAMILIES[family]))(BuildOptions(fused=False)).hf.eval()
@@ -155,7 +184,8 @@ def test_peft_loads_what_is_saved_and_merges_to_the_same(family: str, changes: d
     adapted = adapted_modules(iter(trained))
     (tmp_path / "adapter").mkdir()
     save_file(
-        {peft_key(n, adapted): p.clone() for n, p in stored.items()}, tmp_path / "adapter/adapter_model.safetensors"
+        {peft_key(n, adapted): p.clone() for n, p in stored.items()},
+        tmp_path / "adapter/adapter_model.safetensors",
     )
     (tmp_path / "adapter/adapter_config.json").write_text(json.dumps(dict(module.adapter.peft)))
     expected = logits(module.hf)
@@ -199,7 +229,9 @@ def test_what_does_not_fit_is_refused_by_name(changes: dict[str, Any], code: str
 def test_four_bits_go_on_learning_after_an_evaluation(
     kind: str, compute: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On processors with avx512bf16 an evaluation re-packs bitsandbytes' weights for a kernel without a backward."""
+    """On processors with avx512bf16 an evaluation re-packs bitsandbytes' weights for a kernel without a
+    backward.
+    """
     modules = pytest.importorskip("bitsandbytes.nn.modules")
 
     def repack(*_: Any) -> None:
@@ -210,7 +242,9 @@ def test_four_bits_go_on_learning_after_an_evaluation(
     quantization = {**NF4, "type": kind}
     module = build(quantization=quantization, compute_dtype=compute)
     packed = [m for m in module.hf.modules() if isinstance(m, modules.Linear4bit)]
-    assert len(packed) == 14 and all(m.weight.dtype == torch.uint8 and not m.weight.requires_grad for m in packed)
+    assert len(packed) == 14 and all(
+        m.weight.dtype == torch.uint8 and not m.weight.requires_grad for m in packed
+    )
     assert type(module.hf.lm_head) is not modules.Linear4bit
     losses = []
     for _ in range(3):

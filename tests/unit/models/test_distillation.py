@@ -1,4 +1,6 @@
-"""Distillation: sums over all tokens whatever the split, the share of the SFT loss, and a teacher that learns nothing."""
+"""Distillation: sums over all tokens whatever the split, the share of the SFT loss, and a teacher that
+learns nothing.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def two_models() -> tuple[RoleModule, RoleModule]:
     return build_family("llama", **double), build_family("gemma2", **double).requires_grad_(False)
 
 
-def step(algorithm: Distillation, student: RoleModule, teacher: RoleModule, batch: Batch) -> dict[str, torch.Tensor]:
+def step(
+    algorithm: Distillation, student: RoleModule, teacher: RoleModule, batch: Batch
+) -> dict[str, torch.Tensor]:
     """As a runner does it."""
     for role in algorithm.reference_roles:
         with torch.no_grad():
@@ -28,7 +32,9 @@ def step(algorithm: Distillation, student: RoleModule, teacher: RoleModule, batc
                 role, teacher(batch, algorithm.required_outputs(role, training=False)), batch
             )
     return dict(
-        algorithm.losses(Role.POLICY, student(batch, algorithm.required_outputs(Role.POLICY, training=True)), batch)
+        algorithm.losses(
+            Role.POLICY, student(batch, algorithm.required_outputs(Role.POLICY, training=True)), batch
+        )
     )
 
 
@@ -44,7 +50,9 @@ def test_documents_alone_or_together_have_the_same_sums_and_gradients(alpha: flo
         cut = {n: getattr(whole, n)[:, place] for n in ("input_ids", "labels", "position_ids")}
         edges = whole.cu_seqlens[a : b + 1] - bounds[a]
         parts.append(
-            replace(whole, **cut, cu_seqlens=edges, document_ids=whole.document_ids[a:b], num_rows=c, shared=())
+            replace(
+                whole, **cut, cu_seqlens=edges, document_ids=whole.document_ids[a:b], num_rows=c, shared=()
+            )
         )  # type: ignore[arg-type]
     parameters = [p for _, p in student.plain_named_parameters()]
     sums, gradients, weights = [], [], []
@@ -80,7 +88,9 @@ def test_a_student_equal_to_its_teacher_has_nothing_to_learn(beta: float) -> Non
     found = step(algorithm, student, student, batch)[TERM]
     found.backward()
     assert float(found.detach()) == pytest.approx(0.0, abs=1e-9)
-    assert all(p.grad is not None and float(p.grad.abs().max()) < 1e-9 for _, p in student.plain_named_parameters())
+    assert all(
+        p.grad is not None and float(p.grad.abs().max()) < 1e-9 for _, p in student.plain_named_parameters()
+    )
 
 
 def test_an_evaluation_tells_the_students_own_loss_and_accuracy() -> None:

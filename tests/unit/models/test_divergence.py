@@ -1,4 +1,6 @@
-"""The divergence from a teacher, a chunk at a time, equals TRL's formula on whole logits and its autograd gradients."""
+"""The divergence from a teacher, a chunk at a time, equals TRL's formula on whole logits and its autograd
+gradients.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,16 @@ from paceline.protocols.divergence import TEACHER, Divergence
 from paceline.protocols.roles import Output
 
 HOW = [
-    Divergence(b, t) for b, t in ((0.0, 1.0), (0.0, 2.0), (1.0, 1.0), (1.0, 0.7), (0.5, 1.0), (0.1, 1.5), (0.9, 0.9))
+    Divergence(b, t)
+    for b, t in ((0.0, 1.0), (0.0, 2.0), (1.0, 1.0), (1.0, 0.7), (0.5, 1.0), (0.1, 1.5), (0.9, 0.9))
 ]
 ROWS, VOCAB = 13, 29
 
 
 def trl(student: Tensor, teacher: Tensor, how: Divergence) -> Tensor:
-    """[r]: TRL 1.16, ``GKDTrainer.generalized_jsd_loss``, before its reduction and its sum over the vocabulary."""
+    """[r]: TRL 1.16, ``GKDTrainer.generalized_jsd_loss``, before its reduction and its sum over the
+    vocabulary.
+    """
     s, t = (F.log_softmax(x / how.temperature, dim=-1) for x in (student, teacher))
     if how.beta == 0:
         return F.kl_div(s, t, reduction="none", log_target=True).sum(-1)
@@ -51,12 +56,18 @@ def test_values_and_slopes_are_those_of_trls_formula(how: Divergence) -> None:
     torch.testing.assert_close(ours, slopes, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("shape", [HeadShape(), HeadShape(0.5), HeadShape(2.0, 3.0)], ids=["plain", "scaled", "capped"])
+@pytest.mark.parametrize(
+    "shape", [HeadShape(), HeadShape(0.5), HeadShape(2.0, 3.0)], ids=["plain", "scaled", "capped"]
+)
 @pytest.mark.parametrize("teacher_rows", [VOCAB, VOCAB + 4, VOCAB - 3])
 @pytest.mark.parametrize("chunk", [8 * VOCAB * 4 * 3, 1 << 20], ids=["three rows a chunk", "one chunk"])
 def test_chunks_add_up_whatever_the_heads(shape: HeadShape, teacher_rows: int, chunk: int) -> None:
     shape, how, common = replace(shape, chunk_bytes=chunk), Divergence(0.3, 1.2), min(VOCAB, teacher_rows)
-    hidden, weight, bias = draw(ROWS, 6).requires_grad_(), draw(VOCAB, 6, seed=1).requires_grad_(), draw(VOCAB, seed=2).requires_grad_()  # fmt: skip
+    hidden, weight, bias = (
+        draw(ROWS, 6).requires_grad_(),
+        draw(VOCAB, 6, seed=1).requires_grad_(),
+        draw(VOCAB, seed=2).requires_grad_(),
+    )
     states, other = draw(ROWS, 5, seed=3), draw(teacher_rows, 5, seed=4)
     teacher = TeacherRows(None, states, ChunkedLogits(states, other, None, HeadShape()))  # type: ignore[arg-type]
     logits = F.linear(hidden, weight, bias) * shape.scale
@@ -81,9 +92,14 @@ def asked(student: RoleModule, teacher: RoleModule, batch: Batch, how: Divergenc
 
 
 @pytest.mark.parametrize("own_heads", [False, True])
-@pytest.mark.parametrize(("family", "taught_by"), [("gemma2", "llama"), ("llama_tied", "granite"), ("gpt2", "gemma2")])
+@pytest.mark.parametrize(
+    ("family", "taught_by"), [("gemma2", "llama"), ("llama_tied", "granite"), ("gpt2", "gemma2")]
+)
 def test_two_models_give_what_their_whole_logits_give(family: str, taught_by: str, own_heads: bool) -> None:
-    student, teacher = (build_family(name, master_dtype=torch.float64, compute_dtype=torch.float64) for name in (family, taught_by))  # fmt: skip
+    student, teacher = (
+        build_family(name, master_dtype=torch.float64, compute_dtype=torch.float64)
+        for name in (family, taught_by)
+    )
     teacher.requires_grad_(False)
     if own_heads:
         student._head.fused = teacher._head.fused = False

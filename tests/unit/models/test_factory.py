@@ -43,10 +43,14 @@ def test_initial_weights_depend_on_the_seed_alone() -> None:
 def test_a_folder_round_trips_under_its_own_names(folder: Path) -> None:
     original = build_family("llama")
     loaded = HFModelFactory(Source(name_or_path=str(folder)))().train()
-    for (name, a), (same, b) in zip(original.plain_named_parameters(), loaded.plain_named_parameters(), strict=True):
+    for (name, a), (same, b) in zip(
+        original.plain_named_parameters(), loaded.plain_named_parameters(), strict=True
+    ):
         assert name == same
         assert torch.equal(a, b), name
-    assert set(load_file(folder / "model.safetensors")) == {name for name, _ in original.plain_named_parameters()}
+    assert set(load_file(folder / "model.safetensors")) == {
+        name for name, _ in original.plain_named_parameters()
+    }
     batch = make_batch()
     assert torch.equal(original(batch, NLL)["nll"], loaded(batch, NLL)["nll"])
 
@@ -129,7 +133,10 @@ def test_missing_weights_are_named(folder: Path) -> None:
 
 def test_code_named_by_a_config_is_not_run(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
-    config |= {"auto_map": {"AutoModelForCausalLM": "evil.Evil"}, "_attn_implementation_internal": "someone/kernel"}
+    config |= {
+        "auto_map": {"AutoModelForCausalLM": "evil.Evil"},
+        "_attn_implementation_internal": "someone/kernel",
+    }
     (folder / "config.json").write_text(json.dumps(config))
     module = HFModelFactory(Source(name_or_path=str(folder)))()
     assert type(module.hf).__name__ == "LlamaForCausalLM"
@@ -153,4 +160,6 @@ def test_attention_is_fused_where_it_is_plain(family: str, fused: int) -> None:
     attentions = [m for m in build_family(family).hf.modules() if isinstance(m, FusedAttention)]
     assert len(attentions) == fused
     windows = [m.paceline_passes.get("sliding_window") for m in attentions]
-    assert windows == {"mistral": [4, 4], "qwen2_window": [None, 4], "gemma2": [4, None]}.get(family, [None] * fused)
+    assert windows == {"mistral": [4, 4], "qwen2_window": [None, 4], "gemma2": [4, None]}.get(
+        family, [None] * fused
+    )

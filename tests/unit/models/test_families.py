@@ -1,6 +1,7 @@
 """The table of families that the plan refuses and accepts by, held against Transformers itself.
 
-All of them: ``scripts/test --slow tests/unit/models/test_families.py``; to write the table anew: ``python tests/unit/models/family_sweep.py write``.
+All of them: ``scripts/test --slow tests/unit/models/test_families.py``; to write the table anew:
+``python tests/unit/models/family_sweep.py write``.
 """
 
 from __future__ import annotations
@@ -16,9 +17,20 @@ from family_sweep import examine, miscounted, registered
 from paceline.plan.model.family_page import page
 from paceline.plan.model.supported import families, supported, verdicts_of
 
-# one a kind of thing that went wrong: a router's buffer, experts under released names, a trunk reached into, a window of one layer's alone, ALiBi, rope
+# one a kind of thing that went wrong: a router's buffer, experts under released names, a trunk reached into,
+# a window of one layer's alone, ALiBi, rope
 FEW = ("bloom", "deepseek_v3", "exaone4", "falcon_h1", "gpt_neox", "opt", "phimoe", "qwen3_moe", "roberta")
-COUNTED = ("bloom", "deepseek_v2", "deepseek_v3", "gpt_oss", "mixtral", "olmoe", "opt", "qwen2_moe", "qwen3_moe")
+COUNTED = (
+    "bloom",
+    "deepseek_v2",
+    "deepseek_v3",
+    "gpt_oss",
+    "mixtral",
+    "olmoe",
+    "opt",
+    "qwen2_moe",
+    "qwen3_moe",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +44,9 @@ def loader_threads_end() -> Iterator[None]:
 
 
 def held(kind: str) -> None:
-    """The verdict of a trial in small is the table's, but for families that are refused for what the plan cannot count."""
+    """The verdict of a trial in small is the table's, but for families that are refused for what the plan
+    cannot count.
+    """
     found, row = examine(kind).to_json(), families()[kind]
     if "rows" in found and row.refused:
         assert "counted" in row.refused, f"{kind} trains, and is refused: {row.refused}"
@@ -72,4 +86,6 @@ def test_every_supported_family_is_counted_as_the_table_says(kind: str) -> None:
 
 def test_the_page_is_the_table_s() -> None:
     file = Path(__file__).parents[3] / "docs/families.md"
-    assert file.read_text(encoding="utf-8") == page(), "python -m paceline.plan.model.family_page > docs/families.md"
+    assert file.read_text(encoding="utf-8") == page(), (
+        "python -m paceline.plan.model.family_page > docs/families.md"
+    )

@@ -15,7 +15,13 @@ from paceline.models.token_stats import KEPT_CHUNKS, TokenStats, Wanted
 from paceline.protocols.batch import IGNORE_INDEX
 from paceline.protocols.roles import Output
 
-EVERYTHING = frozenset(Output) - {Output.SCORES, Output.VALUES, Output.HIDDEN, Output.DIVERGENCE, Output.CLASSES}
+EVERYTHING = frozenset(Output) - {
+    Output.SCORES,
+    Output.VALUES,
+    Output.HIDDEN,
+    Output.DIVERGENCE,
+    Output.CLASSES,
+}
 ROWS, HIDDEN, VOCAB = 13, 6, 29
 THREE_ROWS = 3 * VOCAB * 8  # bytes: chunks of three rows in fp64
 SHAPES = [
@@ -63,7 +69,9 @@ def test_fused_loss_equals_autograd(shape: HeadShape, bias: bool) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_chunk_in_blocks_and_a_loss_of_entropy_alone(shape: HeadShape, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chunk_in_blocks_and_a_loss_of_entropy_alone(
+    shape: HeadShape, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(head_kernels, "_CACHE_BYTES", 2 * 4 * VOCAB)  # two rows at a time
     hidden, weight, _, labels = _inputs(False)
     logs = [torch.log_softmax(_plain(hidden, weight, None, shape), dim=-1) for _ in range(2)]
@@ -106,7 +114,9 @@ def test_logits_are_kept_once_and_as_many_as_there_is_room_for(
     assert not entropy.any() and int(right) == 0  # not asked for
     assert len(products) == chunks
     kept = 1 if chunks == 1 else KEPT_CHUNKS - 1
-    expected = torch.log_softmax(_plain(hidden, weight, b, shape), dim=-1).gather(1, labels[:, None]).squeeze(1)
+    expected = (
+        torch.log_softmax(_plain(hidden, weight, b, shape), dim=-1).gather(1, labels[:, None]).squeeze(1)
+    )
     mix, wanted = torch.linspace(-1, 2, ROWS, dtype=torch.float64), [hidden, weight, b]
     theirs = torch.autograd.grad((expected * mix).sum(), wanted)
     for again in (chunks - kept, chunks):  # a second backward through the same graph has nothing kept
@@ -181,7 +191,9 @@ def test_only_labelled_positions_reach_the_head(monkeypatch: pytest.MonkeyPatch)
     module, batch = build_family("llama"), make_batch(labels="some")
     seen = []
     kernel = FusedNll.apply
-    monkeypatch.setattr(FusedNll, "apply", lambda hidden, *rest: seen.append(hidden.shape[0]) or kernel(hidden, *rest))
+    monkeypatch.setattr(
+        FusedNll, "apply", lambda hidden, *rest: seen.append(hidden.shape[0]) or kernel(hidden, *rest)
+    )
     module(batch, frozenset({Output.NLL}))
     assert seen == [int(batch.num_labels())]
 
@@ -191,8 +203,11 @@ def test_whole_model_loss_and_gradients_in_float64() -> None:
     module.double()
     total = module(batch, frozenset({Output.NLL}))["nll"]
     labels = batch.labels[0]
-    expected = F.cross_entropy(reference_logits(module.hf, batch), labels, ignore_index=IGNORE_INDEX, reduction="sum")
-    torch.testing.assert_close(total, expected, rtol=1e-6, atol=1e-6)  # Hugging Face's own norms pass through fp32
+    expected = F.cross_entropy(
+        reference_logits(module.hf, batch), labels, ignore_index=IGNORE_INDEX, reduction="sum"
+    )
+    # Hugging Face's own norms pass through fp32
+    torch.testing.assert_close(total, expected, rtol=1e-6, atol=1e-6)
     total.backward()
     expected.backward()
     other = dict(module.hf.reference[0].named_parameters())
@@ -211,5 +226,7 @@ def test_low_precision_head_goes_over_its_chunk_in_pieces(monkeypatch: pytest.Mo
     assert total.dtype == torch.float32
     assert int(right) == int(((exact[0] @ exact[1].t()).argmax(-1) == labels).sum())
     torch.testing.assert_close(total, expected, rtol=1e-2, atol=1e-2)
-    for ours, theirs in zip(torch.autograd.grad(total, low), torch.autograd.grad(expected, exact), strict=True):
+    for ours, theirs in zip(
+        torch.autograd.grad(total, low), torch.autograd.grad(expected, exact), strict=True
+    ):
         assert float((ours.float() - theirs).norm() / theirs.norm()) < 0.02

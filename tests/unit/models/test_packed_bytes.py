@@ -21,15 +21,33 @@ from paceline.rules.planning import make_plan
 
 GIB = 2**30
 CPU = Hardware("cpu", "A CPU", 1, GIB, GIB, 1, False, False, 2, None, ("gloo",))
-CONFIG = {"model_type": "llama", "hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2,
-          "num_hidden_layers": 2, "vocab_size": 97, "max_position_embeddings": 64, "pad_token_id": 0}  # fmt: skip
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "vocab_size": 97,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
 
 
 @pytest.mark.parametrize("double", [True, False])
 def test_scales_beside_packed_weights_are_counted_to_the_byte(double: bool) -> None:
     modules = pytest.importorskip("bitsandbytes.nn.modules")
-    section = {"r": 4, "alpha": 8, "dropout": 0.0, "target_modules": ["q_proj", "v_proj"], "modules_to_save": [], "bias": "none",
-               "quantization_bit": 4, "quantization_type": "nf4", "double_quant": double}  # fmt: skip
+    section = {
+        "r": 4,
+        "alpha": 8,
+        "dropout": 0.0,
+        "target_modules": ["q_proj", "v_proj"],
+        "modules_to_save": [],
+        "bias": "none",
+        "quantization_bit": 4,
+        "quantization_type": "nf4",
+        "double_quant": double,
+    }
     adapter = adapter_of(_config(section).lora)
     shape = shape_from_config(CONFIG)
     hf = HFModelFactory(Source(config=CONFIG), adapter=to_json(adapter))().hf
@@ -46,10 +64,19 @@ def test_scales_beside_packed_weights_are_counted_to_the_byte(double: bool) -> N
 
 
 def _scales(state: Any) -> int:
-    """Bytes that stand beside a packed weight: its maxima; with double quantisation those are packed too, and have maxima of their own."""
+    """Bytes that stand beside a packed weight: its maxima; with double quantisation those are packed too,
+    and have maxima of their own.
+    """
     return int(state.absmax.nbytes + (state.state2.absmax.nbytes if state.nested else 0))
 
 
 def _config(given: dict[str, Any]) -> Config:
     lora = {k: v for k, v in given.items() if k in LoraSection.model_fields}
-    return Config.model_validate({"model": {"config": CONFIG, "tokenizer": "none"}, "data": {"train": "none.jsonl", "max_length": 64}, "lora": lora, "training": {"distributed_strategy": "single"}})  # fmt: skip
+    return Config.model_validate(
+        {
+            "model": {"config": CONFIG, "tokenizer": "none"},
+            "data": {"train": "none.jsonl", "max_length": 64},
+            "lora": lora,
+            "training": {"distributed_strategy": "single"},
+        }
+    )

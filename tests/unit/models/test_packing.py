@@ -1,4 +1,6 @@
-"""Packed documents do not see each other: log-probabilities and gradients equal those of each document alone through Hugging Face."""
+"""Packed documents do not see each other: log-probabilities and gradients equal those of each document
+alone through Hugging Face.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ def test_generation_works_with_left_padding(family: str) -> None:
     mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
     said = module.hf.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=False, use_cache=True)
     clean = reference_model(module.hf)
-    alone = clean.generate(ids[:1, 2:], attention_mask=mask[:1, 2:], max_new_tokens=6, do_sample=False, use_cache=True)
+    alone = clean.generate(
+        ids[:1, 2:], attention_mask=mask[:1, 2:], max_new_tokens=6, do_sample=False, use_cache=True
+    )
     assert said[0, 2:].tolist() == alone[0].tolist()
 
 

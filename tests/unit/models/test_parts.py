@@ -21,7 +21,9 @@ NLL = frozenset({Output.NLL})
 
 
 def _draw(*size: int) -> torch.Tensor:
-    return torch.randn(*size, generator=torch.Generator().manual_seed(sum(size)), dtype=torch.float64).requires_grad_()
+    return torch.randn(
+        *size, generator=torch.Generator().manual_seed(sum(size)), dtype=torch.float64
+    ).requires_grad_()
 
 
 @pytest.mark.parametrize("offset", [0.0, 1.0])
@@ -34,7 +36,10 @@ def test_rms_norm(offset: float) -> None:
 
 @pytest.mark.parametrize(("least", "from_output"), [(0.5, True), (0.0, False)])
 def test_rms_norm_keeps_its_output_unless_a_gain_is_too_near_zero(least: float, *, from_output: bool) -> None:
-    x, weight = _draw(3, 4, 6), torch.tensor([0.5, 2.0, -1.0, 3.0, 1.0, least], dtype=torch.float64, requires_grad=True)
+    x, weight = (
+        _draw(3, 4, 6),
+        torch.tensor([0.5, 2.0, -1.0, 3.0, 1.0, least], dtype=torch.float64, requires_grad=True),
+    )
     assert torch.autograd.gradcheck(lambda a, w: RmsNorm.apply(a, w, 1e-5, 0.0), (x, weight))
     y = RmsNorm.apply(x, weight, 1e-5, 0.0)
     kept = [t.data_ptr() for t in y.grad_fn.saved_tensors]
@@ -42,16 +47,25 @@ def test_rms_norm_keeps_its_output_unless_a_gain_is_too_near_zero(least: float, 
 
 
 def test_swiglu_over_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.models.swiglu._BLOCK_ELEMENTS", 2 * 7)  # two rows a block, the last one short
+    # two rows a block, the last one short
+    monkeypatch.setattr("paceline.models.swiglu._BLOCK_ELEMENTS", 2 * 7)
     x, gate, up, down = _draw(1, 5, 4), _draw(7, 4), _draw(7, 4), _draw(4, 7)
     assert torch.autograd.gradcheck(lambda *a: SwiGlu.apply(*a, torch.float64), (x, gate, up, down))
     expected = (nn.functional.silu(x @ gate.t()) * (x @ up.t())) @ down.t()
     torch.testing.assert_close(SwiGlu.apply(x, gate, up, down, torch.float64), expected)
 
 
-def test_documents_of_one_length_are_attended_to_at_once_with_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    q, k, v = _draw(1, 15, 4, 8).transpose(1, 2), _draw(1, 15, 2, 8).transpose(1, 2), _draw(1, 15, 2, 8).transpose(1, 2)
-    upstream = torch.randn(1, 15, 4, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64).transpose(1, 2)
+def test_documents_of_one_length_are_attended_to_at_once_with_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    q, k, v = (
+        _draw(1, 15, 4, 8).transpose(1, 2),
+        _draw(1, 15, 2, 8).transpose(1, 2),
+        _draw(1, 15, 2, 8).transpose(1, 2),
+    )
+    upstream = torch.randn(
+        1, 15, 4, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    ).transpose(1, 2)
 
     def both_ways(bounds: tuple[int, ...]) -> list[torch.Tensor]:
         out = CpuDocuments.apply(q, k, v, bounds, 0.3, torch.float64)
@@ -59,7 +73,9 @@ def test_documents_of_one_length_are_attended_to_at_once_with_the_same_bits(monk
 
     calls: list[int] = []
     flash = documents._flash
-    monkeypatch.setattr(documents, "_flash", lambda *a, **kw: (calls.append(a[0].shape[0]), flash(*a, **kw))[1])
+    monkeypatch.setattr(
+        documents, "_flash", lambda *a, **kw: (calls.append(a[0].shape[0]), flash(*a, **kw))[1]
+    )
     together = both_ways((0, 5, 10, 15))
     assert calls == [3]
     calls.clear()
@@ -71,9 +87,12 @@ def test_documents_of_one_length_are_attended_to_at_once_with_the_same_bits(monk
 
 
 @pytest.mark.parametrize(
-    ("bounds", "tokens", "rows"), [((0, 5, 10), 10, 2), ((0, 5, 9), 9, 0), ((0, 5, 10), 12, 0), ((0, 9), 9, 0)]
+    ("bounds", "tokens", "rows"),
+    [((0, 5, 10), 10, 2), ((0, 5, 9), 9, 0), ((0, 5, 10), 12, 0), ((0, 9), 9, 0)],
 )
-def test_documents_of_one_length_are_known_by_their_bounds(bounds: tuple[int, ...], tokens: int, rows: int) -> None:
+def test_documents_of_one_length_are_known_by_their_bounds(
+    bounds: tuple[int, ...], tokens: int, rows: int
+) -> None:
     assert documents._equal_rows(bounds, tokens) == rows
 
 
@@ -82,7 +101,9 @@ def test_turning_there_and_back() -> None:
     angles = torch.rand(1, 3, 4, dtype=torch.float64).repeat(1, 1, 2)
     cos, sin = angles.cos(), angles.sin()
     halves = torch.cat([-x[..., 4:], x[..., :4]], dim=-1)
-    torch.testing.assert_close(rotate(x.detach(), cos, sin), (x * cos[:, :, None] + halves * sin[:, :, None]).detach())
+    torch.testing.assert_close(
+        rotate(x.detach(), cos, sin), (x * cos[:, :, None] + halves * sin[:, :, None]).detach()
+    )
     torch.testing.assert_close(rotate(rotate(x.detach(), cos, sin), cos, sin, -1.0), x.detach())
 
 
@@ -97,14 +118,19 @@ def test_frozen_parts_get_no_gradient() -> None:
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # from dynamo itself
 def test_compiled_trunk_changes_nothing() -> None:
-    plain, traced = build_family("llama"), build_family("llama", compile=True, compile_options={"backend": "eager"})
+    plain, traced = (
+        build_family("llama"),
+        build_family("llama", compile=True, compile_options={"backend": "eager"}),
+    )
     for seed, lengths in enumerate([(5, 9, 3), (4, 8), (11,)]):
         batch = make_batch(lengths, seed=seed)
         losses = plain(batch, NLL)["nll"], traced(batch, NLL)["nll"]
         torch.testing.assert_close(losses[0], losses[1], rtol=1e-5, atol=1e-5)
         for loss in losses:
             loss.backward()
-    for (name, a), (same, b) in zip(plain.plain_named_parameters(), traced.plain_named_parameters(), strict=True):
+    for (name, a), (same, b) in zip(
+        plain.plain_named_parameters(), traced.plain_named_parameters(), strict=True
+    ):
         assert name == same
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-4, msg=name)
 

@@ -1,4 +1,6 @@
-"""bf16 and fp16 over fp32 masters: near autocast, fp32 gradients, copies refreshed in place, overflow visible."""
+"""bf16 and fp16 over fp32 masters: near autocast, fp32 gradients, copies refreshed in place, overflow
+visible.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,8 @@ def test_refresh_follows_the_masters_in_place(monkeypatch: pytest.MonkeyPatch) -
     weight = module.hf.model.layers[0].self_attn.q_proj.weight
     copy, before = compute_copy(weight), module(batch, NLL)["nll"].detach()
     with torch.no_grad():
-        for parameter in (p for p in module.parameters() if p.dim() > 1):  # norms read their fp32 weight itself
+        # norms read their fp32 weight itself
+        for parameter in (p for p in module.parameters() if p.dim() > 1):
             parameter.mul_(1.5)
     assert torch.equal(module(batch, NLL)["nll"].detach(), before)
     module.refresh_compute_weights()

@@ -1,4 +1,6 @@
-"""Python that comes with a model runs only as it was read: a folder's by the digest of its files, a hub name's by its commit, and nobody else's."""
+"""Python that comes with a model runs only as it was read: a folder's by the digest of its files, a hub
+name's by its commit, and nobody else's.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,21 @@ from paceline.rules.base import Facts
 COMMIT = "0123456789" * 4
 AUTO_MAP = {"AutoConfig": "configuration_x.XConfig", "AutoModelForCausalLM": "modeling_x.XForCausalLM"}
 CONFIGURATION = "from transformers import LlamaConfig\nclass XConfig(LlamaConfig):\n    model_type = 'x'\n"
-MODELING = "import os\nfrom transformers import LlamaForCausalLM\nfrom .configuration_x import XConfig\nfrom .helper_x import word\nopen(os.environ['MARK'], 'a').write(word + ' ')\nclass XForCausalLM(LlamaForCausalLM):\n    config_class = XConfig\n"
+MODELING = (
+    "import os\nfrom transformers import LlamaForCausalLM\nfrom .configuration_x import XConfig\nfrom"
+    " .helper_x import word\nopen(os.environ['MARK'], 'a').write(word + ' ')\nclass"
+    " XForCausalLM(LlamaForCausalLM):\n    config_class = XConfig\n"
+)
 SHAPE = {
-    "model_type": "x", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "vocab_size": 320, "max_position_embeddings": 64,
-}  # fmt: skip
+    "model_type": "x",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 320,
+    "max_position_embeddings": 64,
+}
 
 
 def write_model(folder: Path, word: str = "good", auto_map: Any = None) -> Path:
@@ -40,7 +52,9 @@ def write_model(folder: Path, word: str = "good", auto_map: Any = None) -> Path:
 
 
 def refusal(folder: Path, revision: str | None) -> Any:
-    config = Config.model_validate({"model": {"name_or_path": str(folder), "trust_remote_code": True, "revision": revision}})  # fmt: skip
+    config = Config.model_validate(
+        {"model": {"name_or_path": str(folder), "trust_remote_code": True, "revision": revision}}
+    )
     return next((d for d in check(config, Facts()) if d.code == "sec.trust_remote_code"), None)
 
 
@@ -50,7 +64,9 @@ def test_a_folder_is_pinned_by_what_would_run(tmp_path: Path) -> None:
     assert found is not None, "a commit says nothing about files that lie here"
     digest = read_code(folder).digest
     assert (
-        f"revision: {digest}" in found.hint and "modeling_x.py (changed" in found.found and "helper_x.py" in found.found
+        f"revision: {digest}" in found.hint
+        and "modeling_x.py (changed" in found.found
+        and "helper_x.py" in found.found
     )
     assert refusal(folder, None) is not None and refusal(folder, digest) is None
     (folder / "model.safetensors").write_bytes(b"weights are not code")
@@ -58,7 +74,9 @@ def test_a_folder_is_pinned_by_what_would_run(tmp_path: Path) -> None:
     assert refusal(folder, digest) is None, "what is no code may change"
 
 
-@pytest.mark.parametrize("change", ["edit", "helper", "add", "remove", "rename", "inside", "link", "auto_map", "tokenizer"])  # fmt: skip
+@pytest.mark.parametrize(
+    "change", ["edit", "helper", "add", "remove", "rename", "inside", "link", "auto_map", "tokenizer"]
+)
 def test_whatever_changes_in_the_code_is_refused_by_name(change: str, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "m")
     digest = read_code(folder).digest
@@ -81,9 +99,13 @@ def test_whatever_changes_in_the_code_is_refused_by_name(change: str, tmp_path: 
         (tmp_path / "outside" / "x.py").write_text("")
         (folder / "sub").symlink_to(tmp_path / "outside")
     elif change == "auto_map":
-        (folder / "config.json").write_text(json.dumps({**SHAPE, "auto_map": {**AUTO_MAP, "AutoTokenizer": ["a.B", None]}}))  # fmt: skip
+        (folder / "config.json").write_text(
+            json.dumps({**SHAPE, "auto_map": {**AUTO_MAP, "AutoTokenizer": ["a.B", None]}})
+        )
     else:
-        (folder / "tokenizer_config.json").write_text(json.dumps({"auto_map": {"AutoTokenizer": ["helper_x.B", None]}}))
+        (folder / "tokenizer_config.json").write_text(
+            json.dumps({"auto_map": {"AutoTokenizer": ["helper_x.B", None]}})
+        )
     found = refusal(folder, digest)
     assert found is not None and "it has changed" in found.what and read_code(folder).digest in found.hint
     if change in ("edit", "helper"):
@@ -94,7 +116,9 @@ def test_whatever_changes_in_the_code_is_refused_by_name(change: str, tmp_path: 
 
 
 def test_code_that_goes_on_elsewhere_cannot_be_pinned_here(tmp_path: Path) -> None:
-    folder = write_model(tmp_path / "m", auto_map={"AutoModelForCausalLM": "someone/else--modeling_x.XForCausalLM"})
+    folder = write_model(
+        tmp_path / "m", auto_map={"AutoModelForCausalLM": "someone/else--modeling_x.XForCausalLM"}
+    )
     found = refusal(folder, read_code(folder).digest)
     assert found is not None and "someone/else" in found.found
     (tmp_path / "plain").mkdir()
@@ -154,7 +178,7 @@ sys.stdin = open(0)
 print("chat", attempt(lambda: load_folder(place / "local")))
 from paceline.training.rollout.reward_model import check_reward_model
 print("reward", attempt(lambda: check_reward_model(local, place / "local")))
-"""
+"""  # noqa: E501
 
 
 def test_what_runs_when_models_are_built(tmp_path: Path) -> None:
@@ -162,8 +186,10 @@ def test_what_runs_when_models_are_built(tmp_path: Path) -> None:
     write_model(tmp_path / "local")
     cache, other = tmp_path / "hub", "f" * 40
     for name, at_commit, moved, maps in (
-        ("pinned", "pinned", "moved", AUTO_MAP), ("lent", "unused", "moved", AUTO_MAP), ("borrows", "own", "own", {k: f"org/lent--{v}" for k, v in AUTO_MAP.items()}),
-    ):  # fmt: skip
+        ("pinned", "pinned", "moved", AUTO_MAP),
+        ("lent", "unused", "moved", AUTO_MAP),
+        ("borrows", "own", "own", {k: f"org/lent--{v}" for k, v in AUTO_MAP.items()}),
+    ):
         repo = cache / f"models--org--{name}"
         if name != "lent":
             write_model(repo / "snapshots" / COMMIT, at_commit, maps)
@@ -171,13 +197,21 @@ def test_what_runs_when_models_are_built(tmp_path: Path) -> None:
         (repo / "refs").mkdir()
         (repo / "refs" / "main").write_text(other)
     env = {
-        **os.environ, "HF_HOME": str(tmp_path / "home"), "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(tmp_path / "modules"),
+        **os.environ,
+        "HF_HOME": str(tmp_path / "home"),
+        "HF_HUB_CACHE": str(cache),
+        "HF_HUB_OFFLINE": "1",
+        "HF_MODULES_CACHE": str(tmp_path / "modules"),
         "MARK": str(tmp_path / "mark"),
-    }  # fmt: skip
+    }
     argv = [sys.executable, "-c", LOADS, str(tmp_path), COMMIT]
     done = subprocess.run(argv, env=env, input="y\ny\ny\n", capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
-    lines = [line for line in done.stdout.splitlines() if line.split(" ")[0] in ("off", "commit", "digest", "changed", "hub", "elsewhere", "chat", "reward")]  # fmt: skip
+    lines = [
+        line
+        for line in done.stdout.splitlines()
+        if line.split(" ")[0] in ("off", "commit", "digest", "changed", "hub", "elsewhere", "chat", "reward")
+    ]
     assert lines == [
         "off models.cannot_load ",
         "commit sec.trust_remote_code ",
@@ -217,7 +251,10 @@ def test_a_tokenizer_runs_code_only_from_the_pinned_folder(tmp_path: Path) -> No
     pinned = {"name_or_path": str(folder), "trust_remote_code": True, "revision": digest}
     other = write_model(tmp_path / "t")
     (other / "tokenizer.json").write_text("{}")
-    specs = [tokenizer_spec(Config.model_validate({"model": m}).model) for m in (pinned, {**pinned, "tokenizer": str(other)}, {"name_or_path": str(folder)})]  # fmt: skip
+    specs = [
+        tokenizer_spec(Config.model_validate({"model": m}).model)
+        for m in (pinned, {**pinned, "tokenizer": str(other)}, {"name_or_path": str(folder)})
+    ]
     assert [spec.code_revision for spec in specs] == [digest, None, None]
     with pytest.raises(ConfigError, match="it has changed"):
         (folder / "helper_x.py").write_text("")
@@ -225,7 +262,9 @@ def test_a_tokenizer_runs_code_only_from_the_pinned_folder(tmp_path: Path) -> No
 
 
 def test_what_a_stranger_left_in_a_run_or_a_checkpoint_runs_no_code(tmp_path: Path) -> None:
-    """A run's config.json names a folder with code and its very pin: whoever looks at the run does not run it."""
+    """A run's config.json names a folder with code and its very pin: whoever looks at the run does not run
+    it.
+    """
     from paceline.core.rundir import RunDir
     from paceline.training import answers
 
@@ -246,7 +285,9 @@ def test_what_a_stranger_left_in_a_run_or_a_checkpoint_runs_no_code(tmp_path: Pa
     run.config_json.write_text(json.dumps(config.to_json()))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(answers, "load_tokenizer", looked)
-        patch.setattr(answers, "scan", lambda folder: [type("Found", (), {"problem": None, "name": "step-00000001"})])
+        patch.setattr(
+            answers, "scan", lambda folder: [type("Found", (), {"problem": None, "name": "step-00000001"})]
+        )
         with pytest.raises(Stop):
             answers.answer_run(run, [], initial=False, last=False, sampling=None)  # type: ignore[arg-type]
     assert seen == [False]
@@ -259,7 +300,9 @@ def test_what_a_stranger_left_in_a_run_or_a_checkpoint_runs_no_code(tmp_path: Pa
             return ["config.json"]
 
         def side_file(self, name: str) -> bytes:
-            return json.dumps({**SHAPE, "attn_implementation": "evil/kernel", "_attn_implementation": "e/k"}).encode()
+            return json.dumps(
+                {**SHAPE, "attn_implementation": "evil/kernel", "_attn_implementation": "e/k"}
+            ).encode()
 
     assert not [key for key in config_of(Reader(), "float32") if "attn" in key]  # type: ignore[arg-type]
 
@@ -268,7 +311,10 @@ def test_a_folder_that_strangers_can_write_is_named(tmp_path: Path) -> None:
     from paceline.core.private import open_to_strangers
 
     tmp_path.chmod(0o700)
-    assert open_to_strangers(tmp_path / "not" / "there") == "" and open_to_strangers(Path("/tmp/not-there")) == ""
+    assert (
+        open_to_strangers(tmp_path / "not" / "there") == ""
+        and open_to_strangers(Path("/tmp/not-there")) == ""
+    )
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     assert "everybody may write" in open_to_strangers(tmp_path / "open" / "run")
@@ -280,15 +326,28 @@ def test_a_folder_that_strangers_can_write_is_named(tmp_path: Path) -> None:
 
 
 def test_a_class_of_ones_own_is_built_twice_in_a_process(tmp_path: Path) -> None:
-    """A reference beside the policy, or the meta start of FSDP after rank 0's load: the class is registered by then."""
+    """A reference beside the policy, or the meta start of FSDP after rank 0's load: the class is
+    registered by then.
+    """
     folder = write_model(tmp_path / "twice_built")
     program = (
-        "import sys, torch\nfrom paceline.config.sections.model import ModelSection\nfrom paceline.models.factory import HFModelFactory\n"
-        "from paceline.protocols.model import BuildOptions\n"
-        "model = ModelSection(name_or_path=sys.argv[1], trust_remote_code=True, revision=sys.argv[2])\n"
-        "for _ in range(2):\n    root = HFModelFactory(model)(BuildOptions(device=torch.device('meta')))\n"
-        "print(type(root.hf).__name__)\n"
+        "import sys, torch\nfrom paceline.config.sections.model import ModelSection\nfrom"
+        " paceline.models.factory import HFModelFactory\nfrom paceline.protocols.model import"
+        " BuildOptions\nmodel = ModelSection(name_or_path=sys.argv[1], trust_remote_code=True,"
+        " revision=sys.argv[2])\nfor _ in range(2):\n    root ="
+        " HFModelFactory(model)(BuildOptions(device=torch.device('meta')))\nprint(type(root.hf).__name__)\n"
     )
-    env = {**os.environ, "MARK": str(tmp_path / "mark"), "HF_MODULES_CACHE": str(tmp_path / "modules"), "PYTHONPATH": str(ROOT)}  # fmt: skip
-    done = subprocess.run([sys.executable, "-c", program, str(folder), read_code(folder).digest], env=env, capture_output=True, text=True, timeout=240)  # fmt: skip
+    env = {
+        **os.environ,
+        "MARK": str(tmp_path / "mark"),
+        "HF_MODULES_CACHE": str(tmp_path / "modules"),
+        "PYTHONPATH": str(ROOT),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(folder), read_code(folder).digest],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
     assert done.stdout.strip() == "XForCausalLM", done.stderr[-2000:]

@@ -14,10 +14,17 @@ from paceline.protocols.roles import Output
 
 _FACTORS = {"short_factor": [1.0] * 4, "long_factor": [3.0, 2.0, 2.5, 4.0]}
 BY_LENGTH: dict[str, dict[str, Any]] = {
-    "dynamic": {**FAMILIES["llama"], "max_position_embeddings": 8,
-                "rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}},
-    "longrope": {**FAMILIES["phi3"], "original_max_position_embeddings": 8, "rope_scaling": {"type": "longrope", **_FACTORS}},
-}  # fmt: skip
+    "dynamic": {
+        **FAMILIES["llama"],
+        "max_position_embeddings": 8,
+        "rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0},
+    },
+    "longrope": {
+        **FAMILIES["phi3"],
+        "original_max_position_embeddings": 8,
+        "rope_scaling": {"type": "longrope", **_FACTORS},
+    },
+}
 LOGPROBS = frozenset({Output.LOGPROBS})
 
 

@@ -1,4 +1,6 @@
-"""What a block really keeps for its backward, by saved-tensor hooks, against the closed form that plans are made with."""
+"""What a block really keeps for its backward, by saved-tensor hooks, against the closed form that plans
+are made with.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,22 @@ from paceline.plan.model.read_shape import shape_from_config
 from paceline.protocols.roles import Output
 
 TOKENS = 96
-SIZES = {"hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 8, "vocab_size": 97, "max_position_embeddings": 128,
-         "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
+SIZES = {
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "num_attention_heads": 8,
+    "vocab_size": 97,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 
 
 def kept(model: nn.Module, run: Any) -> int:
-    """Bytes of the storages that autograd keeps in ``run``, the model's own weights left out, and masks and positions too (no width)."""
+    """Bytes of the storages that autograd keeps in ``run``, the model's own weights left out, and masks
+    and positions too (no width).
+    """
     own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
     seen: dict[int, int] = {}
     alive: list[Tensor] = []
@@ -48,7 +60,9 @@ def kept(model: nn.Module, run: Any) -> int:
 def closed_form(config: dict[str, Any], kernels: str, *, cpu: bool = False) -> float:
     """Bytes a layer by ``predict.peak``, in 16 bit on a GPU, in 32 on a CPU."""
     machine = cluster_of("H100").machine
-    work = StepSpec(shape_from_config({**config, "num_hidden_layers": 1}), machine, TOKENS, 1, kernels=kernels)
+    work = StepSpec(
+        shape_from_config({**config, "num_hidden_layers": 1}), machine, TOKENS, 1, kernels=kernels
+    )
     if cpu:
         work = replace(work, machine=replace(machine, context=False), element=4)
     peak = peak_of(work, memory_coefficients(), 0)

@@ -1,4 +1,6 @@
-"""The model of a reward: Hugging Face's sequence classification, its trunk as in every role, one number at each document's last token."""
+"""The model of a reward: Hugging Face's sequence classification, its trunk as in every role, one number at
+each document's last token.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,16 @@ from paceline.protocols.roles import Output, Role
 
 SCORES = frozenset({Output.SCORES})
 SPEC = {
-    "r": 4, "alpha": 8, "dropout": 0.0, "target_modules": ["all-linear"], "modules_to_save": [], "bias": "none", "use_rslora": False,
-    "start": None, "quantization": None,
-}  # fmt: skip
+    "r": 4,
+    "alpha": 8,
+    "dropout": 0.0,
+    "target_modules": ["all-linear"],
+    "modules_to_save": [],
+    "bias": "none",
+    "use_rslora": False,
+    "start": None,
+    "quantization": None,
+}
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2", "gpt2", "mistral"])
@@ -28,7 +37,10 @@ def test_scores_are_those_of_the_hugging_face_class(family: str) -> None:
     clean = reference_model(module.hf)
     bounds = batch.cu_seqlens.tolist()
     expected = torch.stack(
-        [clean(input_ids=batch.input_ids[:, a:b]).logits[0, 0] for a, b in zip(bounds, bounds[1:], strict=False)]
+        [
+            clean(input_ids=batch.input_ids[:, a:b]).logits[0, 0]
+            for a, b in zip(bounds, bounds[1:], strict=False)
+        ]
     )
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     found.sum().backward()
@@ -51,7 +63,9 @@ def test_values_are_read_at_every_labelled_position() -> None:
         hidden = clean.model(input_ids=batch.input_ids[:, a:b]).last_hidden_state[0]
         expected.append(clean.score(hidden)[batch.labels[0, a:b] != -100, 0])
     torch.testing.assert_close(found["values"], torch.cat(expected), rtol=1e-5, atol=1e-5)
-    none = module(replace(batch, labels=torch.full_like(batch.labels, -100)), frozenset({Output.VALUES}))["values"]
+    none = module(replace(batch, labels=torch.full_like(batch.labels, -100)), frozenset({Output.VALUES}))[
+        "values"
+    ]
     assert none.shape == (0,) and none.dtype == torch.float64
     none.sum().backward()
     assert [n for n, p in module.plain_named_parameters() if p.grad is None] == []
@@ -77,7 +91,9 @@ def test_low_precision_meta_and_adapters() -> None:
     scores = low(batch, SCORES)["scores"]
     assert scores.dtype == torch.float32
     torch.testing.assert_close(scores, full(batch, SCORES)["scores"], atol=0.02, rtol=0.1)
-    meta = HFModelFactory(Source(config=FAMILIES["llama"]), Role.REWARD)(BuildOptions(device=torch.device("meta")))
+    meta = HFModelFactory(Source(config=FAMILIES["llama"]), Role.REWARD)(
+        BuildOptions(device=torch.device("meta"))
+    )
     assert meta.hf.score.weight.is_meta and meta.hf.score.weight.shape == (1, 32)
     pytest.importorskip("peft")
     tuned = HFModelFactory(Source(config=FAMILIES["llama"]), Role.REWARD, adapter=SPEC)()
@@ -120,4 +136,6 @@ def test_a_frozen_model_is_kept_in_low_precision_alone() -> None:
     assert not any(p.requires_grad for p in frozen.parameters())
     batch, ask = make_batch(), frozenset({Output.LOGPROBS})
     low = HFModelFactory(source, compute_dtype=torch.bfloat16)()
-    torch.testing.assert_close(frozen(batch, ask)["logprobs"], low(batch, ask)["logprobs"], atol=0.02, rtol=0.02)
+    torch.testing.assert_close(
+        frozen(batch, ask)["logprobs"], low(batch, ask)["logprobs"], atol=0.02, rtol=0.02
+    )

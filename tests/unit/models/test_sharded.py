@@ -1,4 +1,6 @@
-"""What tensor and context parallelism decide before any rank meets another: plans, cuts of a batch, heads, the tail of a document."""
+"""What tensor and context parallelism decide before any rank meets another: plans, cuts of a batch, heads,
+the tail of a document.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,11 @@ def test_padding_is_a_document_that_weighs_nothing() -> None:
     assert whole.cu_seqlens.tolist() == [0, 5, 17, 20, 29, 32]
     assert whole.position_ids[0, -3:].tolist() == [0, 1, 2]
     assert (whole.labels[0, -3:] == IGNORE_INDEX).all()
-    assert (whole.num_tokens, whole.num_rows, int(whole.num_labels())) == (29, batch.num_rows, int(batch.num_labels()))
+    assert (whole.num_tokens, whole.num_rows, int(whole.num_labels())) == (
+        29,
+        batch.num_rows,
+        int(batch.num_labels()),
+    )
     assert padded(batch, 29) is batch
 
 
@@ -58,7 +64,9 @@ def test_padding_is_a_document_that_weighs_nothing() -> None:
         (18, 24, (18, 0, (0, 6))),
     ],
 )
-def test_documents_as_a_block_sees_them(start: int, end: int, expected: tuple[int, int, tuple[int, ...]]) -> None:
+def test_documents_as_a_block_sees_them(
+    start: int, end: int, expected: tuple[int, int, tuple[int, ...]]
+) -> None:
     assert own_documents((0, 5, 17, 18, 24), start, end) == expected
 
 
@@ -75,19 +83,25 @@ def test_key_heads_are_repeated_as_little_as_can_be(heads: int, shared: int, ran
 
 
 @pytest.mark.parametrize("options", [{}, {"window": 5}, {"softcap": 3.0}, {"window": 5, "softcap": 3.0}])
-def test_the_tail_of_a_document_over_all_of_it(options: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tail_of_a_document_over_all_of_it(
+    options: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Joined by log-sums, or masked a few rows at a time, against explicit scores."""
     monkeypatch.setattr("paceline.models.context_attention._ROWS", 3)
     generator = torch.Generator().manual_seed(0)
     q = torch.randn(1, 4, 7, 8, generator=generator, dtype=torch.float64).requires_grad_()
-    k, v = (torch.randn(1, 2, 19, 8, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(2))
+    k, v = (
+        torch.randn(1, 2, 19, 8, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(2)
+    )
     out = _tail(q, k, v, scale=0.4, **options)
     at, to = torch.arange(12, 19)[:, None], torch.arange(19)[None]
     mask = (to <= at) & (to > at - options.get("window", 100))
     expected = scores_attention(q, k, v, mask, scale=0.4, softcap=options.get("softcap"))
     torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
     weight = torch.randn(out.shape, generator=generator, dtype=torch.float64)
-    for a, b in zip(*(torch.autograd.grad((x * weight).sum(), (q, k, v)) for x in (out, expected)), strict=True):
+    for a, b in zip(
+        *(torch.autograd.grad((x * weight).sum(), (q, k, v)) for x in (out, expected)), strict=True
+    ):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
     low = CpuTail.apply(q.bfloat16(), k.bfloat16(), v.bfloat16(), 0.4, torch.bfloat16)
     if not options:

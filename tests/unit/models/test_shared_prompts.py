@@ -1,4 +1,6 @@
-"""What documents begin with in common is computed once, and nothing else changes: numbers, gradients, recomputation."""
+"""What documents begin with in common is computed once, and nothing else changes: numbers, gradients,
+recomputation.
+"""
 
 from __future__ import annotations
 
@@ -18,37 +20,67 @@ from paceline.protocols.roles import Output, Role
 
 VOCAB = 61
 PLAIN = {
-    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48, "vocab_size": VOCAB,
-    "max_position_embeddings": 64, "initializer_range": 0.3, "pad_token_id": 0,
-}  # fmt: skip
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", **PLAIN},
     "mistral": {"model_type": "mistral", **PLAIN, "sliding_window": 5},
     "gemma2": {"model_type": "gemma2", **PLAIN, "head_dim": 8, "sliding_window": 4},
-    "gpt2": {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": VOCAB, "resid_pdrop": 0.0,
-             "embd_pdrop": 0.0, "attn_pdrop": 0.0, "initializer_range": 0.3},
-}  # fmt: skip
+    "gpt2": {
+        "model_type": "gpt2",
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": 64,
+        "vocab_size": VOCAB,
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "initializer_range": 0.3,
+    },
+}
 ASK = frozenset({Output.LOGPROBS, Output.ENTROPY})
 
 
 def build(family: str = "llama", role: Role = Role.POLICY, **options: Any) -> RoleModule:
     changed = options.pop("changed", {})
     model = ModelSection.model_validate({"config": {**FAMILIES[family], **changed}})
-    return HFModelFactory(model, role=role, **{"master_dtype": torch.float64, "compute_dtype": torch.float64, **options})()  # fmt: skip
+    return HFModelFactory(
+        model, role=role, **{"master_dtype": torch.float64, "compute_dtype": torch.float64, **options}
+    )()
 
 
 def flat(documents: list[list[int]], learnt_from: list[int]) -> Batch:
     ids = [t for d in documents for t in d]
-    labels = [IGNORE_INDEX if i + 1 < first or i + 1 == len(d) else d[i + 1] for d, first in zip(documents, learnt_from, strict=True) for i in range(len(d))]  # fmt: skip
+    labels = [
+        IGNORE_INDEX if i + 1 < first or i + 1 == len(d) else d[i + 1]
+        for d, first in zip(documents, learnt_from, strict=True)
+        for i in range(len(d))
+    ]
     ends = torch.tensor([0, *(len(d) for d in documents)]).cumsum(0)
     return Batch(
-        torch.tensor([ids]), torch.tensor([labels]), torch.tensor([[i for d in documents for i in range(len(d))]]), ends.to(torch.int32),
-        max(map(len, documents)), torch.arange(len(documents)), len(documents),
-    )  # fmt: skip
+        torch.tensor([ids]),
+        torch.tensor([labels]),
+        torch.tensor([[i for d in documents for i in range(len(d))]]),
+        ends.to(torch.int32),
+        max(map(len, documents)),
+        torch.arange(len(documents)),
+        len(documents),
+    )
 
 
 def alike(seed: int = 0) -> Batch:
-    """Two prompts: three answers to the first (one twice over), two to the second, and a document of its own."""
+    """Two prompts: three answers to the first (one twice over), two to the second, and a document of its
+    own.
+    """
     g = torch.Generator().manual_seed(seed)
 
     def some(n: int) -> list[int]:
@@ -59,13 +91,20 @@ def alike(seed: int = 0) -> Batch:
     return flat(documents, [len(one)] * 3 + [len(two)] * 2 + [1])
 
 
-def gradients(root: RoleModule, batch: Batch, ask: frozenset[Output] = ASK) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:  # fmt: skip
+def gradients(
+    root: RoleModule, batch: Batch, ask: frozenset[Output] = ASK
+) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
     root.zero_grad()
     out = root(batch, ask)
     weights = torch.Generator().manual_seed(5)
-    loss = sum((value * torch.randn(value.shape, generator=weights, dtype=value.dtype)).sum() for _, value in sorted(out.items()))  # fmt: skip
+    loss = sum(
+        (value * torch.randn(value.shape, generator=weights, dtype=value.dtype)).sum()
+        for _, value in sorted(out.items())
+    )
     loss.backward()
-    return {k: v.detach() for k, v in out.items()}, [p.grad.clone() for p in root.parameters() if p.grad is not None]
+    return {k: v.detach() for k, v in out.items()}, [
+        p.grad.clone() for p in root.parameters() if p.grad is not None
+    ]
 
 
 def seen_tokens(root: RoleModule, batch: Batch) -> int:
@@ -82,7 +121,9 @@ def test_what_is_shared() -> None:
     batch = with_prefixes(alike())
     assert batch.shared == (0, 11, 11, 0, 9, 0)
     same = [5] * (MIN_SHARED_TOKENS + 2)
-    assert with_prefixes(flat([same, same, same[:MIN_SHARED_TOKENS], same[: MIN_SHARED_TOKENS - 1]], [1] * 4)).shared == (0, MIN_SHARED_TOKENS + 2, MIN_SHARED_TOKENS, 0)  # fmt: skip
+    assert with_prefixes(
+        flat([same, same, same[:MIN_SHARED_TOKENS], same[: MIN_SHARED_TOKENS - 1]], [1] * 4)
+    ).shared == (0, MIN_SHARED_TOKENS + 2, MIN_SHARED_TOKENS, 0)
     assert with_prefixes(flat([[1, 2, 3], [1, 2, 4]], [1, 1])).shared == ()
 
 

@@ -1,4 +1,6 @@
-"""Cutting models into pipeline stages: what they compute in a row is what the whole computes, under the whole's names."""
+"""Cutting models into pipeline stages: what they compute in a row is what the whole computes, under the
+whole's names.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,18 @@ from paceline.protocols.roles import Output
 from paceline.strategies.fixed_shape import FixedShape
 
 ASK = frozenset({Output.NLL, Output.CORRECT, Output.LOGPROBS})
-CUT = ("llama", "llama_tied", "qwen2_window", "gemma", "gemma2", "gemma3", "cohere", "granite", "gpt_neox", "bloom")
+CUT = (
+    "llama",
+    "llama_tied",
+    "qwen2_window",
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "cohere",
+    "granite",
+    "gpt_neox",
+    "bloom",
+)
 
 
 @pytest.mark.parametrize("family", CUT)
@@ -25,7 +38,9 @@ def test_stages_in_a_row_are_the_whole_model(family: str) -> None:
     batches = [make_batch((3, 7, 1)), make_batch((9,), labels="some")]
     expected = [whole(batch, ASK) for batch in batches]
     names = dict(whole.plain_named_parameters())
-    grads = dict(zip(names, torch.autograd.grad(sum(e["nll"] for e in expected), list(names.values())), strict=True))
+    grads = dict(
+        zip(names, torch.autograd.grad(sum(e["nll"] for e in expected), list(names.values())), strict=True)
+    )
 
     stages = split(other, 2, [0, 1])
     held = [(name, p) for stage in stages for name, p in stage.plain_named_parameters()]

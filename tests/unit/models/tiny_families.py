@@ -1,4 +1,6 @@
-"""A tiny config of every causal language model that Transformers registers, made from its own config class."""
+"""A tiny config of every causal language model that Transformers registers, made from its own config
+class.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +9,156 @@ from typing import Any
 VOCAB = 97
 POSITIONS = 64
 
-#: Sizes by name, wherever a config class has the name. Heads of 8, two of a kind of everything that is counted.
+#: Sizes by name, wherever a config class has the name. Heads of 8, two of a kind of everything that is
+#: counted.
 SIZES: dict[str, Any] = {
-    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "dim", "emb_dim", "embedding_size", "word_embed_proj_dim"), 32),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers", "num_decoder_layers", "num_encoder_layers"), 2),
-    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", "decoder_attention_heads", "num_decoder_attention_heads", "num_encoder_attention_heads", "swa_num_attention_heads", "linear_num_value_heads", "mamba_n_heads", "n_mamba_heads", "kda_num_heads", "swa_attention_heads"), 4),
-    **dict.fromkeys(("num_key_value_heads", "swa_num_key_value_heads", "linear_num_key_heads", "num_global_key_value_heads", "swa_kv_heads", "kv_n_heads"), 2),
-    **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim", "ffn_hidden_size", "dense_intermediate_size", "shared_intermediate_size", "intermediate_size_mlp"), 48),
-    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "expert_ffn_hidden_size", "ffn_hidden_dim"), 16),
+    **dict.fromkeys(
+        ("hidden_size", "n_embd", "d_model", "dim", "emb_dim", "embedding_size", "word_embed_proj_dim"), 32
+    ),
+    **dict.fromkeys(
+        (
+            "num_hidden_layers",
+            "n_layer",
+            "n_layers",
+            "num_layers",
+            "encoder_layers",
+            "decoder_layers",
+            "num_decoder_layers",
+            "num_encoder_layers",
+        ),
+        2,
+    ),
+    **dict.fromkeys(
+        (
+            "num_attention_heads",
+            "n_head",
+            "n_heads",
+            "num_heads",
+            "encoder_attention_heads",
+            "decoder_attention_heads",
+            "num_decoder_attention_heads",
+            "num_encoder_attention_heads",
+            "swa_num_attention_heads",
+            "linear_num_value_heads",
+            "mamba_n_heads",
+            "n_mamba_heads",
+            "kda_num_heads",
+            "swa_attention_heads",
+        ),
+        4,
+    ),
+    **dict.fromkeys(
+        (
+            "num_key_value_heads",
+            "swa_num_key_value_heads",
+            "linear_num_key_heads",
+            "num_global_key_value_heads",
+            "swa_kv_heads",
+            "kv_n_heads",
+        ),
+        2,
+    ),
+    **dict.fromkeys(
+        (
+            "intermediate_size",
+            "n_inner",
+            "ffn_dim",
+            "encoder_ffn_dim",
+            "decoder_ffn_dim",
+            "ffn_hidden_size",
+            "dense_intermediate_size",
+            "shared_intermediate_size",
+            "intermediate_size_mlp",
+        ),
+        48,
+    ),
+    **dict.fromkeys(
+        (
+            "moe_intermediate_size",
+            "shared_expert_intermediate_size",
+            "moe_shared_expert_intermediate_size",
+            "expert_ffn_hidden_size",
+            "ffn_hidden_dim",
+        ),
+        16,
+    ),
     **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"), 4),
-    **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts", "moe_top_k"), 2),
-    **dict.fromkeys(("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "n_group", "topk_group", "first_k_dense_replace", "moe_layer_start_index"), 1),
-    **dict.fromkeys(("head_dim", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "rotary_dim", "swa_head_dim", "global_head_dim", "linear_key_head_dim", "linear_value_head_dim", "kda_head_dim", "mamba_d_head", "mamba_head_dim", "index_head_dim", "attention_hidden_size", "d_kv", "d_head"), 8),
+    **dict.fromkeys(
+        ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts", "moe_top_k"), 2
+    ),
+    **dict.fromkeys(
+        (
+            "n_shared_experts",
+            "num_shared_experts",
+            "moe_num_shared_experts",
+            "n_group",
+            "topk_group",
+            "first_k_dense_replace",
+            "moe_layer_start_index",
+        ),
+        1,
+    ),
+    **dict.fromkeys(
+        (
+            "head_dim",
+            "kv_lora_rank",
+            "qk_rope_head_dim",
+            "qk_nope_head_dim",
+            "v_head_dim",
+            "rotary_dim",
+            "swa_head_dim",
+            "global_head_dim",
+            "linear_key_head_dim",
+            "linear_value_head_dim",
+            "kda_head_dim",
+            "mamba_d_head",
+            "mamba_head_dim",
+            "index_head_dim",
+            "attention_hidden_size",
+            "d_kv",
+            "d_head",
+        ),
+        8,
+    ),
     **dict.fromkeys(("q_lora_rank", "o_lora_rank"), 16),
     **dict.fromkeys(("sliding_window", "window_size", "index_topk"), 4),
-    **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "n_ctx", "context_length"), POSITIONS),
-    "vocab_size": VOCAB, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-    "vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 8,
-    "mamba_d_state": 8, "state_size": 8, "mamba_n_groups": 1, "n_groups": 1,
-}  # fmt: skip
+    **dict.fromkeys(
+        (
+            "max_position_embeddings",
+            "n_positions",
+            "max_seq_len",
+            "max_sequence_length",
+            "n_ctx",
+            "context_length",
+        ),
+        POSITIONS,
+    ),
+    "vocab_size": VOCAB,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "vocab_size_per_layer_input": VOCAB,
+    "hidden_size_per_layer_input": 8,
+    "mamba_d_state": 8,
+    "state_size": 8,
+    "mamba_n_groups": 1,
+    "n_groups": 1,
+}
 
 #: What a family needs beside, because sizes depend on each other in a way of its own.
-_MLA = ("axk1", "axk2", "bailing_hybrid", "deepseek_v3", "deepseek_v32", "dots3_note_text", "glm4_moe_lite", "glm_moe_dsa", "kimi_linear", "minicpm3", "youtu")  # fmt: skip
+_MLA = (
+    "axk1",
+    "axk2",
+    "bailing_hybrid",
+    "deepseek_v3",
+    "deepseek_v32",
+    "dots3_note_text",
+    "glm4_moe_lite",
+    "glm_moe_dsa",
+    "kimi_linear",
+    "minicpm3",
+    "youtu",
+)
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8}
 _HEAD = {"head_dim": 8}
 BESIDE: dict[str, dict[str, Any]] = {
@@ -45,7 +175,11 @@ BESIDE: dict[str, dict[str, Any]] = {
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "falcon_h1": {**_MAMBA, "mamba_d_ssm": 64},
     "gemma3n_text": {
-        "num_hidden_layers": 4, "num_kv_shared_layers": 2, "intermediate_size": 48, "activation_sparsity_pattern": [0.0] * 4, "laurel_rank": 4,
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2,
+        "intermediate_size": 48,
+        "activation_sparsity_pattern": [0.0] * 4,
+        "laurel_rank": 4,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
     },
     "glm4_moe": {"partial_rotary_factor": 1.0},
@@ -53,15 +187,36 @@ BESIDE: dict[str, dict[str, Any]] = {
     "granitemoehybrid": _MAMBA,
     "hunyuan_v1_dense": _HEAD,
     "hunyuan_v1_moe": _HEAD,
-    "lfm2_moe": {"layer_types": ["conv", "full_attention", "full_attention"], "num_hidden_layers": 3, "num_dense_layers": 1},
+    "lfm2_moe": {
+        "layer_types": ["conv", "full_attention", "full_attention"],
+        "num_hidden_layers": 3,
+        "num_dense_layers": 1,
+    },
     "longcat_flash": {"num_key_value_heads": 4, "zero_expert_num": 1},
     "mamba2": {"num_heads": 8},
     "ministral": _HEAD,
     "nemotron": {"num_key_value_heads": 2, "head_dim": 16},
     "zaya": {"num_experts_per_tok": 1},
-    "zamba": {"layers_block_type": ["linear_attention", "hybrid"], "num_key_value_heads": 4, "n_mamba_heads": 2, "attention_hidden_size": 64, "attention_head_dim": 16},
-    "zamba2": {"layers_block_type": ["linear_attention", "hybrid"], "num_key_value_heads": 4, "n_mamba_heads": 4, "mamba_headdim": 16, "hybrid_layer_ids": [1], "attention_hidden_size": 64, "attention_head_dim": 16, "kv_channels": 8, "num_query_groups": 4, "adapter_rank": 4},
-}  # fmt: skip
+    "zamba": {
+        "layers_block_type": ["linear_attention", "hybrid"],
+        "num_key_value_heads": 4,
+        "n_mamba_heads": 2,
+        "attention_hidden_size": 64,
+        "attention_head_dim": 16,
+    },
+    "zamba2": {
+        "layers_block_type": ["linear_attention", "hybrid"],
+        "num_key_value_heads": 4,
+        "n_mamba_heads": 4,
+        "mamba_headdim": 16,
+        "hybrid_layer_ids": [1],
+        "attention_hidden_size": 64,
+        "attention_head_dim": 16,
+        "kv_channels": 8,
+        "num_query_groups": 4,
+        "adapter_rank": 4,
+    },
+}
 
 
 def tiny_config(kind: str) -> dict[str, Any]:

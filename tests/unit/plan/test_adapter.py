@@ -19,9 +19,14 @@ from paceline.plan.strategies.base import strategy_spec
 from paceline.plan.strategies.options import DeepSpeedOptions
 
 LLAMA = {
-    "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": 512,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+}
 
 
 def section(**values: Any) -> LoraSection:
@@ -29,7 +34,11 @@ def section(**values: Any) -> LoraSection:
 
 
 def codes(
-    adapter: Any, strategy: str = "fsdp", mesh: Mesh | None = None, compute: str = "float32", missing: str = ""
+    adapter: Any,
+    strategy: str = "fsdp",
+    mesh: Mesh | None = None,
+    compute: str = "float32",
+    missing: str = "",
 ) -> list[str]:
     found = check_adapter(
         adapter,
@@ -50,7 +59,9 @@ def codes(
         ("o_proj", ["embed_tokens", "lm_head"], 2 * 4 * 128 + 2 * 512 * 64),
     ],
 )
-def test_the_trained_parameters_are_counted_as_they_are_built(targets: str, whole: list[str], expected: int) -> None:
+def test_the_trained_parameters_are_counted_as_they_are_built(
+    targets: str, whole: list[str], expected: int
+) -> None:
     adapter = adapter_of(section(r=4, target_modules=targets, modules_to_save=whole))
     assert adapter is not None
     shape = shape_from_config(LLAMA)
@@ -67,14 +78,23 @@ def built(adapter: AdapterSpec) -> int:
     from paceline.models.factory import HFModelFactory
 
     source = SimpleNamespace(
-        config=LLAMA, name_or_path=None, revision=None, trust_remote_code=False, resize_embeddings="auto", embedding_multiple=1
-    )  # fmt: skip
-    return sum(p.numel() for _, p in HFModelFactory(source, adapter=to_json(adapter))().plain_named_parameters())
+        config=LLAMA,
+        name_or_path=None,
+        revision=None,
+        trust_remote_code=False,
+        resize_embeddings="auto",
+        embedding_multiple=1,
+    )
+    return sum(
+        p.numel() for _, p in HFModelFactory(source, adapter=to_json(adapter))().plain_named_parameters()
+    )
 
 
 def test_the_section_as_data_and_what_is_not_counted() -> None:
     assert adapter_of(None) is None
-    adapter = adapter_of(section(r=16, alpha=4, quantization_bit=4, quantization_type="fp4", double_quant=False))
+    adapter = adapter_of(
+        section(r=16, alpha=4, quantization_bit=4, quantization_type="fp4", double_quant=False)
+    )
     assert adapter is not None
     assert (adapter.r, adapter.alpha, adapter.target_modules) == (16, 4, ("all-linear",))
     assert adapter.quantization == Quantization(4, "fp4", False, "uint8")
@@ -92,9 +112,13 @@ def test_what_it_goes_with() -> None:
     for strategy in ("single", "ddp", "fsdp", "zero2"):
         assert codes(qlora, strategy) == []
     assert codes(qlora, "zero3") == ["plan.quantised_strategy"]
-    assert check_adapter(qlora, strategy_spec("deepspeed"), Mesh(dp_shard=2), "float32", DeepSpeedOptions(2)) == []
+    assert (
+        check_adapter(qlora, strategy_spec("deepspeed"), Mesh(dp_shard=2), "float32", DeepSpeedOptions(2))
+        == []
+    )
     assert [
-        d.found for d in check_adapter(qlora, strategy_spec("deepspeed"), Mesh(), "float32", DeepSpeedOptions(3))
+        d.found
+        for d in check_adapter(qlora, strategy_spec("deepspeed"), Mesh(), "float32", DeepSpeedOptions(3))
     ] == ["zero3"]
     assert codes(qlora, "ddp", compute="float64") == ["plan.quantised_float64"]
     assert codes(lora, "pipeline", Mesh(pp=2)) == codes(lora, mesh=Mesh(tp=2)) == ["plan.adapter_strategy"]
@@ -116,9 +140,19 @@ def test_an_adapter_to_train_on_from_says_its_own_rank(tmp_path: Path) -> None:
     }
     found = adapter(**plain)
     assert found is not None
-    assert (found.r, found.alpha, found.target_modules, found.use_rslora) == (32, 7.5, ("q_proj", "v_proj"), True)
+    assert (found.r, found.alpha, found.target_modules, found.use_rslora) == (
+        32,
+        7.5,
+        ("q_proj", "v_proj"),
+        True,
+    )
     assert found.start == str(tmp_path) and found.bias == "none"
-    for change in ({"peft_type": "IA3"}, {"use_dora": True}, {"rank_pattern": {"q_proj": 2}}, {"target_modules": None}):
+    for change in (
+        {"peft_type": "IA3"},
+        {"use_dora": True},
+        {"rank_pattern": {"q_proj": 2}},
+        {"target_modules": None},
+    ):
         with pytest.raises(ConfigError, match="plan.adapter_kind"):
             adapter(**{**plain, **change})
     with pytest.raises(ConfigError, match="plan.adapter_folder"):

@@ -32,19 +32,30 @@ def auto(
         {
             "model": {"config": known_models()[model].config, "tokenizer": "none"},
             "data": {"train": "none.jsonl", "max_length": 1024},
-            "training": {"mixed_precision": "bf16", "per_device_train_batch_size": 1, "gradient_checkpointing": True, **training},
+            "training": {
+                "mixed_precision": "bf16",
+                "per_device_train_batch_size": 1,
+                "gradient_checkpointing": True,
+                **training,
+            },
             **({"lora": lora} if lora else {}),
         }
-    )  # fmt: skip
+    )
     machine = cluster.hardware() if cluster else hardware
     assert isinstance(machine, Hardware)
     ranks, nodes = ranks or (cluster.cards if cluster else 1), cluster.nodes if cluster else 1
-    return make_plan(Job(config, machine, world_size=ranks, num_nodes=nodes, launcher="torchrun", run_dir="none"))
+    return make_plan(
+        Job(config, machine, world_size=ranks, num_nodes=nodes, launcher="torchrun", run_dir="none")
+    )
 
 
 def test_what_fits_stays_and_says_by_how_much() -> None:
     found = auto("llama-3.2-3b", "8xH100")
-    assert found.strategy == "zero2" and "zero2 fits" in found.strategy_reason and "of 79" in found.strategy_reason
+    assert (
+        found.strategy == "zero2"
+        and "zero2 fits" in found.strategy_reason
+        and "of 79" in found.strategy_reason
+    )
 
 
 def test_what_does_not_fit_is_followed_by_the_next() -> None:
@@ -58,7 +69,11 @@ def test_what_cannot_start_is_passed_over_with_its_bytes() -> None:
     found = auto("llama-3-70b", "64xH100")
     assert found.strategy == "fsdp" and found.engine.sharding == "full_shard" and found.engine.meta_start
     reason = found.strategy_reason
-    assert "zero3 cannot start" in reason and "262.83 GiB of 78.80 GiB" in reason and "fsdp (full_shard) fits" in reason
+    assert (
+        "zero3 cannot start" in reason
+        and "262.83 GiB of 78.80 GiB" in reason
+        and "fsdp (full_shard) fits" in reason
+    )
     small = auto("llama-2-7b", "8x4090")  # its fp32 weights are 25 GiB, a card has 23.64
     assert small.strategy == "fsdp" and "25.10 GiB of 23.64 GiB" in small.strategy_reason
 
@@ -92,7 +107,9 @@ def test_without_deepspeed_no_stage_of_its_is_tried() -> None:
 
 
 @pytest.mark.parametrize("packages", [(), ("deepspeed",)])
-def test_what_needs_whole_models_is_refused_under_each_sharding_of_the_rule(packages: tuple[str, ...]) -> None:
+def test_what_needs_whole_models_is_refused_under_each_sharding_of_the_rule(
+    packages: tuple[str, ...],
+) -> None:
     bare = replace(cluster_of("8xH100").hardware(), packages=packages)
     with pytest.raises(ConfigError) as caught:
         auto("llama-3.2-3b", bare, 8, optim="adafactor")
@@ -105,7 +122,9 @@ def test_a_cpu_with_room_is_left_to_the_rule(model: str) -> None:
 
 
 def test_a_cpu_without_room_shares_more_out() -> None:
-    """8 processes of 1.2 B in 36 GiB: each would hold 4.6 GiB at the start of a ZeRO stage, one does under FSDP."""
+    """8 processes of 1.2 B in 36 GiB: each would hold 4.6 GiB at the start of a ZeRO stage, one does under
+    FSDP.
+    """
     roomy = replace(CPU, host_memory_bytes=36 * 2**30, memory_bytes=36 * 2**30)
     found = auto("llama-3.2-1b", roomy, 8)
     assert found.strategy == "fsdp" and "zero3 cannot start" in found.strategy_reason

@@ -13,7 +13,11 @@ from paceline.plan.hardware.catalogue import card_named, cards, cluster_of
 def test_a_count_and_a_name_are_a_cluster_of_whole_nodes() -> None:
     cluster = cluster_of("16xH100")
     assert (cluster.cards, cluster.nodes, cluster.machine.node) == (16, 2, 8)
-    assert cluster.machine.flops == 989e12 and cluster.machine.inside == 450e9 and cluster.machine.outside == 50e9
+    assert (
+        cluster.machine.flops == 989e12
+        and cluster.machine.inside == 450e9
+        and cluster.machine.outside == 50e9
+    )
     assert 78 * 2**30 < cluster.machine.memory < 80 * 2**30
     assert cluster_of("4 x a100 40gb").machine.node == 4
     assert cluster_of("RTX 4090").cards == 1
@@ -29,9 +33,10 @@ def test_every_card_has_numbers_and_no_two_share_a_name() -> None:
     assert len(names) == len(set(names)) and len(cards()) >= 30
     for card in cards().values():
         machine = card.machine()
-        assert min(machine.memory, machine.flops, machine.reached, machine.hbm, machine.inside, machine.outside) > 0, (
-            card.name
-        )
+        assert (
+            min(machine.memory, machine.flops, machine.reached, machine.hbm, machine.inside, machine.outside)
+            > 0
+        ), card.name
         assert machine.reached <= machine.flops, card.name
 
 

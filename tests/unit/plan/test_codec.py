@@ -20,7 +20,9 @@ from paceline.plan.strategies.options import (
     options_from_json,
 )
 
-FSDP = FsdpOptions("hybrid_shard", wrap=Wrap("transformer", ("Block",)), cpu_offload=True, gather_for_generation=False)
+FSDP = FsdpOptions(
+    "hybrid_shard", wrap=Wrap("transformer", ("Block",)), cpu_offload=True, gather_for_generation=False
+)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""Context parallelism as a layout that the search may take: its memory, its exchange, where it is offered, and the plan that comes of it."""
+"""Context parallelism as a layout that the search may take: its memory, its exchange, where it is offered,
+and the plan that comes of it.
+"""
 
 from __future__ import annotations
 
@@ -84,11 +86,15 @@ def test_it_is_not_offered_where_a_row_may_not_be_cut() -> None:
 def plan_of(max_length: int, **model: object) -> Plan:
     config = Config.model_validate(
         {
-            "model": {"config": {**known_models()["llama-3-8b"].config, "max_position_embeddings": 1 << 20}, "tokenizer": "none", **model},
+            "model": {
+                "config": {**known_models()["llama-3-8b"].config, "max_position_embeddings": 1 << 20},
+                "tokenizer": "none",
+                **model,
+            },
             "data": {"train": "none.jsonl", "max_length": max_length},
             "training": {"distributed_strategy": "fastest", "per_device_train_batch_size": 1},
         }
-    )  # fmt: skip
+    )
     cluster = cluster_of("8xH100")
     return make_plan(Job(config, cluster.hardware(), world_size=8, launcher="torchrun", run_dir="none"))
 

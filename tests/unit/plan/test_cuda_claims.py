@@ -1,5 +1,5 @@
-"""What a plan says of CUDA and not of a CPU: each such sentence names the function that makes it true, and that function is driven here
-on a stand-in that records (no GPU is needed)."""
+"""What a plan says of CUDA and not of a CPU: each such sentence names the function that makes it true, and
+that function is driven here on a stand-in that records (no GPU is needed)."""
 
 from __future__ import annotations
 
@@ -24,8 +24,35 @@ from paceline.strategies import data_parallel, sharding
 from paceline.training.models_of import DTYPES
 
 GIB = 1 << 30
-CPU = Hardware("cpu", "Some CPU", 1, 64 * GIB, 64 * GIB, 1, True, True, 64, None, ("gloo",), packages=("peft", "bitsandbytes", "deepspeed"))  # fmt: skip
-A100 = Hardware("cuda", "NVIDIA A100", 8, 80 * GIB, 512 * GIB, 1, True, True, 64, {"bfloat16": 312e12}, ("nccl", "gloo"), capability=8.0, packages=CPU.packages)  # fmt: skip
+CPU = Hardware(
+    "cpu",
+    "Some CPU",
+    1,
+    64 * GIB,
+    64 * GIB,
+    1,
+    True,
+    True,
+    64,
+    None,
+    ("gloo",),
+    packages=("peft", "bitsandbytes", "deepspeed"),
+)
+A100 = Hardware(
+    "cuda",
+    "NVIDIA A100",
+    8,
+    80 * GIB,
+    512 * GIB,
+    1,
+    True,
+    True,
+    64,
+    {"bfloat16": 312e12},
+    ("nccl", "gloo"),
+    capability=8.0,
+    packages=CPU.packages,
+)
 MODEL = {
     "model_type": "llama",
     "hidden_size": 32,
@@ -43,7 +70,9 @@ class OnCuda(torch.Tensor):
 
 
 def varlen_kernel(monkeypatch: pytest.MonkeyPatch) -> bool:
-    """``models.attention.document_attention`` hands all documents of a row to one call of torch's variable-length kernel."""
+    """``models.attention.document_attention`` hands all documents of a row to one call of torch's
+    variable-length kernel.
+    """
     import torch.nn.attention.varlen as kernels
 
     asked: list[Any] = []
@@ -62,7 +91,9 @@ def varlen_kernel(monkeypatch: pytest.MonkeyPatch) -> bool:
 
 
 def pinned(monkeypatch: pytest.MonkeyPatch) -> bool:
-    """``protocols.batch.Batch.pinned`` page-locks what is copied; ``tests/unit/training/test_loading.py`` holds that every window goes through it."""
+    """``protocols.batch.Batch.pinned`` page-locks what is copied; ``tests/unit/training/test_loading.py``
+    holds that every window goes through it.
+    """
     locked: list[torch.Tensor] = []
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: locked.append(self) or self)
     ids = torch.zeros(1, 4, dtype=torch.int64)
@@ -96,7 +127,9 @@ def low_precision(monkeypatch: pytest.MonkeyPatch) -> bool:
 
 
 def offloaded(monkeypatch: pytest.MonkeyPatch) -> bool:
-    """``strategies.sharding.shard`` keeps the shards in host memory, page-locked where the mesh is of GPUs."""
+    """``strategies.sharding.shard`` keeps the shards in host memory, page-locked where the mesh is of
+    GPUs.
+    """
     policies: list[Any] = []
 
     def recorded(unit: Any, **given: Any) -> Any:
@@ -112,12 +145,16 @@ def offloaded(monkeypatch: pytest.MonkeyPatch) -> bool:
         monkeypatch.setattr(sharding, name, made)
     monkeypatch.setattr(sharding, "units_of", lambda trunk, how: [])
     root: Any = torch.nn.Linear(1, 1)
-    sharding.shard(root, root, SimpleNamespace(device_type="cuda"), SimpleNamespace(cpu_offload=True), mock.Mock())  # type: ignore[arg-type]
+    sharding.shard(
+        root, root, SimpleNamespace(device_type="cuda"), SimpleNamespace(cpu_offload=True), mock.Mock()
+    )  # type: ignore[arg-type]
     return [(type(p).__name__, p.pin_memory) for p in policies] == [("CPUOffloadPolicy", True)]
 
 
 def all_devices(monkeypatch: pytest.MonkeyPatch) -> bool:
-    """``strategies.data_parallel.DataParallel.devices_of``: one process drives as many GPUs as the plan counts, its own first."""
+    """``strategies.data_parallel.DataParallel.devices_of``: one process drives as many GPUs as the plan
+    counts, its own first.
+    """
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     process = SimpleNamespace(world=SimpleNamespace(device=torch.device("cuda", 2)))
     found = data_parallel.DataParallel.devices_of(process, 8)  # type: ignore[arg-type]
@@ -144,11 +181,23 @@ COUNTED = {
     "cores",
 }
 CONFIGS: list[tuple[dict[str, Any], int]] = [
-    ({}, 1), ({}, 2), ({"distributed_strategy": "fsdp", "fsdp_config": {"cpu_offload": True}}, 2), ({"torch_compile": True}, 1),
-    ({"deepspeed": {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "pin_memory": True}}}}, 2),
-    ({"gradient_checkpointing": True, "dataloader_num_workers": 2, "optim": "adamw_torch"}, 2), ({"algorithm": "dpo"}, 2),
-    ({"algorithm": "grpo", "rollout": {"rewards": [{"name": "ended"}]}}, 1), ({"distributed_strategy": "data_parallel"}, 1),
-]  # fmt: skip
+    ({}, 1),
+    ({}, 2),
+    ({"distributed_strategy": "fsdp", "fsdp_config": {"cpu_offload": True}}, 2),
+    ({"torch_compile": True}, 1),
+    (
+        {
+            "deepspeed": {
+                "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "pin_memory": True}}
+            }
+        },
+        2,
+    ),
+    ({"gradient_checkpointing": True, "dataloader_num_workers": 2, "optim": "adamw_torch"}, 2),
+    ({"algorithm": "dpo"}, 2),
+    ({"algorithm": "grpo", "rollout": {"rewards": [{"name": "ended"}]}}, 1),
+    ({"distributed_strategy": "data_parallel"}, 1),
+]
 
 
 def plan(training: dict[str, Any], hardware: Hardware, world: int = 1) -> Any:
@@ -157,7 +206,9 @@ def plan(training: dict[str, Any], hardware: Hardware, world: int = 1) -> Any:
         "data": {"train": [{"path": "rows.jsonl"}]},
         "training": training,
     }
-    return make_plan(Job(Config.from_json(tree), hardware, world_size=world, launcher="spawn", run_dir="/nowhere"))
+    return make_plan(
+        Job(Config.from_json(tree), hardware, world_size=world, launcher="spawn", run_dir="/nowhere")
+    )
 
 
 def test_every_sentence_that_cuda_alone_gets_is_in_the_list() -> None:

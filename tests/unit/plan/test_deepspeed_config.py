@@ -1,4 +1,6 @@
-"""The JSON for deepspeed.initialize: complete, without "auto", every value owned by one place, and every change said."""
+"""The JSON for deepspeed.initialize: complete, without "auto", every value owned by one place, and every
+change said.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +24,47 @@ GIB = 1024**3
 CPU = Hardware(
     "cpu", "A CPU", 1, 16 * GIB, 16 * GIB, 1, True, True, 2, None, ("gloo",), products=("bfloat16", "float16")
 )
-MODEL = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 512}
+MODEL = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 512,
+}
 GUIDE_AUTOTP = {
-    "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",
-    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "optimizer": {
+        "type": "AdamW",
+        "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"},
+    },
     "scheduler": {"type": "auto"},
-    "fp16": {"enabled": "auto", "loss_scale": 0, "loss_scale_window": 1000, "initial_scale_power": 16, "hysteresis": 2, "min_loss_scale": 1},
+    "fp16": {
+        "enabled": "auto",
+        "loss_scale": 0,
+        "loss_scale_window": 1000,
+        "initial_scale_power": 16,
+        "hysteresis": 2,
+        "min_loss_scale": 1,
+    },
     "zero_optimization": {"stage": 1, "reduce_bucket_size": "auto", "allgather_bucket_size": "auto"},
-    "tensor_parallel": {"enabled": True, "tp_size": 2, "tp_consecutive_ranks": True, "pp_partition_method": None,
-                        "tp_linear_layer_row_parallelism": True, "tp_mlp_col_parallelism": True},
-    "activation_checkpointing": {"partition_activations": False, "contiguous_memory_optimization": False, "cpu_checkpointing": False},
+    "tensor_parallel": {
+        "enabled": True,
+        "tp_size": 2,
+        "tp_consecutive_ranks": True,
+        "pp_partition_method": None,
+        "tp_linear_layer_row_parallelism": True,
+        "tp_mlp_col_parallelism": True,
+    },
+    "activation_checkpointing": {
+        "partition_activations": False,
+        "contiguous_memory_optimization": False,
+        "cpu_checkpointing": False,
+    },
     "comms_logger": {"enabled": True, "verbose": False, "prof_all": False, "debug": False},
     "wall_clock_breakdown": False,
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -63,11 +93,15 @@ def has_auto(value: Any) -> bool:
     return bool(value == "auto")
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "configs" / "deepspeed").glob("*.json")))
+@pytest.mark.parametrize(
+    "name", sorted(path.name for path in (ROOT / "configs" / "deepspeed").glob("*.json"))
+)
 def test_the_guide_s_files_compile_without_auto(plan_of: Any, name: str) -> None:
     plan = plan_of(str(ROOT / "configs" / "deepspeed" / name), per_device_train_batch_size=2, bf16=True)
     config = plan.engine.config
-    assert not has_auto(config) and config["bf16"] == {"enabled": True} and config["fp16"] == {"enabled": False}
+    assert (
+        not has_auto(config) and config["bf16"] == {"enabled": True} and config["fp16"] == {"enabled": False}
+    )
     assert not {"optimizer", "scheduler", "train_batch_size"} & set(config)
     assert config["zero_optimization"]["stage"] == plan.engine.zero_stage > 0
     assert config["zero_allow_untested_optimizer"] is True and config["zero_force_ds_cpu_optimizer"] is False
@@ -91,8 +125,10 @@ def test_auto_is_filled_from_the_yaml_and_the_hidden_size(plan_of: Any) -> None:
     }
     plan = plan_of(
         {**auto, "zero_optimization": {"stage": 3, "sub_group_size": 1e9, **block}},
-        per_device_train_batch_size=3, gradient_accumulation_steps=5, max_grad_norm=0.7,
-    )  # fmt: skip
+        per_device_train_batch_size=3,
+        gradient_accumulation_steps=5,
+        max_grad_norm=0.7,
+    )
     config = plan.engine.config
     zero = config["zero_optimization"]
     assert (config["train_micro_batch_size_per_gpu"], config["gradient_accumulation_steps"]) == (3, 5)
@@ -105,9 +141,14 @@ def test_a_batch_that_does_not_multiply_is_repaired_and_said(plan_of: Any) -> No
     triple = {"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 8}
     plan = plan_of({**triple, "zero_optimization": {"stage": 2}})
     told = said(plan)["train_batch_size"]
-    assert plan.batch.global_batch == 128 and told.choice == "128" and not told.granted and "32" in told.reason
-    assert "train_batch_size" not in said(plan_of({**triple, "zero_optimization": {"stage": 2}}, 1))  # 32 it is
-    derived = plan_of({"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}})
+    assert (
+        plan.batch.global_batch == 128 and told.choice == "128" and not told.granted and "32" in told.reason
+    )
+    # 32 it is
+    assert "train_batch_size" not in said(plan_of({**triple, "zero_optimization": {"stage": 2}}, 1))
+    derived = plan_of(
+        {"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}
+    )
     assert (derived.batch.micro_batch, derived.batch.accumulation, derived.batch.global_batch) == (4, 2, 32)
 
 
@@ -124,8 +165,15 @@ def test_precision_has_one_owner(plan_of: Any) -> None:
 
 
 def test_offload_by_every_spelling(plan_of: Any) -> None:
-    new = plan_of({"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "pin_memory": True},
-                                         "offload_param": {"device": "nvme", "nvme_path": "/nvme"}}})  # fmt: skip
+    new = plan_of(
+        {
+            "zero_optimization": {
+                "stage": 3,
+                "offload_optimizer": {"device": "cpu", "pin_memory": True},
+                "offload_param": {"device": "nvme", "nvme_path": "/nvme"},
+            }
+        }
+    )
     assert (new.engine.offload_optimizer, new.engine.offload_param) == ("cpu", "nvme")
     old = plan_of({"zero_optimization": {"stage": 2, "cpu_offload": True}})
     assert old.engine.offload_optimizer == "cpu"
@@ -150,7 +198,10 @@ def test_ulysses_and_autotp_of_the_mesh(plan_of: Any) -> None:
 
 def test_two_sizes_for_one_axis_are_refused(plan_of: Any) -> None:
     with pytest.raises(ConfigError, match="differ"):
-        plan_of({"tensor_parallel": {"autotp_size": 4}, "zero_optimization": {"stage": 1}}, parallelism={"tp_size": 2})
+        plan_of(
+            {"tensor_parallel": {"autotp_size": 4}, "zero_optimization": {"stage": 1}},
+            parallelism={"tp_size": 2},
+        )
 
 
 @pytest.mark.parametrize(
@@ -161,7 +212,9 @@ def test_two_sizes_for_one_axis_are_refused(plan_of: Any) -> None:
         ({"tensor_parallel": {"autotp_size": 3}}, 4, "par.deepspeed"),
     ],
 )
-def test_degrees_in_the_file_are_checked_before_the_start(plan_of: Any, block: Any, world: int, code: str) -> None:
+def test_degrees_in_the_file_are_checked_before_the_start(
+    plan_of: Any, block: Any, world: int, code: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         plan_of({**block, "zero_optimization": {"stage": 1}}, world)
     assert code in [d.code for d in caught.value.diagnostics]

@@ -1,4 +1,6 @@
-"""Meshes and engine options of every strategy: what is asked is granted, translated or said to be off; what cannot be is refused by name."""
+"""Meshes and engine options of every strategy: what is asked is granted, translated or said to be off;
+what cannot be is refused by name.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,30 @@ from paceline.rules.planning import make_plan
 
 GIB = 1024**3
 CPU = Hardware(
-    "cpu", "A CPU", 1, 16 * GIB, 16 * GIB, 1, True, True, 64, None, ("gloo",), products=("bfloat16", "float16")
+    "cpu",
+    "A CPU",
+    1,
+    16 * GIB,
+    16 * GIB,
+    1,
+    True,
+    True,
+    64,
+    None,
+    ("gloo",),
+    products=("bfloat16", "float16"),
 )
 A100 = Hardware(
     "cuda", "NVIDIA A100", 8, 80 * GIB, 512 * GIB, 1, True, True, 64, None, ("nccl", "gloo"), capability=8.0
 )
-MODEL = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4,
-         "vocab_size": 512}  # fmt: skip
+MODEL = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 512,
+}
 
 
 @pytest.fixture
@@ -45,7 +64,9 @@ def plan_of(tmp_path: Path) -> Any:
         path = tmp_path / "config.yaml"
         path.write_text(json.dumps(whole))
         config = load_config(str(path)).config
-        return make_plan(Job(config, hardware, world_size=world, num_nodes=nodes, launcher="spawn", run_dir=""))
+        return make_plan(
+            Job(config, hardware, world_size=world, num_nodes=nodes, launcher="spawn", run_dir="")
+        )
 
     return make
 
@@ -68,17 +89,43 @@ MESHES: list[tuple[dict[str, Any], int, int, Mesh, str]] = [
     ({"fsdp": "no_shard"}, 4, 1, Mesh(dp_replicate=4), "no_shard"),
     ({"fsdp": "hybrid_shard"}, 8, 2, Mesh(dp_replicate=2, dp_shard=4), "hybrid_shard"),
     ({"fsdp": "hybrid_shard"}, 8, 1, Mesh(dp_shard=8), "hybrid_shard"),
-    ({"fsdp": "hybrid_shard", P: {"dp_shard_size": 2}}, 8, 1, Mesh(dp_replicate=4, dp_shard=2), "hybrid_shard"),
-    ({"fsdp": "hybrid_shard_zero2", P: {"dp_replicate_size": 2}}, 8, 1, Mesh(dp_replicate=2, dp_shard=4), "hybrid_shard_zero2"),
-    ({"fsdp": "hybrid_shard", P: {"tp_size": 2}}, 8, 2, Mesh(dp_replicate=2, dp_shard=2, tp=2), "hybrid_shard"),
-    ({P: {"dp_replicate_size": 2, "dp_shard_size": 2}}, 4, 1, Mesh(dp_replicate=2, dp_shard=2), "hybrid_shard"),
+    (
+        {"fsdp": "hybrid_shard", P: {"dp_shard_size": 2}},
+        8,
+        1,
+        Mesh(dp_replicate=4, dp_shard=2),
+        "hybrid_shard",
+    ),
+    (
+        {"fsdp": "hybrid_shard_zero2", P: {"dp_replicate_size": 2}},
+        8,
+        1,
+        Mesh(dp_replicate=2, dp_shard=4),
+        "hybrid_shard_zero2",
+    ),
+    (
+        {"fsdp": "hybrid_shard", P: {"tp_size": 2}},
+        8,
+        2,
+        Mesh(dp_replicate=2, dp_shard=2, tp=2),
+        "hybrid_shard",
+    ),
+    (
+        {P: {"dp_replicate_size": 2, "dp_shard_size": 2}},
+        4,
+        1,
+        Mesh(dp_replicate=2, dp_shard=2),
+        "hybrid_shard",
+    ),
     ({P: {"tp_size": 2}}, 4, 1, Mesh(dp_shard=2, tp=2), "full_shard"),
     ({P: {"cp_size": 2, "tp_size": 2}}, 4, 1, Mesh(cp=2, tp=2), "full_shard"),
     ({"distributed_strategy": "fsdp", P: {"dp_replicate_size": 4}}, 4, 1, Mesh(dp_replicate=4), "no_shard"),
-]  # fmt: skip
+]
 
 
-@pytest.mark.parametrize(("training", "world", "nodes", "mesh", "sharding"), MESHES, ids=map(str, range(len(MESHES))))
+@pytest.mark.parametrize(
+    ("training", "world", "nodes", "mesh", "sharding"), MESHES, ids=map(str, range(len(MESHES)))
+)
 def test_meshes_of_fsdp(
     plan_of: Any, training: dict[str, Any], world: int, nodes: int, mesh: Mesh, sharding: str
 ) -> None:
@@ -90,10 +137,15 @@ def test_meshes_of_fsdp(
 
 def test_fsdp_s_options_and_what_is_said_of_them(plan_of: Any) -> None:
     options = {
-        "fsdp_version": 1, "backward_prefetch": "BACKWARD_POST", "forward_prefetch": True, "use_orig_params": False,
-        "sync_module_states": True, "cpu_ram_efficient_loading": False, "state_dict_type": "FULL_STATE_DICT",
+        "fsdp_version": 1,
+        "backward_prefetch": "BACKWARD_POST",
+        "forward_prefetch": True,
+        "use_orig_params": False,
+        "sync_module_states": True,
+        "cpu_ram_efficient_loading": False,
+        "state_dict_type": "FULL_STATE_DICT",
         "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"],
-    }  # fmt: skip
+    }
     plan = plan_of({"fsdp": "shard_grad_op offload auto_wrap", "fsdp_config": options})
     engine = plan.engine
     assert engine.cpu_offload and engine.forward_prefetch and engine.backward_prefetch == "backward_post"
@@ -133,14 +185,21 @@ def test_pipelines(plan_of: Any) -> None:
 
 
 def test_data_parallel_takes_the_devices_of_its_one_process(plan_of: Any) -> None:
-    assert plan_of({"distributed_strategy": "data_parallel"}, 1, hardware=A100).engine.to_json() == {"devices": 8}
+    assert plan_of({"distributed_strategy": "data_parallel"}, 1, hardware=A100).engine.to_json() == {
+        "devices": 8
+    }
     assert plan_of({"distributed_strategy": "data_parallel"}, 1).engine.to_json() == {"devices": 1}
 
 
 REFUSED: list[tuple[dict[str, Any], int, int, str]] = [
     ({"fsdp": "full_shard", P: {"dp_replicate_size": 2, "dp_shard_size": 2}}, 4, 1, "par.sharding"),
     ({"fsdp": "no_shard", P: {"dp_shard_size": 4}}, 4, 1, "par.sharding"),
-    ({"fsdp": "full_shard", "fsdp_config": {"state_dict_type": "LOCAL_STATE_DICT"}}, 4, 1, "fsdp2.local_state"),
+    (
+        {"fsdp": "full_shard", "fsdp_config": {"state_dict_type": "LOCAL_STATE_DICT"}},
+        4,
+        1,
+        "fsdp2.local_state",
+    ),
     ({P: {"tp_size": 4}}, 4, 2, "par.tp_node"),
     ({P: {"tp_size": 8}}, 8, 1, "par.tp_kv_heads"),
     ({P: {"pp_size": 2, "cp_size": 2}}, 4, 1, "par.pp_cp"),
@@ -151,9 +210,26 @@ REFUSED: list[tuple[dict[str, Any], int, int, str]] = [
     ({"distributed_strategy": "zero1", P: {"dp_replicate_size": 2}}, 4, 1, "par.deepspeed"),
     ({"distributed_strategy": "zero1", P: {"tp_size": 2, "cp_size": 2}}, 4, 1, "par.deepspeed"),
     ({"distributed_strategy": "ddp", P: {"tp_size": 2}}, 4, 1, "par.strategy"),
-    ({"deepspeed": {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": "/nvme"}}}}, 2, 1, "zero.nvme_stage"),
-    ({"deepspeed": {"zero_optimization": {"stage": 3, "zero_quantized_weights": True}}}, 2, 1, "zero.quantised"),
-]  # fmt: skip
+    (
+        {
+            "deepspeed": {
+                "zero_optimization": {
+                    "stage": 2,
+                    "offload_optimizer": {"device": "nvme", "nvme_path": "/nvme"},
+                }
+            }
+        },
+        2,
+        1,
+        "zero.nvme_stage",
+    ),
+    (
+        {"deepspeed": {"zero_optimization": {"stage": 3, "zero_quantized_weights": True}}},
+        2,
+        1,
+        "zero.quantised",
+    ),
+]
 
 
 @pytest.mark.parametrize(("training", "world", "nodes", "code"), REFUSED, ids=map(str, range(len(REFUSED))))

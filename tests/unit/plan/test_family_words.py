@@ -35,7 +35,9 @@ def test_every_field_of_a_config_class_is_known_and_nothing_else_is_near(name: s
     taken = {field.name for field in fields(made)} | set(made.attribute_map)
     assert {key for key in taken if not key.startswith("_")} <= words.words
     assert set(made.attribute_map) | set(made.__annotations__) <= {*words.fields, *words.words}
-    assert "hidden_size" in words.fields and "hiden_size" not in words.words and "pair_length" not in words.words
+    assert (
+        "hidden_size" in words.fields and "hiden_size" not in words.words and "pair_length" not in words.words
+    )
 
 
 def test_a_family_without_a_folder_of_its_own_is_found_by_transformers_own_table() -> None:
@@ -49,8 +51,13 @@ def test_what_has_no_config_class_is_not_known(name: str) -> None:
 
 
 def test_nothing_is_imported_for_it() -> None:
-    code = "import sys; from paceline.plan.model.family_words import family_words; assert family_words('llama'); print({'torch', 'transformers'} & set(sys.modules))"
+    code = (
+        "import sys; from paceline.plan.model.family_words import family_words; assert family_words('llama');"
+        " print({'torch', 'transformers'} & set(sys.modules))"
+    )
     assert (
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
         == "set()"
     )

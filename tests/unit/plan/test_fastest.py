@@ -1,4 +1,6 @@
-"""``distributed_strategy: fastest``: a plan like any other, its layout found by the search, what was passed over said."""
+"""``distributed_strategy: fastest``: a plan like any other, its layout found by the search, what was
+passed over said.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Where each rank holds a part of the weights the plan says how answers are written: whole where there is room, else together."""
+"""Where each rank holds a part of the weights the plan says how answers are written: whole where there is
+room, else together.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,29 @@ def plan_of(model: str, cards: str = "8xH100", **training: object) -> Plan:
             "model": {"config": known_models()[model].config, "tokenizer": "none"},
             "data": {"train": "none.jsonl", "max_length": 1024},
             "training": {
-                "algorithm": "grpo", "mixed_precision": "bf16", "distributed_strategy": "zero3", "rollout": rollout, **training
+                "algorithm": "grpo",
+                "mixed_precision": "bf16",
+                "distributed_strategy": "zero3",
+                "rollout": rollout,
+                **training,
             },
         }
-    )  # fmt: skip
+    )
     cluster = cluster_of(cards)
-    return make_plan(Job(config, cluster.hardware(), world_size=cluster.cards, num_nodes=cluster.cards // 8, launcher="torchrun", run_dir="none"))  # fmt: skip
+    return make_plan(
+        Job(
+            config,
+            cluster.hardware(),
+            world_size=cluster.cards,
+            num_nodes=cluster.cards // 8,
+            launcher="torchrun",
+            run_dir="none",
+        )
+    )
 
 
-# ZeRO-3 starts with the whole fp32 model on each card: 13 B parameters are the largest of the list that a card takes so.
+# ZeRO-3 starts with the whole fp32 model on each card: 13 B parameters are the largest of the list that a
+# card takes so.
 LARGE = {"zero3": "llama-2-13b", "fsdp": "llama-3-70b"}
 WEIGHTS = {"zero3": "24.24", "fsdp": "131.42"}  # 13.02e9 and 70.55e9 × 2 bytes
 
@@ -40,14 +56,18 @@ def said(plan: Plan) -> tuple[str, str]:
 @pytest.mark.parametrize("strategy", ["zero3", "fsdp"])
 def test_8b_is_whole_on_a_card_and_70b_is_not(strategy: str) -> None:
     small = plan_of("llama-3-8b", distributed_strategy=strategy)
-    assert "gather_for_generation" not in small.engine.to_json() and said(small)[0] == "the whole model on every rank"
+    assert (
+        "gather_for_generation" not in small.engine.to_json()
+        and said(small)[0] == "the whole model on every rank"
+    )
     large = plan_of(LARGE[strategy], "128xH100", distributed_strategy=strategy)
     assert large.engine.gather_for_generation is False and "together" in said(large)[0]
     assert f"weights {WEIGHTS[strategy]} GiB" in said(large)[1]
 
 
 def test_a_cache_counts_too_and_so_does_the_users_wish() -> None:
-    many = plan_of("llama-3-8b", rollout={"generation_rows": 512})  # 2 · 32 · 8 · 128 · 1024 · 512 · 2 bytes: 64 GiB
+    # 2 · 32 · 8 · 128 · 1024 · 512 · 2 bytes: 64 GiB
+    many = plan_of("llama-3-8b", rollout={"generation_rows": 512})
     assert "512 answers 64.00 GiB" in said(many)[1] and many.engine.gather_for_generation is False
     for wish in (True, False):
         asked = plan_of("llama-3-8b", rollout={"gather_for_generation": wish})

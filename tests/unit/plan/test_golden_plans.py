@@ -1,4 +1,6 @@
-"""The plans of 200 varied jobs are those of ``tests/golden/plans.jsonl``: ``python tests/unit/plan/test_golden_plans.py`` writes it anew."""
+"""The plans of 200 varied jobs are those of ``tests/golden/plans.jsonl``:
+``python tests/unit/plan/test_golden_plans.py`` writes it anew.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,11 @@ def test_plans_are_those_that_were_written_down(tmp_path: Path) -> None:
     written = [json.loads(line) for line in GOLDEN.read_text(encoding="utf-8").splitlines()]
     now = [json.loads(line) for line in _lines(tmp_path)]
     assert [job["job"] for job in now] == [job["job"] for job in written]
-    other = {a["job"]: sorted(k for k in {*a, *b} if a.get(k) != b.get(k)) for a, b in zip(now, written, strict=True) if a != b}  # fmt: skip
+    other = {
+        a["job"]: sorted(k for k in {*a, *b} if a.get(k) != b.get(k))
+        for a, b in zip(now, written, strict=True)
+        if a != b
+    }
     assert other == {}, "which parts of which plans are others now"
 
 

@@ -127,7 +127,9 @@ def test_memory_is_the_smaller_of_machine_and_cgroup(tmp_path: Path) -> None:
 def test_the_limit_of_a_group_inside_counts_and_of_every_group_above_it(
     own: str, limited: str, expected: int, tmp_path: Path
 ) -> None:
-    """Slurm and systemd limit a group below the root of the hierarchy, which a process outside a container sees whole."""
+    """Slurm and systemd limit a group below the root of the hierarchy, which a process outside a container
+    sees whole.
+    """
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/meminfo").write_text(f"MemTotal: {2**20} kB\n")
     (tmp_path / "proc/self/cgroup").write_text(own + "\n")

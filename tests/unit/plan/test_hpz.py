@@ -17,11 +17,17 @@ from paceline.rules.planning import make_plan
 
 def plan_of(size: int, stage: int = 3, **more: Any) -> Plan:
     zero = {"stage": stage, "zero_hpz_partition_size": size, **more}
-    flags = {"training.deepspeed": {"zero_optimization": zero, "bf16": {"enabled": True}}, "data.train": "x", "model.name_or_path": "llama-2-7b"}  # fmt: skip
+    flags = {
+        "training.deepspeed": {"zero_optimization": zero, "bf16": {"enabled": True}},
+        "data.train": "x",
+        "model.name_or_path": "llama-2-7b",
+    }
     config = load_config(None, flags=flags).config
     hardware = cluster_of("32xA100").hardware()
     shape = known_shape("llama-2-7b")
-    return make_plan(Job(config, hardware, world_size=32, num_nodes=4, launcher="torchrun", run_dir="x", shape=shape))
+    return make_plan(
+        Job(config, hardware, world_size=32, num_nodes=4, launcher="torchrun", run_dir="x", shape=shape)
+    )
 
 
 def parameters(plan: Plan) -> int:

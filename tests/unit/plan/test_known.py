@@ -50,7 +50,9 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
 
 
 def test_a_folder_is_a_model(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4})
+    )
     assert model_shape(str(tmp_path)).hidden_size == 64
     with pytest.raises(ConfigError):
         model_shape(str(tmp_path / "nothing"))

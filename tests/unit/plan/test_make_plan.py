@@ -22,7 +22,19 @@ from paceline.rules.planning import make_plan
 
 GIB = 1024**3
 CPU = Hardware(
-    "cpu", "Some CPU", 1, 16 * GIB, 16 * GIB, 1, True, True, 2, None, ("gloo",), "no CUDA device is visible", ("bf16",)
+    "cpu",
+    "Some CPU",
+    1,
+    16 * GIB,
+    16 * GIB,
+    1,
+    True,
+    True,
+    2,
+    None,
+    ("gloo",),
+    "no CUDA device is visible",
+    ("bf16",),
 )
 A100 = Hardware(
     "cuda",
@@ -41,7 +53,13 @@ A100 = Hardware(
     8.0,
 )
 T4 = dataclasses.replace(A100, device_name="Tesla T4", bf16=False, capability=7.5)
-MODEL = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 512}
+MODEL = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 512,
+}
 
 
 @pytest.fixture
@@ -93,7 +111,12 @@ def test_the_digest_follows_what_decides_the_run_only(config: Any) -> None:
 
 def test_auto_on_a_cpu(config: Any) -> None:
     plan = plan_of(config())
-    assert (plan.strategy, plan.backend, plan.precision.compute, plan.device) == ("ddp", "gloo", "float32", "cpu")
+    assert (plan.strategy, plan.backend, plan.precision.compute, plan.device) == (
+        "ddp",
+        "gloo",
+        "float32",
+        "cpu",
+    )
     assert plan.batch.global_batch == 4 and plan.mesh.dp_replicate == 2 and plan.timeout_seconds == 1800
 
 
@@ -106,7 +129,11 @@ def test_auto_on_gpus(config: Any) -> None:
         False,
     )
     older = plan_of(config(), T4, 4)
-    assert (older.precision.compute, older.precision.scaler, older.precision.master) == ("float16", True, "float32")
+    assert (older.precision.compute, older.precision.scaler, older.precision.master) == (
+        "float16",
+        True,
+        "float32",
+    )
 
 
 @pytest.mark.parametrize(
@@ -120,9 +147,13 @@ def test_auto_on_gpus(config: Any) -> None:
 )
 def test_the_size_rule(config: Any, billions: float, found: str, instead: str | None) -> None:
     plan = plan_of(config(), A100, 4, sized(billions))
-    assert plan.strategy == found and plan.engine.to_json().get("zero_stage") == (int(found[-1]) if instead else None)
+    assert plan.strategy == found and plan.engine.to_json().get("zero_stage") == (
+        int(found[-1]) if instead else None
+    )
     bare = plan_of(config(), dataclasses.replace(A100, packages=()), 4, sized(billions))
-    assert bare.strategy == ("fsdp" if instead else "ddp") and bare.engine.to_json().get("sharding") == instead
+    assert (
+        bare.strategy == ("fsdp" if instead else "ddp") and bare.engine.to_json().get("sharding") == instead
+    )
     assert not instead or "DeepSpeed is not installed" in bare.strategy_reason
     assert plan_of(config(), A100, 1, sized(billions)).strategy == "single"
 
@@ -263,7 +294,9 @@ def test_batches_are_loaded_ahead_by_threads_but_not_rollouts(config: Any) -> No
         "rollout": {"rewards": "ended", "max_completion_length": 32},
         "per_device_train_batch_size": 8,
     }
-    said = {d.subject: d for d in plan_of(config({**asked, **rollout})).decisions}["training.dataloader_num_workers"]
+    said = {d.subject: d for d in plan_of(config({**asked, **rollout})).decisions}[
+        "training.dataloader_num_workers"
+    ]
     assert not said.granted and said.choice == "0"
 
 

@@ -1,4 +1,6 @@
-"""Model states of whole copies against real models of every family; the arithmetic of shards against numbers made by hand."""
+"""Model states of whole copies against real models of every family; the arithmetic of shards against
+numbers made by hand.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,18 @@ from paceline.rules.planning import make_plan
 from paceline.strategies.measure import storage_bytes
 
 GIB = 1024**3
-CPU = Hardware("cpu", "A CPU", 1, 64 * GIB, 64 * GIB, 1, True, True, 2, None, ("gloo",), products=("bfloat16",))
-SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-         "vocab_size": 100, "max_position_embeddings": 64}  # fmt: skip
+CPU = Hardware(
+    "cpu", "A CPU", 1, 64 * GIB, 64 * GIB, 1, True, True, 2, None, ("gloo",), products=("bfloat16",)
+)
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+    "max_position_embeddings": 64,
+}
 GPT2 = {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 100, "n_positions": 64}
 
 
@@ -42,8 +53,15 @@ def plan_of(tmp_path: Path) -> Any:
     def make(
         training: Mapping[str, Any], world_size: int, model: Mapping[str, Any] | None = None, **sections: Any
     ) -> Plan:
-        config = dict(model) if model and "model_type" in model else {"model_type": "llama", **SIZES, **(model or {})}
-        whole = {"model": {"config": config, "tokenizer": "o/t"}, "data": {"train": "rows.jsonl", "max_length": 64}}
+        config = (
+            dict(model)
+            if model and "model_type" in model
+            else {"model_type": "llama", **SIZES, **(model or {})}
+        )
+        whole = {
+            "model": {"config": config, "tokenizer": "o/t"},
+            "data": {"train": "rows.jsonl", "max_length": 64},
+        }
         path = tmp_path / "config.json"
         path.write_text(json.dumps({**whole, "training": dict(training), **sections}))
         loaded = load_config(str(path)).config
@@ -55,12 +73,25 @@ def plan_of(tmp_path: Path) -> Any:
 
 @pytest.mark.parametrize(
     "family",
-    ["llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi", "phi3", "gpt2", "gpt_neox"],
+    [
+        "llama",
+        "mistral",
+        "mixtral",
+        "qwen2",
+        "qwen3",
+        "gemma2",
+        "gemma3_text",
+        "phi",
+        "phi3",
+        "gpt2",
+        "gpt_neox",
+    ],
 )
 def test_weights_and_their_copies_are_those_of_the_built_model(
     family: str, plan_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(precision, "product_dtype", lambda dtype, device: dtype)  # as a CPU with the instructions
+    # as a CPU with the instructions
+    monkeypatch.setattr(precision, "product_dtype", lambda dtype, device: dtype)
     sizes = {"model_type": family, "pad_token_id": 0, **(GPT2 if family == "gpt2" else SIZES)}
     adapted = () if family == "mixtral" else ({"lora": {"r": 3}},)
     for sections in ({}, *adapted):
@@ -100,16 +131,25 @@ def test_zero_shares_out_flat_groups_with_their_alignment(plan_of: Any) -> None:
     flat = -(-matrices // (2 * ranks)) * 2 * ranks + -(-norms // (2 * ranks)) * 2 * ranks
     two = model_states(plan_of({"distributed_strategy": "zero2", "bf16": True}, ranks), 1)
     assert two is not None
-    assert (two.parameters, two.gradients, two.optimizer) == (2 * flat + 4 * flat // 3, 4 * flat // 3, 8 * flat // 3)
+    assert (two.parameters, two.gradients, two.optimizer) == (
+        2 * flat + 4 * flat // 3,
+        4 * flat // 3,
+        8 * flat // 3,
+    )
     one = model_states(plan_of({"distributed_strategy": "zero1", "bf16": True}, ranks), 1)
     assert one is not None and one.gradients == 4 * flat + 2 * shape.num_parameters
     zero = {"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}}
     three = model_states(plan_of({"deepspeed": zero, "bf16": True}, ranks), 1)
     parts = sum(-(-p.numel // ranks) for p in parameters_of(shape))
     assert three is not None
-    assert (three.parameters, three.gradients, three.optimizer) == (2 * parts + 4 * parts, 4 * parts, 8 * parts)
+    assert (three.parameters, three.gradients, three.optimizer) == (
+        2 * parts + 4 * parts,
+        4 * parts,
+        8 * parts,
+    )
     kept = model_states(plan_of({"distributed_strategy": "zero3", "bf16": True}, ranks), 1)
-    assert kept is not None and kept.parameters == (2 + 4) * parts + 2 * parts * ranks  # small ones whole as well
+    # small ones whole as well
+    assert kept is not None and kept.parameters == (2 + 4) * parts + 2 * parts * ranks
 
 
 def test_a_large_world_is_counted_by_its_corners_and_an_unknown_size_is_said(plan_of: Any) -> None:
@@ -156,11 +196,15 @@ def test_moments_are_those_that_the_optimizers_make(optimizer: dict[str, Any], f
 
 
 def test_a_live_reference_is_a_second_model_and_a_cached_one_none(plan_of: Any) -> None:
-    """Whole on every rank under DDP, shared out by FSDP and ZeRO-3; low-precision copies take the place of its masters."""
+    """Whole on every rank under DDP, shared out by FSDP and ZeRO-3; low-precision copies take the place of
+    its masters.
+    """
     asked = {"algorithm": "dpo", "bf16": True}
     for strategy, world in (("single", 1), ("ddp", 2), ("zero3", 2), ("fsdp", 2)):
         live, cached = (
-            plan_of({**asked, "distributed_strategy": strategy, "dpo": {"precompute_ref_log_probs": ahead}}, world)
+            plan_of(
+                {**asked, "distributed_strategy": strategy, "dpo": {"precompute_ref_log_probs": ahead}}, world
+            )
             for ahead in (False, True)
         )
         assert (live.reference, cached.reference) == ("live", "cached")
@@ -184,10 +228,17 @@ def test_a_live_reference_is_a_second_model_and_a_cached_one_none(plan_of: Any) 
 
 
 def test_the_four_models_of_ppo_are_counted_each(plan_of: Any, tmp_path: Path) -> None:
-    """The value model as a second trained one, reference and reward model as frozen ones; under FSDP all of them in pieces."""
+    """The value model as a second trained one, reference and reward model as frozen ones; under FSDP all
+    of them in pieces.
+    """
     judge = tmp_path / "judge"
     judge.mkdir()
-    larger = {"model_type": "llama", **SIZES, "intermediate_size": 128, "architectures": ["LlamaForSequenceClassification"]}  # fmt: skip
+    larger = {
+        "model_type": "llama",
+        **SIZES,
+        "intermediate_size": 128,
+        "architectures": ["LlamaForSequenceClassification"],
+    }
     (judge / "config.json").write_text(json.dumps(larger))
     rewards = [{"name": "model", "options": {"model": str(judge)}}]
     asked = {"algorithm": "ppo", "rollout": {"rewards": rewards, "max_completion_length": 8}, "ppo": {}}
@@ -196,14 +247,20 @@ def test_the_four_models_of_ppo_are_counted_each(plan_of: Any, tmp_path: Path) -
     judged = [p.numel for p in parameters_of(scoring(shape_from_config(larger)))]
     for strategy, world in (("single", 1), ("ddp", 2), ("zero1", 2), ("fsdp", 2)):
         plan = plan_of({**asked, "distributed_strategy": strategy}, world)
-        assert {role: m.trained for role, m in plan.models.items()} == {"reference": False, "value": True, "reward": False}  # fmt: skip
+        assert {role: m.trained for role, m in plan.models.items()} == {
+            "reference": False,
+            "value": True,
+            "reward": False,
+        }
         assert plan.memory is not None
         roles = plan.memory.roles
         assert plan.memory.largest == sum_of(list(roles.values()))
         shared = 2 if strategy == "fsdp" else 1
-        assert roles["reference"] == ModelStates(4 * sum(own) // shared, 0, 0)  # fmt: skip
+        assert roles["reference"] == ModelStates(4 * sum(own) // shared, 0, 0)
         assert roles["reward"].parameters == pytest.approx(4 * sum(judged) / shared, abs=4 * 64)
-        assert roles["value"].optimizer == pytest.approx(8 * sum(judged) / (1 if strategy in ("single", "ddp") else 2), abs=8 * 64)  # fmt: skip
+        assert roles["value"].optimizer == pytest.approx(
+            8 * sum(judged) / (1 if strategy in ("single", "ddp") else 2), abs=8 * 64
+        )
         assert Plan.from_json(json.loads(plan.dumps())) == plan
         ask = search_spec_of(plan, cluster_of_cpu(CPU, world))
         candidate = planned_candidate(plan, ask) if ask else None
@@ -211,16 +268,30 @@ def test_the_four_models_of_ppo_are_counted_each(plan_of: Any, tmp_path: Path) -
         peak = candidate.peak
         assert peak.parameters + peak.gradients + peak.optimizer + peak.others == plan.memory.largest.total
     told = explain(plan)
-    for role, kind in (("policy", "trained"), ("reference", "frozen"), ("value", "trained"), ("reward", "frozen")):
+    for role, kind in (
+        ("policy", "trained"),
+        ("reference", "frozen"),
+        ("value", "trained"),
+        ("reward", "frozen"),
+    ):
         assert f"of them the {role}, {kind}" in told
     assert "data.packing                     off: rows are made of rollouts" in told
     adapted = plan_of({**asked, "distributed_strategy": "single"}, 1, lora={"r": 3})
-    assert set(adapted.models) == {"value", "reward"} and adapted.reference == "adapter" and adapted.memory is not None
+    assert (
+        set(adapted.models) == {"value", "reward"}
+        and adapted.reference == "adapter"
+        and adapted.memory is not None
+    )
     value = HFModelFactory(
-        load_config(None, flags={"model.name_or_path": str(judge)}).config.model.model_copy(update={"config": larger, "name_or_path": None}),
-        role=Role.VALUE, adapter=to_json(adapted.adapter),
-    )()  # fmt: skip
-    assert adapted.memory.roles["value"].gradients == sum(4 * p.numel() for p in value.parameters() if p.requires_grad)  # fmt: skip
+        load_config(None, flags={"model.name_or_path": str(judge)}).config.model.model_copy(
+            update={"config": larger, "name_or_path": None}
+        ),
+        role=Role.VALUE,
+        adapter=to_json(adapted.adapter),
+    )()
+    assert adapted.memory.roles["value"].gradients == sum(
+        4 * p.numel() for p in value.parameters() if p.requires_grad
+    )
     unknown = plan_of({**asked, "ppo": {"ref_model": "somebody/else"}}, 1)
     assert unknown.memory is not None and unknown.memory.roles["reference"] is None
     assert model_states(unknown, 0) is None and "of them the reference, frozen" in explain(unknown)

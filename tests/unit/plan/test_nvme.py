@@ -21,12 +21,22 @@ def decisions(hidden: int, ranks: int, **zero: Any) -> dict[str, Decision]:
     block = {"stage": 3, "offload_param": drive, "offload_optimizer": drive, **zero}
     config = Config.model_validate(
         {
-            "model": {"config": {"model_type": "llama", "hidden_size": hidden, "intermediate_size": 2 * hidden, "num_hidden_layers": 1, "num_attention_heads": 4,
-                                 "vocab_size": 64, "max_position_embeddings": 64}, "tokenizer": "none"},
+            "model": {
+                "config": {
+                    "model_type": "llama",
+                    "hidden_size": hidden,
+                    "intermediate_size": 2 * hidden,
+                    "num_hidden_layers": 1,
+                    "num_attention_heads": 4,
+                    "vocab_size": 64,
+                    "max_position_embeddings": 64,
+                },
+                "tokenizer": "none",
+            },
             "data": {"train": "none.jsonl", "max_length": 64},
             "training": {"mixed_precision": "no", "deepspeed": {"zero_optimization": block}},
         }
-    )  # fmt: skip
+    )
     plan = make_plan(Job(config, CPU, world_size=ranks, launcher="spawn", run_dir="none"))
     return {d.subject: d for d in plan.decisions if d.subject.startswith("zero_optimization.")}
 
@@ -42,7 +52,9 @@ def test_a_tiny_model_never_reaches_the_drive_and_that_is_said() -> None:
     ("hidden", "ranks", "there"), [(1024, 2, True), (1024, 8, False), (512, 2, False), (1024, 4, True)]
 )
 def test_a_part_of_a_mebibyte_is_where_it_begins(hidden: int, ranks: int, there: bool) -> None:
-    """fp32 and one weight of hidden × hidden × 4 bytes over the ranks: 4 MiB / 4 goes, / 8 stays (that of 2 × as many numbers goes)."""
+    """fp32 and one weight of hidden × hidden × 4 bytes over the ranks: 4 MiB / 4 goes, / 8 stays (that of
+    2 × as many numbers goes).
+    """
     said = decisions(hidden, ranks)["zero_optimization.offload_param"]
     square = 4 * hidden * hidden // ranks >= 2**20
     wide = 8 * hidden * hidden // ranks >= 2**20

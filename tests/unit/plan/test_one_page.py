@@ -1,4 +1,6 @@
-"""A page of `paceline plan` agrees with itself: whatever it says twice, of strategy, batch, precision, recomputation, offload, room, it says alike."""
+"""A page of `paceline plan` agrees with itself: whatever it says twice, of strategy, batch, precision,
+recomputation, offload, room, it says alike.
+"""
 
 from __future__ import annotations
 
@@ -24,25 +26,47 @@ from paceline.plan.model.catalogue import known_models
 MODELS = ("qwen2.5-0.5b", "llama-3.2-1b", "llama-3.2-3b", "llama-3-8b", "llama-3-70b", "qwen3-30b-a3b")
 HARDWARE = ("1xA100", "8xA10", "8xH100", "16xH100", "64xH100", "4xV100")
 OFFLOAD = {
-    "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
+    "zero_optimization": {
+        "stage": 3,
+        "offload_optimizer": {"device": "cpu"},
+        "offload_param": {"device": "cpu"},
+    }
 }
 JOBS: dict[str, dict[str, Any]] = {
     "auto": {},
-    "auto, small": {"training": {"per_device_train_batch_size": 1, "gradient_checkpointing": True, "gradient_accumulation_steps": 4}},
+    "auto, small": {
+        "training": {
+            "per_device_train_batch_size": 1,
+            "gradient_checkpointing": True,
+            "gradient_accumulation_steps": 4,
+        }
+    },
     "auto, lora": {"lora": {"r": 8}},
     "auto, qlora": {"lora": {"r": 8, "quantization_bit": 4}, "training": {"per_device_train_batch_size": 2}},
     "ddp": {"training": {"distributed_strategy": "ddp", "per_device_train_batch_size": 2}},
     "zero1": {"training": {"distributed_strategy": "zero1", "per_device_train_batch_size": 1}},
     "zero3": {"training": {"distributed_strategy": "zero3", "gradient_accumulation_steps": 3}},
     "file": {"training": {"deepspeed": {"zero_optimization": {"stage": 2}}}},
-    "offload": {"training": {"deepspeed": OFFLOAD, "gradient_checkpointing": True, "per_device_train_batch_size": 1}},
-    "fsdp": {"training": {"fsdp": "full_shard", "per_device_train_batch_size": 1, "gradient_checkpointing": True}},
+    "offload": {
+        "training": {"deepspeed": OFFLOAD, "gradient_checkpointing": True, "per_device_train_batch_size": 1}
+    },
+    "fsdp": {
+        "training": {"fsdp": "full_shard", "per_device_train_batch_size": 1, "gradient_checkpointing": True}
+    },
     "fsdp offload": {"training": {"fsdp": "full_shard offload", "per_device_train_batch_size": 1}},
     "tp": {"training": {"parallelism": {"tp_size": 2}, "per_device_train_batch_size": 1}},
-    "pp": {"training": {"parallelism": {"pp_size": 2}, "gradient_accumulation_steps": 8, "per_device_train_batch_size": 1}},
-    "dpo": {"training": {"algorithm": "dpo", "per_device_train_batch_size": 2, "gradient_checkpointing": True}},
+    "pp": {
+        "training": {
+            "parallelism": {"pp_size": 2},
+            "gradient_accumulation_steps": 8,
+            "per_device_train_batch_size": 1,
+        }
+    },
+    "dpo": {
+        "training": {"algorithm": "dpo", "per_device_train_batch_size": 2, "gradient_checkpointing": True}
+    },
     "fastest": {"training": {"distributed_strategy": "fastest"}},
-}  # fmt: skip
+}
 ROW = re.compile(r"^= (\S+(?: \+ \S+)*)\s+(.*?)\s+(\d+)×(\d+)(r?)\s+([\d.]+)\s+([\d.]+)", re.M)
 
 
@@ -93,7 +117,9 @@ def test_what_is_said_twice_is_said_alike(hardware: str, every: bool, tmp_path: 
         chosen = decisions["training.distributed_strategy"]
         assert (chosen.choice, chosen.reason) == (plan.strategy, plan.strategy_reason), case
         assert f" by {plan.strategy} in {plan.world_size} process" in told.splitlines()[0], case
-        assert f"{plan.batch.global_batch} rows a step, {plan.precision.compute}" in told.splitlines()[0], case
+        assert f"{plan.batch.global_batch} rows a step, {plan.precision.compute}" in told.splitlines()[0], (
+            case
+        )
         assert decisions["batch"].choice == str(plan.batch), case
         assert decisions["training.mixed_precision"].choice == plan.precision.compute, case
         assert ("training.gradient_checkpointing" in decisions) == plan.recompute, case
@@ -109,12 +135,16 @@ def test_what_is_said_twice_is_said_alike(hardware: str, every: bool, tmp_path: 
         row = ROW.search(told)
         assert row is not None, case
         assert row.group(1) in (plan.strategy, "single"), case
-        assert (int(row.group(3)), int(row.group(4))) == (plan.batch.micro_batch, plan.batch.accumulation), case
+        assert (int(row.group(3)), int(row.group(4))) == (
+            plan.batch.micro_batch,
+            plan.batch.accumulation,
+        ), case
         assert bool(row.group(5)) == plan.recompute, case
         moved = plan.engine.places[0] != "none"
         assert (own.work.offload != "none") == bool(moved), case
         fits = re.search(
-            rf"(?:{plan.strategy}|full_shard\)|shard_grad_op\)) fits: (\d+) GiB of (\d+)$", plan.strategy_reason
+            rf"(?:{plan.strategy}|full_shard\)|shard_grad_op\)) fits: (\d+) GiB of (\d+)$",
+            plan.strategy_reason,
         )
         if fits:
             assert int(fits.group(1)) == round(own.bytes / 2**30) and own.safe, case
@@ -122,7 +152,9 @@ def test_what_is_said_twice_is_said_alike(hardware: str, every: bool, tmp_path: 
         assert "cannot start" not in own.binding, case
         room = room_of(plan, cluster.hardware())
         if room is not None and room.states_card is not None:
-            assert room.states_card <= cluster.machine.memory and room.start_card <= cluster.machine.memory, case
+            assert room.states_card <= cluster.machine.memory and room.start_card <= cluster.machine.memory, (
+                case
+            )
     assert seen >= (25 if every and hardware != "1xA100" else 5)
 
 
@@ -140,14 +172,20 @@ TRIPLES = [
 def test_of_a_file_s_batch_everything_says_what_runs(
     given: dict[str, Any], tmp_path: Path, tokenizer_dir: Path
 ) -> None:
-    """The note at the file, the rule's warning and the plan's decisions: one of them saying that the total stays, another that it does not, is a lie."""
+    """The note at the file, the rule's warning and the plan's decisions: one of them saying that the total
+    stays, another that it does not, is a lie.
+    """
     file = tmp_path / "ds.json"
     file.write_text(json.dumps({**given, "zero_optimization": {"stage": 2}}))
     (tmp_path / "rows.jsonl").write_text('{"text": "a b c"}\n' * 4)
     path = tmp_path / "c.yaml"
     model = {"config": dict(known_models()["gpt2"].config), "tokenizer": str(tokenizer_dir)}
-    values = {"model": model, "data": {"train": str(tmp_path / "rows.jsonl"), "max_length": 64}, "launch": {"nproc": 2},
-              "training": {"use_cpu": True, "output_dir": str(tmp_path / "o"), "deepspeed": str(file)}}  # fmt: skip
+    values = {
+        "model": model,
+        "data": {"train": str(tmp_path / "rows.jsonl"), "max_length": 64},
+        "launch": {"nproc": 2},
+        "training": {"use_cpu": True, "output_dir": str(tmp_path / "o"), "deepspeed": str(file)},
+    }
     path.write_text(yaml.safe_dump(values))
     loaded = load_config(str(path))
     plan, warnings = planned(loaded)
@@ -160,4 +198,6 @@ def test_of_a_file_s_batch_everything_says_what_runs(
             for number in re.findall(claim, sentence):
                 assert int(number) == runs, sentence
     if isinstance(total, int) and total != runs:
-        assert any(str(total) in s and re.search(r"not taken|does not|is not|not evenly", s) for s in said), said
+        assert any(str(total) in s and re.search(r"not taken|does not|is not|not evenly", s) for s in said), (
+            said
+        )

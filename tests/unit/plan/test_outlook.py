@@ -29,7 +29,9 @@ def test_tokens_give_steps_and_steps_give_time() -> None:
     ask = replace(ASK, tokens=1e9)
     layout = taken(ask, "fsdp")
     told = outlook(layout, ask)
-    assert told.steps == -(-(10**9) // (128 * 4096)) and told.seconds == pytest.approx(told.steps * layout.step)
+    assert told.steps == -(-(10**9) // (128 * 4096)) and told.seconds == pytest.approx(
+        told.steps * layout.step
+    )
     assert outlook(layout, replace(ASK, steps=7)).steps == 7
     assert outlook(layout, ASK).seconds == 0 and "steps" not in outlook(layout, ASK).text()
 
@@ -48,7 +50,9 @@ def test_what_is_offloaded_is_counted_in_memory_or_on_disk() -> None:
     assert memory.host_bytes_a_node == pytest.approx(states) and memory.nvme_bytes_a_node == 0
     on_disk = replace(ASK, nvme=frozenset({"optimizer"}))
     disk = outlook(taken(on_disk, "zero3 + cpu"), on_disk)
-    assert disk.nvme_bytes_a_node == pytest.approx(states) and disk.host_bytes_a_node == pytest.approx(6 * 8030261248)
+    assert disk.nvme_bytes_a_node == pytest.approx(states) and disk.host_bytes_a_node == pytest.approx(
+        6 * 8030261248
+    )
     assert outlook(taken(ASK, "fsdp"), ASK).host_bytes_a_node == 0
 
 

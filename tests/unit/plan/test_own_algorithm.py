@@ -1,4 +1,6 @@
-"""An algorithm from outside the tree: planned by its spec, refused by name where it cannot be, its options checked, its arithmetic that of its formula."""
+"""An algorithm from outside the tree: planned by its spec, refused by name where it cannot be, its options
+checked, its arithmetic that of its formula.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,32 @@ from paceline.rules.planning import make_plan
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 OWN = "custom_algorithm_spec:SPEC"
 GIB = 2**30
-H100 = Hardware("cuda", "NVIDIA H100 80GB HBM3", 8, 80 * GIB, 1024 * GIB, 1, True, True, 96, {"bfloat16": 989e12}, ("nccl", "gloo"), "8 CUDA devices", (), 9.0)  # fmt: skip
-LLAMA = {"model_type": "llama", "hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 8, "num_key_value_heads": 2,
-         "num_hidden_layers": 4, "vocab_size": 1000, "max_position_embeddings": 512}  # fmt: skip
+H100 = Hardware(
+    "cuda",
+    "NVIDIA H100 80GB HBM3",
+    8,
+    80 * GIB,
+    1024 * GIB,
+    1,
+    True,
+    True,
+    96,
+    {"bfloat16": 989e12},
+    ("nccl", "gloo"),
+    "8 CUDA devices",
+    (),
+    9.0,
+)
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 4,
+    "vocab_size": 1000,
+    "max_position_embeddings": 512,
+}
 
 
 def config_of(algorithm: str, **options: Any) -> Config:
@@ -72,8 +97,12 @@ def test_its_loss_is_its_formula_and_without_focus_that_of_sft() -> None:
     (plain,) = focal(gamma=0.0).losses(role, given, None).values()  # type: ignore[call-arg,arg-type]
     (other,) = focal(gamma=2.0).losses(role, given, None).values()  # type: ignore[call-arg,arg-type]
     assert plain.item() == pytest.approx(-logprobs.sum().item())
-    assert other.item() == pytest.approx(sum(-((1 - p) ** 2) * torch.log(torch.tensor(p)).item() for p in (0.9, 0.5, 0.01)))  # fmt: skip
-    assert frozenset(map(Output, algorithm_spec(OWN).outputs)) == focal(gamma=1.0).required_outputs(role, training=True)  # type: ignore[call-arg]
+    assert other.item() == pytest.approx(
+        sum(-((1 - p) ** 2) * torch.log(torch.tensor(p)).item() for p in (0.9, 0.5, 0.01))
+    )
+    assert frozenset(map(Output, algorithm_spec(OWN).outputs)) == focal(gamma=1.0).required_outputs(
+        role, training=True
+    )  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(
@@ -86,8 +115,14 @@ def test_its_loss_is_its_formula_and_without_focus_that_of_sft() -> None:
         (OWN, {"gamma": 3}, None),
     ],
 )
-def test_its_options_are_those_of_its_spec(algorithm: str, options: dict[str, Any], severity: Severity | None) -> None:
-    found = [d for d in check(config_of(algorithm, **options), facts=Facts(), starting=True) if d.code == "algorithm.options"]  # fmt: skip
+def test_its_options_are_those_of_its_spec(
+    algorithm: str, options: dict[str, Any], severity: Severity | None
+) -> None:
+    found = [
+        d
+        for d in check(config_of(algorithm, **options), facts=Facts(), starting=True)
+        if d.code == "algorithm.options"
+    ]
     assert [d.severity for d in found] == ([severity] if severity else [])
 
 
@@ -127,7 +162,7 @@ class Mine(AlgorithmSpec):
             raise KeyError("beta")
 
 SPEC = Mine(options={"alpha": 0.5}, implementation="nowhere:Class")
-"""
+"""  # noqa: E501
 
 
 def test_a_check_of_ones_own_names_options_and_sections_and_its_failure_is_no_defect(tmp_path: Path) -> None:
@@ -142,7 +177,10 @@ def test_a_check_of_ones_own_names_options_and_sections_and_its_failure_is_no_de
     assert written(tmp_path, mistyped) == [("algorithm.options", "5")], "its check may trust the types"
 
 
-SPEC = "from paceline.plan.algorithms.base import AlgorithmSpec\nSPEC = AlgorithmSpec(implementation={!r}, rows={!r})\n"
+SPEC = (
+    "from paceline.plan.algorithms.base import AlgorithmSpec\nSPEC = AlgorithmSpec(implementation={!r},"
+    " rows={!r})\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -233,9 +271,14 @@ def test_a_kind_of_row_of_ones_own_has_its_source_in_the_key(tmp_path: Path) -> 
 
 def test_a_spec_brings_no_torch_to_the_plan(tmp_path: Path) -> None:
     (tmp_path / "with_torch.py").write_text("import torch\n" + SPEC.format("x:Y", "pairs"), encoding="utf-8")
-    ask = "import sys\nfrom paceline.plan.algorithms.base import algorithm_spec as s\nprint(s('custom_algorithm_spec:SPEC').measured, 'torch' in sys.modules)\ns('with_torch:SPEC')\n"  # fmt: skip
+    ask = (
+        "import sys\nfrom paceline.plan.algorithms.base import algorithm_spec as"
+        " s\nprint(s('custom_algorithm_spec:SPEC').measured, 'torch' in sys.modules)\ns('with_torch:SPEC')\n"
+    )
     path = os.pathsep.join([str(EXAMPLES), str(tmp_path), str(EXAMPLES.parent)])
-    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", ask], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
+    )
     assert done.stdout.split() == ["True", "False"] and "algorithm.spec_torch" in done.stderr
 
 

@@ -1,4 +1,6 @@
-"""A strategy from outside the tree with a spec of its own: it is planned as built-in ones are; a class alone says that nothing is known of it."""
+"""A strategy from outside the tree with a spec of its own: it is planned as built-in ones are; a class
+alone says that nothing is known of it.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,32 @@ from paceline.strategies.registry import strategy_class
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 GIB = 2**30
-H100 = Hardware("cuda", "NVIDIA H100 80GB HBM3", 8, 80 * GIB, 1024 * GIB, 1, True, True, 96, {"bfloat16": 989e12}, ("nccl", "gloo"), "8 CUDA devices", (), 9.0)  # fmt: skip
-LLAMA = {"model_type": "llama", "hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 8, "num_key_value_heads": 2,
-         "num_hidden_layers": 4, "vocab_size": 1000, "max_position_embeddings": 512}  # fmt: skip
+H100 = Hardware(
+    "cuda",
+    "NVIDIA H100 80GB HBM3",
+    8,
+    80 * GIB,
+    1024 * GIB,
+    1,
+    True,
+    True,
+    96,
+    {"bfloat16": 989e12},
+    ("nccl", "gloo"),
+    "8 CUDA devices",
+    (),
+    9.0,
+)
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 4,
+    "vocab_size": 1000,
+    "max_position_embeddings": 512,
+}
 
 
 def plan_of(strategy: str) -> Plan:
@@ -64,7 +89,9 @@ def test_of_a_class_alone_the_plan_says_that_nothing_is_known() -> None:
     assert "custom_strategy" not in sys.modules, "a class is not imported where a plan is made"
 
 
-def test_what_is_assigned_is_told_from_the_source_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_assigned_is_told_from_the_source_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "house").mkdir()
     (tmp_path / "house" / "__init__.py").write_text("raise RuntimeError", encoding="utf-8")
     (tmp_path / "house" / "own.py").write_text(
@@ -73,7 +100,14 @@ def test_what_is_assigned_is_told_from_the_source_alone(tmp_path: Path, monkeypa
     (tmp_path / "house" / "bad.py").write_text("SPEC = (", encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert is_assigned("house.own:SPEC") and is_assigned("house.own:B")
-    for name in ("house.own:C", "house.own:torch", "house.bad:SPEC", "house.none:SPEC", "nowhere.own:SPEC", "sys:path"):
+    for name in (
+        "house.own:C",
+        "house.own:torch",
+        "house.bad:SPEC",
+        "house.none:SPEC",
+        "nowhere.own:SPEC",
+        "sys:path",
+    ):
         assert not is_assigned(name), name
 
 
@@ -95,7 +129,13 @@ def test_a_spec_brings_no_torch_to_the_plan(tmp_path: Path) -> None:
     source = "import torch\nfrom paceline.plan.strategies.replicated import DDP\nSPEC = DDP\n"
     (tmp_path / "with_torch.py").write_text(source, encoding="utf-8")
     path = os.pathsep.join([str(EXAMPLES), str(tmp_path), str(EXAMPLES.parent)])
-    done = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=True)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", _ASK],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+        check=True,
+    )
     told = json.loads(done.stdout)
     assert told == {
         "custom_strategy_spec:SPEC": ["MODULE_AND_STATES", False],
@@ -103,7 +143,9 @@ def test_a_spec_brings_no_torch_to_the_plan(tmp_path: Path) -> None:
     }
 
 
-def test_a_module_of_a_spec_that_raises_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_of_a_spec_that_raises_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "raises.py").write_text("SPEC = 1 / 0\n", encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ConfigError) as caught:

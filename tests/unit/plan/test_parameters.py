@@ -12,17 +12,54 @@ from paceline.plan.model.parameters import parameters_of
 from paceline.plan.model.read_shape import scoring, shape_from_config
 from paceline.strategies.optimizer import decays
 
-SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-         "vocab_size": 100, "max_position_embeddings": 32}  # fmt: skip
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+    "max_position_embeddings": 32,
+}
 GPT2 = {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 100, "n_positions": 32}
 CASES: list[tuple[str, dict[str, Any]]] = [
-    *((name, SIZES) for name in ("llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi", "phi3")),
-    ("gpt2", GPT2), ("gpt2", {**GPT2, "n_inner": 96}), ("gpt_neox", SIZES),
-    ("llama", {**SIZES, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True, "head_dim": 24}),
-    ("qwen3", {**SIZES, "attention_bias": True}), ("gemma", {**SIZES, "tie_word_embeddings": False}),
-    ("gpt_neox", {**SIZES, "attention_bias": False}), ("mixtral", {**SIZES, "num_local_experts": 4}),
-    ("qwen3_moe", {**SIZES, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "mlp_only_layers": []}),
-]  # fmt: skip
+    *(
+        (name, SIZES)
+        for name in (
+            "llama",
+            "mistral",
+            "mixtral",
+            "qwen2",
+            "qwen3",
+            "gemma",
+            "gemma2",
+            "gemma3_text",
+            "phi",
+            "phi3",
+        )
+    ),
+    ("gpt2", GPT2),
+    ("gpt2", {**GPT2, "n_inner": 96}),
+    ("gpt_neox", SIZES),
+    (
+        "llama",
+        {**SIZES, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True, "head_dim": 24},
+    ),
+    ("qwen3", {**SIZES, "attention_bias": True}),
+    ("gemma", {**SIZES, "tie_word_embeddings": False}),
+    ("gpt_neox", {**SIZES, "attention_bias": False}),
+    ("mixtral", {**SIZES, "num_local_experts": 4}),
+    (
+        "qwen3_moe",
+        {
+            **SIZES,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 48,
+            "mlp_only_layers": [],
+        },
+    ),
+]
 
 
 @pytest.mark.parametrize(("family", "sizes"), CASES, ids=[f"{name}-{i}" for i, (name, _) in enumerate(CASES)])

@@ -24,7 +24,11 @@ S = speed_coefficients()
 
 def work(**changed: object) -> StepSpec:
     base = StepSpec(
-        shape=model_shape("llama-3-8b"), machine=cluster_of("8xH100").machine, seq_len=4096, micro_batch=1, dp=8
+        shape=model_shape("llama-3-8b"),
+        machine=cluster_of("8xH100").machine,
+        seq_len=4096,
+        micro_batch=1,
+        dp=8,
     )
     return replace(base, **changed)  # type: ignore[arg-type]
 
@@ -56,7 +60,9 @@ def test_activations_of_one_layer_by_hand() -> None:
 def test_recomputation_keeps_one_layer_and_the_inputs_of_all() -> None:
     plain, again = peak_of(work(), C, 0), peak_of(work(recompute="full"), C, 0)
     assert again.attention == again.mlp == 0
-    assert again.checkpoints == pytest.approx(C.checkpoint * 2 * 4096 * 4096 * 32 + (plain.attention + plain.mlp) / 32)
+    assert again.checkpoints == pytest.approx(
+        C.checkpoint * 2 * 4096 * 4096 * 32 + (plain.attention + plain.mlp) / 32
+    )
 
 
 def test_adapters_train_little_and_keep_the_base_packed() -> None:
@@ -104,18 +110,24 @@ def test_speed_goes_the_right_way() -> None:
     slow = replace(work().machine, outside=1e9, node=4)
     assert speed_of(work(zero=3, machine=slow), S).data_parallel > base.data_parallel
     long = speed_of(work(zero=3, accumulation=8), S)
-    assert long.tokens_per_second_per_rank > base.tokens_per_second_per_rank, "gradients are averaged once a window"
+    assert long.tokens_per_second_per_rank > base.tokens_per_second_per_rank, (
+        "gradients are averaged once a window"
+    )
 
 
 def test_zero_three_gathers_in_every_micro_batch_and_zero_one_once() -> None:
     slow = replace(work().machine, inside=2e9)
     for zero, grows in ((1, False), (3, True)):
-        one, eight = (speed_of(work(zero=zero, machine=slow, accumulation=n), S).data_parallel for n in (1, 8))
+        one, eight = (
+            speed_of(work(zero=zero, machine=slow, accumulation=n), S).data_parallel for n in (1, 8)
+        )
         assert (eight > 4 * one) is grows
 
 
 def test_weights_that_are_sent_again_after_whole_gradients_cost_one_more_pass() -> None:
-    """On a link so slow that nothing is hidden: two passes of the gradients, as DDP's, and one of the fp32 weights."""
+    """On a link so slow that nothing is hidden: two passes of the gradients, as DDP's, and one of the fp32
+    weights.
+    """
     slow = replace(cluster_of("8xH100").machine, inside=1e8)
     whole = speed_of(work(machine=slow), S).data_parallel
     sent = speed_of(work(zero=1, machine=slow, storage=Storage(sent=4.0)), S).data_parallel
@@ -124,7 +136,9 @@ def test_weights_that_are_sent_again_after_whole_gradients_cost_one_more_pass() 
 
 
 def test_a_forward_over_the_rows_of_a_step_costs_a_third_of_its_products() -> None:
-    """KTO: the reference's, and both models' on answers to other prompts; with an adapter the reference is the model itself."""
+    """KTO: the reference's, and both models' on answers to other prompts; with an adapter the reference is
+    the model itself.
+    """
     for algorithm, adapter, forwards in (
         ("sft", None, 0),
         ("reward", None, 0),
@@ -174,14 +188,20 @@ def test_packed_adapters_are_searched_where_they_can_be_trained() -> None:
 
 def test_rows_that_cannot_be_shared_out_are_refused_with_the_nearest() -> None:
     with pytest.raises(ConfigError) as caught:
-        search(SearchSpec(model_shape("llama-3-8b"), cluster_of("8xH100"), rows=7, adapter=AdapterSize(1_000_000)))
+        search(
+            SearchSpec(
+                model_shape("llama-3-8b"), cluster_of("8xH100"), rows=7, adapter=AdapterSize(1_000_000)
+            )
+        )
     assert caught.value.diagnostics[0].hint == "8 or 16"
 
 
 def test_a_ledger_corrects_memory_and_time() -> None:
     ask = SearchSpec(model_shape("llama-3-8b"), cluster_of("8xH100"))
     plain, corrected = search(ask)[0], search(replace(ask, corrections=(1.5, 2.0)))[0]
-    assert corrected.bytes == pytest.approx(1.5 * plain.bytes) and corrected.step == pytest.approx(2 * plain.step)
+    assert corrected.bytes == pytest.approx(1.5 * plain.bytes) and corrected.step == pytest.approx(
+        2 * plain.step
+    )
 
 
 def test_spreads_are_around_one() -> None:
@@ -198,7 +218,8 @@ def test_rows_that_some_strategies_cannot_share_are_told_with_the_nearest() -> N
     ask = SearchSpec(model_shape("llama-3-8b"), cluster_of("8xH100"), rows=12)
     said = advice(ask, search(ask), fastest(search(ask)))
     assert any(
-        "12 rows a step are no multiple of 8 cards" in sentence and "8 or 16 rows" in sentence for sentence in said
+        "12 rows a step are no multiple of 8 cards" in sentence and "8 or 16 rows" in sentence
+        for sentence in said
     )
     assert SearchSpec(model_shape("llama-3-8b"), cluster_of("7xH100")).rows == 133, (
         "without being asked for, rows that all cards can share"
@@ -223,15 +244,24 @@ def test_autotp_with_zero_one_beats_zero_three_on_a_very_slow_network_only_and_t
     gathered, exchanged = rows(base.machine.outside)
     assert gathered.step < exchanged.step and gathered.bytes < exchanged.bytes
     gathered, exchanged = rows(1.25e9 / 8)
-    assert exchanged.step < 0.8 * gathered.step and gathered.speed.data_parallel > exchanged.speed.data_parallel
+    assert (
+        exchanged.step < 0.8 * gathered.step and gathered.speed.data_parallel > exchanged.speed.data_parallel
+    )
 
 
 def test_between_running_and_being_chosen_there_is_a_margin() -> None:
     rows = {c.strategy: c for c in search(SearchSpec(model_shape("llama-3-8b"), cluster_of("8xH100"), 4096))}
     whole = rows["fsdp"]
-    spare = {share: replace(whole, memory_factor=share * whole.card / whole.peak.total) for share in (0.89, 0.92, 0.96)}
+    spare = {
+        share: replace(whole, memory_factor=share * whole.card / whole.peak.total)
+        for share in (0.89, 0.92, 0.96)
+    }
     assert [(c.fits, c.safe) for c in spare.values()] == [(True, True), (True, False), (False, False)]
-    assert "less to spare" in spare[0.92].binding and "most of it" in spare[0.96].binding and not spare[0.89].binding
+    assert (
+        "less to spare" in spare[0.92].binding
+        and "most of it" in spare[0.96].binding
+        and not spare[0.89].binding
+    )
     assert ranked(list(spare.values())) == [spare[0.89]]
 
 

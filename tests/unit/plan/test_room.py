@@ -1,4 +1,6 @@
-"""What a start and the states take of each card and of a node's memory: counted, said, refused; every strategy says its own."""
+"""What a start and the states take of each card and of a node's memory: counted, said, refused; every
+strategy says its own.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from paceline.plan.strategies.options import NO_OPTIONS, FsdpOptions
 from paceline.rules.planning import make_plan
 
 GIB = 2**30
-CPU = replace(probe_hardware({}, use_cpu=True), packages=None, host_memory_bytes=23 * GIB, memory_bytes=23 * GIB)
+CPU = replace(
+    probe_hardware({}, use_cpu=True), packages=None, host_memory_bytes=23 * GIB, memory_bytes=23 * GIB
+)
 OFFLOADED = {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
 
 
@@ -42,7 +46,9 @@ def plan_of(
     machine = cluster.hardware() if cluster else hardware
     assert isinstance(machine, Hardware)
     ranks, nodes = ranks or (cluster.cards if cluster else 1), cluster.nodes if cluster else 1
-    return make_plan(Job(config, machine, world_size=ranks, num_nodes=nodes, launcher="torchrun", run_dir="none"))
+    return make_plan(
+        Job(config, machine, world_size=ranks, num_nodes=nodes, launcher="torchrun", run_dir="none")
+    )
 
 
 def refusal(*arguments: Any, **training: Any) -> tuple[str, str, str]:
@@ -62,9 +68,13 @@ def test_every_strategy_and_every_family_of_the_search_says_how_it_starts() -> N
 def test_peaks_count_every_model_beside_those_that_are_there_already() -> None:
     roles = [ModelBytes(100.0, 10.0, 0.0), ModelBytes(100.0, 20.0, 0.0)]
     assert card_peak(CARD, roles) == 110 and card_peak(HOST, roles) == card_peak(FIRST, roles) == 0
-    assert host_peak(HOST, roles, 4) == 400 + 4 * INTERPRETER and host_peak(FIRST, roles, 4) == 100 + 4 * INTERPRETER
+    assert (
+        host_peak(HOST, roles, 4) == 400 + 4 * INTERPRETER
+        and host_peak(FIRST, roles, 4) == 100 + 4 * INTERPRETER
+    )
     shares = [ModelBytes(100.0, 0.0, 25.0)] * 2
-    assert host_peak(FIRST, shares, 4) == 100 + 100 + 100 + 4 * INTERPRETER  # the second beside the first's shares
+    # the second beside the first's shares
+    assert host_peak(FIRST, shares, 4) == 100 + 100 + 100 + 4 * INTERPRETER
 
 
 @pytest.mark.parametrize(
@@ -89,8 +99,9 @@ def test_what_a_card_cannot_hold_at_the_start_is_refused_with_the_bytes(
 def test_autotp_cuts_what_lies_whole_on_each_card() -> None:
     autotp = {"zero_optimization": {"stage": 1}, "tensor_parallel": {"autotp_size": 8}}
     assert refusal("qwen2.5-32b", "64xH100", deepspeed=autotp)[:2] == (
-        "plan.start_card", "at least 122.05 GiB of 78.80 GiB of card",
-    )  # fmt: skip
+        "plan.start_card",
+        "at least 122.05 GiB of 78.80 GiB of card",
+    )
 
 
 def test_what_starts_with_less_is_planned_and_says_what_it_takes() -> None:
@@ -111,12 +122,15 @@ def test_the_memory_of_a_node_counts_where_it_is_known(training: dict[str, Any],
         assert plan_of(*arguments, **training).strategy == "fsdp"
     else:
         assert refusal(*arguments, gradient_accumulation_steps=16, **training)[:2] == (
-            "plan.start_host", "at least 241.32 GiB of 128.00 GiB of host memory",
-        )  # fmt: skip
+            "plan.start_host",
+            "at least 241.32 GiB of 128.00 GiB of host memory",
+        )
 
 
 def test_offloaded_states_are_counted_on_the_host() -> None:
-    """8 B under ZeRO-3 with everything offloaded: 18 bytes a parameter over the ranks of the node, one copy in all."""
+    """8 B under ZeRO-3 with everything offloaded: 18 bytes a parameter over the ranks of the node, one
+    copy in all.
+    """
     node = replace(cluster_of("8xH100").hardware(), host_memory_bytes=100 * GIB)
     found = refusal("llama-3-8b", node, 8, deepspeed={"zero_optimization": OFFLOADED})
     assert found[0] == "plan.states_host" and "of 100.00 GiB of host memory" in found[1]
@@ -134,7 +148,9 @@ def test_the_reported_case_is_refused_with_its_bytes() -> None:
 
 
 def test_frozen_models_are_made_beside_the_first() -> None:
-    """An 8 B policy and its reference under ZeRO-3 on two cards: 30 GiB whole, beside 6 bytes a parameter over two ranks."""
+    """An 8 B policy and its reference under ZeRO-3 on two cards: 30 GiB whole, beside 6 bytes a parameter
+    over two ranks.
+    """
     plan = plan_of("llama-3-8b", "8xH100", algorithm="dpo", distributed_strategy="zero3")
     alone = plan_of("llama-3-8b", "8xH100", distributed_strategy="zero3")
     hardware = cluster_of("8xH100").hardware()
@@ -151,8 +167,14 @@ def test_the_search_leaves_out_what_cannot_start_and_says_so() -> None:
     for candidate in found:
         whole = candidate.work.start is CARD
         assert ("cannot start" in candidate.impossible) == whole, candidate.strategy
-    known = replace(cluster_of("64xH100"), machine=replace(cluster_of("64xH100").machine, host_memory=1024.0 * GIB))
-    hosts = {c.strategy: c.impossible for c in search(SearchSpec(shape, known, 2048)) if "of a host" in c.impossible}
+    known = replace(
+        cluster_of("64xH100"), machine=replace(cluster_of("64xH100").machine, host_memory=1024.0 * GIB)
+    )
+    hosts = {
+        c.strategy: c.impossible
+        for c in search(SearchSpec(shape, known, 2048))
+        if "of a host" in c.impossible
+    }
     assert (
         set(hosts) == {layout.name for layout in layouts() if layout.start is HOST}
         and "whole in 8" in hosts["pipeline + fsdp"]
@@ -164,4 +186,9 @@ def test_a_rollout_server_needs_room_for_the_whole_model_on_each_card() -> None:
     common: dict[str, Any] = {"algorithm": "grpo", "per_device_train_batch_size": 8, "grpo": {"beta": 0.0}}
     assert plan_of("llama-3-8b", "8xH100", fsdp="full_shard", rollout=rollout, **common).strategy == "fsdp"
     code, found, hint = refusal("llama-3-70b", "128xH100", fsdp="full_shard", rollout=rollout, **common)
-    assert code == "rollout.server_room" and "131.42 GiB" in found and "78.80 GiB" in found and "rollout.server" in hint
+    assert (
+        code == "rollout.server_room"
+        and "131.42 GiB" in found
+        and "78.80 GiB" in found
+        and "rollout.server" in hint
+    )

@@ -1,4 +1,6 @@
-"""Parameter counts against numbers taken from Transformers 5.23 (the same configs built on the meta device)."""
+"""Parameter counts against numbers taken from Transformers 5.23 (the same configs built on the meta
+device).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,13 @@ import pytest
 
 from paceline.core.errors import ConfigError
 from paceline.plan.codec import from_json, to_json
-from paceline.plan.model.read_shape import ModelShape, cached_model_dir, shape_from_config, shape_from_path, shape_of
+from paceline.plan.model.read_shape import (
+    ModelShape,
+    cached_model_dir,
+    shape_from_config,
+    shape_from_path,
+    shape_of,
+)
 
 SMALL = {
     "hidden_size": 64,
@@ -77,14 +85,21 @@ def test_the_benchmark_model_has_the_published_counts() -> None:
 
 def test_left_out_sizes_are_the_family_s() -> None:
     shape = shape_from_config({"model_type": "llama"})
-    assert (shape.hidden_size, shape.layers, shape.vocab, shape.max_position_embeddings) == (4096, 32, 32000, 2048)
+    assert (shape.hidden_size, shape.layers, shape.vocab, shape.max_position_embeddings) == (
+        4096,
+        32,
+        32000,
+        2048,
+    )
     assert round(shape.num_parameters / 1e9, 2) == 6.74  # Llama-2-7B
 
 
 def test_biases_that_a_config_switches_on_count() -> None:
     config = {"model_type": "llama", "vocab_size": 300, **SMALL}
     biased = shape_from_config({**config, "attention_bias": True, "mlp_bias": True})
-    assert biased.num_parameters - shape_from_config(config).num_parameters == 3 * (64 + 2 * 32 + 64 + 2 * 160 + 64)
+    assert biased.num_parameters - shape_from_config(config).num_parameters == 3 * (
+        64 + 2 * 32 + 64 + 2 * 160 + 64
+    )
 
 
 def test_an_unknown_family_is_an_estimate_and_needs_its_sizes() -> None:
@@ -113,10 +128,15 @@ def test_impossible_sizes_are_refused(change: dict[str, Any], code: str) -> None
 def test_scaled_positions_stretch() -> None:
     config = {"model_type": "llama", "vocab_size": 300, **SMALL}
     assert (
-        shape_from_config({**config, "rope_scaling": {"type": "linear", "factor": 4.0}}).max_position_embeddings == 512
+        shape_from_config(
+            {**config, "rope_scaling": {"type": "linear", "factor": 4.0}}
+        ).max_position_embeddings
+        == 512
     )
     assert (
-        shape_from_config({**config, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}).max_position_embeddings
+        shape_from_config(
+            {**config, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}
+        ).max_position_embeddings
         == 128
     )
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
@@ -135,7 +155,9 @@ def test_a_text_model_inside_a_larger_one_is_found() -> None:
 def test_from_a_folder(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 300, **SMALL}))
     shape = shape_from_path(tmp_path)
-    assert shape == shape_from_path(tmp_path / "config.json") and from_json(ModelShape, to_json(shape)) == shape
+    assert (
+        shape == shape_from_path(tmp_path / "config.json") and from_json(ModelShape, to_json(shape)) == shape
+    )
 
 
 @pytest.mark.parametrize("text", [None, "{", "[1]"])
@@ -164,7 +186,9 @@ def test_a_hub_name_is_looked_up_in_the_cache(tmp_path: Path) -> None:
 
 def test_a_missing_folder_is_not_taken_for_a_hub_name() -> None:
     with pytest.raises(ConfigError, match="no such folder"):
-        shape_of(SimpleNamespace(config=None, name_or_path="./nowhere", revision=None, attn_implementation="auto"))
+        shape_of(
+            SimpleNamespace(config=None, name_or_path="./nowhere", revision=None, attn_implementation="auto")
+        )
     assert shape_of(SimpleNamespace(config=None, name_or_path=None, revision=None)) is None
 
 
@@ -172,7 +196,10 @@ def test_a_missing_folder_is_not_taken_for_a_hub_name() -> None:
     ("sizes", "hint"),
     [
         ({"hidden_size": 100, "num_attention_heads": 7}, "num_attention_heads: 5 or 10"),
-        ({"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 4}, "num_key_value_heads: 3 or 6"),
+        (
+            {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 4},
+            "num_key_value_heads: 3 or 6",
+        ),
     ],
 )
 def test_heads_that_do_not_divide_are_answered_with_the_nearest(sizes: dict[str, int], hint: str) -> None:

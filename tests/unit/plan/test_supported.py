@@ -1,4 +1,6 @@
-"""What the plan accepts by a model's config.json and files alone: families, towers, balance losses, sizes; and what it says of their rows."""
+"""What the plan accepts by a model's config.json and files alone: families, towers, balance losses, sizes;
+and what it says of their rows.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ from paceline.plan.model.shape import ModelShape
 from paceline.plan.model.supported import supported, unsupported
 from paceline.plan.model.weights_files import weights_findings
 
-LLAMA = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100}
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 100,
+}
 
 
 def code_of(config: dict[str, Any], **more: Any) -> list[str]:
@@ -44,7 +52,9 @@ def test_a_tower_is_refused_whatever_the_family(more: dict[str, Any]) -> None:
 
 def test_a_balance_loss_that_is_asked_for_is_refused_and_a_coefficient_alone_is_not() -> None:
     mixtral = {**LLAMA, "model_type": "mixtral", "num_local_experts": 4}
-    assert code_of({**mixtral, "output_router_logits": True, "router_aux_loss_coef": 0.02}) == ["plan.balance_loss"]
+    assert code_of({**mixtral, "output_router_logits": True, "router_aux_loss_coef": 0.02}) == [
+        "plan.balance_loss"
+    ]
     assert code_of({**mixtral, "output_router_logits": True}) == ["plan.balance_loss"]
     assert code_of({**mixtral, "router_aux_loss_coef": 0.02}) == []
     assert code_of({**mixtral, "output_router_logits": True, "router_aux_loss_coef": 0}) == []
@@ -56,7 +66,13 @@ def test_falcon_s_doubled_bias_is_refused() -> None:
 
 
 def test_a_folder_s_own_number_of_experts_counts_whatever_its_name() -> None:
-    sizes = {**LLAMA, "model_type": "qwen3_moe", "moe_intermediate_size": 16, "head_dim": 16, "num_key_value_heads": 4}
+    sizes = {
+        **LLAMA,
+        "model_type": "qwen3_moe",
+        "moe_intermediate_size": 16,
+        "head_dim": 16,
+        "num_key_value_heads": 4,
+    }
     named = [shape_from_config({**sizes, name: 4}) for name in ("num_experts", "num_local_experts")]
     assert named[0].num_parameters == named[1].num_parameters and named[1].experts == 4
     assert shape_from_config(sizes).experts == 128
@@ -68,10 +84,20 @@ def test_deepseek_v3_has_its_671_billion() -> None:
     assert from_json(ModelShape, json.loads(json.dumps(to_json(shape)))) == shape
 
 
-@pytest.mark.parametrize("change", [
-    {"hidden_size": 10**12}, {"num_hidden_layers": 10**9}, {"vocab_size": -1}, {"num_attention_heads": 10**12}, {"hidden_size": float("nan")},
-    {"num_local_experts": 10**9}, {"num_experts": "four"}, {"kv_lora_rank": -3}, {"head_dim": 10**30},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"hidden_size": 10**12},
+        {"num_hidden_layers": 10**9},
+        {"vocab_size": -1},
+        {"num_attention_heads": 10**12},
+        {"hidden_size": float("nan")},
+        {"num_local_experts": 10**9},
+        {"num_experts": "four"},
+        {"kv_lora_rank": -3},
+        {"head_dim": 10**30},
+    ],
+)
 def test_sizes_of_no_model_are_refused_at_once(change: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         shape_from_config({**LLAMA, **change})
@@ -102,13 +128,22 @@ def tensor(kind: str = "F32", shape: tuple[int, ...] = (2,), at: tuple[int, int]
 
 
 HOSTILE = {
-    "empty": b"", "cut": safetensors({"a": tensor()}, b"\0" * 8)[:20], "huge header": safetensors({"a": tensor()}, b"\0" * 8, 2**60),
-    "overlap": safetensors({"a": tensor(), "b": tensor(at=(4, 12))}, b"\0" * 12), "hole": safetensors({"a": tensor(at=(4, 12))}, b"\0" * 12),
-    "dtype": safetensors({"a": tensor("F31")}, b"\0" * 8), "shape": safetensors({"a": tensor(shape=(3,))}, b"\0" * 8),
-    "negative": safetensors({"a": tensor(shape=(-2, -1))}, b"\0" * 8), "short": safetensors({"a": tensor()}, b"\0" * 7),
-    "nested": safetensors(b"[" * 100_000), "no object": safetensors([1]), "huge number": safetensors(b'{"a": ' + b"9" * 10_000 + b"}"),
-    "twice": safetensors(b'{"a": {}, "a": {}}'), "no text": safetensors(b"\xff\xfe{}"), "more": safetensors({"a": tensor()}, b"\0" * 9),
-}  # fmt: skip
+    "empty": b"",
+    "cut": safetensors({"a": tensor()}, b"\0" * 8)[:20],
+    "huge header": safetensors({"a": tensor()}, b"\0" * 8, 2**60),
+    "overlap": safetensors({"a": tensor(), "b": tensor(at=(4, 12))}, b"\0" * 12),
+    "hole": safetensors({"a": tensor(at=(4, 12))}, b"\0" * 12),
+    "dtype": safetensors({"a": tensor("F31")}, b"\0" * 8),
+    "shape": safetensors({"a": tensor(shape=(3,))}, b"\0" * 8),
+    "negative": safetensors({"a": tensor(shape=(-2, -1))}, b"\0" * 8),
+    "short": safetensors({"a": tensor()}, b"\0" * 7),
+    "nested": safetensors(b"[" * 100_000),
+    "no object": safetensors([1]),
+    "huge number": safetensors(b'{"a": ' + b"9" * 10_000 + b"}"),
+    "twice": safetensors(b'{"a": {}, "a": {}}'),
+    "no text": safetensors(b"\xff\xfe{}"),
+    "more": safetensors({"a": tensor()}, b"\0" * 9),
+}
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
@@ -151,4 +186,6 @@ def test_a_tower_s_tensors_are_counted_and_named(tmp_path: Path) -> None:
 def test_documents_that_a_family_cannot_keep_apart_get_a_row_each() -> None:
     assert trained_shape({"model_type": "bloom"}, "c").rows == "padded"
     assert trained_shape({"model_type": "qwen3"}, "c").rows == "packed"
-    assert trained_shape({**LLAMA, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "c").rope_by_length
+    assert trained_shape(
+        {**LLAMA, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "c"
+    ).rope_by_length

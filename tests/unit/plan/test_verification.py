@@ -16,12 +16,22 @@ from paceline.verify.sides import TOLERANCES, probes, reference_for, sides
 from paceline.verify.verdict import judge, judge_probe
 
 LARGE = {
-    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "vocab_size": 320, "max_position_embeddings": 8192, "attention_dropout": 0.1, "tie_word_embeddings": True,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 320,
+    "max_position_embeddings": 8192,
+    "attention_dropout": 0.1,
+    "tie_word_embeddings": True,
+}
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "gemma2", "phi3", "gpt2", "gpt_neox"])
+@pytest.mark.parametrize(
+    "family", ["llama", "qwen2", "qwen3", "mistral", "gemma2", "phi3", "gpt2", "gpt_neox"]
+)
 def test_a_small_sibling_is_built_by_transformers(family: str) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -44,13 +54,17 @@ def test_a_small_sibling_is_built_by_transformers(family: str) -> None:
 
 def test_what_makes_an_architecture_stays() -> None:
     small = shrunk(
-        {**LARGE, "layer_types": ["sliding_attention"] * 5 + ["full_attention"], "sliding_window": 4096}, layers=2
+        {**LARGE, "layer_types": ["sliding_attention"] * 5 + ["full_attention"], "sliding_window": 4096},
+        layers=2,
     )
     shape = shape_from_config(small)
     assert shape.tied and shape.kv_heads < shape.heads and shape.layers == 2
     assert small["attention_dropout"] == 0.0 and small["sliding_window"] == 32
     assert small["layer_types"] == ["sliding_attention", "full_attention"]
-    assert shrunk({**LARGE, "num_key_value_heads": 32})["num_key_value_heads"] == shrunk(LARGE)["num_attention_heads"]
+    assert (
+        shrunk({**LARGE, "num_key_value_heads": 32})["num_key_value_heads"]
+        == shrunk(LARGE)["num_attention_heads"]
+    )
 
 
 def plan_for(world_size: int, **training: Any) -> Any:
@@ -58,10 +72,27 @@ def plan_for(world_size: int, **training: Any) -> Any:
         {
             "model": {"config": LARGE, "tokenizer": "somewhere"},
             "data": {"train": [{"path": "x.json"}], "max_length": 4096},
-            "training": {"gradient_accumulation_steps": 2, "warmup_steps": 100, "mixed_precision": "no", **training},
+            "training": {
+                "gradient_accumulation_steps": 2,
+                "warmup_steps": 100,
+                "mixed_precision": "no",
+                **training,
+            },
         }
     )
-    hardware = Hardware(device="cpu", device_name="cpu", num_devices=0, memory_bytes=1 << 40, host_memory_bytes=1 << 40, bf16=True, fp16=False, cpu_count=8, num_nodes=1, peak_flops=None, torch_backends=("gloo",))  # fmt: skip
+    hardware = Hardware(
+        device="cpu",
+        device_name="cpu",
+        num_devices=0,
+        memory_bytes=1 << 40,
+        host_memory_bytes=1 << 40,
+        bf16=True,
+        fp16=False,
+        cpu_count=8,
+        num_nodes=1,
+        peak_flops=None,
+        torch_backends=("gloo",),
+    )
     return make_plan(Job(config, hardware, world_size=world_size, launcher="spawn", run_dir="/r"))
 
 
@@ -71,16 +102,24 @@ def test_both_sides_train_the_same_rows() -> None:
     asked, reference = sides(plan, LARGE, steps=3, against="single", folder="/v")
     ours, theirs = asked.config["training"], reference.config["training"]
     rows = [
-        t["per_device_train_batch_size"] * t["gradient_accumulation_steps"] * n for t, n in ((ours, 4), (theirs, 1))
+        t["per_device_train_batch_size"] * t["gradient_accumulation_steps"] * n
+        for t, n in ((ours, 4), (theirs, 1))
     ]
     assert rows[0] == rows[1] > 0 and (asked.nproc, reference.nproc) == (4, 1)
     assert ours["distributed_strategy"] == "ddp" and theirs["distributed_strategy"] == "single"
-    assert ours["learning_rate"] == 1e-3 and ours["warmup_steps"] == 0 and asked.config["data"]["max_length"] == 128
+    assert (
+        ours["learning_rate"] == 1e-3
+        and ours["warmup_steps"] == 0
+        and asked.config["data"]["max_length"] == 128
+    )
     for side in (asked, reference):  # what is written for the runs is a config
         assert Config.from_json(side.config).training.max_steps == 3
     cuts = probes(asked, "/v")
     assert {
-        (c.config["training"]["per_device_train_batch_size"] * c.config["training"]["gradient_accumulation_steps"])
+        (
+            c.config["training"]["per_device_train_batch_size"]
+            * c.config["training"]["gradient_accumulation_steps"]
+        )
         for c in cuts
     } == {8}
 
@@ -110,7 +149,10 @@ def test_the_verdict_names_the_first_step_and_the_parameter() -> None:
         verdict = judge({"steps": steps, "missing": []}, tolerance)
         assert not verdict.agrees and words in verdict.parted, verdict.parted
     assert "x" in judge({"steps": [step(1, 5.0, 5.0)], "missing": ["x"]}, tolerance).parted
-    assert "hardly moved" in judge({"steps": [step(1, 5.0, 5.0), step(2, 5.0, 5.0)], "missing": []}, tolerance).text
+    assert (
+        "hardly moved"
+        in judge({"steps": [step(1, 5.0, 5.0), step(2, 5.0, 5.0)], "missing": []}, tolerance).text
+    )
 
 
 def test_the_probe_compares_every_cut() -> None:

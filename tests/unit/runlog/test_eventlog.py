@@ -191,7 +191,9 @@ def test_short_write_costs_one_event(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [r.event.kind for r in read_events(tmp_path / "e.jsonl")] == ["notice", "finished"]
 
 
-def test_a_kernel_that_takes_a_line_in_pieces_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_takes_a_line_in_pieces_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = EventLog(tmp_path / "e.jsonl", 0)
     real = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: real(fd, data[:20]))

@@ -1,4 +1,6 @@
-"""What the system refuses is said once, with what is lost; a folder that is deleted, moved or replaced is known."""
+"""What the system refuses is said once, with what is lost; a folder that is deleted, moved or replaced is
+known.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,11 @@ def test_a_full_disk_is_said_once_and_what_is_lost_is_counted(tmp_path: Path) ->
     for _ in range(5):
         log.write(EVENT)
     assert [one.code for one in said] == ["runlog.lost"]
-    assert "the disk is full" in said[0].what and "lost" in said[0].what and said[0].where.startswith(str(run.root))
+    assert (
+        "the disk is full" in said[0].what
+        and "lost" in said[0].what
+        and said[0].where.startswith(str(run.root))
+    )
     for file, fd in zip(files, kept, strict=True):
         make_room(file, fd)
     log.write(EVENT)
@@ -60,8 +66,14 @@ def test_a_full_disk_is_said_once_and_what_is_lost_is_counted(tmp_path: Path) ->
     assert lost is not None and "5 events and 5 lines" in lost.what
     log.close()
     events = [record.event for record in read_events(run.events(0))]
-    assert isinstance(events[0], Notice) and events[0].diagnostic.what.startswith("5 events") and events[1] == EVENT
-    assert run.rank_log(0).read_text().count("\n") == 1 and len(run.training_log.read_text().splitlines()) == 6
+    assert (
+        isinstance(events[0], Notice)
+        and events[0].diagnostic.what.startswith("5 events")
+        and events[1] == EVENT
+    )
+    assert (
+        run.rank_log(0).read_text().count("\n") == 1 and len(run.training_log.read_text().splitlines()) == 6
+    )
     assert len(said) == 1
 
 
@@ -105,7 +117,10 @@ def test_a_folder_that_is_gone_is_not_made_again_by_a_log(tmp_path: Path) -> Non
 def test_the_folder_of_a_run_is_known_by_more_than_its_name(tmp_path: Path) -> None:
     run = RunDir.at(tmp_path / "run")
     run.root.mkdir()
-    for harm, words in ((shutil.rmtree, "deleted"), (lambda p: p.rename(tmp_path / "away"), str(tmp_path / "away"))):
+    for harm, words in (
+        (shutil.rmtree, "deleted"),
+        (lambda p: p.rename(tmp_path / "away"), str(tmp_path / "away")),
+    ):
         for again in (False, True):
             place = Place(run)
             assert place.check() is None
@@ -146,16 +161,29 @@ def test_a_checkpoint_that_is_taken_away_is_said_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "kind"),
     [
-        (errno.ENOSPC, "disk_full"), (errno.EDQUOT, "quota"), (errno.EROFS, "read_only"), (errno.EACCES, "permission"),
-        (errno.EPERM, "permission"), (errno.EFBIG, "too_large"), (errno.EMFILE, "too_many_files"), (errno.EIO, "broken"), (errno.ESTALE, "gone"),
+        (errno.ENOSPC, "disk_full"),
+        (errno.EDQUOT, "quota"),
+        (errno.EROFS, "read_only"),
+        (errno.EACCES, "permission"),
+        (errno.EPERM, "permission"),
+        (errno.EFBIG, "too_large"),
+        (errno.EMFILE, "too_many_files"),
+        (errno.EIO, "broken"),
+        (errno.ESTALE, "gone"),
     ],
-)  # fmt: skip
-def test_no_refusal_of_the_system_is_an_exception_without_a_name(tmp_path: Path, number: int, kind: str) -> None:
+)
+def test_no_refusal_of_the_system_is_an_exception_without_a_name(
+    tmp_path: Path, number: int, kind: str
+) -> None:
     error = OSError(number, os.strerror(number), str(tmp_path / "x"))
     found = refusal_of(error, tmp_path / "x")
     assert found is not None and found.kind == kind
     finding = diagnose(error, 3)
-    assert finding.code == "training.system_refused" and found.reason in finding.what and str(tmp_path) in finding.what
+    assert (
+        finding.code == "training.system_refused"
+        and found.reason in finding.what
+        and str(tmp_path) in finding.what
+    )
 
 
 def test_inodes_that_are_used_up_are_no_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

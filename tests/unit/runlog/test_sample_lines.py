@@ -9,20 +9,38 @@ from paceline.runlog.lines import samples_lines
 
 
 def row(prompt: str = "2 + 2?", **more: Any) -> dict[str, Any]:
-    return {"prompt": prompt, "completion": "4", "answer": "4", "reward": 1.0, "reward/exact_match": 1.0, **more}
+    return {
+        "prompt": prompt,
+        "completion": "4",
+        "answer": "4",
+        "reward": 1.0,
+        "reward/exact_match": 1.0,
+        **more,
+    }
 
 
 def test_short_answers_are_a_table_with_aligned_columns() -> None:
-    lines = samples_lines(Samples(7, [row(), row("a longer question", completion="five", reward=None)])).splitlines()
+    lines = samples_lines(
+        Samples(7, [row(), row("a longer question", completion="five", reward=None)])
+    ).splitlines()
     assert lines[0] == "samples of step 7"
-    assert lines[1].split() == ["prompt", "completion", "expected", "reward"], "one function is the whole reward"
+    assert lines[1].split() == [
+        "prompt",
+        "completion",
+        "expected",
+        "reward",
+    ], "one function is the whole reward"
     column = lines[1].index("expected")
     assert [line[column:].split()[0] for line in lines[3:]] == ["4", "4"] and lines[4].endswith("left out")
 
 
 def test_each_function_has_a_column_where_there_are_several() -> None:
     lines = samples_lines(Samples(1, [row(**{"reward/length": 0.25})])).splitlines()
-    assert lines[1].split()[3:] == ["reward", "exact_match", "length"] and lines[3].split()[-3:] == ["1", "1", "0.25"]
+    assert lines[1].split()[3:] == ["reward", "exact_match", "length"] and lines[3].split()[-3:] == [
+        "1",
+        "1",
+        "0.25",
+    ]
 
 
 def test_long_answers_are_blocks_and_are_cut() -> None:

@@ -50,7 +50,8 @@ def test_no_secrets_change_nothing() -> None:
 def test_control_characters_are_neutralised() -> None:
     assert (
         printable("\x1b[31mred\x1b[0m \x07bell\r\n2026 info ok \x1b]0;title\x07é🙂\u202e\x9b\U000e0041")
-        == "\\x1b[31mred\\x1b[0m \\x07bell\\r\\n2026 info ok \\x1b]0;title\\x07é🙂\\u202e\\u009b\\udb40\\udc41"
+        == "\\x1b[31mred\\x1b[0m \\x07bell\\r\\n2026 info ok"
+        " \\x1b]0;title\\x07é🙂\\u202e\\u009b\\udb40\\udc41"
     )
 
 

@@ -18,12 +18,18 @@ from paceline.runtime.rank_env import RankEnv
 
 def listening(port: int) -> set[str]:
     """The local addresses, as /proc has them, at which somebody listens on this port."""
-    rows = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()[1:]]
+    rows = [
+        line.split()
+        for name in ("tcp", "tcp6")
+        for line in Path("/proc/net", name).read_text().splitlines()[1:]
+    ]
     return {row[1].split(":")[0] for row in rows if row[3] == "0A" and int(row[1].split(":")[1], 16) == port}
 
 
 def env(rank: int, port: int, size: int = 2, **more: object) -> RankEnv:
-    return RankEnv(rank=rank, local_rank=rank, world_size=size, local_world_size=size, master_port=port, **more)  # type: ignore[arg-type]
+    return RankEnv(
+        rank=rank, local_rank=rank, world_size=size, local_world_size=size, master_port=port, **more
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("named", ["127.0.0.1", "localhost", "name.that.nobody.has"])
@@ -48,7 +54,9 @@ def test_an_address_of_one_interface_is_no_other_s() -> None:
         os.close(descriptor)
 
 
-def test_an_address_of_no_interface_is_said_and_listened_for_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_address_of_no_interface_is_said_and_listened_for_everywhere(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     port = free_port()
     os.close(listener("192.0.2.7", port))
     told = capsys.readouterr().err
@@ -58,7 +66,11 @@ def test_an_address_of_no_interface_is_said_and_listened_for_everywhere(capsys: 
 def test_the_launcher_s_word_counts_and_not_a_guess() -> None:
     base = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
     assert RankEnv.from_environ({**base, "LOCAL_WORLD_SIZE": "2"}).meeting_host == "127.0.0.1"
-    for more in ({}, {"LOCAL_WORLD_SIZE": "1"}, {"LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"}):
+    for more in (
+        {},
+        {"LOCAL_WORLD_SIZE": "1"},
+        {"LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"},
+    ):
         assert RankEnv.from_environ({**base, **more}).meeting_host == "node0"
 
 
@@ -80,7 +92,9 @@ def test_arriving_costs_each_rank_the_same_whatever_their_number() -> None:
     def cost(size: int) -> int:
         store = dist.HashStore()
         counted = [Counting(store) for _ in range(size)]
-        threads = [threading.Thread(target=arrive, args=(counted[r], env(r, 1, size), 10, b"")) for r in range(size)]
+        threads = [
+            threading.Thread(target=arrive, args=(counted[r], env(r, 1, size), 10, b"")) for r in range(size)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -92,7 +106,9 @@ def test_arriving_costs_each_rank_the_same_whatever_their_number() -> None:
 
 def test_ranks_of_different_secrets_say_so_at_once() -> None:
     store = dist.HashStore()
-    host = threading.Thread(target=lambda: pytest.raises(PacelineError, arrive, store, env(0, 1), 3, b"a" * 16))
+    host = threading.Thread(
+        target=lambda: pytest.raises(PacelineError, arrive, store, env(0, 1), 3, b"a" * 16)
+    )
     host.start()
     with pytest.raises(PacelineError, match="runtime.store_secret") as caught:
         arrive(store, env(1, 1), 3, b"")

@@ -38,7 +38,9 @@ def test_loading_a_model_says_nothing(
 
 
 @pytest.mark.parametrize("quantised", [True, False])
-def test_kernels_for_packed_weights_are_told_where_weights_are_packed(library_settings: None, quantised: bool) -> None:
+def test_kernels_for_packed_weights_are_told_where_weights_are_packed(
+    library_settings: None, quantised: bool
+) -> None:
     logging.getLogger("bitsandbytes").setLevel(logging.NOTSET)
     quiet_libraries(quantised)
     logger = logging.getLogger("bitsandbytes.backends.cpu.ops")

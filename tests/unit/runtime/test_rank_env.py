@@ -8,13 +8,27 @@ from paceline.core.errors import ConfigError
 from paceline.runtime.rank_env import RankEnv, first_host
 
 TORCHRUN = {
-    "RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "node0", "MASTER_PORT": "29511",
-    "TORCHELASTIC_RUN_ID": "abc", "TORCHELASTIC_RESTART_COUNT": "3", "TORCHELASTIC_USE_AGENT_STORE": "True",
-}  # fmt: skip
+    "RANK": "5",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "8",
+    "LOCAL_WORLD_SIZE": "4",
+    "GROUP_WORLD_SIZE": "2",
+    "MASTER_ADDR": "node0",
+    "MASTER_PORT": "29511",
+    "TORCHELASTIC_RUN_ID": "abc",
+    "TORCHELASTIC_RESTART_COUNT": "3",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+}
 SLURM = {
-    "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2", "SLURM_JOB_ID": "77",
-    "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_STEP_NODELIST": "gpu[003-004]",
-}  # fmt: skip
+    "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "1",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_JOB_ID": "77",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+    "SLURM_STEP_NODELIST": "gpu[003-004]",
+}
 
 
 def code_of(environ: dict[str, str], flag: int | None = None) -> str:
@@ -34,7 +48,9 @@ def test_torchrun() -> None:
 
 
 def test_deepspeed_has_names_of_its_own() -> None:
-    """As deepspeed/launcher/launch.py of 0.19 sets them for the third process of node 1; the flag is added to every command."""
+    """As deepspeed/launcher/launch.py of 0.19 sets them for the third process of node 1; the flag is added
+    to every command.
+    """
     environ = {
         "RANK": "5",
         "LOCAL_RANK": "1",
@@ -86,7 +102,9 @@ def test_open_mpi_on_one_node_needs_no_address() -> None:
         "127.0.0.1",
         "mpirun",
     )
-    same_job = RankEnv.from_environ({**environ, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"})
+    same_job = RankEnv.from_environ(
+        {**environ, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+    )
     other_job = RankEnv.from_environ({**environ, "PMIX_NAMESPACE": "prterun-host-8@1"})
     assert env.master_port == same_job.master_port != other_job.master_port
 
@@ -104,13 +122,22 @@ def test_open_mpi_on_two_nodes_needs_an_address() -> None:
 
 
 def test_hydra() -> None:
-    env = RankEnv.from_environ({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"})
+    env = RankEnv.from_environ(
+        {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+    )
     assert (env.rank, env.local_rank, env.world_size) == (1, 1, 2)
 
 
 def test_srun_finds_the_first_host() -> None:
     env = RankEnv.from_environ(SLURM)
-    assert (env.rank, env.local_rank, env.world_size, env.local_world_size, env.num_nodes, env.master_addr) == (
+    assert (
+        env.rank,
+        env.local_rank,
+        env.world_size,
+        env.local_world_size,
+        env.num_nodes,
+        env.master_addr,
+    ) == (
         3,
         1,
         4,
@@ -118,7 +145,10 @@ def test_srun_finds_the_first_host() -> None:
         2,
         "gpu003",
     )
-    assert env.master_port == RankEnv.from_environ({**SLURM, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}).master_port
+    assert (
+        env.master_port
+        == RankEnv.from_environ({**SLURM, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}).master_port
+    )
 
 
 def test_a_batch_script_without_srun_is_one_process() -> None:

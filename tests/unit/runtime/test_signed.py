@@ -25,7 +25,9 @@ def test_ranks_believe_each_other(store: dist.Store) -> None:
     one.set("a", "né\n")
     one.set("b", "")
     assert (two.get("a"), two.get("b")) == ("né\n", "") and two.get_all(["a", "b"]) == ["né\n", ""]
-    assert one.set_first("error", "mine") and not two.set_first("error", "other") and two.get("error") == "mine"
+    assert (
+        one.set_first("error", "mine") and not two.set_first("error", "other") and two.get("error") == "mine"
+    )
     assert SECRET not in store.get("a")
 
 
@@ -37,7 +39,11 @@ def test_a_stranger_is_ignored_and_said_once(store: dist.Store, value: str | byt
     mine = SignedStore(store, SECRET, "run", forged.append)
     store.set("error", value)
     store.set("alive/1", value)
-    assert mine.get("error") is None and mine.get("error") is None and mine.get_all(["alive/1", "error"]) == [None] * 2
+    assert (
+        mine.get("error") is None
+        and mine.get("error") is None
+        and mine.get_all(["alive/1", "error"]) == [None] * 2
+    )
     assert forged == ["error"]
     assert mine.set_first("error", "the real one"), "a stranger's value kept a rank from telling its error"
     assert mine.get("error") == "the real one"
@@ -70,15 +76,36 @@ def message(**changed: object) -> str:
 def test_an_error_is_heard_as_it_was_told() -> None:
     told = parsed_failure(message())
     assert told is not None and told[0] == 1
-    assert (told[1].code, told[1].what, told[1].where, dict(told[1].evidence)) == ("data.row", "row 17", "train.jsonl:18", {"n": 1})  # fmt: skip
+    assert (told[1].code, told[1].what, told[1].where, dict(told[1].evidence)) == (
+        "data.row",
+        "row 17",
+        "train.jsonl:18",
+        {"n": 1},
+    )
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        None, "", "1", "[]", "{}", "null", '{"rank": "x", "diagnostic": {}}', '{"rank": 1}', '{"rank": 1, "diagnostic": 7}', "[" * 100_000, message(code="\x1b[31m"),
-        message(code="launch.x] rank 0"), message(code=""), message(what=""), message(evidence=[1]), message(evidence="x"), '{"rank": 1, "diagnostic": null}', '{"rank": 1e999, "diagnostic": {}}',
+        None,
+        "",
+        "1",
+        "[]",
+        "{}",
+        "null",
+        '{"rank": "x", "diagnostic": {}}',
+        '{"rank": 1}',
+        '{"rank": 1, "diagnostic": 7}',
+        "[" * 100_000,
+        message(code="\x1b[31m"),
+        message(code="launch.x] rank 0"),
+        message(code=""),
+        message(what=""),
+        message(evidence=[1]),
+        message(evidence="x"),
+        '{"rank": 1, "diagnostic": null}',
+        '{"rank": 1e999, "diagnostic": {}}',
     ],
-)  # fmt: skip
+)
 def test_what_no_rank_writes_is_not_heard(text: str | None) -> None:
     assert parsed_failure(text) is None

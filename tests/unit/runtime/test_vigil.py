@@ -43,7 +43,20 @@ def test_a_value_that_stands_still_is_no_sign_of_life() -> None:
     assert vigil.silent(49, 40) == [1]
 
 
-@pytest.mark.parametrize("text", [None, "", "x", "[]", "7", '{"count": "x"}', '{"count": 1e999}', "[" * 99_999, '{"count": null, "step": 1}'])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        "",
+        "x",
+        "[]",
+        "7",
+        '{"count": "x"}',
+        '{"count": 1e999}',
+        "[" * 99_999,
+        '{"count": null, "step": 1}',
+    ],
+)
 def test_what_is_no_beat_is_none(text: str | None) -> None:
     assert Beat.of(text) is None
 

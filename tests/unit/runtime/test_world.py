@@ -40,7 +40,9 @@ def test_a_port_in_use_is_named() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(PacelineError) as caught:
-            World.open(RankEnv(world_size=2, local_world_size=2, master_port=port), device="cpu", timeout_seconds=2)
+            World.open(
+                RankEnv(world_size=2, local_world_size=2, master_port=port), device="cpu", timeout_seconds=2
+            )
     found = caught.value.diagnostics[0]
     assert found.code == "runtime.port_in_use"
     assert str(port) in found.what
@@ -52,7 +54,9 @@ def test_ranks_that_never_come_are_named() -> None:
         port = probe.getsockname()[1]
     started = time.monotonic()
     with pytest.raises(PacelineError) as caught:
-        World.open(RankEnv(world_size=3, local_world_size=3, master_port=port), device="cpu", timeout_seconds=1)
+        World.open(
+            RankEnv(world_size=3, local_world_size=3, master_port=port), device="cpu", timeout_seconds=1
+        )
     assert time.monotonic() - started < 10
     found = caught.value.diagnostics[0]
     assert (found.code, found.evidence["missing"]) == ("runtime.ranks_missing", [1, 2])

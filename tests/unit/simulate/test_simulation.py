@@ -1,4 +1,6 @@
-"""A simulated step beside the closed form: states byte for byte, activations within 5 %, collectives by count and bytes."""
+"""A simulated step beside the closed form: states byte for byte, activations within 5 %, collectives by
+count and bytes.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,16 @@ from paceline.plan.strategies.options import FsdpOptions
 from paceline.rules.planning import make_plan
 from paceline.simulate.run import simulate
 
-LLAMA = {"model_type": "llama", "hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 8, "num_key_value_heads": 2,
-         "num_hidden_layers": 4, "vocab_size": 1000, "max_position_embeddings": 512}  # fmt: skip
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 4,
+    "vocab_size": 1000,
+    "max_position_embeddings": 512,
+}
 
 
 def plan_of(hardware: str, strategy: str, config: dict[str, Any] = LLAMA, **training: Any) -> Plan:
@@ -83,7 +93,9 @@ def test_engines_that_read_memory_have_their_activations_simulated(strategy: str
     rows = rows_of(plan, hardware, config)
     assert rows["activations"].apart == pytest.approx(0, abs=0.05)
     has_states = strategy in ("single", "ddp")
-    assert (rows["optimizer"].simulated is not None) is has_states and (not has_states or rows["optimizer"].apart == 0)
+    assert (rows["optimizer"].simulated is not None) is has_states and (
+        not has_states or rows["optimizer"].apart == 0
+    )
     assert bool(partly(plan)) is (strategy != "single")
 
 
@@ -97,7 +109,9 @@ def test_what_torch_cannot_simulate_has_a_reason() -> None:
 
 def test_a_disagreement_is_printed() -> None:
     said = table([Compared("activations", 100.0, 120.0), Compared("gradients", 100.0, 105.0)], "a reason")
-    assert "DISAGREEMENT: activations: the closed form is +20% off" in said and said.count("DISAGREEMENT") == 1
+    assert (
+        "DISAGREEMENT: activations: the closed form is +20% off" in said and said.count("DISAGREEMENT") == 1
+    )
     assert "not simulated: a reason" in said and all(len(line) <= 100 for line in said.splitlines())
 
 

@@ -1,4 +1,6 @@
-"""DataParallel: on one device it is ``single`` to the bit; on several the parts of a micro-batch add up to the whole."""
+"""DataParallel: on one device it is ``single`` to the bit; on several the parts of a micro-batch add up to
+the whole.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,7 @@ def ten_steps(strategy: Strategy, dtype: torch.dtype = torch.float64) -> dict[st
         "parameters": {n: p.detach().cpu() for n, p in handle.root.named_parameters()},
         "moments": [v["exp_avg_sq"].cpu() for v in handle.optimizer.state.values()],
         "handle": handle,
-    }  # fmt: skip
+    }
 
 
 def test_on_one_device_it_is_single_bit_for_bit() -> None:
@@ -79,7 +81,9 @@ def assert_equal_to_single(found: dict[str, Any], bound: float) -> None:
     alone = ten_steps(Single(World.single(), plan_of()))
     assert max(abs(a - b) for a, b in zip(alone["losses"], found["losses"], strict=True)) < bound
     assert max(abs(a - b) for a, b in zip(alone["norms"], found["norms"], strict=True)) < bound
-    assert max(float((found["parameters"][n] - p).abs().max()) for n, p in alone["parameters"].items()) < bound
+    assert (
+        max(float((found["parameters"][n] - p).abs().max()) for n, p in alone["parameters"].items()) < bound
+    )
     assert found["eval"][1:] == alone["eval"][1:]
     assert found["eval"][0]["nll"] == pytest.approx(alone["eval"][0]["nll"], abs=bound)
     assert found["eval"][0]["correct/nll"] == alone["eval"][0]["correct/nll"]
@@ -160,7 +164,9 @@ def test_inference_copies_once_and_answers_in_order() -> None:
     assert torch.equal(parallel(inputs[:1])[0], model(inputs[0]))
 
 
-def test_a_corpus_is_embedded_in_order_whatever_the_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_corpus_is_embedded_in_order_whatever_the_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The example: texts of unequal length, more batches than devices, against one text by itself."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     example = importlib.import_module("embed_corpus")

@@ -1,4 +1,6 @@
-"""Who owns what under DeepSpeed, and the guards before an engine is started; no process group, no DeepSpeed needed."""
+"""Who owns what under DeepSpeed, and the guards before an engine is started; no process group, no
+DeepSpeed needed.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,10 @@ def code_of(call: Any) -> str:
     return caught.value.diagnostics[0].code
 
 
-@pytest.mark.parametrize(("strategy", "engine", "stage"), [("zero1", {}, 1), ("zero3", {}, 3), ("deepspeed", {"zero_stage": 2}, 2), ("deepspeed", {}, 0)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("strategy", "engine", "stage"),
+    [("zero1", {}, 1), ("zero3", {}, 3), ("deepspeed", {"zero_stage": 2}, 2), ("deepspeed", {}, 0)],
+)
 def test_the_stage(strategy: str, engine: dict[str, Any], stage: int) -> None:
     assert options_of(plan(strategy, **engine)).zero_stage == stage
 
@@ -70,9 +75,13 @@ def test_what_others_own_does_not_reach_deepspeed() -> None:
         "zero_optimization": {"stage": 2},
     }
     config = engine_config(plan(config=given))
-    assert not {"optimizer", "scheduler", "train_batch_size", "sequence_parallel_size", "data_parallel_size"} & set(
-        config
-    )
+    assert not {
+        "optimizer",
+        "scheduler",
+        "train_batch_size",
+        "sequence_parallel_size",
+        "data_parallel_size",
+    } & set(config)
     assert config["gradient_clipping"] == 0.0 and config["zero_force_ds_cpu_optimizer"] is False
     assert config["tensor_parallel"] == {"autotp_size": 2}
     assert (
@@ -81,13 +90,22 @@ def test_what_others_own_does_not_reach_deepspeed() -> None:
 
 
 def test_stage_0_leaves_precision_to_the_model() -> None:
-    config = engine_config(plan("deepspeed", "bfloat16", config={"bf16": {"enabled": True}, "data_types": {}, "zero_optimization": {"stage": 0}}))  # fmt: skip
+    config = engine_config(
+        plan(
+            "deepspeed",
+            "bfloat16",
+            config={"bf16": {"enabled": True}, "data_types": {}, "zero_optimization": {"stage": 0}},
+        )
+    )
     assert "bf16" not in config and "data_types" not in config
 
 
 def test_two_runs_do_not_share_a_folder_on_the_drive() -> None:
     block = {"device": "nvme", "nvme_path": "/drive"}
-    one, other = plan("zero3", config={"zero_optimization": {"stage": 3, "offload_param": block}}), plan("zero3", config={"zero_optimization": {"stage": 3, "offload_param": block}})  # fmt: skip
+    one, other = (
+        plan("zero3", config={"zero_optimization": {"stage": 3, "offload_param": block}}),
+        plan("zero3", config={"zero_optimization": {"stage": 3, "offload_param": block}}),
+    )
     other.run_dir = "outputs/y"
     paths = {engine_config(p)["zero_optimization"]["offload_param"]["nvme_path"] for p in (one, other)}
     assert (
@@ -100,7 +118,10 @@ def test_two_runs_do_not_share_a_folder_on_the_drive() -> None:
 def test_two_models_of_a_run_do_not_share_a_folder_and_a_frozen_one_has_no_optimizer() -> None:
     zero = {"stage": 3, "offload_param": {"device": "nvme"}, "offload_optimizer": {"device": "nvme"}}
     run = plan("zero3", config={"zero_optimization": zero})
-    value, judge = engine_config(run, "value")["zero_optimization"], asking_config(run, "reward")["zero_optimization"]
+    value, judge = (
+        engine_config(run, "value")["zero_optimization"],
+        asking_config(run, "reward")["zero_optimization"],
+    )
     assert value["offload_param"]["nvme_path"] == value["offload_optimizer"]["nvme_path"]
     assert {Path(z["offload_param"]["nvme_path"]).name for z in (value, judge)} == {"value", "reward"}
     assert "offload_optimizer" not in judge and "offload_optimizer" in zero
@@ -118,7 +139,9 @@ def test_float64_and_optimizers_without_arrays_are_refused() -> None:
 
 def test_a_missing_package_is_named_with_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "deepspeed" else found(name, *a))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == "deepspeed" else found(name, *a)
+    )
     with pytest.raises(ConfigError, match=r"pip install .paceline\[deepspeed\]"):
         library(World.single())
 
@@ -153,7 +176,15 @@ def test_where_a_cut_parameter_lies() -> None:
     parameter: Any = nn.Parameter(torch.zeros(4, 3))
     assert ParameterSlice.of("w", parameter, 0) == ParameterSlice((4, 3), (0, 0), True)
     assert not ParameterSlice.of("w", parameter, 1).first  # one rank of a group speaks for what all have
-    cut = {"replicated": False, "partition_dim": 1, "partition_sizes": (3, 3), "original_shape": (4, 6), "sub_param_sizes": None, "conversion": {}, "partition_type": "row"}  # fmt: skip
+    cut = {
+        "replicated": False,
+        "partition_dim": 1,
+        "partition_sizes": (3, 3),
+        "original_shape": (4, 6),
+        "sub_param_sizes": None,
+        "conversion": {},
+        "partition_type": "row",
+    }
     parameter.ds_autotp_universal_checkpoint_meta = cut
     assert ParameterSlice.of("w", parameter, 1) == ParameterSlice((4, 6), (0, 3), True)
     parameter.ds_autotp_universal_checkpoint_meta = {**cut, "sub_param_sizes": (2, 1)}

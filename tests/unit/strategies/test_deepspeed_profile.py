@@ -1,4 +1,6 @@
-"""The flops profile of DeepSpeed is that of the model: every product counted once, held against an independent count; no latency since 1970."""
+"""The flops profile of DeepSpeed is that of the model: every product counted once, held against an
+independent count; no latency since 1970.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,17 @@ LLAMA = {
 }
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 50, "n_positions": 64}
 QWEN = {**LLAMA, "model_type": "qwen2", "tie_word_embeddings": True}
-MOE = {**LLAMA, "model_type": "qwen3_moe", "head_dim": 8, "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
-       "decoder_sparse_step": 1, "mlp_only_layers": []}  # fmt: skip
+MOE = {
+    **LLAMA,
+    "model_type": "qwen3_moe",
+    "head_dim": 8,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
 LENGTHS = (7, 12, 5)
 
 
@@ -60,12 +71,17 @@ class Engine(torch.nn.Module):
 
 
 def engine_of(root: Any, due: bool = True) -> Any:
-    """What of DeepSpeed's engine takes part: its profiler, and the hooks of the root that start and stop it."""
+    """What of DeepSpeed's engine takes part: its profiler, and the hooks of the root that start and stop
+    it.
+    """
     profiler = pytest.importorskip("deepspeed.profiling.flops_profiler.profiler").FlopsProfiler(root)
     engine = SimpleNamespace(
-        flops_profiler=profiler, global_rank=0, global_steps=5 if due else 4,
-        flops_profiler_enabled=lambda: True, flops_profiler_profile_step=lambda: 5,
-    )  # fmt: skip
+        flops_profiler=profiler,
+        global_rank=0,
+        global_steps=5 if due else 4,
+        flops_profiler_enabled=lambda: True,
+        flops_profiler_profile_step=lambda: 5,
+    )
     if due:
         root.register_forward_pre_hook(lambda *_: profiler.start_profile(ignore_list=None))
         root.register_forward_hook(lambda *_: profiler.stop_profile())

@@ -78,7 +78,10 @@ def test_betas_eps_and_text_arguments_arrive() -> None:
     assert (group["betas"], group["eps"], group["amsgrad"]) == ((0.8, 0.95), 1e-6, True)
     assert build_optimizer(OptimizerSpec(), named()).param_groups[0]["fused"] is True
     assert (
-        build_optimizer(OptimizerSpec(name="sgd", args={"momentum": 0.9}), named()).param_groups[0]["momentum"] == 0.9
+        build_optimizer(OptimizerSpec(name="sgd", args={"momentum": 0.9}), named()).param_groups[0][
+            "momentum"
+        ]
+        == 0.9
     )
 
 
@@ -100,4 +103,6 @@ def test_refusals_say_why_and_what_instead(spec: OptimizerSpec, code: str, word:
 
 def test_nothing_to_train_is_refused() -> None:
     with pytest.raises(ConfigError, match="strategy.nothing_to_train"):
-        build_optimizer(OptimizerSpec(), [(n, nn.Parameter(p.detach(), requires_grad=False)) for n, p in named()])
+        build_optimizer(
+            OptimizerSpec(), [(n, nn.Parameter(p.detach(), requires_grad=False)) for n, p in named()]
+        )

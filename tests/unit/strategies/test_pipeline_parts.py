@@ -29,7 +29,14 @@ def test_a_pipeline_that_does_not_exist_is_refused(schedule: str, ranks: int, ea
 def test_micro_batches_that_a_schedule_takes() -> None:
     assert [StageLayout("1f1b", 4, 1).micro_batches(n) for n in (1, 3, 9)] == [1, 3, 9]
     assert [StageLayout("1f1b", 4, 1).kind(n).__name__ for n in (3, 4)] == ["ScheduleGPipe", "Schedule1F1B"]
-    assert [StageLayout("interleaved", 2, 2).micro_batches(n) for n in (1, 2, 3, 4, 5, 7)] == [1, 2, 3, 4, 6, 8]
+    assert [StageLayout("interleaved", 2, 2).micro_batches(n) for n in (1, 2, 3, 4, 5, 7)] == [
+        1,
+        2,
+        3,
+        4,
+        6,
+        8,
+    ]
     assert [StageLayout("zero_bubble", 4, 2).micro_batches(n) for n in (3, 9, 11)] == [3, 10, 12]
 
 
@@ -41,8 +48,13 @@ def test_fitting_adds_documents_that_weigh_nothing() -> None:
         fitted = shape.fit(batch)
         before = batch.input_ids.shape[1]
         assert fitted.input_ids.shape == fitted.labels.shape == fitted.position_ids.shape == (1, shape.length)
-        assert int(fitted.cu_seqlens[-1]) == shape.length and len(fitted.document_ids) == len(fitted.cu_seqlens) - 1
-        assert torch.equal(fitted.labels[:, :before], batch.labels) and (fitted.labels[:, before:] == -100).all()
+        assert (
+            int(fitted.cu_seqlens[-1]) == shape.length
+            and len(fitted.document_ids) == len(fitted.cu_seqlens) - 1
+        )
+        assert (
+            torch.equal(fitted.labels[:, :before], batch.labels) and (fitted.labels[:, before:] == -100).all()
+        )
         assert (fitted.num_rows, fitted.num_tokens) == (batch.num_rows, batch.num_tokens)
         lengths = (fitted.cu_seqlens[1:] - fitted.cu_seqlens[:-1]).tolist()
         assert max(lengths) <= fitted.max_seqlen == shape.longest  # no document longer than the real ones

@@ -29,7 +29,11 @@ MOST = 14
 
 
 def public(cls: type) -> set[str]:
-    return {name for name, member in vars(cls).items() if not name.startswith("_") and (callable(member) or isinstance(member, property))}  # fmt: skip
+    return {
+        name
+        for name, member in vars(cls).items()
+        if not name.startswith("_") and (callable(member) or isinstance(member, property))
+    }
 
 
 def test_a_strategy_has_few_methods_and_the_runner_calls_no_others() -> None:
@@ -41,7 +45,9 @@ def test_a_strategy_has_few_methods_and_the_runner_calls_no_others() -> None:
 
 
 @pytest.mark.parametrize("old", ["grad_norm", "step", "microstep", "place", "train_window"])
-def test_a_method_that_no_window_calls_any_more_is_refused_by_name(old: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_that_no_window_calls_any_more_is_refused_by_name(
+    old: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An averaging in ``grad_norm`` would be passed by, and every rank would train alone."""
     monkeypatch.setitem(globals(), "Old", type("Old", (Single,), {old: lambda *_: None}))
     with pytest.raises(ConfigError, match=rf"strategy.not_a_strategy(.|\n)*{old}"):
@@ -82,7 +88,9 @@ class Counted(Single):
 
 @pytest.fixture
 def runner() -> Callable[[list[int]], WindowRunner]:
-    """A runner whose other ranks have ``others`` micro-batches left at each agreement, one after the other."""
+    """A runner whose other ranks have ``others`` micro-batches left at each agreement, one after the
+    other.
+    """
 
     def make(others: list[int]) -> WindowRunner:
         made = WindowRunner(Counted(World.single(), plan()))  # type: ignore[arg-type]
@@ -94,8 +102,17 @@ def runner() -> Callable[[list[int]], WindowRunner]:
 
 
 @pytest.mark.parametrize(
-    ("own", "others", "forwards"), [(3, [3], 3), (3, [5], 5), (5, [3], 5), (8, [8, 2], 10), (8, [8, 0], 8), (10, [8, 8, 1], 17), (20, [8, 4, 0], 20)]
-)  # fmt: skip
+    ("own", "others", "forwards"),
+    [
+        (3, [3], 3),
+        (3, [5], 5),
+        (5, [3], 5),
+        (8, [8, 2], 10),
+        (8, [8, 0], 8),
+        (10, [8, 8, 1], 17),
+        (20, [8, 4, 0], 20),
+    ],
+)
 def test_a_rank_with_fewer_micro_batches_goes_on_with_blank_ones(
     runner: Callable[..., WindowRunner], own: int, others: list[int], forwards: int
 ) -> None:
@@ -140,7 +157,9 @@ def test_every_rank_clips_by_rank_0s_norm(main: bool) -> None:
 
 
 class Centered(TinyObjective):
-    """Σ nll · (the mean nll of a label over the whole window's other rows): no micro-batch can tell its loss by itself."""
+    """Σ nll · (the mean nll of a label over the whole window's other rows): no micro-batch can tell its
+    loss by itself.
+    """
 
     window_means = WindowMeans((Role.POLICY,), "others")
     seen: ClassVar[list[float]] = []
@@ -152,7 +171,10 @@ class Centered(TinyObjective):
         }
 
     def losses(self, role: Role, outputs: Any, batch: Batch) -> Any:
-        assert batch.extras["mean"].shape == batch.document_ids.shape and float(batch.extras["none"].sum()) == 0.0
+        assert (
+            batch.extras["mean"].shape == batch.document_ids.shape
+            and float(batch.extras["none"].sum()) == 0.0
+        )
         self.seen.append(float(batch.extras["mean"][0]))
         return {"nll": outputs["nll"] * batch.extras["mean"][0]}
 
@@ -161,7 +183,9 @@ class Centered(TinyObjective):
 def test_losses_have_the_means_of_a_whole_window_before_its_first_backward(evaluated: bool) -> None:
     strategy = make_strategy("single", World.single(), plan())
     handles = {
-        Role.POLICY: strategy.prepare(Role.POLICY, lambda: TinyRoot(), OptimizerSpec(name="sgd", learning_rate=1.0))
+        Role.POLICY: strategy.prepare(
+            Role.POLICY, lambda: TinyRoot(), OptimizerSpec(name="sgd", learning_rate=1.0)
+        )
     }  # type: ignore[arg-type]
     others = [make_batch([20 + i, 40 + i]) for i in range(3)]
     batches = [replace(make_batch([i]), others={"others": other}) for i, other in enumerate(others)]

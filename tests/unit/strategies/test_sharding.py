@@ -52,7 +52,9 @@ def names(trunk: nn.Module, how: FsdpOptions) -> list[str]:
     return [by_id[id(m)] for m in units_of(trunk, how)]
 
 
-def wrapped(policy: str = "transformer", classes: tuple[str, ...] = (), min_num_params: int = 0) -> FsdpOptions:
+def wrapped(
+    policy: str = "transformer", classes: tuple[str, ...] = (), min_num_params: int = 0
+) -> FsdpOptions:
     return FsdpOptions(wrap=Wrap(policy, classes, min_num_params))
 
 
@@ -66,7 +68,8 @@ def test_decoder_layers_are_units_by_default() -> None:
 def test_a_class_named_in_the_config_is_the_unit() -> None:
     trunk = Trunk()
     assert names(trunk, wrapped(classes=("Mlp",))) == ["layers.0.mlp", "layers.1.mlp"]
-    assert names(trunk, wrapped(classes=("Mlp", "Layer"))) == ["layers.0", "layers.1"]  # the outer one holds the inner
+    # the outer one holds the inner
+    assert names(trunk, wrapped(classes=("Mlp", "Layer"))) == ["layers.0", "layers.1"]
     trunk.layers[0].mlp.__class__ = replace_forward(FusedSwiGLU, Mlp)  # a kernel's class keeps the old name
     assert names(trunk, wrapped(classes=("Mlp",))) == ["layers.0.mlp", "layers.1.mlp"]
     with pytest.raises(ConfigError, match="GPT2Block") as caught:
@@ -75,7 +78,9 @@ def test_a_class_named_in_the_config_is_the_unit() -> None:
 
 
 def test_by_size_the_smallest_modules_that_are_large_enough() -> None:
-    """Norm 20, each projection 100, Mlp 300, layer 320; embedding and head stay with the root, whatever their size."""
+    """Norm 20, each projection 100, Mlp 300, layer 320; embedding and head stay with the root, whatever
+    their size.
+    """
     trunk = Trunk()
     assert names(trunk, wrapped(policy="size", min_num_params=100)) == [
         f"layers.{i}.mlp.{name}" for i in (0, 1) for name in ("gate_proj", "up_proj", "down_proj")

@@ -55,7 +55,9 @@ def test_a_step_is_the_gradient_of_the_token_mean_over_the_window() -> None:
     assert result.losses["nll"] == pytest.approx(float(total.detach()) / labels, rel=1e-14)
     norm = torch.nn.utils.clip_grad_norm_(root.parameters(), float("inf"))
     assert result.grad_norm == pytest.approx(float(norm), rel=1e-12)
-    for (name, mine), (_, theirs) in zip(handle.root.named_parameters(), root.named_parameters(), strict=True):
+    for (name, mine), (_, theirs) in zip(
+        handle.root.named_parameters(), root.named_parameters(), strict=True
+    ):
         assert torch.allclose(mine, theirs - 0.1 * theirs.grad, rtol=0, atol=1e-15), name
 
 
@@ -78,7 +80,9 @@ def test_the_learning_rate_is_an_argument() -> None:
         strategy, handle = prepared()
         before = snapshot(handle)
         step(strategy, handle, window(0, 0, 1), lr=lr)
-        moved.append(max(float((p - before[n]).abs().max().detach()) for n, p in handle.root.named_parameters()))
+        moved.append(
+            max(float((p - before[n]).abs().max().detach()) for n, p in handle.root.named_parameters())
+        )
     assert moved[0] == 0.0
     assert moved[2] == pytest.approx(2 * moved[1], rel=1e-9)
 
@@ -87,7 +91,9 @@ def test_it_learns_and_compute_weights_are_refreshed_after_each_step() -> None:
     root = TinyRoot()
     strategy, handle = prepared(root, OptimizerSpec(learning_rate=0.02))
     refreshed = root.refreshed
-    losses = [step(strategy, handle, window(s, 0, 1), lr=0.02, max_grad_norm=1.0).losses["nll"] for s in range(40)]
+    losses = [
+        step(strategy, handle, window(s, 0, 1), lr=0.02, max_grad_norm=1.0).losses["nll"] for s in range(40)
+    ]
     assert losses[-1] < 0.5 * losses[0]
     assert root.refreshed == refreshed + 40
 
@@ -150,7 +156,9 @@ def test_dropout_follows_the_seed_of_the_micro_step() -> None:
     for seed in (1, 1, 2):
         strategy, handle = prepared(TinyRoot(dropout=0.5))
         losses.append(
-            step(strategy, handle, window(0, 0, 1), generator_seed=lambda j, seed=seed: 100 * seed + j).losses["nll"]
+            step(
+                strategy, handle, window(0, 0, 1), generator_seed=lambda j, seed=seed: 100 * seed + j
+            ).losses["nll"]
         )
     assert losses[0] == losses[1] != losses[2]
 
@@ -159,7 +167,8 @@ def test_evaluation_leaves_no_trace_and_needs_a_batch() -> None:
     strategy, handle = prepared(TinyRoot(dropout=0.5))
     handle.root.train()
     sums = [
-        make_runner(strategy).eval_window({Role.POLICY: handle}, window(0, 0, 1), TinyObjective()) for _ in range(2)
+        make_runner(strategy).eval_window({Role.POLICY: handle}, window(0, 0, 1), TinyObjective())
+        for _ in range(2)
     ]
     assert sums[0] == sums[1], "dropout was active"
     assert handle.root.training
@@ -175,7 +184,9 @@ def test_frozen_models_have_no_optimizer_and_no_gradients() -> None:
     assert not any(p.requires_grad for p in handle.root.parameters())
 
 
-@pytest.mark.parametrize("name", ["adamw_torch_fused", "adamw_torch", "sgd", "adagrad", "rmsprop", "adafactor"])
+@pytest.mark.parametrize(
+    "name", ["adamw_torch_fused", "adamw_torch", "sgd", "adagrad", "rmsprop", "adafactor"]
+)
 def test_state_goes_out_and_comes_back_bit_for_bit(name: str) -> None:
     spec = OptimizerSpec(name=name, learning_rate=0.01, args={"momentum": 0.9} if name == "sgd" else {})
     strategy, handle = prepared(TinyRoot(torch.float32), spec)
@@ -195,7 +206,9 @@ def test_state_goes_out_and_comes_back_bit_for_bit(name: str) -> None:
         for st, h in ((strategy, handle), (other_strategy, other))
     ]
     assert results[0] == results[1]
-    assert all(torch.equal(p, q) for p, q in zip(handle.root.parameters(), other.root.parameters(), strict=True))
+    assert all(
+        torch.equal(p, q) for p, q in zip(handle.root.parameters(), other.root.parameters(), strict=True)
+    )
 
 
 def test_names_are_plain() -> None:
@@ -224,7 +237,9 @@ def test_weights_alone_can_be_imported() -> None:
     weights = MemoryReader([s for s in strategy.export_state(handle) if s.kind == "param"])
     other_strategy, other = prepared(spec=OptimizerSpec())
     other_strategy.import_state(other, weights)
-    assert all(torch.equal(p, q) for p, q in zip(handle.root.parameters(), other.root.parameters(), strict=True))
+    assert all(
+        torch.equal(p, q) for p, q in zip(handle.root.parameters(), other.root.parameters(), strict=True)
+    )
 
 
 def test_shares_are_spread_by_bytes() -> None:
@@ -236,9 +251,12 @@ def test_shares_are_spread_by_bytes() -> None:
 
 
 def test_moments_that_one_rank_keeps_are_written_and_read_by_it_alone() -> None:
-    """Two ranks that hold the same weights, each the moments of half of them: together they write everything once, whole."""
+    """Two ranks that hold the same weights, each the moments of half of them: together they write
+    everything once, whole.
+    """
     spec, names = OptimizerSpec(), [n for n, _ in TinyRoot().named_parameters()]
-    keepers = {name: at % 2 for at, name in enumerate(names[:-1])}  # the last one has no moments: it is frozen
+    # the last one has no moments: it is frozen
+    keepers = {name: at % 2 for at, name in enumerate(names[:-1])}
     strategy, handle = prepared(TinyRoot(torch.float32), spec)
     handle.root.get_parameter(names[-1]).requires_grad_(False)
     step(strategy, handle, window(0, 0, 1))
@@ -255,7 +273,9 @@ def test_moments_that_one_rank_keeps_are_written_and_read_by_it_alone() -> None:
         import_state(other, MemoryReader([s for share in shares for s in share]), rank, keepers)
         known = {n for n, p in other.root.named_parameters() if p in other.optimizer.state}  # type: ignore[union-attr]
         assert known == {n for n, keeper in keepers.items() if keeper == rank}
-        assert all(torch.equal(p, q) for p, q in zip(handle.root.parameters(), other.root.parameters(), strict=True))
+        assert all(
+            torch.equal(p, q) for p, q in zip(handle.root.parameters(), other.root.parameters(), strict=True)
+        )
         moment = other.optimizer.state[other.root.get_parameter(names[rank])]["exp_avg"]  # type: ignore[union-attr]
         assert torch.equal(moment, whole.tensors["policy", names[rank], "exp_avg"])
 

@@ -1,4 +1,6 @@
-"""A tiny root module, objective and learnable data that follow the protocols, for tests of strategies without Transformers."""
+"""A tiny root module, objective and learnable data that follow the protocols, for tests of strategies
+without Transformers.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,17 @@ VOCAB, HIDDEN = 11, 8
 
 
 class TinyRoot(RootModule):
-    """Embedding, two linears with bias and a norm, a head; ``nll`` is summed over labels and touches every parameter even without one."""
+    """Embedding, two linears with bias and a norm, a head; ``nll`` is summed over labels and touches every
+    parameter even without one.
+    """
 
     def __init__(
         self, dtype: torch.dtype = torch.float64, compute: torch.dtype | None = None, dropout: float = 0.0
     ) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(7)
-        # registered in another order than they are used: DDP's first guess at its buckets is then wrong (contract 9)
+        # registered in another order than they are used: DDP's first guess at its buckets is then wrong
+        # (contract 9)
         self.head = nn.Linear(HIDDEN, VOCAB, bias=False)
         self.embed = nn.Embedding(VOCAB, HIDDEN)
         self.down = nn.Linear(3 * HIDDEN, HIDDEN)
@@ -35,7 +40,9 @@ class TinyRoot(RootModule):
         self.up = nn.Linear(HIDDEN, 3 * HIDDEN)
         self.drop = nn.Dropout(dropout)
         for parameter in self.parameters():
-            parameter.data = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).mul_(0.3).to(dtype)
+            parameter.data = (
+                torch.randn(parameter.shape, generator=generator, dtype=torch.float64).mul_(0.3).to(dtype)
+            )
         self.compute = compute
         self.refreshed = 0
 
@@ -85,7 +92,9 @@ class TinyObjective:
 
 
 def make_batch(rows: list[int], labelled: bool = True) -> Batch:
-    """Rows by index, of 3 to 9 tokens each; the token to predict is a fixed function of the token seen (learnable). -1 is a filler."""
+    """Rows by index, of 3 to 9 tokens each; the token to predict is a fixed function of the token seen
+    (learnable). -1 is a filler.
+    """
     inputs, labels, lengths = [], [], []
     for row in rows:
         length = 2 if row < 0 else 3 + (row * 5) % 7
@@ -115,7 +124,9 @@ def make_batch(rows: list[int], labelled: bool = True) -> Batch:
     )
 
 
-def window(step: int, rank: int, world_size: int, rows_per_step: int = 16, accumulation: int = 2) -> list[Batch]:
+def window(
+    step: int, rank: int, world_size: int, rows_per_step: int = 16, accumulation: int = 2
+) -> list[Batch]:
     """The rank's micro-batches of a step: the same global rows whatever the world size."""
     micro = rows_per_step // (world_size * accumulation)
     first = step * rows_per_step
@@ -123,7 +134,9 @@ def window(step: int, rank: int, world_size: int, rows_per_step: int = 16, accum
     return [make_batch(list(range(s, s + micro))) for s in starts]
 
 
-def plan(scaler: bool = False, world_size: int = 1, accumulation: int = 2, **training: object) -> SimpleNamespace:
+def plan(
+    scaler: bool = False, world_size: int = 1, accumulation: int = 2, **training: object
+) -> SimpleNamespace:
     """As much of a Plan as a strategy reads."""
     section = TrainingSection.model_validate(training)
     return SimpleNamespace(
@@ -155,6 +168,8 @@ class MemoryReader:
     def read(self, role: str, name: str, kind: str) -> Tensor:
         return self.tensors[role, name, kind]
 
-    def read_block(self, role: str, name: str, kind: str, offsets: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
+    def read_block(
+        self, role: str, name: str, kind: str, offsets: tuple[int, ...], shape: tuple[int, ...]
+    ) -> Tensor:
         place = tuple(slice(o, o + n) for o, n in zip(offsets, shape, strict=True))
         return self.tensors[role, name, kind][place]

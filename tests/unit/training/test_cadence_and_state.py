@@ -31,13 +31,17 @@ def test_steps() -> None:
 
 
 def test_epoch_best_and_no() -> None:
-    assert cadence(eval_strategy="epoch").evaluates(7, True) and not cadence(eval_strategy="epoch").evaluates(7, False)
+    assert cadence(eval_strategy="epoch").evaluates(7, True) and not cadence(eval_strategy="epoch").evaluates(
+        7, False
+    )
     assert not cadence(eval_strategy="no").evaluates(20, True)
     assert cadence(save_strategy="best").saves(7, False, True) and not cadence(save_strategy="best").saves(
         7, False, False
     )
     assert not cadence(save_strategy="no").saves(20, True, True)
-    assert cadence(keep_best=True).saves(7, False, True) and not cadence(keep_best=True).saves(7, False, False)
+    assert cadence(keep_best=True).saves(7, False, True) and not cadence(keep_best=True).saves(
+        7, False, False
+    )
     assert cadence(logging_first_step=True).logs(1)
 
 

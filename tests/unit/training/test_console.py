@@ -24,7 +24,14 @@ class Clock:
 
 
 def step(number: int, **kwargs: object) -> Step:
-    values = {"lr": 1e-4, "grad_norm": 0.5, "tokens_per_second": 1234.0, "mfu": 0.61, "memory_bytes": 3 << 29, **kwargs}
+    values = {
+        "lr": 1e-4,
+        "grad_norm": 0.5,
+        "tokens_per_second": 1234.0,
+        "mfu": 0.61,
+        "memory_bytes": 3 << 29,
+        **kwargs,
+    }
     return Step(number, 0.1, 2.0, **values)  # type: ignore[arg-type]
 
 
@@ -39,7 +46,8 @@ def test_off_a_terminal_lines_come_at_logging_steps_without_control_characters()
     assert [line.split("  ")[0] for line in lines] == ["step 4/10", "step 8/10", "step 10/10"]
     assert (
         lines[0]
-        == "step 4/10  loss 2.0000  lr 0.0001  grad norm 0.500  1.23K tokens/s  MFU 61%  memory 1.50 GiB  ETA 12s"
+        == "step 4/10  loss 2.0000  lr 0.0001  grad norm 0.500  1.23K tokens/s  MFU 61%  memory 1.50 GiB "
+        " ETA 12s"
     )
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", out.getvalue())
 

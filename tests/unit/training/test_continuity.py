@@ -1,4 +1,6 @@
-"""Going on from a checkpoint of another strategy, of other ranks, or of a version that told its data otherwise."""
+"""Going on from a checkpoint of another strategy, of other ranks, or of a version that told its data
+otherwise.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,27 @@ from paceline.training.resuming import same_training
 
 FP32 = Precision("float32", "float32", "float32", False, "")
 FP16 = replace(FP32, compute="float16", scaler=True)
-# What 3b6e39d (21 November 2026) wrote beside weights and config: neither ``train_fingerprint`` nor ``data_definition``.
+# What 3b6e39d (21 November 2026) wrote beside weights and config: neither ``train_fingerprint`` nor
+# ``data_definition``.
 BEFORE: dict[str, Any] = {
-    "train": {"step": 3, "best_metric": 1.5}, "algorithm": {}, "config_digest": "c", "data_fingerprint": "5d41402abc", "global_batch": 4, "seq_len": 96,
-    "packing": True, "seed": 7, "world_size": 2, "strategy": "ddp", "plan_digest": "p",
-}  # fmt: skip
-NOW = {**BEFORE, "data_fingerprint": "another", "train_fingerprint": "t", "data_definition": "format 4, source ab"}
+    "train": {"step": 3, "best_metric": 1.5},
+    "algorithm": {},
+    "config_digest": "c",
+    "data_fingerprint": "5d41402abc",
+    "global_batch": 4,
+    "seq_len": 96,
+    "packing": True,
+    "seed": 7,
+    "world_size": 2,
+    "strategy": "ddp",
+    "plan_digest": "p",
+}
+NOW = {
+    **BEFORE,
+    "data_fingerprint": "another",
+    "train_fingerprint": "t",
+    "data_definition": "format 4, source ab",
+}
 
 
 def plan(strategy: str, precision: Precision = FP32) -> Any:
@@ -47,7 +64,10 @@ def test_each_reads_every_others_and_says_so(before: str, now: str) -> None:
         assert not why_unreadable(state_form(before), state_form(now), fp16=True)
 
 
-@pytest.mark.parametrize(("before", "now"), [("mine:Class", "ddp"), ("ddp", "mine:Class"), ("a:A", "b:B"), ("from_tomorrow", "fsdp")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [("mine:Class", "ddp"), ("ddp", "mine:Class"), ("a:A", "b:B"), ("from_tomorrow", "fsdp")],
+)
 def test_a_form_of_its_own_is_read_by_its_strategy_alone(before: str, now: str) -> None:
     with pytest.raises(CheckpointError, match=r"checkpoint\.other_strategy") as caught:
         other_strategy({"strategy": before}, plan(now))
@@ -56,7 +76,9 @@ def test_a_form_of_its_own_is_read_by_its_strategy_alone(before: str, now: str) 
 
 
 def test_as_many_ranks_that_share_other_rows_keep_the_rows_of_a_step() -> None:
-    """From two data-parallel ranks to two stages of a pipeline: the batch is split anew though the ranks are as many."""
+    """From two data-parallel ranks to two stages of a pipeline: the batch is split anew though the ranks
+    are as many.
+    """
     from dataclasses import dataclass
 
     @dataclass(frozen=True)
@@ -67,15 +89,21 @@ def test_as_many_ranks_that_share_other_rows_keep_the_rows_of_a_step() -> None:
     piped: Any = Planned(BatchSplit(2, 1, 1, 2), 2)
     kept, said = keep_global_batch({"global_batch": 4, "world_size": 2, "data_parallel_size": 2}, piped)
     assert kept.batch == BatchSplit(2, 2, 1, 4) and [d.code for d in said] == ["resume.batch_resplit"]
-    assert keep_global_batch({"global_batch": 4, "world_size": 2, "data_parallel_size": 1}, piped) == (piped, [])
-    assert keep_global_batch({"global_batch": 4, "world_size": 2}, piped) == (piped, [])  # a state that does not say
+    assert keep_global_batch({"global_batch": 4, "world_size": 2, "data_parallel_size": 1}, piped) == (
+        piped,
+        [],
+    )
+    # a state that does not say
+    assert keep_global_batch({"global_batch": 4, "world_size": 2}, piped) == (piped, [])
 
 
 def test_a_checkpoint_of_an_earlier_definition_goes_on_with_a_warning() -> None:
     (said,) = same_training(BEFORE, NOW)
     assert (said.code, said.severity.value) == ("resume.data_not_compared", "warning")
     assert "earlier definition" in said.found and "format 4" in said.found
-    (said,) = same_training({**NOW, "data_fingerprint": "d", "train_fingerprint": "u", "data_definition": "format 3"}, NOW)  # fmt: skip
+    (said,) = same_training(
+        {**NOW, "data_fingerprint": "d", "train_fingerprint": "u", "data_definition": "format 3"}, NOW
+    )
     assert said.code == "resume.data_not_compared" and "format 3" in said.found
     for field in ("seed", "seq_len", "packing", "global_batch"):
         with pytest.raises(CheckpointError, match=r"checkpoint\.other_run"):

@@ -75,7 +75,9 @@ def test_the_three_warm_ups(theirs: Any, warmup: int, kind: str, low: float, tot
 
 
 def test_what_is_left_out_has_deepspeeds_default(theirs: Any) -> None:
-    assert_same(rates_of("warmup_lr", 20, 90, {}), theirs("WarmupLR", warmup_max_lr=BASE, warmup_num_steps=20), {})
+    assert_same(
+        rates_of("warmup_lr", 20, 90, {}), theirs("WarmupLR", warmup_max_lr=BASE, warmup_num_steps=20), {}
+    )
     ours = rates_of("warmup_cosine_lr", 20, 90, {})
     assert_same(ours, theirs("WarmupCosineLR", total_num_steps=90, warmup_num_steps=20), {})
     cycle = {"cycle_min_lr": 1e-4}
@@ -90,7 +92,14 @@ CYCLES = list(itertools.product((3, 10), (None, 7, 20), (0, 4), (None, 3), (0, 5
 
 @pytest.mark.parametrize("values", CYCLES)
 def test_one_cycle(theirs: Any, values: tuple[Any, ...]) -> None:
-    names = ("cycle_first_step_size", "cycle_second_step_size", "cycle_first_stair_count", "cycle_second_stair_count", "decay_step_size", "decay_lr_rate")  # fmt: skip
+    names = (
+        "cycle_first_step_size",
+        "cycle_second_step_size",
+        "cycle_first_stair_count",
+        "cycle_second_stair_count",
+        "decay_step_size",
+        "decay_lr_rate",
+    )
     kwargs = {"cycle_min_lr": 1e-4, **dict(zip(names, values, strict=True))}
     expected = theirs("OneCycle", **kwargs, cycle_max_lr=BASE, cycle_momentum=False)
     assert_same(rates_of("one_cycle", 0, 90, kwargs), expected, kwargs)
@@ -98,7 +107,11 @@ def test_one_cycle(theirs: Any, values: tuple[Any, ...]) -> None:
 
 @pytest.mark.parametrize("staircase", [False, True])
 def test_the_range_test(theirs: Any, staircase: bool) -> None:
-    kwargs = {"lr_range_test_step_size": 7, "lr_range_test_step_rate": 2.0, "lr_range_test_staircase": staircase}
+    kwargs = {
+        "lr_range_test_step_size": 7,
+        "lr_range_test_step_rate": 2.0,
+        "lr_range_test_staircase": staircase,
+    }
     expected = theirs("LRRangeTest", lr_range_test_min_lr=BASE, **kwargs)
     assert_same(rates_of("lr_range_test", 0, 90, kwargs), expected, kwargs)
 

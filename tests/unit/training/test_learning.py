@@ -1,4 +1,6 @@
-"""A run that stops learning is named, while it runs and at its end; one that has learnt what there is, or is merely uneven, is not."""
+"""A run that stops learning is named, while it runs and at its end; one that has learnt what there is, or
+is merely uneven, is not.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def result(loss: float, norm: float | None, skipped: str | None = None) -> StepR
     return StepResult({"nll": loss}, {"nll": 10}, norm, skipped, 10)
 
 
-def codes(steps: Steps, *, falls: bool = True, state: TrainState | None = None) -> tuple[list[str], list[str]]:
+def codes(
+    steps: Steps, *, falls: bool = True, state: TrainState | None = None
+) -> tuple[list[str], list[str]]:
     """(said in the run, said at its end)."""
     learning = Learning(state or TrainState(), falls)
     said = []
@@ -42,7 +46,10 @@ SICK: dict[str, tuple[Steps, list[str]]] = {
     "in a row and then again": ([(2.0, 1.0)] * 4 + [(2.5, 0.0)] * 3 + [(2.4, 0.9)] + [(2.4, 0.0)] * 5, NONE),
     "a rate of 1000": ([(5.7, 1.3)] + [(10.0**k, 1e4) for k in range(2, 9)], GONE),
     "runs away and goes flat": ([(5.7, 1.3), (2e7, 3e5)] + [(2e7, 0.0)] * 4, [*NONE, *GONE]),
-    "runs away slowly": ([(2.0 - k / 100, 1.0) for k in range(30)] + [(2.0 + k / 4, 9.0) for k in range(40)], GONE),
+    "runs away slowly": (
+        [(2.0 - k / 100, 1.0) for k in range(30)] + [(2.0 + k / 4, 9.0) for k in range(40)],
+        GONE,
+    ),
 }
 
 
@@ -132,13 +139,26 @@ def test_the_trainer_says_it_as_warnings_to_whoever_listens() -> None:
 
     steps, heard = SICK["no gradient for eleven of twelve steps"][0], []
     trainer = Trainer(
-        runner=Runner(steps), algorithm=Algorithm(), handles={}, windows=[Window(i, 0, []) for i in range(12)],
-        epochs=Epochs((12,), 12), cadence=Cadence(12, 1, False, "no", 1, "no", 1), lr=lambda step: 1e6, max_grad_norm=0.0, seed_for=lambda step, micro: 0,
-        throughput=Throughput(0, 1, None), memory_bytes=lambda: 0, agree=lambda wish: wish, stop_requested=lambda: False,
-        observers=(heard.append,), best=BestRule(),
-    )  # fmt: skip
+        runner=Runner(steps),
+        algorithm=Algorithm(),
+        handles={},
+        windows=[Window(i, 0, []) for i in range(12)],
+        epochs=Epochs((12,), 12),
+        cadence=Cadence(12, 1, False, "no", 1, "no", 1),
+        lr=lambda step: 1e6,
+        max_grad_norm=0.0,
+        seed_for=lambda step, micro: 0,
+        throughput=Throughput(0, 1, None),
+        memory_bytes=lambda: 0,
+        agree=lambda wish: wish,
+        stop_requested=lambda: False,
+        observers=(heard.append,),
+        best=BestRule(),
+    )
     assert trainer.train() == "completed"
     notices = [e.diagnostic for e in heard if isinstance(e, events.Notice)]
-    assert [(d.code, d.where, d.severity) for d in notices] == [("training.no_gradient", "step 4", Severity.WARNING)]
+    assert [(d.code, d.where, d.severity) for d in notices] == [
+        ("training.no_gradient", "step 4", Severity.WARNING)
+    ]
     [last] = trainer.learning.at_end()
     assert "11 of 12 steps" in last.what and trainer.state.steps_without_gradient == 11

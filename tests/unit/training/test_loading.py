@@ -47,7 +47,11 @@ def windows(loading: Loading, start: int = 0, source: Any = None) -> WindowSourc
 def same(left: Window, right: Window) -> bool:
     mine, other = left.micro_batches, right.micro_batches
     tokens = all(torch.equal(a.input_ids, b.input_ids) for a, b in zip(mine, other, strict=True))
-    return tokens and (left.step, left.epoch, left.sample_digest) == (right.step, right.epoch, right.sample_digest)
+    return tokens and (left.step, left.epoch, left.sample_digest) == (
+        right.step,
+        right.epoch,
+        right.sample_digest,
+    )
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
@@ -104,7 +108,9 @@ def test_stopping_early_leaves_no_thread(taken: int) -> None:
     assert no_loading_threads()
 
 
-@pytest.mark.parametrize("error", [DataError(Diagnostic("data.broken", "a row is broken")), MemoryError("no room")])
+@pytest.mark.parametrize(
+    "error", [DataError(Diagnostic("data.broken", "a row is broken")), MemoryError("no room")]
+)
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_an_error_comes_by_its_own_name_at_its_own_item(workers: int, error: Exception) -> None:
     def make(item: int) -> int:
@@ -132,7 +138,8 @@ def test_a_layout_is_made_once_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> 
     assert sorted(made) == [0, 1]
 
 
-# --- what the config asks for ------------------------------------------------------------------------------------------
+# --- what the config asks for
+# ------------------------------------------------------------------------------------------
 
 
 def training(**keys: Any) -> Any:
@@ -162,7 +169,9 @@ class Recorded:
 
         monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
         monkeypatch.setattr(
-            torch.cuda, "set_device", lambda device: self.devices.append((threading.current_thread().name, device))
+            torch.cuda,
+            "set_device",
+            lambda device: self.devices.append((threading.current_thread().name, device)),
         )
 
     def has(self, tensor: torch.Tensor) -> bool:
@@ -170,7 +179,9 @@ class Recorded:
 
 
 def test_what_is_said_of_cuda_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plan's sentence about ``dataloader_pin_memory`` is about this: every tensor that is copied to the device is page-locked."""
+    """The plan's sentence about ``dataloader_pin_memory`` is about this: every tensor that is copied to
+    the device is page-locked.
+    """
     cuda, asked = Recorded(monkeypatch), torch.device("cuda", 3)
     plain = list(windows(Loading()))
     assert not cuda.pinned
@@ -178,10 +189,14 @@ def test_what_is_said_of_cuda_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
         for window, before in zip(windows(Loading(workers, 2, pin=True, device=asked)), plain, strict=True):
             assert same(window, before)
             for batch in window.micro_batches:
-                assert all(cuda.has(getattr(batch, name)) for name in copied(batch)) and "input_ids" in copied(batch)
+                assert all(
+                    cuda.has(getattr(batch, name)) for name in copied(batch)
+                ) and "input_ids" in copied(batch)
                 assert not cuda.has(batch.cu_seqlens)
     names = {name for name, _ in cuda.devices}
-    assert len(names) == 2 and all(n.startswith("paceline-loading") for n in names), "each thread chose its device"
+    assert len(names) == 2 and all(n.startswith("paceline-loading") for n in names), (
+        "each thread chose its device"
+    )
     assert {device for _, device in cuda.devices} == {asked}
 
 

@@ -23,7 +23,14 @@ HAPPENED = [
     events.Notice(Diagnostic("x.warning", "a warning", severity=Severity.WARNING)),
 ]
 FATAL = events.Error(0, Diagnostic("x.end", "what ended it"))
-WORDS = {"step 1": "debug", "step 2": "info", "evaluation": "info", "plain words": "info", "x.note": "info", "x.warning": "warning"}  # fmt: skip
+WORDS = {
+    "step 1": "debug",
+    "step 2": "info",
+    "evaluation": "info",
+    "plain words": "info",
+    "x.note": "info",
+    "x.warning": "warning",
+}
 
 
 def run(folder: Path, level: str) -> RunDir:
@@ -49,7 +56,9 @@ LEVELS = SECTIONS["training"].model_fields["log_level"].metadata[0].func.choices
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_the_level_decides_what_is_written(level: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_level_decides_what_is_written(
+    level: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     where = run(tmp_path, level)
     said = capsys.readouterr().out
     for text in (said, where.training_log.read_text(), where.rank_log(0).read_text()):
@@ -59,7 +68,9 @@ def test_the_level_decides_what_is_written(level: str, tmp_path: Path, capsys: p
     assert kinds.count("step") == 2 and kinds.count("notice") == 2, "events hold everything"
 
 
-def test_a_note_before_the_console_is_there_obeys_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_note_before_the_console_is_there_obeys_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = Config.from_json({"training": {"log_level": "error"}})
     observers = Observers(RunDir.at(tmp_path), 0, None, config, {}, None, Redactor())  # type: ignore[arg-type]
     observers.note(Diagnostic("x.warning", "a warning", severity=Severity.WARNING))
@@ -92,4 +103,6 @@ def test_console_and_log_tell_of_the_same_steps(
         observers.hear(events.Step(step=number, epoch=0.1, loss=2.5))
     observers.failed(FATAL, "")
     for text in (capsys.readouterr().out, where.training_log.read_text()):
-        assert [number for number in range(1, 5) if f"step {number}/9" in text or f"step {number}  " in text] == steps
+        assert [
+            number for number in range(1, 5) if f"step {number}/9" in text or f"step {number}  " in text
+        ] == steps

@@ -1,4 +1,6 @@
-"""Where memory runs out the finding names what fits on this hardware: the next strategy or a gentler layout, never what is set already."""
+"""Where memory runs out the finding names what fits on this hardware: the next strategy or a gentler
+layout, never what is set already.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,16 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("llama-3.2-1b", "2x4090", {"distributed_strategy": "ddp", "per_device_train_batch_size": 8}),
     ("llama-3.2-3b", "4x4090", {"distributed_strategy": "zero2", "per_device_train_batch_size": 16}),
     ("llama-3-8b", "8xA100", {"distributed_strategy": "zero3", "per_device_train_batch_size": 32}),
-    ("llama-3-8b", "8xA100", {"fsdp": "full_shard", "per_device_train_batch_size": 64, "gradient_checkpointing": True}),
-    ("llama-3-8b", "2xH100", {"fsdp": "full_shard", "per_device_train_batch_size": 1, "gradient_checkpointing": True}),
+    (
+        "llama-3-8b",
+        "8xA100",
+        {"fsdp": "full_shard", "per_device_train_batch_size": 64, "gradient_checkpointing": True},
+    ),
+    (
+        "llama-3-8b",
+        "2xH100",
+        {"fsdp": "full_shard", "per_device_train_batch_size": 1, "gradient_checkpointing": True},
+    ),
 ]
 
 
@@ -59,7 +69,10 @@ def test_a_card_that_is_full_names_what_fits(model: str, cards: str, training: d
         assert not own, "the layout that ran out is named as its own remedy"
         need, room = (float(word) for word in text.split(" fits, ")[1].split(" GiB")[0].split(" of "))
         assert need <= 0.9 * room + 0.06
-        rows = [int(text.split(f"{key}: ")[1].split(",")[0]) for key in ("per_device_train_batch_size", "gradient_accumulation_steps")]  # fmt: skip
+        rows = [
+            int(text.split(f"{key}: ")[1].split(",")[0])
+            for key in ("per_device_train_batch_size", "gradient_accumulation_steps")
+        ]
         assert rows[0] * rows[1] * cluster.cards >= batch.global_batch, (
             "the same rows a step, over as many ranks or fewer"
         )
@@ -70,8 +83,9 @@ def test_what_ran_out_was_predicted_too_low_so_others_are_raised_by_as_much() ->
     hardware = cluster_of("8xA100").hardware()
     plan = plan_of("llama-3.2-1b", hardware, 8, distributed_strategy="ddp", per_device_train_batch_size=2)
     needs = [
-        [float(t.split(" fits, ")[1].split(" of ")[0]) for t in what_fits(plan, hardware, ran_out=ran)] for ran in (False, True)
-    ]  # fmt: skip
+        [float(t.split(" fits, ")[1].split(" of ")[0]) for t in what_fits(plan, hardware, ran_out=ran)]
+        for ran in (False, True)
+    ]
     assert needs[1] and min(needs[1]) > min(needs[0]) * 1.5 or needs[1] < needs[0]
 
 
@@ -82,7 +96,11 @@ def test_a_cpu_is_told_as_well_and_by_the_real_exceptions() -> None:
     assert fits and all("of 8.0 GiB" in text for text in fits)
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 55)
-    for error in (caught.value, MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")):
+    for error in (
+        caught.value,
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+    ):
         assert is_out_of_memory(error)
         found = diagnose(error, 1, hint=lambda: "; or ".join(fits))
         assert found.code == "training.out_of_memory" and found.hint == "; or ".join(fits) and found.found

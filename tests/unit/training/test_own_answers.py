@@ -1,4 +1,6 @@
-"""On-policy distillation's rows: the same documents are answered under any cut of a step, and an answer of the student's is learnt as the data's is."""
+"""On-policy distillation's rows: the same documents are answered under any cut of a step, and an answer of
+the student's is learnt as the data's is.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,10 @@ class Speaker:
     """Says a few tokens that follow from the request alone."""
 
     def generate(self, requests: list[Request], sampling: RolloutSampling) -> list[Completion]:
-        said = [tuple(100 + (r.stream >> i) % 50 for i in range(min(r.max_tokens, 1 + r.stream % 4))) for r in requests]
+        said = [
+            tuple(100 + (r.stream >> i) % 50 for i in range(min(r.max_tokens, 1 + r.stream % 4)))
+            for r in requests
+        ]
         return [Completion(tokens, torch.zeros(len(tokens)), len(tokens) < 3) for tokens in said]
 
 
@@ -69,12 +74,24 @@ class Strategy:
 
 
 def run(
-    fraction: float, cut: BatchLayout, epochs: float = 1.0, start: int = 0, longest: int = 4, seq_len: int = SEQ_LEN
+    fraction: float,
+    cut: BatchLayout,
+    epochs: float = 1.0,
+    start: int = 0,
+    longest: int = 4,
+    seq_len: int = SEQ_LEN,
 ) -> OwnAnswers:
     source: Any = Rows()
     rows = WindowSource(source, cut, count_epochs(source, cut.global_batch, epochs, -1, False), start)
     made: Any = OwnAnswers(
-        rows, Strategy(), None, lambda root: Speaker(), fraction, RolloutSampling(), Limits(longest, seq_len), 7
+        rows,
+        Strategy(),
+        None,
+        lambda root: Speaker(),
+        fraction,
+        RolloutSampling(),
+        Limits(longest, seq_len),
+        7,
     )  # type: ignore[arg-type]
     return made
 
@@ -94,7 +111,9 @@ def test_the_same_answers_under_any_cut_and_after_a_resume() -> None:
     whole = documents(run(0.5, BatchLayout(8, 1, 0, 1), epochs=2))
     kept = [key for key, coded in whole.items() if coded == document(key[1]).tolist()]
     assert 10 < len(kept) < 38 and len(whole) == 2 * ROWS
-    assert {i for step, i in kept if step < 3} != {i for step, i in kept if step >= 3}, "each epoch draws anew"
+    assert {i for step, i in kept if step < 3} != {i for step, i in kept if step >= 3}, (
+        "each epoch draws anew"
+    )
     for micro, accumulation, ranks in ((2, 4, 1), (4, 1, 2), (1, 2, 4)):
         parts: dict[tuple[int, int], list[int]] = {}
         for rank in range(ranks):
@@ -114,7 +133,9 @@ def test_an_own_answer_follows_the_prompt_and_is_all_that_is_learnt() -> None:
     assert window.report is not None and window.report.metrics["own_answers"] == ROWS == batch.num_rows
     assert window.report.metrics["completion_length"] * ROWS == int(batch.num_labels())
     starts = batch.cu_seqlens[:-1].tolist()
-    assert [batch.labels[0, s + 4].item() == batch.input_ids[0, s + 5].item() for s in starts] == [True] * ROWS
+    assert [batch.labels[0, s + 4].item() == batch.input_ids[0, s + 5].item() for s in starts] == [
+        True
+    ] * ROWS
 
 
 def test_the_batch_is_that_of_data_which_holds_these_answers() -> None:
@@ -122,7 +143,10 @@ def test_the_batch_is_that_of_data_which_holds_these_answers() -> None:
     [batch] = window.micro_batches
     requests = [Request((10 + i, 11, 12, 13, 14), stream_of(7, 0, i, 0), 4) for i in range(ROWS)]
     said = [completion.tokens for completion in Speaker().generate(requests, RolloutSampling())]
-    rows = [np.array([*(~t for t in r.prompt), *tokens], np.int32) for r, tokens in zip(requests, said, strict=True)]
+    rows = [
+        np.array([*(~t for t in r.prompt), *tokens], np.int32)
+        for r, tokens in zip(requests, said, strict=True)
+    ]
     offline = build_batch(rows, list(range(ROWS)), ROWS)
     assert all(
         torch.equal(getattr(batch, n), getattr(offline, n))
@@ -146,7 +170,9 @@ def test_every_rank_takes_part_with_nothing_of_its_own_to_write() -> None:
 
 
 def test_an_answer_has_the_room_that_its_prompt_leaves() -> None:
-    lengths = [len(coded) for coded in documents(run(1.0, BatchLayout(8, 1, 0, 1), longest=99, seq_len=7)).values()]
+    lengths = [
+        len(coded) for coded in documents(run(1.0, BatchLayout(8, 1, 0, 1), longest=99, seq_len=7)).values()
+    ]
     assert max(lengths) == 7
     assert max(len(c) for c in documents(run(1.0, BatchLayout(8, 1, 0, 1), longest=1)).values()) == 6
 
@@ -172,7 +198,9 @@ def test_a_filler_and_a_document_without_a_prompt_stay() -> None:
 
 
 def test_rows_that_have_no_prompt_at_all_are_refused() -> None:
-    training = TrainingSection(algorithm="distillation", distillation=DistillationOptions(lmbda=0.5, teacher_model="t"))
+    training = TrainingSection(
+        algorithm="distillation", distillation=DistillationOptions(lmbda=0.5, teacher_model="t")
+    )
     table: Any = [np.array([5, 6, 7], np.int32)]
     source: Any = SimpleNamespace(table=SimpleNamespace(__len__=None, coded=table.__getitem__))
     source.table = type("Table", (), {"__len__": lambda self: 1, "coded": lambda self, i: table[i]})()
@@ -192,6 +220,9 @@ def test_generation_is_asked_of_the_spec() -> None:
     )
     options = spec.generation(training)
     assert options is not None and (options.temperature, options.max_completion_length) == (0.0, 128)
-    assert spec.generation(TrainingSection(algorithm="distillation")) is None and spec.own_fraction(training) == 0.25
+    assert (
+        spec.generation(TrainingSection(algorithm="distillation")) is None
+        and spec.own_fraction(training) == 0.25
+    )
     assert algorithm_spec("sft").generation(TrainingSection()) is None
     assert algorithm_spec("grpo").generation(TrainingSection(algorithm="grpo")) is not None

@@ -1,4 +1,6 @@
-"""The reference's log-probabilities: asked once, kept under what they follow from, read back whole or made anew."""
+"""The reference's log-probabilities: asked once, kept under what they follow from, read back whole or made
+anew.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,15 @@ class Asked:
 
 
 def sources(train: int, held_out: int) -> dict[str, SimpleNamespace]:
-    return {n: SimpleNamespace(table=SimpleNamespace(lengths=[5] * size)) for n, size in (("train", train), ("eval", held_out))}  # fmt: skip
+    return {
+        n: SimpleNamespace(table=SimpleNamespace(lengths=[5] * size))
+        for n, size in (("train", train), ("eval", held_out))
+    }
 
 
-def ask(folder: Path, model: Asked, key: dict[str, object], train: int = 4) -> tuple[dict[str, dict[str, Column]], str]:
+def ask(
+    folder: Path, model: Asked, key: dict[str, object], train: int = 4
+) -> tuple[dict[str, dict[str, Column]], str]:
     return cached_columns(ReferenceCache(WORLD, folder, key), sources(train, 2), model, lambda: 0.0)
 
 

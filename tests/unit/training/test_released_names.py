@@ -11,9 +11,17 @@ from paceline.models.adapters import add_adapter
 from paceline.training.rollout.server_weights import whole
 
 SIZES = {
-    "hidden_size": 16, "intermediate_size": 32, "moe_intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2,
-    "head_dim": 8, "num_experts": 3, "num_experts_per_tok": 2, "vocab_size": 40,
-}  # fmt: skip
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "moe_intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "num_experts": 3,
+    "num_experts_per_tok": 2,
+    "vocab_size": 40,
+}
 LORA = {
     "r": 2,
     "alpha": 4,

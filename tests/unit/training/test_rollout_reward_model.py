@@ -46,10 +46,19 @@ def test_documents_are_scored_in_order_and_every_rank_asks_as_often() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, tokenizer_dir: Path) -> Any:
-    def make(name: str, kind: str = "LlamaForSequenceClassification", labels: int = 1, tokenizer: Path | None = tokenizer_dir) -> Path:  # fmt: skip
+    def make(
+        name: str,
+        kind: str = "LlamaForSequenceClassification",
+        labels: int = 1,
+        tokenizer: Path | None = tokenizer_dir,
+    ) -> Path:
         place = tmp_path / name
         place.mkdir()
-        config = {"model_type": "llama", "architectures": [kind], "id2label": {str(i): f"LABEL_{i}" for i in range(labels)}}  # fmt: skip
+        config = {
+            "model_type": "llama",
+            "architectures": [kind],
+            "id2label": {str(i): f"LABEL_{i}" for i in range(labels)},
+        }
         (place / "config.json").write_text(json.dumps(config))
         for file in tokenizer.iterdir() if tokenizer else ():
             (place / file.name).write_bytes(file.read_bytes())
@@ -63,7 +72,10 @@ def test_what_can_judge(folder: Any, tmp_path: Path, tokenizer_dir: Path) -> Non
     other = write_tokenizer(tmp_path / "other")
     text = json.loads((other / "tokenizer.json").read_text())
     text["added_tokens"][-1]["content"] = "<|another|>"
-    text["model"]["vocab"] = {("<|another|>" if i == text["added_tokens"][-1]["id"] else w): i for w, i in text["model"]["vocab"].items()}  # fmt: skip
+    text["model"]["vocab"] = {
+        ("<|another|>" if i == text["added_tokens"][-1]["id"] else w): i
+        for w, i in text["model"]["vocab"].items()
+    }
     (other / "tokenizer.json").write_text(json.dumps(text))
     adapter = tmp_path / "adapter"
     adapter.mkdir()

@@ -1,4 +1,6 @@
-"""Rollouts cut into steps: the same answers on any number of ranks, whole groups, a rollout that is stopped in its middle and goes on."""
+"""Rollouts cut into steps: the same answers on any number of ranks, whole groups, a rollout that is
+stopped in its middle and goes on.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,9 @@ class Runner:
         if role is Role.VALUE:
             return self.values(placed)
         return {
-            Output.LOGPROBS.value: placed.input_ids[placed.labels != -100].double() / 10 - 7 * (role is Role.REFERENCE)
+            Output.LOGPROBS.value: (
+                placed.input_ids[placed.labels != -100].double() / 10 - 7 * (role is Role.REFERENCE)
+            )
         }
 
     @contextmanager
@@ -118,18 +122,50 @@ def decode(rows: list[list[int]], **_: Any) -> list[str]:
 TOKENIZER = SimpleNamespace(batch_decode=decode)
 
 
-def windows(world: Any, cut: BatchLayout, *, updates: int = 1, passes: int = 1, group: int = 2, start: int = 0, reader: Any = None, ppo: bool = False, filtered: bool = False, redraws: int = 0, drawn: Any = None) -> RolloutWindows:  # fmt: skip
+def windows(
+    world: Any,
+    cut: BatchLayout,
+    *,
+    updates: int = 1,
+    passes: int = 1,
+    group: int = 2,
+    start: int = 0,
+    reader: Any = None,
+    ppo: bool = False,
+    filtered: bool = False,
+    redraws: int = 0,
+    drawn: Any = None,
+) -> RolloutWindows:
     algorithm: Any = GRPO(beta=0.1, num_iterations=passes, updates_per_pass=updates)
     if ppo:
-        algorithm = PPO(num_ppo_epochs=passes, updates_per_pass=updates, whiten_rewards=True, missing_eos_penalty=0.3)
+        algorithm = PPO(
+            num_ppo_epochs=passes, updates_per_pass=updates, whiten_rewards=True, missing_eos_penalty=0.3
+        )
     rollout = RolloutLayout(cut, group, updates, passes)
     epochs = count_epochs(AnswerRows(Prompts(), rollout, False), cut.global_batch, 2.0, -1, False)
-    answerer = RolloutGenerator(Runner(), None, TOKENIZER, Scorer([RewardSpec("exact_match")]), lambda root: Speaker())  # type: ignore[arg-type, return-value]
+    answerer = RolloutGenerator(
+        Runner(), None, TOKENIZER, Scorer([RewardSpec("exact_match")]), lambda root: Speaker()
+    )  # type: ignore[arg-type, return-value]
     return RolloutWindows(
-        world=world, runner=Runner(), algorithm=algorithm, handles={Role.POLICY: None}, prompts=Prompts(), generator=answerer, sampling=RolloutSampling(),
-        limits=Limits(4, 16), layout=rollout, draws=Draws(Prompts(), rollout.groups, again=redraws > 0, saved=drawn or {}), max_redraws=redraws,  # type: ignore[arg-type]
-        epochs=epochs, start=start, seed=1, pad_id=0, dtype=torch.float64, reader=reader, filter_groups=filtered,
-    )  # fmt: skip
+        world=world,
+        runner=Runner(),
+        algorithm=algorithm,
+        handles={Role.POLICY: None},
+        prompts=Prompts(),
+        generator=answerer,
+        sampling=RolloutSampling(),
+        limits=Limits(4, 16),
+        layout=rollout,
+        draws=Draws(Prompts(), rollout.groups, again=redraws > 0, saved=drawn or {}),
+        max_redraws=redraws,  # type: ignore[arg-type]
+        epochs=epochs,
+        start=start,
+        seed=1,
+        pad_id=0,
+        dtype=torch.float64,
+        reader=reader,
+        filter_groups=filtered,
+    )
 
 
 def rows_of(window: Window) -> list[tuple[Any, ...]]:
@@ -141,14 +177,17 @@ def rows_of(window: Window) -> list[tuple[Any, ...]]:
             span = slice(ends[i], ends[i + 1])
             if document >= 0:
                 known = {name: values[0, span].tolist() for name, values in sorted(batch.tokens.items())}
-                found.append((document, batch.input_ids[0, span].tolist(), batch.labels[0, span].tolist(), str(known)))
+                found.append(
+                    (document, batch.input_ids[0, span].tolist(), batch.labels[0, span].tolist(), str(known))
+                )
     return found
 
 
 def all_ranks(size: int, micro: int, accumulation: int, **options: Any) -> list[list[tuple[Any, ...]]]:
     """The rows of every step, all ranks together, micro-batches in their global order."""
     shared: dict[int, dict[int, list[float]]] = {}
-    # the second time everybody's numbers are known, then what follows from them; what is drawn again follows from all before
+    # the second time everybody's numbers are known, then what follows from them; what is drawn again follows
+    # from all before
     for _ in range(40 if options.get("redraws") else 4):
         made = [
             list(windows(Ranks(rank, shared), BatchLayout(micro, accumulation, rank, size), **options))
@@ -162,12 +201,17 @@ def all_ranks(size: int, micro: int, accumulation: int, **options: Any) -> list[
 
 
 def near(step: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Rows with what is known of their tokens to nine places: whitening over other pieces adds up in another order."""
-    return [(*row[:3], {n: [round(v, 9) for v in vs] for n, vs in literal_eval(row[3]).items()}) for row in step]
+    """Rows with what is known of their tokens to nine places: whitening over other pieces adds up in
+    another order.
+    """
+    return [
+        (*row[:3], {n: [round(v, 9) for v in vs] for n, vs in literal_eval(row[3]).items()}) for row in step
+    ]
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"updates": 2, "passes": 2}, {"group": 4}, {"ppo": True, "updates": 2, "passes": 2, "group": 1}]
+    "options",
+    [{}, {"updates": 2, "passes": 2}, {"group": 4}, {"ppo": True, "updates": 2, "passes": 2, "group": 1}],
 )
 def test_the_same_answers_on_any_number_of_ranks(options: dict[str, Any]) -> None:
     alone = all_ranks(1, 4, 1, **options)
@@ -175,13 +219,17 @@ def test_the_same_answers_on_any_number_of_ranks(options: dict[str, Any]) -> Non
         assert [near(step) for step in all_ranks(*cut, **options)] == [near(step) for step in alone]
     group = options.get("group", 2)
     every = [row for step in alone[: len(alone) // 2] for row in step]
-    assert len(every) == 5 * group * options.get("passes", 1)  # an epoch: every prompt as often as it is to be answered
+    # an epoch: every prompt as often as it is to be answered
+    assert len(every) == 5 * group * options.get("passes", 1)
     one = alone[: len(alone) // 2]
-    assert len({str(row[1]) for row in every}) > 4 and one != alone[len(alone) // 2 :]  # samples differ, epochs too
+    # samples differ, epochs too
+    assert len({str(row[1]) for row in every}) > 4 and one != alone[len(alone) // 2 :]
 
 
 def test_groups_of_equal_scores_are_left_out_on_every_rank_alike() -> None:
-    """What is trained on are the rows with an advantage, the same on any number of ranks; what is told is of all answers."""
+    """What is trained on are the rows with an advantage, the same on any number of ranks; what is told is
+    of all answers.
+    """
     whole, some = all_ranks(1, 4, 1), all_ranks(1, 4, 1, filtered=True)
     assert some == [[row for row in step if any(credits_of(row))] for step in whole]
     assert 0 < sum(map(len, some)) < sum(map(len, whole)), "the test needs groups of both sorts"
@@ -221,7 +269,9 @@ def test_prompts_that_teach_nothing_are_replaced_on_any_number_of_ranks_alike() 
     """Groups of equal scores ask the next prompts of the data until none is left, or the bound is reached."""
     options: dict[str, Any] = {"filtered": True, "redraws": 9}
     alone = all_ranks(1, 4, 1, **options)
-    assert all(len(step) == 4 and all(any(credits_of(row)) for row in step) for step in alone), "every answer teaches"
+    assert all(len(step) == 4 and all(any(credits_of(row)) for row in step) for step in alone), (
+        "every answer teaches"
+    )
     assert alone != all_ranks(1, 4, 1)
     for document, ids, labels, known in (row for step in alone for row in step):
         start, said = len(PROMPTS[document]), sum(label for label in labels if label >= 0)
@@ -238,17 +288,26 @@ def test_what_is_told_of_redrawn_prompts() -> None:
     told = [w.report.metrics for w in many]  # type: ignore[union-attr]
     drawn = [m["prompts_drawn"] for m in told]
     assert max(drawn) > 2 == min(drawn) and {m["prompts_left_flat"] for m in told} == {0.0}
-    assert [m["zero_spread"] for m in told] == pytest.approx([(n - 2) / n for n in drawn])  # of all that were drawn
-    assert sum(drawn) == many.draws.state()["next"][0] * 5 + many.draws.state()["next"][1]  # none was passed over
+    # of all that were drawn
+    assert [m["zero_spread"] for m in told] == pytest.approx([(n - 2) / n for n in drawn])
+    # none was passed over
+    assert sum(drawn) == many.draws.state()["next"][0] * 5 + many.draws.state()["next"][1]
     left = [(w.report.metrics, len(rows_of(w))) for w in one]  # type: ignore[union-attr]
-    assert max(m["prompts_left_flat"] for m, _ in left) > 0, "the test needs a rollout that one more draw does not fill"
+    assert max(m["prompts_left_flat"] for m, _ in left) > 0, (
+        "the test needs a rollout that one more draw does not fill"
+    )
     assert all(rows == 2 * (2 - m["prompts_left_flat"]) and m["prompts_drawn"] <= 4 for m, rows in left)
-    assert "prompts_drawn" not in list(windows(Ranks(0, {}), BatchLayout(4, 1, 0, 1), filtered=True))[0].report.metrics  # type: ignore[union-attr]
+    assert (
+        "prompts_drawn"
+        not in list(windows(Ranks(0, {}), BatchLayout(4, 1, 0, 1), filtered=True))[0].report.metrics
+    )  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("stop", [1, 2, 3, 4])
 def test_a_run_whose_prompts_are_drawn_again_goes_on_as_if_it_had_not_stopped(stop: int) -> None:
-    """Stopped between rollouts and inside of one, on two ranks, and gone on with one: the same prompts, the same answers."""
+    """Stopped between rollouts and inside of one, on two ranks, and gone on with one: the same prompts,
+    the same answers.
+    """
     options: dict[str, Any] = {"updates": 2, "filtered": True, "redraws": 9}
     whole = list(windows(Ranks(0, {}), BatchLayout(4, 1, 0, 1), **options))
     shared: dict[int, dict[int, list[float]]] = {}
@@ -261,7 +320,9 @@ def test_a_run_whose_prompts_are_drawn_again_goes_on_as_if_it_had_not_stopped(st
     assert bool(shards) == (stop % 2 == 1)
     assert ranks[0].state() == ranks[1].state()
     drawn = json.loads(json.dumps(ranks[0].state()))
-    again = windows(Ranks(0, {}), BatchLayout(4, 1, 0, 1), start=stop, reader=Memory(shards), drawn=drawn, **options)
+    again = windows(
+        Ranks(0, {}), BatchLayout(4, 1, 0, 1), start=stop, reader=Memory(shards), drawn=drawn, **options
+    )
     found = list(again)
     assert len(found) == len(whole) - stop > 0
     assert [near(rows_of(w)) for w in found] == [near(rows_of(w)) for w in whole[stop:]]
@@ -273,7 +334,12 @@ class Counting(GRPO):
 
     def finalize_rollout(self, batches: Any, answers: RolloutAnswers) -> Any:
         lengths = answers.everyones([LabelledTokens.of(batch).lengths for row in batches for batch in row])
-        self.seen = [answers.groups.tolist(), answers.is_scored.tolist(), answers.advantages.tolist(), lengths.tolist()]
+        self.seen = [
+            answers.groups.tolist(),
+            answers.is_scored.tolist(),
+            answers.advantages.tolist(),
+            lengths.tolist(),
+        ]
         return [list(row) for row in batches], {}
 
 
@@ -285,7 +351,10 @@ def test_an_algorithm_is_told_of_all_answers_of_a_rollout_on_every_rank_alike() 
         for _ in range(3):
             found = []
             for rank in range(ranks):
-                told = replace(windows(Ranks(rank, shared), BatchLayout(micro, accumulation, rank, ranks), group=4), algorithm=Counting())  # fmt: skip
+                told = replace(
+                    windows(Ranks(rank, shared), BatchLayout(micro, accumulation, rank, ranks), group=4),
+                    algorithm=Counting(),
+                )
                 told.window(0)
                 found.append(told.algorithm.seen)  # type: ignore[attr-defined]
         assert all(each == found[0] for each in found)
@@ -320,9 +389,16 @@ def test_the_older_policy_is_not_asked_where_sampling_was_exact() -> None:
 
 @pytest.mark.parametrize(
     ("asked", "compute", "server", "exact"),
-    [("auto", "float32", False, True), ("auto", "float64", False, True), ("auto", "bfloat16", False, False), ("auto", "float16", False, False),
-     ("auto", "float32", True, False), ("sampling", "bfloat16", True, True), ("recompute", "float64", False, False)],
-)  # fmt: skip
+    [
+        ("auto", "float32", False, True),
+        ("auto", "float64", False, True),
+        ("auto", "bfloat16", False, False),
+        ("auto", "float16", False, False),
+        ("auto", "float32", True, False),
+        ("sampling", "bfloat16", True, True),
+        ("recompute", "float64", False, False),
+    ],
+)
 def test_when_sampling_counts_as_exact(asked: str, compute: str, server: bool, exact: bool) -> None:
     options = RolloutOptions.model_validate(
         {"old_logprobs": asked, **({"server": {"url": "http://localhost:8000"}} if server else {})}
@@ -335,10 +411,16 @@ def test_a_rollout_is_told_once_and_every_rank_has_something_to_do() -> None:
     told = [w.report is not None for w in made]
     assert told == [True, False] * (len(made) // 2)
     metrics = made[0].report.metrics  # type: ignore[union-attr]
-    assert {"reward", "reward_std", "reward/exact_match", "time/generate", "time/score", "completion_length"} <= set(
-        metrics
-    )
-    last = list(windows(Ranks(1, {}), BatchLayout(4, 1, 1, 2)))[-1]  # the second rank's rows lie beyond the last prompt
+    assert {
+        "reward",
+        "reward_std",
+        "reward/exact_match",
+        "time/generate",
+        "time/score",
+        "completion_length",
+    } <= set(metrics)
+    # the second rank's rows lie beyond the last prompt
+    last = list(windows(Ranks(1, {}), BatchLayout(4, 1, 1, 2)))[-1]
     assert rows_of(last) == [] and len(last.micro_batches) == 1
 
 
@@ -374,7 +456,9 @@ def test_a_run_goes_on_in_the_middle_of_a_rollout(more: dict[str, Any]) -> None:
         assert window.sample_digest == whole[r][3].sample_digest
         for mine, theirs in zip(window.micro_batches, whole[r][3].micro_batches, strict=True):
             assert mine.num_rows == theirs.num_rows and torch.equal(mine.cu_seqlens, theirs.cu_seqlens)
-            assert torch.equal(mine.position_ids, theirs.position_ids) and torch.equal(mine.extras["is_scored"], theirs.extras["is_scored"])  # fmt: skip
+            assert torch.equal(mine.position_ids, theirs.position_ids) and torch.equal(
+                mine.extras["is_scored"], theirs.extras["is_scored"]
+            )
     assert Speaker.asked == before  # nothing was generated anew
 
 
@@ -385,7 +469,9 @@ def test_the_time_of_every_draw_is_counted(monkeypatch: pytest.MonkeyPatch) -> N
     answerer.write([], RolloutSampling())
     once = dict(answerer.clock)
     answerer.write([], RolloutSampling())
-    assert set(once) == {"sync", "generate"} and answerer.clock == {name: 2 * value for name, value in once.items()}
+    assert set(once) == {"sync", "generate"} and answerer.clock == {
+        name: 2 * value for name, value in once.items()
+    }
 
 
 def test_evaluation_answers_every_prompt_once() -> None:
@@ -399,8 +485,13 @@ def test_evaluation_answers_every_prompt_once() -> None:
 
 @pytest.mark.parametrize(
     ("rollout", "code"),
-    [({"num_generations": 4}, None), ({"num_generations": 3}, "rollout.groups"), ({"num_generations": 4, "steps_per_generation": 3}, "rollout.steps"), ({"num_generations": 16, "steps_per_generation": 4}, None)],
-)  # fmt: skip
+    [
+        ({"num_generations": 4}, None),
+        ({"num_generations": 3}, "rollout.groups"),
+        ({"num_generations": 4, "steps_per_generation": 3}, "rollout.steps"),
+        ({"num_generations": 16, "steps_per_generation": 4}, None),
+    ],
+)
 def test_whole_groups_and_whole_steps(rollout: dict[str, Any], code: str | None) -> None:
     training, batch = TrainingSection.model_validate({"rollout": rollout}), BatchSplit(2, 2, 2, 8)
     found = check_rollout(algorithm_spec("grpo"), training, batch)
@@ -435,7 +526,9 @@ def test_rows_that_a_reward_cannot_use_are_named_alike_on_every_rank() -> None:
     setup: Any = RolloutSetup.__new__(RolloutSetup)
     world = SimpleNamespace(rank=1, world_size=2, all_gather_json=gather)
     setup.world, setup.scorer = world, SimpleNamespace(row_checks=[check])
-    with pytest.raises(ConfigError, match=r"rewards.code_tests[\s\S]*data.train row 12; data.train row 14.*and 4 more"):
+    with pytest.raises(
+        ConfigError, match=r"rewards.code_tests[\s\S]*data.train row 12; data.train row 14.*and 4 more"
+    ):
         setup.check_rows(Table(), "data.train")
     setup.scorer = SimpleNamespace(row_checks=[])
     setup.check_rows(Table(), "data.train")

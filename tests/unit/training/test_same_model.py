@@ -11,7 +11,9 @@ from paceline.training.same_model import other_training
 
 
 def codes(saved: list[str] | None, asked: tuple[str, ...], *, tied: bool) -> list[str]:
-    """Findings of a resume under ``lora.modules_to_save: asked`` from an adapter that was saved with ``saved``."""
+    """Findings of a resume under ``lora.modules_to_save: asked`` from an adapter that was saved with
+    ``saved``.
+    """
     plan = SimpleNamespace(
         algorithm="reward",
         optimizer=OptimizerSpec(),
@@ -31,7 +33,9 @@ def codes(saved: list[str] | None, asked: tuple[str, ...], *, tied: bool) -> lis
         (None, (), False),
     ],
 )
-def test_what_the_run_adds_by_itself_is_the_same(saved: list[str] | None, asked: tuple[str, ...], tied: bool) -> None:
+def test_what_the_run_adds_by_itself_is_the_same(
+    saved: list[str] | None, asked: tuple[str, ...], tied: bool
+) -> None:
     assert codes(saved, asked, tied=tied) == []
 
 

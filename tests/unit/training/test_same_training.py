@@ -10,8 +10,15 @@ from paceline.core.errors import CheckpointError
 from paceline.training.resuming import FIXED, same_training
 
 STATE: dict[str, Any] = {
-    "data_fingerprint": "d", "train_fingerprint": "t", "data_definition": "v", "global_batch": 8, "seq_len": 64, "packing": True, "seed": 1, "train": {"best_metric": 1.25},
-}  # fmt: skip
+    "data_fingerprint": "d",
+    "train_fingerprint": "t",
+    "data_definition": "v",
+    "global_batch": 8,
+    "seq_len": 64,
+    "packing": True,
+    "seed": 1,
+    "train": {"best_metric": 1.25},
+}
 
 
 def test_the_same_run_says_nothing() -> None:
@@ -31,7 +38,9 @@ def test_what_is_trained_stays(field: str) -> None:
         same_training(STATE, {**STATE, "data_fingerprint": "other", field: "changed"})
 
 
-@pytest.mark.parametrize("before", [{"train_fingerprint": "u"}, {"train_fingerprint": ""}, {"train_fingerprint": None}])
+@pytest.mark.parametrize(
+    "before", [{"train_fingerprint": "u"}, {"train_fingerprint": ""}, {"train_fingerprint": None}]
+)
 def test_other_rows_and_checkpoints_that_do_not_know_are_refused(before: dict[str, Any]) -> None:
     with pytest.raises(CheckpointError, match="data set"):
         same_training({**STATE, **before}, {**STATE, "data_fingerprint": "other"})

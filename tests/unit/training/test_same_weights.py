@@ -48,7 +48,10 @@ def words(root: nn.Module, rank: int, mesh: Mesh) -> list[Any]:
     """What a rank says of ``root``, and then its sums by parameter."""
     recorder = Recorder()
     check_same_weights(recorder, mesh.coordinates(rank), 0, {"policy": root})
-    sums = {f"policy.{n} {tuple(p.shape)}": int(p.detach().view(torch.int32).sum()) for n, p in root.named_parameters()}
+    sums = {
+        f"policy.{n} {tuple(p.shape)}": int(p.detach().view(torch.int32).sum())
+        for n, p in root.named_parameters()
+    }
     return [*recorder.said, sums]
 
 

@@ -29,7 +29,11 @@ def test_equals_transformers(name: str, kwargs: dict[str, float]) -> None:
     lr = learning_rate_schedule(name, base, warmup, total, kwargs)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=base)
     reference = get_scheduler(
-        name, optimizer, num_warmup_steps=warmup, num_training_steps=total, scheduler_specific_kwargs=dict(kwargs)
+        name,
+        optimizer,
+        num_warmup_steps=warmup,
+        num_training_steps=total,
+        scheduler_specific_kwargs=dict(kwargs),
     )
     for step in range(total):
         assert lr(step) == pytest.approx(reference.get_last_lr()[0], rel=1e-12, abs=1e-18)

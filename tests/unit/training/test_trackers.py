@@ -108,7 +108,9 @@ def test_an_unknown_name_is_said(run: RunDir) -> None:
     assert trackers == [] and note.code == "tracker.unknown" and note.found == "mlflow"
 
 
-def test_one_that_cannot_start_is_said(run: RunDir, wandb_calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_cannot_start_is_said(
+    run: RunDir, wandb_calls: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def init(**kwargs: Any) -> None:
         raise RuntimeError("no network")
 

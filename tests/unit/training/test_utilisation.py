@@ -1,4 +1,6 @@
-"""How much of a device a step used: of the data sheet's peak where one is known (the planner's own number), else of a timed product and called so."""
+"""How much of a device a step used: of the data sheet's peak where one is known (the planner's own
+number), else of a timed product and called so.
+"""
 
 from __future__ import annotations
 
@@ -38,16 +40,33 @@ def test_a_known_card_is_never_timed_and_its_peak_is_the_planner_s(monkeypatch: 
 
 @pytest.mark.parametrize(
     "driver",
-    ["NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "NVIDIA H200", "NVIDIA L40S", "NVIDIA A10G", "Tesla T4"],
-)  # fmt: skip
+    [
+        "NVIDIA A100-SXM4-80GB",
+        "NVIDIA H100 80GB HBM3",
+        "NVIDIA H100 PCIe",
+        "NVIDIA H200",
+        "NVIDIA L40S",
+        "NVIDIA A10G",
+        "Tesla T4",
+    ],
+)
 def test_both_tables_of_peaks_say_the_same_of_the_names_that_drivers_tell(driver: str) -> None:
     known = peak_flops(driver)
     assert known is not None and data_sheet_peak(driver, "float16") == max(known.values())
 
 
 def test_a_run_s_mfu_is_the_planner_s_for_the_same_speed() -> None:
-    shape = shape_from_config({"model_type": "llama", "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8,
-                               "num_attention_heads": 16, "vocab_size": 32000, "max_position_embeddings": 128})  # fmt: skip
+    shape = shape_from_config(
+        {
+            "model_type": "llama",
+            "hidden_size": 1024,
+            "intermediate_size": 2816,
+            "num_hidden_layers": 8,
+            "num_attention_heads": 16,
+            "vocab_size": 32000,
+            "max_position_embeddings": 128,
+        }
+    )
     machine: Machine = cards()["A100-SXM4-80GB"].machine()
     work = StepSpec(shape, machine, seq_len=128, micro_batch=8)
     from paceline.plan.cost.coefficients import speed_coefficients

@@ -22,9 +22,15 @@ from paceline.training.start import Start, looked_at, other_processes, parse_sta
 
 ROOT = Path(__file__).resolve().parents[3]
 TORCHRUN = {
-    "RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1",
-    "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_MAX_RESTARTS": "0",
-}  # fmt: skip
+    "RANK": "0",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "10.0.0.1",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RUN_ID": "x",
+    "TORCHELASTIC_MAX_RESTARTS": "0",
+}
 
 
 def load(tmp_path: Path, text: str) -> Loaded:
@@ -49,8 +55,14 @@ def test_the_same_or_nothing_asked_is_not_said(tmp_path: Path, text: str) -> Non
 
 @pytest.mark.parametrize(
     ("resume", "restarted", "said"),
-    [("null", "3", True), ("ckpt/step-5", "1", True), ("auto", "3", False), ("latest", "3", False), ("null", "0", False)],
-)  # fmt: skip
+    [
+        ("null", "3", True),
+        ("ckpt/step-5", "1", True),
+        ("auto", "3", False),
+        ("latest", "3", False),
+        ("null", "0", False),
+    ],
+)
 def test_restarts_that_do_not_go_on(tmp_path: Path, resume: str, restarted: str, said: bool) -> None:
     loaded = load(tmp_path, f"training:\n  resume_from_checkpoint: {resume}\n")
     found = restarts(loaded, {**TORCHRUN, "TORCHELASTIC_MAX_RESTARTS": restarted})
@@ -70,7 +82,13 @@ def test_a_worker_hears_of_both(tmp_path: Path) -> None:
     assert {"launch.other_processes", "launch.restarts"} <= {note.code for note in start.notes}
 
 
-SRUN = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_STEP_NUM_NODES": "2", "SLURM_JOB_ID": "5"}  # fmt: skip
+SRUN = {
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_JOB_ID": "5",
+}
 
 
 @pytest.mark.parametrize(("rank", "told"), [(0, True), (1, False), (2, True), (3, False)])
@@ -79,7 +97,12 @@ def test_what_is_wrong_with_the_yaml_is_said_once_a_node(
 ) -> None:
     monkeypatch.setattr(rank_module, "_LATER_SECONDS", 0.0)
     (tmp_path / "c.yaml").write_text("training:\n  lerning_rate: 1\n")
-    environ = {**SRUN, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank % 2), "PACELINE_CACHE": str(tmp_path)}
+    environ = {
+        **SRUN,
+        "SLURM_PROCID": str(rank),
+        "SLURM_LOCALID": str(rank % 2),
+        "PACELINE_CACHE": str(tmp_path),
+    }
     line = Line.join({}, rank, lambda word: None)
     assert rank_module.run_rank(["--config", str(tmp_path / "c.yaml")], environ, line) == 2
     assert ("lerning_rate" in capsys.readouterr().err) == told
@@ -87,9 +110,20 @@ def test_what_is_wrong_with_the_yaml_is_said_once_a_node(
 
 
 def test_ranks_started_from_outside_look_once_before_torch_and_all_end(tmp_path: Path) -> None:
-    """By hand, as srun starts tasks that it does not end when one has ended: two programs, none of which waits for the other."""
-    environ = {**worker_environment(), **SRUN, "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1", "PACELINE_CACHE": str(tmp_path / "cache")}  # fmt: skip
-    (tmp_path / "c.yaml").write_text("data:\n  train: /nowhere/rows.json\nmodel:\n  name_or_path: /nowhere/model\n")
+    """By hand, as srun starts tasks that it does not end when one has ended: two programs, none of which
+    waits for the other.
+    """
+    environ = {
+        **worker_environment(),
+        **SRUN,
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_NUM_NODES": "1",
+        "PACELINE_CACHE": str(tmp_path / "cache"),
+    }
+    (tmp_path / "c.yaml").write_text(
+        "data:\n  train: /nowhere/rows.json\nmodel:\n  name_or_path: /nowhere/model\n"
+    )
     program = f"""
 import sys
 from paceline.launch.before import beforehand
@@ -102,10 +136,13 @@ sys.exit(code)
 """
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", program, str(tmp_path / "looks")], stderr=subprocess.PIPE, text=True, env={**environ, "SLURM_PROCID": str(n), "SLURM_LOCALID": str(n)}
+            [sys.executable, "-c", program, str(tmp_path / "looks")],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**environ, "SLURM_PROCID": str(n), "SLURM_LOCALID": str(n)},
         )
         for n in range(2)
-    ]  # fmt: skip
+    ]
     said = [process.communicate(timeout=100)[1] for process in ranks]
     assert [process.returncode for process in ranks] == [2, 2], said
     assert "data.missing" in said[0] and "/nowhere/model" in said[0] and f"{tmp_path}/c.yaml:2" in said[0]

@@ -121,7 +121,9 @@ def test_preferences_show_pairs_ranked_right_and_calibration(run: RunDir) -> Non
     from paceline.watch import plot
 
     steps = [replace(step(n), extras={"accuracy": 1 - 1 / n, "margin": n / 9}) for n in range(1, 9)]
-    held_out = Eval(8, {"eval_accuracy": 0.75, "eval_calibration_error": 0.125, "eval_margin": 3.0, "eval_loss": 0.4})
+    held_out = Eval(
+        8, {"eval_accuracy": 0.75, "eval_calibration_error": 0.125, "eval_margin": 3.0, "eval_loss": 0.4}
+    )
     write(run, [RunStarted("d", 1), *steps, held_out])
     panel = plot._draw(load_history(run), "run").axes[1]
     assert panel.get_title(loc="left") == "Accuracy"
@@ -147,7 +149,10 @@ def test_a_reward_run_shows_how_far_its_confidence_is_from_what_happens(run: Run
     figure = plot._draw(load_history(run), "run")
     panels = {ax.get_title(loc="left"): ax for ax in figure.axes}
     drawn = panels["Calibration on held-out pairs"]
-    assert drawn.collections[-1].get_offsets().tolist() == [[0.52, 0.4], [0.97, 1.0]], "the bins of the last evaluation"
+    assert drawn.collections[-1].get_offsets().tolist() == [
+        [0.52, 0.4],
+        [0.97, 1.0],
+    ], "the bins of the last evaluation"
     assert drawn.get_title(loc="right") == "step 8, error 5.0%" and drawn.get_xlabel() == "confidence"
     assert len(figure.axes) == 6 and panels["Margin, chosen over rejected"].get_xlabel() == "step"
     assert plot_run(run).read_bytes().startswith(b"\x89PNG")
@@ -162,7 +167,10 @@ def test_a_rollout_run_shows_rewards_and_where_the_time_goes(run: RunDir) -> Non
     panels = {ax.get_title(loc="left"): ax for ax in plot._draw(load_history(run), "run").axes}
     labels = [t.get_text() for t in panels["Reward of sampled answers"].get_legend().get_texts()]
     assert labels == ["reward", "exact_match", "length"]
-    assert [t.get_text() for t in panels["Seconds of a step"].get_legend().get_texts()] == ["generate", "train"]
+    assert [t.get_text() for t in panels["Seconds of a step"].get_legend().get_texts()] == [
+        "generate",
+        "train",
+    ]
 
 
 def test_a_run_without_events_is_named(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
@@ -194,7 +202,11 @@ def test_history_of_a_resumed_run_counts_each_step_once(run: RunDir) -> None:
 
 def test_history_takes_the_worst_rank_and_every_rank_s_errors(run: RunDir) -> None:
     write(run, [RunStarted("d", 2), step(1, memory=10), step(2, memory=10)])
-    write(run, [step(1, memory=30), step(2, memory=5), step(3, memory=99), Error(1, Diagnostic("a.b", "x"))], rank=1)
+    write(
+        run,
+        [step(1, memory=30), step(2, memory=5), step(3, memory=99), Error(1, Diagnostic("a.b", "x"))],
+        rank=1,
+    )
     history = load_history(run)
     assert (history.peak_memory, history.num_ranks, history.outcome) == ({1: 30, 2: 10}, 2, "failed")
     assert [e.rank for e in history.errors] == [1]

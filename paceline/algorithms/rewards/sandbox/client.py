@@ -47,8 +47,19 @@ _ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
 }
 _SYSTEM = (
-    "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/alternatives", "/etc/ld.so.cache", "/etc/localtime", "/nix/store", "/gnu/store",
-)  # fmt: skip
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/libx32",
+    "/etc/alternatives",
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+    "/nix/store",
+    "/gnu/store",
+)
 _File = io.FileIO | socket.socket
 _GRACE = 5.0  # seconds of wall time that a program may take beyond its CPU time
 _START_SECONDS = 60.0
@@ -95,7 +106,8 @@ class Sandbox:
     def __init__(self, *, namespaces: bool = True) -> None:
         if sys.platform != "linux":
             raise SandboxUnavailable(f"namespaces are Linux's; this is {sys.platform}")
-        self._folder = "" if namespaces else tempfile.mkdtemp(prefix="paceline-code-")  # the server removes it
+        # the server removes it
+        self._folder = "" if namespaces else tempfile.mkdtemp(prefix="paceline-code-")
         self._readable = readable_folders()
         # The server gets a clean environment and one inherited socket; closing ours ends it
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -141,7 +153,10 @@ class Sandbox:
         one, other = socket.socketpair()
         with reader, writer, one, other:
             program_process = self._start("program", program, limits, {"channel": one})
-            with program_process, self._start("judge", tests, limits, {"channel": other, "verdict": writer}) as judge:
+            with (
+                program_process,
+                self._start("judge", tests, limits, {"channel": other, "verdict": writer}) as judge,
+            ):
                 for end in (one, other, writer):  # only the child processes keep them
                     end.close()
                 judge.wait()
@@ -182,7 +197,9 @@ class Sandbox:
             request = {"role": role, "wall": limits["seconds"] + _GRACE, "files": list(passed), **limits}
             request |= {"folder": self._folder, "readable": self._readable}
             try:
-                socket.send_fds(self._peer, [json.dumps(request).encode()], [file.fileno() for file in passed.values()])
+                socket.send_fds(
+                    self._peer, [json.dumps(request).encode()], [file.fileno() for file in passed.values()]
+                )
             except OSError as error:
                 alive.close()
                 hears.close()

@@ -67,7 +67,9 @@ def _run(text: str, program: RemoteProgram, names: list[str]) -> None:
             space[name] = found
     # Run the module, then its test functions and classes
     Text(ast.unparse(ast.fix_missing_locations(_EffectCalls().visit(tree)))).exec_module(module)
-    for function in [v for k, v in space.items() if k.startswith("test") and isinstance(v, types.FunctionType)]:
+    for function in [
+        v for k, v in space.items() if k.startswith("test") and isinstance(v, types.FunctionType)
+    ]:
         function()
     for kind in [v for v in space.values() if isinstance(v, type) and v.__module__ == "tests"]:
         _run_class(kind)
@@ -86,7 +88,9 @@ def _resolved(name: str, program: RemoteProgram, names: list[str], module: bool)
 def _run_class(kind: type) -> None:
     """Run a class of tests, unittest's or plain."""
     if issubclass(kind, unittest.TestCase):
-        found = unittest.TextTestRunner(stream=io.StringIO()).run(unittest.defaultTestLoader.loadTestsFromTestCase(kind))  # fmt: skip
+        found = unittest.TextTestRunner(stream=io.StringIO()).run(
+            unittest.defaultTestLoader.loadTestsFromTestCase(kind)
+        )
         if not found.wasSuccessful() or found.skipped:
             raise AssertionError(f"{kind.__name__}: {len(found.failures)} failed, {len(found.errors)} raised")
     elif kind.__name__.startswith("Test"):
@@ -113,7 +117,9 @@ class RemoteProgram:
             raise ProgramError(str(message)[:300])
         return [name for name in message["names"] if isinstance(name, str)]
 
-    def request(self, what: str, *arguments: Any, named: dict[str, Any] | None = None, keep: bool = False) -> Any:
+    def request(
+        self, what: str, *arguments: Any, named: dict[str, Any] | None = None, keep: bool = False
+    ) -> Any:
         """Return the program's reply; with ``keep`` its changes to lists, dicts and sets go into the
         arguments.
         """
@@ -179,7 +185,10 @@ def _own(name: str, claimed: list[str]) -> Any:
     home, *inner = claimed
     if home.partition(".")[0] in (*sys.stdlib_module_names, *_USUAL_NAMES.values()):
         found = importlib.import_module(home)
-        if not inner and name in (home.rpartition(".")[2], *(short for short, long in _USUAL_NAMES.items() if long == home)):  # fmt: skip
+        if not inner and name in (
+            home.rpartition(".")[2],
+            *(short for short, long in _USUAL_NAMES.items() if long == home),
+        ):
             return found
         if inner == [name] and isinstance(part := getattr(found, name, None), (type, *_FUNCTIONS)):
             return part

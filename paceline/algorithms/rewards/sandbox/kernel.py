@@ -8,8 +8,13 @@ import platform
 
 # sched.h
 NEW_NAMESPACES = {
-    "user": 0x10000000, "pid": 0x20000000, "mount": 0x00020000, "net": 0x40000000, "ipc": 0x08000000, "uts": 0x04000000,
-}  # fmt: skip
+    "user": 0x10000000,
+    "pid": 0x20000000,
+    "mount": 0x00020000,
+    "net": 0x40000000,
+    "ipc": 0x08000000,
+    "uts": 0x04000000,
+}
 # mount.h
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
 _MNT_DETACH = 2
@@ -84,7 +89,9 @@ def copy_of_mount(path: str) -> int:
 
 
 def put_mount(copy: int, target: str) -> None:
-    checked(syscall(_MOVE_MOUNT, copy, b"", _AT_FDCWD, target.encode(), _FROM_EMPTY_PATH), f"move_mount {target}")
+    checked(
+        syscall(_MOVE_MOUNT, copy, b"", _AT_FDCWD, target.encode(), _FROM_EMPTY_PATH), f"move_mount {target}"
+    )
 
 
 def pivot_root(new: str, old: str) -> None:

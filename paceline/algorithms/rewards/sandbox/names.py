@@ -15,13 +15,17 @@ def used_names(tree: ast.Module) -> set[str]:
     Raises SyntaxError.
     """
     top = symtable.symtable(ast.unparse(tree), "tests", "exec")
-    bound = {s.get_name() for s in top.get_symbols() if s.is_assigned() or s.is_imported() or s.is_namespace()}
+    bound = {
+        s.get_name() for s in top.get_symbols() if s.is_assigned() or s.is_imported() or s.is_namespace()
+    }
     used: set[str] = set()
     todo = [top]
     while todo:
         table = todo.pop()
         todo += table.get_children()
-        used |= {s.get_name() for s in table.get_symbols() if s.is_referenced() and (table is top or s.is_global())}
+        used |= {
+            s.get_name() for s in table.get_symbols() if s.is_referenced() and (table is top or s.is_global())
+        }
     return used - bound
 
 
@@ -42,7 +46,9 @@ def asked_names(tree: ast.Module) -> set[str]:
 def used_as_modules(tree: ast.Module) -> set[str]:
     """Return names only used with an attribute (``math.isclose``), never called or compared themselves."""
     inside = [
-        node.value.id for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+        node.value.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
     ]
     everywhere = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)]
     return {name for name in inside if inside.count(name) == everywhere.count(name)}

@@ -19,7 +19,8 @@ from typing import Any
 MAX_BYTES = 32 << 20  # of one message
 _HEAD = struct.Struct("!I")
 _SIMPLE = frozenset({type(None), bool, int, float, str})
-_BASES = (bool, int, float, str, bytes, bytearray, list, tuple, dict, frozenset, set)  # in this order: a bool is an int
+# in this order: a bool is an int
+_BASES = (bool, int, float, str, bytes, bytearray, list, tuple, dict, frozenset, set)
 _OWN: dict[Any, Callable[[Any], Any]] = {int: int.__int__, float: float.__float__, str: str.__str__}
 
 Other = Callable[[Any], Any]

@@ -132,7 +132,11 @@ class Objects:
         if isinstance(value, types.ModuleType):
             return ["module", value.__name__]
         home, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-        known = isinstance(home, str) and isinstance(name, str) and home.partition(".")[0] in sys.stdlib_module_names
+        known = (
+            isinstance(home, str)
+            and isinstance(name, str)
+            and home.partition(".")[0] in sys.stdlib_module_names
+        )
         found = known and getattr(sys.modules.get(str(home)), str(name), None) is value
         return ["library", home, name] if found else self._numbered(value)
 

@@ -102,7 +102,9 @@ def _serve(peer: socket.socket, *, namespaces: bool) -> None:
     gc.freeze()
     _send(peer, {"ready": True, "landlock": landlock.version()})
     while True:
-        data, ancillary, _, _ = peer.recvmsg(MAX_MESSAGE, socket.CMSG_SPACE(MAX_FILES * array.array("i").itemsize))
+        data, ancillary, _, _ = peer.recvmsg(
+            MAX_MESSAGE, socket.CMSG_SPACE(MAX_FILES * array.array("i").itemsize)
+        )
         if not data:
             return
         numbers = array.array("i")

@@ -36,7 +36,11 @@ def map_ids(pid: int) -> None:
     for kind, own in (("uid", os.geteuid()), ("gid", os.getegid())):
         if kind == "gid" and not everybody:
             _write(f"/proc/{pid}/setgroups", "deny")
-        ids = [f"{first} {first} {count}" for first, count in maps[kind]] if everybody else [f"{NOBODY} {own} 1"]
+        ids = (
+            [f"{first} {first} {count}" for first, count in maps[kind]]
+            if everybody
+            else [f"{NOBODY} {own} 1"]
+        )
         _write(f"/proc/{pid}/{kind}_map", "\n".join(ids) + "\n")
 
 
@@ -114,7 +118,9 @@ def private_files(readable: Sequence[str]) -> None:
     """
     kernel.unshare("mount", "pid", "ipc")
     below = [
-        path for path in readable if path.startswith(tuple(f"{own}/" for own in WRITABLE)) and os.path.exists(path)
+        path
+        for path in readable
+        if path.startswith(tuple(f"{own}/" for own in WRITABLE)) and os.path.exists(path)
     ]
     copies = [kernel.copy_of_mount(path) for path in below]
     for path in WRITABLE:
@@ -151,8 +157,14 @@ def shut_in(limits: Mapping[str, Any], *, namespaces: bool) -> None:
 
 def _limit(seconds: int, memory: int) -> None:
     for limit, value in (
-        (resource.RLIMIT_CPU, seconds), (resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, _FILE_BYTES), (resource.RLIMIT_NOFILE, _OPEN_FILES),
-        (resource.RLIMIT_NPROC, _THREADS), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_MEMLOCK, 0), (resource.RLIMIT_MSGQUEUE, 0),
+        (resource.RLIMIT_CPU, seconds),
+        (resource.RLIMIT_AS, memory),
+        (resource.RLIMIT_FSIZE, _FILE_BYTES),
+        (resource.RLIMIT_NOFILE, _OPEN_FILES),
+        (resource.RLIMIT_NPROC, _THREADS),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_MEMLOCK, 0),
+        (resource.RLIMIT_MSGQUEUE, 0),
         (resource.RLIMIT_SIGPENDING, 64),
-    ):  # fmt: skip
+    ):
         resource.setrlimit(limit, (value, value))

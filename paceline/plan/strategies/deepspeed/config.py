@@ -27,21 +27,44 @@ if TYPE_CHECKING:
 # Keys set by Paceline or computed below: never copied from the file.
 _OURS = frozenset(
     {
-        "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping", "optimizer", "scheduler",
-        "fp16", "bf16", "bfloat16", "zero_optimization", "tensor_parallel", "sequence_parallel_size", "data_parallel_size", "amp",
-        "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "torch_autocast", "zero_optimization_stage", "data_types",
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "gradient_accumulation_steps",
+        "gradient_clipping",
+        "optimizer",
+        "scheduler",
+        "fp16",
+        "bf16",
+        "bfloat16",
+        "zero_optimization",
+        "tensor_parallel",
+        "sequence_parallel_size",
+        "data_parallel_size",
+        "amp",
+        "zero_allow_untested_optimizer",
+        "zero_force_ds_cpu_optimizer",
+        "torch_autocast",
+        "zero_optimization_stage",
+        "data_types",
     }
-)  # fmt: skip
+)
 # Blocks that change the training, the batch or the weights: refused if enabled, dropped if disabled.
 _REFUSED = {
-    "curriculum_learning": "rows are taken in the order of their difficulty: the order of data is Paceline's own arithmetic",
+    "curriculum_learning": (
+        "rows are taken in the order of their difficulty: the order of data is Paceline's own arithmetic"
+    ),
     "data_efficiency": "it drops tokens and reorders data; the order of data is Paceline's own arithmetic",
     "progressive_layer_drop": "it skips layers at random, which Hugging Face models do not take part in",
     "compression_training": "it quantises and prunes the weights while they are trained",
     "quantize_training": "it quantises the weights while they are trained",
-    "elasticity": "it chooses the batch by itself; here a resumed run keeps its global batch on another number of processes",
+    "elasticity": (
+        "it chooses the batch by itself; here a resumed run keeps its global batch on another number of"
+        " processes"
+    ),
     "autotuning": "it starts many trial runs by a launcher of its own",
-    "hybrid_engine": "it replaces the model's layers by kernels for generation that exist for CUDA and old models only",
+    "hybrid_engine": (
+        "it replaces the model's layers by kernels for generation that exist for CUDA and old models only"
+    ),
     "sparse_attention": "it replaces attention by kernels that exist for old models only",
     "eigenvalue": "it serves DeepSpeed's quantised training only",
     "amp": "Apex amp is not supported with ZeRO",
@@ -62,8 +85,20 @@ _LEFT_OUT = {
     "seed": "training.seed decides",
     "pipeline": "pipelines are distributed_strategy: pipeline",
 }
-_TP_KEYS = ("tp_overlap_comm", "partition_config", "preset_model", "injection_policy_tuple", "keep_module_on_host")  # fmt: skip
-FP16_SCALER = {"loss_scale": 0, "loss_scale_window": 1000, "initial_scale_power": 16, "hysteresis": 2, "min_loss_scale": 1}  # fmt: skip
+_TP_KEYS = (
+    "tp_overlap_comm",
+    "partition_config",
+    "preset_model",
+    "injection_policy_tuple",
+    "keep_module_on_host",
+)
+FP16_SCALER = {
+    "loss_scale": 0,
+    "loss_scale_window": 1000,
+    "initial_scale_power": 16,
+    "hysteresis": 2,
+    "min_loss_scale": 1,
+}
 
 
 def compile_config(
@@ -105,7 +140,11 @@ def _blocks(user: Mapping[str, Any], findings: Findings) -> dict[str, Any]:
         if key in _REFUSED:
             if _is_on(value):
                 findings.refuse(
-                    codes.ZERO_NOT_SUPPORTED, f"{key}: {_REFUSED[key]}", KEY, key, f'"{key}": {{"enabled": false}}'
+                    codes.ZERO_NOT_SUPPORTED,
+                    f"{key}: {_REFUSED[key]}",
+                    KEY,
+                    key,
+                    f'"{key}": {{"enabled": false}}',
                 )
         elif key in _LEFT_OUT:
             if value not in (None, {}, False) and _is_on(value):
@@ -144,7 +183,8 @@ def _batch(user: Mapping[str, Any], batch: BatchSplit, findings: Findings) -> No
     findings.explain(
         "train_batch_size",
         str(batch.global_batch),
-        f"the file says {total}, which is not {product} data-parallel ranks; the product is what runs (DeepSpeed alone would refuse to start)",
+        f"the file says {total}, which is not {product} data-parallel ranks; the product is what runs"
+        " (DeepSpeed alone would refuse to start)",
         granted=False,
     )
 
@@ -158,7 +198,10 @@ def _precision(
     """
     half = {"bfloat16": "bf16", "float16": "fp16"}.get(precision.compute)
     if half and stage == 0:
-        why = "without ZeRO DeepSpeed's own half precision drifts from the reference; layers compute with copies of fp32 weights, as under ddp"
+        why = (
+            "without ZeRO DeepSpeed's own half precision drifts from the reference; layers compute with"
+            " copies of fp32 weights, as under ddp"
+        )
         findings.explain("deepspeed precision", f"{half} outside DeepSpeed", why)
         half = None
     scaler = _mapping(user, "fp16")
@@ -173,11 +216,14 @@ def _precision(
     accumulate = types.get("grad_accum_dtype") or "fp32"
     made["data_types"] = {"grad_accum_dtype": accumulate}
     made.setdefault("communication_data_type", "fp32")
-    requested = "the file asks for it" if types or "communication_data_type" in user else "as on every strategy"
+    requested = (
+        "the file asks for it" if types or "communication_data_type" in user else "as on every strategy"
+    )
     findings.explain(
         "deepspeed precision",
         half,
-        f"fp32 masters; gradients summed over micro-steps in {accumulate} and over ranks in {made['communication_data_type']}: {requested}",
+        f"fp32 masters; gradients summed over micro-steps in {accumulate} and over ranks in"
+        f" {made['communication_data_type']}: {requested}",
     )
 
 
@@ -192,14 +238,16 @@ def _ownership(user: Mapping[str, Any], job: Job, findings: Findings) -> None:
         findings.explain(
             "deepspeed optimizer",
             job.training.optim,
-            f"{kind or 'the block'} of the file is this optimizer, its numbers the ones below; DeepSpeed is handed the optimizer ready-made",
+            f"{kind or 'the block'} of the file is this optimizer, its numbers the ones below; DeepSpeed is"
+            " handed the optimizer ready-made",
         )
     block = user.get("scheduler")
     if isinstance(block, dict):
         findings.explain(
             "deepspeed scheduler",
             job.training.lr_scheduler_type,
-            f"{block.get('type', '')} of the file is read as this schedule; the learning rate of each step is handed to DeepSpeed",
+            f"{block.get('type', '')} of the file is read as this schedule; the learning rate of each step is"
+            " handed to DeepSpeed",
         )
     if user.get("zero_force_ds_cpu_optimizer") is True:
         why = "the optimizer is torch's own, fused on a CPU as well; it resumes bit for bit"
@@ -217,7 +265,10 @@ def _tensor_parallel(user: Mapping[str, Any], size: int, findings: Findings) -> 
         findings.explain("tensor_parallel", ", ".join(own_loss) + ": off", why, granted=False)
     dropped = sorted(set(block) - known - set(own_loss))
     if dropped:
-        why = "DeepSpeed has no such keys: AutoTP decides how each matrix is cut, and its groups are always consecutive ranks"
+        why = (
+            "DeepSpeed has no such keys: AutoTP decides how each matrix is cut, and its groups are always"
+            " consecutive ranks"
+        )
         findings.explain("tensor_parallel", ", ".join(dropped) + ": off", why, granted=False)
     return made
 
@@ -228,9 +279,15 @@ def _activation_checkpointing(user: Mapping[str, Any], job: Job, findings: Findi
         return
     requested = ", ".join(sorted(key for key, value in block.items() if value is True))
     if job.training.gradient_checkpointing:
-        why = "handed to DeepSpeed; layers are recomputed by torch (training.gradient_checkpointing), which keeps their inputs where they are"
+        why = (
+            "handed to DeepSpeed; layers are recomputed by torch (training.gradient_checkpointing), which"
+            " keeps their inputs where they are"
+        )
     else:
-        why = "handed to DeepSpeed, where it only says how its own recomputation stores; training.gradient_checkpointing: true turns recomputation on"
+        why = (
+            "handed to DeepSpeed, where it only says how its own recomputation stores;"
+            " training.gradient_checkpointing: true turns recomputation on"
+        )
     findings.explain("activation_checkpointing", requested, why, granted=False)
 
 

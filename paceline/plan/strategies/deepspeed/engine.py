@@ -13,7 +13,13 @@ from paceline.plan.mesh import Mesh
 from paceline.plan.model.families import NO_TENSOR_PLAN
 from paceline.plan.plan import Precision
 from paceline.plan.strategies.deepspeed.config import compile_config
-from paceline.plan.strategies.deepspeed.written import KEY, asked_stage, offload_device, user_config, zero_block
+from paceline.plan.strategies.deepspeed.written import (
+    KEY,
+    asked_stage,
+    offload_device,
+    user_config,
+    zero_block,
+)
 from paceline.plan.strategies.job import Findings, Job
 from paceline.plan.strategies.options import DeepSpeedOptions
 
@@ -26,11 +32,15 @@ def deepspeed_mesh(job: Job, findings: Findings) -> Mesh:
     # Sizes of both axes, and axes that DeepSpeed lacks.
     tp = _agreed("tp", autotp_size(user, Findings()), job, findings)
     cp = _agreed("cp", _whole(user.get("sequence_parallel_size")), job, findings)
-    for axis, instead in (("pp", "distributed_strategy: pipeline"), ("dp_replicate", "distributed_strategy: fsdp")):
+    for axis, instead in (
+        ("pp", "distributed_strategy: pipeline"),
+        ("dp_replicate", "distributed_strategy: fsdp"),
+    ):
         if job.axis(axis) > 1:
             findings.refuse(
                 codes.PAR_DEEPSPEED,
-                f"{axis}_size is an axis of the native strategies; DeepSpeed has data parallel, AutoTP and Ulysses",
+                f"{axis}_size is an axis of the native strategies; DeepSpeed has data parallel, AutoTP and"
+                " Ulysses",
                 f"{PARALLELISM}.{axis}_size",
                 f"{axis}_size: {job.axis(axis)}",
                 f"{instead}, or {axis}_size: 1",
@@ -87,15 +97,24 @@ def _check_degrees(tp: int, cp: int, job: Job, findings: Findings) -> None:
             "a model with one (llama, qwen2, mistral, gemma2, …), or autotp_size: 1",
         )
     kv_heads = job.shape.kv_heads if job.shape else None
-    if kv_heads is not None and heads is not None and heads % tp == 0 and kv_heads < tp and job.axis("tp") == 1:
+    if (
+        kv_heads is not None
+        and heads is not None
+        and heads % tp == 0
+        and kv_heads < tp
+        and job.axis("tp") == 1
+    ):
         findings.refuse(
             codes.PAR_TP_KV_HEADS,
-            f"{kv_heads} key-value head{'s' if kv_heads > 1 else ''} for {tp} ranks: each rank of AutoTP needs one of its own",
+            f"{kv_heads} key-value head{'s' if kv_heads > 1 else ''} for {tp} ranks: each rank of AutoTP"
+            " needs one of its own",
             KEY,
             f"autotp_size: {tp}",
-            f"autotp_size: {math.gcd(kv_heads, tp)}"
-            if math.gcd(kv_heads, tp) > 1
-            else "distributed_strategy: fsdp or zero3, without autotp_size",
+            (
+                f"autotp_size: {math.gcd(kv_heads, tp)}"
+                if math.gcd(kv_heads, tp) > 1
+                else "distributed_strategy: fsdp or zero3, without autotp_size"
+            ),
         )
     # Ulysses divides heads; AutoTP groups stay inside a node.
     if heads is not None and heads % cp and job.axis("cp") == 1:
@@ -109,7 +128,8 @@ def _check_degrees(tp: int, cp: int, job: Job, findings: Findings) -> None:
     if job.num_nodes > 1 and job.ranks_per_node % tp and job.axis("tp") == 1:
         findings.refuse(
             codes.PAR_TP_NODE,
-            f"a tensor-parallel group of {tp} would reach over nodes of {job.ranks_per_node} processes: it talks in every layer",
+            f"a tensor-parallel group of {tp} would reach over nodes of {job.ranks_per_node} processes: it"
+            " talks in every layer",
             KEY,
             f"autotp_size: {tp}",
             f"autotp_size: {math.gcd(tp, job.ranks_per_node)}",
@@ -198,7 +218,10 @@ def _stage_that_counts(stage: int, mesh: Mesh, precision: Precision, findings: F
     tensor-parallel group, counts gradients only on the first of them and finds none on the others.
     """
     if stage == 1 and mesh.cp > 1 and precision.compute == "bfloat16":
-        why = "1 was asked for; in bfloat16 DeepSpeed's stage 1 loses the gradient norm where ranks share a sequence. The same numbers, gradients shared out as well"
+        why = (
+            "1 was asked for; in bfloat16 DeepSpeed's stage 1 loses the gradient norm where ranks share a"
+            " sequence. The same numbers, gradients shared out as well"
+        )
         findings.explain("ZeRO stage", "2", why, granted=False)
         return 2
     return stage
@@ -215,10 +238,16 @@ def _check_stage(stage: int, tp: int, job: Job, precision: Precision, findings: 
             '"zero_optimization": {"stage": 1}',
         )
     hardware = job.hardware
-    if stage and precision.compute == "float16" and hardware.device == "cpu" and "float16" not in hardware.products:
+    if (
+        stage
+        and precision.compute == "float16"
+        and hardware.device == "cpu"
+        and "float16" not in hardware.products
+    ):
         findings.refuse(
             codes.STRATEGY_DEEPSPEED_FP16,
-            f"ZeRO-{stage} keeps the weights in float16, and DeepSpeed refuses that on a CPU without float16 products ({hardware.device_name})",
+            f"ZeRO-{stage} keeps the weights in float16, and DeepSpeed refuses that on a CPU without float16"
+            f" products ({hardware.device_name})",
             "training.mixed_precision",
             "fp16",
             "bf16: true, mixed_precision: no, or distributed_strategy: ddp, whose masters stay float32",
@@ -232,7 +261,9 @@ def _say_engine(engine: DeepSpeedOptions, mesh: Mesh, findings: Findings) -> Non
         2: "optimizer states and gradients shared out",
         3: "optimizer states, gradients and weights shared out",
     }
-    findings.explain(f"ZeRO-{engine.zero_stage}", f"over {mesh.dp_shard * mesh.cp} ranks", shared[engine.zero_stage])
+    findings.explain(
+        f"ZeRO-{engine.zero_stage}", f"over {mesh.dp_shard * mesh.cp} ranks", shared[engine.zero_stage]
+    )
     if engine.autotp_size > 1:
         findings.explain(
             "AutoTP",

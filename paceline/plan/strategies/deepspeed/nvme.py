@@ -20,7 +20,9 @@ def nvme_decisions(plan: Plan) -> Iterator[Decision]:
         return
     zero, places = plan.engine.config.get("zero_optimization") or {}, plan.engine.places
     requested = [
-        part for part, place in zip(("offload_optimizer", "offload_param"), places, strict=True) if place == "nvme"
+        part
+        for part, place in zip(("offload_optimizer", "offload_param"), places, strict=True)
+        if place == "nvme"
     ]
     pieces = None if plan.shape is None else pieces_of(plan.shape, plan.adapter, SIZES[plan.precision.master])
     if not requested or pieces is None:
@@ -30,20 +32,31 @@ def nvme_decisions(plan: Plan) -> Iterator[Decision]:
     least = max(SMALLEST, block if isinstance(block, int) else 0)
     if "offload_param" in requested:
         parts = [low * -(-p.numel // ranks) for p in pieces]
-        yield _decision("offload_param", "weights", parts, least, f"a rank's part of a weight (one of {ranks})")
+        yield _decision(
+            "offload_param", "weights", parts, least, f"a rank's part of a weight (one of {ranks})"
+        )
     if "offload_optimizer" in requested:
         own = sum(-(-p.numel // ranks) for p in pieces if p.trained)
-        size = int(zero.get("sub_group_size", SUB_GROUP)) if isinstance(zero.get("sub_group_size", SUB_GROUP), (int, float)) else SUB_GROUP  # fmt: skip
+        size = (
+            int(zero.get("sub_group_size", SUB_GROUP))
+            if isinstance(zero.get("sub_group_size", SUB_GROUP), (int, float))
+            else SUB_GROUP
+        )
         groups = [size] * (own // size) + [own % size] * bool(own % size)
         copies = 1 + moments((1,), plan.optimizer)  # masters and moments are separate tensors
         parts = [4 * group for group in groups for _ in range(copies)]
-        yield _decision("offload_optimizer", "optimizer states", parts, least, "a sub-group of a rank's states")
+        yield _decision(
+            "offload_optimizer", "optimizer states", parts, least, "a sub-group of a rank's states"
+        )
 
 
 def _decision(part: str, name: str, parts: list[int], least: int, of: str) -> Decision:
     there, all_ = sum(n for n in parts if n >= least), sum(parts)
     subject = f"zero_optimization.{part}"
-    why = f"DeepSpeed moves nothing under {human_bytes(least)} to a drive, and keeps {of} in memory where it is smaller"
+    why = (
+        f"DeepSpeed moves nothing under {human_bytes(least)} to a drive, and keeps {of} in memory where it is"
+        " smaller"
+    )
     if there == all_:
         return Decision(subject, "nvme", f"{human_bytes(there)} of {name} a rank")
     if there:
@@ -51,5 +64,8 @@ def _decision(part: str, name: str, parts: list[int], least: int, of: str) -> De
             subject, "nvme", f"{human_bytes(there)} of {human_bytes(all_)} of {name} a rank get there: {why}"
         )
     return Decision(
-        subject, "in memory", f"nothing of {human_bytes(all_)} of {name} a rank gets to the drive: {why}", granted=False
+        subject,
+        "in memory",
+        f"nothing of {human_bytes(all_)} of {name} a rank gets to the drive: {why}",
+        granted=False,
     )

@@ -22,7 +22,8 @@ from paceline.plan.strategies.job import Findings, Job
 from paceline.plan.strategies.options import DeepSpeedOptions, EngineOptions
 from paceline.plan.strategies.state_form import DEEPSPEED as FORM
 
-ZERO = Storage(weight=2.0, gradient=4.0, optimizer=12.0)  # 16-bit weights, sums in fp32, fp32 masters and moments
+# 16-bit weights, sums in fp32, fp32 masters and moments
+ZERO = Storage(weight=2.0, gradient=4.0, optimizer=12.0)
 # bf16 stage 1 keeps the last 16-bit gradients besides fp32 sums
 LAST_GRADIENTS = Storage(weight=2.0, gradient=6.0, optimizer=12.0)
 _STORAGE = (WHOLE, LAST_GRADIENTS, ZERO, ZERO)
@@ -116,11 +117,26 @@ def _own(engine: EngineOptions) -> DeepSpeedOptions:
 
 def _zero(name: str, stage: int | None, sharding: str) -> DeepSpeedSpec:
     return DeepSpeedSpec(
-        name, ("deepspeed",), "deepspeed", sections=frozenset({"deepspeed"}), zero_stage=stage,
-        substitute=("fsdp", sharding), shards_weights=stage == 3, whole_modules=False, float64=False,
-        quantised_base=stage == _KEEPS_PACKED, engine_casts=True, simulated=Simulated.MODULE, not_simulated=_ENGINE, state_form=FORM,
-    )  # fmt: skip
+        name,
+        ("deepspeed",),
+        "deepspeed",
+        sections=frozenset({"deepspeed"}),
+        zero_stage=stage,
+        substitute=("fsdp", sharding),
+        shards_weights=stage == 3,
+        whole_modules=False,
+        float64=False,
+        quantised_base=stage == _KEEPS_PACKED,
+        engine_casts=True,
+        simulated=Simulated.MODULE,
+        not_simulated=_ENGINE,
+        state_form=FORM,
+    )
 
 
 DEEPSPEED = _zero("deepspeed", None, "shard_grad_op")
-ZERO1, ZERO2, ZERO3 = _zero("zero1", 1, "shard_grad_op"), _zero("zero2", 2, "shard_grad_op"), _zero("zero3", 3, "full_shard")  # fmt: skip
+ZERO1, ZERO2, ZERO3 = (
+    _zero("zero1", 1, "shard_grad_op"),
+    _zero("zero2", 2, "shard_grad_op"),
+    _zero("zero3", 3, "full_shard"),
+)

@@ -40,7 +40,13 @@ def _aligned(count: int, multiple: int) -> int:
 
 
 def _gradients(
-    plan: Plan, engine: DeepSpeedOptions, groups: list[list[Piece]], flat: list[int], ranks: int, index: int, low: int
+    plan: Plan,
+    engine: DeepSpeedOptions,
+    groups: list[list[Piece]],
+    flat: list[int],
+    ranks: int,
+    index: int,
+    low: int,
 ) -> int:
     """Return the gradient bytes between the last backward and the step.
 
@@ -72,7 +78,9 @@ def accumulation_size(engine: DeepSpeedOptions, low: int) -> int:
     return {"fp32": 4, "bf16": 2, "fp16": 2}.get(str(given), low)
 
 
-def _stage3(plan: Plan, engine: DeepSpeedOptions, pieces: Sequence[Piece], ranks: int, low: int) -> ModelStates:
+def _stage3(
+    plan: Plan, engine: DeepSpeedOptions, pieces: Sequence[Piece], ranks: int, low: int
+) -> ModelStates:
     """Every parameter is sharded by itself; small ones are also kept whole (persistence threshold)."""
     zero = engine.config.get("zero_optimization") or {}
     trained = [p for p in pieces if p.trained]

@@ -34,5 +34,8 @@ def offload_device(zero: Mapping[str, Any], part: str) -> str:
     block = zero.get(part)
     if isinstance(block, dict):
         return str(block.get("device", "none")).lower()
-    old = {"offload_optimizer": ("cpu_offload",), "offload_param": ("cpu_offload_param", "cpu_offload_params")}[part]
+    old = {
+        "offload_optimizer": ("cpu_offload",),
+        "offload_param": ("cpu_offload_param", "cpu_offload_params"),
+    }[part]
     return "cpu" if any(zero.get(name) is True for name in old) else "none"

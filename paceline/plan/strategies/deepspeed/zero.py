@@ -25,7 +25,10 @@ _OLD = {
     "param_persistence_threshold": "stage3_param_persistence_threshold",
 }
 _REMOVED = {
-    "mics_shard_size": "MiCS has been removed from DeepSpeed; fsdp: hybrid_shard shards inside a node and copies between nodes",
+    "mics_shard_size": (
+        "MiCS has been removed from DeepSpeed; fsdp: hybrid_shard shards inside a node and copies between"
+        " nodes"
+    ),
     "mics_hierarchical_params_gather": "MiCS has been removed from DeepSpeed",
     "legacy_stage1": "DeepSpeed no longer has its old stage 1",
     "elastic_checkpoint": "checkpoints are Paceline's: any number of ranks reads them",
@@ -88,7 +91,9 @@ def _fill(block: dict[str, Any], job: Job, findings: Findings) -> None:
             )
         else:
             block[key] = rule(hidden)
-            findings.explain(f"zero_optimization.{key}", f"{block[key]:,}", f"auto: from the hidden size {hidden}")
+            findings.explain(
+                f"zero_optimization.{key}", f"{block[key]:,}", f"auto: from the hidden size {hidden}"
+            )
 
 
 def _offload(block: dict[str, Any], part: str, engine: DeepSpeedOptions, findings: Findings) -> None:
@@ -156,10 +161,18 @@ def _loss_less(block: dict[str, Any], job: Job, findings: Findings) -> None:
             continue
         if job.hardware.device == "cpu":
             findings.refuse(
-                codes.ZERO_QUANTISED, f"{key} has kernels for CUDA only", KEY, f"{key}: true", f'"{key}": false'
+                codes.ZERO_QUANTISED,
+                f"{key} has kernels for CUDA only",
+                KEY,
+                f"{key}: true",
+                f'"{key}": false',
             )
         else:
-            findings.explain(f"zero_optimization.{key}", "on", "asked for: numbers travel quantised, so losses differ from the other strategies'")  # fmt: skip
+            findings.explain(
+                f"zero_optimization.{key}",
+                "on",
+                "asked for: numbers travel quantised, so losses differ from the other strategies'",
+            )
 
 
 def _second_copy(block: dict[str, Any], stage: int, job: Job, findings: Findings) -> None:
@@ -169,16 +182,27 @@ def _second_copy(block: dict[str, Any], stage: int, job: Job, findings: Findings
         return
     subject = f"zero_optimization.{key}"
     if stage < 3:
-        findings.explain(subject, "off", f"only ZeRO-3 shares weights out; this is ZeRO-{stage}", granted=False)
+        findings.explain(
+            subject, "off", f"only ZeRO-3 shares weights out; this is ZeRO-{stage}", granted=False
+        )
         return
     if job.world_size % min(size, job.world_size):
         legal = ", ".join(str(n) for n in range(2, size) if job.world_size % n == 0) or "1"
         findings.refuse(
-            codes.ZERO_HPZ, f"{job.world_size} processes cannot be shared out in groups of {size}", KEY, f"{key}: {size}", f'"{key}": {legal}'
-        )  # fmt: skip
+            codes.ZERO_HPZ,
+            f"{job.world_size} processes cannot be shared out in groups of {size}",
+            KEY,
+            f"{key}: {size}",
+            f'"{key}": {legal}',
+        )
         return
     held = min(size, job.world_size)
-    findings.explain(subject, str(held), f"asked for: a second copy of the weights shared out over {held} ranks, in the dtype of the forward; counted among the parameters below")  # fmt: skip
+    findings.explain(
+        subject,
+        str(held),
+        f"asked for: a second copy of the weights shared out over {held} ranks, in the dtype of the forward;"
+        " counted among the parameters below",
+    )
 
 
 def _number(value: Any) -> Any:

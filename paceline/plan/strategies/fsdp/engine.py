@@ -54,8 +54,9 @@ def _data_axes(
         findings.explain(
             "fsdp groups",
             "one",
-            f"{requested.sharding}: weights are shared out inside a node and copied between nodes; all {left} ranks stand on one node, so there is one copy. "
-            "training.parallelism.dp_shard_size makes smaller groups",
+            f"{requested.sharding}: weights are shared out inside a node and copied between nodes; all {left}"
+            " ranks stand on one node, so there is one copy. training.parallelism.dp_shard_size makes"
+            " smaller groups",
         )
     return left // inside, inside
 
@@ -66,7 +67,8 @@ def _check_sharding(requested: FsdpAsked, replicate: int, shard: int, findings: 
         other = "hybrid_shard" if requested.sharding == "full_shard" else "hybrid_shard_zero2"
         findings.refuse(
             codes.PAR_SHARDING,
-            f"{requested.sharding} shares the weights out over all data-parallel ranks, and the mesh has {replicate} copies of them",
+            f"{requested.sharding} shares the weights out over all data-parallel ranks, and the mesh has"
+            f" {replicate} copies of them",
             PARALLELISM,
             f"dp_replicate_size: {replicate} with fsdp: {requested.sharding}",
             f"fsdp: {other}, or dp_replicate_size: 1",
@@ -93,7 +95,13 @@ def _check_width(tp: int, job: Job, findings: Findings) -> None:
             if family in NO_TENSOR_PLAN
             else "has a plan that cuts experts, which is not built"
         )
-        findings.refuse(code, f"this model {why}", f"{PARALLELISM}.tp_size", f"model_type {family} with tp_size {tp}", "fsdp without tp_size shards any model")  # fmt: skip
+        findings.refuse(
+            code,
+            f"this model {why}",
+            f"{PARALLELISM}.tp_size",
+            f"model_type {family} with tp_size {tp}",
+            "fsdp without tp_size shards any model",
+        )
         return
     if job.shape.intermediate % tp == 0:
         return
@@ -150,7 +158,10 @@ def _loss_parallel(job: Job, mesh: Mesh, findings: Findings) -> bool:
         return False
     if job.shape is None or job.shape.vocab % mesh.tp == 0:
         return True
-    why = f"a vocabulary of {job.shape.vocab} cannot be shared out over {mesh.tp} ranks; model.embedding_multiple: {mesh.tp} pads one that is resized"
+    why = (
+        f"a vocabulary of {job.shape.vocab} cannot be shared out over {mesh.tp} ranks;"
+        f" model.embedding_multiple: {mesh.tp} pads one that is resized"
+    )
     findings.explain(f"{PARALLELISM}.loss_parallel", "off", why, granted=False)
     return False
 
@@ -158,11 +169,18 @@ def _loss_parallel(job: Job, mesh: Mesh, findings: Findings) -> bool:
 def _sharding(requested: FsdpAsked, mesh: Mesh) -> tuple[str, str]:
     """Return (sharding, reason) from the config and the mesh."""
     why = {
-        "full_shard": "weights, gradients and optimizer shared out; weights are let go between forward and backward",
-        "shard_grad_op": "weights, gradients and optimizer shared out; weights stay gathered between forward and backward",
+        "full_shard": (
+            "weights, gradients and optimizer shared out; weights are let go between forward and backward"
+        ),
+        "shard_grad_op": (
+            "weights, gradients and optimizer shared out; weights stay gathered between forward and backward"
+        ),
         "no_shard": "whole weights on every rank, gradients averaged",
         "hybrid_shard": f"shared out over {mesh.dp_shard} ranks, {mesh.dp_replicate} copies",
-        "hybrid_shard_zero2": f"shared out over {mesh.dp_shard} ranks, {mesh.dp_replicate} copies; weights stay gathered until the backward",
+        "hybrid_shard_zero2": (
+            f"shared out over {mesh.dp_shard} ranks, {mesh.dp_replicate} copies; weights stay gathered until"
+            " the backward"
+        ),
     }
     if requested.sharding is not None:
         return requested.sharding, f"asked for: {why[requested.sharding]}"
@@ -171,17 +189,23 @@ def _sharding(requested: FsdpAsked, mesh: Mesh) -> tuple[str, str]:
     if mesh.dp_replicate > 1:
         return "hybrid_shard", f"the mesh replicates and shards: {why['hybrid_shard']}"
     if mesh.pp > 1:
-        return "shard_grad_op", f"{why['shard_grad_op']}; gathering for every micro-batch of a pipeline would cost more"
+        return (
+            "shard_grad_op",
+            f"{why['shard_grad_op']}; gathering for every micro-batch of a pipeline would cost more",
+        )
     return "full_shard", f"when nothing is asked: {why['full_shard']}"
 
 
-def _explain_main(engine: FsdpOptions, requested: FsdpAsked, job: Job, pipeline: bool, findings: Findings) -> None:
+def _explain_main(
+    engine: FsdpOptions, requested: FsdpAsked, job: Job, pipeline: bool, findings: Findings
+) -> None:
     version = "by FSDP2 (torch's fully_shard)"
     if requested.version == 1:
         findings.explain(
             "fsdp_version",
             "2",
-            f"1 was asked for; its shardings are computed {version}: the same numbers, parameters cut one by one instead of joined into flat ones",
+            f"1 was asked for; its shardings are computed {version}: the same numbers, parameters cut one by"
+            " one instead of joined into flat ones",
         )
     else:
         findings.explain("fsdp_version", "2", version)
@@ -194,7 +218,9 @@ def _explain_main(engine: FsdpOptions, requested: FsdpAsked, job: Job, pipeline:
         )
     elif wrap.policy == "none":
         findings.explain(
-            "fsdp wrap", "the whole model at once", "NO_WRAP asked for: all weights are gathered together in a forward"
+            "fsdp wrap",
+            "the whole model at once",
+            "NO_WRAP asked for: all weights are gathered together in a forward",
         )
     else:
         names = ", ".join(wrap.classes) or "the model's own decoder layers"
@@ -206,7 +232,9 @@ def _explain_main(engine: FsdpOptions, requested: FsdpAsked, job: Job, pipeline:
         findings.explain("fsdp wrap", names, reason)
     if engine.cpu_offload:
         host = "; on a CPU this saves nothing" if job.hardware.device == "cpu" else ""
-        findings.explain("fsdp offload", "cpu", f"asked for: shards and their optimizer live in host memory{host}")
+        findings.explain(
+            "fsdp offload", "cpu", f"asked for: shards and their optimizer live in host memory{host}"
+        )
     _explain_start(engine.meta_start, requested, pipeline, findings)
 
 
@@ -218,7 +246,11 @@ def _explain_start(meta_start: bool, requested: FsdpAsked, pipeline: bool, findi
         return
     why = "every rank reads the whole model before it is cut"
     if requested.meta_start:
-        why += ", to keep its own stages" if pipeline else ": quantised weights cannot be made without their data"
+        why += (
+            ", to keep its own stages"
+            if pipeline
+            else ": quantised weights cannot be made without their data"
+        )
     named = requested.cpu_ram_efficient_loading is True
     findings.explain("fsdp start", "all ranks read", why, granted=not (requested.meta_start and named))
 
@@ -226,8 +258,12 @@ def _explain_start(meta_start: bool, requested: FsdpAsked, pipeline: bool, findi
 def _say_axes(engine: FsdpOptions, mesh: Mesh, job: Job, findings: Findings) -> None:
     if mesh.tp > 1:
         parts = ["attention heads and MLP columns are shared out"]
-        parts.append("norms along the sequence too" if engine.sequence_parallel else "norms are computed by each")
-        parts.append("head and loss by vocabulary" if engine.loss_parallel else "logits are gathered for the loss")
+        parts.append(
+            "norms along the sequence too" if engine.sequence_parallel else "norms are computed by each"
+        )
+        parts.append(
+            "head and loss by vocabulary" if engine.loss_parallel else "logits are gathered for the loss"
+        )
         findings.explain("tensor parallel", f"{mesh.tp} ranks", "; ".join(parts))
     elif job.parallelism.sequence_parallel:
         findings.explain(f"{PARALLELISM}.sequence_parallel", "off", "it needs tp_size above 1", granted=False)
@@ -237,7 +273,9 @@ def _say_axes(engine: FsdpOptions, mesh: Mesh, job: Job, findings: Findings) -> 
             "allgather": "keys and values are gathered in attention",
         }
         findings.explain(
-            "context parallel", f"{mesh.cp} ranks share each row", f"{engine.cp_method}: {how[engine.cp_method]}"
+            "context parallel",
+            f"{mesh.cp} ranks share each row",
+            f"{engine.cp_method}: {how[engine.cp_method]}",
         )
 
 
@@ -247,9 +285,14 @@ def _explain_settings(requested: FsdpAsked, job: Job, findings: Findings) -> Non
         findings.explain(f"fsdp_config.{key}", "true", FIXED[key], granted=granted)
     state = requested.state_dict_type
     if state == "local_state_dict":
-        findings.refuse(codes.FSDP2_LOCAL_STATE, "FSDP2 has no local state dict", CONFIG, state, "sharded_state_dict")
+        findings.refuse(
+            codes.FSDP2_LOCAL_STATE, "FSDP2 has no local state dict", CONFIG, state, "sharded_state_dict"
+        )
     elif state:
-        why = "checkpoints are written in shards by every rank; the export makes one Hugging Face folder of them"
+        why = (
+            "checkpoints are written in shards by every rank; the export makes one Hugging Face folder of"
+            " them"
+        )
         findings.explain(
             "fsdp_config.state_dict_type", "sharded_state_dict", why, granted=state == "sharded_state_dict"
         )

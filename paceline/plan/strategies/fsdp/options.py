@@ -43,7 +43,9 @@ def read_fsdp(training: TrainingSection) -> FsdpAsked:
     """Return the FSDP settings of the config."""
     words = (training.fsdp or "").lower().split()
     given = training.fsdp_config
-    settings = {key: value for key, value in (given if isinstance(given, dict) else {}).items() if value is not None}
+    settings = {
+        key: value for key, value in (given if isinstance(given, dict) else {}).items() if value is not None
+    }
     # The wrap policy, named or implied by other keys.
     classes = tuple(map(str, settings.get("transformer_layer_cls_to_wrap") or ()))
     smallest = int(settings.get("min_num_params") or 0)

@@ -55,9 +55,16 @@ class Fsdp(StrategySpec):
         def way(
             name: str, tp: bool = False, cp: bool = False, hybrid: bool = False, packed: bool = False
         ) -> StrategyLayout:
-            return StrategyLayout(name, self.name, 3, SHARDED, tp=tp, cp=cp, hybrid=hybrid, packed=packed, start=FIRST)
+            return StrategyLayout(
+                name, self.name, 3, SHARDED, tp=tp, cp=cp, hybrid=hybrid, packed=packed, start=FIRST
+            )
 
-        return way("fsdp", packed=True), way("fsdp hybrid", hybrid=True), way("fsdp + cp", cp=True), way("fsdp + tp", tp=True)  # fmt: skip
+        return (
+            way("fsdp", packed=True),
+            way("fsdp hybrid", hybrid=True),
+            way("fsdp + cp", cp=True),
+            way("fsdp + tp", tp=True),
+        )
 
     def layout(self, mesh: Mesh, engine: EngineOptions) -> StrategyLayout | None:
         zero, storage = (3, SHARDED) if mesh.dp_shard > 1 else (0, WHOLE)
@@ -94,7 +101,9 @@ class Fsdp(StrategySpec):
         passes = 1 if kept else 2
         gathers = (passes * shape.layers + 1, weight * (passes * in_layers + outside))
         scatters = 1 if once else m
-        found = {"all-gather": ((1 if kept and once else m) * gathers[0], (1 if kept and once else m) * gathers[1])}
+        found = {
+            "all-gather": ((1 if kept and once else m) * gathers[0], (1 if kept and once else m) * gathers[1])
+        }
         if plan.adapter is None:
             found["reduce-scatter"] = (scatters * (shape.layers + 1), scatters * reduce * scattered)
             if plan.mesh.dp_replicate > 1:
@@ -113,8 +122,14 @@ def _padded(piece: Piece, ranks: int) -> int:
 
 
 FSDP = Fsdp(
-    "fsdp", axes=frozenset({"dp_replicate", "dp_shard", "cp", "tp"}), sections=frozenset({"fsdp"}), min_processes=2,
+    "fsdp",
+    axes=frozenset({"dp_replicate", "dp_shard", "cp", "tp"}),
+    sections=frozenset({"fsdp"}),
+    min_processes=2,
     sharding="full_shard",
-    shards_weights=True, whole_modules=False, score_axes=frozenset({"tp"}), state_form=TORCH,
+    shards_weights=True,
+    whole_modules=False,
+    score_axes=frozenset({"tp"}),
+    state_form=TORCH,
     simulated=Simulated.ALL,
-)  # fmt: skip
+)

@@ -48,7 +48,8 @@ def pipeline_engine(job: Job, mesh: Mesh, batch: BatchSplit, findings: Findings)
     findings.explain(
         "pipeline",
         f"{schedule}, {mesh.pp * stages} stages on {mesh.pp} ranks",
-        f"{batch.accumulation} micro-batches a step (gradient_accumulation_steps): {idle}; the micro-batches of a step are padded to one shape",
+        f"{batch.accumulation} micro-batches a step (gradient_accumulation_steps): {idle}; the micro-batches"
+        " of a step are padded to one shape",
     )
     return PipelineOptions(schedule, stages, fsdp_engine(job, mesh, findings))
 

@@ -43,7 +43,9 @@ class PipelineSpec(StrategySpec):
     def states(self, plan: Plan, pieces: Sequence[Piece], rank: int) -> ModelStates | None:
         fsdp, mesh = _own(plan.engine).fsdp, plan.mesh
         cut = [tp_share(p, mesh.tp, vocabulary=fsdp.loss_parallel) for p in pieces]
-        return sharded_states(plan, cut, rank) if mesh.dp_shard > 1 or mesh.tp > 1 else whole_states(plan, cut)
+        return (
+            sharded_states(plan, cut, rank) if mesh.dp_shard > 1 or mesh.tp > 1 else whole_states(plan, cut)
+        )
 
     def layouts(self) -> tuple[StrategyLayout, ...]:
         return (
@@ -65,6 +67,13 @@ def _own(engine: EngineOptions) -> PipelineOptions:
 
 
 PIPELINE = PipelineSpec(
-    "pipeline", sections=frozenset({"fsdp"}), whole_modules=False, whole_rows=False, stages=True, loss_scale=False,
-    quantised_base=False, state_form=TORCH, not_simulated="a pipeline's schedule needs the other stages' answers",
-)  # fmt: skip
+    "pipeline",
+    sections=frozenset({"fsdp"}),
+    whole_modules=False,
+    whole_rows=False,
+    stages=True,
+    loss_scale=False,
+    quantised_base=False,
+    state_form=TORCH,
+    not_simulated="a pipeline's schedule needs the other stages' answers",
+)
