@@ -17,7 +17,8 @@ COMMAND_LINE = "command line"
 LAYERS = (DEFAULTS, FOREIGN, YAML, ENVIRONMENT, COMMAND_LINE)
 
 _SECRET_NAME = re.compile(
-    r"(?i)(^|[_.-])(api[_-]?key|access[_-]?key|(hub|hf|wandb|auth|access)[_-]?token|token|secret|password|passwd|credentials?)$"
+    r"(?i)(^|[_.-])(api[_-]?key|access[_-]?key|(hub|hf|wandb|auth|access)[_-]?token|token|secret|password"
+    r"|passwd|credentials?)$"
 )
 _INNOCENT = frozenset(
     {

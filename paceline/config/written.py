@@ -20,7 +20,8 @@ Leaf = tuple[tuple[str, ...], str, str, bool]
 # ``${NAME…}``, ``$NAME``, ``$(command)``, ``%NAME%``; ``$name`` only as a whole part of a path. ``\$`` and
 # ``$$`` are a dollar sign.
 _VARIABLE = re.compile(
-    r"(?<![\\$])(\$\{[^{}]*\}|\$\{\{[^{}]*\}\}|\$\([A-Za-z][^()]*\)|\$env:[A-Za-z_]\w*|\$[A-Z_][A-Z0-9_]+(?![a-z])|(?:(?<=/)|^)\$[a-z_]\w*(?=/|$)|%[A-Z][A-Z0-9_]+%)"
+    r"(?<![\\$])(\$\{[^{}]*\}|\$\{\{[^{}]*\}\}|\$\([A-Za-z][^()]*\)|\$env:[A-Za-z_]\w*"
+    r"|\$[A-Z_][A-Z0-9_]+(?![a-z])|(?:(?<=/)|^)\$[a-z_]\w*(?=/|$)|%[A-Z][A-Z0-9_]+%)"
 )
 # The environment's NAME in cmd (%NAME%), PowerShell ($env:NAME) and OmegaConf (${oc.env:NAME,default}).
 _ELSEWHERE = re.compile(

@@ -92,7 +92,8 @@ def ends_soon(template: str) -> bool:
     if len(template) > _LONGEST:
         return False
     try:
-        tree = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(_GENERATION.sub("", template))  # noqa: S701
+        parser = Environment(extensions=["jinja2.ext.loopcontrols"])  # noqa: S701
+        tree = parser.parse(_GENERATION.sub("", template))
     except (TemplateSyntaxError, RecursionError):
         return False
     if next(

@@ -134,7 +134,8 @@ def _tail(
         key, value = key[:, :, -reach:], value[:, :, -reach:]
     plain = softcap is None and sinks is None and window is None and query.shape[-1] == value.shape[-1]
     if plain and dropout == 0.0 and query.device.type == "cpu":
-        return CpuTail.apply(query, key, value, scale, product_dtype(query.dtype, query.device))  # type: ignore
+        dtype = product_dtype(query.dtype, query.device)
+        return CpuTail.apply(query, key, value, scale, dtype)  # type: ignore
     pieces: list[Tensor] = []
     before = key.shape[_TOKENS] - query.shape[_TOKENS]
     for rows in torch.split(

@@ -70,7 +70,8 @@ class FusedRMSNorm(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """[.., H] -> [.., H], same dtype."""
-        return RmsNorm.apply(hidden_states, self.weight, self.paceline_eps, self.paceline_offset)  # type: ignore[no-untyped-call]
+        eps, offset = self.paceline_eps, self.paceline_offset
+        return RmsNorm.apply(hidden_states, self.weight, eps, offset)  # type: ignore[no-untyped-call]
 
 
 def fuse_norms(model: nn.Module) -> int:
@@ -152,7 +153,8 @@ def _offset(module: Any, eps: float) -> float | None:
     try:
         expected = module(x)
         for offset in (0.0, 1.0):
-            if torch.allclose(RmsNorm.apply(x, weight, eps, offset), expected, rtol=1e-5, atol=1e-6):  # type: ignore[no-untyped-call]
+            found = RmsNorm.apply(x, weight, eps, offset)  # type: ignore[no-untyped-call]
+            if torch.allclose(found, expected, rtol=1e-5, atol=1e-6):
                 return offset
     except (RuntimeError, TypeError):  # other arguments (gated norms): not swapped
         return None

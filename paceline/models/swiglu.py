@@ -110,7 +110,8 @@ class FusedSwiGLU(nn.Module):
         """[.., H] -> [.., H]."""
         weights = self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight
         dtype = activation_dtype(weights[0])
-        out: Tensor = SwiGlu.apply(x.to(dtype), *weights, product_dtype(dtype, x.device))  # type: ignore[no-untyped-call]
+        product = product_dtype(dtype, x.device)
+        out: Tensor = SwiGlu.apply(x.to(dtype), *weights, product)  # type: ignore[no-untyped-call]
         return out
 
 

@@ -25,7 +25,8 @@ _BLOT = "***"
 # What precedes a secret: a URL's user info, a header, the name of a key of 40 hex digits (elsewhere a commit)
 _USER_INFO = re.compile(r"(?<=://)[^/\s:@'\"]*:[^/\s@'\"]+(?=@)")
 _HEADER = re.compile(
-    r"(?i)((?:\bauthorization['\"]?\s*[:=]\s*['\"]?(?:(?:bearer|basic|token)\s+)?(?=\S{8})|\bbearer\s+(?=\S{16}))|(?:wandb|api[_-]?key)\W{0,10}(?=[0-9a-f]{40}\b))"
+    r"(?i)((?:\bauthorization['\"]?\s*[:=]\s*['\"]?(?:(?:bearer|basic|token)\s+)?(?=\S{8})"
+    r"|\bbearer\s+(?=\S{16}))|(?:wandb|api[_-]?key)\W{0,10}(?=[0-9a-f]{40}\b))"
     r"[^\s'\",;]+"
 )
 

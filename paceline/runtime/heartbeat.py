@@ -91,7 +91,8 @@ def sign_of(path: Path, now: float | None = None) -> str:
     """
     found = read_heartbeat(path)
     try:
-        pid, host, age = int(found["pid"]), found["host"], (now or time.time()) - float(found["time"])  # type: ignore[index]
+        pid, host = int(found["pid"]), found["host"]  # type: ignore[index]
+        age = (now or time.time()) - float(found["time"])  # type: ignore[index]
     except (TypeError, KeyError, ValueError):
         return ""
     if host == socket.gethostname():

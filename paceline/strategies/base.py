@@ -117,7 +117,8 @@ class Strategy(ABC):
 
     def backward(self, handle: Handle, loss: Tensor) -> None:
         """Run the backward of one micro-step."""
-        (loss if handle.scaler is None else handle.scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
+        scaled = loss if handle.scaler is None else handle.scaler.scale(loss)
+        scaled.backward()  # type: ignore[no-untyped-call]
 
     def finish(self, handle: Handle, *, lr: float, max_grad_norm: float | None) -> StepOutcome:
         """After a window's last backward: compute the global norm, clip as ``torch.nn.utils.clip_grad_norm_``

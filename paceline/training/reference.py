@@ -143,7 +143,8 @@ class ReferenceCache:
 
         try:
             with safe_open(self.path, "np") as file:
-                found: dict[str, Column] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                names = file.keys()  # no mapping: it cannot be iterated
+                found: dict[str, Column] = {name: file.get_tensor(name) for name in names}
                 digest = (file.metadata() or {}).get("sha256")
         except (OSError, SafetensorError):
             return None
