@@ -6,6 +6,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
+from paceline.config import codes
 from paceline.config.schema import SECTIONS
 from paceline.config.source import DEFAULTS, Source
 from paceline.core.diagnostics import Diagnostic
@@ -30,7 +31,9 @@ def doubted(
     found: set[str] = set()
     for problem in problems:
         for place in problem.where.split(" and "):
-            found |= keys.get(place) or {_section(place, file, starts)}
+            found |= keys.get(place, set())
+            if place not in keys or problem.code == codes.CONFIG_UNKNOWN_KEY.name:
+                found.add(_section(place, file, starts))
     return frozenset(found)
 
 
