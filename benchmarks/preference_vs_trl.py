@@ -54,9 +54,8 @@ def main() -> None:
     pairs = workload.pairs(ROWS)
     workload.write_rows(folder / "pairs.jsonl", pairs)
     few = options.steps * options.micro_batch * options.accumulation * options.nproc
-    workload.write_rows(
-        folder / "pairs-few.jsonl", pairs[:few]
-    )  # where a reference is asked before: what a run of these steps takes
+    # where a reference is asked before: what a run of these steps takes
+    workload.write_rows(folder / "pairs-few.jsonl", pairs[:few])
     for count in (ROWS, few):
         workload.write_rows(folder / f"turns-{count}.jsonl", [workload.turns(row) for row in pairs[:count]])
     report = []

@@ -188,16 +188,10 @@ FLOORS = {
     "checkpoint": 0.5,
     "logits": 6.0,
 }
-ONLY_RAN = {
-    "foundry",
-    "megatron",
-    "internevo",
-}  # published without memory, or nearly so: that a row ran bounds its memory
-EAGER = {
-    "norm": 8.0,
-    "query": 4.0,
-    "keys": 4.0,
-}  # what saved-tensor hooks find on Transformers' own Llama block (a test holds it)
+# published without memory, or nearly so: that a row ran bounds its memory
+ONLY_RAN = {"foundry", "megatron", "internevo"}
+# what saved-tensor hooks find on Transformers' own Llama block (a test holds it)
+EAGER = {"norm": 8.0, "query": 4.0, "keys": 4.0}
 OF_ADAPTERS = {"litgpt", "qwen", "qwen-int4", "swift", "torchtune"}  # their tables are judged by the median
 OWN_RULE = {"nanotron"}  # its published memory is the first stage's (see docs/planner.md)
 

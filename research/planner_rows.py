@@ -269,7 +269,6 @@ def _adapter(row: dict[str, Any], tuning: str) -> AdapterSize | None:
     if "qlora" in tuning or "nf4" in text or "int4" in text:
         base = 1.07 if "int8" in text else 0.516 if "dq" in text else 0.5625
     full = 2 * model["vocab"] * h if "emb/head" in tuning else 0
-    ends = (
-        4.0 if base != 2.0 and row["group"].startswith(("qwen", "ms-swift")) else 2.0
-    )  # peft's prepare_model_for_kbit_training
+    # peft's prepare_model_for_kbit_training
+    ends = 4.0 if base != 2.0 and row["group"].startswith(("qwen", "ms-swift")) else 2.0
     return AdapterSize(int(printed.group(1).replace(",", "")) if printed else count, base, full, ends)

@@ -5,9 +5,8 @@ config_distributed_example.yaml --algorithm sft``.
 import sys
 from pathlib import Path
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parent.parent)
-)  # so that it works from a checkout that is not installed
+# so that it works from a checkout that is not installed
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from paceline.cli.compat import run_distributed  # noqa: E402
 

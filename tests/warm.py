@@ -50,10 +50,8 @@ READ_EARLY = (
     "LC_",
     "TZ",
 )
-READ_LATE = (
-    "PYTHONPATH",
-    "PYTORCH_NVML_BASED_CUDA_CHECK",
-)  # the second is set here, and by DeepSpeed when it is imported
+# the second is set here, and by DeepSpeed when it is imported
+READ_LATE = ("PYTHONPATH", "PYTORCH_NVML_BASED_CUDA_CHECK")
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 

@@ -15,10 +15,8 @@ from paceline.protocols.batch import MISMATCHED, Batch
 from paceline.protocols.roles import Output, Role
 
 TERM = "answers"
-KL, LABEL = (
-    "kl",
-    "label",
-)  # in ``Batch.extras``: [D], the window's mean KL before clamping; 1 for a desirable answer, else 0
+# in ``Batch.extras``: [D], the window's mean KL before clamping; 1 for a desirable answer, else 0
+KL, LABEL = ("kl", "label")
 _METRICS = ("kl", "chosen", "rewards/chosen", "rewards/rejected", "logps/chosen", "logps/rejected")
 
 

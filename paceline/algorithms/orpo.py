@@ -23,9 +23,8 @@ def log_odds(logps: Tensor) -> Tensor:
     eq. 4).
     """
     logps = logps.clamp(max=-torch.finfo(logps.dtype).eps)
-    near_one = logps > -log(
-        2
-    )  # log(1 - e^x) without cancellation (Mächler 2012, "Accurately computing log(1 - exp(-|a|))")
+    # log(1 - e^x) without cancellation (Mächler 2012, "Accurately computing log(1 - exp(-|a|))")
+    near_one = logps > -log(2)
     small = torch.log(-torch.expm1(logps.clamp(min=-log(2))))
     large = torch.log1p(-torch.exp(logps.clamp(max=-log(2))))
     return logps - torch.where(near_one, small, large)

@@ -74,7 +74,6 @@ class PPO(OnPolicy):
         self.frozen = frozen_roles(self.has_reference and reference != "adapter", reward_model)
 
     # --- a rollout
-    # -------------------------------------------------------------------------------------------------
 
     def precomputed_fields(self) -> Sequence[PrecomputedField]:
         reference = (
@@ -180,7 +179,6 @@ class PPO(OnPolicy):
         return stats | ({"kl_answer": kl_sum / each, "kl_coef": self.kl_coef} if self.has_reference else {})
 
     # --- a step
-    # ----------------------------------------------------------------------------------------------------
 
     def required_outputs(self, role: Role, *, training: bool) -> frozenset[Output]:
         return (
@@ -238,7 +236,6 @@ class PPO(OnPolicy):
         return {**found, "explained_variance": 1.0 - left / whole if whole > 0.0 else 0.0}
 
     # --- a checkpoint
-    # ----------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         return {"kl_coef": self.kl_coef, "controller": self.controller.state()}

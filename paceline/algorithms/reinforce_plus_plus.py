@@ -71,7 +71,6 @@ class ReinforcePlusPlus(OnPolicy):
         self.frozen = frozen_roles(bool(o.beta) and reference != "adapter", reward_model)
 
     # --- a rollout
-    # -------------------------------------------------------------------------------------------------
 
     def precomputed_fields(self) -> Sequence[PrecomputedField]:
         wanted = self.updates_per_rollout > 1 or (self.beta and not self.in_loss)
@@ -130,7 +129,6 @@ class ReinforcePlusPlus(OnPolicy):
         return generalised_advantages(rewards, nothing, where.segments, discount=self.gamma, trace=1.0)[1]
 
     # --- a step
-    # ----------------------------------------------------------------------------------------------------
 
     def required_outputs(self, role: Role, *, training: bool) -> frozenset[Output]:
         return frozenset({Output.LOGPROBS, Output.ENTROPY})

@@ -60,7 +60,6 @@ class RLOO(OnPolicy):
         self.frozen = frozen_roles(bool(o.beta) and reference != "adapter", reward_model)
 
     # --- a rollout
-    # -------------------------------------------------------------------------------------------------
 
     def precomputed_fields(self) -> Sequence[PrecomputedField]:
         wanted = self.beta or self.updates_per_rollout > 1
@@ -108,7 +107,6 @@ class RLOO(OnPolicy):
         return segment_sums(kl, where.segments, len(where.lengths))
 
     # --- a step
-    # ----------------------------------------------------------------------------------------------------
 
     def required_outputs(self, role: Role, *, training: bool) -> frozenset[Output]:
         return frozenset({Output.LOGPROBS, Output.ENTROPY})

@@ -25,9 +25,8 @@ _PLAIN = str.maketrans({**_WIDE, **_SPACES, **_UNSEEN, **_JOINERS, **_PROSE})
 _CERTAIN = frozenset((*_WIDE, *_SPACES, *_UNSEEN))
 _IN_A_KEY = frozenset((*_CERTAIN, *_JOINERS, *_PROSE))
 _KEY = re.compile(r"^(\s*(?:-\s+)?[A-Za-z_][\w.-]*\s*)：\s*(.*)$")
-_STUCK = re.compile(
-    rf"^\s*(?:-\s+)?[A-Za-z_][\w.-]*:[{''.join(_SPACES)}]"
-)  # YAML requires an ASCII space after the colon
+# YAML requires an ASCII space after the colon
+_STUCK = re.compile(rf"^\s*(?:-\s+)?[A-Za-z_][\w.-]*:[{''.join(_SPACES)}]")
 _QUOTED = re.compile(r"^[“”„‘’].*[“”„‘’]$", re.DOTALL)
 _LOOSE = re.compile(r"\"(?:\\.|[^\"\\])*\"|'[^']*'|(?:^|\s)#.*$")
 

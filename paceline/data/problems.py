@@ -143,11 +143,8 @@ REASONS: Mapping[str, tuple[Code, str, str]] = {
 }
 
 ALWAYS_REFUSED = "template_costly"  # under every policy: each further row would cost as much
-LENGTH_REASONS = (
-    "too_long",
-    "answer_cut_off",
-    "prompt_too_long",
-)  # handled by data.on_too_long, the others by data.on_bad_row
+# handled by data.on_too_long, the others by data.on_bad_row
+LENGTH_REASONS = ("too_long", "answer_cut_off", "prompt_too_long")
 
 
 # reason -> (value of data.on_too_long, resulting verb), for hints, which do not suggest the current value

@@ -51,9 +51,8 @@ class LocalEngine:
         nothing = torch.zeros(0, dtype=torch.float32)
         done: list[Completion] = [Completion((), nothing, False)] * len(requests)
         wanted = [i for i, request in enumerate(requests) if request.max_tokens > 0]
-        wanted.sort(
-            key=lambda i: (len(requests[i].prompt), requests[i].prompt)
-        )  # batch equal lengths and equal prompts together
+        # batch equal lengths and equal prompts together
+        wanted.sort(key=lambda i: (len(requests[i].prompt), requests[i].prompt))
         waiting = [wanted[start : start + self.rows] for start in range(0, len(wanted), self.rows)]
         running: tuple[list[int], _Decoding] | None = None
         # One forward an iteration on every rank: a step of the running batch, or a dummy while others work.

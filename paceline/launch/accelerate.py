@@ -27,8 +27,7 @@ def argv(script: Sequence[str], cluster: Cluster, *, use_cpu: bool) -> tuple[str
         "--mixed_precision=no",  # the config sets the precision; without this flag accelerate warns
         "--dynamo_backend=no",
         *(("--cpu",) if use_cpu and cluster.world_size == 1 else ()),
-        *(
-            ("--multi_gpu",) if cluster.world_size > 1 else ()
-        ),  # on CPUs too: with --cpu it starts a single process, whatever num_processes is
+        # on CPUs too: with --cpu it starts a single process, whatever num_processes is
+        *(("--multi_gpu",) if cluster.world_size > 1 else ()),
         *script,
     )

@@ -241,9 +241,8 @@ class HFModelFactory:
         lost = sorted(set(loading_info.get("unexpected_keys") or ()))
         if lost and not self.frozen and self.role not in SCALAR_ROLES:
             raise ConfigError(_lost(name, lost))
-        fresh = (
-            {f"{HEAD}.weight"} if self.role in SCALAR_ROLES and not self.frozen else set()
-        )  # initialized from the seed if the weights are a language model's and the head is trained
+        # initialized from the seed if the weights are a language model's and the head is trained
+        fresh = {f"{HEAD}.weight"} if self.role in SCALAR_ROLES and not self.frozen else set()
         missing = sorted(set(loading_info.get("missing_keys", ())) - fresh)
         if missing:
             raise ConfigError(_missing(name, missing))

@@ -147,9 +147,8 @@ def _offset(module: Any, eps: float) -> float | None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(5, weight.shape[0], generator=generator).to(weight)
     kept = weight.clone()
-    weight.copy_(
-        torch.rand(weight.shape[0], generator=generator).to(weight) + 0.5
-    )  # not all ones: distinguishes w, 1 + w and no weight
+    # not all ones: distinguishes w, 1 + w and no weight
+    weight.copy_(torch.rand(weight.shape[0], generator=generator).to(weight) + 0.5)
     try:
         expected = module(x)
         for offset in (0.0, 1.0):

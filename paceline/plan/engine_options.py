@@ -22,10 +22,8 @@ class Explain(Protocol):
     def __call__(self, subject: str, choice: str, reason: str, granted: bool = True) -> None: ...
 
 
-PACKABLE = (
-    "auto",
-    "paceline",
-)  # with these, documents of a packed row do not attend to each other, if the family supports it
+# with these, documents of a packed row do not attend to each other, if the family supports it
+PACKABLE = ("auto", "paceline")
 
 
 def choose_backend(requested: str, hardware: Hardware, timeout_seconds: int) -> tuple[str, Decision]:

@@ -30,9 +30,8 @@ class Objective(Protocol):
 
     trains: tuple[Role, ...]
     frozen: tuple[Role, ...]
-    reference_roles: tuple[
-        Role, ...
-    ]  # run before each micro-batch, without gradients; a role without a model: the policy, adapter disabled
+    # run before each micro-batch, without gradients; a role without a model: the policy, adapter disabled
+    reference_roles: tuple[Role, ...]
     window_means: WindowMeans | None  # run before each window; the means are in ``Batch.extras``
     train_metrics: tuple[str, ...]  # metrics also computed in training; their means are in StepResult.extras
 

@@ -76,9 +76,8 @@ class Alarm:
         self._limit = max(LEAST_LIMIT_SECONDS, world.timeout_seconds - AHEAD_SECONDS)
         self._quiet = min(quiet_seconds, self._limit / 2)
         now = time.monotonic()
-        peers = (
-            range(world.world_size) if world.rank == 0 else (0,)
-        )  # rank 0 reads all heartbeats, the others read rank 0's
+        # rank 0 reads all heartbeats, the others read rank 0's
+        peers = range(world.world_size) if world.rank == 0 else (0,)
         self._vigil = Vigil([r for r in peers if r != world.rank], now, self._quiet, sign)
         self._pulse = Pulse(self._quiet, now)
         self._answered = now  # when the store last responded
@@ -245,9 +244,8 @@ class Alarm:
         unanswered = now - self._answered
         if unanswered > self._limit:
             self._end_in_silence(self._store_silent(unanswered))
-        hears = (
-            unanswered < _DEAF_SECONDS
-        )  # while the store is silent no heartbeat arrives, and only the store is to blame
+        # while the store is silent no heartbeat arrives, and only the store is to blame
+        hears = unanswered < _DEAF_SECONDS
         if hears and (silent := self._vigil.silent(now, self._limit)):
             self._end_in_silence(self._rank_silent(silent, self._limit))
         loud = self._world.rank in (0, 1)  # rank 1 reports if rank 0 is the silent one

@@ -51,9 +51,8 @@ class FakeFactory:
             factory = _Decided(section, self.role, decided=kernels_of(twin.hf), **self._arguments())
             module = factory(replace(options, device=torch.device("meta")))
         module._head.fused, module._head.reason = twin._head.fused, twin._head.reason
-        low = (
-            self._options is not None and self._options.engine_casts
-        )  # then an engine's 16-bit weights are used in the forward
+        # then an engine's 16-bit weights are used in the forward
+        low = self._options is not None and self._options.engine_casts
         with self._mode:
             _give_fake_storage(module, getattr(torch, self._plan.precision.compute) if low else None)
         vars(module)["to"] = lambda *_, **__: module  # fake tensors cannot be moved

@@ -79,9 +79,8 @@ def _step(
         handle = strategy.prepare(factory.role, factory, plan.optimizer)
     # A first pass, uncounted; then one micro-batch without gradient sync, and the last one with it.
     with mode, FakeValues():
-        _micro_step(
-            strategy, handle, batch, plan, None
-        )  # the first pass creates what later ones reuse: DTensor shapes, optimizer states
+        # the first pass creates what later ones reuse: DTensor shapes, optimizer states
+        _micro_step(strategy, handle, batch, plan, None)
         _optimize(handle)
         strategy.zero_grad(handle)
         _plain_last_layer(handle, plan.recompute)

@@ -63,7 +63,6 @@ class Strategy(ABC):
         self.collective_decoding = False
 
     # --- life of a model
-    # -------------------------------------------------------------------------------------------
 
     @abstractmethod
     def wrap(self, role: Role, root: RootModule) -> nn.Module:
@@ -101,7 +100,6 @@ class Strategy(ABC):
         """Free engines before the process group is destroyed (contract 10)."""
 
     # --- a window
-    # --------------------------------------------------------------------------------------------------
 
     def shard_batch(self, batch: Batch) -> Batch:
         """Return this rank's part of a micro-batch, on its device: all of it unless sequences are sharded."""
@@ -159,7 +157,6 @@ class Strategy(ABC):
         handle.stepper.step()
 
     # --- without gradients
-    # -----------------------------------------------------------------------------------------
 
     def inference(self, handle: Handle) -> contextlib.AbstractContextManager[None]:
         """Eval mode without gradients inside the context; afterwards the model is as before."""
@@ -172,7 +169,6 @@ class Strategy(ABC):
             yield handle.root
 
     # --- a checkpoint
-    # ----------------------------------------------------------------------------------------------
 
     def export_state(self, handle: Handle) -> Iterator[Shard]:
         """Yield this rank's part of the model's and the optimizer's state under plain names; over all ranks

@@ -132,7 +132,6 @@ class DataParallel(Strategy):
         return [torch.device("cuda", i) for i in [first, *others][:count]]
 
     # --- life of a model
-    # -------------------------------------------------------------------------------------------
 
     def wrap(self, role: Role, root: RootModule) -> nn.Module:
         """Return the root itself; replicas are called by the runner."""

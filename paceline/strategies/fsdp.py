@@ -90,7 +90,6 @@ class FSDP(Strategy):
         return self._sharder(batch.to(self.world.device))
 
     # --- life of a model
-    # -------------------------------------------------------------------------------------------
 
     def prepare(self, role: Role, build: ModelFactory, optimizer: OptimizerSpec | None) -> ShardedHandle:
         """Build, shard, and create the optimizer over this rank's shards; ``optimizer=None`` freezes the
@@ -189,7 +188,6 @@ class FSDP(Strategy):
         sharded_state.import_state(_sharded(handle), reader)
 
     # --- training
-    # --------------------------------------------------------------------------------------------------
 
     def zero_grad(self, handle: Handle) -> None:
         """Clear the gradients of the last window."""
@@ -245,7 +243,6 @@ class FSDP(Strategy):
         return torch.tensor(math.sqrt(square), dtype=torch.float64, device=self.world.device)
 
     # --- without gradients
-    # ---------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def inference(self, handle: Handle) -> Iterator[None]:

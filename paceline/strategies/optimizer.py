@@ -46,9 +46,8 @@ def recipe_of(spec: OptimizerSpec, named: Iterable[tuple[str, nn.Parameter]]) ->
         raise _refusal(spec.name)
     known = BUILT[spec.name]
     cls = load_attr(known.made_by)
-    of_config = (
-        {"betas": spec.betas, "eps": spec.eps} if known.adam else {}
-    )  # others use torch's defaults, as transformers.Trainer does
+    # others use torch's defaults, as transformers.Trainer does
+    of_config = {"betas": spec.betas, "eps": spec.eps} if known.adam else {}
     kwargs = {"lr": spec.learning_rate, **of_config, **known.fixed, **_checked_args(spec)}
     decay = [p for name, p in trained if decays(name, p)]
     rest = [p for name, p in trained if not decays(name, p)]

@@ -43,7 +43,6 @@ class WindowRunner:
         self.world, self.mesh = strategy.world, strategy.plan.mesh
 
     # --- training
-    # --------------------------------------------------------------------------------------------------
 
     def train_window(
         self,
@@ -156,7 +155,6 @@ class WindowRunner:
         return torch.stack([value * scales[term] for term, value in terms.items()]).sum()
 
     # --- without gradients
-    # -----------------------------------------------------------------------------------------
 
     def forward_no_grad(
         self, handles: Handles, role: Role, local_batch: Batch, required: frozenset[Output]
@@ -263,7 +261,6 @@ class WindowRunner:
             sums[name] = sums.get(name, 0.0) + value.detach().to(self.world.device, torch.float64)
 
     # --- arithmetic over ranks
-    # -------------------------------------------------------------------------------------
 
     def _count(self, local: list[int]) -> list[int]:
         """Sum over the data-parallel ranks what every rank counted in its rows; ranks that read the same rows

@@ -27,10 +27,8 @@ from paceline.models.swiglu import FusedSwiGLU
 from paceline.plan.strategies.options import FsdpOptions
 from paceline.strategies import codes
 
-FUSED_LEAVES = (
-    FusedAttention,
-    FusedSwiGLU,
-)  # their forwards read the weights of their children: one unit each
+# their forwards read the weights of their children: one unit each
+FUSED_LEAVES = (FusedAttention, FusedSwiGLU)
 
 
 @dataclass(frozen=True)

@@ -81,9 +81,8 @@ class Models:
         if name is None:
             return None
         own = {} if name == self.config.model.name_or_path else {"revision": None, "trust_remote_code": False}
-        return self.config.model.model_copy(
-            update={"name_or_path": name, "config": None, **own}
-        )  # a pinned revision belongs to one model
+        # a pinned revision belongs to one model
+        return self.config.model.model_copy(update={"name_or_path": name, "config": None, **own})
 
     def _factory(self, role: Role, **changed: Any) -> HFModelFactory:
         precision = self.plan.precision

@@ -87,9 +87,10 @@ class Session:
         keep_best = self.config.training.load_best_model_at_end
         checkpointer = Checkpointer(self.run, self.world, self.config.training.save_total_limit)
         config = self.hf_config(parts.algorithm.trains[0])
+        # even with save_strategy: no, since a stop saves
         save = checkpoint_saver(
             parts, self.plan, self.prepared, checkpointer, config, published, keep_best=keep_best
-        )  # even with save_strategy: no, since a stop saves
+        )
         return self.trainer(parts, observers, stop_requested, save)
 
     def parts(self) -> Parts:

@@ -35,12 +35,13 @@ ROOMS = (
     "cli",
 )
 ABOVE_THE_TORCH_LINE = ("core", "config", "runlog", "plan", "rules", "verify", "launch")
+# they reach what needs torch by starting ``python -m paceline.…``
 WITHOUT_TORCH_ROOMS = (
     "doctor",
     "watch",
     "demo",
     "cli",
-)  # they reach what needs torch by starting ``python -m paceline.…``
+)
 
 
 @dataclass(frozen=True)

@@ -83,9 +83,8 @@ def tensor(world: World) -> dict[str, float]:
     for i, family in enumerate(TP_FAMILIES):
         batch = make_batch(LENGTHS, labels="some")
         whole = build(family)
-        expected = {
-            ask: answers(whole, batch, ask) for ask in (NLL, EVERYTHING)
-        }  # EVERYTHING: another kernel of the head
+        # EVERYTHING: another kernel of the head
+        expected = {ask: answers(whole, batch, ask) for ask in (NLL, EVERYTHING)}
         with torch.no_grad():
             evaluated = whole(batch, NLL)["nll"]
         for sequence, loss in ((False, i % 2 == 1), (True, True), (True, False)):

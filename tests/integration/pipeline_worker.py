@@ -139,9 +139,8 @@ def compare(
     }
 
 
-BY_HAND = frozenset(
-    {"1f1b", "gpipe", "bfloat16", "sharded bfloat16", "replicated", "four stages"}
-)  # variants of the others
+# variants of the others
+BY_HAND = frozenset({"1f1b", "gpipe", "bfloat16", "sharded bfloat16", "replicated", "four stages"})
 
 
 def parity(world: World, only: str | None = None) -> dict[str, Any]:

@@ -146,10 +146,8 @@ def test_decoding_and_the_export_give_the_same_logits(found: Found, world_size: 
     for rank in found[world_size]:
         assert torch.allclose(torch.tensor(rank["state"]["logits"]), expected, atol=1e-6)
         assert rank["state"]["together"] == rank["state"]["logits"], "a layer gathered at a time"
-        assert rank["state"]["whole"] == [
-            len(dict(model.named_parameters())),
-            3,
-        ]  # then embedding, last norm and head alone
+        # then embedding, last norm and head alone
+        assert rank["state"]["whole"] == [len(dict(model.named_parameters())), 3]
 
 
 def steps_of(run: Path) -> list[Step]:

@@ -81,6 +81,7 @@ def test_every_strategy_and_a_resumed_run_learn_the_same(
     alone["data"]["validation_split"] = 2
     alone["training"]["rollout"]["old_logprobs"] = "recompute"  # the others take sampling's
     steps = train(paceline, alone, tmp_path, 1)
+    # two rollouts, of four steps each
     assert [len(s.extras) > 12 for s in steps] == [
         True,
         False,
@@ -88,7 +89,7 @@ def test_every_strategy_and_a_resumed_run_learn_the_same(
         False,
         True,
         False,
-    ]  # two rollouts, of four steps each
+    ]
     assert (
         steps[2].extras["kl"] > 1e-3 and max(s.extras["clip_low"] + s.extras["clip_high"] for s in steps) > 0
     )

@@ -120,9 +120,8 @@ def launched_layer(
     _same_engine(made, yaml)
     made.notes += _taken(made)
     made.notes += [_wins(entry, winners[entry.path]) for entry in made.above if _differs(entry, yaml)]
-    made.notes += [
-        _gives_way(entry, winners[entry.path]) for entry in made.below if _differs(entry, yaml)
-    ]  # the launcher's defaults are reported too: without the YAML they would apply
+    # the launcher's defaults are reported too: without the YAML they would apply
+    made.notes += [_gives_way(entry, winners[entry.path]) for entry in made.below if _differs(entry, yaml)]
     return made
 
 

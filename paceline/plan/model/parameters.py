@@ -218,9 +218,8 @@ def _mlp(shape: ModelShape) -> list[Named]:
     ]
 
 
-_ROUTER_LAST = frozenset(
-    {"qwen3_moe", "deepseek_v2", "deepseek_v3", "glm4_moe"}
-)  # here the router comes after the experts
+# here the router comes after the experts
+_ROUTER_LAST = frozenset({"qwen3_moe", "deepseek_v2", "deepseek_v3", "glm4_moe"})
 
 
 def _experts(shape: ModelShape) -> list[Named]:

@@ -98,7 +98,6 @@ class DeepSpeed(Strategy):
         raise NotImplementedError
 
     # --- life of a model
-    # -------------------------------------------------------------------------------------------
 
     def prepare(self, role: Role, build: ModelFactory, optimizer: OptimizerSpec | None) -> Handle:
         """Build the whole model and start the engine on it. A frozen model has an engine only under ZeRO-3,
@@ -178,7 +177,6 @@ class DeepSpeed(Strategy):
         state.import_state(handle, reader, self.world, self.plan.mesh)
 
     # --- a window
-    # --------------------------------------------------------------------------------------------------
 
     def zero_grad(self, handle: Handle) -> None:
         """Clear all gradients, also partitions of an abandoned window."""

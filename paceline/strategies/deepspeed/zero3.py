@@ -58,9 +58,8 @@ def gathered_by_layer(engine: Any) -> Iterator[None]:
     Call on all ranks.
     """
     coordinator = engine.optimizer.parameter_offload.get_param_coordinator()
-    begins = engine.module.hf.register_forward_pre_hook(
-        lambda *_: coordinator.reset_step()
-    )  # in training the root's own hook does this
+    # in training the root's own hook does this
+    begins = engine.module.hf.register_forward_pre_hook(lambda *_: coordinator.reset_step())
     try:
         yield
     finally:

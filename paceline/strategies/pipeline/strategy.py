@@ -182,7 +182,6 @@ class Pipeline(FSDP):
         return self.plan.mesh.dp_shard > 1 or self.plan.mesh.tp > 1
 
     # --- life of a model
-    # -------------------------------------------------------------------------------------------
 
     def _build(self, build: ModelFactory) -> RootModule:
         """Build the whole model on the host, without low-precision copies: each stage makes those of its own
@@ -217,9 +216,8 @@ class Pipeline(FSDP):
             copies, own = (
                 whole_blocks(named, mesh, rank) for named in (_tied_copy(parts), parts.own_named_parameters())
             )
-        dist.all_reduce(
-            torch.ones(1, device=self.world.device), group=self.row
-        )  # NCCL requires a collective on a group before point-to-point sends
+        # NCCL requires a collective on a group before point-to-point sends
+        dist.all_reduce(torch.ones(1, device=self.world.device), group=self.row)
         return PipelineHandle(role, parts, parts, blocks=own, copies=copies, units=units)
 
     @property

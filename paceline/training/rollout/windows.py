@@ -138,7 +138,6 @@ class RolloutWindows:
         return replace(batch, tokens=dict.fromkeys(self.algorithm.fields(), zero))
 
     # --- one rollout
-    # -----------------------------------------------------------------------------------------------
 
     def roll(self, epoch: int, number: int) -> Rollout:
         """Generate and score answers, compute advantages, and run the algorithm's forwards. Collective."""

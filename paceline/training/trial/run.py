@@ -154,9 +154,8 @@ def _algorithm(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
     spec = algorithm_spec(config.training.algorithm)
     made = algorithm_class(spec.name)
     if not spec.on_policy:
-        known = {
-            name: v for name, v in spec.options_of(config.training).items() if name in spec.options
-        }  # others are refused already
+        # others are refused already
+        known = {name: v for name, v in spec.options_of(config.training).items() if name in spec.options}
         made(**spec.arguments(known))
     yield from ()
 

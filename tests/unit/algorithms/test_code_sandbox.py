@@ -228,9 +228,8 @@ def test_root_who_is_alone_in_a_container_gets_a_sandbox_too() -> None:
 
 
 def test_many_at_once_and_one_after_the_other_share_nothing() -> None:
-    python = {
-        path.split("/")[2] for path in readable_folders() if path.startswith("/tmp/")
-    }  # a venv that lies there is on the way to it
+    # a venv that lies there is on the way to it
+    python = {path.split("/")[2] for path in readable_folders() if path.startswith("/tmp/")}
     program = (
         f"import os\nn = int(input())\nprint(sorted(set(os.listdir('/tmp')) - {python or set()}),"
         " os.listdir('/dev/shm'), os.getpid())\nopen('/tmp/a', 'w'); open('/dev/shm/b', 'w')\nprint(n)"

@@ -19,6 +19,7 @@ from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
 from paceline.training.rollout.batches import Answer, answer_batch
 
+# tokens of each answer to two prompts of three; one is empty, the fifth was not judged and has no loss
 LENGTHS = [
     3,
     1,
@@ -26,7 +27,7 @@ LENGTHS = [
     0,
     2,
     5,
-]  # tokens of each answer to two prompts of three; one is empty, the fifth was not judged and has no loss
+]
 LEARNT = [3, 1, 4, 0, 0, 5]
 SCORES = [1.3, -0.7, 0.4, 2.0, math.nan, 3.0]
 GROUPS = [0, 0, 0, 1, 1, 1]

@@ -49,9 +49,8 @@ def saved(
     run: RunDir, model: Any, step: int = 3, config: dict[str, Any] | None = None, **kwargs: Any
 ) -> Path:
     shards = [whole(n, p.detach()) for n, p in model.named_parameters()]
-    shards += [
-        whole(n, torch.full_like(p, float("nan")), "exp_avg") for n, p in model.named_parameters()
-    ]  # moments are not exported
+    # moments are not exported
+    shards += [whole(n, torch.full_like(p, float("nan")), "exp_avg") for n, p in model.named_parameters()]
     files = {
         "config.json": json.dumps(config if config is not None else model.config.to_dict()).encode(),
         "tokenizer_config.json": b'{"a": 1}',

@@ -191,7 +191,6 @@ def test_a_schedule_without_parameters_has_the_classes_defaults(kind: str) -> No
 
 
 # --- Accelerate
-# ------------------------------------------------------------------------------------------
 
 #: fields of FullyShardedDataParallelPlugin without a counterpart, or with another value when nobody says →
 #: why

@@ -141,7 +141,6 @@ def test_a_first_evaluation_is_asked_for_by_the_worker() -> None:
 
 
 # --- data
-# ------------------------------------------------------------------------------------------
 
 
 def rows(path: Path, start: int, count: int, *extra: str) -> None:
@@ -227,7 +226,6 @@ def test_the_name_of_a_hub_set_is_what_the_hub_is_asked_for(monkeypatch: pytest.
 
 
 # --- what is decided is read, and what sets nothing says so
-# ------------------------------------------------------------------
 
 
 def test_what_a_plan_decides_is_read_by_the_ranks() -> None:

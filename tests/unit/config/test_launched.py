@@ -52,7 +52,6 @@ def notes(loaded: Any, code: str) -> list[str]:
 
 
 # --- the list is complete
-# -------------------------------------------------------------------------------------------
 
 
 def variables_set_in(function: Any) -> Iterator[str]:
@@ -234,7 +233,6 @@ def test_no_value_of_a_variable_crashes_and_every_refusal_names_it(name: str) ->
 
 
 # --- what each means
-# ------------------------------------------------------------------------------------------------
 
 
 def test_nothing_asked_is_nothing_set_but_the_precision(load: Load) -> None:

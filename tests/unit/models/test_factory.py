@@ -68,9 +68,8 @@ def test_llama_is_built_of_fused_parts() -> None:
 
 
 def test_a_variant_that_only_looks_like_swiglu_is_left_alone() -> None:
-    assert not any(
-        isinstance(m, FusedSwiGLU) for m in build_family("gemma").hf.modules()
-    )  # tanh-GELU between the projections
+    # tanh-GELU between the projections
+    assert not any(isinstance(m, FusedSwiGLU) for m in build_family("gemma").hf.modules())
 
 
 @pytest.mark.parametrize("family", ["llama", "llama_tied", "phi"])

@@ -75,9 +75,8 @@ def test_recomputation_changes_nothing(family: str) -> None:
     plain, again = build_family(family), build_family(family, recompute=True)
     batches = make_batch(seed=3), make_batch((4, 8), seed=4)
     for module in (plain, again):
-        losses = [
-            module(batch, NLL)["nll"] for batch in batches
-        ]  # both forwards before the first backward: layouts must not mix
+        # both forwards before the first backward: layouts must not mix
+        losses = [module(batch, NLL)["nll"] for batch in batches]
         sum(losses).backward()
     for (name, a), (_, b) in zip(plain.plain_named_parameters(), again.plain_named_parameters(), strict=True):
         assert a.grad is not None and b.grad is not None

@@ -213,9 +213,8 @@ def test_a_live_reference_is_a_second_model_and_a_cached_one_none(plan_of: Any) 
         listed = parameters_of(live.shape)
         whole = sum(p.numel * (2 if len(p.shape) == 2 else 4) for p in listed)
         sharded = sum(4 * -(-p.shape[0] // 2) * (p.numel // p.shape[0]) for p in listed)
-        kept = sum(
-            2 * 3 * -(-p.numel // 2) for p in listed
-        )  # ZeRO-3: half of each in bf16, and small ones whole as well
+        # ZeRO-3: half of each in bf16, and small ones whole as well
+        kept = sum(2 * 3 * -(-p.numel // 2) for p in listed)
         expected = {"fsdp": sharded, "zero3": kept}.get(strategy, whole)
         assert beside.parameters - alone.parameters == expected, strategy
         assert beside.total - beside.parameters == alone.total - alone.parameters

@@ -250,7 +250,6 @@ def test_what_a_run_writes_first_and_last_is_redacted(tmp_path: Path) -> None:
 
 
 # --- who may read it
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

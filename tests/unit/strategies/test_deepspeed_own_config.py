@@ -84,9 +84,8 @@ def test_what_others_own_does_not_reach_deepspeed() -> None:
     } & set(config)
     assert config["gradient_clipping"] == 0.0 and config["zero_force_ds_cpu_optimizer"] is False
     assert config["tensor_parallel"] == {"autotp_size": 2}
-    assert (
-        given["gradient_clipping"] == 0.7 and "vocab_parallel_lm_head" in given["tensor_parallel"]
-    )  # the plan's own is left alone
+    # the plan's own is left alone
+    assert given["gradient_clipping"] == 0.7 and "vocab_parallel_lm_head" in given["tensor_parallel"]
 
 
 def test_stage_0_leaves_precision_to_the_model() -> None:

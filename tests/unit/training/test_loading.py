@@ -139,7 +139,6 @@ def test_a_layout_is_made_once_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 # --- what the config asks for
-# ------------------------------------------------------------------------------------------
 
 
 def training(**keys: Any) -> Any:

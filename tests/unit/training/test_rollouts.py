@@ -244,9 +244,8 @@ def test_groups_of_equal_scores_are_left_out_on_every_rank_alike() -> None:
 def test_prompts_follow_from_the_step_or_from_how_many_were_taken() -> None:
     plain = Draws(Prompts(), 3, again=False, saved={"next": [7, 7], "asked": [[7, 7]]})  # type: ignore[arg-type]
     plain.begin(1, 1)
-    assert (
-        plain.prompts_of_groups == [Prompt(1, 2), Prompt(1, 4), Prompt(1, -1)] and plain.state() == {}
-    )  # beyond the epoch's end is nothing
+    # beyond the epoch's end is nothing
+    assert plain.prompts_of_groups == [Prompt(1, 2), Prompt(1, 4), Prompt(1, -1)] and plain.state() == {}
     again = Draws(Prompts(), 3, again=True, saved={})  # type: ignore[arg-type]
     again.begin(0, 0)
     again.replace([0, 2])  # the next two of the order, in the order of the groups
@@ -275,9 +274,8 @@ def test_prompts_that_teach_nothing_are_replaced_on_any_number_of_ranks_alike() 
     assert alone != all_ranks(1, 4, 1)
     for document, ids, labels, known in (row for step in alone for row in step):
         start, said = len(PROMPTS[document]), sum(label for label in labels if label >= 0)
-        assert (
-            tuple(ids[:start]) == PROMPTS[document]
-        )  # the answer is to this prompt, and its own score is what it is worth
+        # the answer is to this prompt, and its own score is what it is worth
+        assert tuple(ids[:start]) == PROMPTS[document]
         assert (literal_eval(known)["advantage"][start - 1] > 0) == (said % 2 == 0)
     for cut in ((2, 2, 1), (2, 1, 2), (4, 1, 1)):
         assert [near(step) for step in all_ranks(*cut, **options)] == [near(step) for step in alone]

@@ -122,10 +122,8 @@ REFUSED_OUTSIDE = {
 }
 # Allowed only on the process itself (the first argument; 0 where that means the caller)
 _ABOUT_SELF = {"kill": (62, 129), "tgkill": (234, 131), "prlimit64": (302, 261)}
-_SOCKET, _FAMILIES = (
-    (41, 198),
-    (1, 2, 10, 16),
-)  # unix, inet, inet6, netlink: those that a network namespace shuts in (vsock is not)
+# unix, inet, inet6, netlink: those that a network namespace shuts in (vsock is not)
+_SOCKET, _FAMILIES = ((41, 198), (1, 2, 10, 16))
 _CLONE, _CLONE3 = (56, 220), (435, 435)
 _CLONE_THREAD = 0x00010000
 _X32 = 0x40000000
@@ -149,10 +147,8 @@ def filter_program(pid: int, *, outside: bool) -> list[tuple[int, int, int, int]
     for numbers in refused.values():
         if numbers[column] != _NONE:
             lines += [(_EQUAL, 0, 1, numbers[column]), (_RETURN, 0, 0, _REFUSE)]
-    lines += [
-        (_EQUAL, 0, 1, _CLONE3[column]),
-        (_RETURN, 0, 0, _UNKNOWN),
-    ]  # clone3 has its flags in memory, so libc must fall back to clone
+    # clone3 has its flags in memory, so libc must fall back to clone
+    lines += [(_EQUAL, 0, 1, _CLONE3[column]), (_RETURN, 0, 0, _UNKNOWN)]
     lines += [(_EQUAL, 0, 4, _CLONE[column]), (_LOAD, 0, 0, _FIRST_ARGUMENT_AT)]
     lines += [(_ANY_BIT, 0, 1, _CLONE_THREAD), (_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _REFUSE)]
     # Sockets of the families that a network namespace covers
