@@ -28,6 +28,8 @@ DOCUMENTS = (
     "docs/classification.zh-CN.md",
     "docs/distillation.md",
     "docs/distillation.zh-CN.md",
+    "docs/rollouts.md",
+    "docs/rollouts.zh-CN.md",
     "benchmarks/README.md",
 )
 TWINS = (
@@ -37,11 +39,17 @@ TWINS = (
     ("docs/preference.md", "docs/preference.zh-CN.md"),
     ("docs/classification.md", "docs/classification.zh-CN.md"),
     ("docs/distillation.md", "docs/distillation.zh-CN.md"),
+    ("docs/rollouts.md", "docs/rollouts.zh-CN.md"),
 )
 
 
 def blocks(document: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / document).read_text(encoding="utf-8"), re.DOTALL)
+
+
+def anchor_of(heading: str) -> str:
+    """The anchor that GitHub gives a heading: lower case, no punctuation, hyphens for spaces."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 
 def commands(document: str) -> list[str]:
@@ -62,7 +70,7 @@ def test_headings_that_are_linked_exist(document: str) -> None:
     text = (ROOT / document).read_text(encoding="utf-8")
     for target, anchor in re.findall(r"\]\(([^)#]*)#([^)]+)\)", text):
         page = ((ROOT / document).parent / target if target else ROOT / document).read_text(encoding="utf-8")
-        headings = {h.strip().lower().replace(" ", "-") for h in re.findall(r"^#+ (.*)$", page, re.MULTILINE)}
+        headings = {anchor_of(heading) for heading in re.findall(r"^#+ (.*)$", page, re.MULTILINE)}
         assert anchor in headings, anchor
 
 
