@@ -19,6 +19,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from machines import A100
 
 from paceline.algorithms.registry import algorithm_class
 from paceline.config.load import load_config
@@ -53,21 +54,6 @@ CPU = Hardware(
     None,
     ("gloo",),
     packages=("deepspeed", "peft", "bitsandbytes"),
-)
-A100 = Hardware(
-    "cuda",
-    "NVIDIA A100",
-    8,
-    80 * GIB,
-    512 * GIB,
-    1,
-    True,
-    True,
-    64,
-    {"bfloat16": 312e12},
-    ("nccl", "gloo"),
-    capability=8.0,
-    packages=CPU.packages,
 )
 MODEL = {
     "model_type": "llama",

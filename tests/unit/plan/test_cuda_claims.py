@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 import torch
+from machines import A100
 
 from paceline.config.schema import Config
 from paceline.models import attention
@@ -37,21 +38,6 @@ CPU = Hardware(
     None,
     ("gloo",),
     packages=("peft", "bitsandbytes", "deepspeed"),
-)
-A100 = Hardware(
-    "cuda",
-    "NVIDIA A100",
-    8,
-    80 * GIB,
-    512 * GIB,
-    1,
-    True,
-    True,
-    64,
-    {"bfloat16": 312e12},
-    ("nccl", "gloo"),
-    capability=8.0,
-    packages=CPU.packages,
 )
 MODEL = {
     "model_type": "llama",

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from machines import H100, LLAMA
 
 from paceline.algorithms.registry import algorithm_class
 from paceline.config.load import load_config
@@ -20,7 +21,6 @@ from paceline.core.diagnostics import Severity
 from paceline.core.errors import ConfigError
 from paceline.data.kinds.base import RowKind, row_kind
 from paceline.plan.algorithms.base import algorithm_spec
-from paceline.plan.hardware.probe import Hardware
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.job import Job
 from paceline.protocols.roles import Output, Role
@@ -31,32 +31,6 @@ from paceline.rules.planning import make_plan
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 OWN = "custom_algorithm_spec:SPEC"
 GIB = 2**30
-H100 = Hardware(
-    "cuda",
-    "NVIDIA H100 80GB HBM3",
-    8,
-    80 * GIB,
-    1024 * GIB,
-    1,
-    True,
-    True,
-    96,
-    {"bfloat16": 989e12},
-    ("nccl", "gloo"),
-    "8 CUDA devices",
-    (),
-    9.0,
-)
-LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 256,
-    "intermediate_size": 704,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "num_hidden_layers": 4,
-    "vocab_size": 1000,
-    "max_position_embeddings": 512,
-}
 
 
 def config_of(algorithm: str, **options: Any) -> Config:

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from machines import H100, LLAMA
 
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
 from paceline.core.registry import is_assigned
 from paceline.plan.cost.from_plan import predicted_plan
-from paceline.plan.hardware.probe import Hardware
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.base import state_form, strategy_spec
 from paceline.plan.strategies.job import Job
@@ -26,32 +26,6 @@ from paceline.strategies.registry import strategy_class
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 GIB = 2**30
-H100 = Hardware(
-    "cuda",
-    "NVIDIA H100 80GB HBM3",
-    8,
-    80 * GIB,
-    1024 * GIB,
-    1,
-    True,
-    True,
-    96,
-    {"bfloat16": 989e12},
-    ("nccl", "gloo"),
-    "8 CUDA devices",
-    (),
-    9.0,
-)
-LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 256,
-    "intermediate_size": 704,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "num_hidden_layers": 4,
-    "vocab_size": 1000,
-    "max_position_embeddings": 512,
-}
 
 
 def plan_of(strategy: str) -> Plan:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from machines import LLAMA
 
 from paceline.config.schema import Config
 from paceline.plan.cost.from_plan import planned_candidate, search_spec_of
@@ -19,17 +20,6 @@ from paceline.plan.strategies.job import Job
 from paceline.plan.strategies.options import FsdpOptions
 from paceline.rules.planning import make_plan
 from paceline.simulate.run import simulate
-
-LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 256,
-    "intermediate_size": 704,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "num_hidden_layers": 4,
-    "vocab_size": 1000,
-    "max_position_embeddings": 512,
-}
 
 
 def plan_of(hardware: str, strategy: str, config: dict[str, Any] = LLAMA, **training: Any) -> Plan:
