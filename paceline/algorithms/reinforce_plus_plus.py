@@ -39,11 +39,11 @@ class ReinforcePlusPlus(OnPolicy):
 
     A_t = r - β Σ_{i≥t} KL_i with KL_i = log (π_old / π_ref) of token i and r the answer's score (γ < 1
     discounts later rewards); then (A - mean) / std over the tokens of ALL answers of the rollout, not per
-    group (Hu et al. 2025, "REINFORCE++", arXiv:2501.03262v9, eq. 8 to 10).
+    group (Hu et al. 2025, "REINFORCE++", arXiv:2501.03262v9, § 3.1).
 
-    ``group_baseline`` (the paper's "w/ Baseline", OpenRLHF's ``reinforce_baseline``) subtracts the mean of
-    the group from the score. The paper then puts the KL into the loss, as β · KL_t of π estimated by k2
-    (``kl_in`` ``loss``, ``kl_estimator`` ``k2``).
+    ``group_baseline`` (the paper's "w/ Baseline", § 3.2; OpenRLHF's ``reinforce_baseline``) subtracts the
+    mean of the group from the score. The paper then puts the KL into the loss, as β · KL_t of π estimated by
+    k2 (``kl_in`` ``loss``, ``kl_estimator`` ``k2``).
     """
 
     train_metrics = tuple(f"{name}/{TERM}" for name in _SEEN)

@@ -148,8 +148,8 @@ CONFIG_UNKNOWN_KEY = Code(
 )
 CONFIG_CONFLICT = Code(
     "config.conflict",
-    "Two spellings of one knob, or the same key twice in one layer, with different values. Equal values are"
-    " fine; different layers override each other.",
+    "Two spellings of one setting, or the same key twice in one layer, with different values. Equal values"
+    " are fine; different layers override each other.",
 )
 CONFIG_TYPE = Code(
     "config.type",

@@ -220,7 +220,7 @@ def _engine_options(training: TrainingSection, strategy: str, explain: Explain) 
         if name in strategy_spec(strategy).training_keys:
             explain(f"training.{name}", str(value).lower(), f"asked for, given to {owner}")
         else:
-            explain(f"training.{name}", "off", f"a knob of {owner}; the strategy is '{strategy}'", False)
+            explain(f"training.{name}", "off", f"an option of {owner}; the strategy is '{strategy}'", False)
 
 
 def idle_decisions(config: Config) -> list[Decision]:

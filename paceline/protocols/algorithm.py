@@ -62,8 +62,8 @@ class Objective(Protocol):
         ...
 
     def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
-        """Return sums by name ``metric/term`` (``correct/nll``), in evaluation and, for ``watched`` ones, in
-        training.
+        """Return sums by name ``metric/term`` (``correct/nll``), in evaluation and, for those in
+        ``train_metrics``, in training.
 
         Each is divided by the weight of its term.
         """

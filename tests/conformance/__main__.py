@@ -35,7 +35,9 @@ def main() -> int:
     parser.add_argument("--only", default="")
     parser.add_argument("--exact", action="store_true", help="the float64 cells alone")
     parser.add_argument("--matrix", action="store_true", help="the matrix alone")
-    parser.add_argument("--preferences", action="store_true", help="reward models, DPO and KTO alone")
+    parser.add_argument(
+        "--preferences", action="store_true", help="reward models, DPO, KTO, CPO, SimPO and ORPO alone"
+    )
     parser.add_argument(
         "--rollouts", action="store_true", help="what learns from the model's own answers alone"
     )

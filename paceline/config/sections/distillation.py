@@ -53,6 +53,6 @@ class DistillationOptions(Section):
         default=1.0,
         ge=0,
         description=(
-            "With lmbda above 0, the student's answers are sampled at it; 0 takes the likeliest token."
+            "With lmbda above 0, sampling temperature of the student's answers; 0: greedy decoding."
         ),
     )

@@ -159,7 +159,7 @@ class RolloutOptions(Section):
         description=(
             "Under FSDP and ZeRO-3. true: every process gathers the whole model to generate; "
             "false: all processes generate together and gather one layer at a time; empty: "
-            "whole where the plan finds that it fits."
+            "gathered where the plan finds that the model fits."
         ),
     )
     old_logprobs: Annotated[str, Word("auto", "sampling", "recompute")] = Field(

@@ -63,7 +63,9 @@ class Parallelism(Section):
     tp_size: Int = Field(
         default=1, description="Ranks over which a weight matrix is split (tensor parallelism)."
     )
-    pp_size: Int = Field(default=1, description="Number of pipeline stages' ranks (pipeline parallelism).")
+    pp_size: Int = Field(
+        default=1, description="Ranks over which the layers are split (pipeline parallelism)."
+    )
     sequence_parallel: Bool = Field(
         default=False, description="With tp_size: shard norms and residuals along the sequence too."
     )
@@ -134,10 +136,13 @@ class ScaleFields(OptionsFields):  # type: ignore[valid-type, misc]  # created f
         default="auto",
         description=(
             "auto (the rule for the model's size, checked against memory), fastest (the layout predicted to"
-            f" be fastest of those that fit), {', '.join(STRATEGIES.names())}, or your own as module:Class."
+            f" be fastest of those that fit), {', '.join(STRATEGIES.names())}, or your own as module:Class or"
+            " module:SPEC."
         ),
     )
-    strategy_options: Mapping = Field(default={}, description="Options of your own strategy (module:Class).")
+    strategy_options: Mapping = Field(
+        default={}, description="Options of your own strategy (module:Class or module:SPEC)."
+    )
     parallelism: Parallelism | None = Field(
         default=None, description="Sizes of the device mesh; chosen by the plan when empty."
     )
