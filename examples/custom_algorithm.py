@@ -4,10 +4,10 @@ that the model does not know yet.
     PYTHONPATH=examples paceline train config.yaml \\
         training.algorithm=custom_algorithm_spec:SPEC training.algorithm_options.gamma=1.0 --nproc 2
 
-An algorithm subclasses ``paceline.algorithms.base.Algorithm`` (or a finished one, as here). It says what it
-asks of the model, the weight of each of its loss terms in a micro-batch, and the terms themselves as SUMS:
-the mean over the global batch, gradients, strategies, evaluation, checkpoints and resume come with it. Its
-options are its arguments; ``custom_algorithm_spec`` names them with their defaults.
+An algorithm subclasses ``paceline.algorithms.base.Algorithm`` (or a finished one, as here). It says what
+the model must compute, the weight of each of its loss terms in a micro-batch, and the terms themselves as
+SUMS: the mean over the global batch, gradients, strategies, evaluation, checkpoints and resume come with
+it. Its options are its arguments; ``custom_algorithm_spec`` names them with their defaults.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""What ``custom_algorithm.Focal`` is, for rules and planner: what its rows are, what it asks of the model,
-its options with their defaults.
+"""What ``custom_algorithm.Focal`` is, for rules and planner: what its rows are, what the model must
+compute, its options with their defaults.
 
 A spec is a ``paceline.plan.algorithms.base.AlgorithmSpec`` and is imported where the plan is made: this
 module imports no torch, and names the class that does the work. ``rows`` is ``documents``, ``pairs``,
-``prompts``, or a kind of one's own as ``module:KIND`` (``paceline.data.kinds.base.RowKind``).
+``labelled``, ``classified``, ``prompts``, or a kind of one's own as ``module:KIND``
+(``paceline.data.kinds.base.RowKind``).
 """
 
 from __future__ import annotations
