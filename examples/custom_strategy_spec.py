@@ -5,7 +5,9 @@ with are those of ``ddp``.
     --nproc 2
 
 A spec subclasses ``paceline.plan.strategies.base.StrategySpec`` (or a finished one) and is imported where the
-plan is made: this module imports no torch, and names the class that does the work.
+plan is made: this module imports no torch, and names the class that does the work. ``strategy_options`` are
+the options with their defaults: another name in ``training.strategy_options``, or a value of another type,
+is refused at its line.
 """
 
 from __future__ import annotations
@@ -14,4 +16,10 @@ from dataclasses import replace
 
 from paceline.plan.strategies.replicated import DDP
 
-SPEC = replace(DDP, alone="", training_keys=frozenset(), implementation="custom_strategy:CompressedDDP")
+SPEC = replace(
+    DDP,
+    alone="",
+    training_keys=frozenset(),
+    implementation="custom_strategy:CompressedDDP",
+    strategy_options={"dtype": "float16"},
+)

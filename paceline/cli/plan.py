@@ -172,7 +172,7 @@ def _of_config(
     from paceline.cli.joined import rehearsed
     from paceline.cli.launch_options import LaunchOptions
     from paceline.cli.ledger import expected_here
-    from paceline.launch.before.planned import planned
+    from paceline.launch.before.planned import at_lines, planned
     from paceline.plan.cost.report import text
     from paceline.plan.explain import explain
     from paceline.plan.hardware.catalogue import cluster_of
@@ -186,14 +186,17 @@ def _of_config(
     )
     cluster = cluster_of(hardware) if hardware else None
     made, warnings = planned(loaded, cluster=cluster, imports=imports)
-    forecast = forecast_of_plan(made, cluster)
+    with at_lines(loaded):
+        forecast = forecast_of_plan(made, cluster)
     print_diagnostics((*loaded.notes, *warnings))
     simulated = None
     if simulate:
         from paceline.cli.simulate import simulated_config
 
         simulated = simulated_config(loaded.config, made, forecast, cluster)
-    page = explain(made) + ("\n" + text(forecast) if forecast else "" if cluster else expected_here(made))
+    with at_lines(loaded):
+        here = "" if forecast or cluster else expected_here(made)
+        page = explain(made) + ("\n" + text(forecast) if forecast else here)
     return _output(
         page, made.to_json() | ({"forecast": forecast.to_json()} if forecast else {}), simulated, forecast
     )

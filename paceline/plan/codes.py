@@ -381,6 +381,11 @@ STRATEGY_DEEPSPEED_FP16 = Code(
     "From ZeRO-1 on DeepSpeed keeps the weights in float16, which it refuses on a CPU that cannot multiply in"
     " float16. bf16 runs everywhere.",
 )
+SPEC_CHECK = Code(
+    "spec.check",
+    "A method of a strategy's or an algorithm's spec of your own raised an exception, or returned nothing"
+    " where a value is needed. The message names the method, the exception, and the line of your file.",
+)
 STRATEGY_SPEC_TORCH = Code(
     "strategy.spec_torch",
     "The module of a spec of your own is imported where the plan is made, which needs no torch and starts"

@@ -40,10 +40,9 @@ def choose_strategy(job: Job) -> StrategyChoice:
     """
     requested = job.training.distributed_strategy
     if ":" in requested and not strategy_spec(requested).implementation:
-        return StrategyChoice(
-            requested,
-            "your own class, named in the config; it brings no spec, so memory and speed are not known",
-        )
+        unchecked = ", and strategy_options are not checked" if job.training.strategy_options else ""
+        reason = "your own class, named in the config; it brings no spec, so memory and speed are not known"
+        return StrategyChoice(requested, reason + unchecked)
     chosen = _by_rule(job) if requested in CHOOSERS else StrategyChoice(requested, "named in the config")
     if chosen.by_size:
         return chosen

@@ -8,6 +8,7 @@ from dataclasses import replace
 from paceline.config.schema import Config
 from paceline.config.source import Source
 from paceline.core.diagnostics import Diagnostic, Severity, errors
+from paceline.core.errors import ConfigError
 from paceline.rules import codes
 from paceline.rules.algorithm import ALGORITHM_RULES
 from paceline.rules.backend import BACKEND_RULES
@@ -49,10 +50,14 @@ def check(
     """Run all rules and return their findings.
 
     ``starting`` adds checks that only matter when a run starts (a model, data, files that exist);
-    ``provenance`` lets findings name ``file:line``.
+    ``provenance`` lets findings name ``file:line``. Raises ConfigError, at the key's line, for a user-defined
+    spec that cannot be loaded or that fails: no other rule could run then.
     """
     context = Context(config, facts, starting, provenance or {})
-    return [finding for rule in RULES for finding in rule(context)]
+    try:
+        return [finding for rule in RULES for finding in rule(context)]
+    except ConfigError as error:
+        raise ConfigError(*(replace(d, where=context.place(d.where)) for d in error.diagnostics)) from error
 
 
 def of_config(config: Config, provenance: Mapping[str, Source]) -> tuple[Diagnostic, ...]:

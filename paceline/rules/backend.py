@@ -235,20 +235,6 @@ def slurm(c: Context) -> Iterator[Diagnostic]:
         )
 
 
-def options(c: Context) -> Iterator[Diagnostic]:
-    """strategy.options"""
-    t = c.config.training
-    if t.strategy_options and ":" not in t.distributed_strategy:
-        yield c.problem(
-            codes.STRATEGY_OPTIONS,
-            "strategy_options go to a strategy of your own only",
-            "training.strategy_options",
-            _STRATEGY,
-            hint="distributed_strategy: module:Class",
-            severity=Severity.WARNING,
-        )
-
-
 BACKEND_RULES: tuple[Rule, ...] = (
     strategy_name,
     fsdp_and_deepspeed,
@@ -260,5 +246,4 @@ BACKEND_RULES: tuple[Rule, ...] = (
     xla,
     launch,
     slurm,
-    options,
 )

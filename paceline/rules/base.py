@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,7 +14,6 @@ from paceline.core.errors import ConfigError
 from paceline.core.tables import CHOOSERS, STRATEGIES
 from paceline.plan.algorithms.base import AlgorithmSpec, algorithm_spec, algorithm_specs
 from paceline.plan.strategies.base import StrategySpec, strategy_spec
-from paceline.rules import codes
 
 
 @dataclass(frozen=True)
@@ -74,14 +72,9 @@ class Context:
     def algorithm(self) -> AlgorithmSpec:
         """The spec of this run's algorithm.
 
-        Raises ConfigError, at the key's line, when a user-defined one cannot be loaded: no other rule could
-        run then.
+        Raises ConfigError when a user-defined one cannot be loaded: no other rule could run then.
         """
-        try:
-            return algorithm_spec(self.config.training.algorithm)
-        except ConfigError as error:
-            where = self.place("training.algorithm")
-            raise ConfigError(*(replace(d, where=where) for d in error.diagnostics)) from error
+        return algorithm_spec(self.config.training.algorithm)
 
     @property
     def algorithms(self) -> tuple[AlgorithmSpec, ...]:
@@ -176,16 +169,10 @@ class Context:
 
 def checked(c: Context, spec: AlgorithmSpec | StrategySpec, key: str) -> Iterable[Diagnostic]:
     """Run a spec's own checks; where those of a user's spec fail, say so at the line of ``key``."""
-    if ":" not in spec.name:
-        return spec.check(c)
     try:
         return tuple(spec.check(c))
-    except Exception as error:  # a user's code may raise anything
-        frames = traceback.extract_tb(error.__traceback__)
-        frame = (frames[1:] or frames)[0]
-        found = f"{type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
-        hint = "a check that yields job.problem(…), or nothing"
-        return (codes.SPEC_CHECK(f"{spec.name}.check(job) failed", c.place(key), found, hint),)
+    except ConfigError as error:
+        return tuple(replace(d, where=c.place(key)) for d in error.diagnostics)
 
 
 def _plain(value: Any) -> Any:

@@ -126,15 +126,10 @@ ALGORITHM_OPTIONS = Code(
     " with a value of the default's type. Built-in algorithms have sections of their own.",
 )
 
-SPEC_CHECK = Code(
-    "spec.check",
-    "`check(job)` of a strategy's or an algorithm's spec of your own raised an exception. The message names"
-    " it, and the line that was running.",
-)
-
 STRATEGY_OPTIONS = Code(
     "strategy.options",
-    "strategy_options are handed to a strategy of your own (module:Class); built-in ones have keys of their"
+    "strategy_options are handed to a strategy of your own: each is one that its spec (module:SPEC) names,"
+    " with a value of the default's type; a class without a spec takes any. Built-in ones have keys of their"
     " own.",
 )
 STRATEGY_FLOAT64 = Code(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from paceline.config.optimizers import elementwise
@@ -12,8 +13,9 @@ from paceline.plan import codes as plan_codes
 from paceline.plan.strategies.base import strategy_spec
 from paceline.rules import codes
 from paceline.rules.base import Context, Rule, checked
+from paceline.rules.own_options import wrong_options
 
-_STRATEGY = "training.distributed_strategy"
+_STRATEGY, _OPTIONS = "training.distributed_strategy", "training.strategy_options"
 
 
 def deepspeed_section(c: Context) -> dict[str, Any]:
@@ -139,17 +141,38 @@ def threads_of_one_process(c: Context) -> Iterator[Diagnostic]:
 
 
 def of_the_spec(c: Context) -> Iterable[Diagnostic]:
-    """Run the checks of the strategy's own spec; for a user-defined one that cannot be loaded, say why."""
+    """Run the checks of the strategy's own spec; for a user-defined one that cannot be loaded, say why.
+
+    strategy.options. The checks may trust the types of the options.
+    """
     name = c.config.training.distributed_strategy
     try:
         spec = strategy_spec(name) if ":" in name else c.strategy
     except ConfigError as error:
-        return error.diagnostics
-    return () if spec is None else checked(c, spec, _STRATEGY)
+        return tuple(replace(d, where=c.place(_STRATEGY)) for d in error.diagnostics)
+    if spec is None:
+        return ()
+    declared = spec.strategy_options if spec.implementation else None  # a class without a spec declares none
+    wrong = (
+        () if declared is None else tuple(wrong_options(c, codes.STRATEGY_OPTIONS, name, _OPTIONS, declared))
+    )
+    return wrong or checked(c, spec, _STRATEGY)
+
+
+def options(c: Context) -> Iterator[Diagnostic]:
+    """strategy.options"""
+    t = c.config.training
+    if t.strategy_options and ":" not in t.distributed_strategy:
+        what = "strategy_options go to a strategy of your own only"
+        hint = "distributed_strategy: module:SPEC, or module:Class"
+        yield c.problem(
+            codes.STRATEGY_OPTIONS, what, _OPTIONS, _STRATEGY, hint=hint, severity=Severity.WARNING
+        )
 
 
 STRATEGY_RULES: tuple[Rule, ...] = (
     of_the_spec,
+    options,
     zero_stage,
     float64,
     fp16,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
+from paceline.plan.strategies.base import strategy_spec
 from paceline.protocols.algorithm import Objective
 from paceline.protocols.batch import Batch
 from paceline.protocols.model import ModelFactory, RootModule
@@ -36,7 +37,7 @@ class Strategy(ABC):
     parameters on every rank. Properties of the whole run are set in ``__init__`` and may be replaced by a
     subclass:
 
-    options              the user's ``training.strategy_options``
+    options              the user's ``training.strategy_options``, with the defaults of the strategy's spec
     data_parallel_rank   this rank's data-parallel rank (equal within a tp, cp or pp group)
     data_parallel_size   the number of data-parallel ranks, which read different rows
     loss_copies          how many ranks compute the same loss sums: each rank of a tp group has the whole sum,
@@ -54,7 +55,8 @@ class Strategy(ABC):
     def __init__(self, world: World, plan: Plan) -> None:
         self.world = world
         self.plan = plan
-        self.options: dict[str, object] = dict(plan.strategy_options)
+        declared = strategy_spec(plan.strategy).strategy_options
+        self.options: dict[str, object] = {**declared, **plan.strategy_options}
         self.data_parallel_rank = plan.mesh.data_parallel_rank(world.rank)
         self.data_parallel_size = plan.mesh.data_parallel_size
         self.loss_copies = plan.mesh.tp

@@ -73,6 +73,7 @@ def factory(dtype: str, recompute: bool = False, **config: Any) -> HFModelFactor
 def plan(mesh: Mesh, dtype: str = "float64", **engine: Any) -> SimpleNamespace:
     wide = "float64" if dtype == "float64" else "float32"
     return SimpleNamespace(
+        strategy="single",
         strategy_options={},
         ddp_options=DdpOptions(),
         precision=SimpleNamespace(scaler=dtype == "float16", compute=dtype, master=wide, reduce=wide),

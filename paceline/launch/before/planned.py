@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,27 @@ def planned(
     Raises ConfigError with every violation at once: from hardware and world size, from the config's rules,
     from files and from trial imports.
     """
+    with at_lines(loaded):
+        return _planned(loaded, launcher, cluster, needs_room, imports, ranks)
+
+
+@contextmanager
+def at_lines(loaded: Loaded) -> Iterator[None]:
+    """Put ``file:line`` in place of a config key in the errors that are raised inside."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(*merged((), error.diagnostics, loaded.provenance)) from error
+
+
+def _planned(
+    loaded: Loaded,
+    launcher: str | None,
+    cluster: PlannedCluster | None,
+    needs_room: bool,
+    imports: bool,
+    ranks: Ranks | None,
+) -> tuple[Plan, tuple[Diagnostic, ...]]:
     from paceline.launch.before.beforehand import beforehand
     from paceline.launch.before.facts import facts
     from paceline.launch.before.sandbox import code_sandbox

@@ -16,6 +16,7 @@ from paceline.core.registry import load_attr
 from paceline.core.tables import ALGORITHMS, ROW_KINDS
 from paceline.plan import codes
 from paceline.plan.job_to_check import JobToCheck
+from paceline.plan.own_spec import guarded
 from paceline.plan.parts import AdapterSpec, OtherModel
 from paceline.plan.plan import Decision, Plan
 
@@ -245,7 +246,7 @@ def _own_spec(name: str) -> AlgorithmSpec:
         what = f"'{module}' imports torch, and a plan is made without it"
         hint = f"the class in a module of its own, and in {module}: implementation='other_module:Class'"
         raise ConfigError(codes.ALGORITHM_SPEC_TORCH(what, where, name, hint))
-    return replace(found, name=name)
+    return guarded(replace(found, name=name), where)
 
 
 def algorithm_specs() -> tuple[AlgorithmSpec, ...]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from paceline.plan.cost.starts import LoadingSpec
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.job_to_check import JobToCheck
 from paceline.plan.mesh import Mesh, mesh_for
+from paceline.plan.own_spec import guarded
 from paceline.plan.plan import Plan, Precision
 from paceline.plan.strategies.job import Findings, Job
 from paceline.plan.strategies.options import EngineOptions
@@ -60,7 +61,8 @@ class StrategySpec:
     ``loss_scale``: supports fp16 loss scaling. ``engine_casts``: the engine casts weights to the compute
     dtype. ``simulated``, ``not_simulated``: how much torch runs without real tensors, and why not the rest.
     ``quantised_base``: trains adapters on a 4-bit base. ``state_form``: its checkpoint format (None: its
-    own).
+    own). ``strategy_options``: options of a user-defined strategy with defaults, which set their types; they
+    are given in ``training.strategy_options``.
     """
 
     name: str = ""
@@ -89,6 +91,7 @@ class StrategySpec:
     quantised_base: bool = True
     state_form: StateForm | None = None
     implementation: str = ""
+    strategy_options: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def engine_name(self) -> str:
@@ -179,16 +182,19 @@ def strategy_spec(name: str) -> StrategySpec:
 
 
 def _own_spec(name: str) -> StrategySpec | None:
-    had_torch = "torch" in sys.modules
-    found = load_attr(name)
+    had_torch, where = "torch" in sys.modules, "training.distributed_strategy"
+    try:
+        found = load_attr(name)
+    except ConfigError as error:
+        raise ConfigError(*(replace(d, where=where) for d in error.diagnostics)) from error
     if not isinstance(found, StrategySpec):
         return None
     if "torch" in sys.modules and not had_torch:
         module = name.partition(":")[0]
         what = f"'{module}' imports torch, and a plan is made without it"
         hint = f"the class in a module of its own, and in {module}: implementation='other_module:Class'"
-        raise ConfigError(codes.STRATEGY_SPEC_TORCH(what, "training.distributed_strategy", name, hint))
-    return replace(found, name=name)
+        raise ConfigError(codes.STRATEGY_SPEC_TORCH(what, where, name, hint))
+    return guarded(replace(found, name=name), where)
 
 
 def state_form(name: str) -> StateForm:

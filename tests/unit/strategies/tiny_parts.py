@@ -140,6 +140,7 @@ def plan(
     """As much of a Plan as a strategy reads."""
     section = TrainingSection.model_validate(training)
     return SimpleNamespace(
+        strategy="single",
         strategy_options=section.strategy_options,
         ddp_options=DdpOptions.of(section),
         precision=SimpleNamespace(scaler=scaler),

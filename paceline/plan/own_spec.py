@@ -1,0 +1,94 @@
+"""A user's own spec: an exception in any of its methods becomes one error that names the user's line."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import paceline
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError, PacelineError
+from paceline.plan import codes
+
+S = TypeVar("S")
+P = ParamSpec("P")
+_PACKAGE = str(Path(paceline.__file__).parent)
+_NOT_THEIRS = (_PACKAGE, *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
+
+
+def guarded(spec: S, key: str) -> S:
+    """Return a copy of a user-defined spec whose methods and properties raise ConfigError, at ``key``, for
+    any exception of the user's code.
+
+    Whoever calls them, now or later, need not know that the code is a user's. A generator is read to its end
+    inside the call; a method that returns nothing where the base class promises a value has failed, too.
+    """
+    copied = copy.copy(spec)
+    cls: type = type(spec)
+    object.__setattr__(copied, "__class__", _guarded_class(cls, key))
+    return copied
+
+
+@functools.cache  # one class a spec, so that equal specs stay equal
+def _guarded_class(cls: type, key: str) -> type:
+    members: dict[str, object] = {"__slots__": (), "__module__": cls.__module__, "__doc__": cls.__doc__}
+    for name in {name for base in cls.__mro__[:-1] for name in vars(base) if not name.startswith("__")}:
+        member, may_be_none = inspect.getattr_static(cls, name), _may_be_none(cls, name)
+        if isinstance(member, property) and member.fget is not None:
+            members[name] = property(_call(member.fget, name, key, may_be_none))
+        elif isinstance(member, functools.cached_property):
+            members[name] = functools.cached_property(_call(member.func, name, key, may_be_none))
+        elif inspect.isfunction(member):
+            members[name] = _call(member, name, key, may_be_none)
+    return type(cls.__name__, (cls,), members)
+
+
+def _may_be_none(cls: type, name: str) -> bool:
+    """Whether the package's own base class lets this method return None, or has no such method."""
+    own = [vars(base)[name] for base in cls.__mro__ if name in vars(base) and _is_ours(base)]
+    method = own[-1].fget if own and isinstance(own[-1], property) else own[-1] if own else None
+    return "None" in str(getattr(method, "__annotations__", {}).get("return", "None"))
+
+
+def _is_ours(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] == paceline.__name__
+
+
+def _call(method: Callable[P, object], name: str, key: str, may_be_none: bool) -> Callable[P, object]:
+    @functools.wraps(method)
+    def call(*args: P.args, **options: P.kwargs) -> object:
+        try:
+            found = method(*args, **options)
+            found = tuple(found) if isinstance(found, Iterator) else found
+            if found is None and not may_be_none:
+                code = inspect.unwrap(method).__code__
+                raise TypeError(f"{name} returned None ({code.co_filename}:{code.co_firstlineno})")
+            return found
+        except PacelineError:
+            raise  # of a method that this one called, or an answer of Paceline's own
+        except Exception as error:  # a user's code may raise anything
+            raise ConfigError(_failed(args[0], name, key, error)) from error
+
+    return call
+
+
+def _failed(spec: object, method: str, key: str, error: Exception) -> Diagnostic:
+    frames = traceback.extract_tb(error.__traceback__)[1:]
+    theirs = [frame for frame in frames if not frame.filename.startswith(_NOT_THEIRS)]
+    lines = theirs or frames
+    at = f" ({lines[-1].filename}:{lines[-1].lineno})" if lines else ""
+    what = f"{method}() of {getattr(spec, 'name', '')} failed"
+    hint = f"correct the method: what it may return stands at {_base(spec)}"
+    return codes.SPEC_CHECK(what, key, f"{type(error).__name__}: {error}{at}", hint)
+
+
+def _base(spec: object) -> str:
+    """Name of the package's class that the spec derives from."""
+    ours = next(base for base in type(spec).__mro__ if _is_ours(base))
+    return f"{ours.__module__}.{ours.__qualname__}"
