@@ -12,6 +12,7 @@ import numpy as np
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import DataError
 from paceline.data import codes
+from paceline.data.kinds.base import RowKind
 from paceline.data.looking import DataSet
 from paceline.data.problems import (
     ALWAYS_REFUSED,
@@ -64,7 +65,7 @@ def build(
         ]
         report(PrepareProgress("write", tally.counts.rows_read, 1.0, tokens=tally.counts.tokens))
         notes += _write_indices(
-            stage, tally, len(train), bool(evaluation), data.validation_split, seed, setup.kind.group
+            stage, tally, len(train), bool(evaluation), data.validation_split, seed, setup.kind
         )
         tokenizer.save_pretrained(str(stage / TOKENIZER))
         meta = {
@@ -190,9 +191,10 @@ def _write_indices(
     has_eval: bool,
     validation_split: float | int | None,
     seed: int,
-    group: int,
+    kind: RowKind,
 ) -> list[Diagnostic]:
     """Write the row indices for training and for evaluation. Raises DataError if one of them is empty."""
+    group = kind.group
     table = TokenTable(stage / TOKENS, group=group)
     keys = table.keys[::group]
     train = np.flatnonzero(table.group_dataset < num_train_sets)
@@ -212,6 +214,7 @@ def _write_indices(
     elif has_eval:
         notes += _overlap_note(keys[train], keys[held])
     train, held = _documents(train, group), _documents(held, group)
+    notes += kind.unlearnable({name: values[train] for name, values in table.columns.items()}, "data.train")
     tally.counts.train_documents, tally.counts.eval_documents = len(train), len(held)
     save_index(stage / TRAIN, train)
     if len(held):

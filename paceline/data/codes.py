@@ -116,6 +116,11 @@ DATA_TEMPLATE_NOT_INCREMENTAL = Code(
     " it, so that its tokens cannot be told from the prompt's. Use a template with generation marks, such as"
     " chatml, or learn every token by data.train_on: all.",
 )
+DATA_ONE_LABEL = Code(
+    "data.one_label",
+    "KTO raises the probability of answers labelled true and lowers that of answers labelled false. With one"
+    " of the two alone nothing says what tells them apart.",
+)
 DATA_NO_LABELS = Code(
     "data.no_labels",
     "No token would be learnt: the template marks none of the assistant's turns, or nothing of the answers is"

@@ -13,14 +13,16 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.core.files import open_file, read_text, special_files
 from paceline.data import codes
-from paceline.data.examples import Reading
+from paceline.data.examples import Reading, RowReader
+from paceline.data.formats import Example
 from paceline.data.glance import refused_rows
 from paceline.data.jinja import look_at_template
 from paceline.data.kinds.base import RowKind
 from paceline.data.kinds.documents import DOCUMENTS
 from paceline.data.kinds.prompts import PROMPTS
 from paceline.data.locate import SAVED
-from paceline.data.looking import DataSet, find_sets, look
+from paceline.data.looking import LOOKED_AT, DataSet, find_sets, look
+from paceline.data.problems import Problem
 from paceline.data.settle import no_template
 from paceline.data.tokenizer import template_text, tokenizer_files, tokenizer_folder
 from paceline.rules import codes as rules_codes
@@ -100,6 +102,27 @@ def columns_of(data: DataSection) -> frozenset[str] | None:
         head = look(data_set, Reading("all", PROMPTS)).head
         names |= {name for row in head for name in row.value or ()}
     return frozenset(names)
+
+
+def first_examples(data: DataSection, reading: Reading) -> tuple[list[Example], bool]:
+    """Return the examples of the first usable rows of ``data.train``, and whether these are all its rows.
+
+    Data sets that are not read here count as further rows. Raises DataError as ``look_at_sets`` finds it.
+    """
+    found: list[Example] = []
+    whole = True
+    for section in data.train:
+        [data_set] = find_sets("data.train", (section,))
+        if not _is_looked_into(data_set):
+            whole = False
+            continue
+        looked = look(data_set, reading)
+        whole = whole and len(looked.head) < LOOKED_AT
+        reader = RowReader(looked.shape, reading)
+        for row in looked.head:
+            read = () if row.value is None else reader.read(row.value, row.where)
+            found += () if isinstance(read, Problem) else read
+    return found, whole
 
 
 def _at(key: str, section: Dataset, finding: Diagnostic) -> Diagnostic:

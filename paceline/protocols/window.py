@@ -33,6 +33,8 @@ class Report:
 class Window:
     """The micro-batches of one rank for global step ``step`` (0-based) of ``epoch``; ``sample_digest`` hashes
     the document ids of ALL ranks.
+
+    ``no_labels``: what to do if no rank has anything to learn in it.
     """
 
     step: int
@@ -40,6 +42,7 @@ class Window:
     micro_batches: Sequence[Batch]
     sample_digest: str = ""
     report: Report | None = None
+    no_labels: str = "check data.train_on and data.max_length"
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +17,7 @@ from paceline.data.table import TokenTable
 from paceline.models.scalar_head import Classes
 from paceline.plan.algorithms.base import AlgorithmSpec, Training
 from paceline.training import codes
-
-_SHOWN = 12
-Label = str | int
+from paceline.training.class_numbers import SHOWN, Label, class_numbers
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ def read_classes(prepared: Prepared, spec: AlgorithmSpec, training: Training) ->
     lists = any(several for each in facts.values() for _, several in each)
     several = lists if options.problem_type == "auto" else options.problem_type.startswith("multi")
     # Number the classes, and check the rows against them
-    numbers = _numbers(rows, options, where)
+    numbers = class_numbers(rows, options, where)
     names = _names(numbers, options)
     if len(names) < (1 if several else 2):
         raise DataError(
@@ -59,59 +57,13 @@ def read_classes(prepared: Prepared, spec: AlgorithmSpec, training: Training) ->
         )
         raise DataError(codes.DATA_CLASSES(what, f"{spec.key}.problem_type", options.problem_type, hint))
     columns = {split: {LABEL: _column(each, numbers, len(names), several)} for split, each in facts.items()}
-    shown = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+    shown = ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
     kind = "a row has any number of them" if several else "a row has one"
     return RowClasses(Classes(names, several), columns, f"{len(names)}: {shown}; {kind}")
 
 
 def _facts(table: TokenTable) -> list[tuple[list[Label], bool]]:
     return [(found["labels"], found["several"]) for found in map(table.facts, range(len(table.lengths)))]
-
-
-def _numbers(rows: Iterable[Sequence[Label]], options: ClassificationOptions, where: str) -> dict[Label, int]:
-    """Map each label to its class number.
-
-    The order is that of ``labels`` in the config; without it numeric labels are their own number, and names
-    are sorted.
-    """
-    found: set[Label] = {label for labels in rows for label in labels}
-    # The config names the classes: by name or by number
-    if options.labels:
-        known: dict[Label, int] = {name: i for i, name in enumerate(options.labels)}
-        known |= {i: i for i in range(len(known))}
-        wrong = sorted(map(str, found - set(known)))
-        if wrong:
-            what = "rows have labels that the config does not name"
-            raise DataError(
-                codes.DATA_CLASSES(
-                    what,
-                    where,
-                    ", ".join(wrong[:_SHOWN]),
-                    "labels: every name, in the order of their numbers",
-                )
-            )
-        return known
-    # Numeric labels are class numbers
-    if all(isinstance(label, int) or label.isdecimal() for label in found):
-        numbers = {label: int(label) for label in found}
-        count = options.num_labels
-        if count is not None and numbers and max(numbers.values()) >= count:
-            what = f"rows have a class beyond num_labels, {count} of them being 0 to {count - 1}"
-            raise DataError(
-                codes.DATA_CLASSES(
-                    what, where, str(max(numbers.values())), f"num_labels: {max(numbers.values()) + 1}"
-                )
-            )
-        return numbers
-    # Names are numbered in alphabetical order
-    texts = sorted({str(label) for label in found})
-    count = options.num_labels
-    if count is not None and count != len(texts):
-        what = f"the rows have {len(texts)} classes by name, and num_labels says {count}"
-        raise DataError(
-            codes.DATA_CLASSES(what, where, ", ".join(texts[:_SHOWN]), "labels: every name, or no num_labels")
-        )
-    return {label: texts.index(str(label)) for label in found}
 
 
 def _names(numbers: Mapping[Label, int], options: ClassificationOptions) -> tuple[str, ...]:

@@ -115,7 +115,8 @@ TRAINING_DIVERGED = Code(
 TRAINING_NO_LABELS = Code(
     "training.no_labels",
     "A step had no token to learn on any rank, so no update was made. Check data.train_on and"
-    " data.max_length.",
+    " data.max_length; where answers are generated, the reward: answers that no reward judged, and with"
+    " filter_groups those of prompts whose answers all score the same, are left out.",
 )
 TRAINING_NO_PROMPTS = Code(
     "training.no_prompts",
@@ -266,8 +267,8 @@ REWARDS_MODEL = Code(
 DATA_CLASSES = Code(
     "data.classes",
     "The labels of the rows are not classes that training.classification describes: a name that is not among"
-    " its labels, a number beyond num_labels, lists where a row has one class, or one class alone. They are"
-    " known once all rows have been read.",
+    " its labels, a number beyond num_labels, lists where a row has one class, names and numbers mixed, or"
+    " one class alone. A plan looks at the first rows; the rest is known once all rows have been read.",
 )
 ALGORITHM_TEACHER_TOKENS = Code(
     "algorithm.teacher_tokens",

@@ -6,6 +6,7 @@ Transformers.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,14 +19,15 @@ from paceline.checkpoint.resume import at_its_key, find_checkpoint, same_run
 from paceline.checkpoint.ties import read_config, read_state
 from paceline.config.doubt import sure
 from paceline.config.schema import Config
+from paceline.config.sections.classification import ClassificationOptions
 from paceline.core.diagnostics import Diagnostic, Severity
-from paceline.core.errors import PacelineError
+from paceline.core.errors import DataError, PacelineError
 from paceline.core.rundir import RunDir
 from paceline.core.units import human_bytes
 from paceline.data.examples import Reading
 from paceline.data.fingerprint import definition
 from paceline.data.kinds.base import row_kind
-from paceline.data.look import look_at_sets, look_at_tokenizer, missing_sets
+from paceline.data.look import first_examples, look_at_sets, look_at_tokenizer, missing_sets
 from paceline.data.prepare import train_fingerprint_of
 from paceline.launch.environ import cache_folder
 from paceline.plan.algorithms.base import algorithm_spec
@@ -34,6 +36,7 @@ from paceline.plan.model.folder import check_adapter_folder, check_model_folder
 from paceline.plan.model.weights_sizes import adapter_sizes
 from paceline.plan.plan import Plan
 from paceline.training import codes
+from paceline.training.class_numbers import class_numbers
 from paceline.training.continuity import FIXED, keep_global_batch, not_compared, other_strategy
 from paceline.training.rollout.named import check_reward_folder, missing_key
 from paceline.training.same_model import other_training
@@ -56,6 +59,7 @@ def look(config: Config, environ: Mapping[str, str], plan: Plan | None = None) -
     parts: list[Callable[[], Iterable[Diagnostic]]] = [
         lambda: _models(config, plan),
         lambda: [*of_data, *look_at_tokenizer(config.model, formats, reading_of(config).kind)],
+        lambda: _labels(config),
         lambda: _rollout(config, environ),
         lambda: _checkpoint(config, environ, plan),
     ]
@@ -116,6 +120,24 @@ def _models(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
         yield from check_adapter_folder(folder, "lora.adapter_name_or_path")
         if plan is not None and plan.adapter is not None and plan.shape is not None:
             yield from adapter_sizes(Path(folder).expanduser(), plan.adapter, plan.shape)
+
+
+def _labels(config: Config) -> Iterator[Diagnostic]:
+    """Check the labels of the first rows: classes that the config does not describe, or one label alone."""
+    spec, reading = algorithm_spec(config.training.algorithm), reading_of(config)
+    if not reading.kind.classes and not reading.kind.columns:
+        return
+    try:
+        examples, all_rows = first_examples(config.data, reading)
+    except DataError:
+        return  # reported with the data sets
+    if reading.kind.classes:
+        options = ClassificationOptions.model_validate(spec.options_of(config.training))
+        rows = [json.loads(example.facts)["labels"] for example in examples]
+        class_numbers(rows, options, f"{spec.key}.labels", all_rows=all_rows and not config.data.eval)
+    elif all_rows:
+        columns = {name: [e.values.get(name, 0.0) for e in examples] for name in reading.kind.columns}
+        yield from reading.kind.unlearnable(columns, "data.train")
 
 
 def _rollout(config: Config, environ: Mapping[str, str]) -> Iterator[Diagnostic]:

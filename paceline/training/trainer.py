@@ -136,7 +136,7 @@ class Trainer:
             self._notice(
                 codes.TRAINING_NO_LABELS,
                 f"step {step} had no labelled token on any rank: no update was made",
-                "check data.train_on and data.max_length",
+                window.no_labels,
                 step,
             )
         elif result.skipped == "overflow":

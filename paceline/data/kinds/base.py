@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline.core.diagnostics import Diagnostic
 from paceline.core.registry import load_attr
 from paceline.core.tables import ROW_KINDS
 from paceline.data.digests import sha256_of
@@ -54,6 +55,10 @@ class RowKind(ABC):
     def same(self, documents: Sequence[Iterable[int]]) -> bool:
         """Whether the truncated documents of a row are equal, so that there is nothing to learn from them."""
         return False
+
+    def unlearnable(self, columns: Mapping[str, Sequence[float]], where: str) -> Iterable[Diagnostic]:
+        """Yield warnings about the numbers of all training documents (``columns`` of them, by name)."""
+        return ()
 
     def identity(self) -> list[str]:
         """Return this kind's part of the cache key: its name, and the source's digest of a user's own."""

@@ -7,9 +7,10 @@ it is the last turn of ``messages`` or ``conversations``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.data import codes
 from paceline.data.formats import Example, Row, RowError, Shape
 from paceline.data.kinds.base import RowKind
@@ -92,6 +93,16 @@ class Labelled(RowKind):
 
     def normalise(self, row: Row, shape: Shape) -> tuple[Example, ...]:
         return (normalise_labelled(row, shape),)
+
+    def unlearnable(self, columns: Mapping[str, Sequence[float]], where: str) -> Iterator[Diagnostic]:
+        """data.one_label"""
+        labels = columns[LABEL]
+        good = sum(1 for label in labels if label)
+        if len(labels) and good in (0, len(labels)):
+            what = "all rows have the same label, so what tells good answers from bad ones cannot be learnt"
+            found = f"{good:,} rows with label: true, {len(labels) - good:,} with label: false"
+            hint = f"rows with label: {'false' if good else 'true'} beside them"
+            yield codes.DATA_ONE_LABEL(what, where, found, hint, severity=Severity.WARNING)
 
     def trained_tokens(self, train_on: str) -> str:
         return "assistant"

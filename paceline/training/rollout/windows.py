@@ -93,7 +93,21 @@ class RolloutWindows:
         everyone = [self._prompt(p).document for p in range(update * answers, (update + 1) * answers)]
         report = self.current.report if fresh else None
         return Window(
-            step, epoch, self.current.batches[update], sample_digest([i for i in everyone if i >= 0]), report
+            step,
+            epoch,
+            self.current.batches[update],
+            sample_digest([i for i in everyone if i >= 0]),
+            report,
+            self._no_labels(),
+        )
+
+    def _no_labels(self) -> str:
+        """Return what to do about a step whose answers were all left out."""
+        if not self.filter_groups:
+            return "a reward that judges the answers: no reward judged any of them"
+        return (
+            "filter_groups leaves out every prompt whose answers all score the same: a reward that tells"
+            f" answers apart, a higher temperature, or training.rollout.max_redraws above {self.max_redraws}"
         )
 
     def _prompt(self, place: int) -> Prompt:

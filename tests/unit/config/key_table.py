@@ -170,10 +170,10 @@ TABLE: dict[str, Key | Read] = {
     "training.ppo.kl_in": Key(p.algorithm, "loss", {**PPO, "training.ppo.kl_estimator": "k3"}),
     **under(f"{T}.ppo", p.algorithm, {**PPO, "training.ppo.adap_kl_ctrl": True}, target=3.0, horizon=99),
     "training.classification.labels": Read(
-        "training/classes.py", "_numbers", "tests/unit/data/test_classified.py"
+        "training/class_numbers.py", "class_numbers", "tests/unit/data/test_classified.py"
     ),
     "training.classification.num_labels": Read(
-        "training/classes.py", "_numbers", "tests/unit/data/test_classified.py"
+        "training/class_numbers.py", "class_numbers", "tests/unit/data/test_classified.py"
     ),
     "training.classification.problem_type": Read(
         "training/classes.py", "read_classes", "tests/unit/data/test_classified.py"

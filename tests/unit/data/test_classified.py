@@ -72,6 +72,7 @@ def test_lists_are_several_classes_or_none() -> None:
         ([0, 5], {"num_labels": 3}, "beyond num_labels"),
         (["a", "b"], {"num_labels": 3}, "num_labels says 3"),
         (["a", "a"], {}, "one class"),
+        (["a", 1], {}, "name some classes and number others"),
         ([["a", "b"], []], {"problem_type": "single_label_classification"}, "several classes, or none"),
     ],
 )

@@ -108,3 +108,12 @@ def test_labels_stay_with_their_answers_and_the_prompt_is_not_learnt(tmp_path: P
         learnt = batch.labels[0, start:end][batch.labels[0, start:end] != IGNORE_INDEX]
         assert len(learnt) == (prepared.train.num_labels[document] if document >= 0 else 0)
     assert float(batch.extras["label"].sum()) > 0
+
+
+def test_rows_of_one_label_are_told_after_the_preparation_with_their_number(tmp_path: Path) -> None:
+    rows = [{"prompt": f"q{i}", "completion": f"a{i}", "label": True} for i in range(70)]
+    for number, added in enumerate(([], [{"prompt": "q", "completion": "a", "label": False}])):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        found = [d.found for d in labelled_from([*rows, *added], folder).notes if d.code == "data.one_label"]
+        assert found == ([] if added else ["70 rows with label: true, 0 with label: false"])

@@ -1,0 +1,66 @@
+"""Numbers of the classes of a classification data set, by config or data. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from paceline.config.sections.classification import ClassificationOptions
+from paceline.core.errors import DataError
+from paceline.training import codes
+
+SHOWN = 12
+Label = str | int
+
+
+def class_numbers(
+    rows: Iterable[Sequence[Label]], options: ClassificationOptions, where: str, *, all_rows: bool = True
+) -> dict[Label, int]:
+    """Map each label to its class number.
+
+    The order is that of ``labels`` in the config; without it numeric labels are their own number, and names
+    are sorted. Raises DataError for labels that do not match ``options``; of some rows (not ``all_rows``)
+    only what further rows cannot mend.
+    """
+    found: set[Label] = {label for labels in rows for label in labels}
+    # The config names the classes: by name or by number
+    if options.labels:
+        known: dict[Label, int] = {name: i for i, name in enumerate(options.labels)}
+        known |= {i: i for i in range(len(known))}
+        wrong = sorted(map(str, found - set(known)))
+        if wrong:
+            what = "rows have labels that the config does not name"
+            raise DataError(
+                codes.DATA_CLASSES(
+                    what,
+                    where,
+                    ", ".join(wrong[:SHOWN]),
+                    "labels: every name, in the order of their numbers",
+                )
+            )
+        return known
+    # Numeric labels are class numbers
+    if all(isinstance(label, int) or label.isdecimal() for label in found):
+        numbers = {label: int(label) for label in found}
+        count = options.num_labels
+        if count is not None and numbers and max(numbers.values()) >= count:
+            what = f"rows have a class beyond num_labels, {count} of them being 0 to {count - 1}"
+            raise DataError(
+                codes.DATA_CLASSES(
+                    what, where, str(max(numbers.values())), f"num_labels: {max(numbers.values()) + 1}"
+                )
+            )
+        return numbers
+    if any(isinstance(label, int) for label in found):
+        what = "the rows name some classes and number others"
+        wrong = sorted(map(str, found))
+        hint = "names alone, or numbers alone; or labels: every name, in the order of their numbers"
+        raise DataError(codes.DATA_CLASSES(what, where, ", ".join(wrong[:SHOWN]), hint))
+    # Names are numbered in alphabetical order
+    texts = sorted({str(label) for label in found})
+    count = options.num_labels
+    if count is not None and (count != len(texts) if all_rows else count < len(texts)):
+        what = f"the rows have {len(texts)} classes by name, and num_labels says {count}"
+        raise DataError(
+            codes.DATA_CLASSES(what, where, ", ".join(texts[:SHOWN]), "labels: every name, or no num_labels")
+        )
+    return {label: texts.index(str(label)) for label in found}
