@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -330,3 +331,12 @@ def test_single_refuses_more_than_one_process() -> None:
     world = World(0, 0, 2, 1, torch.device("cpu"), "gloo", None, RankEnv(world_size=2, local_world_size=2))
     with pytest.raises(ConfigError, match="strategy.single_world"):
         Single(world, plan())
+
+
+def test_options_left_out_have_the_defaults_of_the_spec(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[3] / "examples"))
+    own = plan(world_size=1)
+    own.strategy = "custom_strategy_spec:SPEC"
+    assert make_strategy(own.strategy, World.single(), own).options == {"dtype": "float16"}
+    own.strategy_options = {"dtype": "bfloat16"}
+    assert make_strategy(own.strategy, World.single(), own).options == {"dtype": "bfloat16"}
