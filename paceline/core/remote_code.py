@@ -10,11 +10,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from paceline.core import codes
 from paceline.core.errors import ConfigError
 from paceline.core.files import open_file, read_text
+from paceline.core.json_types import Json
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -137,10 +137,10 @@ def _python_files(folder: Path) -> Iterator[Path]:
                 yield Path(place) / name
 
 
-def _auto_maps(path: Path) -> Iterator[Any]:
+def _auto_maps(path: Path) -> Iterator[Json]:
     """Yield every non-empty ``auto_map`` in a JSON file, at any depth; nothing when it cannot be parsed."""
     try:
-        todo = [json.loads(read_text(path))] if path.stat().st_size <= _CONFIG_BYTES else []
+        todo: list[Json] = [json.loads(read_text(path))] if path.stat().st_size <= _CONFIG_BYTES else []
     except (OSError, ValueError, RecursionError):
         return  # not a model's config
     while todo:
@@ -153,7 +153,7 @@ def _auto_maps(path: Path) -> Iterator[Any]:
             todo += value
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _texts(value: Json) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):

@@ -7,6 +7,7 @@ from typing import Any
 
 from paceline.config.foreign.layer import Document, Foreign
 from paceline.core.diagnostics import Code, Severity
+from paceline.core.json_types import JsonObject, as_object
 
 
 class Teller:
@@ -46,13 +47,12 @@ class Teller:
         """Report a setting that is refused."""
         self.found.problems.append(code(what, where=self.document.place(path), found=found, hint=hint))
 
-    def typed(self, name: str) -> tuple[str, dict[str, Any]] | None:
+    def typed(self, name: str) -> tuple[str, JsonObject] | None:
         """Return (type, params) of the block ``optimizer`` or ``scheduler``; None without the block."""
         block = self.normal.get(name)
         if not isinstance(block, dict):
             return None
-        params = block.get("params")
-        return str(block.get("type") or ""), params if isinstance(params, dict) else {}
+        return str(block.get("type") or ""), as_object(block.get("params"))
 
 
 def given_value(value: Any) -> bool:

@@ -1,0 +1,17 @@
+"""The type of what is read from JSON or YAML, and of what is written as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+#: A value of JSON. A parsed one is built of ``dict`` and ``list``, and ``isinstance`` tells which; the types
+#: here are the read-only ones, so that a ``dict[str, int]`` or a tuple may be handed on as one, too.
+Json: TypeAlias = "None | bool | int | float | str | Sequence[Json] | Mapping[str, Json]"
+#: An object of parsed JSON.
+JsonObject: TypeAlias = dict[str, Json]
+
+
+def as_object(value: Json) -> JsonObject:
+    """Return ``value`` if it is an object of parsed JSON, else an empty one."""
+    return value if isinstance(value, dict) else {}
