@@ -55,8 +55,11 @@ _LONG = 8
 _FEWEST_LETTERS = 4  # of a name; in shorter ones a misspelling looks like another word
 
 
-def nearest(written: str, known: Sequence[str]) -> list[str]:
-    """Return the names of ``known`` that ``written`` most likely means: one, two equally near, or none."""
+def nearest(written: str, known: Sequence[str], most_edits: int = _MOST_EDITS) -> list[str]:
+    """Return the names of ``known`` that ``written`` most likely means: one, two equally near, or none.
+
+    ``most_edits``: letters inserted, deleted, replaced or swapped, in a long name; in a short one always 1.
+    """
     index = _index(tuple(known))
     plain = _plain(written)
     if len(plain) < _FEWEST_LETTERS or len(plain) > 64:
@@ -71,9 +74,9 @@ def nearest(written: str, known: Sequence[str]) -> list[str]:
     # The smallest edit distance; compare sets of letters first, which is cheap
     letters = _letters(plain)
     best: list[str] = []
-    least = _MOST_EDITS + 1
+    least = most_edits + 1
     for name, text, mask in index.letters:
-        allowed = 1 if min(len(plain), len(text)) < _LONG else _MOST_EDITS
+        allowed = 1 if min(len(plain), len(text)) < _LONG else most_edits
         if len(text) < _FEWEST_LETTERS or abs(len(text) - len(plain)) > allowed:
             continue
         if (mask ^ letters).bit_count() > 2 * allowed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, get_args, get_origin
 
 from pydantic import ValidationError
@@ -140,17 +140,19 @@ def item_model(info: FieldInfo) -> type[Section] | None:
     return next(kinds, None)
 
 
-def homes_of(name: str) -> list[str]:
-    """Return all sections that have a key of this name; nested ones with dots (``training.rollout``)."""
-    todo: list[tuple[str, Any]] = list(SECTIONS.items())
-    homes = []
+def sections() -> Iterator[tuple[str, type[Section]]]:
+    """Yield every section by its dotted path, an outer one before those inside (``training.rollout``)."""
+    todo = list(SECTIONS.items())
     while todo:
         path, model = todo.pop(0)
-        if name in model.model_fields:
-            homes.append(path)
-        inner = {f"{path}.{key}": nested_model(info) for key, info in model.model_fields.items()}
-        todo += [(key, found) for key, found in inner.items() if found is not None]
-    return homes
+        yield path, model
+        inner = ((f"{path}.{key}", nested_model(info)) for key, info in model.model_fields.items())
+        todo += [(key, found) for key, found in inner if found is not None]
+
+
+def homes_of(name: str) -> list[str]:
+    """Return all sections that have a key of this name; nested ones with dots (``training.rollout``)."""
+    return [path for path, model in sections() if name in model.model_fields]
 
 
 def takes_mapping(info: FieldInfo) -> bool:

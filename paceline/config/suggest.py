@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from paceline.config.nearest import nearest
-from paceline.config.schema import SECTIONS, homes_of
+from paceline.config.schema import SECTIONS, homes_of, sections
 from paceline.config.spelling import known_names
 from paceline.config.synonyms import INSIDE, SYNONYMS
 
@@ -36,7 +36,9 @@ def suggestion(name: str, where: str, known: Sequence[str]) -> str | None:
     near = [one for one in nearest(name, known) if one.lower() != plain or one != name]
     if not near:
         near = [
-            _seen_from(f"{home}.{one}", where) for one in nearest(name, _every_name()) for home in _homes(one)
+            _seen_from(f"{home}.{one}", where)
+            for one in nearest(name, _every_name(), most_edits=1)
+            for home in _homes(one)
         ][:2]
     quoted = [f"'{one}'" for one in near]
     return f"did you mean {' or '.join(quoted)}?" if near else None
@@ -55,6 +57,7 @@ def _homes(name: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def _every_name() -> tuple[str, ...]:
-    """Return every key of any section."""
-    names = (name for section in ("", *SECTIONS) for name in known_names(section))
+    """Return every key of any section, nested ones included."""
+    names = [name for section in ("", *SECTIONS) for name in known_names(section)]
+    names += [name for _, model in sections() for name in model.model_fields]
     return tuple(name for name in dict.fromkeys(names) if _homes(name))

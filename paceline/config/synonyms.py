@@ -421,6 +421,11 @@ SYNONYMS: dict[str, str] = {
         "training.rollout.max_completion_length",
     ),
     **dict.fromkeys(
+        ("max_prompt_length", "max_prompt_len", "prompt_length"),
+        "write data.max_length, the most tokens of prompt and answer together; a longer row is truncated,"
+        " skipped or refused by data.on_too_long",
+    ),
+    **dict.fromkeys(
         ("reward_fn", "reward_function", "reward_funcs", "reward_functions", "reward_model"),
         "training.rollout.rewards",
     ),

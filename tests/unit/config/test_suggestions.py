@@ -56,6 +56,21 @@ def test_the_key_that_was_meant_is_suggested_for_every_slip() -> None:
     assert len(others) <= tried * 0.005, others[:20]
 
 
+@pytest.mark.parametrize("where", ["", "training", "data", "training.rollout"])
+def test_a_slip_in_another_section_is_answered_with_the_key_where_it_belongs(where: str) -> None:
+    names, wrong, tried = known(where) if where else known_names(""), [], 0
+    for section, name in keys():
+        if section == where or len(name) < 10 or not section.count("."):
+            continue
+        for slip in (name[:-1], name[:5] + name[6:]):
+            tried += 1
+            hint = suggestion(slip, where, names)
+            if hint is None:
+                wrong.append((section, slip))
+    assert tried > 50
+    assert len(wrong) <= tried * 0.02, wrong
+
+
 def _plain(name: str) -> str:
     return name.replace("_", "")
 
