@@ -1,0 +1,145 @@
+"""Windows of a tiny model on the CPU or on an emulated device: planned, built and trained as a run does."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from emulated_device import emulated
+from emulated_machine import Machine
+from torch import Tensor
+
+from paceline.algorithms.registry import algorithm_class
+from paceline.config.schema import Config
+from paceline.data.source import build_batch
+from paceline.models.factory import HFModelFactory
+from paceline.plan.codec import to_json
+from paceline.plan.hardware.catalogue import cluster_of
+from paceline.plan.plan import Plan
+from paceline.plan.strategies.job import Job
+from paceline.protocols.batch import Batch
+from paceline.protocols.roles import Role
+from paceline.rules.planning import make_plan
+from paceline.runtime.world import World
+from paceline.strategies.registry import make_strategy
+from paceline.strategies.runner import make_runner
+
+VOCAB = 97
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 64,
+}
+CARDS = {(7, 0): "V100", (7, 5): "T4", (8, 0): "A100", (9, 0): "H100", (10, 0): "B200"}
+
+
+@dataclass
+class Trained:
+    """What some windows gave: loss and gradient norm a step, the weights after them, and what was counted in
+    the last window on the device.
+    """
+
+    plan: Plan
+    losses: list[float] = field(default_factory=list)
+    norms: list[float | None] = field(default_factory=list)
+    skipped: list[str | None] = field(default_factory=list)
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    waits: Counter[str] = field(default_factory=Counter)
+    kernels: Counter[str] = field(default_factory=Counter)
+    pageable: Counter[str] = field(default_factory=Counter)
+    start_peak: int = 0
+
+
+def planned(
+    model: Mapping[str, Any], precision: str, capability: tuple[int, int], **sections: Any
+) -> tuple[Config, Plan]:
+    """The config of a job for one card of this capability, and its plan."""
+    training = {
+        "distributed_strategy": "single",
+        "mixed_precision": precision,
+        **sections.pop("training", {}),
+    }
+    config = Config.model_validate(
+        {
+            "model": {"config": dict(model), "tokenizer": "none"},
+            "data": {"train": "none.jsonl", "max_length": 64},
+            "training": training,
+            **sections,
+        }
+    )
+    hardware = replace(
+        cluster_of("1x" + CARDS.get(capability, "H100")).hardware(),
+        capability=float("{}.{}".format(*capability)),
+        packages={"peft": "0.19", "bitsandbytes": "0.49"},
+    )
+    return config, make_plan(Job(config, hardware, world_size=1, launcher="single", run_dir="none"))
+
+
+def micro_batches(count: int, seed: int, lengths: Sequence[int] = (7, 12, 5)) -> list[Batch]:
+    """Flat micro-batches of random documents, every token but a document's first a label."""
+    draw, made = np.random.default_rng(seed), []
+    for _ in range(count):
+        documents = [draw.integers(3, VOCAB, n).astype(np.int32) for n in lengths]
+        made.append(build_batch(documents, list(range(len(lengths))), len(lengths)))
+    return made
+
+
+def train(
+    where: str,
+    precision: str = "no",
+    model: Mapping[str, Any] = LLAMA,
+    *,
+    capability: tuple[int, int] = (9, 0),
+    windows: int = 2,
+    batches: Any = micro_batches,
+    **sections: Any,
+) -> Trained:
+    """Train on ``cpu`` or on an emulated ``cuda`` or ``xpu`` of this capability; as planned for the card."""
+    config, plan = planned(model, precision, capability, **sections)
+    place = contextlib.nullcontext() if where == "cpu" else emulated(capability, where)
+    with place as machine:
+        return _windows(config, plan, where, machine, windows, batches)
+
+
+def _windows(
+    config: Config, plan: Plan, where: str, machine: Machine | None, windows: int, batches: Any
+) -> Trained:
+    world = World(0, 0, 1, 1, torch.device("cpu") if machine is None else machine.device, "none", None)
+    strategy = make_strategy("single", world, plan)
+    factory = HFModelFactory(
+        config.model,
+        compute_dtype=getattr(torch, plan.precision.compute),
+        attention=plan.attention,
+        recompute=plan.recompute,
+        device=world.device,
+        adapter=to_json(plan.adapter),
+    )
+    handles = {Role.POLICY: strategy.prepare(Role.POLICY, factory, plan.optimizer)}
+    algorithm = algorithm_class("sft")()
+    found = Trained(plan, start_peak=machine.peak if machine else 0)
+    for step in range(windows):
+        if machine is not None:
+            machine.forget()
+        result = make_runner(strategy).train_window(
+            handles, batches(2, step), algorithm, lr=1e-3, max_grad_norm=1.0, generator_seed=lambda j: j
+        )
+        found.losses.append(sum(result.losses.values()))
+        found.norms.append(result.grad_norm)
+        found.skipped.append(result.skipped)
+    if machine is not None:
+        found.waits, found.kernels = Counter(machine.waits), Counter(machine.kernels)
+        found.pageable = Counter(machine.pageable)
+    for shard in strategy.export_state(handles[Role.POLICY]):
+        if shard.kind == "param":
+            found.weights[shard.name] = shard.tensor.detach().to("cpu").float()
+    return found

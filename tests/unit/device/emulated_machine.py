@@ -1,0 +1,95 @@
+"""What an emulated device is (name, capability, memory) and what was seen on it: waits, copies, kernels,
+bytes.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import paceline
+
+_PACKAGE = str(Path(paceline.__file__).parent)
+
+
+@dataclass
+class Machine:
+    """One process's view of its devices.
+
+    kind        ``cuda`` or ``xpu``: what a tensor's ``device.type`` says
+    capability  which kernels exist: CUDA's compute capability
+    waits       places where the host waited for the device: reads of a result, results whose size depends on
+                values, copies that are not asynchronous (what ``torch.cuda.set_sync_debug_mode`` reports)
+    copies      asynchronous copies from the host by place; ``pageable``: those out of memory not pinned
+    kernels     operations by name that start at least one kernel (views and allocations start none)
+    live, peak  bytes that tensors on the device hold, each storage once
+    """
+
+    kind: str = "cuda"
+    capability: tuple[int, int] = (9, 0)
+    count: int = 1
+    index: int = 0
+    memory_bytes: int = 80 << 30
+    waits: Counter[str] = field(default_factory=Counter)
+    copies: Counter[str] = field(default_factory=Counter)
+    pageable: Counter[str] = field(default_factory=Counter)
+    kernels: Counter[str] = field(default_factory=Counter)
+    live: int = 0
+    peak: int = 0
+    to_host: bool = False  # an explicit ``.cpu()`` or ``.to("cpu")`` is running
+    _held: dict[int, int] = field(default_factory=dict)  # storage -> tensors that share it
+    _watched: dict[int, weakref.ref[Tensor]] = field(default_factory=dict)
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.kind, self.index)
+
+    def is_ours(self, device: object) -> bool:
+        return isinstance(device, (str, torch.device)) and torch.device(device).type == self.kind
+
+    def wait(self, what: str) -> None:
+        """The host waits here."""
+        self.waits[f"{what} {place()}"] += 1
+
+    def forget(self) -> None:
+        """Count from zero; what lies on the device stays there."""
+        for counter in (self.waits, self.copies, self.pageable, self.kernels):
+            counter.clear()
+        self.peak = self.live
+
+    def hold(self, numbers: Tensor) -> None:
+        """Count a storage's bytes while a tensor refers to it."""
+        storage = numbers.untyped_storage()
+        key, size, name = storage._cdata, storage.nbytes(), id(numbers)
+        if name in self._watched:
+            return
+        if self._held.get(key, 0) == 0:
+            self.live += size
+            self.peak = max(self.peak, self.live)
+        self._held[key] = self._held.get(key, 0) + 1
+
+        def gone(_: object) -> None:
+            self._watched.pop(name, None)
+            self._held[key] -= 1
+            if not self._held[key]:
+                del self._held[key]
+                self.live -= size
+
+        self._watched[name] = weakref.ref(numbers, gone)
+
+
+def place() -> str:
+    """The innermost line of the package that is running: ``models/heads.py:144``."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name.startswith(_PACKAGE):
+            return f"{name[len(_PACKAGE) + 1 :]}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return "elsewhere"
