@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Protocol
 
 from paceline.config.idle import IDLE
-from paceline.config.optimizers import parse_optim_args
 from paceline.config.schema import Config, field_of
 from paceline.config.sections.data import DataSection
 from paceline.config.sections.training import TrainingSection
@@ -86,63 +85,48 @@ def choose_attention(
     )
 
 
-def optimizer_spec(training: TrainingSection) -> OptimizerSpec:
-    """Return the config's optimizer. Raises ConfigError for invalid ``optim_args``."""
-    return OptimizerSpec(
-        name=training.optim,
-        learning_rate=training.learning_rate,
-        weight_decay=training.weight_decay,
-        betas=(training.adam_beta1, training.adam_beta2),
-        eps=training.adam_epsilon,
-        args=parse_optim_args(training.optim_args),
-    )
+def optimizer_decision(optimizer: OptimizerSpec) -> Decision:
+    """Return the decision on the optimizer."""
+    fused = optimizer.name.endswith("_fused")
+    why = "one kernel for all parameters, on this device too" if fused else "asked for"
+    return Decision("training.optim", optimizer.name, why)
 
 
-def option_decisions(
-    config: Config,
-    hardware: Hardware,
-    strategy: str,
-    *,
-    prompts: bool = False,
-    answered: bool = False,
-    apart: bool = True,
-) -> list[Decision]:
-    """Return decisions on all other options, applied or not (see also ``idle_decisions``).
+def choose_packing(data: DataSection, *, prompts: bool, answered: bool, apart: bool) -> Decision:
+    """Return the decision on packing: ``choice`` on or off; not applied if documents would see each other.
 
     ``prompts``: rows are prompts, answered in training; ``answered``: the model generates the answers of some
     or all rows in training; ``apart``: attention keeps packed documents apart.
     """
-    training, data, on_cpu = config.training, config.data, hardware.device == "cpu"
-    made: list[Decision] = []
+    subject, alone = "data.packing", f"one document a row, up to {data.max_length} tokens"
+    if prompts:
+        why = "rows are made of rollouts: a micro-batch lays its answers end to end, without padding"
+        return Decision(subject, "off", why)
+    if answered:
+        why = "how long the answers of the model's own will be is not known before; one document a row"
+        return Decision(subject, "off", why)
+    if not data.packing:
+        return Decision(subject, "off", alone)
+    if not apart:
+        why = f"this attention cannot keep documents apart; {alone}, padded to the longest of its micro-batch"
+        return Decision(subject, "off", why, False)
+    together = f"rows of {data.max_length} tokens hold several documents that do not see each other"
+    return Decision(subject, "on", f"{together}; no padding")
+
+
+def option_decisions(
+    training: TrainingSection, hardware: Hardware, strategy: str, *, prompts: bool
+) -> list[Decision]:
+    """Return decisions on all other options, applied or not (see also ``idle_decisions``).
+
+    ``prompts``: rows are prompts, answered in training. For CUDA, what is said of pinned memory describes
+    ``protocols.batch.Batch.pinned``.
+    """
+    on_cpu, made = hardware.device == "cpu", list[Decision]()
 
     def explain(subject: str, choice: str, reason: str, granted: bool = True) -> None:
         made.append(Decision(subject, choice, reason, granted))
 
-    fused = training.optim.endswith("_fused")
-    explain(
-        "training.optim",
-        training.optim,
-        "one kernel for all parameters, on this device too" if fused else "asked for",
-    )
-    # Packing: not applied if documents would attend to each other.
-    if answered and not prompts:
-        why = "how long the answers of the model's own will be is not known before; one document a row"
-        explain("data.packing", "off", why)
-    elif prompts or apart or not data.packing:
-        packs = data.packing and not prompts
-        explain(
-            "data.packing",
-            "on" if packs else "off",
-            _ROLLOUT_ROWS if prompts else _packing_reason(data, data.packing),
-        )
-    else:
-        explain(
-            "data.packing",
-            "off",
-            f"this attention cannot keep documents apart; {_packing_reason(data, packing=False)}, padded to"
-            " the longest of its micro-batch",
-            granted=False,
-        )
     if training.gradient_checkpointing:
         explain(
             "training.gradient_checkpointing",
@@ -156,19 +140,6 @@ def option_decisions(
             else "the first step takes longer"
         )
         explain("training.torch_compile", "on", f"asked for; {cost}")
-    _loading(training, explain, on_cpu=on_cpu, prompts=prompts)
-    for key, requested in (
-        ("bf16_full_eval", training.bf16_full_eval),
-        ("fp16_full_eval", training.fp16_full_eval),
-    ):
-        if requested:  # ``plan.precision`` refuses it with another compute dtype
-            explain(f"training.{key}", "on", "evaluation casts the weights as training does")
-    _engine_options(training, strategy, explain)
-    return made
-
-
-def _loading(training: TrainingSection, explain: Explain, *, on_cpu: bool, prompts: bool) -> None:
-    """Explain data loading; for CUDA it describes ``protocols.batch.Batch.pinned``."""
     workers, pin = training.dataloader_num_workers, training.dataloader_pin_memory
     if pin and prompts:
         explain(
@@ -188,17 +159,14 @@ def _loading(training: TrainingSection, explain: Explain, *, on_cpu: bool, promp
             f"threads that prepare the next {workers * ahead} steps' batches while one runs; the order stays"
         )
         explain("training.dataloader_num_workers", str(workers), why)
-
-
-_ROLLOUT_ROWS = "rows are made of rollouts: a micro-batch lays its answers end to end, without padding"
-
-
-def _packing_reason(data: DataSection, packing: bool) -> str:
-    if packing:
-        return (
-            f"rows of {data.max_length} tokens hold several documents that do not see each other; no padding"
-        )
-    return f"one document a row, up to {data.max_length} tokens"
+    for key, requested in (
+        ("bf16_full_eval", training.bf16_full_eval),
+        ("fp16_full_eval", training.fp16_full_eval),
+    ):
+        if requested:  # ``plan.precision`` refuses it with another compute dtype
+            explain(f"training.{key}", "on", "evaluation casts the weights as training does")
+    _engine_options(training, strategy, explain)
+    return made
 
 
 def _engine_options(training: TrainingSection, strategy: str, explain: Explain) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
-from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.plan import codes
@@ -40,7 +38,7 @@ def plan_fastest(job: Job, make: Callable[[Job], Plan]) -> Plan:
         if tries[candidate.strategy] > TRIED:
             continue
         try:
-            plan = make(replace(job, config=_written(job.config, candidate)))
+            plan = make(job.with_training(settings(candidate)))
         except ConfigError as error:
             refused.setdefault(candidate.strategy, error.diagnostics[0].what)
             continue
@@ -100,13 +98,6 @@ def may_be(candidate: Candidate, hardware: Hardware) -> bool:
     if missing_package(strategy_spec(candidate.layout.strategy), hardware):
         return False
     return hardware.device != "cpu" or candidate.work.offload == "none"  # nothing to offload to
-
-
-def _written(config: Config, candidate: Candidate) -> Config:
-    """Return the config with the layout's ``training`` keys."""
-    values: dict[str, Any] = config.to_json()
-    values["training"] = {**values["training"], **settings(candidate)}
-    return Config.from_json(values)
 
 
 def _explained(plan: Plan, taken: Candidate, found: list[Candidate], refused: dict[str, str]) -> Plan:

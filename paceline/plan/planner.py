@@ -14,15 +14,17 @@ from paceline.core.errors import ConfigError
 from paceline.plan import codes
 from paceline.plan.adapter import adapter_decisions
 from paceline.plan.algorithms.base import algorithm_spec
-from paceline.plan.algorithms.rollout import gathered_problems, rollout_decisions, with_generation
+from paceline.plan.algorithms.rollout import gathered_problems, rollout_decision, with_generation
 from paceline.plan.auto import plan_auto
 from paceline.plan.cost.memory import memory_of
 from paceline.plan.cost.room import room_decisions, room_of, room_problems, rows_problems
 from paceline.plan.engine_options import (
     choose_attention,
     choose_backend,
+    choose_packing,
     idle_decisions,
     keeps_apart,
+    optimizer_decision,
     option_decisions,
 )
 from paceline.plan.hardware.probe import Hardware
@@ -43,8 +45,8 @@ def resolved_plan(job: Job, *, ruled: Sequence[Diagnostic] = ()) -> Plan:
     """
     found = [*check_world(job.hardware, job.world_size, job.num_nodes), *ruled]
     shape = attempt(job.model_shape, found)
-    if shape is not None and job.algorithm.scalar_head:
-        shape = scoring(shape, job.algorithm.head_outputs(job.training))
+    if shape is not None:
+        shape = job.algorithm.with_head(shape, job.training)
     job = replace(job, shape=shape)
 
     def made(chosen: StrategyChoice | None) -> Plan:
@@ -87,10 +89,14 @@ def _assembled(job: Job, resolved: Resolved, found: Sequence[Diagnostic]) -> Pla
     engine, precision, adapter = resolved.engine, resolved.precision, resolved.adapter
     backend, about_backend = choose_backend(training.ddp_backend, hardware, training.ddp_timeout)
     attention = choose_attention(requested, hardware, precision, shape)
-    apart = keeps_apart(requested, shape)
     spec = job.algorithm
+    packing = choose_packing(
+        data,
+        prompts=spec.on_policy,
+        answered=spec.generation(training) is not None,
+        apart=keeps_apart(requested, shape),
+    )
     reference, models, about_models = spec.models(training, adapter)
-    answered = spec.generation(training) is not None
     decisions = (
         *_main_decisions(hardware, job.world_size, job.num_nodes, resolved),
         *engine.decisions,
@@ -98,10 +104,10 @@ def _assembled(job: Job, resolved: Resolved, found: Sequence[Diagnostic]) -> Pla
         attention,
         *adapter_decisions(adapter, shape),
         *about_models,
-        *rollout_decisions(spec, training, engine.batch),
-        *option_decisions(
-            config, hardware, resolved.chosen.strategy, prompts=spec.on_policy, answered=answered, apart=apart
-        ),
+        *([rollout_decision(resolved.rollout)] if resolved.rollout else []),
+        optimizer_decision(resolved.optimizer),
+        packing,
+        *option_decisions(training, hardware, resolved.chosen.strategy, prompts=spec.on_policy),
         *idle_decisions(config),
         *_warnings(found),
     )
@@ -118,7 +124,7 @@ def _assembled(job: Job, resolved: Resolved, found: Sequence[Diagnostic]) -> Pla
         precision=precision,
         batch=engine.batch,
         seq_len=data.max_length,
-        packing=data.packing and not answered and apart,
+        packing=packing.choice == "on",
         attention=attention.choice,
         recompute=training.gradient_checkpointing,
         compile=training.torch_compile,

@@ -21,39 +21,34 @@ def choose_precision(requested: str, hardware: Hardware, master: str = "float32"
     """
     if master == "float64":
         return Precision("float64", "float64", "float64", False, "model.dtype: float64")
-    if requested == "auto":
-        return _auto(hardware)
-    if requested == "no":
-        return _precision("no", "asked for")
-    how = f"{hardware.device_name} computes it in hardware"
-    if hardware.device == "cpu" and _DTYPES[requested] not in hardware.products:
-        how = f"{hardware.device_name} converts it, and computes products in float32"
-    if requested in hardware.emulated:
-        how = f"{hardware.device_name} has no instructions for it: right, but hardly faster than float32"
-    return _precision(requested, f"asked for; {how}")
+    word, reason = _auto(hardware) if requested == "auto" else (requested, "asked for")
+    if requested in ("bf16", "fp16"):
+        how = f"{hardware.device_name} computes it in hardware"
+        if hardware.device == "cpu" and _DTYPES[requested] not in hardware.products:
+            how = f"{hardware.device_name} converts it, and computes products in float32"
+        if requested in hardware.emulated:
+            how = f"{hardware.device_name} has no instructions for it: right, but hardly faster than float32"
+        reason = f"asked for; {how}"
+    return Precision(_DTYPES[word], "float32", "float32", word == "fp16", reason)
 
 
-def _auto(hardware: Hardware) -> Precision:
+def _auto(hardware: Hardware) -> tuple[str, str]:
+    """Return (``no``, ``fp16`` or ``bf16``; the reason)."""
     if hardware.device == "cpu":
         more = (
             "; bf16: true is faster on this processor"
             if hardware.bf16 and "bf16" not in hardware.emulated
             else ""
         )
-        return _precision("no", f"auto: float32 on a CPU{more}")
+        return "no", f"auto: float32 on a CPU{more}"
     if hardware.bf16:
-        return _precision(
-            "bf16", f"auto: {hardware.device_name} computes bf16 in hardware; fp32's range, so no loss scale"
+        return (
+            "bf16",
+            f"auto: {hardware.device_name} computes bf16 in hardware; fp32's range, so no loss scale",
         )
     if hardware.fp16:
-        return _precision(
-            "fp16", f"auto: {hardware.device_name} has no bf16 in hardware; fp16 with a loss scale"
-        )
-    return _precision("no", f"auto: {hardware.device_name} has neither bf16 nor fp16 in hardware")
-
-
-def _precision(requested: str, reason: str) -> Precision:
-    return Precision(_DTYPES[requested], "float32", "float32", requested == "fp16", reason)
+        return "fp16", f"auto: {hardware.device_name} has no bf16 in hardware; fp16 with a loss scale"
+    return "no", f"auto: {hardware.device_name} has neither bf16 nor fp16 in hardware"
 
 
 def check_full_eval(training: TrainingSection, precision: Precision) -> Iterator[Diagnostic]:

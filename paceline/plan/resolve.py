@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from paceline.config.foreign.deepspeed import batch_of
+from paceline.config.optimizers import parse_optim_args
 from paceline.core.diagnostics import Diagnostic, errors
 from paceline.core.errors import ConfigError
+from paceline.core.tables import CHOOSERS
 from paceline.plan.adapter import adapter_of, check_adapter
-from paceline.plan.algorithms.rollout import check_rollout
+from paceline.plan.algorithms.rollout import RolloutSizes, check_rollout, rollout_sizes
 from paceline.plan.batch import BatchSplit, split_batch
-from paceline.plan.engine_options import optimizer_spec
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.family_strategy import check_family
 from paceline.plan.parts import AdapterSpec, OptimizerSpec
@@ -54,13 +55,17 @@ def _engine(chosen: StrategyChoice, job: Job, precision: Precision) -> ResolvedE
 
 @dataclass(frozen=True)
 class Resolved:
-    """The resolved strategy, adapter, optimizer and precision, and what follows from the strategy."""
+    """The resolved strategy, adapter, optimizer and precision, and what follows from the strategy.
+
+    ``rollout``: None unless rows are prompts, which the model answers.
+    """
 
     chosen: StrategyChoice
     adapter: AdapterSpec | None
     optimizer: OptimizerSpec
     precision: Precision
     engine: ResolvedEngine
+    rollout: RolloutSizes | None
 
 
 def resolve(chosen: StrategyChoice | None, job: Job, found: list[Diagnostic]) -> Resolved:
@@ -70,9 +75,17 @@ def resolve(chosen: StrategyChoice | None, job: Job, found: list[Diagnostic]) ->
     """
     training, hardware = job.training, job.hardware
     adapter = attempt(lambda: adapter_of(job.lora), found)
-    if chosen is not None and chosen.by_size:
-        attempt(lambda: check_whole(training, chosen), found)
-    optimizer = attempt(lambda: optimizer_spec(training), found)
+    args = attempt(lambda: parse_optim_args(training.optim_args), found)
+    optimizer = OptimizerSpec(
+        name=training.optim,
+        learning_rate=training.learning_rate,
+        weight_decay=training.weight_decay,
+        betas=(training.adam_beta1, training.adam_beta2),
+        eps=training.adam_epsilon,
+        args=args or {},
+    )
+    if chosen is not None and training.distributed_strategy in CHOOSERS:
+        attempt(lambda: check_whole(chosen, optimizer, compiled=training.torch_compile), found)
     precision = choose_precision(training.mixed_precision, hardware, job.config.model.dtype)
     found += check_full_eval(training, precision)
     engine = None
@@ -85,10 +98,13 @@ def resolve(chosen: StrategyChoice | None, job: Job, found: list[Diagnostic]) ->
         )
     if engine is not None:
         found += check_family(job.shape, engine.mesh)
-        found += check_rollout(job.algorithm, training, engine.batch)
-    if errors(found) or chosen is None or optimizer is None or engine is None:
+    rollout = None
+    if engine is not None and job.algorithm.on_policy:
+        rollout = rollout_sizes(job.algorithm, training, engine.batch)
+        found += check_rollout(rollout)
+    if errors(found) or chosen is None or engine is None:
         raise ConfigError(*errors(found))
-    return Resolved(chosen, adapter, optimizer, precision, engine)
+    return Resolved(chosen, adapter, optimizer, precision, engine, rollout)
 
 
 def attempt(choice: Callable[[], T], found: list[Diagnostic]) -> T | None:

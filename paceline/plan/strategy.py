@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from paceline.config.optimizers import elementwise
-from paceline.config.sections.training import TrainingSection
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.tables import CHOOSERS
 from paceline.core.units import human_count
 from paceline.plan import codes
 from paceline.plan.hardware.probe import Hardware
+from paceline.plan.parts import OptimizerSpec
 from paceline.plan.size_rule import size_rule
 from paceline.plan.strategies.base import StrategySpec, missing_package, strategy_spec
 from paceline.plan.strategies.job import Job
@@ -39,18 +39,16 @@ def choose_strategy(job: Job) -> StrategyChoice:
     Raises ConfigError if it cannot be started; the config rules refuse unknown names.
     """
     requested = job.training.distributed_strategy
-    if ":" in requested and not strategy_spec(requested).implementation:
-        unchecked = ", and strategy_options are not checked" if job.training.strategy_options else ""
-        reason = "your own class, named in the config; it brings no spec, so memory and speed are not known"
-        return StrategyChoice(requested, reason + unchecked)
     chosen = _by_rule(job) if requested in CHOOSERS else StrategyChoice(requested, "named in the config")
     if chosen.by_size:
         return chosen
     spec = strategy_spec(chosen.strategy)
+    if ":" in spec.name and not spec.implementation:
+        unchecked = ", and strategy_options are not checked" if job.training.strategy_options else ""
+        reason = "your own class, named in the config; it brings no spec, so memory and speed are not known"
+        return replace(chosen, reason=reason + unchecked)
     if missing := missing_package(spec, job.hardware):
         raise ConfigError(_not_installed(spec, missing))
-    if requested != spec.name:
-        check_whole(job.training, chosen)
     if spec.alone and job.world_size == 1:
         reason = (
             f"{spec.name} was asked for; with one process there is nothing to average, and '{spec.alone}'"
@@ -92,21 +90,21 @@ def _by_rule(job: Job) -> StrategyChoice:
     )
 
 
-def check_whole(training: TrainingSection, chosen: StrategyChoice) -> None:
-    """Refuse options that need unsharded modules if the size rule chose a sharded strategy.
+def check_whole(chosen: StrategyChoice, optimizer: OptimizerSpec, *, compiled: bool) -> None:
+    """Refuse options that need unsharded modules if ``auto`` chose a sharded strategy.
 
     For a strategy named in the config, the rules check this.
     """
     if strategy_spec(chosen.strategy).whole_modules:
         return
     found = []
-    if training.torch_compile:
+    if compiled:
         what = (
             "torch.compile is built for whole models; this strategy gathers or cuts weights inside the"
             " forward"
         )
         found.append((codes.STRATEGY_COMPILE, what, "training.torch_compile", "torch_compile: false"))
-    if not elementwise(training.optim):
+    if not elementwise(optimizer.name):
         what = "Adafactor keeps means over rows and columns of whole matrices; a shard has a part of them"
         found.append((codes.STRATEGY_ADAFACTOR, what, "training.optim", "optim: adamw_torch_fused"))
     if found:

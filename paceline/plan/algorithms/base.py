@@ -16,6 +16,7 @@ from paceline.core.registry import load_attr
 from paceline.core.tables import ALGORITHMS, ROW_KINDS
 from paceline.plan import codes
 from paceline.plan.job_to_check import JobToCheck
+from paceline.plan.model.read_shape import ModelShape, scoring
 from paceline.plan.own_spec import guarded
 from paceline.plan.parts import AdapterSpec, OtherModel
 from paceline.plan.plan import Decision, Plan
@@ -168,6 +169,10 @@ class AlgorithmSpec:
     def head_outputs(self, training: Training) -> int:
         """Return the outputs of a scalar head per document, as far as the config says."""
         return 1
+
+    def with_head(self, shape: ModelShape, training: Training) -> ModelShape:
+        """Return the shape as trained: with its scalar head, if it has one, in place of the vocabulary's."""
+        return scoring(shape, self.head_outputs(training)) if self.scalar_head else shape
 
     def model_named(self, training: Training, role: str) -> str | None:
         """Return the folder or hub name of a role's model; None: the weights that training starts from."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from paceline.config.sections.rollout import RolloutOptions
 from paceline.config.sections.training import TrainingSection
@@ -23,17 +23,43 @@ _KEY = "training.rollout"
 MARGIN = 0.9  # share of a rank's memory
 
 
-def check_rollout(spec: AlgorithmSpec, training: TrainingSection, batch: BatchSplit) -> list[Diagnostic]:
+@dataclass(frozen=True)
+class RolloutSizes:
+    """A rollout of ``pieces`` micro-batches on every rank, ``group`` answers to each prompt.
+
+    ``batch``: of an optimizer step; ``passes``: epochs over the rollout.
+    """
+
+    batch: BatchSplit
+    group: int
+    pieces: int
+    passes: int
+
+    @property
+    def windows(self) -> int:
+        """Optimizer steps of one epoch over the rollout."""
+        return self.pieces // self.batch.accumulation
+
+    @property
+    def answers(self) -> int:
+        """Answers of a rollout, over all ranks."""
+        return self.pieces * self.batch.micro_batch * self.batch.data_parallel_size
+
+
+def rollout_sizes(spec: AlgorithmSpec, training: TrainingSection, batch: BatchSplit) -> RolloutSizes:
+    """Return the rollout's sizes as configured; whether they go together: ``check_rollout``."""
+    pieces = (training.rollout or RolloutOptions()).steps_per_generation or batch.accumulation
+    return RolloutSizes(batch, spec.group_size(training), pieces, spec.num_passes(training))
+
+
+def check_rollout(sizes: RolloutSizes) -> list[Diagnostic]:
     """Return errors if a rollout does not consist of whole groups and whole optimizer steps."""
-    if not spec.on_policy:
-        return []
-    group, pieces = spec.group_size(training), (training.rollout or RolloutOptions()).steps_per_generation
-    if pieces is not None and pieces % batch.accumulation:
+    batch, group, pieces, answers = sizes.batch, sizes.group, sizes.pieces, sizes.answers
+    if pieces % batch.accumulation:
         hint = f"steps_per_generation: {max(1, round(pieces / batch.accumulation)) * batch.accumulation}"
         what = "a rollout is cut into whole optimizer steps"
         found = f"steps_per_generation: {pieces}, gradient accumulation {batch.accumulation}"
         return [codes.ROLLOUT_STEPS(what, f"{_KEY}.steps_per_generation", found, hint)]
-    answers = (pieces or batch.accumulation) * batch.micro_batch * batch.data_parallel_size
     if answers % group:
         near = sorted(
             (n for n in range(1, answers + 1) if answers % n == 0), key=lambda n: (abs(n - group), n)
@@ -51,28 +77,13 @@ def check_rollout(spec: AlgorithmSpec, training: TrainingSection, batch: BatchSp
     return []
 
 
-def rollout_layout(spec: AlgorithmSpec, training: TrainingSection, batch: BatchSplit) -> tuple[int, int]:
-    """Return (optimizer steps per epoch over a rollout, epochs over it)."""
-    pieces = (training.rollout or RolloutOptions()).steps_per_generation or batch.accumulation
-    return pieces // batch.accumulation, spec.num_passes(training)
-
-
-def rollout_decisions(
-    spec: AlgorithmSpec, training: TrainingSection, batch: BatchSplit
-) -> tuple[Decision, ...]:
+def rollout_decision(sizes: RolloutSizes) -> Decision:
     """Return the rollout's sizes as a decision of the plan."""
-    if not spec.on_policy:
-        return ()
-    group = spec.group_size(training)
-    windows, passes = rollout_layout(spec, training, batch)
-    answers, steps = windows * batch.global_batch, windows * passes
-    value = f"{answers // group} prompts × {group} answer{'s' if group > 1 else ''}"
-    return (
-        Decision(
-            "rollout",
-            value,
-            f"then {steps} optimizer step{'s' if steps > 1 else ''} on it; batch sizes count answers",
-        ),
+    group, steps = sizes.group, sizes.windows * sizes.passes
+    return Decision(
+        "rollout",
+        f"{sizes.answers // group} prompts × {group} answer{'s' if group > 1 else ''}",
+        f"then {steps} optimizer step{'s' if steps > 1 else ''} on it; batch sizes count answers",
     )
 
 

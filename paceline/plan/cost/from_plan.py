@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from paceline.config.sections.training_scale import Parallelism
 from paceline.plan.algorithms.base import algorithm_spec
-from paceline.plan.algorithms.rollout import rollout_layout
+from paceline.plan.algorithms.rollout import rollout_sizes
 from paceline.plan.cost.layout import Storage, StrategyLayout
 from paceline.plan.cost.pieces import pieces_of
 from paceline.plan.cost.room import master_bytes
@@ -144,8 +144,8 @@ def _rollout(plan: Plan) -> RolloutSpec | None:
     options = spec.generation(plan.config.training)
     if options is None or (spec.on_policy and plan.config.training.rollout is None):
         return None
-    windows, passes = rollout_layout(spec, plan.config.training, plan.batch)
-    return RolloutSpec(options.max_completion_length, windows, passes, options.generation_rows)
+    sizes = rollout_sizes(spec, plan.config.training, plan.batch)
+    return RolloutSpec(options.max_completion_length, sizes.windows, sizes.passes, options.generation_rows)
 
 
 def _with_length(spec: SearchSpec, plan: Plan) -> SearchSpec:

@@ -73,6 +73,12 @@ class Job:
         given = self.config.model.config
         return trained_shape(given, "model.config") if self.shape is None and given else self.shape
 
+    def with_training(self, values: Mapping[str, object]) -> Job:
+        """Return the job with these keys of ``training`` in place of its own."""
+        written = self.config.to_json()
+        written["training"] = {**written["training"], **values}
+        return replace(self, config=Config.from_json(written))
+
     def sharded(self, sharding: str | None) -> Job:
         """Return the job with ``training.fsdp`` set to the plan's choice; unchanged for None."""
         if sharding is None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import key_probes
 import pytest
 
 from paceline.core.diagnostics import Severity
@@ -107,10 +108,10 @@ def test_parameters_that_change_the_update_are_carried(
 
 
 def test_what_is_carried_reaches_torchs_optimizer(read: Read) -> None:
-    from paceline.plan.engine_options import optimizer_spec
-
     loaded = read(optimizer("SGD", lr=0.1, momentum=0.9, nesterov=True))
-    assert optimizer_spec(loaded.config.training).args == {"momentum": 0.9, "nesterov": True}
+    base = key_probes.Config.from_json(key_probes.plain({}))
+    whole = loaded.config.model_copy(update={"model": base.model, "data": base.data})
+    assert key_probes.plan_of(whole).optimizer.args == {"momentum": 0.9, "nesterov": True}
 
 
 @pytest.mark.parametrize(

@@ -274,11 +274,9 @@ OTHERWISE = {
 #: They echo a key, or speak about it: that is not reading it.
 SPEAKERS = ("config/", "plan/explain.py", "training/resuming.py")
 SENTENCES = (
-    "knob_decisions",
+    "option_decisions",
     "idle_decisions",
-    "_loading",
-    "_engine_knobs",
-    "_packing_reason",
+    "_engine_options",
     "choose_attention",
 )
 
