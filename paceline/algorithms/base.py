@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Mapping
-from typing import Any
 
 from torch import Tensor
 
-from paceline.protocols.algorithm import WindowMeans
+from paceline.core.json_types import JsonObject
+from paceline.protocols.algorithm import RoleModel, WindowMeans
 from paceline.protocols.batch import Batch
 from paceline.protocols.divergence import Divergence
 from paceline.protocols.roles import Output, Role
@@ -33,7 +33,7 @@ class Algorithm(ABC):
     train_metrics: tuple[str, ...] = ()  # metrics (``name/term``) that are also computed in training
     loss_falls: bool = True  # training lowers the loss, so a large rise is worth a warning
 
-    def windows(self, source: Iterable[Window], handles: Mapping[Role, Any]) -> Generator[Window]:
+    def windows(self, source: Iterable[Window], handles: Mapping[Role, RoleModel]) -> Generator[Window]:
         """Yield the windows to train on: those of the data, or for on-policy algorithms those of rollouts."""
         yield from source
 
@@ -72,9 +72,9 @@ class Algorithm(ABC):
         """
         return dict(means)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         """Return what a checkpoint must hold beyond epoch and position (JSON types); by default nothing."""
         return {}
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
+    def load_state(self, state: JsonObject) -> None:
         """Restore what ``state`` returned."""

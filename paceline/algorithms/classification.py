@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.algorithms.base import Algorithm
+from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
 
@@ -28,7 +29,7 @@ class Classification(Algorithm):
     trains = (Role.CLASSIFIER,)
     train_metrics = (f"accuracy/{TERM}",)
 
-    def __init__(self, **options: object) -> None:
+    def __init__(self, **options: Json) -> None:
         """The options describe the classes; the shape of the labels already says all that the loss needs."""
 
     def required_outputs(self, role: Role, *, training: bool) -> frozenset[Output]:

@@ -7,6 +7,7 @@ from torch import Tensor
 from paceline.algorithms.dpo_losses import LOSSES, sigmoid
 from paceline.algorithms.pair_policy import PairPolicy, token_means
 from paceline.config.sections.preference import CpoOptions
+from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch
 
 GAMMA = 0.5  # TRL's default of ``simpo_gamma``
@@ -36,7 +37,7 @@ class CPO(PairPolicy):
     compared.
     """
 
-    def __init__(self, **options: object) -> None:
+    def __init__(self, **options: Json) -> None:
         o = CpoOptions.model_validate(options)
         self.beta, self.alpha, self.smoothing = o.beta, o.cpo_alpha, o.label_smoothing
         self.loss = LOSSES.get(o.loss_type)  # None: SimPO's

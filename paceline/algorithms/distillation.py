@@ -9,6 +9,7 @@ from torch import Tensor
 
 from paceline.algorithms.base import Algorithm
 from paceline.config.sections.distillation import DistillationOptions
+from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch
 from paceline.protocols.divergence import TEACHER, Divergence
 from paceline.protocols.roles import Output, Role
@@ -30,7 +31,7 @@ class Distillation(Algorithm):
     frozen = (Role.TEACHER,)
     reference_roles = (Role.TEACHER,)
 
-    def __init__(self, **options: object) -> None:
+    def __init__(self, **options: Json) -> None:
         o = DistillationOptions.model_validate(options)
         self.compares, self.alpha = Divergence(o.beta, o.temperature), o.alpha
 

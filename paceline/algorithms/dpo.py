@@ -8,6 +8,7 @@ from paceline.algorithms.dpo_losses import LOSSES
 from paceline.algorithms.pair_policy import PairPolicy, token_means
 from paceline.algorithms.referenced import Referenced
 from paceline.config.sections.preference import DpoOptions
+from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch
 
 
@@ -22,7 +23,7 @@ class DPO(Referenced, PairPolicy):
     Rewards are β times the log-ratio, a sum over tokens.
     """
 
-    def __init__(self, *, reference: str = "live", **options: object) -> None:
+    def __init__(self, *, reference: str = "live", **options: Json) -> None:
         o = DpoOptions.model_validate(options)
         self.beta, self.smoothing = o.beta, o.label_smoothing
         self.loss = LOSSES[o.loss_type]

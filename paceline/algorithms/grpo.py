@@ -27,6 +27,7 @@ from paceline.algorithms.policy_losses import (
     token_shares,
 )
 from paceline.config.sections.rollout import GrpoOptions
+from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
 from paceline.protocols.rollout import PrecomputedField
@@ -57,7 +58,7 @@ class GRPO(OnPolicy):
         updates_per_pass: int = 1,
         reference: str = "",
         reward_model: bool = False,
-        **options: object,
+        **options: Json,
     ) -> None:
         o = GrpoOptions.model_validate(options)
         self.beta, self.estimator, self.weighted_kl = o.beta, o.kl_estimator, o.use_bias_correction_kl

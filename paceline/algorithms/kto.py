@@ -10,6 +10,7 @@ from torch import Tensor
 from paceline.algorithms.pairs import document_sums, sum_of
 from paceline.algorithms.referenced import Referenced
 from paceline.config.sections.kto import KtoOptions
+from paceline.core.json_types import Json
 from paceline.protocols.algorithm import WindowMeans
 from paceline.protocols.batch import MISMATCHED, Batch
 from paceline.protocols.roles import Output, Role
@@ -46,7 +47,7 @@ class KTO(Referenced):
 
     train_metrics = tuple(f"{name}/{TERM}" for name in _METRICS)
 
-    def __init__(self, *, reference: str = "live", **options: object) -> None:
+    def __init__(self, *, reference: str = "live", **options: Json) -> None:
         o = KtoOptions.model_validate(options)
         self.beta, self.desirable, self.undesirable = o.beta, o.desirable_weight, o.undesirable_weight
         if o.loss_type != "apo_zero_unpaired":

@@ -12,6 +12,7 @@ from torch import Tensor
 from paceline.algorithms.pair_policy import TERM, PairPolicy, token_means
 from paceline.algorithms.pairs import document_sums, halves, real_pairs, sum_of
 from paceline.config.sections.preference import OrpoOptions
+from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
 
@@ -46,7 +47,7 @@ class ORPO(PairPolicy):
     train_metrics = (*PairPolicy.train_metrics, _RATIO, _ODDS)
     alpha = 1.0
 
-    def __init__(self, **options: object) -> None:
+    def __init__(self, **options: Json) -> None:
         self.beta = OrpoOptions.model_validate(options).beta
 
     def pair_loss(self, chosen: Tensor, rejected: Tensor) -> Tensor:

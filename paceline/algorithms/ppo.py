@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +25,7 @@ from paceline.algorithms.on_policy import (
 )
 from paceline.algorithms.policy_losses import clipped_surrogate, value_loss
 from paceline.config.sections.ppo import PpoOptions
+from paceline.core.json_types import Json, JsonObject, as_number, as_object
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
 from paceline.protocols.rollout import PrecomputedField, RolloutAnswers, Sum
@@ -59,7 +59,7 @@ class PPO(OnPolicy):
         updates_per_pass: int = 1,
         reference: str = "",
         reward_model: bool = False,
-        **options: object,
+        **options: Json,
     ) -> None:
         o = PpoOptions.model_validate(options)
         self.estimator, self.in_loss, self.has_reference = o.kl_estimator, o.kl_in == "loss", bool(o.kl_coef)
@@ -237,9 +237,10 @@ class PPO(OnPolicy):
 
     # --- a checkpoint
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         return {"kl_coef": self.kl_coef, "controller": self.controller.state()}
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        self.kl_coef = float(state.get("kl_coef", self.kl_coef))
-        self.controller.load_state(state.get("controller", {}))
+    def load_state(self, state: JsonObject) -> None:
+        self.kl_coef = as_number(state.get("kl_coef", self.kl_coef))
+        controller = as_object(state.get("controller"))
+        self.controller.load_state({name: as_number(value) for name, value in controller.items()})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from paceline.algorithms import codes
 from paceline.algorithms.base import Algorithm
 from paceline.core.errors import ConfigError
@@ -26,7 +24,7 @@ def algorithm_class(name: str) -> type[Algorithm]:
     Algorithm.
     """
     spec = algorithm_spec(name)
-    cls: Any = load_attr(spec.implementation) if spec.own else ALGORITHMS.load(name)
+    cls: object = load_attr(spec.implementation) if spec.own else ALGORITHMS.load(name)
     if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
         hint = "a class that inherits from paceline.algorithms.base:Algorithm (or SFT, DPO)"
         what = f"the implementation of '{name}' is no algorithm"

@@ -26,6 +26,7 @@ from paceline.algorithms.on_policy import (
 )
 from paceline.algorithms.policy_losses import clipped_surrogate
 from paceline.config.sections.reinforce_plus_plus import ReinforcePlusPlusOptions
+from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
 from paceline.protocols.rollout import PrecomputedField, RolloutAnswers
@@ -55,7 +56,7 @@ class ReinforcePlusPlus(OnPolicy):
         updates_per_pass: int = 1,
         reference: str = "",
         reward_model: bool = False,
-        **options: object,
+        **options: Json,
     ) -> None:
         o = ReinforcePlusPlusOptions.model_validate(options)
         self.beta, self.estimator, self.in_loss, self.gamma = (

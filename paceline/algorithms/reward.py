@@ -17,6 +17,7 @@ from paceline.algorithms.calibration import (
 )
 from paceline.algorithms.pairs import halves, real_pairs, sum_of
 from paceline.config.sections.preference import RewardOptions
+from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
 
@@ -58,7 +59,7 @@ class Reward(Algorithm):
         for name in ("accuracy", "margin", "reward_chosen", "reward_rejected", "reward_mean", "reward_square")
     )
 
-    def __init__(self, **options: object) -> None:
+    def __init__(self, **options: Json) -> None:
         self.center = RewardOptions.model_validate(options).center_rewards_coefficient
 
     def required_outputs(self, role: Role, *, training: bool) -> frozenset[Output]:

@@ -21,6 +21,7 @@ from paceline.algorithms.on_policy import (
 )
 from paceline.algorithms.policy_losses import Clipped, clipped_surrogate, segment_sums
 from paceline.config.sections.rloo import RlooOptions
+from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
 from paceline.protocols.rollout import PrecomputedField, RolloutAnswers
@@ -50,7 +51,7 @@ class RLOO(OnPolicy):
         updates_per_pass: int = 1,
         reference: str = "",
         reward_model: bool = False,
-        **options: object,
+        **options: Json,
     ) -> None:
         o = RlooOptions.model_validate(options)
         self.beta, self.normalises, self.score_range = o.beta, o.normalize_advantages, o.reward_clip_range

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from paceline.algorithms.cpo import CPO
 from paceline.config.sections.preference import SimpoOptions
+from paceline.core.json_types import Json
 
 
 class SimPO(CPO):
@@ -14,5 +15,5 @@ class SimPO(CPO):
     ``cpo_alpha`` above 0 adds CPO's SFT term.
     """
 
-    def __init__(self, **options: object) -> None:
+    def __init__(self, **options: Json) -> None:
         super().__init__(loss_type="simpo", **SimpoOptions.model_validate(options).model_dump())

@@ -15,3 +15,10 @@ JsonObject: TypeAlias = dict[str, Json]
 def as_object(value: Json) -> JsonObject:
     """Return ``value`` if it is an object of parsed JSON, else an empty one."""
     return value if isinstance(value, dict) else {}
+
+
+def as_number(value: Json) -> float:
+    """Return a number of parsed JSON. Raises ValueError for anything else."""
+    if isinstance(value, (int, float)):
+        return float(value)
+    raise ValueError(f"no number: {value!r}"[:100])

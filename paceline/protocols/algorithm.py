@@ -9,6 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from paceline.protocols.batch import Batch
+from paceline.protocols.model import RootModule
 from paceline.protocols.roles import Output, Role
 
 
@@ -23,6 +24,13 @@ class WindowMeans:
 
     roles: tuple[Role, ...]
     rows: str = ""
+
+
+class RoleModel(Protocol):
+    """The model of a role, trained or frozen, as an algorithm sees it."""
+
+    @property
+    def root(self) -> RootModule: ...
 
 
 class Objective(Protocol):

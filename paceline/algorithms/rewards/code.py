@@ -15,13 +15,14 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from paceline.algorithms import codes
 from paceline.algorithms.rewards.code_tests import RowTests, read_tests, same_output
 from paceline.algorithms.rewards.sample import Sample
 from paceline.algorithms.rewards.sandbox.client import Sandbox, SandboxUnavailable, UnsuitableTests
 from paceline.core.errors import ConfigError
+from paceline.core.json_types import Json
 from paceline.rules import codes as rules_codes
 
 T = TypeVar("T")
@@ -43,7 +44,7 @@ def program_of(completion: str) -> str:
     return str(blocks[-1] if blocks else completion)
 
 
-def check_limits(seconds: Any = 10, memory_mb: Any = 512, **others: Any) -> None:
+def check_limits(seconds: Json = 10, memory_mb: Json = 512, **others: Json) -> None:
     """Raise ConfigError (``rewards.options``) for invalid limits of a program; ``others`` are not checked."""
     for name, value, least in (("seconds", seconds, 1), ("memory_mb", memory_mb, _LEAST_MEMORY_MB)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -101,26 +102,26 @@ class CodeReward:
     def judge(self, sample: Sample) -> bool:
         """Whether the answer passes all tests."""
         program, tests = program_of(sample.completion), self.tests_in(sample.columns)
+        if not tests.python:
+            return all(self._answers(program, given, expected) for given, expected in tests.pairs)
         limits = {"seconds": self.seconds, "memory_bytes": self.memory_mb << 20}
-        if tests.python:
-            try:
-                return self._in_sandbox(lambda box: box.passes(program, tests.python, **limits))
-            except UnsuitableTests as error:
-                raise ValueError(str(error)) from error
-        for given, expected in tests.pairs:
-            longest = 2 * len(expected.encode("utf-8", "replace")) + (1 << 16)
-            ended = self._in_sandbox(
-                lambda b, g=given, n=longest: b.output(program, g, longest=n, **limits)  # type: ignore[misc]
-            )
-            if ended.status != 0 or not same_output(ended.output, expected):
-                return False
-        return True
+        try:
+            return self._in_sandbox(lambda box: box.passes(program, tests.python, **limits))
+        except UnsuitableTests as error:
+            raise ValueError(str(error)) from error
 
-    def tests_in(self, columns: Mapping[str, Any]) -> RowTests:
+    def _answers(self, program: str, given: str, expected: str) -> bool:
+        """Whether the program, given this input, ends well and writes what is expected."""
+        limits = {"seconds": self.seconds, "memory_bytes": self.memory_mb << 20}
+        longest = 2 * len(expected.encode("utf-8", "replace")) + (1 << 16)
+        ended = self._in_sandbox(lambda box: box.output(program, given, longest=longest, **limits))
+        return ended.status == 0 and same_output(ended.output, expected)
+
+    def tests_in(self, columns: Mapping[str, Json]) -> RowTests:
         """Return the tests of a row. Raises KeyError if it has none, ValueError if they cannot be used."""
         return read_tests(columns[self.tests], str(columns.get(self.entry_point) or ""))
 
-    def unusable_rows(self, rows: Iterable[tuple[str, Mapping[str, Any]]]) -> list[str]:
+    def unusable_rows(self, rows: Iterable[tuple[str, Mapping[str, Json]]]) -> list[str]:
         """Return those of ``rows`` (name, columns) whose tests cannot be used, each with the reason."""
         wrong = []
         for name, columns in rows:

@@ -18,9 +18,9 @@ import importlib.util
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from paceline.algorithms.rewards.sandbox.names import PROGRAM_MODULES, asked_names
+from paceline.core.json_types import Json, as_object
 
 _PRINTED = frozenset({"capsys", "capfd", "monkeypatch", "redirect_stdout", "patch", "StringIO"})
 _ASKS_CLASS = frozenset({"isinstance", "issubclass", "raises", "assertRaises", "assertIsInstance"})
@@ -48,25 +48,13 @@ class RowTests:
     pairs: tuple[tuple[str, str], ...] = ()
 
 
-def read_tests(value: Any, entry_point: str = "") -> RowTests:
+def read_tests(value: Json, entry_point: str = "") -> RowTests:
     """Parse the tests in ``value``. Raises ValueError with the reason if they cannot be used."""
-    # Unpack JSON and lists: texts become one text, input-output pairs one mapping of two lists
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
         with contextlib.suppress(ValueError):  # not JSON, so Python
             value = json.loads(value)
     if isinstance(value, Sequence) and not isinstance(value, str):
-        if all(isinstance(item, str) for item in value):
-            value = "\n".join(value)
-        elif all(isinstance(item, Mapping) and {"input", "output"} <= set(item) for item in value):
-            names = {
-                str(item.get("fn_name") or (item.get("metadata") or {}).get("func_name") or "")
-                for item in value
-            }
-            value = {
-                "inputs": [item["input"] for item in value],
-                "outputs": [item["output"] for item in value],
-            }
-            value |= {"fn_name": names.pop()} if len(names) == 1 else {}
+        value = _joined(value)
     # A mapping holds pairs, one or several; everything else must be Python
     if isinstance(value, Mapping) and {"input", "output"} <= set(value):
         value = {**value, "inputs": [value["input"]], "outputs": [value["output"]]}
@@ -77,7 +65,26 @@ def read_tests(value: Any, entry_point: str = "") -> RowTests:
     return RowTests(_python(value, entry_point))
 
 
-def _of_pairs(inputs: Any, outputs: Any, name: str) -> RowTests:
+def _joined(values: Sequence[Json]) -> Json:
+    """Return texts as one text, input-output pairs as one mapping of two lists, anything else unchanged."""
+    texts = [item for item in values if isinstance(item, str)]
+    if len(texts) == len(values):
+        return "\n".join(texts)
+    pairs = [item for item in values if isinstance(item, Mapping) and {"input", "output"} <= set(item)]
+    if len(pairs) < len(values):
+        return values
+    names = {
+        str(item.get("fn_name") or as_object(item.get("metadata")).get("func_name") or "") for item in pairs
+    }
+    name = {"fn_name": names.pop()} if len(names) == 1 else {}
+    return {
+        "inputs": [item["input"] for item in pairs],
+        "outputs": [item["output"] for item in pairs],
+        **name,
+    }
+
+
+def _of_pairs(inputs: Json, outputs: Json, name: str) -> RowTests:
     if (
         not isinstance(inputs, list)
         or not isinstance(outputs, list)
@@ -96,14 +103,14 @@ def _of_pairs(inputs: Any, outputs: Any, name: str) -> RowTests:
     return RowTests(_CALL_PAIRS.format(name=name, pairs=repr(json.dumps(calls))))
 
 
-def _arguments(given: Any) -> list[Any]:
+def _arguments(given: Json) -> list[Json]:
     """Return the arguments of one call, from a list or from a text with one JSON value per line."""
     if isinstance(given, str):
         return [json.loads(line) for line in given.splitlines() if line.strip()]
     return given if isinstance(given, list) else [given]
 
 
-def _lines(value: Any) -> str:
+def _lines(value: Json) -> str:
     if isinstance(value, list):
         return "\n".join(map(str, value))
     if not isinstance(value, str):

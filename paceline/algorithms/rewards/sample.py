@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+
+from paceline.core.json_types import Json
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Sample:
 
     prompt: str
     completion: str
-    columns: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, Json] = field(default_factory=dict)
     num_tokens: int = 0
     ended: bool = True
 

@@ -7,7 +7,8 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from types import FunctionType
+from typing import SupportsFloat, SupportsIndex
 
 from paceline.algorithms import codes
 from paceline.algorithms.rewards.deadline import Overdue, deadline
@@ -15,6 +16,7 @@ from paceline.algorithms.rewards.sample import Sample
 from paceline.config.metrics import reward_labels
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError, PacelineError
+from paceline.core.json_types import Json
 from paceline.core.registry import Registry
 from paceline.rules import codes as rules_codes
 
@@ -36,8 +38,9 @@ REWARDS = Registry(
 MODEL = "model"  # scores of a reward model: a collective forward, made by the caller
 _HANGS = 3  # samples that a function may hang on before the rest is skipped
 
-BatchReward = Callable[[Sequence[Sample]], Sequence[Any]]
-RowCheck = Callable[[Iterable[tuple[str, Mapping[str, Any]]]], list[str]]
+Score = SupportsFloat | SupportsIndex | None  # a number of Python's or numpy's, a tensor; None: not scored
+BatchReward = Callable[[Sequence[Sample]], Sequence[Score]]
+RowCheck = Callable[[Iterable[tuple[str, Mapping[str, Json]]]], list[str]]
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class RewardSpec:
 
     name: str
     weight: float = 1.0
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Json] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -192,11 +195,11 @@ def _function(spec: RewardSpec, allow_code: bool, code_runs: tuple[bool, int]) -
     accepted = inspect.signature(function).parameters
     takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values())
 
-    def call(samples: Sequence[Sample]) -> Sequence[Any]:
-        given: dict[str, Any] = _columns(samples)
+    def call(samples: Sequence[Sample]) -> Sequence[Score]:
+        given: dict[str, Json] = {**_columns(samples)}
         given |= {"prompts": [s.prompt for s in samples], "completions": [s.completion for s in samples]}
         given = given if takes_all else {name: value for name, value in given.items() if name in accepted}
-        found: Sequence[Any] = function(**{**given, **spec.options})
+        found: Sequence[Score] = function(**{**given, **spec.options})
         return found
 
     return call
@@ -244,7 +247,7 @@ def _by_place(parameter: inspect.Parameter) -> bool:
     return parameter.kind is parameter.POSITIONAL_ONLY
 
 
-def _columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
+def _columns(samples: Sequence[Sample]) -> dict[str, list[Json]]:
     """Return the union of the rows' columns, with None where a row lacks one."""
     names = dict.fromkeys(name for s in samples for name in s.columns)
     return {name: [s.columns.get(name) for s in samples] for name in names}
@@ -260,7 +263,7 @@ def check_built_in(spec: RewardSpec) -> None:
         check_limits(**spec.options)
 
 
-def _check_options(spec: RewardSpec, function: Any) -> None:
+def _check_options(spec: RewardSpec, function: FunctionType | type) -> None:
     known = {
         name: p for name, p in inspect.signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY
     }
@@ -285,7 +288,7 @@ def _check_options(spec: RewardSpec, function: Any) -> None:
 
 
 def _checked(
-    label: str, found: Sequence[Any], samples: Sequence[Sample]
+    label: str, found: Sequence[Score], samples: Sequence[Sample]
 ) -> tuple[list[float], dict[int, Diagnostic]]:
     values, failures = [], {}
     for i, (value, sample) in enumerate(zip(found, samples, strict=True)):
@@ -296,12 +299,10 @@ def _checked(
     return values, failures
 
 
-def _number(value: Any) -> float | None:
-    """Return a number (Python's, numpy's, a tensor) as float; None for anything else."""
-    if isinstance(value, (str, bytes)) or value is None:
-        return None
+def _number(value: Score) -> float | None:
+    """Return a number as float; None for anything else."""
     try:
-        return float(value)
+        return float(value) if isinstance(value, (SupportsFloat, SupportsIndex)) else None
     except (TypeError, ValueError, RuntimeError):
         return None
 

@@ -23,9 +23,8 @@ import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from paceline.algorithms.rewards.sandbox.server import MAX_MESSAGE
+from paceline.algorithms.rewards.sandbox.server import MAX_MESSAGE, ProgramRequest
 
 _ROOT = Path(__file__).resolve().parents[4]  # the folder that holds the package
 # Preload the modules that most programs import; remove the package from the path.
@@ -194,8 +193,15 @@ class Sandbox:
         hears, says = _pipe()
         with life, says, _in_memory(text) as source:
             passed = {"text": source, "life": life, "status": says, **files}
-            request = {"role": role, "wall": limits["seconds"] + _GRACE, "files": list(passed), **limits}
-            request |= {"folder": self._folder, "readable": self._readable}
+            request = ProgramRequest(
+                role=role,
+                files=list(passed),
+                wall=limits["seconds"] + _GRACE,
+                seconds=limits["seconds"],
+                memory=limits["memory"],
+                folder=self._folder,
+                readable=self._readable,
+            )
             try:
                 socket.send_fds(
                     self._peer, [json.dumps(request).encode()], [file.fileno() for file in passed.values()]
@@ -272,7 +278,7 @@ def _in_memory(text: str) -> Iterator[io.FileIO]:
         yield again
 
 
-def _end(server: Any, peer: socket.socket) -> None:
+def _end(server: subprocess.Popen[bytes], peer: socket.socket) -> None:
     """Close the connection, which ends the server and all its namespaces; kill it if it does not end."""
     peer.close()
     try:

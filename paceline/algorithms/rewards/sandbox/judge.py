@@ -17,13 +17,22 @@ import socket
 import sys
 import types
 import unittest
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from paceline.algorithms.rewards.sandbox.names import PROGRAM_MODULES, asked_names, used_as_modules
-from paceline.algorithms.rewards.sandbox.plain import NotPlain, decode, encode, receive, send
+from paceline.algorithms.rewards.sandbox.plain import NotPlain, decode, decode_call, encode, receive, send
 from paceline.algorithms.rewards.sandbox.program import Text
 
+if TYPE_CHECKING:
+    from paceline.algorithms.rewards.sandbox.plain import Plain
+    from paceline.core.json_types import Json, JsonObject
+
+    Function = Callable[..., object]
+    #: What goes between the tests and the program: plain values, what stays there, functions of the tests.
+    Value = Plain["RemoteObject | Function"]
+
+T = TypeVar("T")
 _CALL = "__call_for_its_effect__"
 _USUAL_NAMES = {"np": "numpy", "pd": "pandas"}
 _ENDS_A_LOOP = (StopIteration, StopAsyncIteration)  # would silently end a map or generator of the tests
@@ -62,9 +71,11 @@ def _run(text: str, program: RemoteProgram, names: list[str]) -> None:
     space[_CALL] = call_for_its_effect
     modules = used_as_modules(tree)
     for name in sorted(asked_names(tree)):
-        found = _resolved(name, program, names, name in modules)
-        if found is not _NOT_THERE:
-            space[name] = found
+        # A standard module, else the program's
+        if name in modules and (name in sys.stdlib_module_names or name in _USUAL_NAMES):
+            space[name] = importlib.import_module(_USUAL_NAMES.get(name, name))
+        elif name in names:
+            space[name] = program.named(name)
     # Run the module, then its test functions and classes
     Text(ast.unparse(ast.fix_missing_locations(_EffectCalls().visit(tree)))).exec_module(module)
     for function in [
@@ -73,16 +84,6 @@ def _run(text: str, program: RemoteProgram, names: list[str]) -> None:
         function()
     for kind in [v for v in space.values() if isinstance(v, type) and v.__module__ == "tests"]:
         _run_class(kind)
-
-
-_NOT_THERE = object()
-
-
-def _resolved(name: str, program: RemoteProgram, names: list[str], module: bool) -> Any:
-    """Resolve a name that the tests use but do not define: a standard module, else the program's."""
-    if module and (name in sys.stdlib_module_names or name in _USUAL_NAMES):
-        return importlib.import_module(_USUAL_NAMES.get(name, name))
-    return program.named(name) if name in names else _NOT_THERE
 
 
 def _run_class(kind: type) -> None:
@@ -106,30 +107,32 @@ class RemoteProgram:
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
-        self._functions: dict[int, Callable[..., Any]] = {}
+        self._functions: dict[int, Function] = {}
         self._numbers = itertools.count(1)
         self.num_requests = 0
 
     def hello(self) -> list[str]:
         """Wait until the program has run; return the names it defines. Raises ProgramError if it failed."""
         message = receive(self._channel)
-        if not isinstance(message, dict) or not isinstance(message.get("names"), list):
+        names = message.get("names")
+        if not isinstance(names, list):
             raise ProgramError(str(message)[:300])
-        return [name for name in message["names"] if isinstance(name, str)]
+        return [name for name in names if isinstance(name, str)]
 
     def request(
-        self, what: str, *arguments: Any, named: dict[str, Any] | None = None, keep: bool = False
-    ) -> Any:
+        self, what: str, *arguments: Value, named: Mapping[str, Value] | None = None, keep: bool = False
+    ) -> Value:
         """Return the program's reply; with ``keep`` its changes to lists, dicts and sets go into the
         arguments.
         """
         reply = self._reply(what, arguments, named, keep)
         if keep and "arguments" in reply:
-            for given, after in zip(arguments[1:], decode(reply["arguments"], self._received), strict=True):
+            changed = _of_kind(list, decode(reply["arguments"], self._received))
+            for given, after in zip(arguments[1:], changed, strict=True):
                 _become(given, after)
         return decode(reply["value"], self._received)
 
-    def named(self, name: str) -> Any:
+    def named(self, name: str) -> Value | types.ModuleType:
         """Return what the program calls ``name``.
 
         Parts of the standard library come from this process, under their real name.
@@ -140,45 +143,50 @@ class RemoteProgram:
         return decode(data, self._received)
 
     def _reply(
-        self, what: str, arguments: tuple[Any, ...], named: dict[str, Any] | None = None, keep: bool = False
-    ) -> dict[str, Any]:
+        self,
+        what: str,
+        arguments: Sequence[Value],
+        named: Mapping[str, Value] | None = None,
+        keep: bool = False,
+    ) -> JsonObject:
         self.num_requests += what == "call"
-        request = {"ask": what, "arguments": encode(list(arguments), self._sent)}
+        request: JsonObject = {"ask": what, "arguments": encode(list(arguments), self._sent)}
         if what == "call":
-            request |= {"named": encode(named or {}, self._sent), "keep": keep}
+            request |= {"named": encode(dict(named or {}), self._sent), "keep": keep}
         send(self._channel, request)
-        while isinstance(reply := receive(self._channel), dict) and "call" in reply:
+        while "call" in (reply := receive(self._channel)):
             send(self._channel, self._called_back(reply))
-        if not isinstance(reply, dict) or not ("value" in reply or "raised" in reply):
-            raise ProgramError("a reply that is none")
         if "raised" in reply:
             raise _exception(reply, self._received)
+        if "value" not in reply:
+            raise ProgramError("a reply that is none")
         return reply
 
-    def _called_back(self, message: dict[str, Any]) -> dict[str, Any]:
+    def _called_back(self, message: JsonObject) -> JsonObject:
         """Run a function of the tests that the program has called."""
         try:
-            arguments, named = (decode(message[key], self._received) for key in ("arguments", "named"))
-            return {"value": encode(self._functions[message["call"]](*arguments, **named), self._sent)}
+            arguments, named = decode_call(message, self._received)
+            function = self._functions[int(str(message["call"]))]
+            return {"value": encode(function(*arguments, **named), self._sent)}
         except Exception as error:
             return {"raised": f"{type(error).__name__}: {error}"[:300]}
 
-    def _sent(self, value: Any) -> Any:
+    def _sent(self, value: object) -> Json:
         if isinstance(value, RemoteObject):
-            return ["object", object.__getattribute__(value, "_number")]
+            return ["object", value._number]
         if isinstance(value, (*_FUNCTIONS, type)):
             number = next(self._numbers)
             self._functions[number] = value
             return ["function", number]
         raise Unsuitable(f"the tests give the program an object of the class {type(value).__qualname__}")
 
-    def _received(self, data: list[Any]) -> Any:
+    def _received(self, data: list[Json]) -> RemoteObject | Function:
         if data[0] == "object" and type(data[1]) is int:
             return RemoteObject(self, data[1])
         raise NotPlain(str(data[0]))
 
 
-def _own(name: str, claimed: list[str]) -> Any:
+def _own(name: str, claimed: list[str]) -> types.ModuleType | Function:
     """Return the standard module, class or function really called ``name``; the program cannot substitute
     one.
     """
@@ -195,25 +203,29 @@ def _own(name: str, claimed: list[str]) -> Any:
     raise ProgramError(f"{name} is said to be {'.'.join(claimed)}")
 
 
-def _become(given: Any, after: Any) -> None:
+def _become(given: Value, after: Value) -> None:
     if type(given) is list and type(after) is list:
         given[:] = after
-    elif type(given) in (dict, set) and type(after) is type(given):
+    if type(given) is dict and type(after) is dict:
+        given.clear()
+        given.update(after)
+    if type(given) is set and type(after) is set:
         given.clear()
         given.update(after)
 
 
-def _exception(reply: dict[str, Any], received: Callable[[Any], Any]) -> Exception:
+def _exception(reply: JsonObject, received: Callable[[list[Json]], RemoteObject | Function]) -> Exception:
     """Return the program's exception as the nearest built-in class; never one that ends a process."""
-    arguments = decode(reply["arguments"], received)
-    for name in reply["raised"]:
+    arguments = _of_kind(list, decode(reply.get("arguments"), received))
+    names = _of_kind(list, reply["raised"])
+    for name in names:
         kind = getattr(builtins, str(name), None)
         if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, _ENDS_A_LOOP):
             try:
                 return kind(*arguments)
             except TypeError:
                 continue
-    return ProgramError(f"{reply['raised'][0]}: {arguments}"[:300])
+    return ProgramError(f"{names[0]}: {arguments}"[:300])
 
 
 class RemoteObject:
@@ -224,24 +236,24 @@ class RemoteObject:
     _program: RemoteProgram
 
     def __init__(self, program: RemoteProgram, number: int) -> None:
-        object.__setattr__(self, "_program", program)
-        object.__setattr__(self, "_number", number)
+        super().__setattr__("_program", program)
+        super().__setattr__("_number", number)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Value:
         if name.startswith("__"):
             raise AttributeError(name)
         return self._program.request("attribute", self, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: Value) -> None:
         self._program.request("set_attribute", self, name, value)
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
+    def __call__(self, *arguments: Value, **named: Value) -> Value:
         return self._program.request("call", self, *arguments, named=named)
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: Value) -> Value:
         return self._program.request("item", self, key)
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: Value, value: Value) -> None:
         self._program.request("set_item", self, key, value)
 
     def __len__(self) -> int:
@@ -252,7 +264,7 @@ class RemoteObject:
 
     __repr__ = __str__
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Value]:
         over = self._program.request("iterate", self)
         count = 0
         while items := _of_kind(list, self._program.request("next", over)):
@@ -261,7 +273,7 @@ class RemoteObject:
             if count > _MAX_ITEMS:
                 raise ProgramError("an iterator without an end")
 
-    def __contains__(self, item: Any) -> bool:
+    def __contains__(self, item: Value) -> bool:
         return any(item == each for each in self)
 
     def __bool__(self) -> bool:
@@ -273,13 +285,13 @@ class RemoteObject:
     __hash__ = object.__hash__
 
 
-def _of_kind(kind: Any, value: Any) -> Any:
-    if type(value) is not kind:
-        raise ProgramError(f"no {kind.__name__}")
-    return value
+def _of_kind(kind: type[T], value: Value | Json) -> T:
+    if isinstance(value, kind) and type(value) is kind:
+        return value
+    raise ProgramError(f"no {kind.__name__}")
 
 
-def call_for_its_effect(function: Any, *arguments: Any, **named: Any) -> Any:
+def call_for_its_effect(function: RemoteObject | Function, *arguments: Value, **named: Value) -> object:
     """Call a function whose result is not used.
 
     A program's changes to lists, dicts and sets are copied into the arguments.
@@ -308,7 +320,7 @@ class ProgramModule(types.ModuleType):
         self.__dict__["__all__"] = [name for name in names if not name.startswith("_")]
         self.__dict__["_asked"] = program
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Value | types.ModuleType:
         if name not in self.__dict__["__all__"] and name.startswith("__"):
             raise AttributeError(name)
         return self.__dict__["_asked"].named(name)

@@ -10,15 +10,20 @@ import atexit
 import importlib.abc
 import io
 import itertools
+import operator
 import os
 import socket
 import sys
 import threading
 import types
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from paceline.algorithms.rewards.sandbox.plain import NotPlain, decode, encode, receive, send
+from paceline.algorithms.rewards.sandbox.plain import NotPlain, decode, decode_call, encode, receive, send
+
+if TYPE_CHECKING:
+    from paceline.algorithms.rewards.sandbox.plain import Other
+    from paceline.core.json_types import Json, JsonObject
 
 NAME = "solution"  # the program's module name
 _CHUNK = 1000  # elements of an iterator in one message
@@ -59,7 +64,7 @@ def _status_of(act: Callable[[], object]) -> int:
     return 0
 
 
-def _load(name: str, text: str) -> dict[str, Any]:
+def _load(name: str, text: str) -> Mapping[str, object]:
     """Run a program as the module ``name`` and return the names it defines."""
     module = types.ModuleType(name)
     sys.modules[name] = module
@@ -87,11 +92,12 @@ def serve_program(text: str, channel: socket.socket) -> None:
 class Objects:
     """The objects that the other side may refer to, by number."""
 
-    def __init__(self, names: dict[str, Any], channel: socket.socket) -> None:
+    def __init__(self, names: Mapping[str, object], channel: socket.socket) -> None:
         self._names, self._channel = names, channel
-        self._held: dict[int, Any] = {}
+        self._held: dict[int, object] = {}
         self._numbers = itertools.count(1)
-        self._handlers: dict[str, Callable[..., Any]] = {
+        self._handlers: dict[str, Callable[..., object]] = {
+            "call": operator.call,
             "attribute": getattr,
             "set_attribute": setattr,
             "item": lambda held, key: held[key],
@@ -102,32 +108,27 @@ class Objects:
             "next": lambda held: list(itertools.islice(held, _CHUNK)),
         }
 
-    def answer(self, message: dict[str, Any]) -> dict[str, Any]:
+    def answer(self, message: JsonObject) -> JsonObject:
         """Return the reply to one request: a value, or what was raised."""
         try:
-            arguments = decode(message["arguments"], self._known)
-            if message["ask"] == "call":
-                return self._call(message, *arguments)
+            arguments, named = decode_call(message, self._known)
             if message["ask"] == "name":
-                return {"value": encode(self._names[arguments[0]], self._named)}
-            return {"value": encode(self._handlers[message["ask"]](*arguments), self._numbered)}
+                return {"value": encode(self._names[str(arguments[0])], self._named)}
+            value = self._handlers[str(message["ask"])](*arguments, **named)
+            reply: JsonObject = {"value": encode(value, self._numbered)}
+            if message.get("keep"):  # a call for its effect: send back the changed arguments
+                reply["arguments"] = encode(arguments[1:], self._numbered)
+            return reply
         except BaseException as error:  # noqa: BLE001 - the tests decide what it means
             return _raised(error, self._numbered)
 
-    def _call(self, message: dict[str, Any], function: Any, *given: Any) -> dict[str, Any]:
-        arguments, named = list(given), decode(message["named"], self._known)
-        reply = {"value": encode(function(*arguments, **named), self._numbered)}
-        if message["keep"]:  # a call for its effect: send back the changed arguments
-            reply["arguments"] = encode(arguments, self._numbered)
-        return reply
-
-    def _numbered(self, value: Any) -> Any:
+    def _numbered(self, value: object) -> Json:
         """Return the reference for an object that stays here."""
         number = next(self._numbers)
         self._held[number] = value
         return ["object", number]
 
-    def _named(self, value: Any) -> Any:
+    def _named(self, value: object) -> Json:
         """Return a module or a standard definition by its own name there; else a reference."""
         if isinstance(value, types.ModuleType):
             return ["module", value.__name__]
@@ -138,17 +139,18 @@ class Objects:
             and home.partition(".")[0] in sys.stdlib_module_names
         )
         found = known and getattr(sys.modules.get(str(home)), str(name), None) is value
-        return ["library", home, name] if found else self._numbered(value)
+        return ["library", str(home), str(name)] if found else self._numbered(value)
 
-    def _known(self, data: Any) -> Any:
+    def _known(self, data: list[Json]) -> object:
         """Return the object that a received reference means."""
-        if data[0] == "object":
-            return self._held[data[1]]
-        if data[0] == "function":
-            return lambda *arguments, **named: self._ask_back(data[1], arguments, named)
-        raise NotPlain(str(data[0]))
+        kind, number = data
+        if not isinstance(number, int) or kind not in ("object", "function"):
+            raise NotPlain(str(kind))
+        if kind == "object":
+            return self._held[number]
+        return lambda *arguments, **named: self._ask_back(number, arguments, named)
 
-    def _ask_back(self, number: int, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def _ask_back(self, number: int, arguments: Sequence[object], named: Mapping[str, object]) -> object:
         """Call a function of the tests, in the other process."""
         send(
             self._channel,
@@ -165,7 +167,7 @@ class Objects:
         return decode(message["value"], self._known)
 
 
-def _raised(error: BaseException, numbered: Callable[[Any], Any]) -> dict[str, Any]:
+def _raised(error: BaseException, numbered: Other) -> JsonObject:
     """Describe an exception by the names of its classes and its arguments."""
     try:
         arguments = encode(list(error.args), numbered)

@@ -20,11 +20,25 @@ import shutil
 import signal
 import socket
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from paceline.algorithms.rewards.sandbox import judge, kernel, landlock, program, walls
 
+if TYPE_CHECKING:
+    from paceline.core.json_types import JsonObject
+
 MAX_MESSAGE, MAX_FILES = 1 << 16, 8
+
+
+class ProgramRequest(walls.ProgramLimits):
+    """One process to run, as ``program``, ``judge`` or ``script``: the names of its files, which come beside
+    this, and the seconds of wall time after which it is killed.
+    """
+
+    role: str
+    files: list[str]
+    wall: float
 
 
 def main(control: int) -> None:
@@ -80,7 +94,7 @@ def _first(peer: socket.socket, readable: list[str]) -> None:
     _serve(peer, namespaces=True)
 
 
-def _end_with(peer: socket.socket, act: Any) -> None:
+def _end_with(peer: socket.socket, act: Callable[[], None]) -> None:
     """Run ``act`` as the rest of a forked process; report its failure and exit."""
     try:
         act()
@@ -91,7 +105,7 @@ def _end_with(peer: socket.socket, act: Any) -> None:
     os._exit(0)
 
 
-def _send(peer: socket.socket, message: dict[str, Any]) -> None:
+def _send(peer: socket.socket, message: JsonObject) -> None:
     peer.send(json.dumps(message).encode())
 
 
@@ -110,7 +124,7 @@ def _serve(peer: socket.socket, *, namespaces: bool) -> None:
         numbers = array.array("i")
         for _, _, part in ancillary:
             numbers.frombytes(part[: len(part) - len(part) % numbers.itemsize])
-        request = json.loads(data)
+        request: ProgramRequest = json.loads(data)
         files = dict(zip(request["files"], numbers, strict=True))
         if not os.fork():
             peer.close()
@@ -119,11 +133,11 @@ def _serve(peer: socket.socket, *, namespaces: bool) -> None:
             os.close(number)
 
 
-def _keep(request: dict[str, Any], files: dict[str, int], namespaces: bool) -> None:
+def _keep(request: ProgramRequest, files: dict[str, int], namespaces: bool) -> None:
     """Run the program until it ends, its time is up or the client is gone; then send its status."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     life, status = files.pop("life"), files.pop("status")
-    status_line: dict[str, Any]
+    status_line: JsonObject
     try:
         if namespaces:
             walls.private_files(request["readable"])
@@ -150,7 +164,7 @@ def _keep(request: dict[str, Any], files: dict[str, int], namespaces: bool) -> N
     os._exit(0)
 
 
-def _become(request: dict[str, Any], files: dict[str, int], status: int, namespaces: bool) -> None:
+def _become(request: ProgramRequest, files: dict[str, int], status: int, namespaces: bool) -> None:
     """Become the program, or its judge."""
     try:
         text = _read(files.pop("text"))

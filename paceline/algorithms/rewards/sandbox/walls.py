@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TypedDict
 
 from paceline.algorithms.rewards.sandbox import kernel, landlock, seccomp
 
@@ -17,6 +17,17 @@ WRITABLE = ("/tmp", "/dev/shm")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _OWN_BYTES, _OWN_FILES = 16 << 20, 256  # for each of WRITABLE
 _FILE_BYTES, _OPEN_FILES, _THREADS = 1 << 20, 64, 64
+
+
+class ProgramLimits(TypedDict):
+    """What a program may use: CPU seconds, bytes of memory, folders; ``folder`` is its own without
+    namespaces.
+    """
+
+    seconds: int
+    memory: int
+    folder: str
+    readable: list[str]
 
 
 def enter_namespaces() -> None:
@@ -132,7 +143,7 @@ def private_files(readable: Sequence[str]) -> None:
         os.close(copy)
 
 
-def shut_in(limits: Mapping[str, Any], *, namespaces: bool) -> None:
+def shut_in(limits: ProgramLimits, *, namespaces: bool) -> None:
     """Drop privileges and apply all limits: the last steps before a process becomes the program.
 
     Raises OSError.
