@@ -15,21 +15,29 @@ from __future__ import annotations
 import hashlib
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.core.json_types import Json, JsonObject
 from paceline.core.patterns import is_pattern
 from paceline.core.units import human_count
 from paceline.models import codes
 from paceline.runtime.seed import seed_for
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    from paceline.protocols.model import HFModel
+
 
 NAME = "default"  # peft's name of the one adapter
 PEFT_PREFIX = "base_model.model."
@@ -51,7 +59,7 @@ class Adapter:
 
     spec: Mapping[str, Any]
     trained: Mapping[str, str]
-    peft: Mapping[str, Any]
+    peft: JsonObject
     base: Mapping[str, Any]
     note: str
 
@@ -61,7 +69,11 @@ class Adapter:
 
 
 def add_adapter(
-    hf: Any, spec: Mapping[str, Any], seed: int, base: Mapping[str, Any], rows: tuple[int, int] | None = None
+    hf: HFModel,
+    spec: Mapping[str, Any],
+    seed: int,
+    base: Mapping[str, Any],
+    rows: tuple[int, int] | None = None,
 ) -> Adapter:
     """Inject the adapters and freeze the rest; initialize from the seed (A uniform, B zero: outputs do not
     change) or from a folder's weights.
@@ -91,11 +103,11 @@ def add_adapter(
 
 
 @contextmanager
-def switched_off(hf: Any) -> Iterator[None]:
+def switched_off(hf: HFModel) -> Iterator[None]:
     """Disable every adapter inside the context. peft's own switch (``enable_adapters``) would also change
     ``requires_grad``.
     """
-    layers = [module for module in hf.modules() if hasattr(module, "_disable_adapters")]
+    layers = [module for module in hf.modules() if _is_adapted(module)]
     for layer in layers:
         layer._disable_adapters = True
     try:
@@ -103,6 +115,10 @@ def switched_off(hf: Any) -> Iterator[None]:
     finally:
         for layer in layers:
             layer._disable_adapters = False
+
+
+def _is_adapted(module: nn.Module) -> TypeGuard[BaseTunerLayer]:
+    return hasattr(module, "_disable_adapters")
 
 
 def plain_name(name: str) -> str:
@@ -124,7 +140,7 @@ def adapted_modules(names: Iterator[str]) -> frozenset[str]:
 
 
 @torch.no_grad()
-def merge(hf: Any, spec: Mapping[str, Any], trained: Mapping[str, Tensor]) -> None:
+def merge(hf: HFModel, spec: Mapping[str, Any], trained: Mapping[str, Tensor]) -> None:
     """Merge the adapters into the plain model ``hf`` (W + scale · B A, in W's dtype) and copy in what was
     trained in full.
 
@@ -148,7 +164,7 @@ def scale(spec: Mapping[str, Any]) -> float:
 
 
 @torch.no_grad()
-def base_fingerprint(hf: Any) -> str | None:
+def base_fingerprint(hf: HFModel) -> str | None:
     """Return a sha256 (hex) over names, shapes and up to 1,024 evenly spaced float32 values of every
     parameter; None if any is on meta.
     """
@@ -164,7 +180,7 @@ def base_fingerprint(hf: Any) -> str | None:
 
 
 @torch.no_grad()
-def load_adapter(hf: Any, folder: Path, trained: Mapping[str, str]) -> None:
+def load_adapter(hf: HFModel, folder: Path, trained: Mapping[str, str]) -> None:
     """Load the weights of a peft folder into the injected model, in place.
 
     Raises ConfigError ``models.adapter_weights`` unless the file holds every trained parameter, each of the
@@ -196,7 +212,7 @@ def load_adapter(hf: Any, folder: Path, trained: Mapping[str, str]) -> None:
         parameter.copy_(found[name])
 
 
-def ties(hf: Any) -> dict[str, str]:
+def ties(hf: HFModel) -> dict[str, str]:
     """Map the other names of tied parameters to their own (``lm_head.weight`` ->
     ``model.embed_tokens.weight``).
     """
@@ -205,7 +221,7 @@ def ties(hf: Any) -> dict[str, str]:
     return {name: own[id(p)] for name, p in every if own[id(p)] != name}
 
 
-def _inject(hf: Any, spec: Mapping[str, Any], seed: int) -> Any:
+def _inject(hf: HFModel, spec: Mapping[str, Any], seed: int) -> LoraConfig:
     from peft import LoraConfig, inject_adapter_in_model
 
     # Which layers: one pattern or a list of names, each of which must match something.
@@ -242,7 +258,7 @@ def _inject(hf: Any, spec: Mapping[str, Any], seed: int) -> Any:
     return config
 
 
-def fused_experts(hf: Any) -> list[str]:
+def fused_experts(hf: HFModel) -> list[str]:
     """Return the modules that keep all experts of a layer in one tensor: they have no linear layers for
     adapters to wrap.
     """
@@ -253,7 +269,7 @@ def fused_experts(hf: Any) -> list[str]:
     ]
 
 
-def trunk_linears(hf: Any) -> list[str]:
+def trunk_linears(hf: HFModel) -> list[str]:
     """Return the last name components of the trunk's linear layers, sorted."""
     head = hf.get_output_embeddings()
     return sorted(
@@ -265,14 +281,14 @@ def trunk_linears(hf: Any) -> list[str]:
     )
 
 
-def _task(hf: Any) -> str:
+def _task(hf: HFModel) -> str:
     """Return peft's task type. For sequence classification peft then leaves the linear ``score`` head
     alone.
     """
     return "SEQ_CLS" if type(hf).__name__.endswith("ForSequenceClassification") else "CAUSAL_LM"
 
 
-def _check_layers(hf: Any) -> None:
+def _check_layers(hf: HFModel) -> None:
     """Check that adapters wrap only linear layers (``nn.Linear``, GPT-2's ``Conv1D``) of the trunk; let them
     compute in their input's dtype.
     """
@@ -280,10 +296,11 @@ def _check_layers(hf: Any) -> None:
 
     head = hf.get_output_embeddings()
     for name, module in hf.named_modules():
+        is_head = module is head
         if not isinstance(module, LoraLayer):
             continue
-        if module is head or not isinstance(module, Linear):
-            kind = "the head" if module is head else type(module.get_base_layer()).__name__
+        if is_head or not isinstance(module, Linear):
+            kind = "the head" if is_head else type(module.get_base_layer()).__name__
             raise ConfigError(
                 codes.MODELS_ADAPTER_TARGET(
                     "adapters go on linear layers of the trunk",
@@ -296,7 +313,7 @@ def _check_layers(hf: Any) -> None:
         module.cast_input_dtype_enabled = False
 
 
-def _train_whole(hf: Any, wanted: Any) -> list[str]:
+def _train_whole(hf: HFModel, wanted: Iterable[str]) -> list[str]:
     """Unfreeze the modules named in ``modules_to_save``, in place; return those names plus the names of
     modules tied to them, sorted.
     """
@@ -330,9 +347,10 @@ def _train_whole(hf: Any, wanted: Any) -> list[str]:
     return sorted(saved)
 
 
-def _peft_config(config: Any, saved: list[str], base: Mapping[str, Any], tied: bool) -> dict[str, Any]:
+def _peft_config(config: LoraConfig, saved: list[str], base: Mapping[str, Any], tied: bool) -> JsonObject:
     """Return the contents of ``adapter_config.json``: what peft writes, with its sets as sorted lists."""
-    values = {k: sorted(v) if isinstance(v, (set, frozenset)) else v for k, v in config.to_dict().items()}
+    given: dict[str, Json | set[str]] = config.to_dict()  # type: ignore[no-untyped-call]
+    values: JsonObject = {k: sorted(v) if isinstance(v, (set, frozenset)) else v for k, v in given.items()}
     ours = {
         "peft_type": "LORA",
         "task_type": config.task_type,
@@ -349,13 +367,13 @@ def _all_trained(module: nn.Module) -> bool:
     return all(p.requires_grad for p in module.parameters())
 
 
-def _transposed(hf: Any, module: str) -> bool:
+def _transposed(hf: HFModel, module: str) -> bool:
     """Return whether the layer stores its weight as [in, out] (``Conv1D``)."""
     return not isinstance(hf.get_submodule(module), nn.Linear)
 
 
 def _targets(
-    spec: Mapping[str, Any], hf: Any, message: str, what: str = "peft finds nothing to adapt"
+    spec: Mapping[str, Any], hf: HFModel, message: str, what: str = "peft finds nothing to adapt"
 ) -> Diagnostic:
     linear = sorted({n.rpartition(".")[2] for n, m in hf.named_modules() if isinstance(m, nn.Linear)})
     return codes.MODELS_ADAPTER_TARGETS(

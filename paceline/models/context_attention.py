@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.models.attention_context import PackedSequenceInfo
+from paceline.models.autograd import Function, FunctionContext
 from paceline.models.context_parallel import ULYSSES, shared_heads
 from paceline.models.documents import _flash, _flash_backward, scores_attention
 from paceline.models.precision import product_dtype
@@ -135,7 +136,7 @@ def _tail(
     plain = softcap is None and sinks is None and window is None and query.shape[-1] == value.shape[-1]
     if plain and dropout == 0.0 and query.device.type == "cpu":
         dtype = product_dtype(query.dtype, query.device)
-        return CpuTail.apply(query, key, value, scale, dtype)  # type: ignore
+        return CpuTail.apply(query, key, value, scale, dtype)
     pieces: list[Tensor] = []
     before = key.shape[_TOKENS] - query.shape[_TOKENS]
     for rows in torch.split(
@@ -177,7 +178,13 @@ def _masked(
     )
 
 
-class CpuTail(torch.autograd.Function):
+class _TailContext(FunctionContext):
+    saved_tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+    scale: float
+    product: torch.dtype
+
+
+class CpuTail(Function):
     """``_tail`` with torch's CPU flash kernel: full attention to the tokens before the block, causal
     attention within it, combined by their log-sum-exps.
 
@@ -186,7 +193,7 @@ class CpuTail(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, product: torch.dtype
+        ctx: _TailContext, query: Tensor, key: Tensor, value: Tensor, scale: float, product: torch.dtype
     ) -> Tensor:
         """Return the attention output [1, H, q, D]."""
         q, k, v = query.to(product), key.to(product), value.to(product)
@@ -201,7 +208,7 @@ class CpuTail(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: _TailContext, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Run the kernel's backward on both parts, each with the combined output and log-sum-exps."""
         query, key, value, out, total = ctx.saved_tensors
         g, q, k, v, out = (x.to(ctx.product) for x in (grad, query, key, value, out))

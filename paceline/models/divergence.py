@@ -9,7 +9,6 @@ both have.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from paceline.core.errors import ConfigError
 from paceline.models import codes
+from paceline.models.autograd import Function, FunctionContext
 from paceline.models.head_kernels import ChunkedGrads, ChunkedLogits, HeadShape, as_given
 from paceline.models.heads import Head
 from paceline.models.precision import compute_copy
@@ -122,7 +122,11 @@ class TeacherRows:
         return self._head.own_logits(self._hidden[rows])
 
 
-class FusedDivergence(torch.autograd.Function):
+class _FusedContext(FunctionContext):
+    dtypes: tuple[torch.dtype, torch.dtype]  # of hidden and weight, whose gradients are saved
+
+
+class FusedDivergence(Function):
     """Σ over positions of D. The gradients are computed in the forward, a chunk at a time; the backward
     multiplies them by a scalar.
 
@@ -132,7 +136,7 @@ class FusedDivergence(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: _FusedContext,
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
@@ -149,7 +153,7 @@ class FusedDivergence(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: _FusedContext, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Scale in place: the saved gradients belong to this node alone."""
         hidden_dtype, weight_dtype = ctx.dtypes
         return *as_given(ctx.saved_tensors, hidden_dtype, weight_dtype, grad), None, None, None
@@ -185,11 +189,15 @@ def _sum(
     return total
 
 
-class _OfLogits(torch.autograd.Function):
+class _LogitsContext(FunctionContext):
+    saved_tensors: tuple[Tensor]  # the gradient of the logits
+
+
+class _OfLogits(Function):
     """Σ D of logits [r, V], for a head that is differentiated by autograd."""
 
     @staticmethod
-    def forward(ctx: Any, student: Tensor, teacher: Tensor, how: Divergence) -> Tensor:
+    def forward(ctx: _LogitsContext, student: Tensor, teacher: Tensor, how: Divergence) -> Tensor:
         """Return an fp32 scalar."""
         common = min(student.shape[1], teacher.shape[1])
         found, dlogits = divergence_rows(student[:, :common], teacher[:, :common], how)
@@ -197,7 +205,7 @@ class _OfLogits(torch.autograd.Function):
         return found.sum()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: _LogitsContext, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradient of the student's logits; the teacher gets none."""
         (dlogits,) = ctx.saved_tensors
         return dlogits * grad, None, None
@@ -223,7 +231,7 @@ class Comparison:
         weight, bias = self._student.weights()
         arguments = (flat, weight, bias, self._student.shape, teacher, self._how)
         if torch.is_grad_enabled():
-            return FusedDivergence.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
+            return FusedDivergence.apply(*arguments)
         return divergence_sum(*arguments)
 
     def _of_own_head(self, hidden: Tensor, states: Tensor) -> Tensor:
@@ -236,10 +244,7 @@ class Comparison:
             rows = slice(start, start + step)
 
             def compared(part: Tensor, rows: slice = rows) -> Tensor:
-                logits: Tensor = _OfLogits.apply(
-                    self._student.own_logits(part), teacher.logits(rows), self._how
-                )  # type: ignore[no-untyped-call]
-                return logits
+                return _OfLogits.apply(self._student.own_logits(part), teacher.logits(rows), self._how)
 
             part = hidden[rows]
             total = total + (

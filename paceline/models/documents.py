@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.models.attention_context import PackedSequenceInfo
+from paceline.models.autograd import Function, FunctionContext
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
-class CpuDocuments(torch.autograd.Function):
+class _DocumentsContext(FunctionContext):
+    saved_tensors: tuple[Tensor, ...]  # query, key, value, output, log-sum-exps
+    rows: int  # of ``_equal_rows``
+    bounds: tuple[int, ...]
+    scale: float
+    product: torch.dtype
+
+
+class CpuDocuments(Function):
     """Causal attention per document with torch's CPU flash kernel, forward and backward, in one autograd node
     for all documents.
 
@@ -25,7 +32,7 @@ class CpuDocuments(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: _DocumentsContext,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -49,7 +56,7 @@ class CpuDocuments(torch.autograd.Function):
         return result
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: _DocumentsContext, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Call the kernel's own backward per document, or once for all if they are equally long."""
         query, key, value, out, *sums = ctx.saved_tensors
         all_of_them = tuple(x.to(ctx.product) for x in (grad, query, key, value, out))

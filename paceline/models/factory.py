@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from safetensors import SafetensorError
@@ -31,6 +31,11 @@ from paceline.models.scalar_head import HEAD, SCALAR_ROLES, Classes, auto_class
 from paceline.models.swiglu import fuse_mlps
 from paceline.protocols.model import WHOLE, BuildOptions
 from paceline.protocols.roles import Role
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from paceline.protocols.model import HFModel
 
 _STRIPPED = (
     "_attn_implementation",
@@ -153,7 +158,7 @@ class HFModelFactory:
             hf = self._from_weights(implementation)
         hf.config.use_cache = False
         hf.config.architectures = [type(hf).__name__]  # tells an export a causal LM from a classifier
-        hf.to(device=device, dtype=self._master_dtype)
+        hf.to(device=device, dtype=self._master_dtype)  # type: ignore[call-arg]
         self.fingerprint = base_fingerprint(hf) or self.fingerprint
         adapter = self._adapt(hf)  # before the kernels: they skip what an adapter wraps
         if self.frozen:
@@ -168,7 +173,7 @@ class HFModelFactory:
             module.compile_trunk(**self._compile_options)
         return module
 
-    def swap_kernels(self, hf: Any, options: BuildOptions) -> None:
+    def swap_kernels(self, hf: HFModel, options: BuildOptions) -> None:
         """Swap in Paceline's own kernels wherever they compute the same as the model's classes."""
         rope_by_document(hf)
         fuse_norms(hf)  # always: reads only its own weight, and computes in fp32 as Transformers' does
@@ -176,7 +181,7 @@ class HFModelFactory:
             fuse_mlps(hf)
             fuse_attention(hf)
 
-    def _adapt(self, hf: Any) -> Adapter | None:
+    def _adapt(self, hf: HFModel) -> Adapter | None:
         """Inject the adapters, then quantize the weights under them if set; None if all weights are
         trained.
         """
@@ -197,7 +202,7 @@ class HFModelFactory:
             else adapter.noting(quantise(hf, quantization, self._compute_dtype))
         )
 
-    def _from_scratch(self, attention: str | None) -> Any:
+    def _from_scratch(self, attention: str | None) -> HFModel:
         """Initialize on the CPU from the seed alone: the same weights on every rank, device and thread
         count.
         """
@@ -207,18 +212,18 @@ class HFModelFactory:
             torch.manual_seed(self._seed)
             return from_config(auto, config, attention, _code(self._model))
 
-    def _load_config(self) -> Any:
+    def _load_config(self) -> PreTrainedConfig:
         config = load_hf_config(self._model)
         if self.role in SCALAR_ROLES:
             config.num_labels = 1 if self._classes is None else len(self._classes.names)
         return config
 
-    def _sized_config(self) -> Any:
+    def _sized_config(self) -> PreTrainedConfig:
         config = self._load_config()
         config.get_text_config().vocab_size = self._rows
         return config
 
-    def _from_weights(self, attention: str | None) -> Any:
+    def _from_weights(self, attention: str | None) -> HFModel:
         auto = auto_class(self.role)
         name = self._model.name_or_path
         assert name is not None
@@ -253,7 +258,7 @@ class HFModelFactory:
         return hf
 
 
-def load_hf_config(model: ModelSource) -> Any:
+def load_hf_config(model: ModelSource) -> PreTrainedConfig:
     """Return the Hugging Face config object; keys that name code or an attention function are dropped. Raises
     ConfigError.
     """
@@ -316,7 +321,7 @@ def _json(value: Any) -> Any:
     return {k: _json(v) for k, v in value.items()} if isinstance(value, dict) else value
 
 
-def _code(model: ModelSource) -> dict[str, Any]:
+def _code(model: ModelSource) -> dict[str, bool | str | None]:
     """Return the options for Python code that comes with the model: whether it may run, and from which
     commit, even if it is in another repository than the weights.
     """
@@ -328,7 +333,7 @@ def _code(model: ModelSource) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def resize_embeddings(hf: Any, rows: int, seed: int) -> None:
+def resize_embeddings(hf: HFModel, rows: int, seed: int) -> None:
     """Grow or shrink the embedding (and the head) to ``rows``, in place.
 
     New rows are the mean of the old ones plus a thousandth of their standard deviation as noise, from
@@ -373,7 +378,7 @@ def _rows(model: ModelSource, have: int, need: int | None) -> int:
     return -(-need // multiple) * multiple
 
 
-def _model_class(config: Any, model: ModelSource, role: Role) -> Any:
+def _model_class(config: PreTrainedConfig, model: ModelSource, role: Role) -> type[nn.Module]:
     # Which class Transformers will build decides whether attention can be packed.
     if model.trust_remote_code and getattr(config, "auto_map", None):
         return nn.Module  # a class from the hub: nothing is known of its attention

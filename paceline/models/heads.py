@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,9 @@ from paceline.models.regions import local
 from paceline.models.token_stats import TokenStats, Wanted
 from paceline.protocols.batch import IGNORE_INDEX
 from paceline.protocols.roles import Output
+
+if TYPE_CHECKING:
+    from paceline.protocols.model import HFModel
 
 
 class _Output:
@@ -64,7 +67,7 @@ class _Finished(nn.Module):
 class OwnHead:
     """The head as the Hugging Face class computes it: hidden [N, H] -> logits [N, V]."""
 
-    def __init__(self, hf: Any) -> None:
+    def __init__(self, hf: HFModel) -> None:
         self._shell = copy.copy(hf)
         self._shell._modules = dict(hf._modules)
         self._finished = _Finished(hf.base_model)
@@ -141,7 +144,9 @@ class Head:
     ``vocabulary`` which columns this rank computes.
     """
 
-    def __init__(self, hf: Any, chunk_bytes: int = CHUNK_BYTES, temperature: float = 1.0) -> None:
+    shape: HeadShape
+
+    def __init__(self, hf: HFModel, chunk_bytes: int = CHUNK_BYTES, temperature: float = 1.0) -> None:
         """All outputs are those of softmax(logits / ``temperature``): the distribution that tokens were
         sampled from.
         """
@@ -163,7 +168,7 @@ class Head:
             self.fused, self.reason = False, "softcap and a sampling temperature: chunked, through its class"
 
     @torch.no_grad()
-    def _matches(self, hf: Any) -> bool:
+    def _matches(self, hf: HFModel) -> bool:
         """Return whether the fused form equals the class's own logits on a probe (assumed for weights on the
         meta device).
         """

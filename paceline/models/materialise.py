@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -23,11 +23,21 @@ from paceline.models import codes
 from paceline.models.norms import FusedRMSNorm
 from paceline.models.qkv import FusedAttention
 from paceline.models.replace_forward import replace_forward
+from paceline.models.roles import RoleModule
 from paceline.models.swiglu import FusedSwiGLU
+from paceline.protocols.model import RootModule
 from paceline.runtime.world import World
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
-def skeleton(auto: Any, config: Any, attention: str | None, code: Mapping[str, Any]) -> Any:
+    from paceline.models.scalar_head import AutoClass
+    from paceline.protocols.model import HFModel
+
+
+def skeleton(
+    auto: AutoClass, config: PreTrainedConfig, attention: str | None, code: Mapping[str, bool | str | None]
+) -> HFModel:
     """Return the Hugging Face model that ``auto`` builds from ``config``, without storage. ``code``: whether
     Python code from the hub runs, and its commit.
     """
@@ -35,7 +45,9 @@ def skeleton(auto: Any, config: Any, attention: str | None, code: Mapping[str, A
         return from_config(auto, config, attention, code)
 
 
-def from_config(auto: Any, config: Any, attention: str | None, code: Mapping[str, Any]) -> Any:
+def from_config(
+    auto: AutoClass, config: PreTrainedConfig, attention: str | None, code: Mapping[str, bool | str | None]
+) -> HFModel:
     """Call ``auto.from_config``, with ``code_revision`` only if the class will be downloaded from the hub.
 
     Transformers would pass the option on to its own classes, and to a class from the hub that an earlier
@@ -50,10 +62,11 @@ def from_config(auto: Any, config: Any, attention: str | None, code: Mapping[str
     return auto.from_config(config, dtype=torch.float32, attn_implementation=attention, **options)
 
 
-def copy_decisions(root: Any, source: Any | None, world: World) -> None:
+def copy_decisions(root: RootModule, source: RootModule | None, world: World) -> None:
     """Apply rank 0's decisions about ``source``'s modules to ``root``. Collective; ``source`` is None on the
     other ranks.
     """
+    assert isinstance(root, RoleModule)
     decisions = world.broadcast_json(None if source is None else _decisions(source))
     modules = dict(root.hf.named_modules())
     for name, (kernel, values) in decisions["kernels"].items():
@@ -65,7 +78,8 @@ def copy_decisions(root: Any, source: Any | None, world: World) -> None:
         root.hf.generation_config = type(root.hf.generation_config).from_dict(decisions["generation"])
 
 
-def _decisions(source: Any) -> dict[str, Any]:
+def _decisions(source: RootModule) -> dict[str, Any]:
+    assert isinstance(source, RoleModule)
     generation = getattr(source.hf, "generation_config", None)
     return {
         "kernels": kernels_of(source.hf),

@@ -10,12 +10,12 @@ the call all-reduces it. Arguments as in ``head_kernels``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from paceline.models.autograd import Function, FunctionContext
 from paceline.models.head_kernels import ChunkedGrads, ChunkedLogits, HeadShape, as_given
 from paceline.models.regions import Group, copy_to_tp
 from paceline.models.token_stats import Wanted
@@ -56,7 +56,7 @@ class VocabularyPart:
         """Return (Σ -log p(label), number of correct argmaxes). Collective over the group."""
         if torch.is_grad_enabled():
             entered = copy_to_tp(hidden, self.group)
-            return ParallelNll.apply(entered, weight, bias, labels, shape, correct, self)  # type: ignore
+            return ParallelNll.apply(entered, weight, bias, labels, shape, correct, self)
         head = ChunkedLogits(hidden, weight, bias, shape)
         total, num_correct = hidden.new_zeros((), dtype=head.accum_dtype), labels.new_zeros(())
         for rows in head.chunks():
@@ -76,7 +76,7 @@ class VocabularyPart:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return (log p(label) [L], entropy [L], number of correct argmaxes). Collective over the group."""
         entered = copy_to_tp(hidden, self.group)
-        return ParallelStats.apply(entered, weight, bias, labels, shape, wanted, self)  # type: ignore
+        return ParallelStats.apply(entered, weight, bias, labels, shape, wanted, self)
 
     def rows(self, logits: Tensor, labels: Tensor, *, correct: bool, entropy: bool = False) -> _Rows:
         """Reduce a chunk of logits [r, V/n] over the whole vocabulary; among equal maxima the lowest column
@@ -111,12 +111,16 @@ def _minus_onehot_(p: Tensor, target: Tensor, inside: Tensor, by: Tensor) -> Non
     p.scatter_add_(1, target[:, None], by.to(p.dtype).neg().masked_fill(~inside, 0.0)[:, None])
 
 
-class ParallelNll(torch.autograd.Function):
+class _ParallelNllContext(FunctionContext):
+    dtypes: tuple[torch.dtype, torch.dtype]  # of hidden and weight, whose gradients are saved
+
+
+class ParallelNll(Function):
     """``head_kernels.FusedNll`` on a shard of the vocabulary: the gradients are computed in the forward."""
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: _ParallelNllContext,
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
@@ -144,20 +148,26 @@ class ParallelNll(torch.autograd.Function):
         return total, num_correct
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: _ParallelNllContext, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         """Scale in place: the saved gradients belong to this node alone."""
         hidden_dtype, weight_dtype = ctx.dtypes
         return *as_given(ctx.saved_tensors, hidden_dtype, weight_dtype, grad), None, None, None, None
 
 
-class ParallelStats(torch.autograd.Function):
+class _ParallelStatsContext(FunctionContext):
+    saved_tensors: tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor]
+    shape: HeadShape
+    start: int
+
+
+class ParallelStats(Function):
     """``token_stats.TokenStats`` on a shard of the vocabulary; keeps no logits, and its backward needs no
     communication.
     """
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: _ParallelStatsContext,
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
@@ -184,8 +194,8 @@ class ParallelStats(torch.autograd.Function):
 
     @staticmethod
     def backward(
-        ctx: Any, grad_logp: Tensor | None, grad_entropy: Tensor | None, _: Tensor
-    ) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        ctx: _ParallelStatsContext, grad_logp: Tensor | None, grad_entropy: Tensor | None, _: Tensor
+    ) -> tuple[Tensor | None, ...]:
         """Compute the logits again, a chunk at a time."""
         hidden, weight, bias, labels, sums, spread = ctx.saved_tensors
         head = ChunkedLogits(hidden, weight, bias, ctx.shape)

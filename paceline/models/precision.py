@@ -13,12 +13,12 @@ itself and rounded (``product_dtype``): the same numbers to bf16's tolerance, at
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from paceline.models.autograd import Function, FunctionContext
 from paceline.models.replace_forward import replace_base, replace_forward
 
 _COPY, _DTYPE = "_paceline_copy", "_paceline_dtype"
@@ -51,13 +51,22 @@ def activation_dtype(parameter: Tensor) -> torch.dtype:
     return dtype
 
 
-class LowPrecisionLinear(torch.autograd.Function):
+class _LinearContext(FunctionContext):
+    saved_tensors: tuple[Tensor]  # x
+    copy: Tensor
+    product: torch.dtype
+    has_bias: bool
+
+
+class LowPrecisionLinear(Function):
     """x [.., in] and copy in low precision, master weight [out, in] in fp32 -> [.., out] in low precision;
     fp32 gradients to the masters.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, product: torch.dtype) -> Tensor:
+    def forward(
+        ctx: _LinearContext, x: Tensor, weight: Tensor, bias: Tensor | None, product: torch.dtype
+    ) -> Tensor:
         """x @ copy.T + bias."""
         copy = compute_copy(weight)
         low_bias = None if bias is None else compute_copy(bias).to(product)
@@ -66,7 +75,7 @@ class LowPrecisionLinear(torch.autograd.Function):
         return F.linear(x.to(product), copy.to(product), low_bias).to(x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: _LinearContext, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Compute products in ``product``; the weight's gradient is fp32."""
         (x,) = ctx.saved_tensors
         product, copy = ctx.product, ctx.copy
@@ -78,18 +87,24 @@ class LowPrecisionLinear(torch.autograd.Function):
         return grad_x, grad_weight, grad_bias, None
 
 
-class LowPrecisionEmbedding(torch.autograd.Function):
+class _EmbeddingContext(FunctionContext):
+    saved_tensors: tuple[Tensor]  # ids
+    rows: int
+    padding_idx: int
+
+
+class LowPrecisionEmbedding(Function):
     """Rows of the copy; the gradient is a dense fp32 [V, H] for the master."""
 
     @staticmethod
-    def forward(ctx: Any, ids: Tensor, weight: Tensor, padding_idx: int) -> Tensor:
+    def forward(ctx: _EmbeddingContext, ids: Tensor, weight: Tensor, padding_idx: int) -> Tensor:
         """Look up in the copy."""
         ctx.save_for_backward(ids)
         ctx.rows, ctx.padding_idx = weight.shape[0], padding_idx
         return F.embedding(ids, compute_copy(weight)).to(activation_dtype(weight))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: _EmbeddingContext, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Scatter-add in fp32."""
         (ids,) = ctx.saved_tensors
         return (
@@ -109,7 +124,7 @@ class ComputeLinear(nn.Linear):
         dtype = activation_dtype(self.weight)
         return LowPrecisionLinear.apply(
             input.to(dtype), self.weight, self.bias, product_dtype(dtype, input.device)
-        )  # type: ignore[no-untyped-call]
+        )
 
 
 class ComputeEmbedding(nn.Embedding):
@@ -119,7 +134,7 @@ class ComputeEmbedding(nn.Embedding):
         """int64 [..] -> [.., H] in the copy's dtype."""
         return LowPrecisionEmbedding.apply(
             input, self.weight, -1 if self.padding_idx is None else self.padding_idx
-        )  # type: ignore[no-untyped-call]
+        )
 
 
 class ComputeLayerNorm(nn.LayerNorm):
@@ -138,21 +153,21 @@ class ComputeConv1D(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[.., in] -> [.., out] in the copy's dtype."""
-        copy: Tensor = LowPrecisionCast.apply(self.weight)  # type: ignore[no-untyped-call]
-        bias: Tensor = LowPrecisionCast.apply(self.bias)  # type: ignore[no-untyped-call]
+        copy = LowPrecisionCast.apply(self.weight)
+        bias = LowPrecisionCast.apply(self.bias)
         return (torch.matmul(x.to(copy.dtype), copy) + bias).to(activation_dtype(self.weight))
 
 
-class LowPrecisionCast(torch.autograd.Function):
+class LowPrecisionCast(Function):
     """The copy of a master as a differentiable value: gradients go to the master in fp32."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor) -> Tensor:
+    def forward(ctx: FunctionContext, weight: Tensor) -> Tensor:
         """Return the copy (or the master if it has none)."""
         return compute_copy(weight).view_as(weight)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: FunctionContext, grad: Tensor) -> Tensor:
         """Cast to fp32."""
         return grad.float()
 

@@ -9,20 +9,43 @@ on that probe. Outside of a packed forward the module's own code runs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 from paceline.models.attention import PACKED_ATTENTION, packed_attention
 from paceline.models.attention_context import recording, sequence_info_of
+from paceline.models.autograd import Function, FunctionContext
 from paceline.models.precision import ComputeLinear, activation_dtype, compute_copy, product_dtype
 from paceline.models.replace_forward import replace_forward
+
+if TYPE_CHECKING:
+    from transformers import Cache
+
+    from paceline.protocols.model import HFModel
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
 
-class RotaryQkv(torch.autograd.Function):
+class PlainAttention(nn.Module):
+    """The attention of a Llama-like model, as far as it is read here; no module is made of this class."""
+
+    q_proj: nn.Linear
+    k_proj: nn.Linear
+    v_proj: nn.Linear
+    o_proj: nn.Linear
+    head_dim: int
+    paceline_passes: Mapping[str, Any]  # set when it is fused: the options of its attention call
+
+
+class _QkvContext(FunctionContext):
+    saved_tensors: tuple[Tensor, Tensor, Tensor]  # x, cos, sin
+    copies: list[Tensor]  # of the three weights
+    product: torch.dtype
+
+
+class RotaryQkv(Function):
     """x [1, T, H] -> query [1, heads, T, D], key and value [1, key heads, T, D], laid out as [1, T, heads,
     D].
 
@@ -32,7 +55,7 @@ class RotaryQkv(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: _QkvContext,
         x: Tensor,
         cos: Tensor,
         sin: Tensor,
@@ -58,7 +81,7 @@ class RotaryQkv(torch.autograd.Function):
         return tuple(outs)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: _QkvContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Rotate back, then sum the three linear backwards into one gradient of x."""
         x, cos, sin = ctx.saved_tensors
         product = ctx.product
@@ -96,23 +119,20 @@ def _wide(grad: Tensor) -> Tensor:
     return grad.float() if grad.dtype in (torch.bfloat16, torch.float16) else grad
 
 
-class FusedAttention(nn.Module):
+class FusedAttention(PlainAttention):
     """The class that an attention module is swapped to; parameters, submodules and names stay."""
-
-    paceline_passes: Mapping[str, Any]
-    head_dim: int
 
     def forward(
         self,
         hidden_states: Tensor,
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         attention_mask: Tensor | None = None,
-        past_key_values: Any = None,
+        past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
         """[1, T, H] -> [1, T, H]."""
         if sequence_info_of(self) is None or past_key_values is not None or position_embeddings is None:
-            return super().forward(  # type: ignore[misc, no-any-return]
+            return super().forward(
                 hidden_states,
                 position_embeddings=position_embeddings,
                 attention_mask=attention_mask,
@@ -121,11 +141,10 @@ class FusedAttention(nn.Module):
             )
         query, key, value = _project(self, hidden_states, *position_embeddings)
         out, _ = packed_attention(self, query, key, value, None, **self.paceline_passes)
-        projected: Tensor = self.o_proj(out.reshape(*hidden_states.shape[:-1], -1))  # type: ignore[operator]
-        return projected, None
+        return self.o_proj(out.reshape(*hidden_states.shape[:-1], -1)), None
 
 
-def fuse_attention(model: Any) -> int:
+def fuse_attention(model: HFModel) -> int:
     """Swap the attention modules of ``model`` that compute exactly this; return how many."""
     if model.config._attn_implementation != PACKED_ATTENTION:
         return 0
@@ -141,18 +160,21 @@ def fuse_attention(model: Any) -> int:
     return count
 
 
-def _project(module: Any, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    layers = [getattr(module, name) for name in _PROJECTIONS]
+def _project(module: PlainAttention, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+    layers = module.q_proj, module.k_proj, module.v_proj
     dtype = activation_dtype(layers[0].weight)
     weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
-    out: tuple[Tensor, Tensor, Tensor] = RotaryQkv.apply(  # type: ignore[no-untyped-call]
+    return RotaryQkv.apply(
         x.to(dtype), cos, sin, module.head_dim, product_dtype(dtype, x.device), *weights, *biases
     )
-    return out
 
 
-def _looks_plain(module: Any) -> bool:
-    owners = {name for name, m in module._modules.items() if next(m.parameters(), None) is not None}
+def _looks_plain(module: nn.Module) -> TypeGuard[PlainAttention]:
+    owners = {
+        name
+        for name, m in module._modules.items()
+        if m is not None and next(m.parameters(), None) is not None
+    }
     return (
         owners == {*_PROJECTIONS, "o_proj"}
         and all(type(getattr(module, name)) in (nn.Linear, ComputeLinear) for name in owners)
@@ -163,7 +185,7 @@ def _looks_plain(module: Any) -> bool:
 
 
 @torch.no_grad()
-def _passes(module: Any) -> dict[str, Any] | None:
+def _passes(module: PlainAttention) -> dict[str, Any] | None:
     """Return the options that the module passes to the attention function, or None if its output on a probe
     differs from the fused one.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -12,9 +12,12 @@ from paceline.core.errors import ConfigError
 from paceline.core.units import human_bytes
 from paceline.models import codes
 
+if TYPE_CHECKING:
+    from paceline.protocols.model import HFModel
+
 
 @torch.no_grad()
-def quantise(hf: Any, spec: Mapping[str, Any], compute: torch.dtype) -> str:
+def quantise(hf: HFModel, spec: Mapping[str, Any], compute: torch.dtype) -> str:
     """Replace every frozen ``nn.Linear`` of the trunk by bitsandbytes' 4-bit layer, in place; return a line
     for the log.
 
@@ -69,7 +72,7 @@ def quantise(hf: Any, spec: Mapping[str, Any], compute: torch.dtype) -> str:
 
 
 @torch.no_grad()
-def round_trip(hf: Any, spec: Mapping[str, Any]) -> None:
+def round_trip(hf: HFModel, spec: Mapping[str, Any]) -> None:
     """Quantize and dequantize the linear weights of a model without adapters, in place: the values that
     ``quantise`` gives them.
     """
@@ -84,7 +87,7 @@ def round_trip(hf: Any, spec: Mapping[str, Any]) -> None:
         linear.weight.copy_(dequantize_4bit(packed, state))
 
 
-def _frozen_linears(hf: Any, frozen: bool = True) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
+def _frozen_linears(hf: HFModel, frozen: bool = True) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
     """Yield (parent, attribute, layer) of the trunk's plain linear layers; with ``frozen`` only of those that
     are not trained.
     """

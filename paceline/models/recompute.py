@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING
 
 from paceline.core.errors import ConfigError
 from paceline.models import codes
 from paceline.models.attention_context import AttentionContext
 
+if TYPE_CHECKING:
+    from paceline.protocols.model import HFModel
 
-def enable_recompute(hf: Any, slot: AttentionContext) -> None:
+
+def enable_recompute(hf: HFModel, slot: AttentionContext) -> None:
     """Enable non-reentrant checkpointing of every layer of a Hugging Face model.
 
     A recomputation runs under the document layout of its own forward, even if other forwards came in between.
@@ -29,6 +32,6 @@ def enable_recompute(hf: Any, slot: AttentionContext) -> None:
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         return nullcontext(), slot.packed_sequences(slot.current)
 
-    hf.gradient_checkpointing_enable(
+    hf.gradient_checkpointing_enable(  # type: ignore[no-untyped-call]
         gradient_checkpointing_kwargs={"use_reentrant": False, "context_fn": contexts}
     )

@@ -8,12 +8,14 @@ rank used for its own part is partial. After Shoeybi et al. 2019 (Megatron-LM, f
 
 from __future__ import annotations
 
-from typing import Any, overload
+from typing import overload
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+
+from paceline.models.autograd import Function, FunctionContext
 
 Group = dist.ProcessGroup
 TP_AXIS = "tp"
@@ -91,40 +93,57 @@ def all_to_all(x: Tensor, group: Group, split: int, join: int) -> Tensor:
     return torch.cat(out.unbind(0), dim=join)
 
 
-class CopyToTP(torch.autograd.Function):
+class _OverGroup(FunctionContext):
+    group: Group
+
+
+class _AlongDim(_OverGroup):
+    dim: int
+
+
+class _PartialOrNot(_AlongDim):
+    partial: bool
+
+
+class _Exchanged(_OverGroup):
+    split: int
+    join: int
+
+
+class CopyToTP(Function):
     """Megatron's f. Replicated, before a part of the model of which each rank computes its own share:
     identity; the partial gradients are summed.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+    def forward(ctx: _OverGroup, x: Tensor, group: Group) -> Tensor:
         """Return the same tensor."""
         ctx.group = group
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: _OverGroup, grad: Tensor) -> tuple[Tensor, None]:
         """Return the sum of the gradients over the group."""
         return all_reduced(grad, ctx.group), None
 
 
-class ReduceFromTP(torch.autograd.Function):
+class ReduceFromTP(Function):
     """Megatron's g. Partial to replicated: the sum over the group; the gradient, equal on all ranks, passes
     unchanged.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+    def forward(ctx: _OverGroup, x: Tensor, group: Group) -> Tensor:
         """Return the sum over the group."""
         return all_reduced(x, group)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: _OverGroup, grad: Tensor) -> tuple[Tensor, None]:
         """Return the gradient unchanged."""
         return grad, None
 
 
-class Gather(torch.autograd.Function):
+class Gather(Function):
     """Sharded along ``dim`` to replicated.
 
     ``partial``: each rank uses the whole for its own part only, so gradients are summed; else they are equal,
@@ -132,89 +151,89 @@ class Gather(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group, dim: int, partial: bool) -> Tensor:
+    def forward(ctx: _PartialOrNot, x: Tensor, group: Group, dim: int, partial: bool) -> Tensor:
         """Return all blocks."""
         ctx.group, ctx.dim, ctx.partial = group, dim, partial
         return gathered(x, group, dim)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: _PartialOrNot, grad: Tensor) -> tuple[Tensor, None, None, None]:
         """Return this rank's block."""
         take = reduce_scattered if ctx.partial else block_of
         return take(grad, ctx.group, ctx.dim), None, None, None
 
 
-class Split(torch.autograd.Function):
+class Split(Function):
     """Replicated to sharded along ``dim``; the backward gathers the gradients of the blocks."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group, dim: int) -> Tensor:
+    def forward(ctx: _AlongDim, x: Tensor, group: Group, dim: int) -> Tensor:
         """Return this rank's block."""
         ctx.group, ctx.dim = group, dim
         return block_of(x, group, dim).clone(memory_format=torch.contiguous_format)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: _AlongDim, grad: Tensor) -> tuple[Tensor, None, None]:
         """Return all blocks."""
         return gathered(grad, ctx.group, ctx.dim), None, None
 
 
-class ReduceScatter(torch.autograd.Function):
+class ReduceScatter(Function):
     """Partial to sharded along ``dim``; the backward gathers the gradients of the blocks."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group, dim: int) -> Tensor:
+    def forward(ctx: _AlongDim, x: Tensor, group: Group, dim: int) -> Tensor:
         """Return this rank's block of the sum."""
         ctx.group, ctx.dim = group, dim
         return reduce_scattered(x, group, dim)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: _AlongDim, grad: Tensor) -> tuple[Tensor, None, None]:
         """Return all blocks."""
         return gathered(grad, ctx.group, ctx.dim), None, None
 
 
-class AllToAll(torch.autograd.Function):
+class AllToAll(Function):
     """Sharded along ``join`` to sharded along ``split``, by all-to-all; the backward is the reverse."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group, split: int, join: int) -> Tensor:
+    def forward(ctx: _Exchanged, x: Tensor, group: Group, split: int, join: int) -> Tensor:
         """Return the same tensor sharded along ``split``."""
         ctx.group, ctx.split, ctx.join = group, split, join
         return all_to_all(x, group, split, join)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: _Exchanged, grad: Tensor) -> tuple[Tensor, None, None, None]:
         """Return the gradient sharded along ``join``."""
         return all_to_all(grad, ctx.group, ctx.join, ctx.split), None, None, None
 
 
-# Typed wrappers: ``apply`` of an autograd function has no signature.
+# The same as functions with named arguments.
 def copy_to_tp(x: Tensor, group: Group) -> Tensor:
     """See ``CopyToTP``."""
-    return CopyToTP.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]
+    return CopyToTP.apply(x, group)
 
 
 def reduce_from_tp(x: Tensor, group: Group) -> Tensor:
     """See ``ReduceFromTP``."""
-    return ReduceFromTP.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]
+    return ReduceFromTP.apply(x, group)
 
 
 def gather(x: Tensor, group: Group, dim: int, *, partial: bool) -> Tensor:
     """See ``Gather``."""
-    return Gather.apply(x, group, dim, partial)  # type: ignore[no-any-return, no-untyped-call]
+    return Gather.apply(x, group, dim, partial)
 
 
 def split(x: Tensor, group: Group, dim: int) -> Tensor:
     """See ``Split``."""
-    return Split.apply(x, group, dim)  # type: ignore[no-any-return, no-untyped-call]
+    return Split.apply(x, group, dim)
 
 
 def reduce_scatter(x: Tensor, group: Group, dim: int) -> Tensor:
     """See ``ReduceScatter``."""
-    return ReduceScatter.apply(x, group, dim)  # type: ignore[no-any-return, no-untyped-call]
+    return ReduceScatter.apply(x, group, dim)
 
 
 def exchange(x: Tensor, group: Group, *, split: int, join: int) -> Tensor:
     """See ``AllToAll``."""
-    return AllToAll.apply(x, group, split, join)  # type: ignore[no-any-return, no-untyped-call]
+    return AllToAll.apply(x, group, split, join)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,9 @@ from paceline.protocols.divergence import Divergence
 from paceline.protocols.model import RootModule
 from paceline.protocols.roles import Output, Role
 
+if TYPE_CHECKING:
+    from paceline.protocols.model import HFModel
+
 
 class RoleModule(RootModule):
     """A Hugging Face causal language model as the root module of ``role``; for reward, value and classifier
@@ -36,10 +39,12 @@ class RoleModule(RootModule):
     its parameters keep their Hugging Face names.
     """
 
+    hf: HFModel
+
     def __init__(
         self,
         role: Role,
-        hf: Any,
+        hf: HFModel,
         attention: AttentionChoice,
         compute_dtype: torch.dtype = torch.float32,
         engine_casts: bool = False,
@@ -157,7 +162,7 @@ class RoleModule(RootModule):
             notes["adapter"] = self.adapter.note
         return notes | self.notes_by_subject
 
-    def _trunk(self) -> Any:
+    def _trunk(self) -> nn.Module:
         return self.hf.base_model
 
     def _packed(self, batch: Batch) -> Tensor:

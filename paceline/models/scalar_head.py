@@ -4,18 +4,23 @@ score of an answer (reward model), its expected score (value model), or one logi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.core.errors import ConfigError
 from paceline.models import codes
 from paceline.models.heads import Vocabulary
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.roles import Output, Role
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from paceline.protocols.model import HFModel
 
 HEAD = (
     # the attribute in every class that is a GenericForSequenceClassification, and in GPT-2's and similar ones
@@ -56,11 +61,41 @@ class Classes:
         }
 
 
-def auto_class(role: Role) -> Any:
+class AutoClass(Protocol):
+    """One of Transformers' auto classes."""
+
+    __name__: str
+    _model_mapping: Mapping[type[PreTrainedConfig], type[nn.Module] | tuple[type[nn.Module], ...]]
+
+    def from_config(
+        self,
+        config: PreTrainedConfig,
+        *,
+        dtype: torch.dtype,
+        attn_implementation: str | None,
+        **code: bool | str | None,
+    ) -> HFModel: ...
+
+    def from_pretrained(
+        self,
+        name: str,
+        *,
+        config: PreTrainedConfig,
+        revision: str,
+        dtype: torch.dtype,
+        attn_implementation: str | None,
+        use_safetensors: Literal[True],
+        output_loading_info: Literal[True],
+        **code: bool | str | None,
+    ) -> tuple[HFModel, Mapping[str, Collection[str]]]: ...
+
+
+def auto_class(role: Role) -> AutoClass:
     """Return the Hugging Face auto class that builds the model of ``role``."""
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-    return AutoModelForSequenceClassification if role in SCALAR_ROLES else AutoModelForCausalLM
+    found = AutoModelForSequenceClassification if role in SCALAR_ROLES else AutoModelForCausalLM
+    return cast(AutoClass, found)  # whose methods have no types of their own
 
 
 class ScalarHead:
@@ -73,9 +108,9 @@ class ScalarHead:
 
     fused = True
 
-    def __init__(self, hf: Any) -> None:
+    def __init__(self, hf: HFModel) -> None:
         self._hf = hf
-        outputs = int(hf.config.num_labels)
+        outputs = hf.config.num_labels
         self.reason = "one number a document or a token" if outputs == 1 else f"{outputs} classes a document"
         self.vocabulary: Vocabulary | None = None
         layer = getattr(hf, HEAD, None)

@@ -10,12 +10,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from paceline.models.autograd import Function, FunctionContext
 from paceline.protocols.batch import Batch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 @dataclass(frozen=True)
@@ -62,19 +66,24 @@ class SharedPrompts:
         """Expand K entries along ``dim`` to all T; in the backward gradients of copies are added to their
         original's, in a fixed order.
         """
-        return _Full.apply(kept, self, dim)  # type: ignore[no-any-return, no-untyped-call]
+        return _Full.apply(kept, self, dim)
 
 
-class _Full(torch.autograd.Function):
+class _FullContext(FunctionContext):
+    shared: SharedPrompts
+    dim: int
+
+
+class _Full(Function):
     """``index_select`` whose backward adds slices instead of single entries."""
 
     @staticmethod
-    def forward(ctx: Any, kept: Tensor, shared: SharedPrompts, dim: int) -> Tensor:
+    def forward(ctx: _FullContext, kept: Tensor, shared: SharedPrompts, dim: int) -> Tensor:
         ctx.shared, ctx.dim = shared, dim
         return kept.index_select(dim, shared.expand)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: _FullContext, grad: Tensor) -> tuple[Tensor, None, None]:
         shared, dim = ctx.shared, ctx.dim
         found = grad.index_select(dim, shared.keep)
         for place, original, length in shared.copies:
@@ -82,7 +91,7 @@ class _Full(torch.autograd.Function):
         return found, None, None
 
 
-def draws_at_random(trunk: nn.Module, config: Any) -> bool:
+def draws_at_random(trunk: nn.Module, config: PreTrainedConfig) -> bool:
     """Return whether the model uses dropout in training: two copies of a prompt would then differ."""
     layers = any(isinstance(module, nn.Dropout) and module.p > 0 for module in trunk.modules())
     return layers or any(

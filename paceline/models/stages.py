@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,9 @@ from paceline.plan import codes as plan_codes
 from paceline.plan.cost.pieces import layer_ranges
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output
+
+if TYPE_CHECKING:
+    from paceline.protocols.model import HFModel
 
 _LOW = (torch.bfloat16, torch.float16)
 _PROBE_TOKENS = 5
@@ -58,7 +61,7 @@ class StageModule(nn.Module):
     weights.
     """
 
-    def __init__(self, whole: RoleModule, hf: Any, index: int, count: int) -> None:
+    def __init__(self, whole: RoleModule, hf: HFModel, index: int, count: int) -> None:
         super().__init__()
         self.hf = hf
         self.index, self.count = index, count
@@ -141,7 +144,7 @@ class StageModule(nn.Module):
             notes["precision"] = self._low_precision.reason
         return notes
 
-    def _autocast(self, states: Tensor) -> Any:
+    def _autocast(self, states: Tensor) -> AbstractContextManager[object]:
         if self._low_precision is None or self._low_precision.cached:
             return nullcontext()
         return torch.autocast(states.device.type, dtype=self.compute_dtype)
@@ -217,7 +220,7 @@ def real_positions(batch: Batch) -> Tensor:
     return offsets[None, :] < (bounds[1:] - bounds[:-1])[:, None]
 
 
-def _layers(hf: Any) -> nn.ModuleList:
+def _layers(hf: HFModel) -> nn.ModuleList:
     """Return the trunk's list of decoder layers. Raises ConfigError ``models.no_stages``."""
     number = hf.config.get_text_config().num_hidden_layers
     for child in hf.base_model.children():
@@ -226,11 +229,11 @@ def _layers(hf: Any) -> nn.ModuleList:
     raise ConfigError(_refusal(hf, "no list of its layers was found"))
 
 
-def _shell(hf: Any, own: range, first: bool, last: bool, as_tuple: bool) -> Any:
+def _shell(hf: HFModel, own: range, first: bool, last: bool, as_tuple: bool) -> Any:
     """Return ``hf`` without the parts of other stages; modules that stay are the same objects."""
     trunk, layers, embedding = hf.base_model, _layers(hf), hf.get_input_embeddings()
     # What comes before the layers belongs to the first stage, what comes after them to the last.
-    kept: dict[str, nn.Module] = {}
+    kept: dict[str, nn.Module | None] = {}
     before = True
     for name, child in trunk._modules.items():
         if child is layers:
@@ -250,17 +253,17 @@ def _shell(hf: Any, own: range, first: bool, last: bool, as_tuple: bool) -> Any:
     return _with_modules(hf, outer)
 
 
-def _with_modules(module: nn.Module, modules: Mapping[str, nn.Module]) -> Any:
+def _with_modules(module: nn.Module, modules: Mapping[str, nn.Module | None]) -> Any:
     clone = copy.copy(module)
     clone._modules = dict(modules)
     return clone
 
 
-def _has_parameters(module: nn.Module) -> bool:
-    return next(module.parameters(), None) is not None
+def _has_parameters(module: nn.Module | None) -> bool:
+    return module is not None and next(module.parameters(), None) is not None
 
 
-def _placeholder(embedding: Any) -> nn.Module:
+def _placeholder(embedding: nn.Module) -> nn.Module:
     """Replace the embedding: keeps its sizes, which models read, and no weight."""
     absent = nn.Identity()
     for name in ("num_embeddings", "embedding_dim"):
@@ -296,7 +299,7 @@ def _same(whole: RoleModule, stages: Sequence[StageModule]) -> bool:
     return torch.allclose(states, expected, rtol=tolerance, atol=tolerance)
 
 
-def _untie(hf: Any, stages: Sequence[StageModule]) -> None:
+def _untie(hf: HFModel, stages: Sequence[StageModule]) -> None:
     """Give a head that shares the embedding's weight a copy of its own. The strategy sums both gradients, so
     the copies stay equal.
     """
@@ -310,7 +313,7 @@ def _untie(hf: Any, stages: Sequence[StageModule]) -> None:
     head.weight = nn.Parameter(weight.detach().clone(), requires_grad=weight.requires_grad)
 
 
-def _refusal(hf: Any, why: str) -> Diagnostic:
+def _refusal(hf: HFModel, why: str) -> Diagnostic:
     return plan_codes.MODELS_NO_STAGES(
         what="this model class cannot be cut into pipeline stages",
         where="training.parallelism.pp_size",

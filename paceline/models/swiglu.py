@@ -7,26 +7,48 @@ on a probe equals this one's. Elementwise work runs over blocks of rows that sta
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Protocol, TypeGuard
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from paceline.models.autograd import Function, FunctionContext
 from paceline.models.precision import ComputeLinear, activation_dtype, compute_copy, product_dtype
 from paceline.models.replace_forward import replace_forward
 
 _BLOCK_ELEMENTS = 96 * 1024  # a block of four such fp32 arrays fits in 2 MiB of cache
 
 
-class SwiGlu(torch.autograd.Function):
+class GatedMlp(Protocol):
+    """A gated MLP of a Llama-like model."""
+
+    gate_proj: nn.Linear
+    up_proj: nn.Linear
+    down_proj: nn.Linear
+
+    def __call__(self, x: Tensor, /) -> Tensor: ...
+
+
+class _SwiGluContext(FunctionContext):
+    saved_tensors: tuple[Tensor, Tensor, Tensor]  # x, gate, up
+    copies: tuple[Tensor, ...]  # of the three weights
+    product: torch.dtype
+
+
+class SwiGlu(Function):
     """down(silu(gate(x)) · up(x)); Shazeer 2020 (arXiv:2002.05202), equation 6. x [.., H], weights [I, H],
     [I, H], [H, I].
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, gate_weight: Tensor, up_weight: Tensor, down_weight: Tensor, product: torch.dtype
+        ctx: _SwiGluContext,
+        x: Tensor,
+        gate_weight: Tensor,
+        up_weight: Tensor,
+        down_weight: Tensor,
+        product: torch.dtype,
     ) -> Tensor:
         """[.., H] -> [.., H] in x's dtype."""
         copies = tuple(compute_copy(w) for w in (gate_weight, up_weight, down_weight))
@@ -46,7 +68,7 @@ class SwiGlu(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: _SwiGluContext, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Do all elementwise work in one pass over the rows; weights' gradients are fp32 (or x's wider
         dtype).
         """
@@ -111,15 +133,13 @@ class FusedSwiGLU(nn.Module):
         weights = self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight
         dtype = activation_dtype(weights[0])
         product = product_dtype(dtype, x.device)
-        out: Tensor = SwiGlu.apply(x.to(dtype), *weights, product)  # type: ignore[no-untyped-call]
-        return out
+        return SwiGlu.apply(x.to(dtype), *weights, product)
 
 
 def fuse_mlps(model: nn.Module) -> int:
     """Swap the gated MLPs of ``model`` that compute exactly this; return how many."""
-    verdicts: dict[tuple[object, ...], bool] = {}
+    verdicts: dict[tuple[type, torch.Size], bool] = {}
     count = 0
-    module: Any
     for module in model.modules():
         if isinstance(module, FusedSwiGLU) or not _looks_gated(module):
             continue
@@ -132,7 +152,7 @@ def fuse_mlps(model: nn.Module) -> int:
     return count
 
 
-def _looks_gated(module: nn.Module) -> bool:
+def _looks_gated(module: nn.Module) -> TypeGuard[GatedMlp]:
     parts = [module._modules.get(name) for name in ("gate_proj", "up_proj", "down_proj")]
     plain = all(type(p) in (nn.Linear, ComputeLinear) and p.bias is None for p in parts if p is not None)
     no_more = not module._parameters and not module._forward_hooks and not module._forward_pre_hooks
@@ -140,9 +160,9 @@ def _looks_gated(module: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def _same(module: Any) -> bool:
+def _same(module: GatedMlp) -> bool:
     """Return whether the module's own forward equals the fused one on a probe."""
-    weights = [module.gate_proj.weight, module.up_proj.weight, module.down_proj.weight]
+    weights = module.gate_proj.weight, module.up_proj.weight, module.down_proj.weight
     if weights[0].device.type == "meta":
         return False
     probe = (
@@ -152,6 +172,6 @@ def _same(module: Any) -> bool:
         expected = module(probe)
     except (RuntimeError, TypeError):  # another signature: not swapped
         return False
-    fused = SwiGlu.apply(probe, *weights, probe.dtype)  # type: ignore[no-untyped-call]
+    fused = SwiGlu.apply(probe, *weights, probe.dtype)
     scale = float(expected.abs().max())
     return scale > 0 and torch.allclose(fused, expected, rtol=1e-4, atol=1e-5 * scale)

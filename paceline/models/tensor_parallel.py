@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -25,8 +25,15 @@ from paceline.models import codes, tp_layers
 from paceline.models.norms import fuse_norms
 from paceline.models.parallel_head import VocabularyPart
 from paceline.models.regions import TP_AXIS, block_of
+from paceline.models.roles import RoleModule
 from paceline.models.tp_layers import Tensors
 from paceline.plan import codes as plan_codes
+from paceline.protocols.model import RootModule
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from paceline.protocols.model import HFModel
 
 COLWISE, ROWWISE = ("colwise", "colwise_gather_output"), ("rowwise", "rowwise_split_input")
 OWN_HEADS = "replicated_with_grad_allreduce"
@@ -34,7 +41,7 @@ STYLES = (*COLWISE, *ROWWISE, OWN_HEADS)
 _WHERE = "training.parallelism.tp_size"
 
 
-def tensor_parallel_plan(config: Any) -> dict[str, str]:
+def tensor_parallel_plan(config: PreTrainedConfig) -> dict[str, str]:
     """Return module pattern (``layers.*.mlp.up_proj``, relative to the trunk) -> style, from a Hugging Face
     config object.
 
@@ -64,7 +71,7 @@ def tensor_parallel_plan(config: Any) -> dict[str, str]:
 
 
 def apply_tensor_parallel(
-    root: Any, mesh: DeviceMesh, *, sequence_parallel: bool = False, loss_parallel: bool = False
+    root: RootModule, mesh: DeviceMesh, *, sequence_parallel: bool = False, loss_parallel: bool = False
 ) -> None:
     """Shard the model of a root module over ``mesh`` (one axis, ``tp``), in place; call before
     ``fully_shard`` and the optimizer.
@@ -74,6 +81,7 @@ def apply_tensor_parallel(
     """
     if mesh.mesh_dim_names != (TP_AXIS,):
         raise ValueError(f"the mesh of tensor parallelism has one axis, {TP_AXIS}, not {mesh.mesh_dim_names}")
+    assert isinstance(root, RoleModule)
     trunk = root.hf.base_model
     cut = how_cut(root, mesh.size(), sequence_parallel=sequence_parallel)
     fuse_norms(root.hf)  # the only kernels that read no other module's weights
@@ -108,17 +116,18 @@ class TensorCut:
     """
 
     styled: Mapping[str, str]
-    stack: Any
+    stack: nn.ModuleList
     blocks: Mapping[str, bool]
     last: nn.Module | None
 
 
-def how_cut(root: Any, size: int, *, sequence_parallel: bool = False) -> TensorCut:
+def how_cut(root: RootModule, size: int, *, sequence_parallel: bool = False) -> TensorCut:
     """Return how the model of a root module is sharded over ``size`` ranks, from its modules, which may be on
     the meta device.
 
     Raises ConfigError ``models.tp_*`` or ``models.sp_*`` for what cannot be sharded.
     """
+    assert isinstance(root, RoleModule)
     trunk = root.hf.base_model
     plan = tensor_parallel_plan(trunk.config)
     _check_heads(trunk.config.get_text_config(), plan, size)
@@ -150,6 +159,7 @@ def how_cut(root: Any, size: int, *, sequence_parallel: bool = False) -> TensorC
                 "fsdp without tp_size",
             )
     blocks, stack = _blocks(trunk, styled), trunk.get_submodule(_stack_name(plan))
+    assert isinstance(stack, nn.ModuleList)
     # A layer that no pattern matches would silently be whole on every rank.
     shared = {id(trunk.get_submodule(name)) for name, style in styled.items() if style != OWN_HEADS}
     for index, layer in enumerate(stack):
@@ -242,7 +252,7 @@ def _blocks(trunk: nn.Module, styled: Mapping[str, str]) -> dict[str, bool]:
     return blocks
 
 
-def _share_vocabulary(root: Any, tensors: Tensors, shares: _Shares) -> None:
+def _share_vocabulary(root: RoleModule, tensors: Tensors, shares: _Shares) -> None:
     """Shard embedding and head over the vocabulary; the loss is then computed without whole rows of
     logits.
     """
@@ -264,7 +274,7 @@ def _share_vocabulary(root: Any, tensors: Tensors, shares: _Shares) -> None:
     root.parallelize_head(VocabularyPart(tensors.group, start))
 
 
-def _replicate_rest(hf: Any, cut: TensorCut, tensors: Tensors, shares: _Shares) -> None:
+def _replicate_rest(hf: HFModel, cut: TensorCut, tensors: Tensors, shares: _Shares) -> None:
     """Replicate every other parameter; under sequence parallelism norms between blocks compute on this rank's
     tokens.
     """
@@ -285,7 +295,7 @@ def _replicate_rest(hf: Any, cut: TensorCut, tensors: Tensors, shares: _Shares) 
             )
 
 
-def _final_norm(hf: Any, trunk: nn.Module, stack: nn.Module) -> nn.Module:
+def _final_norm(hf: HFModel, trunk: nn.Module, stack: nn.Module) -> nn.Module:
     """Return the one module with parameters between the layers and the head. Raises ConfigError
     ``models.sp_final_norm``.
     """
@@ -305,7 +315,7 @@ def _final_norm(hf: Any, trunk: nn.Module, stack: nn.Module) -> nn.Module:
     return found[0]
 
 
-def _check_heads(config: Any, plan: Mapping[str, str], size: int) -> None:
+def _check_heads(config: PreTrainedConfig, plan: Mapping[str, str], size: int) -> None:
     """Check that the number of attention heads divides, if the plan shards attention by heads. Raises
     ConfigError ``models.tp_heads``.
     """
@@ -336,9 +346,9 @@ def _assert_sharded(hf: nn.Module, mesh: DeviceMesh) -> None:
             )
 
 
-def _account(root: Any, size: int, sequence_parallel: bool, loss_parallel: bool) -> str:
+def _account(root: RoleModule, size: int, sequence_parallel: bool, loss_parallel: bool) -> str:
     """Describe what was sharded, for the log."""
-    held = [(p.numel(), p.placements[0].is_shard()) for p in root.hf.parameters()]
+    held = [(p.numel(), p.placements[0].is_shard()) for p in root.hf.parameters() if isinstance(p, DTensor)]
     share = sum(count for count, cut in held if cut) / sum(count for count, _ in held)
     extras = [
         "tokens cut between blocks (sequence parallel)" if sequence_parallel else "",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from paceline.models.autograd import Function, FunctionContext
 from paceline.models.head_kernels import ChunkedGrads, ChunkedLogits, HeadShape, as_given
 
 KEPT_CHUNKS = 3  # recomputing one in the backward takes as much memory: logits, probabilities, gradient
@@ -22,7 +22,14 @@ class Wanted:
     backward: bool = True
 
 
-class TokenStats(torch.autograd.Function):
+class _StatsContext(FunctionContext):
+    saved_tensors: tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor]
+    shape: HeadShape
+    chunks: list[slice]
+    kept: list[Tensor]  # logits of the first chunks
+
+
+class TokenStats(Function):
     """(log p(label) [L], entropy [L], number of correct argmaxes); outputs that are not required are zeros.
 
     d log p/d logit = onehot - p; d entropy/d logit_j = -p_j (log p_j + entropy). If all logits fit in
@@ -32,7 +39,7 @@ class TokenStats(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: _StatsContext,
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
@@ -68,8 +75,8 @@ class TokenStats(torch.autograd.Function):
 
     @staticmethod
     def backward(
-        ctx: Any, grad_logp: Tensor | None, grad_entropy: Tensor | None, _: Tensor
-    ) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        ctx: _StatsContext, grad_logp: Tensor | None, grad_entropy: Tensor | None, _: Tensor
+    ) -> tuple[Tensor | None, ...]:
         """Kept logits can be used once: a second backward through a retained graph recomputes all of them."""
         hidden, weight, bias, labels, sums, spread = ctx.saved_tensors
         kept, ctx.kept = ctx.kept, []

@@ -5,13 +5,33 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
 from paceline.protocols.divergence import Divergence
 from paceline.protocols.roles import Role
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+    class HFModel(PreTrainedModel):  # type: ignore[no-untyped-call]
+        """A Transformers model with a head, to type checkers: the types that Transformers' methods lack.
+
+        ``get_output_embeddings`` is of a language model; one for classification returns None.
+        """
+
+        config: PreTrainedConfig
+
+        @property
+        def base_model(self) -> PreTrainedModel: ...
+
+        def get_input_embeddings(self) -> nn.Embedding: ...
+
+        def get_output_embeddings(self) -> nn.Linear: ...
+
+        def eval(self) -> Self: ...
 
 
 @dataclass(frozen=True)
@@ -40,7 +60,10 @@ class RootModule(nn.Module):
     the outputs in ``required`` by name (see ``Output``).
     """
 
-    hf: Any  # the Transformers model; its classes share no type but nn.Module
+    if TYPE_CHECKING:
+
+        @property
+        def hf(self) -> HFModel: ...
 
     def plain_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield parameters under their plain Hugging Face names, tied ones once."""

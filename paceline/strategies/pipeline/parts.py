@@ -130,8 +130,7 @@ class PipelineRoot(RootModule):
         for stage in self.stages:
             if stage.tied_name is not None and (stage.first if first else stage.last):
                 hf = stage.hf
-                weight: nn.Parameter = (
-                    hf.get_input_embeddings() if first else hf.get_output_embeddings()
-                ).weight
+                weight = (hf.get_input_embeddings() if first else hf.get_output_embeddings()).weight
+                assert isinstance(weight, nn.Parameter)
                 return weight
         return None
