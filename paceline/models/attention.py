@@ -18,14 +18,15 @@ from torch import Tensor, nn
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.models import codes
-from paceline.models.attention_context import PackedSequenceInfo, record_of, sequence_info_of
+from paceline.models.attention_context import PackedSequenceInfo, kernels_of, record_of, sequence_info_of
 from paceline.models.context_attention import context_attention
 from paceline.models.documents import CpuDocuments, documents_generic, documents_padded, scores_attention
+from paceline.models.kernel_choice import AttentionKernels
 from paceline.models.precision import product_dtype
+from paceline.plan.model.attention_kernel import DOCUMENT_FLASH, PADDED_SDPA, VARLEN_FLASH
 from paceline.plan.model.supported import obstacle
 
 PACKED_ATTENTION = "paceline"
-_LOW = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class AttentionChoice:
 
 
 def choose_attention(
-    requested: str, hf_config: Mapping[str, object], device: str, supports_backend: bool
+    requested: str, hf_config: Mapping[str, object], supports_backend: bool
 ) -> AttentionChoice:
     """Choose the attention of a model. ``requested`` is ``attn_implementation``: ``auto``, ``paceline``, or a
     Transformers name.
@@ -68,16 +69,8 @@ def choose_attention(
                 )
             )
         return AttentionChoice("padded", "auto", f"{obstacle}: one padded row a document")
-    if device == "cuda":
-        return AttentionChoice(
-            "packed",
-            PACKED_ATTENTION,
-            "packed: variable-length flash attention in bf16/fp16, one padded SDPA call in fp32",
-        )
     return AttentionChoice(
-        "packed",
-        PACKED_ATTENTION,
-        "packed: one causal flash call a document (no variable-length kernel on a CPU)",
+        "packed", PACKED_ATTENTION, "packed: documents of a row do not attend to each other"
     )
 
 
@@ -133,7 +126,9 @@ def packed_attention(
     if layout.shared is not None:
         query, key, value = (layout.shared.full(x, 2) for x in (query, key, value))
     # Shared prompts: expand to whole documents for attention, then keep the computed tokens only.
-    attend = document_attention if layout.context is None else partial(context_attention, document_attention)
+    attend: Any = partial(document_attention, kernels=kernels_of(module))
+    if layout.context is not None:
+        attend = partial(context_attention, attend)
     out = attend(
         query,
         key,
@@ -162,26 +157,39 @@ def document_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    kernels: AttentionKernels | None = None,
 ) -> Tensor:
-    """Dispatch to the kernel that fits the device, dtype and options: [1, H, T, D] in, [1, H, T, D] out."""
+    """Dispatch to the kernel that fits the device, dtype and options: [1, H, T, D] in, [1, H, T, D] out.
+
+    ``kernels`` chooses, and keeps the kernel's name.
+    """
     # A window that covers the longest document is none.
     window = window if window is not None and window < layout.max_seqlen else None
-    plain = softcap is None and sinks is None and window is None and query.shape[-1] == value.shape[-1]
-    if plain and query.device.type == "cpu" and dropout == 0.0:
-        return CpuDocuments.apply(
-            query, key, value, layout.bounds, scale, product_dtype(query.dtype, query.device)
-        )  # type: ignore[no-untyped-call]
-    if plain and query.device.type == "cuda" and dropout == 0.0 and query.dtype in _LOW:
-        return _varlen(query, key, value, layout, scale)
-    if plain and query.device.type != "cpu":
-        return documents_padded(query, key, value, layout, scale=scale, dropout=dropout)
+    kernel = (kernels or AttentionKernels()).choose(
+        query,
+        value,
+        window=window is not None,
+        own_scores=softcap is not None or sinks is not None,
+        dropout=dropout > 0.0,
+    )
+    if kernel == DOCUMENT_FLASH:
+        product = product_dtype(query.dtype, query.device)
+        return CpuDocuments.apply(query, key, value, layout.bounds, scale, product)  # type: ignore[no-untyped-call]
+    if kernel == VARLEN_FLASH:
+        return _varlen(query, key, value, layout, scale, window)
+    if kernel == PADDED_SDPA:
+        return documents_padded(query, key, value, layout, scale=scale, dropout=dropout, window=window)
     return documents_generic(
         query, key, value, layout, scale=scale, dropout=dropout, window=window, softcap=softcap, sinks=sinks
     )
 
 
-def _varlen(query: Tensor, key: Tensor, value: Tensor, layout: PackedSequenceInfo, scale: float) -> Tensor:
-    """torch's variable-length flash attention (CUDA, bf16 and fp16)."""
+def _varlen(
+    query: Tensor, key: Tensor, value: Tensor, layout: PackedSequenceInfo, scale: float, window: int | None
+) -> Tensor:
+    """torch's variable-length flash attention (CUDA, bf16 and fp16); it counts a window's keys before the
+    query, without its own.
+    """
     from torch.nn.attention.varlen import varlen_attn
 
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
@@ -195,7 +203,7 @@ def _varlen(query: Tensor, key: Tensor, value: Tensor, layout: PackedSequenceInf
         longest,
         longest,
         scale=scale,
-        window_size=(-1, 0),
+        window_size=(-1 if window is None else window - 1, 0),
         enable_gqa=q.shape[1] != k.shape[1],
     )
     assert isinstance(out, Tensor)

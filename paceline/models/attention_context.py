@@ -7,12 +7,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from paceline.models.context_parallel import ContextBatch, ContextParallel
+from paceline.models.kernel_choice import AttentionKernels
+from paceline.models.padded_rows import PaddedRows
 from paceline.models.shared_prompts import SharedPrompts
 from paceline.protocols.batch import Batch
 
@@ -55,6 +58,11 @@ class PackedSequenceInfo:
         longest = max(b - a for a, b in zip(bounds, bounds[1:], strict=False))
         return PackedSequenceInfo(bounds, torch.tensor(bounds, dtype=torch.int32, device=device), longest)
 
+    @cached_property
+    def padded(self) -> PaddedRows:
+        """Where the tokens lie in one padded row a document: computed once a micro-batch."""
+        return PaddedRows.of(self.cu_seqlens, self.max_seqlen, self.bounds[-1])
+
     def whole(self) -> PackedSequenceInfo:
         """Return the same documents with all tokens on this rank."""
         return replace(self, context=None)
@@ -67,6 +75,8 @@ class AttentionContext:
     ``current`` is the layout of a packed forward. ``rows`` is that of a padded forward, one document per row:
     not needed by attention, but by rotary embeddings that depend on a document's length.
 
+    ``kernels`` chooses the kernel of each call, and knows which ran.
+
     Recomputation in the backward restores the layout of its own forward (see ``recompute``), so two forwards
     may precede the first backward.
     """
@@ -74,6 +84,7 @@ class AttentionContext:
     def __init__(self) -> None:
         self.current: PackedSequenceInfo | None = None
         self.rows: PackedSequenceInfo | None = None
+        self.kernels = AttentionKernels()
 
     def attach(self, trunk: nn.Module) -> None:
         """Give every submodule of ``trunk`` a reference to this slot (a plain attribute, neither in the state
@@ -92,9 +103,9 @@ class AttentionContext:
             self.current = before
 
     @contextmanager
-    def padded_rows(self, batch: Batch) -> Iterator[None]:
-        """Set ``rows`` to the layout of ``batch`` inside the context."""
-        before, self.rows = self.rows, PackedSequenceInfo.of(batch)
+    def padded_rows(self, layout: PackedSequenceInfo) -> Iterator[None]:
+        """Set ``rows`` to ``layout`` inside the context."""
+        before, self.rows = self.rows, layout
         try:
             yield
         finally:
@@ -107,6 +118,12 @@ def sequence_info_of(module: nn.Module) -> PackedSequenceInfo | None:
     """
     slot: AttentionContext | None = getattr(module, _ATTRIBUTE, None)
     return None if slot is None else slot.current
+
+
+def kernels_of(module: nn.Module) -> AttentionKernels | None:
+    """Return the kernels of the root module that ``module`` is part of; None if it is part of none."""
+    slot: AttentionContext | None = getattr(module, _ATTRIBUTE, None)
+    return None if slot is None else slot.kernels
 
 
 def rows_of(module: nn.Module) -> PackedSequenceInfo | None:

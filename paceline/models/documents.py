@@ -194,18 +194,25 @@ def documents_padded(
     *,
     scale: float,
     dropout: float = 0.0,
+    window: int | None = None,
 ) -> Tensor:
     """One causal SDPA call on [D, heads, longest, width]: for accelerators, where one call per document would
     be bound by kernel launches.
 
-    Padding is at the end of each row, so no real position attends to it.
+    Padding is at the end of each row, so no real position attends to it. Shapes and window as in
+    ``documents_generic``.
     """
-    lengths = layout.cu_seqlens[1:] - layout.cu_seqlens[:-1]
-    offsets = torch.arange(layout.max_seqlen, device=query.device)
-    real = offsets[None, :] < lengths[:, None]
-    index = (layout.cu_seqlens[:-1, None] + offsets[None, :]).clamp_(max=query.shape[2] - 1)
-    q, k, v = (x[0].transpose(0, 1)[index].transpose(1, 2) for x in (query, key, value))
+    rows = layout.padded
+    q, k, v = (rows.pad(x[0].transpose(0, 1)).transpose(1, 2) for x in (query, key, value))
+    mask = None if window is None else causal_mask(layout.max_seqlen, window, query.device)
     out = F.scaled_dot_product_attention(
-        q, k, v, is_causal=True, dropout_p=dropout, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        q,
+        k,
+        v,
+        attn_mask=mask,
+        is_causal=mask is None,
+        dropout_p=dropout,
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
     )
-    return out.transpose(1, 2)[real].transpose(0, 1).unsqueeze(0)
+    return rows.unpad(out.transpose(1, 2)).transpose(0, 1).unsqueeze(0)

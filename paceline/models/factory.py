@@ -145,7 +145,6 @@ class HFModelFactory:
         choice = choose_attention(
             self._attention,
             self._config.to_dict(),
-            self._device.type,
             bool(getattr(self._class, "_supports_attention_backend", False)),
         )
         implementation = None if choice.implementation == "auto" else choice.implementation

@@ -155,7 +155,8 @@ class RoleModule(RootModule):
 
     def notes(self) -> dict[str, str]:
         """Return how this module computes, and why, by subject: for the log."""
-        notes = {"attention": self.attention.reason, "head": self._head.reason}
+        ran = self.slot.kernels.describe()
+        notes = {"attention": f"{self.attention.reason}{ran}", "head": self._head.reason}
         if self._low_precision is not None:
             notes["precision"] = self._low_precision.reason
         if self.adapter is not None:
@@ -186,16 +187,14 @@ class RoleModule(RootModule):
         """Return the same from one right-padded row per document: for models whose documents cannot be kept
         apart by attention alone.
         """
-        device = batch.input_ids.device
-        starts, ends = batch.cu_seqlens[:-1].to(device).long(), batch.cu_seqlens[1:].to(device).long()
-        offsets = torch.arange(batch.max_seqlen, device=device)
-        real = offsets[None, :] < (ends - starts)[:, None]
-        index = (starts[:, None] + offsets[None, :]).clamp_(max=batch.input_ids.shape[1] - 1)
-        with self.slot.padded_rows(batch):
+        layout = PackedSequenceInfo.of(batch)
+        rows = layout.padded
+        offsets = torch.arange(batch.max_seqlen, device=batch.input_ids.device)
+        with self.slot.padded_rows(layout):
             hidden = self._call(
-                input_ids=batch.input_ids[0][index],
-                position_ids=offsets[None, :].expand(index.shape),
-                attention_mask=real.long(),
+                input_ids=batch.input_ids[0][rows.index],
+                position_ids=offsets[None, :].expand(rows.index.shape),
+                attention_mask=rows.real.long(),
                 use_cache=False,
             ).last_hidden_state
-        return hidden[real].unsqueeze(0)
+        return rows.unpad(hidden).unsqueeze(0)

@@ -96,7 +96,7 @@ class StageModule(nn.Module):
         about = (
             self.slot.packed_sequences(PackedSequenceInfo.of(batch))
             if packed
-            else self.slot.padded_rows(batch)
+            else self.slot.padded_rows(PackedSequenceInfo.of(batch))
         )
         with self._autocast(states), about:
             hidden: Tensor = self.hf.base_model(**given, **positions(batch, packed)).last_hidden_state
@@ -108,7 +108,7 @@ class StageModule(nn.Module):
         """
         assert self._head is not None
         if self.attention.layout != "packed":
-            hidden = hidden[real_positions(batch)].unsqueeze(0)
+            hidden = PackedSequenceInfo.of(batch).padded.unpad(hidden).unsqueeze(0)
         with self._autocast(hidden):
             return self._head(hidden, batch.labels, required)
 
@@ -137,7 +137,8 @@ class StageModule(nn.Module):
 
     def notes(self) -> dict[str, str]:
         """Return how this stage computes, by subject: for the log."""
-        notes = {"attention": self.attention.reason, **self.notes_by_subject}
+        ran = self.slot.kernels.describe()
+        notes = {"attention": f"{self.attention.reason}{ran}", **self.notes_by_subject}
         if self._head is not None:
             notes["head"] = self._head.reason
         if self._low_precision is not None:
@@ -198,7 +199,7 @@ def positions(batch: Batch, packed: bool) -> dict[str, Any]:
     if packed:
         mask = placeholder_mask(batch.input_ids.device)
         return {"position_ids": batch.position_ids, "attention_mask": mask, "use_cache": False}
-    real = real_positions(batch)
+    real = PackedSequenceInfo.of(batch).padded.real
     offsets = torch.arange(batch.max_seqlen, device=real.device)[None, :].expand(real.shape)
     return {"position_ids": offsets, "attention_mask": real.long(), "use_cache": False}
 
@@ -207,17 +208,7 @@ def token_ids(batch: Batch, packed: bool) -> Tensor:
     """Return what the first stage embeds: int64 [1, T] if packed, else [documents, longest]."""
     if packed:
         return batch.input_ids
-    starts = batch.cu_seqlens[:-1].to(batch.input_ids.device).long()
-    offsets = torch.arange(batch.max_seqlen, device=batch.input_ids.device)
-    index = (starts[:, None] + offsets[None, :]).clamp_(max=batch.input_ids.shape[1] - 1)
-    return batch.input_ids[0][index]
-
-
-def real_positions(batch: Batch) -> Tensor:
-    """Return bool [documents, longest]: where a padded row holds a token."""
-    bounds = batch.cu_seqlens.to(batch.input_ids.device).long()
-    offsets = torch.arange(batch.max_seqlen, device=batch.input_ids.device)
-    return offsets[None, :] < (bounds[1:] - bounds[:-1])[:, None]
+    return batch.input_ids[0][PackedSequenceInfo.of(batch).padded.index]
 
 
 def _layers(hf: HFModel) -> nn.ModuleList:

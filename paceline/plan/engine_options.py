@@ -9,6 +9,7 @@ from paceline.config.schema import Config, field_of
 from paceline.config.sections.data import DataSection
 from paceline.config.sections.training import TrainingSection
 from paceline.plan.hardware.probe import Hardware
+from paceline.plan.model.attention_kernel import AttentionCall, attention_kernel
 from paceline.plan.model.shape import PACKED, ModelShape
 from paceline.plan.parts import OptimizerSpec
 from paceline.plan.plan import Decision, Precision
@@ -65,12 +66,7 @@ def choose_attention(
         assert shape is not None
         why = f"documents of one row of model_type {shape.model_type} would change each other's losses"
         return Decision(subject, requested, f"Transformers' own function, a padded row a document: {why}")
-    if hardware.device == "cuda" and precision.compute != "float32":
-        kernel = "one variable-length flash kernel over all documents of a row"
-    elif hardware.device == "cuda":
-        kernel = "float32 has no variable-length kernel, so one padded call"
-    else:
-        kernel = "a CPU has no variable-length kernel, so one causal call a document"
+    kernel = _kernel(hardware, precision, shape)
     return Decision(
         subject,
         requested,
@@ -112,6 +108,18 @@ def choose_packing(data: DataSection, *, prompts: bool, answered: bool, apart: b
         return Decision(subject, "off", why, False)
     together = f"rows of {data.max_length} tokens hold several documents that do not see each other"
     return Decision(subject, "on", f"{together}; no padding")
+
+
+def _kernel(hardware: Hardware, precision: Precision, shape: ModelShape | None) -> str:
+    """Return which kernel computes attention, and why; ``models.kernel_choice`` asks the same function."""
+    if shape is None:
+        call = AttentionCall(128, 128)
+    elif shape.latent is not None:
+        call = AttentionCall(shape.latent.nope + shape.latent.rope, shape.latent.value)
+    else:
+        call = AttentionCall(shape.head_dim, shape.head_dim, own_scores=shape.own_scores)
+    name, reason = attention_kernel(hardware.device, hardware.capability, precision.compute, call)
+    return f"{name}: {reason}"
 
 
 def option_decisions(

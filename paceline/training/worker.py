@@ -236,6 +236,8 @@ class Worker:
         if self.config.training.eval_on_start and trainer.evaluate is not None and trainer.state.step == 0:
             trainer.measure()
         outcome = trainer.train()
+        for role in trainer.algorithm.trains:
+            self.observers.message(f"attention {trainer.handles[role].root.notes()['attention']}")
         if outcome != "stopped":
             self.load_best(world, trainer)
         return outcome

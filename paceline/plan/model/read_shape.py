@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.core.errors import ConfigError
 from paceline.core.files import read_text
 from paceline.plan import codes
+from paceline.plan.model.attention_kernel import has_own_scores
 from paceline.plan.model.counts import with_counts
 from paceline.plan.model.families import FAMILY_SIZES, LARGEST, LARGEST_SIZE, SIZE_NAMES, family_sizes
 from paceline.plan.model.mixtures import latent_of, mixture_of
@@ -248,6 +249,7 @@ def _build(family: str, sizes: dict[str, Any], config: Mapping[str, Any], where:
         mixture=mixture,
         latent=latent,
         rows=PACKED if obstacle(config) is None else PADDED,
+        own_scores=has_own_scores(config),
         rope_by_length=by_length(config),
         buffers=known.buffers,
     )

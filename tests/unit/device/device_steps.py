@@ -58,6 +58,13 @@ class Trained:
     kernels: Counter[str] = field(default_factory=Counter)
     pageable: Counter[str] = field(default_factory=Counter)
     start_peak: int = 0
+    attention: set[str] = field(default_factory=set)
+
+    @property
+    def planned_attention(self) -> str:
+        """The reason of the plan's decision on attention: the kernel's name, and why."""
+        [found] = [d.reason for d in self.plan.decisions if d.subject == "model.attn_implementation"]
+        return found
 
 
 def planned(
@@ -139,6 +146,7 @@ def _windows(
     if machine is not None:
         found.waits, found.kernels = Counter(machine.waits), Counter(machine.kernels)
         found.pageable = Counter(machine.pageable)
+    found.attention = set(handles[Role.POLICY].root.slot.kernels.ran)
     for shard in strategy.export_state(handles[Role.POLICY]):
         if shard.kind == "param":
             found.weights[shard.name] = shard.tensor.detach().to("cpu").float()

@@ -2,8 +2,8 @@
 
 Every branch of a program for that device is taken and computes. Mixing host and device raises as CUDA does,
 ``.numpy()`` raises, a weight that FSDP2 has freed turns to NaN, kernels exist by ``capability``; waits of the
-host, copies, kernels and bytes are counted. No stream is emulated (all happens in order), and no C++ that
-writes memory of its own (DDP's reducer).
+host, copies, kernels and bytes are counted. No stream is emulated (all happens in order), no C++ that writes
+memory of its own (DDP's reducer), and no gradient that crosses from the device to the host.
 
     with emulated(capability=(7, 5)) as machine:
         ...

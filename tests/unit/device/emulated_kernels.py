@@ -126,7 +126,14 @@ def _documents(
         yield slice(start, end), scores.softmax(-1), scores.logsumexp(-1)
 
 
+def histogram(x: DeviceTensor, *args: Any, **kwargs: Any) -> Tensor:
+    """``histc`` of whole numbers, which a CPU lacks (a mixture's tokens by expert)."""
+    counts = torch.ops.aten.histc.default(x.numbers.float(), *args, **kwargs)
+    return DeviceTensor(counts.to(x.dtype), x.machine)
+
+
 OWN = {
+    "aten::histc": histogram,
     "torch_attn::_varlen_attn": flash_varlen,
     "torch_attn::_varlen_attn_backward": flash_varlen_backward,
 }

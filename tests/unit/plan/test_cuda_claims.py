@@ -68,7 +68,8 @@ def varlen_kernel(monkeypatch: pytest.MonkeyPatch) -> bool:
         return q
 
     monkeypatch.setattr(kernels, "varlen_attn", recorded)
-    q = torch.zeros(1, 2, 7, 4, dtype=torch.bfloat16).as_subclass(OnCuda)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    q = torch.zeros(1, 2, 7, 8, dtype=torch.bfloat16).as_subclass(OnCuda)
     bounds = (0, 3, 7)
     attention.document_attention(
         q, q, q, PackedSequenceInfo(bounds, torch.tensor(bounds, dtype=torch.int32), 4), scale=1.0
