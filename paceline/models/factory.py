@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.core.json_types import Json, JsonObject
 from paceline.core.remote_code import check_code
 from paceline.models import codes
 from paceline.models.adapters import Adapter, add_adapter, base_fingerprint
@@ -56,7 +57,7 @@ class ModelSource(Protocol):
     @property
     def revision(self) -> str | None: ...
     @property
-    def config(self) -> dict[str, Any] | None: ...
+    def config(self) -> JsonObject | None: ...
     @property
     def trust_remote_code(self) -> bool: ...
     @property
@@ -92,7 +93,7 @@ class HFModelFactory:
         recompute: bool = False,
         device: torch.device | str = "cpu",
         compile: bool = False,
-        compile_options: Mapping[str, Any] | None = None,
+        compile_options: Mapping[str, str] | None = None,
         master_dtype: torch.dtype = torch.float32,
         adapter: Mapping[str, Any] | None = None,
         frozen: bool = False,
@@ -112,26 +113,27 @@ class HFModelFactory:
         self._rows = _rows(model, self._config.get_text_config().vocab_size, vocab_size)
 
     @property
-    def hf_config(self) -> Mapping[str, object]:
+    def hf_config(self) -> Mapping[str, Json]:
         """The Hugging Face config as plain JSON types, with the final number of embedding rows."""
         return {**self._config.to_dict(), "vocab_size": self._rows}
 
     @property
-    def saved_config(self) -> dict[str, Any]:
+    def saved_config(self) -> JsonObject:
         """The ``config.json`` saved with the trained weights: the base model's own keys, with only what
         training changes.
         """
         config = self._sized_config()
         if self._model.name_or_path is None:
-            made: dict[str, Any] = json.loads(config.to_json_string())  # what differs from the defaults
+            made: JsonObject = json.loads(config.to_json_string())  # what differs from the defaults
         else:
             made = raw_config(self._model)
             if self._rows != self._load_config().get_text_config().vocab_size:
-                made.get("text_config", made)["vocab_size"] = self._rows
+                inner = made.get("text_config")
+                (inner if isinstance(inner, dict) else made)["vocab_size"] = self._rows
         if self._class is not nn.Module:
             made["architectures"] = [self._class.__name__]
         if self.role in SCALAR_ROLES:
-            one = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+            one: JsonObject = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
             made |= one if self._classes is None else self._classes.of_config
             made.pop("num_labels", None)
         return made
@@ -265,7 +267,7 @@ def load_hf_config(model: ModelSource) -> PreTrainedConfig:
     from transformers import AutoConfig
 
     if model.config is not None:
-        values = {k: v for k, v in model.config.items() if k not in _STRIPPED}
+        values: dict[str, Any] = {k: v for k, v in model.config.items() if k not in _STRIPPED}
         kind = values.pop("model_type", None)
         try:
             made = AutoConfig.for_model(kind, **values)
@@ -298,7 +300,7 @@ def load_hf_config(model: ModelSource) -> PreTrainedConfig:
     return config
 
 
-def raw_config(model: ModelSource) -> dict[str, Any]:
+def raw_config(model: ModelSource) -> JsonObject:
     """Return ``config.json`` as in the folder or on the hub, without what Transformers adds when it reads
     it.
     """
@@ -309,7 +311,7 @@ def raw_config(model: ModelSource) -> dict[str, Any]:
     return {key: _json(value) for key, value in found.items() if not key.startswith("_")}
 
 
-def _json(value: Any) -> Any:
+def _json(value: Json) -> Json:
     """Encode as Transformers does: infinity, for which JSON has no number, becomes ``{"__float__":
     "Infinity"}``.
     """

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from paceline.core.errors import PacelineError
+from paceline.core.json_types import Json, JsonObject
 from paceline.models import codes
 from paceline.models.norms import FusedRMSNorm
 from paceline.models.qkv import FusedAttention
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 
     from paceline.models.scalar_head import AutoClass
     from paceline.protocols.model import HFModel
+
+
+Kernel = tuple[str, dict[str, Json]]  # norm, attention or mlp, and the attributes that a probe found
 
 
 def skeleton(
@@ -62,6 +66,13 @@ def from_config(
     return auto.from_config(config, dtype=torch.float32, attn_implementation=attention, **options)
 
 
+class _Decisions(TypedDict):
+    kernels: dict[str, Kernel]
+    head: tuple[bool, str]
+    base: JsonObject | None  # of the adapter
+    generation: JsonObject | None
+
+
 def copy_decisions(root: RootModule, source: RootModule | None, world: World) -> None:
     """Apply rank 0's decisions about ``source``'s modules to ``root``. Collective; ``source`` is None on the
     other ranks.
@@ -73,12 +84,12 @@ def copy_decisions(root: RootModule, source: RootModule | None, world: World) ->
         swap_kernel(modules[name], kernel, values)
     root._head.fused, root._head.reason = decisions["head"]
     if root.adapter is not None:
-        root.adapter = replace(root.adapter, base=decisions["base"])
+        root.adapter = replace(root.adapter, base=decisions["base"] or {})
     if decisions["generation"] is not None:
         root.hf.generation_config = type(root.hf.generation_config).from_dict(decisions["generation"])
 
 
-def _decisions(source: RootModule) -> dict[str, Any]:
+def _decisions(source: RootModule) -> _Decisions:
     assert isinstance(source, RoleModule)
     generation = getattr(source.hf, "generation_config", None)
     return {
@@ -89,11 +100,11 @@ def _decisions(source: RootModule) -> dict[str, Any]:
     }
 
 
-def kernels_of(hf: nn.Module) -> dict[str, tuple[str, dict[str, Any]]]:
+def kernels_of(hf: nn.Module) -> dict[str, Kernel]:
     """Return, by module name, which of Paceline's kernels computes it, with the attributes that a probe
     found.
     """
-    kernels: dict[str, tuple[str, dict[str, Any]]] = {}
+    kernels: dict[str, Kernel] = {}
     for name, module in hf.named_modules():
         if isinstance(module, FusedRMSNorm):
             kernels[name] = (
@@ -107,7 +118,7 @@ def kernels_of(hf: nn.Module) -> dict[str, tuple[str, dict[str, Any]]]:
     return kernels
 
 
-def swap_kernel(module: nn.Module, kernel: str, values: Mapping[str, Any]) -> None:
+def swap_kernel(module: nn.Module, kernel: str, values: Mapping[str, Json]) -> None:
     """Swap ``module`` to one of the kernels of ``kernels_of``."""
     kind = {"norm": FusedRMSNorm, "attention": FusedAttention, "mlp": FusedSwiGLU}[kernel]
     if not isinstance(module, kind):
@@ -125,7 +136,7 @@ def fill(root: nn.Module, source: nn.Module | None, world: World, device: torch.
     on meta.
     """
     real = None if source is None else dict(_tensors(source))
-    listed = [[name, list(t.shape), str(t.dtype)] for name, t in real.items()] if real is not None else None
+    listed = [(name, tuple(t.shape), str(t.dtype)) for name, t in real.items()] if real is not None else None
     mine = dict(_tensors(root))
     made: dict[int, Tensor] = {}
     # Rank 0 has the list; all ranks broadcast the tensors in its order.

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,12 @@ from paceline.protocols.roles import Output, Role
 
 if TYPE_CHECKING:
     from paceline.protocols.model import HFModel
+
+
+class TrunkOutput(Protocol):
+    """What a trunk returns, as far as it is read."""
+
+    last_hidden_state: Tensor
 
 
 class RoleModule(RootModule):
@@ -61,7 +67,7 @@ class RoleModule(RootModule):
         self.notes_by_subject: dict[str, str] = {}  # changes after it was built, for ``notes``
         self.slot = AttentionContext()
         self.slot.attach(hf)
-        self._head: Any = ScalarHead(hf) if role in SCALAR_ROLES else Head(hf, temperature=temperature)
+        self._head = ScalarHead(hf) if role in SCALAR_ROLES else Head(hf, temperature=temperature)
         self._lent: LentHead | None = None
         self._comparison: Comparison | None = None
         self._low_precision: LowPrecisionCopies | None = None
@@ -73,7 +79,7 @@ class RoleModule(RootModule):
         self._shares = (
             attention.layout == "packed" and not by_length and not draws_at_random(self._trunk(), hf.config)
         )
-        self._call: Callable[..., Any] = self._trunk().__call__
+        self._call: Callable[..., TrunkOutput] = self._trunk().__call__
         self.compiled = False
 
     def forward(self, batch: Batch, required: frozenset[Output]) -> dict[str, Tensor]:
@@ -86,13 +92,16 @@ class RoleModule(RootModule):
                 return self._lend(hidden)
             # The head's own outputs, then the divergence, which needs the teacher's head too.
             own = required - {Output.DIVERGENCE}
-            found = (
-                self._head(hidden, batch if self.role in SCALAR_ROLES else batch.labels, own) if own else {}
-            )
+            found = self._answer(hidden, batch, own) if own else {}
             if own != required:
                 assert self._comparison is not None, "no teacher to compare with"
                 found[Output.DIVERGENCE.value] = self._comparison(hidden, batch)
             return found
+
+    def _answer(self, hidden: Tensor, batch: Batch, required: frozenset[Output]) -> dict[str, Tensor]:
+        if isinstance(self._head, ScalarHead):
+            return self._head(hidden, batch, required)
+        return self._head(hidden, batch.labels, required)
 
     def plain_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield parameters under their Hugging Face names, tied ones once; with an adapter only the trained
@@ -116,7 +125,7 @@ class RoleModule(RootModule):
         if self._low_precision is not None and self._low_precision.cached:
             self._low_precision.refresh()
 
-    def computing(self, device_type: str) -> AbstractContextManager[Any]:
+    def computing(self, device_type: str) -> torch.autocast | nullcontext[None]:
         """Return the context for calling ``hf`` directly (decoding), so that it computes in the same dtype as
         ``forward``.
         """
@@ -130,11 +139,11 @@ class RoleModule(RootModule):
         """
         return switched_off(self.hf)
 
-    def compile_trunk(self, **options: Any) -> None:
+    def compile_trunk(self, *, backend: str = "inductor", mode: str | None = None) -> None:
         """Compile the trunk with torch.compile (not the head, which is one autograd function); names do not
         change.
         """
-        self._call = torch.compile(self._trunk(), **options)
+        self._call = torch.compile(self._trunk(), backend=backend, mode=mode)
         self.compiled = True
 
     def parallelize_head(self, vocabulary: Vocabulary) -> None:
@@ -144,6 +153,8 @@ class RoleModule(RootModule):
     def compare_with(self, teacher: RootModule, how: Divergence) -> None:
         """Set the teacher of ``Output.DIVERGENCE``; its head is read in each of its own forwards."""
         assert isinstance(teacher, RoleModule)
+        assert isinstance(teacher._head, Head)
+        assert isinstance(self._head, Head)
         teacher._lent = teacher._lent or LentHead(teacher._head)
         self._comparison = Comparison(self._head, teacher._lent, how)
 

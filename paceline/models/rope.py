@@ -8,8 +8,8 @@ is called for each document separately, from its initial state.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,8 @@ from paceline.models.replace_forward import replace_forward
 from paceline.plan.model.rope import BY_LENGTH
 
 _FRESH = "original_inv_freq"
+Turns = Tensor | tuple[Tensor, ...]  # cos and sin, or complex numbers
+Forward = Callable[..., Turns]
 
 
 class DocumentRope(nn.Module):
@@ -30,7 +32,7 @@ class DocumentRope(nn.Module):
     """
 
     @torch.compiler.disable
-    def forward(self, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, x: Tensor, position_ids: Tensor, *kind: str | None, **named: str | None) -> Turns:
         """position_ids int64 [1, T] of a flat batch, or [rows, longest] -> the module's own tensors, [..,
         tokens, width] along dim 1.
 
@@ -38,13 +40,13 @@ class DocumentRope(nn.Module):
         tokens only.
         """
         layout, rows = sequence_info_of(self), rows_of(self)
-        own: Any = super().forward
+        own: Forward = super().forward
         if layout is None and rows is None:
-            return own(x, position_ids, *args, **kwargs)
+            return own(x, position_ids, *kind, **named)
         if rows is not None:  # padding repeats the last position, so a row counts as long as its document
             ends = rows.cu_seqlens.diff()
             parts = [
-                _alone(self, own, x[:1], position_ids[i : i + 1].clamp(max=int(end) - 1), args, kwargs)
+                _alone(self, own, x[:1], position_ids[i : i + 1].clamp(max=int(end) - 1), kind, named)
                 for i, end in enumerate(ends.tolist())
             ]
             return _joined(parts, 0)
@@ -52,7 +54,7 @@ class DocumentRope(nn.Module):
         if position_ids.shape[-1] != layout.bounds[-1]:
             raise ConfigError(_not_whole(self))
         parts = [
-            _alone(self, own, x[:, a:b], position_ids[:, a:b], args, kwargs)
+            _alone(self, own, x[:, a:b], position_ids[:, a:b], kind, named)
             for a, b in pairwise(layout.bounds)
         ]
         return _joined(parts, 1)
@@ -77,7 +79,14 @@ def depends_on_length(module: nn.Module) -> bool:
     return bool(named & BY_LENGTH)
 
 
-def _alone(module: nn.Module, own: Any, x: Tensor, positions: Tensor, args: Any, kwargs: Any) -> Any:
+def _alone(
+    module: nn.Module,
+    own: Forward,
+    x: Tensor,
+    positions: Tensor,
+    kind: Sequence[str | None],
+    named: Mapping[str, str | None],
+) -> Turns:
     """Return the module's output for one document, as if it were the first it sees."""
     for name in [n for n in vars(module) | module._buffers if n.endswith(_FRESH)]:
         prefix = name.removesuffix(_FRESH)
@@ -88,12 +97,13 @@ def _alone(module: nn.Module, own: Any, x: Tensor, positions: Tensor, args: Any,
             )
         if hasattr(module, f"{prefix}max_seq_len_cached"):
             setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)
-    return own(x, positions, *args, **kwargs)
+    return own(x, positions, *kind, **named)
 
 
-def _joined(parts: list[Any], dim: int) -> Any:
-    if isinstance(parts[0], Tensor):
-        return torch.cat(parts, dim)
+def _joined(parts: list[Turns], dim: int) -> Turns:
+    tensors = [part for part in parts if isinstance(part, Tensor)]
+    if tensors:
+        return torch.cat(tensors, dim)
     return tuple(torch.cat(part, dim) for part in zip(*parts, strict=True))
 
 

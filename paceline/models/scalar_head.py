@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import ConfigError
+from paceline.core.json_types import Json, JsonObject
 from paceline.models import codes
 from paceline.models.heads import Vocabulary
 from paceline.protocols.batch import IGNORE_INDEX, Batch
@@ -39,18 +40,19 @@ class Classes:
     several: bool = False
 
     @staticmethod
-    def read(role: Role, config: Mapping[str, Any]) -> Classes | None:
+    def read(role: Role, config: Mapping[str, Json]) -> Classes | None:
         """Return the classes named in the ``config.json`` of a trained classifier; None for any other
         role.
         """
         if role is not Role.CLASSIFIER:
             return None
         numbers = config["id2label"]
+        assert isinstance(numbers, dict)
         names = tuple(str(numbers[key]) for key in sorted(numbers, key=int))
         return Classes(names, str(config.get("problem_type")).startswith("multi"))
 
     @property
-    def of_config(self) -> dict[str, Any]:
+    def of_config(self) -> JsonObject:
         """The keys of ``config.json`` that describe the classes."""
         numbers = {str(i): name for i, name in enumerate(self.names)}
         kind = "multi_label_classification" if self.several else "single_label_classification"

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from paceline.core.errors import ConfigError
 from paceline.models import codes
 from paceline.models.attention import placeholder_mask
 from paceline.models.attention_context import PackedSequenceInfo
+from paceline.models.heads import Head
 from paceline.models.precision import LowPrecisionCopies
 from paceline.models.roles import RoleModule
 from paceline.plan import codes as plan_codes
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 _LOW = (torch.bfloat16, torch.float16)
 _PROBE_TOKENS = 5
+M = TypeVar("M", bound=nn.Module)
 
 
 class Absent(nn.Module):
@@ -106,7 +108,7 @@ class StageModule(nn.Module):
         """Return the outputs in ``required`` from the final hidden states [R, L, H], as
         ``RoleModule.forward`` does.
         """
-        assert self._head is not None
+        assert isinstance(self._head, Head)
         if self.attention.layout != "packed":
             hidden = PackedSequenceInfo.of(batch).padded.unpad(hidden).unsqueeze(0)
         with self._autocast(hidden):
@@ -145,7 +147,7 @@ class StageModule(nn.Module):
             notes["precision"] = self._low_precision.reason
         return notes
 
-    def _autocast(self, states: Tensor) -> AbstractContextManager[object]:
+    def _autocast(self, states: Tensor) -> torch.autocast | nullcontext[None]:
         if self._low_precision is None or self._low_precision.cached:
             return nullcontext()
         return torch.autocast(states.device.type, dtype=self.compute_dtype)
@@ -192,7 +194,7 @@ def split_layers(num_layers: int, count: int) -> list[range]:
     return layer_ranges(num_layers, count)
 
 
-def positions(batch: Batch, packed: bool) -> dict[str, Any]:
+def positions(batch: Batch, packed: bool) -> dict[str, Tensor | bool]:
     """Return the trunk's other inputs on every stage: for ids [1, T] if packed, else for one right-padded row
     per document.
     """
@@ -220,7 +222,7 @@ def _layers(hf: HFModel) -> nn.ModuleList:
     raise ConfigError(_refusal(hf, "no list of its layers was found"))
 
 
-def _shell(hf: HFModel, own: range, first: bool, last: bool, as_tuple: bool) -> Any:
+def _shell(hf: HFModel, own: range, first: bool, last: bool, as_tuple: bool) -> HFModel:
     """Return ``hf`` without the parts of other stages; modules that stay are the same objects."""
     trunk, layers, embedding = hf.base_model, _layers(hf), hf.get_input_embeddings()
     # What comes before the layers belongs to the first stage, what comes after them to the last.
@@ -244,7 +246,7 @@ def _shell(hf: HFModel, own: range, first: bool, last: bool, as_tuple: bool) -> 
     return _with_modules(hf, outer)
 
 
-def _with_modules(module: nn.Module, modules: Mapping[str, nn.Module | None]) -> Any:
+def _with_modules(module: M, modules: Mapping[str, nn.Module | None]) -> M:
     clone = copy.copy(module)
     clone._modules = dict(modules)
     return clone

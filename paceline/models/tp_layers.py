@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,8 @@ from paceline.models.regions import Group, copy_to_tp, gather, local, reduce_fro
 
 _TOKENS, _FEATURES = 1, -1  # dims of [1, T, H]
 Forward = Callable[..., Any]
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,6 @@ def sharded_block(module: nn.Module, tensors: Tensors) -> Forward:
     """An attention or MLP whose column-parallel children return their own features: its input enters the
     group once for all of them.
     """
-    forward = _own(module)
 
     def come(x: Tensor) -> Tensor:
         return (
@@ -124,52 +125,41 @@ def sharded_block(module: nn.Module, tensors: Tensors) -> Forward:
             else copy_to_tp(x, tensors.group)
         )
 
-    def run(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = _with_states(come, args, kwargs)
-        return forward(*args, **kwargs)
-
-    return run
+    return _with_states(module, come)
 
 
 def replicated_block(module: nn.Module, tensors: Tensors) -> Forward:
     """A block whose children gather at each projection (fused qkv, norms over all heads): all ranks hold all
     activations in between.
     """
-    forward = _own(module)
 
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def come(x: Tensor) -> Tensor:
+        return gather(x, tensors.group, _TOKENS, partial=False) if tensors.is_sharded(module) else x
+
+    def leave(out: Tensor | tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
         if not tensors.is_sharded(module):
-            return forward(*args, **kwargs)
-        args, kwargs = _with_states(lambda x: gather(x, tensors.group, _TOKENS, partial=False), args, kwargs)
-        out = forward(*args, **kwargs)
+            return out
         if isinstance(out, tuple):
             return (split(out[0], tensors.group, _TOKENS), *out[1:])
         return split(out, tensors.group, _TOKENS)
 
-    return run
+    return _then(_with_states(module, come), leave)
 
 
 def first_layer(module: nn.Module, tensors: Tensors) -> Forward:
     """The first decoder layer: tokens are sharded from here on."""
-    forward = _own(module)
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if tensors.is_sharded(module):
-            args, kwargs = _with_states(lambda x: split(x, tensors.group, _TOKENS), args, kwargs)
-        return forward(*args, **kwargs)
-
-    return run
+    return _with_states(
+        module, lambda x: split(x, tensors.group, _TOKENS) if tensors.is_sharded(module) else x
+    )
 
 
 def final_norm(module: nn.Module, tensors: Tensors) -> Forward:
     """The last module on sharded tokens: its output is gathered."""
-    forward = whole(module, tensors, partial=False, inside_cut=True)
 
-    def run(*args: Any, **kwargs: Any) -> Any:
-        out = forward(*args, **kwargs)
+    def leave(out: Tensor) -> Tensor:
         return gather(out, tensors.group, _TOKENS, partial=False) if tensors.is_sharded(module) else out
 
-    return run
+    return _then(whole(module, tensors, partial=False, inside_cut=True), leave)
 
 
 def vocabulary_rows(module: nn.Embedding, tensors: Tensors, start: int) -> Forward:
@@ -204,12 +194,24 @@ def _own(module: nn.Module) -> Forward:
     return run
 
 
-def _with_states(
-    change: Callable[[Tensor], Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments with the hidden states [1, T, H] changed: the first argument, or
+def _with_states(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Forward:
+    """Return the module's own forward, of changed hidden states [1, T, H]: the first argument, or
     ``hidden_states``.
     """
-    if args and isinstance(args[0], torch.Tensor):
-        return (change(args[0]), *args[1:]), kwargs
-    return args, {**kwargs, "hidden_states": change(kwargs["hidden_states"])}
+    forward = _own(module)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if args and isinstance(args[0], torch.Tensor):
+            return forward(change(args[0]), *args[1:], **kwargs)
+        return forward(*args, **{**kwargs, "hidden_states": change(kwargs["hidden_states"])})
+
+    return run
+
+
+def _then(forward: Callable[P, R], change: Callable[[R], R]) -> Callable[P, R]:
+    """Return ``forward`` with its result changed."""
+
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        return change(forward(*args, **kwargs))
+
+    return run

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 
 T = TypeVar("T")
 
@@ -19,20 +19,20 @@ def within(seconds: float, call: Callable[[], T], what: str) -> T:
 
     The call is then abandoned in a daemon thread, which ends with the process.
     """
-    done: list[Any] = []
+    done: list[T] = []
+    failed: list[BaseException] = []
 
     def run() -> None:
         try:
-            done.append((call(), None))
+            done.append(call())
         except BaseException as exc:  # noqa: BLE001 - raised again below, in the calling thread
-            done.append((None, exc))
+            failed.append(exc)
 
     thread = threading.Thread(target=run, name=f"paceline-{what}", daemon=True)
     thread.start()
     thread.join(seconds)
+    if failed:
+        raise failed[0]
     if not done:
         raise TimeoutError(f"no answer within {seconds:.0f} s: {what}")
-    value, error = done[0]
-    if error is not None:
-        raise error
-    return cast(T, value)
+    return done[0]

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,7 @@ from paceline.runtime.rank_env import RankEnv
 
 __all__ = ["RankEnv", "World", "environment"]
 
+T = TypeVar("T")
 JSON_LIMIT_BYTES = 16 * 1024 * 1024
 _LINGER_SECONDS = 5.0  # for how long the store's host waits for the others to disconnect
 
@@ -72,7 +73,7 @@ class World:
         backend: str = "auto",
         timeout_seconds: float = 1800.0,
         secret: bytes = b"",
-        met: Callable[[World], object] = lambda world: None,
+        met: Callable[[World], None] = lambda world: None,
     ) -> World:
         """Rendezvous with the other ranks and create the process group. Collective.
 
@@ -159,8 +160,8 @@ class World:
         """Wait until all ranks have called this."""
         self._reduce([1], torch.int64, dist.ReduceOp.SUM)
 
-    def broadcast_json(self, value: Any = None, src: int = 0, limit_bytes: int = JSON_LIMIT_BYTES) -> Any:
-        """Return rank ``src``'s value on every rank. JSON types only.
+    def broadcast_json(self, value: T | None, src: int = 0, limit_bytes: int = JSON_LIMIT_BYTES) -> T:
+        """Return rank ``src``'s value on every rank. JSON types only; tuples arrive as lists.
 
         Raises ``runtime.json_limit`` on all ranks if it is too big.
         """
@@ -174,8 +175,8 @@ class World:
         dist.broadcast(payload, src)
         return json.loads(bytes(payload.cpu().numpy()))
 
-    def all_gather_json(self, value: Any, limit_bytes: int = JSON_LIMIT_BYTES) -> list[Any]:
-        """Return every rank's value, in rank order, on every rank. JSON types only.
+    def all_gather_json(self, value: T, limit_bytes: int = JSON_LIMIT_BYTES) -> list[T]:
+        """Return every rank's value, in rank order, on every rank. JSON types only; tuples arrive as lists.
 
         The limit applies to each value.
         """
@@ -245,7 +246,7 @@ class World:
         return self.device if self.backend == "nccl" else torch.device("cpu")
 
     def _reduce(
-        self, values: Sequence[int] | Sequence[float], dtype: torch.dtype, op: Any
+        self, values: Sequence[int] | Sequence[float], dtype: torch.dtype, op: dist.ReduceOp.RedOpType
     ) -> list[int] | list[float]:
         if self.world_size == 1:
             return list(values)
@@ -273,7 +274,7 @@ def _group_error(exc: Exception, env: RankEnv, backend: str) -> PacelineError:
     )
 
 
-def _encode(value: Any) -> bytes:
+def _encode(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
 
 

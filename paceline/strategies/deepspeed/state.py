@@ -176,7 +176,7 @@ def _spreads(
         name: Spread(
             tuple(getattr(parameter, "ds_shape", parameter.shape)),
             ParameterSlice.of(name, parameter, tp_rank),
-            tuple((rows[i][0], rows[i][1]) for rows in alike if rows[i] is not None),
+            tuple((found[0], found[1]) for rows in alike if (found := rows[i]) is not None),
         )
         for i, (name, parameter) in enumerate(trained.items())
     }

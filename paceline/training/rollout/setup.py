@@ -168,11 +168,9 @@ class RolloutSetup:
         share = range(world.rank, len(table), world.world_size)
         for check in self.scorer.row_checks:
             wrong = check((f"{name} row {table.source_row[i] + 1}", table.facts(i)) for i in share)
-            found = world.all_gather_json({"count": len(wrong), "first": wrong[:_ROWS_NAMED]})
-            count, first = (
-                sum(each["count"] for each in found),
-                [line for each in found for line in each["first"]],
-            )
+            found = world.all_gather_json((len(wrong), wrong[:_ROWS_NAMED]))
+            count = sum(many for many, _ in found)
+            first = [line for _, lines in found for line in lines]
             if count:
                 more = f"; and {count - _ROWS_NAMED} more" if count > _ROWS_NAMED else ""
                 what = (

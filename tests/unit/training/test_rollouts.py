@@ -521,7 +521,7 @@ def test_rows_that_a_reward_cannot_use_are_named_alike_on_every_rank() -> None:
         return [name for name, columns in rows if not columns["tests"]]
 
     def gather(value: Any) -> list[Any]:
-        return [value, {"count": 3, "first": ["data.train row 99"]}]
+        return [value, [3, ["data.train row 99"]]]
 
     setup: Any = RolloutSetup.__new__(RolloutSetup)
     world = SimpleNamespace(rank=1, world_size=2, all_gather_json=gather)
