@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -13,6 +13,11 @@ from paceline.core import bounded
 from paceline.core.errors import ConfigError
 from paceline.generation import codes
 from paceline.models.hub_code import refuse_hub_attention
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+    from paceline.protocols.model import HFModel
 
 Message = Mapping[str, str]  # {"role": "user" | "assistant" | "system", "content": text}
 
@@ -29,7 +34,7 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = 0
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, float | None]:
         """Return the keyword arguments of ``model.generate``."""
         if self.temperature <= 0:
             return {
@@ -48,7 +53,7 @@ class Sampling:
         }
 
 
-def load_folder(folder: Path) -> tuple[Any, Any]:
+def load_folder(folder: Path) -> tuple[HFModel, PreTrainedTokenizerBase]:
     """Load (model, tokenizer) from a Hugging Face folder, fp32, in evaluation mode. Raises ConfigError."""
     if not (folder / "config.json").is_file():
         raise ConfigError(
@@ -81,10 +86,10 @@ def load_folder(folder: Path) -> tuple[Any, Any]:
             )
         ) from error
     model.train(False)
-    return model, tokenizer
+    return cast("HFModel", model), tokenizer
 
 
-def _config(folder: Path) -> Any:
+def _config(folder: Path) -> PreTrainedConfig | None:
     from transformers import AutoConfig
 
     try:
@@ -94,8 +99,8 @@ def _config(folder: Path) -> Any:
 
 
 def answer(
-    model: Any,
-    tokenizer: Any,
+    model: HFModel,
+    tokenizer: PreTrainedTokenizerBase,
     conversations: Sequence[Sequence[Message]],
     sampling: Sampling,
     *,
@@ -120,7 +125,7 @@ def answer(
     return answers
 
 
-def prompt_ids(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
+def prompt_ids(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> list[int]:
     """Return the token ids of a conversation up to the start of the assistant's message."""
     if not getattr(tokenizer, "chat_template", None):
         raise ConfigError(
@@ -135,7 +140,7 @@ def prompt_ids(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def _rendered(tokenizer: Any, messages: list[dict[str, str]]) -> str:
+def _rendered(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]]) -> str:
     """Render the conversation with the tokenizer's chat template. Raises ConfigError.
 
     A template is untrusted code: it runs under the same time and memory limits as in data preparation.
@@ -160,7 +165,9 @@ def _rendered(tokenizer: Any, messages: list[dict[str, str]]) -> str:
 
 
 @torch.inference_mode()
-def _answer_batch(model: Any, tokenizer: Any, prompts: Sequence[list[int]], sampling: Sampling) -> list[str]:
+def _answer_batch(
+    model: HFModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[list[int]], sampling: Sampling
+) -> list[str]:
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (tokenizer.eos_token_id or 0)
     width = max(len(p) for p in prompts)
     ids = torch.full((len(prompts), width), pad, dtype=torch.long)
@@ -180,7 +187,7 @@ def _answer_batch(model: Any, tokenizer: Any, prompts: Sequence[list[int]], samp
     return [str(text) for text in tokenizer.batch_decode(made[:, width:], skip_special_tokens=True)]
 
 
-def _end_tokens(model: Any, tokenizer: Any) -> list[int] | None:
+def _end_tokens(model: HFModel, tokenizer: PreTrainedTokenizerBase) -> list[int] | None:
     """Return every token that ends an answer: the tokenizer's, the model's, and the template's."""
     eos = getattr(model.generation_config, "eos_token_id", None)
     ends = {tokenizer.eos_token_id, *(eos if isinstance(eos, (list, tuple)) else [eos])}
@@ -192,7 +199,7 @@ def _end_tokens(model: Any, tokenizer: Any) -> list[int] | None:
     return sorted(e for e in ends if e is not None) or None
 
 
-def _check_room(model: Any, prompts: Sequence[list[int]], sampling: Sampling) -> None:
+def _check_room(model: HFModel, prompts: Sequence[list[int]], sampling: Sampling) -> None:
     """Raise ConfigError for conversations that leave no room for a single new token."""
     limit = getattr(model.config, "max_position_embeddings", None)
     longest = max((len(p) for p in prompts), default=0)

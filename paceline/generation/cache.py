@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
+from transformers import PreTrainedConfig
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 
@@ -55,7 +56,7 @@ class RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]
             self._show()
 
 
-def preallocated_cache(config: Any, room: int) -> DynamicCache:
+def preallocated_cache(config: PreTrainedConfig, room: int) -> DynamicCache:
     """Return a cache for a model of ``config``, with full-attention layers preallocated for ``room`` tokens.
 
     Other layers (sliding windows, states) are Transformers' own.
@@ -68,6 +69,6 @@ def preallocated_cache(config: Any, room: int) -> DynamicCache:
 
 def select_rows(cache: DynamicCache, rows: Tensor) -> None:
     """Select ``rows`` (int64) of every layer's batch, in this order; a row may repeat."""
-    layers: list[Any] = cache.layers
-    for layer in layers:
+    for layer in cache.layers:
+        assert isinstance(layer, DynamicLayer)
         layer.batch_select_indices(rows)

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
 from paceline.generation import codes
@@ -23,6 +23,11 @@ from paceline.generation.answer import Message, Sampling, answer, load_folder
 from paceline.generation.settings import sampling_of
 from paceline.launch.ending import ended
 from paceline.launch.outlet import redacted
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from paceline.protocols.model import HFModel
 
 SAMPLING = ("max_new_tokens", "temperature", "top_p", "top_k")
 
@@ -122,8 +127,8 @@ def model_folder(run: Path) -> Iterator[Path]:
 
 
 def converse(
-    model: Any,
-    tokenizer: Any,
+    model: HFModel,
+    tokenizer: PreTrainedTokenizerBase,
     opening: Sequence[Message],
     sampling: Sampling,
     source: TextIO,

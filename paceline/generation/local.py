@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,6 +14,11 @@ from paceline.generation import codes
 from paceline.generation.cache import preallocated_cache, select_rows
 from paceline.generation.engine import Completion, Request, RolloutSampling
 from paceline.generation.sampling import choose
+
+if TYPE_CHECKING:
+    from transformers import DynamicCache
+
+    from paceline.protocols.model import HFModel
 
 _THIN = 0.75  # fraction of rows still generating at which finished ones are removed from the batch
 
@@ -33,13 +38,13 @@ class LocalEngine:
 
     def __init__(
         self,
-        hf: Any,
+        hf: HFModel,
         *,
         pad_id: int,
         stop_ids: Sequence[int],
         rows: int = 64,
         agree: Callable[[bool], bool] | None = None,
-        computing: Callable[[str], AbstractContextManager[Any]] | None = None,
+        computing: Callable[[str], torch.autocast | nullcontext[None]] | None = None,
     ) -> None:
         self.hf, self.pad_id, self.rows, self.agree, self.computing = hf, pad_id, rows, agree, computing
         self.device: torch.device = next(hf.parameters()).device
@@ -71,7 +76,9 @@ class LocalEngine:
     def _goes_on(self, mine: bool) -> bool:
         return mine if self.agree is None else self.agree(mine)
 
-    def forward(self, ids: Tensor, mask: Tensor | None, positions: Tensor | None, cache: Any) -> Tensor:
+    def forward(
+        self, ids: Tensor, mask: Tensor | None, positions: Tensor | None, cache: DynamicCache | None
+    ) -> Tensor:
         """Return logits [B, V] of the last position."""
         with self.computing(self.device.type) if self.computing else nullcontext():
             out = self.hf(
@@ -179,7 +186,7 @@ class _Decoding:
         self.rows, self.last, self.going = self.rows[keep], self.last[keep], self.going[keep]
 
 
-def cache_for(hf: Any, room: int) -> Any:
+def cache_for(hf: HFModel, room: int) -> DynamicCache:
     """Return an empty cache for ``hf`` with room for so many tokens.
 
     Raises ConfigError if the model keeps other state than keys and values: left padding would enter it.
@@ -187,8 +194,7 @@ def cache_for(hf: Any, room: int) -> Any:
     from transformers.cache_utils import DynamicLayer
 
     cache = preallocated_cache(hf.config, room)
-    layers: list[Any] = cache.layers
-    strange = [type(layer).__name__ for layer in layers if not isinstance(layer, DynamicLayer)]
+    strange = [type(layer).__name__ for layer in cache.layers if not isinstance(layer, DynamicLayer)]
     if strange:
         raise ConfigError(
             codes.GENERATION_STATEFUL(

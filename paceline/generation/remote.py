@@ -14,6 +14,7 @@ import httpx
 import torch
 
 from paceline.core.errors import PacelineError
+from paceline.core.json_types import Json, JsonObject
 from paceline.generation import codes
 from paceline.generation.engine import Completion, Request, RolloutSampling
 
@@ -56,7 +57,7 @@ class Server:
         return str(names[0])
 
     def request(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None, seconds: float | None = None
+        self, method: str, path: str, body: Mapping[str, Json] | None = None, seconds: float | None = None
     ) -> dict[str, Any]:
         """Return the JSON object that the server answers with ({} for an empty body).
 
@@ -162,7 +163,7 @@ class ServerEngine:
         return [nothing if future is None else future.result() for future in running]
 
     def _complete(self, request: Request, sampling: RolloutSampling) -> Completion:
-        body = {
+        body: JsonObject = {
             "model": self.model,
             "prompt": list(request.prompt),
             "max_tokens": request.max_tokens,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
 from paceline.config.sections.generation import GenerationSection
 from paceline.core.errors import ConfigError
+from paceline.core.json_types import JsonObject
 from paceline.core.rundir import RunDir
 from paceline.generation import codes
 from paceline.generation.answer import Sampling
@@ -49,7 +49,7 @@ def run_of(path: Path) -> RunDir | None:
     return next((run for run in runs if run.plan_json.is_file() and run.config_json.is_file()), None)
 
 
-def _section(run: RunDir) -> Mapping[str, Any]:
+def _section(run: RunDir) -> JsonObject:
     try:
         found = json.loads(run.config_json.read_text(encoding="utf-8")).get("generation", {})
     except (OSError, ValueError, AttributeError) as error:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.core.json_types import Json
 from paceline.models import codes
 from paceline.models.attention_context import PackedSequenceInfo, kernels_of, record_of, sequence_info_of
 from paceline.models.context_attention import context_attention
@@ -43,7 +44,7 @@ class AttentionChoice:
 
 
 def choose_attention(
-    requested: str, hf_config: Mapping[str, object], supports_backend: bool
+    requested: str, hf_config: Mapping[str, Json], supports_backend: bool
 ) -> AttentionChoice:
     """Choose the attention of a model. ``requested`` is ``attn_implementation``: ``auto``, ``paceline``, or a
     Transformers name.
@@ -74,7 +75,7 @@ def choose_attention(
     )
 
 
-def _obstacle(hf_config: Mapping[str, object], supports_backend: bool) -> str | None:
+def _obstacle(hf_config: Mapping[str, Json], supports_backend: bool) -> str | None:
     """Return why per-document attention is not enough to keep this model's documents apart, or None."""
     kind = hf_config.get("model_type")
     if not supports_backend:
@@ -126,7 +127,7 @@ def packed_attention(
     if layout.shared is not None:
         query, key, value = (layout.shared.full(x, 2) for x in (query, key, value))
     # Shared prompts: expand to whole documents for attention, then keep the computed tokens only.
-    attend: Any = partial(document_attention, kernels=kernels_of(module))
+    attend: Callable[..., Tensor] = partial(document_attention, kernels=kernels_of(module))
     if layout.context is not None:
         attend = partial(context_attention, attend)
     out = attend(
@@ -174,7 +175,7 @@ def document_attention(
     )
     if kernel == DOCUMENT_FLASH:
         product = product_dtype(query.dtype, query.device)
-        return CpuDocuments.apply(query, key, value, layout.bounds, scale, product)  # type: ignore[no-untyped-call]
+        return CpuDocuments.apply(query, key, value, layout.bounds, scale, product)
     if kernel == VARLEN_FLASH:
         return _varlen(query, key, value, layout, scale, window)
     if kernel == PADDED_SDPA:
@@ -218,7 +219,7 @@ def _unpacked(
     mask: Tensor | None,
     scaling: float | None,
     dropout: float,
-    kwargs: Any,
+    kwargs: Mapping[str, Any],
 ) -> tuple[Tensor, None]:
     softcap, sinks = kwargs.get("softcap"), kwargs.get("s_aux")
     if softcap is not None or sinks is not None:  # SDPA knows neither

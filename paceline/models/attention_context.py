@@ -91,7 +91,7 @@ class AttentionContext:
         dict nor in the module tree).
         """
         for module in trunk.modules():
-            object.__setattr__(module, _ATTRIBUTE, self)
+            vars(module)[_ATTRIBUTE] = self
 
     @contextmanager
     def packed_sequences(self, layout: PackedSequenceInfo | None) -> Iterator[None]:
@@ -138,11 +138,11 @@ def recording(module: nn.Module) -> Iterator[dict[str, Any]]:
     mask) in the yielded dict.
     """
     record: dict[str, Any] = {}
-    object.__setattr__(module, _RECORD, record)
+    vars(module)[_RECORD] = record
     try:
         yield record
     finally:
-        object.__delattr__(module, _RECORD)
+        del vars(module)[_RECORD]
 
 
 def record_of(module: nn.Module) -> dict[str, Any] | None:

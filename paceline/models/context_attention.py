@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
-from typing import Any
+from typing import Required, TypedDict, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,15 @@ _ROWS = 1024  # queries per masked call
 Inner = Callable[..., Tensor]
 
 
+class AttentionOptions(TypedDict, total=False):
+    """Options of attention that are the same on every rank."""
+
+    scale: Required[float]
+    dropout: float
+    window: int | None
+    softcap: float | None
+
+
 @torch.compiler.disable
 def context_attention(
     inner: Inner,
@@ -37,7 +46,7 @@ def context_attention(
     layout: PackedSequenceInfo,
     *,
     sinks: Tensor | None = None,
-    **options: Any,
+    **options: Unpack[AttentionOptions],
 ) -> Tensor:
     """query [1, H, T/n, D], key and value [1, K, T/n, D] -> [1, H, T/n, D]; ``inner`` is attention on whole
     documents, ``options`` its options.
@@ -60,7 +69,7 @@ def _ulysses(
     group: Group,
     *,
     sinks: Tensor | None,
-    **options: Any,
+    **options: Unpack[AttentionOptions],
 ) -> Tensor:
     heads, ranks = query.shape[_HEADS], group.size()
     key, value = (shared_heads(x, heads, ranks) for x in (key, value))
@@ -77,7 +86,9 @@ def _allgather(
     value: Tensor,
     layout: PackedSequenceInfo,
     group: Group,
-    **options: Any,
+    *,
+    sinks: Tensor | None,
+    **options: Unpack[AttentionOptions],
 ) -> Tensor:
     fetched, width = gather(torch.cat([key, value], dim=-1), group, _TOKENS, partial=True), key.shape[-1]
     key, value = fetched[..., :width], fetched[..., width:]
@@ -88,7 +99,7 @@ def _allgather(
     pieces = []
     if tail:
         seen = slice(begun, start + tail)
-        pieces.append(_tail(query[:, :, :tail], key[:, :, seen], value[:, :, seen], **options))
+        pieces.append(_tail(query[:, :, :tail], key[:, :, seen], value[:, :, seen], sinks=sinks, **options))
     if tail < size:
         own = slice(start + tail, start + size)
         pieces.append(
@@ -97,6 +108,7 @@ def _allgather(
                 key[:, :, own],
                 value[:, :, own],
                 PackedSequenceInfo.over(rest, query.device),
+                sinks=sinks,
                 **options,
             )
         )

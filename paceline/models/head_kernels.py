@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from paceline.models.autograd import Function, FunctionContext
 from paceline.models.precision import activation_dtype, compute_copy, product_dtype
 
 CHUNK_BYTES = 64 * 2**20
@@ -156,7 +156,11 @@ def as_given(
     )
 
 
-class FusedNll(torch.autograd.Function):
+class _NllContext(FunctionContext):
+    dtypes: tuple[torch.dtype, torch.dtype]  # of hidden and weight, whose gradients are saved
+
+
+class FusedNll(Function):
     """(Σ -log p(label), number of correct argmaxes). The gradients are computed in the forward; the backward
     multiplies them by a scalar.
 
@@ -166,7 +170,7 @@ class FusedNll(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: _NllContext,
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
@@ -194,7 +198,7 @@ class FusedNll(torch.autograd.Function):
         return total, num_correct
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: _NllContext, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         """Scale in place: the saved gradients belong to this node alone, and autograd refuses a second
         backward.
         """

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from paceline.core.json_types import Json
 from paceline.models.head_kernels import CHUNK_BYTES, FusedNll, HeadShape, nll_sums
 from paceline.models.regions import local
 from paceline.models.token_stats import TokenStats, Wanted
@@ -50,11 +51,11 @@ class _Finished(nn.Module):
     ``model.lm_head_multiplier``) get the trunk's own, except that ``decoder`` is this module too.
     """
 
-    def __init__(self, trunk: Any) -> None:
+    def __init__(self, trunk: nn.Module) -> None:
         super().__init__()
         self.states: Tensor | None = None
         # a plain attribute, so that its parameters are not registered here
-        object.__setattr__(self, "_trunk", trunk)
+        vars(self)["_trunk"] = trunk
 
     def __getattr__(self, name: str) -> Any:
         return self if name == "decoder" else getattr(self.__dict__["_trunk"], name)
@@ -123,7 +124,7 @@ class WholeVocabulary:
     ) -> tuple[Tensor, Tensor]:
         """Return (Σ -log p(label), number of correct argmaxes)."""
         if torch.is_grad_enabled():
-            return FusedNll.apply(hidden, weight, bias, labels, shape, correct)  # type: ignore
+            return FusedNll.apply(hidden, weight, bias, labels, shape, correct)
         return nll_sums(hidden, weight, bias, labels, shape, correct)
 
     def stats(
@@ -136,7 +137,7 @@ class WholeVocabulary:
         wanted: Wanted,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return (log p(label) [L], entropy [L], number of correct argmaxes)."""
-        return TokenStats.apply(hidden, weight, bias, labels, shape, wanted)  # type: ignore
+        return TokenStats.apply(hidden, weight, bias, labels, shape, wanted)
 
 
 class Head:
@@ -267,7 +268,7 @@ class Head:
         return logs.gather(1, labels[:, None]).squeeze(1), entropy, logs.argmax(-1) == labels
 
 
-def _shape(config: Mapping[str, object], chunk_bytes: int) -> HeadShape:
+def _shape(config: Mapping[str, Json], chunk_bytes: int) -> HeadShape:
     """Return the scale and softcap of the logits by the config; checked against the class by
     ``Head._matches``.
     """

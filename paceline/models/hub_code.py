@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 
-def refuse_hub_attention(config: PreTrainedConfig, name: str) -> None:
+def refuse_hub_attention(config: PreTrainedConfig | None, name: str) -> None:
     """Raise ConfigError ``sec.attention_kernel`` if the Hugging Face ``config`` of model ``name`` names an
     attention as ``org/repository``, which Transformers would download and run.
     """
@@ -28,7 +28,7 @@ def refuse_hub_attention(config: PreTrainedConfig, name: str) -> None:
         )
 
 
-def _kernel_names(config: PreTrainedConfig) -> Iterator[str]:
+def _kernel_names(config: PreTrainedConfig | None) -> Iterator[str]:
     """Yield the attention implementations of a config and of its sub-configs (text, vision, …)."""
     named = getattr(config, "_attn_implementation", None)
     yield from map(str, named.values() if isinstance(named, Mapping) else [named])

@@ -9,17 +9,23 @@ from __future__ import annotations
 
 import inspect
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from paceline.models.autograd import Function, FunctionContext
 from paceline.models.replace_forward import replace_forward
 
 LEAST_GAIN = 1e-3
 
 
-class RmsNorm(torch.autograd.Function):
+class _NormContext(FunctionContext):
+    saved_tensors: tuple[Tensor, Tensor, Tensor]  # y or x, weight, 1/rms
+    offset: float
+    from_output: bool
+
+
+class RmsNorm(Function):
     """y = x / sqrt(mean(x²) + eps) · (offset + weight), over the last dim; statistics in fp32 (fp64 for fp64
     input).
 
@@ -28,7 +34,7 @@ class RmsNorm(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
+    def forward(ctx: _NormContext, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
         """x [.., H] -> [.., H] in x's dtype."""
         wide = _wide(x)
         rstd = (
@@ -45,7 +51,7 @@ class RmsNorm(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: _NormContext, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Recompute the normalized input from what was saved and 1/rms."""
         saved, weight, rstd = ctx.saved_tensors
         g, size = _wide(grad), saved.shape[-1]
@@ -71,44 +77,40 @@ class FusedRMSNorm(nn.Module):
     def forward(self, hidden_states: Tensor) -> Tensor:
         """[.., H] -> [.., H], same dtype."""
         eps, offset = self.paceline_eps, self.paceline_offset
-        return RmsNorm.apply(hidden_states, self.weight, eps, offset)  # type: ignore[no-untyped-call]
+        return RmsNorm.apply(hidden_states, self.weight, eps, offset)
 
 
 def fuse_norms(model: nn.Module) -> int:
     """Swap the RMSNorms of ``model`` that compute exactly this, changing nothing else; return how many."""
     verdicts: dict[tuple[type, float, int], float | None] = {}
     count = 0
-    module: Any
     for module in model.modules():
         kind, eps = type(module), _eps(module)
         # Only a plain weight and one input; one probe per class, eps and width.
         if "RMSNorm" not in kind.__name__ or isinstance(module, FusedRMSNorm) or eps is None:
             continue
-        if (
-            set(module._parameters) != {"weight"}
-            or module._buffers
-            or module.weight is None
-            or module.weight.dim() != 1
-        ):
+        weight = module._parameters.get("weight")
+        if len(module._parameters) != 1 or module._buffers or weight is None or weight.dim() != 1:
             continue
         if not _takes_one(kind):
             continue
-        key = (kind, eps, module.weight.shape[0])
+        key = (kind, eps, weight.shape[0])
         if key not in verdicts:
             verdicts[key] = _offset(module, eps)
         offset = verdicts[key]
         if offset is not None:
-            module.paceline_eps, module.paceline_offset = eps, offset
             module.__class__ = replace_forward(FusedRMSNorm, kind)
+            assert isinstance(module, FusedRMSNorm)
+            module.paceline_eps, module.paceline_offset = eps, offset
             count += 1
     return count
 
 
-def _takes_one(kind: type) -> bool:
+def _takes_one(kind: type[nn.Module]) -> bool:
     """Return whether its forward has one input: a norm that can take a gate as well (Mamba 2's) then computes
     something else.
     """
-    return len(inspect.signature(kind.forward).parameters) == 2  # type: ignore[attr-defined]
+    return len(inspect.signature(kind.forward).parameters) == 2
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -138,7 +140,7 @@ def _eps(module: nn.Module) -> float | None:
 
 
 @torch.no_grad()
-def _offset(module: Any, eps: float) -> float | None:
+def _offset(module: nn.Module, eps: float) -> float | None:
     """Return the offset (0 or 1) for which the fused form equals ``module`` on a probe, or None."""
     weight = module.weight
     assert isinstance(weight, Tensor)
@@ -152,7 +154,7 @@ def _offset(module: Any, eps: float) -> float | None:
     try:
         expected = module(x)
         for offset in (0.0, 1.0):
-            found = RmsNorm.apply(x, weight, eps, offset)  # type: ignore[no-untyped-call]
+            found = RmsNorm.apply(x, weight, eps, offset)
             if torch.allclose(found, expected, rtol=1e-5, atol=1e-6):
                 return offset
     except (RuntimeError, TypeError):  # other arguments (gated norms): not swapped

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
-def replace_forward(fused: type, kind: type) -> type[Any]:
+def replace_forward(fused: type[T], kind: type) -> type[T]:
     """Return the class that computes as ``fused`` and falls back to ``kind``; cached, so that torch.compile
     sees one type for all layers.
     """
     return _joined(fused.__name__, (fused, kind))
 
 
-def replace_base(kind: type, base: type) -> type[Any]:
+def replace_base(kind: type[T], base: type) -> type[T]:
     """Return the class that computes as ``kind`` with ``base`` in place of its own base class."""
     return _joined(base.__name__, (kind, base))
 
 
 @cache
-def _joined(name: str, bases: tuple[type, ...]) -> type[Any]:
+def _joined(name: str, bases: tuple[type, ...]) -> type:
     return type(name, bases, {})

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -26,7 +26,7 @@ from paceline.models.norms import fuse_norms
 from paceline.models.parallel_head import VocabularyPart
 from paceline.models.regions import TP_AXIS, block_of
 from paceline.models.roles import RoleModule
-from paceline.models.tp_layers import Tensors
+from paceline.models.tp_layers import Forward, Tensors
 from paceline.plan import codes as plan_codes
 from paceline.protocols.model import RootModule
 
@@ -361,9 +361,9 @@ def _account(root: RoleModule, size: int, sequence_parallel: bool, loss_parallel
     return ", ".join(lines)
 
 
-def _set_forward(module: nn.Module, forward: Any) -> None:
+def _set_forward(module: nn.Module, forward: Forward) -> None:
     """Replace the forward of one instance; class, names and hooks stay."""
-    object.__setattr__(module, "forward", forward)
+    vars(module)["forward"] = forward
 
 
 def _refused(code: Code, what: str, found: str, hint: str) -> ConfigError:

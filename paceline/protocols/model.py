@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 import torch
 from torch import Tensor, nn
 
+from paceline.core.json_types import Json
 from paceline.protocols.divergence import Divergence
 from paceline.protocols.roles import Role
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
         def get_output_embeddings(self) -> nn.Linear: ...
 
         def eval(self) -> Self: ...
+
+        def generate(self, ids: Tensor, **options: Tensor | float | list[int] | None) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -104,4 +107,4 @@ class ModelFactory(Protocol):
     def role(self) -> Role: ...
 
     @property
-    def hf_config(self) -> Mapping[str, object]: ...
+    def hf_config(self) -> Mapping[str, Json]: ...

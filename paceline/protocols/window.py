@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor
 
 from paceline.core.diagnostics import Diagnostic
+from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch
 
 
@@ -24,7 +24,7 @@ class Report:
     """
 
     metrics: Mapping[str, float] = field(default_factory=dict)
-    samples: Sequence[Mapping[str, Any]] = ()
+    samples: Sequence[Mapping[str, Json]] = ()
     notes: Sequence[Diagnostic] = ()
     seconds: float = 0.0
 

@@ -8,11 +8,18 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
+from paceline.core.json_types import JsonObject
 from paceline.launch.processes import STOPPED, state_of
 
 _STALE_SECONDS = 10.0  # five beats
+
+
+class _Doing(TypedDict):
+    step: int
+    phase: str
+    since: float
 
 
 class Heartbeat:
@@ -27,7 +34,7 @@ class Heartbeat:
         self._interval = interval_seconds
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._state: dict[str, Any] = {"step": 0, "phase": "start", "since": time.time()}
+        self._state: _Doing = {"step": 0, "phase": "start", "since": time.time()}
         self._thread = threading.Thread(target=self._run, name="paceline-heartbeat", daemon=True)
 
     def start(self) -> Heartbeat:
@@ -43,7 +50,7 @@ class Heartbeat:
     def doing(self) -> tuple[int, str]:
         """Return the current step and phase."""
         with self._lock:
-            return int(self._state["step"]), str(self._state["phase"])
+            return self._state["step"], self._state["phase"]
 
     def stop(self, phase: str = "ended") -> None:
         """Write a last heartbeat and end the thread."""
@@ -73,7 +80,7 @@ class Heartbeat:
             pass  # the disk is full or gone: the run itself reports that
 
 
-def read_heartbeat(path: Path) -> dict[str, Any] | None:
+def read_heartbeat(path: Path) -> JsonObject | None:
     """Return the last heartbeat, or None if it is missing or unreadable."""
     try:
         found = json.loads(path.read_text())
@@ -89,12 +96,11 @@ def sign_of(path: Path, now: float | None = None) -> str:
 
     For a reader that shares the disk with that rank.
     """
-    found = read_heartbeat(path)
-    try:
-        pid, host = int(found["pid"]), found["host"]  # type: ignore[index]
-        age = (now or time.time()) - float(found["time"])  # type: ignore[index]
-    except (TypeError, KeyError, ValueError):
-        return ""
+    match read_heartbeat(path):
+        case {"pid": int(pid), "host": str(host), "time": int() | float() as written}:
+            age = (now or time.time()) - written
+        case _:
+            return ""
     if host == socket.gethostname():
         state = state_of(pid)
         if not state:

@@ -80,7 +80,10 @@ def listener(host: str, port: int) -> int:
     return _listening(socket.AF_INET, socket.SOCK_STREAM, 0, ("0.0.0.0", port))
 
 
-def _listening(family: int, kind: int, protocol: int, address: tuple[object, ...]) -> int:
+_Address = tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]  # of getaddrinfo
+
+
+def _listening(family: int, kind: int, protocol: int, address: _Address) -> int:
     with contextlib.closing(socket.socket(family, kind, protocol)) as own:
         own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         own.bind(address)

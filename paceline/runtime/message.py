@@ -6,6 +6,7 @@ import json
 import re
 
 from paceline.core.diagnostics import Diagnostic
+from paceline.core.json_types import JsonObject
 
 LIMIT_BYTES = 32 * 1024
 _CODE = re.compile(r"[a-z][a-z0-9_]*(?:\.[a-z][a-z0-9_]*)+")
@@ -34,7 +35,7 @@ def parsed_failure(text: str | None) -> tuple[int, Diagnostic] | None:
         return None
 
 
-def _bounded(diagnostic: Diagnostic) -> dict[str, object]:
+def _bounded(diagnostic: Diagnostic) -> JsonObject:
     """Return the diagnostic as JSON of at most LIMIT_BYTES: drop the evidence first, then truncate texts."""
     data = diagnostic.to_json()
     if len(json.dumps(data, default=str)) <= LIMIT_BYTES:

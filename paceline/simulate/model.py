@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from paceline.config.sections.model import ModelSection
+from paceline.core.json_types import Json
 from paceline.models.factory import HFModelFactory
 from paceline.models.materialise import kernels_of, replace_tensors, swap_kernel
 from paceline.plan.algorithms.base import algorithm_spec
@@ -36,7 +37,7 @@ class FakeFactory:
         self._plan, self._config, self._mode, self._options = plan, dict(config), mode, options
 
     @property
-    def hf_config(self) -> Mapping[str, object]:
+    def hf_config(self) -> Mapping[str, Json]:
         """The model's ``config.json``."""
         return self._config
 

@@ -17,6 +17,7 @@ from paceline.checkpoint.folder import MAX_SHARD_BYTES, write_weights
 from paceline.checkpoint.hub_layout import hub_entries
 from paceline.checkpoint.tensorfile import TensorEntry
 from paceline.core.errors import ConfigError
+from paceline.core.json_types import JsonObject
 from paceline.core.private import open_to_strangers
 from paceline.generation.remote import Server
 from paceline.models.adapters import NAME, plain_name
@@ -61,7 +62,11 @@ class WeightSync:
             entries = hub_entries(hf, list(whole(hf, self.dtype)))
             (place / "config.json").write_text(json.dumps(hf.config.to_dict(), default=str), encoding="utf-8")
             write_weights(place, entries, MAX_SHARD_BYTES)
-        reload = {"method": "reload_weights", "kwargs": {"weights_path": str(place)}, "timeout": self.seconds}
+        reload: JsonObject = {
+            "method": "reload_weights",
+            "kwargs": {"weights_path": str(place)},
+            "timeout": self.seconds,
+        }
         self.server.request("POST", "/collective_rpc", reload, self.seconds)
         self.server.request("POST", "/reset_prefix_cache", {}, self.seconds)
         shutil.rmtree(self.folder / f"weights-{self.sent - 1:06d}", ignore_errors=True)
