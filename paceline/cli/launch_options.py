@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.core.json_types import JsonObject
+
 
 @dataclass(frozen=True)
 class LaunchOptions:
@@ -18,7 +20,7 @@ class LaunchOptions:
     resume: str | None = None
     launcher: str | None = None
 
-    def flags(self) -> dict[str, object]:
+    def flags(self) -> JsonObject:
         """Return the given options as config keys: the command-line layer of the config."""
         settings = {
             "launch.nproc": self.nproc,

@@ -13,6 +13,7 @@ import typer
 from paceline.cli import codes
 from paceline.core.diagnostics import errors
 from paceline.core.errors import ConfigError
+from paceline.core.json_types import Json
 
 if TYPE_CHECKING:
     from paceline.config.load import Loaded
@@ -40,7 +41,7 @@ RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory,
 def load(
     config: Path,
     overrides: Sequence[str] | None,
-    flags: Mapping[str, object] | None = None,
+    flags: Mapping[str, Json] | None = None,
     *,
     ruled: bool = True,
 ) -> Loaded:
@@ -73,7 +74,7 @@ def load(
 
 
 def load_to_start(
-    config: Path, overrides: Sequence[str] | None, flags: Mapping[str, object] | None = None
+    config: Path, overrides: Sequence[str] | None, flags: Mapping[str, Json] | None = None
 ) -> Loaded:
     """``load`` for a run on this machine, without the rules.
 

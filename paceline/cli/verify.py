@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,10 +16,13 @@ from paceline.cli.options import ConfigFile, Overrides, load
 from paceline.cli.process import reach_package
 from paceline.cli.report import print_diagnostics
 from paceline.core.errors import ExitCode, PacelineError
+from paceline.core.json_types import JsonObject, as_object
 from paceline.core.private import written_for
 from paceline.launch.spec import module_argv
 
 if TYPE_CHECKING:
+    from paceline.config.load import Loaded
+    from paceline.verify.compared import ComparedRuns, VerifyReport
     from paceline.verify.sides import Side
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
@@ -59,7 +62,7 @@ def verify(
         raise typer.Exit(code)
 
 
-def _verify(loaded: Any, folder: Path, against: str, steps: int, probe: bool, *, kept: bool) -> int:
+def _verify(loaded: Loaded, folder: Path, against: str, steps: int, probe: bool, *, kept: bool) -> int:
     from paceline.launch.before.planned import planned
     from paceline.plan.model.config_json import model_config
     from paceline.verify.sides import TOLERANCES, probes, reference_for, sides
@@ -75,18 +78,20 @@ def _verify(loaded: Any, folder: Path, against: str, steps: int, probe: bool, *,
     tolerance = TOLERANCES[plan.precision.compute]
     typer.echo(
         f"{plan.strategy} ({plan.mesh}) against {reference.name} on {reference.nproc} process(es): {steps}"
-        f" steps in {plan.precision.compute}, {_size(requested.config['model']['config'])}"
+        f" steps in {plan.precision.compute}, {_size(requested.config)}"
     )
     # Train both, and compare their parameters
     _train(reference, folder)
     _train(requested, folder)
     verdict = judge(_compare(reference, requested, "param"), tolerance)
     typer.echo(verdict.text, nl=False)
-    report: dict[str, Any] = {
+    report: VerifyReport = {
         "strategy": plan.strategy,
         "against": reference.name,
         "precision": plan.precision.compute,
-        **verdict.to_json(),
+        "agrees": verdict.agrees,
+        "rows": verdict.rows,
+        "parted": verdict.parted,
     }
     agree = verdict.agrees
     # Train on one global batch under several splits, and compare the averaged gradients (Adam's exp_avg)
@@ -108,10 +113,10 @@ def _verify(loaded: Any, folder: Path, against: str, steps: int, probe: bool, *,
     return int(ExitCode.OK if agree else ExitCode.FAILED)
 
 
-def _size(config: Mapping[str, Any]) -> str:
+def _size(config: JsonObject) -> str:
     from paceline.plan.model.read_shape import shape_from_config
 
-    shape = shape_from_config(config)
+    shape = shape_from_config(as_object(as_object(config["model"])["config"]))
     return (
         f"{shape.model_type} of {shape.layers} layers, hidden {shape.hidden_size}, {shape.heads} heads,"
         " dropout 0"
@@ -123,7 +128,7 @@ def _train(side: Side, folder: Path) -> None:
 
     Raises PacelineError with the end of its stderr on failure.
     """
-    file = folder / f"{Path(side.config['training']['output_dir']).name}.yaml"
+    file = folder / f"{Path(side.output_dir).name}.yaml"
     file.write_text(json.dumps(side.config, indent=1), encoding="utf-8")
     done = _run("paceline.cli.main", "train", str(file), "--nproc", str(side.nproc))
     if done.returncode:
@@ -137,8 +142,8 @@ def _train(side: Side, folder: Path) -> None:
         )
 
 
-def _compare(reference: Side, run: Side, kind: str) -> dict[str, Any]:
-    places = [side.config["training"]["output_dir"] for side in (reference, run)]
+def _compare(reference: Side, run: Side, kind: str) -> ComparedRuns:
+    places = [side.output_dir for side in (reference, run)]
     done = _run("paceline.training.compare", *places, "--kind", kind)
     if done.returncode:
         raise PacelineError(

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from enum import Enum, auto
 
 from pydantic_core import PydanticCustomError
 
 from paceline.config.sections.types import to_bool, to_number, to_text, to_texts
+from paceline.core.json_types import Json
 from paceline.core.tables import ALGORITHMS
 
 
@@ -35,7 +36,7 @@ class Alias:
     """
 
     to: str
-    value: Callable[[Any], Any] | None = None
+    value: Callable[[Json], Json | Skip] | None = None
     note: str = ""
     of_algorithm: bool = False
 
@@ -44,14 +45,16 @@ class Learnt(str):
     """A loss in another system's config that is an algorithm of its own here, such as ``pref_loss: orpo``."""
 
 
-class _Skip:
-    """The type of SKIP."""
+class Skip(Enum):
+    """Of a key that is known: nothing is set."""
+
+    SKIP = auto()
 
 
-SKIP = _Skip()  # the alias is valid but sets nothing
+SKIP = Skip.SKIP
 
 
-def _ratio(value: Any) -> float:
+def _ratio(value: Json) -> float:
     ratio = _number(value)
     if not 0 <= ratio < 1:
         raise NoTranslation(
@@ -61,25 +64,25 @@ def _ratio(value: Any) -> float:
     return ratio
 
 
-def _number(value: Any) -> float:
+def _number(value: Json) -> float:
     try:
         return to_number(value)
     except PydanticCustomError as exc:
         raise NoTranslation(exc.message(), "a number") from None
 
 
-def _flag(value: Any) -> bool:
+def _flag(value: Json) -> bool:
     try:
         return to_bool(value)
     except PydanticCustomError as exc:
         raise NoTranslation(exc.message(), "true or false") from None
 
 
-def _true_sets(result: Any) -> Callable[[Any], Any]:
+def _true_sets(result: Json) -> Callable[[Json], Json | Skip]:
     return lambda value: result if value is not None and _flag(value) else SKIP
 
 
-def _stage(value: Any) -> Any:
+def _stage(value: Json) -> str:
     stages = {"rm": "reward", **{name: name for name in ALGORITHMS.names()}}
     name = str(value).lower()
     if name == "pt":
@@ -96,7 +99,7 @@ def _stage(value: Any) -> Any:
 _OF_THEIR_OWN = ("orpo", "simpo")
 
 
-def _pref_loss(value: Any) -> Any:
+def _pref_loss(value: Json) -> Json:
     name = str(value).lower()
     if name in _OF_THEIR_OWN:
         return Learnt(name)
@@ -108,7 +111,7 @@ def _pref_loss(value: Any) -> Any:
     return value
 
 
-def _finetuning(value: Any) -> Any:
+def _finetuning(value: Json) -> Json:
     name = str(value).lower()
     if name == "freeze":
         raise NoTranslation(
@@ -120,7 +123,7 @@ def _finetuning(value: Any) -> Any:
     return {} if name == "lora" else None
 
 
-def _attention(value: Any) -> Any:
+def _attention(value: Json) -> Json:
     names = {
         "fa2": "flash_attention_2",
         "fa3": "flash_attention_3",
@@ -132,21 +135,21 @@ def _attention(value: Any) -> Any:
     return names.get(str(value).lower(), value)
 
 
-def _use_flash(value: Any) -> Any:
+def _use_flash(value: Json) -> Json | Skip:
     return "flash_attention_2" if value is not None and _flag(value) else SKIP
 
 
-def _lora_target(value: Any) -> Any:
+def _lora_target(value: Json) -> Json:
     return ("all-linear",) if value == "all" else value
 
 
-def _quantization_method(value: Any) -> Any:
+def _quantization_method(value: Json) -> Skip:
     if str(value).lower() in ("bnb", "bitsandbytes"):
         return SKIP
     raise NoTranslation("weights are quantised by bitsandbytes alone", "quantization_method: bnb")
 
 
-def _new_adapter(value: Any) -> Any:
+def _new_adapter(value: Json) -> Skip:
     if _flag(value):
         raise NoTranslation(
             "create_new_adapter merges an adapter into the base and starts another: these are two steps here",
@@ -155,15 +158,15 @@ def _new_adapter(value: Any) -> Any:
     return SKIP
 
 
-def _backend(value: Any) -> Any:
+def _backend(value: Json) -> Json:
     return value.lower() if isinstance(value, str) else value
 
 
-def _token_list(value: Any) -> tuple[str, ...]:
+def _token_list(value: Json) -> tuple[str, ...]:
     return tuple(to_text(part) for part in to_texts(value))
 
 
-def _optimizer(value: Any) -> Any:
+def _optimizer(value: Json) -> Json:
     name = str(value).strip().lower()
     if name == "adamw_hf":
         raise NoTranslation(
@@ -173,7 +176,7 @@ def _optimizer(value: Any) -> Any:
     return "adamw_torch" if name == "adamw" else value
 
 
-def _packs(value: Any) -> Any:
+def _packs(value: Json) -> bool | Skip:
     """Convert LLaMA-Factory's neat_packing, which separates the documents of a row; here they always are."""
     return True if value is not None and _flag(value) else SKIP
 

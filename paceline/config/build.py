@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from paceline.config import codes
 from paceline.config.layers import Merged
 from paceline.config.nearest import nearest
 from paceline.config.remedies import number_meant
 from paceline.config.schema import SECTIONS, Config, field_of, homes_of, item_model, nested_model
+from paceline.config.sections.types import Section
 from paceline.config.source import Entry, shown
 from paceline.core.diagnostics import Diagnostic
+from paceline.core.json_types import Json, JsonObject, as_object, inner_object
 
 _LIMITS = {
     "greater_than_equal": "must be at least {ge}",
@@ -29,7 +31,7 @@ def build(merged: Merged) -> tuple[Config, list[Diagnostic]]:
     Invalid fields get their defaults, so that rules can still check the others.
     """
     problems: list[Diagnostic] = []
-    sections: dict[str, Any] = {}
+    sections: dict[str, Section | None] = {}
     trees = _trees(merged, problems)
     # Validate each section; drop invalid keys and retry, as a validator may report only some of them at first
     for name, model in SECTIONS.items():
@@ -51,22 +53,22 @@ def build(merged: Merged) -> tuple[Config, list[Diagnostic]]:
                     tree = _without(tree, path)
         else:
             sections[name] = model()
-    return Config.model_construct(**sections), problems
+    return Config.model_construct(None, **sections), problems
 
 
-def _innermost(tree: Mapping[str, Any], loc: Sequence[int | str]) -> tuple[str, ...]:
+def _innermost(tree: Mapping[str, Json], loc: Sequence[int | str]) -> tuple[str, ...]:
     """Return the deepest given key on the path ``loc``; for a list item the key of the list."""
     path: list[str] = []
-    inner: Any = tree
+    inner: Json = tree
     for part in loc:
-        if not isinstance(inner, dict) or part not in inner:
+        if not isinstance(inner, dict) or not isinstance(part, str) or part not in inner:
             break
-        path.append(str(part))
+        path.append(part)
         inner = inner[part]
     return tuple(path)
 
 
-def _without(tree: dict[str, Any], path: Sequence[str]) -> dict[str, Any]:
+def _without(tree: JsonObject, path: Sequence[str]) -> JsonObject:
     """Return ``tree`` without one key.
 
     Its neighbours keep their values, so that rules see no defaults there.
@@ -75,12 +77,12 @@ def _without(tree: dict[str, Any], path: Sequence[str]) -> dict[str, Any]:
         return tree
     if len(path) == 1:
         return {key: value for key, value in tree.items() if key != path[0]}
-    return {**tree, path[0]: _without(tree[path[0]], path[1:])}
+    return {**tree, path[0]: _without(as_object(tree[path[0]]), path[1:])}
 
 
-def _trees(merged: Merged, problems: list[Diagnostic]) -> dict[str, dict[str, Any]]:
+def _trees(merged: Merged, problems: list[Diagnostic]) -> dict[str, JsonObject]:
     # Nest the dotted paths; lora: null turns adapters off and conflicts with its keys in the same layer
-    trees: dict[str, dict[str, Any]] = {}
+    trees: dict[str, JsonObject] = {}
     lora = merged.values.get("lora", "unset")
     for path, value in merged.values.items():
         section, *rest = path.split(".")
@@ -98,7 +100,7 @@ def _trees(merged: Merged, problems: list[Diagnostic]) -> dict[str, dict[str, An
             continue
         inner = trees.setdefault(section, {})
         for part in rest[:-1]:
-            inner = inner.setdefault(part, {})
+            inner = inner_object(inner, part)
         inner[rest[-1]] = value
     return trees
 
@@ -114,7 +116,7 @@ def _full_and_adapter(merged: Merged, path: str) -> Diagnostic:
     )
 
 
-def _misfit(section: str, error: Any, winners: Mapping[str, Entry]) -> Diagnostic:
+def _misfit(section: str, error: ErrorDetails, winners: Mapping[str, Entry]) -> Diagnostic:
     # The place: the entry that set the key, and the line of the list item inside its value
     loc = [str(part) for part in error["loc"]]
     path, entry = _owner(section, loc, winners)
@@ -158,7 +160,7 @@ def _misfit(section: str, error: Any, winners: Mapping[str, Entry]) -> Diagnosti
     )
 
 
-def _instead(path: str, key: str, value: Any, expected: str) -> str:
+def _instead(path: str, key: str, value: Json, expected: str) -> str:
     """Return what to write instead of an invalid value."""
     if "one of" in expected:
         return f"{key}: one of these words"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from paceline.config import codes
@@ -17,6 +16,7 @@ from paceline.config.suggest import suggestion
 from paceline.config.written import leaves, misplaced
 from paceline.config.yaml_tree import Node
 from paceline.core.diagnostics import Code, Diagnostic, Severity
+from paceline.core.json_types import Json
 
 _FLAT_ORDER = ("training", "data", "model", "launch", "generation")
 _PSEUDO = frozenset({"training.fp16", "training.bf16", "data.max_rows", "lora"})
@@ -34,7 +34,7 @@ class Collector:
         self.entries: list[Entry] = []
         self.problems: list[Diagnostic] = []
         self.notes: list[Diagnostic] = []
-        self._seen: dict[tuple[str, tuple[str, ...]], list[Any]] = {}
+        self._seen: dict[tuple[str, tuple[str, ...]], list[Json]] = {}
         self._secret_places: set[str] = set()
         self._unknown_keys = 0
         self._further: int | None = None  # index in ``problems`` of the unknown keys beyond the limit
@@ -99,7 +99,7 @@ class Collector:
             )
 
     def _children(self, parts: tuple[str, ...], node: Node, source: Source) -> None:
-        for key, child in node.value.items():
+        for key, child in node.children().items():
             line = node.key_lines[key] if source.file else None
             self.setting(
                 (*parts, key),
@@ -119,7 +119,7 @@ class Collector:
         self._other(section, rest, node, source)
 
     def _field(
-        self, path: str, info: Any, inner: tuple[str, ...], node: Node, source: Source, section: str
+        self, path: str, info: FieldInfo, inner: tuple[str, ...], node: Node, source: Source, section: str
     ) -> None:
         if path == "training.deepspeed":
             self._deepspeed(inner, node, source)
@@ -140,7 +140,7 @@ class Collector:
 
     def _nested(self, path: str, inner: tuple[str, ...], node: Node, source: Source) -> None:
         if not inner:
-            for key, child in node.value.items():
+            for key, child in node.children().items():
                 line = node.key_lines[key] if source.file else None
                 self._nested(
                     path,
@@ -156,7 +156,8 @@ class Collector:
         elif alias is not None:
             self._alias(alias, leaf, node, source)
         else:
-            model = nested_model(field_of(path))  # type: ignore[arg-type]
+            info = field_of(path)
+            model = nested_model(info) if info is not None else None
             self._unknown(".".join(inner), tuple(model.model_fields) if model else (), path, source)
 
     def _deepspeed(self, inner: tuple[str, ...], node: Node, source: Source) -> None:
@@ -196,7 +197,7 @@ class Collector:
         elif name in RECOGNISED and section in ("", "training"):
             self._recognised(name, node, source)
         elif name in _GROUPS and (isinstance(node.value, dict) or node.value is None):
-            for key, child in (node.value or {}).items():
+            for key, child in node.children().items():
                 line = node.key_lines[key] if source.file else None
                 text = f"{source.text}.{key}" if source.file else source.text
                 self._in_section(section, (*rest, key), child, Source(source.layer, source.file, line, text))
@@ -298,7 +299,7 @@ class Collector:
     def _emit(
         self,
         path: str,
-        value: Any,
+        value: Json,
         node: Node,
         source: Source,
         sub: tuple[str, ...] = (),

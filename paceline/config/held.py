@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from paceline.config import codes
 from paceline.config.source import Source
 from paceline.core.diagnostics import Diagnostic
+from paceline.core.json_types import Json
 from paceline.core.secret_values import secrets_in
 
 
 def held_secrets(
-    config: Mapping[str, Any], provenance: Mapping[str, Source], environ: Mapping[str, str]
+    config: Mapping[str, Json], provenance: Mapping[str, Source], environ: Mapping[str, str]
 ) -> Iterator[Diagnostic]:
     """Report each config value (JSON) that contains the value of a variable named like a secret."""
     secrets = secrets_in(environ, certain=True)
@@ -30,7 +30,7 @@ def held_secrets(
                 break
 
 
-def _leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
+def _leaves(path: str, value: Json) -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _leaves(f"{path}.{key}".lstrip("."), item)

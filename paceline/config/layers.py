@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from pydantic_core import PydanticCustomError
 
@@ -15,6 +14,7 @@ from paceline.config.sections.types import to_bool
 from paceline.config.source import FOREIGN, Entry, Source, shown
 from paceline.config.spelling import same
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.json_types import JsonObject, as_object, inner_object
 from paceline.core.tables import ALGORITHMS
 
 _ALGORITHM = "training.algorithm"
@@ -27,7 +27,7 @@ _FLAGS = {"training.fp16": "fp16", "training.bf16": "bf16"}
 class Merged:
     """Effective values by path, the winning entry of each, and the findings of the merge."""
 
-    values: dict[str, Any] = field(default_factory=dict)
+    values: JsonObject = field(default_factory=dict)
     winners: dict[str, Entry] = field(default_factory=dict)
     inner: dict[str, Source] = field(default_factory=dict)  # keys inside free-form mappings, by full path
     problems: list[Diagnostic] = field(default_factory=list)
@@ -167,15 +167,12 @@ def _apply(entry: Entry, merged: Merged) -> None:
     value = entry.value
     # A key inside a mapping is set in a copy of the lower layers' mapping
     if entry.sub:
-        base = merged.values.get(entry.path)
-        if not isinstance(base, dict):
-            value = {}
-        else:  # copied once, so that the lower layer's mapping stays unchanged
-            value = base if entry.path in merged.copied else copy.deepcopy(base)
+        base = as_object(merged.values.get(entry.path))
+        # copied once, so that the lower layer's mapping stays unchanged
+        value = inner = base if entry.path in merged.copied else copy.deepcopy(base)
         merged.copied.add(entry.path)
-        inner = value
         for part in entry.sub[:-1]:
-            inner = inner[part] if isinstance(inner.get(part), dict) else inner.setdefault(part, {})
+            inner = inner_object(inner, part)
         inner[entry.sub[-1]] = entry.value
     # Note where the YAML or a higher layer overrides a foreign file's value
     if (

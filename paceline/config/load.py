@@ -11,7 +11,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from paceline.config import codes
 from paceline.config.build import build
@@ -34,6 +33,7 @@ from paceline.config.written import masked
 from paceline.config.yaml_tree import Node, parse_yaml
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError
+from paceline.core.json_types import Json
 
 _PREFIX = "PACELINE_"
 Rules = Callable[[Config, Mapping[str, Source]], Sequence[Diagnostic]]
@@ -65,7 +65,7 @@ def load_config(
     path: str | None,
     overrides: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
-    flags: Mapping[str, object] | None = None,
+    flags: Mapping[str, Json] | None = None,
     rules: Rules | None = None,
 ) -> Loaded:
     """Read, translate, merge and validate a config.
@@ -187,7 +187,7 @@ def _one_underscore(name: str, collector: Collector) -> None:
         collector.notes.append(codes.CONFIG_UNKNOWN_VARIABLE(what, place, name, hint, Severity.WARNING))
 
 
-def _command_line(overrides: Sequence[str], flags: Mapping[str, object], collector: Collector) -> None:
+def _command_line(overrides: Sequence[str], flags: Mapping[str, Json], collector: Collector) -> None:
     for path, value in flags.items():
         if value is not None:
             node, source = _as_node(value), Source(COMMAND_LINE, text=path)
@@ -222,16 +222,16 @@ def _value(text: str, name: str) -> Node:
     return Node(resolve_plain(stripped), 1, raw=stripped)
 
 
-def _as_node(value: object) -> Node:
+def _as_node(value: Json) -> Node:
     if isinstance(value, Mapping):
         return Node(
             {str(key): _as_node(item) for key, item in value.items()},
             1,
             key_lines={str(key): 1 for key in value},
         )
-    if isinstance(value, (list, tuple)):
-        return Node([_as_node(item) for item in value], 1)
-    return Node(value, 1, raw="" if value is None else str(value))
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return Node(value, 1, raw="" if value is None else str(value))
+    return Node([_as_node(item) for item in value], 1)
 
 
 def _spread_max_rows(merged: Merged) -> None:
@@ -242,7 +242,7 @@ def _spread_max_rows(merged: Merged) -> None:
     from paceline.config.sections.data import to_datasets
 
     for path in ("data.train", "data.eval"):
-        sets: Any = to_datasets(merged.values.get(path))
+        sets: Json = to_datasets(merged.values.get(path))
         if isinstance(sets, list):
             merged.values[path] = [
                 {"max_rows": limit, **item} if isinstance(item, dict) else item for item in sets

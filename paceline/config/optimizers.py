@@ -10,14 +10,14 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
 
 from paceline.config import codes
 from paceline.config.options import Kind
 from paceline.core.errors import ConfigError
+from paceline.core.json_types import Json, JsonObject
 
 Shape = tuple[int, ...]
-Arguments = Mapping[str, Any]
+Arguments = Mapping[str, Json]
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,14 @@ class Optimizer:
     made_by: str
     options: Mapping[str, Kind]
     kept: Callable[[Shape, Arguments], int]
-    fixed: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Mapping[str, Json] = field(default_factory=dict)
     adam: bool = False
     counts: bool = True
     elementwise: bool = True
     largest_rate: float = 0.3
 
 
-def on(value: Any) -> bool:
+def on(value: Json) -> bool:
     """Whether a switch of ``optim_args`` is on; its value may be a text."""
     return value in (True, "true", "True")
 
@@ -240,7 +240,7 @@ def not_built(name: str) -> tuple[str, str]:
     return "no optimizer has this name", f"one of {', '.join(BUILT)}"
 
 
-def parse_optim_args(given: Any) -> dict[str, Any]:
+def parse_optim_args(given: Json) -> JsonObject:
     """Parse ``optim_args``: Transformers' ``"momentum=0.9,nesterov=True"`` or a mapping.
 
     Raises ConfigError.
@@ -249,7 +249,7 @@ def parse_optim_args(given: Any) -> dict[str, Any]:
         return {}
     if isinstance(given, Mapping):
         return dict(given)
-    args: dict[str, Any] = {}
+    args: JsonObject = {}
     for part in _parts(str(given)):
         key, found, text = part.partition("=")
         if not found or not key.strip():

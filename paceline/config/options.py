@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+
+from paceline.core.json_types import Json
 
 #: An option's kind: number, size (a number ≥ 0), whole, switch, pair (of numbers),
 #: betas (two numbers in [0, 1)), or a tuple of valid words.
@@ -21,7 +22,7 @@ _TEXTS = {
 }
 
 
-def misfits(options: Mapping[str, Any], known: Mapping[str, Kind]) -> Iterator[tuple[str, str, str]]:
+def misfits(options: Mapping[str, Json], known: Mapping[str, Kind]) -> Iterator[tuple[str, str, str]]:
     """Yield (problem, value found, what to write) for each unknown option and each invalid value."""
     for name, value in options.items():
         if name not in known:
@@ -37,7 +38,7 @@ def misfits(options: Mapping[str, Any], known: Mapping[str, Kind]) -> Iterator[t
             yield f"takes {takes} as '{name}'", f"{name}: {value}", f"{name}: {takes}"
 
 
-def fits(value: Any, kind: Kind) -> bool:
+def fits(value: Json, kind: Kind) -> bool:
     """Whether ``value`` is of the kind; None stands for the option's default."""
     if value is None:
         return True
@@ -46,12 +47,10 @@ def fits(value: Any, kind: Kind) -> bool:
     if kind == "switch":
         return isinstance(value, bool) or str(value) in ("true", "false", "True", "False")
     if kind in ("pair", "betas"):
-        two = (
-            isinstance(value, (list, tuple))
-            and len(value) == 2
-            and all(fits(item, "number") for item in value)
-        )
-        return two and (kind == "pair" or all(0 <= item < 1 for item in value))
+        if not isinstance(value, (list, tuple)) or len(value) != 2:
+            return False
+        numbers = [item for item in value if isinstance(item, (int, float)) and fits(item, "number")]
+        return len(numbers) == 2 and (kind == "pair" or all(0 <= item < 1 for item in numbers))
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return False
     return {"size": value >= 0, "whole": value == int(value)}.get(kind, True)

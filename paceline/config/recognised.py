@@ -7,7 +7,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+
+from paceline.core.json_types import Json
 
 
 @dataclass(frozen=True)
@@ -15,12 +16,12 @@ class Recognised:
     """The message for a key, and the ``fine`` values, which agree with what happens anyway."""
 
     says: str
-    fine: tuple[Any, ...] = ()
+    fine: tuple[Json, ...] = ()
     refuse: bool = False
     known: tuple[str, ...] = ()  # these values get a warning; any other is invalid and refused
     any_value: bool = False
 
-    def accepts(self, value: Any) -> bool:
+    def accepts(self, value: Json) -> bool:
         """Whether this value agrees with what Paceline does."""
         if self.any_value or value is None or value in ({}, [], ""):
             return True
@@ -32,7 +33,7 @@ class Recognised:
         )
         return any(word == good and isinstance(word, bool) == isinstance(good, bool) for good in self.fine)
 
-    def refuses(self, value: Any) -> bool:
+    def refuses(self, value: Json) -> bool:
         """Whether this value is an error."""
         return self.refuse or bool(self.known and str(value).strip().lower() not in self.known)
 
@@ -41,11 +42,11 @@ def _note(says: str) -> Recognised:
     return Recognised(says, any_value=True)
 
 
-def _warn(says: str, *fine: Any) -> Recognised:
+def _warn(says: str, *fine: Json) -> Recognised:
     return Recognised(says, fine)
 
 
-def _refuse(says: str, *fine: Any) -> Recognised:
+def _refuse(says: str, *fine: Json) -> Recognised:
     return Recognised(says, fine, refuse=True)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, get_args
+from typing import get_args
 
 from pydantic import BeforeValidator
 from pydantic.fields import FieldInfo
@@ -15,6 +15,7 @@ from paceline.config.sections.data import Dataset
 from paceline.config.sections.types import OneOf, Section
 from paceline.config.source import shown
 from paceline.core.diagnostics import all_codes
+from paceline.core.json_types import Json
 
 _HEAD = """# Configuration reference
 
@@ -68,7 +69,7 @@ def _table(prefix: str, model_fields: dict[str, FieldInfo]) -> str:
     return "\n".join(rows) + "\n"
 
 
-def _default(info: FieldInfo) -> Any:
+def _default(info: FieldInfo) -> Json:
     value = info.get_default(call_default_factory=False)
     return list(value) if isinstance(value, tuple) else value
 
@@ -77,15 +78,16 @@ def _kind(info: FieldInfo) -> str:
     for item in info.metadata:
         if isinstance(item, BeforeValidator) and isinstance(item.func, OneOf):
             return " \\| ".join(f"`{choice}`" for choice in item.func.choices)
-    return " or ".join(_name(kind) for kind in _members(info.annotation) if kind is not type(None))
+    return " or ".join(_name(kind) for kind in _members(info) if kind is not type(None))
 
 
-def _members(kind: Any) -> tuple[Any, ...]:
+def _members(info: FieldInfo) -> tuple[type, ...]:
+    kind = info.annotation or type(None)
     is_union = getattr(kind, "__origin__", None) is None and get_args(kind)
     return get_args(kind) if is_union else (kind,)
 
 
-def _name(kind: Any) -> str:
+def _name(kind: type) -> str:
     names = {
         str: "text",
         int: "whole number",

@@ -7,13 +7,14 @@ word.
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TypeAlias
 
+Scalar: TypeAlias = None | bool | int | float | str
 _INT = re.compile(r"[-+]?(0|[1-9][0-9_]*)$")
 _BASED = re.compile(r"0x[0-9a-fA-F]+$|0o[0-7]+$")
 _FLOAT = re.compile(r"[-+]?((0|[1-9][0-9_]*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?$")
 _INFINITE = re.compile(r"[-+]?\.(inf|Inf|INF)$")
-_WORDS: dict[str, Any] = {
+_WORDS: dict[str, Scalar] = {
     "": None,
     "~": None,
     "null": None,
@@ -44,7 +45,7 @@ def parse_number(text: str) -> int | float | None:
     return float("nan") if text in (".nan", ".NaN", ".NAN") else None
 
 
-def resolve_plain(text: str) -> Any:
+def resolve_plain(text: str) -> Scalar:
     """Return the value of an unquoted scalar: None, bool, int, float or the text itself."""
     if text in _WORDS:
         return _WORDS[text]

@@ -7,9 +7,9 @@ test compares them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from paceline.config.options import Kind
+from paceline.core.json_types import Json
 
 _FORMS = ("linear", "cosine", "1-sqrt")
 _LOG = ("log", "linear")
@@ -67,7 +67,7 @@ STATEFUL = ("reduce_lr_on_plateau", "greedy")
 _ABOVE_0 = ("cycle_first_step_size", "lr_range_test_step_size", "timescale")
 
 
-def unmet(name: str, options: Mapping[str, Any], learning_rate: float, max_steps: int | None) -> str:
+def unmet(name: str, options: Mapping[str, Json], learning_rate: float, max_steps: int | None) -> str:
     """Return what is missing from options that are valid one by one, as words; empty if nothing is."""
     needed = NEEDED.get(name, ())
     given = [option for option in needed if options.get(option) is not None]
@@ -76,13 +76,11 @@ def unmet(name: str, options: Mapping[str, Any], learning_rate: float, max_steps
     for option in _ABOVE_0:
         if option in OPTIONS[name] and options.get(option) == 0:
             return f"needs {option} above 0"
-    if name == "polynomial" and learning_rate <= (options.get("lr_end") or 1e-7):
-        return (
-            f"ends at lr_end ({options.get('lr_end', 1e-7):g}), which must be below learning_rate"
-            f" ({learning_rate:g})"
-        )
+    lr_end = options.get("lr_end") or 1e-7
+    if name == "polynomial" and isinstance(lr_end, (int, float)) and learning_rate <= lr_end:
+        return f"ends at lr_end ({lr_end:g}), which must be below learning_rate ({learning_rate:g})"
     decay = options.get("num_decay_steps") if name == "warmup_stable_decay" else None
-    if decay is not None and max_steps is not None and 0 < max_steps < decay:
+    if isinstance(decay, (int, float)) and max_steps is not None and 0 < max_steps < decay:
         return (
             f"decays for {decay} steps (num_decay_steps), and training.max_steps is {max_steps}: it would"
             " begin far down its decay"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, get_args, get_origin
+from typing import get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -20,6 +20,7 @@ from paceline.config.sections.training import TrainingSection
 from paceline.config.sections.training_steps import LoggingFields
 from paceline.config.sections.types import Section
 from paceline.core.errors import ConfigError
+from paceline.core.json_types import Json, JsonObject, inner_object
 
 SECTIONS: dict[str, type[Section]] = {
     "model": ModelSection,
@@ -69,12 +70,12 @@ class Config(Section):
         """
         return self.training.output_dir or f"outputs/{self.training.experiment_name or 'run'}"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the config as plain JSON types."""
         return self.model_dump(mode="json")
 
     @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Config:
+    def from_json(data: Mapping[str, Json]) -> Config:
         """The inverse of ``to_json``.
 
         Raises ConfigError when the data do not fit, e.g. from another version.
@@ -101,7 +102,7 @@ class Config(Section):
         data.pop("generation")
         for path in _NOT_IN_DIGEST:
             section, _, name = path.partition(".")
-            data[section].pop(name, None)
+            inner_object(data, section).pop(name, None)
         return hashlib.sha256(
             json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
         ).hexdigest()
@@ -110,7 +111,7 @@ class Config(Section):
 def field_of(path: str) -> FieldInfo | None:
     """Return the field at a dotted path (``training.parallelism.tp_size``), or None."""
     section, _, rest = path.partition(".")
-    model: Any = SECTIONS.get(section)
+    model: type[Section] | None = SECTIONS.get(section)
     info: FieldInfo | None = None
     for name in rest.split(".") if rest else ():
         if model is None or name not in model.model_fields:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from paceline.config.schema import SECTIONS
+from paceline.config.sections.types import Section
 from paceline.config.source import DEFAULTS, LAYERS, Source, shown
+from paceline.core.json_types import Json
 
 if TYPE_CHECKING:
     from paceline.config.load import Loaded
 
+#: What a field holds: JSON, a section, or a tuple of sections.
+Value: TypeAlias = Json | Section | tuple[Section, ...]
 _WIDTH = 100
 _KEY_WIDTH = 33
 _VALUE_WIDTH = 26
@@ -29,12 +33,12 @@ def render_show(loaded: Loaded, *, only_set: bool = False) -> str:
     return "\n".join(lines)
 
 
-def _rows(prefix: str, part: Any, loaded: Loaded, only_set: bool, indent: str = "  ") -> list[str]:
+def _rows(prefix: str, part: Section, loaded: Loaded, only_set: bool, indent: str = "  ") -> list[str]:
     rows: list[str] = []
     for name in type(part).model_fields:
         path = f"{prefix}.{name}"
         value = getattr(part, name)
-        if hasattr(type(value), "model_fields"):
+        if isinstance(value, Section):
             inner = _rows(path, value, loaded, only_set, indent + "  ")
             rows += [f"{indent}{name}:", *inner] if inner else []
             continue
@@ -44,7 +48,7 @@ def _rows(prefix: str, part: Any, loaded: Loaded, only_set: bool, indent: str = 
     return rows
 
 
-def _row(key: str, path: str, value: Any, source: Source) -> str:
+def _row(key: str, path: str, value: Value, source: Source) -> str:
     text = shown(path, _plain(value), _WIDTH - _KEY_WIDTH - 1)
     place = source.layer
     if source.layer != DEFAULTS:
@@ -54,10 +58,10 @@ def _row(key: str, path: str, value: Any, source: Source) -> str:
     return f"{key:<{_KEY_WIDTH}} {text}\n{'':<{_KEY_WIDTH}}   <- {place}"
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Value) -> Json:
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
-    if hasattr(type(value), "model_fields"):
+    if isinstance(value, Section):
         set_ones = value.model_dump(exclude_defaults=True)
-        return value.path if list(set_ones) == ["path"] else set_ones
+        return set_ones["path"] if list(set_ones) == ["path"] else set_ones
     return value

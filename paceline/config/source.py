@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
-from typing import Any
 
+from paceline.core.json_types import Json
 from paceline.core.secrets import SHAPED
 
 DEFAULTS = "default"
@@ -66,7 +66,7 @@ class Entry:
     """
 
     path: str
-    value: Any
+    value: Json
     source: Source
     sub: tuple[str, ...] = ()
     lines: dict[str, int] = field(default_factory=dict, compare=False)
@@ -81,7 +81,7 @@ def is_secret_name(name: str) -> bool:
     return leaf not in _INNOCENT and bool(_SECRET_NAME.search(leaf))
 
 
-def holds_secret(name: str, value: Any) -> bool:
+def holds_secret(name: str, value: Json) -> bool:
     """Whether a setting contains a literal secret: by its name, or a URL with a password.
 
     A reference ``${ENV}`` is no literal.
@@ -93,7 +93,7 @@ def holds_secret(name: str, value: Any) -> bool:
     return False
 
 
-def shown(name: str, value: Any, limit: int = 120) -> str:
+def shown(name: str, value: Json, limit: int = 120) -> str:
     """Format a value for people: short, on one line, secrets masked."""
     if is_secret_name(name) and value is not None:
         return "*** (not shown)"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from paceline.config.aliases import ALIASES, SECTION_ALIASES
 from paceline.config.recognised import RECOGNISED
 from paceline.config.scalars import parse_number
 from paceline.config.schema import SECTIONS
+from paceline.core.json_types import Json
 
 
 def known_names(section: str) -> tuple[str, ...]:
@@ -27,12 +26,12 @@ def known_names(section: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in names if "." not in name))
 
 
-def same(one: Any, other: Any) -> bool:
+def same(one: Json, other: Json) -> bool:
     """Whether two written values are equal (``4``, ``4.0`` and ``"4"`` are)."""
     return _canonical(one) == _canonical(other)
 
 
-def _canonical(value: Any) -> Any:
+def _canonical(value: Json) -> Json:
     if isinstance(value, str):
         number = parse_number(value.strip())
         return value if number is None else ("number", float(number))

@@ -6,12 +6,12 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any
 
 from paceline.config import codes
 from paceline.config.source import ENVIRONMENT, FOREIGN, Source, holds_secret
 from paceline.config.yaml_tree import Node
 from paceline.core.diagnostics import Diagnostic
+from paceline.core.json_types import Json
 from paceline.core.secrets import SHAPED, is_bare_key, shape_of_secret
 
 #: (path of keys, the text found there, its place, whether the text is a key itself)
@@ -71,7 +71,7 @@ def leaves(node: Node, source: Source, path: tuple[str, ...] = ()) -> Iterator[L
 
 
 def leaves_of_data(
-    data: Any, places: dict[str, int], file: str, path: tuple[str, ...] = ()
+    data: Json, places: dict[str, int], file: str, path: tuple[str, ...] = ()
 ) -> Iterator[Leaf]:
     """Like ``leaves`` for plain data, whose line numbers are given by dotted path."""
     place = f"{file}:{places[name]}" if (name := ".".join(path)) in places else file

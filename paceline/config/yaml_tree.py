@@ -8,24 +8,26 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import (
     AliasEvent,
     DocumentStartEvent,
+    Event,
     MappingEndEvent,
     MappingStartEvent,
+    NodeEvent,
     ScalarEvent,
     SequenceEndEvent,
     SequenceStartEvent,
 )
 
 from paceline.config import codes, lookalikes
-from paceline.config.scalars import resolve_plain
+from paceline.config.scalars import Scalar, resolve_plain
 from paceline.core.diagnostics import Code, Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.core.json_types import Json
 
 MAX_DEPTH = 32
 MAX_NODES = 50_000
@@ -46,13 +48,13 @@ class Node:
     text; ``size`` counts nodes with aliases expanded.
     """
 
-    value: Any
+    value: Scalar | list[Node] | dict[str, Node]
     line: int
     raw: str = ""
     size: int = 1
     key_lines: dict[str, int] = field(default_factory=dict)
 
-    def data(self) -> Any:
+    def data(self) -> Json:
         """Return the plain value: dicts, lists and scalars."""
         if isinstance(self.value, dict):
             return {key: node.data() for key, node in self.value.items()}
@@ -60,11 +62,15 @@ class Node:
             return [node.data() for node in self.value]
         return self.value
 
+    def children(self) -> dict[str, Node]:
+        """Return the nodes of a mapping by key; nothing for a scalar or a list."""
+        return self.value if isinstance(self.value, dict) else {}
+
     def lines(self, prefix: str = "") -> dict[str, int]:
         """Return the line of every inner path, joined by dots (``0.columns.prompt``)."""
         found: dict[str, int] = {}
         if isinstance(self.value, dict):
-            items: list[tuple[str, Node]] = list(self.value.items())
+            items = list(self.value.items())
         elif isinstance(self.value, list):
             items = [(str(index), node) for index, node in enumerate(self.value)]
         else:
@@ -122,11 +128,11 @@ class _Builder:
             return None
         return root
 
-    def _events(self) -> Iterator[Any]:
+    def _events(self) -> Iterator[Event]:
         return iter(YAML(typ="safe", pure=True).parse(self._text))
 
     @staticmethod
-    def _line(event: Any) -> int:
+    def _line(event: Event) -> int:
         return int(event.start_mark.line) + 1
 
     def _error(self, code: Code, what: str, line: int, found: str = "", hint: str = "") -> ConfigError:
@@ -174,7 +180,7 @@ class _Builder:
         found, hint = repr(text.strip()[:80]), lookalikes.plain(text.strip())[:80]
         return codes.CONFIG_LOOKALIKE(what, f"{self._name}:{line}", found, hint)
 
-    def _look_at(self, event: Any, line: int) -> None:
+    def _look_at(self, event: ScalarEvent, line: int) -> None:
         """Report look-alike characters in a value, and in further keys that YAML read as part of it."""
         style = event.style in (None, "")
         character = lookalikes.in_value(event.value, style) if event.style not in ("|", ">") else None
@@ -185,7 +191,8 @@ class _Builder:
         texts = [(number, lines[number - 1]) for number in keys] or [(line, event.value)]
         self._slips += [self._lookalike(character, number, text) for number, text in texts]
 
-    def _node(self, event: Any, events: Iterator[Any], depth: int) -> Node:
+    def _node(self, event: Event, events: Iterator[Event], depth: int) -> Node:
+        assert isinstance(event, NodeEvent)  # what ends a list or a mapping, its reader has taken
         line = self._line(event)
         if isinstance(event, AliasEvent):
             return self._alias(event.anchor, line)
@@ -240,8 +247,9 @@ class _Builder:
             )
         return self._anchors[anchor]
 
-    def _tag(self, event: Any, line: int) -> str | None:
-        tag = str(event.ctag) if getattr(event, "ctag", None) is not None else None
+    def _tag(self, event: NodeEvent, line: int) -> str | None:
+        ctag = getattr(event, "ctag", None)
+        tag = None if ctag is None else str(ctag)
         if tag in (None, "None", "!", ""):
             return None
         if tag not in _PLAIN_TAGS:
@@ -254,25 +262,27 @@ class _Builder:
             )
         return _PLAIN_TAGS[tag]
 
-    def _scalar(self, event: Any, kind: str | None) -> Any:
+    def _scalar(self, event: ScalarEvent, kind: str | None) -> Scalar:
         plain = event.style in (None, "") and kind != "str"
         return (
             resolve_plain(event.value) if plain or kind in ("int", "float", "bool", "null") else event.value
         )
 
-    def _sequence(self, events: Iterator[Any], line: int, depth: int) -> Node:
-        node = Node([], line)
+    def _sequence(self, events: Iterator[Event], line: int, depth: int) -> Node:
+        items: list[Node] = []
+        node = Node(items, line)
         for event in events:
             if isinstance(event, SequenceEndEvent):
                 return node
             child = self._node(event, events, depth + 1)
-            node.value.append(child)
+            items.append(child)
             node.size += child.size
             self._limit(node, child.line)
         return node
 
-    def _mapping(self, events: Iterator[Any], line: int, depth: int) -> Node:
-        node = Node({}, line)
+    def _mapping(self, events: Iterator[Event], line: int, depth: int) -> Node:
+        children: dict[str, Node] = {}
+        node = Node(children, line)
         merges: list[Node] = []
         for event in events:
             if isinstance(event, MappingEndEvent):
@@ -293,7 +303,7 @@ class _Builder:
             if event.value == "<<" and event.style in (None, ""):
                 merges += child.value if isinstance(child.value, list) else [child]
             else:
-                self._put(node, event.value, child, key_line)
+                self._put(node.key_lines, children, event.value, child, key_line)
         # Merge keys (<<) give way to keys of the mapping itself
         for merged in merges:
             if not isinstance(merged.value, dict):
@@ -304,22 +314,24 @@ class _Builder:
                     hint="<<: *anchor_of_a_mapping",
                 )
             for key, child in merged.value.items():
-                node.value.setdefault(key, child)
+                children.setdefault(key, child)
                 node.key_lines.setdefault(key, merged.key_lines[key])
         return node
 
-    def _put(self, node: Node, key: str, child: Node, line: int) -> None:
+    def _put(
+        self, key_lines: dict[str, int], children: dict[str, Node], key: str, child: Node, line: int
+    ) -> None:
         if not key.isascii() and (character := lookalikes.in_key(key)):
             self._slips.append(self._lookalike(character, line, f"{key}:"))
-        if key in node.value:
+        if key in children:
             self._slips.append(
                 codes.CONFIG_DUPLICATE_KEY(
-                    f"'{key}' is given twice, first in line {node.key_lines[key]}",
+                    f"'{key}' is given twice, first in line {key_lines[key]}",
                     where=f"{self._name}:{line}",
-                    found=f"line {node.key_lines[key]} and line {line}",
+                    found=f"line {key_lines[key]} and line {line}",
                     hint="one of the two lines",
                 )
             )
             return
-        node.value[key] = child
-        node.key_lines[key] = line
+        children[key] = child
+        key_lines[key] = line

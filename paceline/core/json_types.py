@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 #: A value of JSON. A parsed one is built of ``dict`` and ``list``, and ``isinstance`` tells which; the types
 #: here are the read-only ones, so that a ``dict[str, int]`` or a tuple may be handed on as one, too.
-Json: TypeAlias = "None | bool | int | float | str | Sequence[Json] | Mapping[str, Json]"
+Json: TypeAlias = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 #: An object of parsed JSON.
 JsonObject: TypeAlias = dict[str, Json]
 
@@ -22,3 +22,11 @@ def as_number(value: Json) -> float:
     if isinstance(value, (int, float)):
         return float(value)
     raise ValueError(f"no number: {value!r}"[:100])
+
+
+def inner_object(outer: JsonObject, key: str) -> JsonObject:
+    """Return the object at ``key``. Where there is none, an empty one takes the place of what is there."""
+    inner = outer.get(key)
+    if not isinstance(inner, dict):
+        inner = outer[key] = {}
+    return inner

@@ -12,7 +12,6 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -23,9 +22,10 @@ from paceline.core.rundir import RunDir
 from paceline.launch.ending import ended
 from paceline.launch.outlet import redacted
 from paceline.runlog.history import load_history
+from paceline.verify.compared import ComparedRuns, ComparedStep, Furthest
 
 
-def compare(reference: RunDir, run: RunDir, kind: str) -> dict[str, Any]:
+def compare(reference: RunDir, run: RunDir, kind: str) -> ComparedRuns:
     """Compare every step that both runs finished.
 
     ``tensors`` is the largest relative difference of a tensor of ``kind`` in the step's checkpoints: ``|a -
@@ -33,11 +33,15 @@ def compare(reference: RunDir, run: RunDir, kind: str) -> dict[str, Any]:
     AdamW step) the divisor is the norm over all tensors.
     """
     one, other = load_history(run), load_history(reference)
-    steps: list[dict[str, Any]] = []
+    steps: list[ComparedStep] = []
     missing: list[str] = []
     for step in sorted(set(one.steps) & set(other.steps)):
         a, b = one.steps[step], other.steps[step]
-        line = {"step": step, "loss": [a.loss, b.loss], "grad_norm": [a.grad_norm, b.grad_norm]}
+        line: ComparedStep = {
+            "step": step,
+            "loss": [a.loss, b.loss],
+            "grad_norm": [a.grad_norm, b.grad_norm],
+        }
         if a.sample_digest != b.sample_digest:
             line["samples_differ"] = True
         if run.checkpoint(step).is_dir() and reference.checkpoint(step).is_dir():
@@ -50,9 +54,7 @@ def compare(reference: RunDir, run: RunDir, kind: str) -> dict[str, Any]:
     return {"steps": steps, "missing": missing}
 
 
-def differences(
-    ours: CheckpointReader, theirs: CheckpointReader, kind: str
-) -> tuple[dict[str, Any], list[str]]:
+def differences(ours: CheckpointReader, theirs: CheckpointReader, kind: str) -> tuple[Furthest, list[str]]:
     """Return ({name, relative} of the tensor that differs most, names that only one of the two has)."""
     names, expected = ({n for n in reader.names() if n.kind == kind} for reader in (ours, theirs))
     found: dict[TensorName, tuple[float, float]] = {}
@@ -65,7 +67,7 @@ def differences(
         name: gap / ((total if kind == "exp_avg" else norm) or 1.0) for name, (gap, norm) in found.items()
     }
     worst = max(relative, key=lambda name: relative[name], default=None)
-    most = {
+    most: Furthest = {
         "name": worst.name if worst else "",
         "relative": relative[worst] if worst else 0.0,
         "count": len(relative),

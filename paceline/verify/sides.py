@@ -8,8 +8,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from paceline.core.json_types import Json, JsonObject, as_object, inner_object
 from paceline.plan.model.shrink import shrunk
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.base import strategy_spec
@@ -52,22 +52,28 @@ class Side:
     """One run: its name, its config as JSON, its number of processes."""
 
     name: str
-    config: dict[str, Any]
+    config: JsonObject
     nproc: int
+
+    @property
+    def output_dir(self) -> str:
+        """The run directory."""
+        return str(as_object(self.config["training"])["output_dir"])
 
 
 def sides(
-    plan: Plan, model_config: Mapping[str, Any], *, steps: int, against: str, folder: str
+    plan: Plan, model_config: Mapping[str, Json], *, steps: int, against: str, folder: str
 ) -> tuple[Side, Side]:
     """Return (the strategy to verify, the reference) for ``steps`` steps, both writing under ``folder``."""
     base = _small(plan, model_config, steps)
     requested = copy.deepcopy(base)
-    requested["training"]["distributed_strategy"] = plan.strategy
     reference, ranks = _reference(base, plan, against)
-    requested["training"]["output_dir"] = f"{folder}/{_word(plan.strategy)}"
-    reference["training"]["output_dir"] = f"{folder}/reference-{against}"
-    requested["launch"] = {**base["launch"], "nproc": plan.world_size}
-    reference["launch"] = {**base["launch"], "nproc": ranks}
+    inner_object(requested, "training").update(
+        distributed_strategy=plan.strategy, output_dir=f"{folder}/{_word(plan.strategy)}"
+    )
+    inner_object(reference, "training")["output_dir"] = f"{folder}/reference-{against}"
+    inner_object(requested, "launch")["nproc"] = plan.world_size
+    inner_object(reference, "launch")["nproc"] = ranks
     return Side(_word(plan.strategy), requested, plan.world_size), Side(against, reference, ranks)
 
 
@@ -79,7 +85,8 @@ def probes(requested: Side, folder: str) -> list[Side]:
     found = []
     for micro, accumulation in CUTS:
         config = copy.deepcopy(requested.config)
-        config["training"] |= {
+        training = inner_object(config, "training")
+        training |= {
             "per_device_train_batch_size": micro,
             "gradient_accumulation_steps": accumulation,
             "max_steps": 1,
@@ -97,11 +104,11 @@ def reference_for(plan: Plan) -> str:
     return DDP.name if plan.mesh.data_parallel_size > 1 else DDP.alone
 
 
-def _small(plan: Plan, model_config: Mapping[str, Any], steps: int) -> dict[str, Any]:
+def _small(plan: Plan, model_config: Mapping[str, Json], steps: int) -> JsonObject:
     """Return the shrunk config that both runs share."""
-    config = plan.config.to_json()
-    model, data, training = config["model"], config["data"], config["training"]
-    model["tokenizer"] = model.get("tokenizer") or model.get("name_or_path")
+    given, config = plan.config, plan.config.to_json()
+    model, data, training = (inner_object(config, name) for name in ("model", "data", "training"))
+    model["tokenizer"] = given.model.tokenizer or given.model.name_or_path
     stages = max(1, plan.mesh.pp) * plan.engine.stages_a_rank
     divisor = max(2, plan.mesh.tp, plan.mesh.cp)
     model |= {
@@ -109,18 +116,24 @@ def _small(plan: Plan, model_config: Mapping[str, Any], steps: int) -> dict[str,
         "revision": None,
         "config": shrunk(model_config, layers=max(2, stages), kv_heads=divisor),
     }
-    data["max_length"] = min(data["max_length"], LONGEST_ROW)
-    data |= {"eval": None, "validation_split": None}
-    for dataset in data["train"]:
-        dataset["max_rows"] = min(dataset.get("max_rows") or ROWS_A_SET, ROWS_A_SET)
-    accumulation = training["gradient_accumulation_steps"]
+    rows = [
+        dataset.model_copy(update={"max_rows": min(dataset.max_rows or ROWS_A_SET, ROWS_A_SET)})
+        for dataset in given.data.train
+    ]
+    data |= {
+        "max_length": min(given.data.max_length, LONGEST_ROW),
+        "train": [dataset.model_dump(mode="json") for dataset in rows],
+        "eval": None,
+        "validation_split": None,
+    }
+    accumulation = given.training.gradient_accumulation_steps
     training |= {
         "max_steps": steps,
-        "learning_rate": max(training["learning_rate"], LEAST_LEARNING_RATE),
+        "learning_rate": max(given.training.learning_rate, LEAST_LEARNING_RATE),
         "lr_scheduler_type": "constant",
         "lr_scheduler_kwargs": {},
         "warmup_steps": 0,
-        "per_device_train_batch_size": min(training["per_device_train_batch_size"], 2),
+        "per_device_train_batch_size": min(given.training.per_device_train_batch_size, 2),
         "gradient_accumulation_steps": accumulation if plan.mesh.pp > 1 else min(accumulation, 4),
         "save_strategy": "steps",
         "save_steps": 1,
@@ -136,20 +149,22 @@ def _small(plan: Plan, model_config: Mapping[str, Any], steps: int) -> dict[str,
         "mixed_precision": _PRECISION_WORDS[plan.precision.compute],
         "dataloader_drop_last": False,
     }
-    if config.get("lora"):
-        config["lora"] = {k: 0.0 if "dropout" in k else v for k, v in config["lora"].items()}
+    if given.lora:
+        config["lora"] = {k: 0.0 if "dropout" in k else v for k, v in inner_object(config, "lora").items()}
     config["launch"] = {"nnodes": 1}
     return config
 
 
-def _reference(base: Mapping[str, Any], plan: Plan, against: str) -> tuple[dict[str, Any], int]:
+def _reference(base: JsonObject, plan: Plan, against: str) -> tuple[JsonObject, int]:
     """Return the same rows per step without the strategy, on one process or one per data-parallel rank."""
-    config = copy.deepcopy(dict(base))
+    config = copy.deepcopy(base)
     ranks = 1 if strategy_spec(against).one_process else plan.mesh.data_parallel_size
-    training = config["training"]
-    training["gradient_accumulation_steps"] *= plan.mesh.data_parallel_size // ranks
+    training = inner_object(config, "training")
+    steps = training["gradient_accumulation_steps"]
+    assert isinstance(steps, int)
     training |= {
         "distributed_strategy": against,
+        "gradient_accumulation_steps": steps * (plan.mesh.data_parallel_size // ranks),
         "parallelism": None,
         "fsdp": None,
         "fsdp_config": None,

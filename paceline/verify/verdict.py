@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from paceline.verify.compared import ComparedRuns, ComparedStep, CutRow, Furthest, StepRow, VerdictJson
 from paceline.verify.sides import Tolerance
+
+_NOTHING: Furthest = {"name": "", "relative": math.nan, "count": 0}
 
 
 @dataclass(frozen=True)
@@ -19,14 +21,14 @@ class Verdict:
 
     agrees: bool
     text: str
-    rows: tuple[Mapping[str, Any], ...]
+    rows: Sequence[StepRow] | Sequence[CutRow]
     parted: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        return {"agrees": self.agrees, "rows": [dict(row) for row in self.rows], "parted": self.parted}
+    def to_json(self) -> VerdictJson:
+        return {"agrees": self.agrees, "rows": self.rows, "parted": self.parted}
 
 
-def judge(compared: Mapping[str, Any], tolerance: Tolerance) -> Verdict:
+def judge(compared: ComparedRuns, tolerance: Tolerance) -> Verdict:
     """Judge the parameters in ``training.compare``'s result."""
     rows = [_row(step) for step in compared["steps"]]
     lines = [
@@ -52,18 +54,19 @@ def judge(compared: Mapping[str, Any], tolerance: Tolerance) -> Verdict:
     return Verdict(not parted, "\n".join(lines) + "\n", tuple(rows), parted)
 
 
-def judge_probe(compared: Mapping[str, Mapping[str, Any]], tolerance: Tolerance, first: str) -> Verdict:
+def judge_probe(compared: Mapping[str, ComparedRuns], tolerance: Tolerance, first: str) -> Verdict:
     """Judge gradients of one global batch split in several ways, each compared with the ``first`` split."""
-    rows: list[dict[str, Any]] = []
+    rows: list[CutRow] = []
     parted = ""
     for cut, found in compared.items():
-        row: dict[str, Any] = {
+        row: CutRow = {
             "cut": cut,
             "parameter_gap": math.inf,
             "loss_gap": math.inf,
             "parameter": "nothing",
         }
-        row |= _row(found["steps"][0]) if found["steps"] else {}
+        if found["steps"]:
+            row = {"cut": cut, **_row(found["steps"][0])}
         rows.append(row)
         if not parted and (
             _beyond(row["parameter_gap"], tolerance.parameter) or _beyond(row["loss_gap"], tolerance.loss)
@@ -81,10 +84,10 @@ def judge_probe(compared: Mapping[str, Mapping[str, Any]], tolerance: Tolerance,
     return Verdict(not parted, text, tuple(rows), parted)
 
 
-def _row(step: Mapping[str, Any]) -> dict[str, Any]:
+def _row(step: ComparedStep) -> StepRow:
     (loss, expected), norms = step["loss"], step["grad_norm"]
     norm, expected_norm = (math.nan if n is None else float(n) for n in norms)
-    tensors = step.get("tensors") or {"name": "", "relative": math.nan}
+    tensors = step.get("tensors") or _NOTHING
     return {
         "step": step["step"],
         "loss": expected,
@@ -97,7 +100,7 @@ def _row(step: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _parted(rows: list[dict[str, Any]], missing: list[str], tolerance: Tolerance) -> str:
+def _parted(rows: list[StepRow], missing: list[str], tolerance: Tolerance) -> str:
     if missing:
         return f"only one of the two saved {missing[0]}" + (
             f" and {len(missing) - 1} more" if len(missing) > 1 else ""

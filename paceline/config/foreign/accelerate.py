@@ -6,7 +6,6 @@ It gives precision, processes, nodes, the distributed type, and blocks of settin
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from paceline.config import codes
 from paceline.config.foreign import accelerate_blocks as blocks
@@ -14,6 +13,7 @@ from paceline.config.foreign.layer import Document, Foreign
 from paceline.config.nearest import nearest
 from paceline.config.source import shown
 from paceline.core.diagnostics import Severity
+from paceline.core.json_types import Json, JsonObject
 
 # Fields of accelerate 1.15's ClusterConfig, blocks written by its questionnaire, and keys of older versions.
 KNOWN = frozenset(
@@ -86,7 +86,7 @@ REFUSED = {
     "SAGEMAKER": "jobs are not sent to SageMaker; start `paceline train` inside the job",
 }
 #: key → (the note if its value requests something, values besides null, false and "" that do not)
-SAID: dict[str, tuple[str, tuple[Any, ...]]] = {
+SAID: dict[str, tuple[str, tuple[Json, ...]]] = {
     "debug": (
         (
             "accelerate checks the shapes before each collective of its own; TORCH_DISTRIBUTED_DEBUG=DETAIL"
@@ -140,7 +140,7 @@ _PLAIN = (
     ("main_process_port", "launch.master_port"),
     ("fp16", "training.fp16"),
 )
-_BLOCKS: dict[str, tuple[str, Callable[[Document, Foreign, dict[str, Any]], None]]] = {
+_BLOCKS: dict[str, tuple[str, Callable[[Document, Foreign, JsonObject], None]]] = {
     "deepspeed_config": ("DEEPSPEED", blocks.deepspeed_block),
     "fsdp_config": ("FSDP", blocks.fsdp_block),
     "megatron_lm_config": ("MEGATRON_LM", blocks.megatron_block),
@@ -149,7 +149,7 @@ _BLOCKS: dict[str, tuple[str, Callable[[Document, Foreign, dict[str, Any]], None
 }
 
 
-def read(document: Document, found: Foreign, given: Mapping[str, Any] | None = None) -> None:
+def read(document: Document, found: Foreign, given: Mapping[str, Json] | None = None) -> None:
     """Add this document's settings to the lowest layer; FSDP and DeepSpeed settings go to ``found.blocks``.
 
     ``given``: the values of higher layers by path; settings that they decide are not reported.
@@ -217,7 +217,7 @@ def read(document: Document, found: Foreign, given: Mapping[str, Any] | None = N
         _BLOCKS[name][1](document.bare("distributed_type"), found, data)
 
 
-def _no_precision(document: Document, found: Foreign, given: Mapping[str, Any]) -> None:
+def _no_precision(document: Document, found: Foreign, given: Mapping[str, Json]) -> None:
     """Without mixed_precision use float32, as Accelerate does, unless FSDP's policy or DeepSpeed sets it."""
     data = document.data
     blocks = [data.get(name) for name in ("fsdp_config", "deepspeed_config")]
@@ -319,7 +319,8 @@ def _check_written(document: Document, found: Foreign) -> None:
         if word in (None, False, "", "no", "false") or word in ([], {}) or word in silent:
             continue
         found.notes.append(document.note(key, f"{key}: {says}", "the line may go"))
-    if document.data.get("same_network") is False and (document.data.get("num_machines") or 1) > 1:
+    machines = document.data.get("num_machines") or 1
+    if document.data.get("same_network") is False and isinstance(machines, int) and machines > 1:
         what = (
             "same_network: the machines must reach each other's ports; the first collective tells within its"
             " timeout"

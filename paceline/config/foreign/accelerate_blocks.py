@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
 
 from paceline.config import codes
 from paceline.config.foreign.deepspeed_normal import table
 from paceline.config.foreign.layer import Document, Foreign
 from paceline.config.nearest import nearest
+from paceline.core.json_types import Json, JsonObject
 
 # Field of Accelerate's DeepSpeedPlugin → path in DeepSpeed's JSON.
 _DEEPSPEED = {
@@ -74,7 +75,7 @@ def _unknown(document: Document, found: Foreign, block: str, key: str, known: li
     found.problems.append(codes.ACCELERATE_UNKNOWN_KEY(what, where=document.place(key), found=key, hint=hint))
 
 
-def deepspeed_block(document: Document, found: Foreign, whole: dict[str, Any]) -> None:
+def deepspeed_block(document: Document, found: Foreign, whole: JsonObject) -> None:
     """Convert the block to the DeepSpeed JSON that Accelerate makes of it, or note the file that it names."""
     data = document.data
     # A file replaces the block's own settings
@@ -90,7 +91,7 @@ def deepspeed_block(document: Document, found: Foreign, whole: dict[str, Any]) -
                 _deepspeed_other(document, found, key, {}, {})
         return
     # Translate each key, remembering where it came from
-    json: dict[str, Any] = {}
+    json: JsonObject = {}
     origin: dict[str, str] = {}
     for key, value in data.items():
         if key in _DEEPSPEED:
@@ -113,7 +114,7 @@ def deepspeed_block(document: Document, found: Foreign, whole: dict[str, Any]) -
 
 
 def _deepspeed_other(
-    document: Document, found: Foreign, key: str, json: dict[str, Any], origin: dict[str, str]
+    document: Document, found: Foreign, key: str, json: JsonObject, origin: dict[str, str]
 ) -> None:
     value = document.data[key]
     if key in _DEEPSPEED_SAID:
@@ -145,32 +146,35 @@ def _deepspeed_other(
         )
 
 
-def _merged(one: Any, other: Any) -> Any:
+def _merged(one: Json, other: Json) -> Json:
     """Merge ``other`` over ``one``, recursively."""
     if not (isinstance(one, dict) and isinstance(other, dict)):
         return other
     return {**one, **{key: _merged(one.get(key), value) for key, value in other.items()}}
 
 
-def _put(data: dict[str, Any], path: str, value: Any) -> None:
+def _put(data: JsonObject, path: str, value: Json) -> None:
     *outer, last = path.split(".")
     for part in outer:
-        data = data.setdefault(part, {})
+        inner = data.setdefault(part, {})
+        if not isinstance(inner, dict):
+            return  # the reader of the JSON says that a mapping belongs there
+        data = inner
     data[last] = value
 
 
-def fsdp_block(document: Document, found: Foreign, whole: dict[str, Any]) -> None:
+def fsdp_block(document: Document, found: Foreign, whole: JsonObject) -> None:
     """Keep the FSDP settings for the FSDP reader."""
     found.blocks["training.fsdp_config"] = document
 
 
-def parallelism_block(document: Document, found: Foreign, whole: dict[str, Any]) -> None:
+def parallelism_block(document: Document, found: Foreign, whole: JsonObject) -> None:
     """Convert the mesh sizes.
 
     Ulysses (``sp_size``) and context parallelism (``cp_size``) both split the sequence.
     """
     # Collect the sizes
-    sizes: dict[str, int] = {}
+    sizes: JsonObject = {}
     for key, value in document.data.items():
         name = key.removeprefix("parallelism_config_")
         if value is None:
@@ -205,7 +209,7 @@ def parallelism_block(document: Document, found: Foreign, whole: dict[str, Any])
             )
 
 
-def megatron_block(document: Document, found: Foreign, whole: dict[str, Any]) -> None:
+def megatron_block(document: Document, found: Foreign, whole: JsonObject) -> None:
     """Convert Megatron's parallel degrees to the native mesh, which splits the model in the same way."""
     data = {
         key.removeprefix("megatron_lm_"): (key, value)
@@ -228,10 +232,8 @@ def megatron_block(document: Document, found: Foreign, whole: dict[str, Any]) ->
     tp, pp, cp = (data.get(name, ("", 1))[1] for name in ("tp_degree", "pp_degree", "context_parallel_size"))
     strategy = "pipeline" if pp != 1 else "fsdp"
     found.entries.append(document.entry("training.distributed_strategy", strategy, "megatron_lm_pp_degree"))
-    total, split = (
-        whole.get("num_processes"),
-        (tp * pp * cp if all(isinstance(n, int) for n in (tp, pp, cp)) else 0),
-    )
+    degrees = [n for n in (tp, pp, cp) if isinstance(n, int)]
+    total, split = whole.get("num_processes"), math.prod(degrees) if len(degrees) == 3 else 0
     if isinstance(total, int) and split and total % split == 0 and total > split:
         found.entries.append(
             document.entry("training.parallelism.dp_shard_size", total // split, "megatron_lm_tp_degree")
@@ -243,7 +245,7 @@ def megatron_block(document: Document, found: Foreign, whole: dict[str, Any]) ->
     found.notes.append(document.note("megatron_lm_use_distributed_optimizer", what))
 
 
-def dynamo_block(document: Document, found: Foreign, whole: dict[str, Any]) -> None:
+def dynamo_block(document: Document, found: Foreign, whole: JsonObject) -> None:
     """Convert ``dynamo_backend`` and its options to torch_compile."""
     data = {key.removeprefix("dynamo_"): (key, value) for key, value in document.data.items()}
     key, backend = data.get("backend", ("", "no"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from paceline.config import codes
 from paceline.config.foreign.launched import Variables
@@ -12,6 +11,7 @@ from paceline.config.foreign.layer import Document, Foreign
 from paceline.config.source import Entry, shown
 from paceline.config.spelling import same
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.json_types import Json, JsonObject, inner_object
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Blend(Document):
         launcher = self._launcher_of(path)
         return launcher.place(path) if launcher else super().place(path)
 
-    def entry(self, to: str, value: Any, path: str) -> Entry:
+    def entry(self, to: str, value: Json, path: str) -> Entry:
         """Return a setting with the source that it comes from."""
         launcher = self._launcher_of(path)
         return launcher.entry(to, value, path) if launcher else super().entry(to, value, path)
@@ -55,7 +55,7 @@ def blended(
     return Blend(data, own.name, own.lines, own.line, launcher)
 
 
-def _wins(launcher: Variables, path: str, value: Any, place: str, given: Any) -> Diagnostic:
+def _wins(launcher: Variables, path: str, value: Json, place: str, given: Json) -> Diagnostic:
     what = f"{path} is {shown(path, value)}, as the launcher was told; {place} says {shown(path, given)}"
     where = launcher.place(path)
     return codes.LAUNCH_OPTION_WINS(what, where, where.rpartition(" ")[2], "one of the two", Severity.WARNING)
@@ -65,7 +65,7 @@ def _canonical(path: str, same_key: Callable[[str], str]) -> str:
     return ".".join(same_key(part) for part in path.split("."))
 
 
-def _leaves(data: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(data: JsonObject, before: str = "") -> Iterator[tuple[str, Json]]:
     for key, value in data.items():
         if isinstance(value, dict):
             yield from _leaves(value, f"{before}{key}.")
@@ -73,21 +73,19 @@ def _leaves(data: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]
             yield f"{before}{key}", value
 
 
-def _copy(data: Any) -> Any:
-    return {key: _copy(value) for key, value in data.items()} if isinstance(data, dict) else data
+def _copy(data: JsonObject) -> JsonObject:
+    return {key: _copy(value) if isinstance(value, dict) else value for key, value in data.items()}
 
 
-def _pop(data: dict[str, Any], path: str) -> Any:
+def _pop(data: JsonObject, path: str) -> Json:
     *outer, last = path.split(".")
     for part in outer:
-        data = data[part]
+        data = inner_object(data, part)
     return data.pop(last)
 
 
-def _put(data: dict[str, Any], path: str, value: Any) -> None:
+def _put(data: JsonObject, path: str, value: Json) -> None:
     *outer, last = path.split(".")
     for part in outer:
-        if not isinstance(data.get(part), dict):
-            data[part] = {}
-        data = data[part]
+        data = inner_object(data, part)
     data[last] = value

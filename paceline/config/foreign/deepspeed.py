@@ -7,7 +7,6 @@ higher layer that sets one of them wins, and a note shows the JSON's value.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from paceline.config import codes
 from paceline.config.foreign.deepspeed_normal import Normaliser
@@ -16,13 +15,14 @@ from paceline.config.foreign.deepspeed_scheduler import read_scheduler
 from paceline.config.foreign.deepspeed_teller import Teller
 from paceline.config.foreign.deepspeed_verdicts import is_on
 from paceline.config.foreign.layer import Document, Foreign
+from paceline.core.json_types import Json, as_object
 
 _MICRO, _STEPS, _TOTAL = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"
 _BATCH = {_MICRO: "training.per_device_train_batch_size", _STEPS: "training.gradient_accumulation_steps"}
 _PRECISIONS = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "half": "fp16"}
 
 
-def read(document: Document, found: Foreign, given: Mapping[str, Any] | None = None) -> None:
+def read(document: Document, found: Foreign, given: Mapping[str, Json] | None = None) -> None:
     """Add this document's settings to the lowest layer and its normal form to ``found.contents``.
 
     Errors and settings that are not used are reported in ``found``. ``given``: the values of higher layers by
@@ -84,7 +84,7 @@ class _Reader(Teller):
         self.note(_TOTAL, what, '"auto"')
 
     def _precision(self) -> None:
-        requested: list[Any] = []
+        requested: list[Json] = []
         for name in ("fp16", "bf16"):
             block = self.normal.get(name)
             if isinstance(block, dict):
@@ -100,7 +100,7 @@ class _Reader(Teller):
                 "training.mixed_precision", "no", "", "no precision block: float32, as in DeepSpeed", hint
             )
 
-    def _autocast(self) -> Any:
+    def _autocast(self) -> Json:
         """Return torch_autocast.enabled, or None without the block."""
         autocast = self.normal.pop("torch_autocast", None)
         if isinstance(autocast, dict):
@@ -114,7 +114,7 @@ class _Reader(Teller):
             return autocast.get("enabled", False)
         return None
 
-    def _amp(self) -> Any:
+    def _amp(self) -> Json:
         """Return the ``enabled`` of Apex's amp block, or None without the block."""
         amp = self.normal.pop("amp", None)
         if not isinstance(amp, dict):
@@ -196,7 +196,7 @@ class _Reader(Teller):
                 )
 
 
-def batch_of(deepspeed: Any, micro: int, steps: int, data_parallel_size: int) -> tuple[int, int, str | None]:
+def batch_of(deepspeed: Json, micro: int, steps: int, data_parallel_size: int) -> tuple[int, int, str | None]:
     """Return (micro-batch, accumulation, message) for a number of data-parallel ranks, by DeepSpeed's rule.
 
     ``deepspeed`` is ``training.deepspeed`` (ignored unless a mapping); ``micro`` and ``steps`` are the
@@ -204,8 +204,8 @@ def batch_of(deepspeed: Any, micro: int, steps: int, data_parallel_size: int) ->
     both of the other batch keys, they follow from it (rounded down, at least 1); anything else is used as
     given.
     """
-    total = deepspeed.get(_TOTAL) if isinstance(deepspeed, dict) else None
-    absent = [key for key in (_MICRO, _STEPS) if key not in deepspeed] if isinstance(total, int) else []
+    total = as_object(deepspeed).get(_TOTAL)
+    absent = [key for key in (_MICRO, _STEPS) if key not in as_object(deepspeed)]
     if not isinstance(total, int) or not absent:
         return micro, steps, None
     rows = total // data_parallel_size

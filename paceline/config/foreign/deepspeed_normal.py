@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 from pydantic_core import PydanticCustomError
 
@@ -31,6 +31,7 @@ from paceline.config.nearest import MOST_UNKNOWN, nearest
 from paceline.config.source import holds_secret, shown
 from paceline.config.spelling import same
 from paceline.core.diagnostics import Code, Severity
+from paceline.core.json_types import Json, JsonObject
 
 _COMMENTS = ("_", "//", "#", "$")
 _NEOX = frozenset(
@@ -47,8 +48,12 @@ _NEOX = frozenset(
 )
 
 
+#: Keys of a block → a value's type, as ``deepspeed_values.convert`` reads it, or the keys of an inner block.
+Keys: TypeAlias = "dict[str, str | Keys]"
+
+
 @cache
-def table() -> dict[str, Any]:
+def table() -> Keys:
     """Return every key of DeepSpeed 0.19.8, nested, with its value's type."""
     return json.loads(Path(__file__).with_name("deepspeed_keys.json").read_text(encoding="utf-8"))["keys"]
 
@@ -59,14 +64,14 @@ class Normaliser:
     ``strategy``: the strategy that a higher layer names, if any.
     """
 
-    def __init__(self, document: Document, found: Foreign, strategy: Any = None) -> None:
+    def __init__(self, document: Document, found: Foreign, strategy: Json = None) -> None:
         self.strategy = strategy
         self.document = document
         self.found = found
-        self.result: dict[str, Any] = {}
+        self.result: JsonObject = {}
         self._unknown_keys = 0
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> JsonObject:
         """Return the normal form.
 
         Errors are added to ``found.problems``; translated and dropped keys to ``found.notes``.
@@ -91,8 +96,8 @@ class Normaliser:
             self._zero(zero)
         return self.result
 
-    def _block(self, block: dict[str, Any], spec: dict[str, Any], prefix: str) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+    def _block(self, block: JsonObject, spec: Keys, prefix: str) -> JsonObject:
+        found: JsonObject = {}
         # Per key: a comment, an old shape, refused, dropped, replaced, unknown, or known
         for key, value in block.items():
             path = f"{prefix}{key}"
@@ -125,7 +130,7 @@ class Normaliser:
         self._note(path, f"{key} is called {new} now", new)
         return new
 
-    def _known(self, name: str, path: str, value: Any, spec: Any, found: dict[str, Any]) -> None:
+    def _known(self, name: str, path: str, value: Json, spec: str | Keys, found: JsonObject) -> None:
         # Check the type and add the value
         if name in found and not same(found[name], value):
             self._problem(
@@ -163,14 +168,11 @@ class Normaliser:
                 )
                 return
         # Notes on lossy features, and secrets
-        on = (
-            any(item is True for item in found[name].values())
-            if isinstance(found[name], dict)
-            else is_on(found[name])
-        )
+        taken = found[name]
+        on = any(item is True for item in taken.values()) if isinstance(taken, dict) else is_on(taken)
         if path in SAID and on:
             self._note(path, SAID[path])
-        if isinstance(found[name], str) and found[name] != "auto" and holds_secret(name, found[name]):
+        if isinstance(taken, str) and taken != "auto" and holds_secret(name, taken):
             what = f"'{path}' holds a secret in plain text; it would reach logs and saved configs"
             self._problem(
                 codes.SEC_SECRET_ON_CLI,
@@ -180,7 +182,7 @@ class Normaliser:
                 "remove it; set the tool's own variable in the environment",
             )
 
-    def _special(self, canonical: str, path: str, value: Any, found: dict[str, Any]) -> bool:
+    def _special(self, canonical: str, path: str, value: Json, found: JsonObject) -> bool:
         """Handle an old spelling that changes place or shape; return whether it was one."""
         block, _, name = canonical.rpartition(".")
         if canonical == "zero_optimization" and isinstance(value, bool):
@@ -226,7 +228,7 @@ class Normaliser:
             return False
         return True
 
-    def _offload(self, name: str, path: str, value: Any, found: dict[str, Any]) -> None:
+    def _offload(self, name: str, path: str, value: Json, found: JsonObject) -> None:
         on = is_on(value)
         self._note(
             path,
@@ -236,7 +238,7 @@ class Normaliser:
         if on:
             found.setdefault(name, {"device": "cpu"})
 
-    def _tensor_parallel(self, path: str, value: dict[str, Any], found: dict[str, Any]) -> None:
+    def _tensor_parallel(self, path: str, value: JsonObject, found: JsonObject) -> None:
         """Convert ``{"enabled": true, "tp_size": 2}`` and ``{"tp": {"tp_size": 2}}`` to ``autotp_size``.
 
         DeepSpeed refuses the first and ignores the second.
@@ -275,9 +277,11 @@ class Normaliser:
                     f"read as autotp_size: {size}; DeepSpeed itself does not split by this spelling",
                     f'"autotp_size": {size}',
                 )
-        found["tensor_parallel"] = self._block(inner, table()["tensor_parallel"], f"{path}.")
+        known = table()["tensor_parallel"]
+        assert not isinstance(known, str)
+        found["tensor_parallel"] = self._block(inner, known, f"{path}.")
 
-    def _zero(self, zero: dict[str, Any]) -> None:
+    def _zero(self, zero: JsonObject) -> None:
         if zero.get("stage") == "auto":
             del zero["stage"]
             if not str(self.strategy).startswith("zero"):
@@ -312,14 +316,14 @@ class Normaliser:
                     hint,
                 )
 
-    def _refused(self, canonical: str, path: str, value: Any) -> None:
+    def _refused(self, canonical: str, path: str, value: Json) -> None:
         reason, hint = REFUSED[canonical]
         if is_on(value):
             self._problem(codes.ZERO_NOT_BUILT, f"{path}: {reason}", path, path, hint)
         else:
             self._note(path, "switched off")
 
-    def _unknown(self, key: str, path: str, spec: dict[str, Any]) -> None:
+    def _unknown(self, key: str, path: str, spec: Keys) -> None:
         self._unknown_keys += 1
         if self._unknown_keys > MOST_UNKNOWN:
             return

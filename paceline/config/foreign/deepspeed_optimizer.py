@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from paceline.config import codes
 from paceline.config.foreign.deepspeed_teller import Teller, given_value, number_in
 from paceline.config.foreign.deepspeed_verdicts import COMPRESSED, NO_OPTIMIZER, OPTIMIZERS, is_on
 from paceline.config.optimizers import BUILT, KNOWN
 from paceline.config.source import shown
+from paceline.core.json_types import Json, JsonObject
 
 _RATES = {"adagrad": 1e-2, "rmsprop": 1e-2}
 _RATE = 1e-3  # default of every other optimizer that DeepSpeed or torch builds by name
@@ -47,13 +46,13 @@ def read_optimizer(teller: Teller, rate: float | None) -> None:
 
 
 class _OptimizerReader:
-    def __init__(self, teller: Teller, kind: str, params: dict[str, Any]) -> None:
+    def __init__(self, teller: Teller, kind: str, params: JsonObject) -> None:
         self.teller = teller
         self.kind = kind
         self.params = params
         self.name = kind.lower().replace("_", "")
         self.optim: str | None = None
-        self.arguments: dict[str, Any] = {}
+        self.arguments: JsonObject = {}
 
     def run(self, rate: float | None) -> None:
         """Read the type, then each parameter, then fill in DeepSpeed's defaults."""
@@ -107,7 +106,7 @@ class _OptimizerReader:
             )
         teller.take("training.optim", self.optim, place)
 
-    def _parameter(self, key: str, value: Any, rate: float | None) -> None:
+    def _parameter(self, key: str, value: Json, rate: float | None) -> None:
         path, teller = f"optimizer.params.{key}", self.teller
         if key == "lr":
             self._rate(value, rate, path)
@@ -137,7 +136,7 @@ class _OptimizerReader:
         else:
             self._other(key, value, path)
 
-    def _other(self, key: str, value: Any, path: str) -> None:
+    def _other(self, key: str, value: Json, path: str) -> None:
         """Report a parameter that has no counterpart."""
         teller = self.teller
         if key in _CODE:
@@ -159,14 +158,14 @@ class _OptimizerReader:
             )
             teller.problem(codes.ZERO_OPTIMIZER_PARAMS, what, path, f"{key}: {shown(key, value)}", hint)
 
-    def _rate(self, value: Any, rate: float | None, path: str) -> None:
+    def _rate(self, value: Json, rate: float | None, path: str) -> None:
         if rate is None:
             self.teller.take("training.learning_rate", value, path)
         elif value != rate:
             what = f"lr {value} has no effect, as in DeepSpeed: the schedule sets the rate, up to {rate:g}"
             self.teller.note(path, what, '"auto"')
 
-    def _adam_switch(self, key: str, value: Any, path: str) -> None:
+    def _adam_switch(self, key: str, value: Json, path: str) -> None:
         teller = self.teller
         if self.name in COMPRESSED:
             teller.warn(
@@ -187,7 +186,7 @@ class _OptimizerReader:
         found = f"{key}: {shown(key, value)}"
         teller.problem(codes.ZERO_OPTIMIZER, f"{self.kind}: {what}", path, found, "remove the key")
 
-    def _betas(self, value: Any, path: str) -> None:
+    def _betas(self, value: Json, path: str) -> None:
         if isinstance(value, list) and len(value) == 2:
             for item, to in zip(value, ("adam_beta1", "adam_beta2"), strict=True):
                 self.teller.take(f"training.{to}", item, path)

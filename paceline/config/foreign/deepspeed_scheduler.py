@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from paceline.config import codes
 from paceline.config.foreign.deepspeed_teller import Teller, given_value
 from paceline.config.foreign.deepspeed_verdicts import NO_SCHEDULE, SCHEDULES, is_on
 from paceline.config.source import shown
+from paceline.core.json_types import JsonObject
 
 _WARMUP_STEPS = 1000  # default of WarmupLR, WarmupDecayLR and WarmupCosineLR
 _RATE = 1e-3  # default of WarmupDecayLR's warmup_max_lr and LRRangeTest's minimum
@@ -69,7 +68,7 @@ def _overruled(teller: Teller, name: str) -> bool:
     return teller.given.get("training.lr_scheduler_type", name) != name
 
 
-def _not_taken(teller: Teller, kind: str, params: dict[str, Any], known: bool) -> None:
+def _not_taken(teller: Teller, kind: str, params: JsonObject, known: bool) -> None:
     """Report that another schedule runs; only the warm-up length of this one is used."""
     for key, value in params.items():
         if key == "warmup_num_steps":
@@ -92,7 +91,7 @@ def _not_taken(teller: Teller, kind: str, params: dict[str, Any], known: bool) -
     teller.problem(codes.ZERO_SCHEDULER, what, "scheduler.type", kind, hint)
 
 
-def _cycle(teller: Teller, params: dict[str, Any]) -> bool:
+def _cycle(teller: Teller, params: JsonObject) -> bool:
     """Whether this OneCycle is supported: only the learning rate is scheduled here, not the momentum."""
     if "training.lr_scheduler_type" not in teller.given and is_on(params.get("cycle_momentum", True)):
         what = "OneCycle moves the momentum too unless cycle_momentum says false, which is not built"
@@ -107,7 +106,7 @@ def _cycle(teller: Teller, params: dict[str, Any]) -> bool:
     return not missing
 
 
-def _warmup_steps(teller: Teller, name: str, params: dict[str, Any]) -> None:
+def _warmup_steps(teller: Teller, name: str, params: JsonObject) -> None:
     if not name.startswith("warmup"):
         return
     path = "scheduler.params.warmup_num_steps"
@@ -120,7 +119,7 @@ def _warmup_steps(teller: Teller, name: str, params: dict[str, Any]) -> None:
     )
 
 
-def _kwargs(teller: Teller, kind: str, name: str, params: dict[str, Any]) -> None:
+def _kwargs(teller: Teller, kind: str, name: str, params: JsonObject) -> None:
     """Pass on the schedule's own parameters; refuse unknown ones, which DeepSpeed refuses too."""
     # Check the values of known parameters
     rate, known = _PARAMS[name]
@@ -158,7 +157,7 @@ def _kwargs(teller: Teller, kind: str, name: str, params: dict[str, Any]) -> Non
         teller.take("training.lr_scheduler_kwargs", taken, f"scheduler.params.{next(iter(taken))}")
 
 
-def _rate(teller: Teller, kind: str, name: str, params: dict[str, Any]) -> float | None:
+def _rate(teller: Teller, kind: str, name: str, params: JsonObject) -> float | None:
     """Return the schedule's peak learning rate (LRRangeTest: its start).
 
     None if the optimizer sets it, or if it is "auto".

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TypeGuard
 
 from paceline.config.foreign.layer import Document, Foreign
 from paceline.core.diagnostics import Code, Severity
-from paceline.core.json_types import JsonObject, as_object
+from paceline.core.json_types import Json, JsonObject, as_object
 
 
 class Teller:
@@ -17,19 +17,19 @@ class Teller:
     """
 
     def __init__(
-        self, document: Document, found: Foreign, normal: dict[str, Any], given: Mapping[str, Any]
+        self, document: Document, found: Foreign, normal: JsonObject, given: Mapping[str, Json]
     ) -> None:
         self.document = document
         self.found = found
         self.normal = normal
         self.given = given
 
-    def take(self, to: str, value: Any, path: str) -> None:
+    def take(self, to: str, value: Json, path: str) -> None:
         """Set the canonical path ``to`` to ``value``, unless that is null or ``"auto"``."""
         if given_value(value):
             self.found.entries.append(self.document.entry(to, value, path))
 
-    def default(self, to: str, value: Any, path: str, says: str, hint: str = "") -> None:
+    def default(self, to: str, value: Json, path: str, says: str, hint: str = "") -> None:
         """Set ``to`` to DeepSpeed's default for an absent key, with a note, unless a higher layer sets it."""
         if to not in self.given:
             self.take(to, value, path)
@@ -55,11 +55,11 @@ class Teller:
         return str(block.get("type") or ""), as_object(block.get("params"))
 
 
-def given_value(value: Any) -> bool:
+def given_value(value: Json) -> bool:
     """Whether a JSON value sets something; null and ``"auto"`` do not."""
     return value is not None and value != "auto"
 
 
-def number_in(value: Any) -> bool:
+def number_in(value: Json) -> TypeGuard[int | float]:
     """Whether a value is a number and not a bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -5,7 +5,7 @@ Keys are dotted paths. REFUSED keys are refused only if they are on; otherwise t
 
 from __future__ import annotations
 
-from typing import Any
+from paceline.core.json_types import Json
 
 _OWN_CHECKPOINTS = "checkpoints are Paceline's own, written and read under plain-model names on any topology"
 _GONE = "DeepSpeed 0.19 has removed it and refuses the key"
@@ -228,7 +228,7 @@ LOSS_SCALE = frozenset(
 )
 
 
-def is_on(value: Any) -> bool:
+def is_on(value: Json) -> bool:
     """Whether a value turns its feature on.
 
     For a block ``enabled`` decides: its own, or without one any nested block's.
@@ -246,6 +246,6 @@ def is_on(value: Any) -> bool:
     return value not in (None, False, "", "auto", "false", "False", "none")
 
 
-def _switched(value: Any) -> bool:
+def _switched(value: Json) -> bool:
     """Whether the value contains an ``enabled`` at any depth."""
     return isinstance(value, dict) and ("enabled" in value or any(_switched(item) for item in value.values()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from paceline.config import codes
 from paceline.config.foreign import accelerate, deepspeed, fsdp
@@ -18,6 +17,7 @@ from paceline.config.written import leaves_of_data, misplaced
 from paceline.config.yaml_tree import parse_yaml
 from paceline.core.diagnostics import Severity
 from paceline.core.errors import ConfigError
+from paceline.core.json_types import Json
 
 _ACCELERATE, _DEEPSPEED, _FSDP, _FSDP_CONFIG = (
     f"training.{name}" for name in ("accelerate_config", "deepspeed", "fsdp", "fsdp_config")
@@ -175,7 +175,7 @@ def _file(
 
 def _fsdp(upper: Merged, launcher: Document | str | None, folder: Path, found: Foreign) -> None:
     # The config's own settings, or the block of an Accelerate file
-    words: Any = upper.values.get(_FSDP)
+    words: Json = upper.values.get(_FSDP)
     entry = upper.winners.get(_FSDP)
     if isinstance(words, str) and words.strip().lower() in ("true", "false"):
         words = words.strip().lower() == "true"
@@ -221,7 +221,7 @@ def _fsdp(upper: Merged, launcher: Document | str | None, folder: Path, found: F
     fsdp.read(used, found, words=words, place=place, version=version, on=on, replicas=replicas)
 
 
-def _inner(document: Document | None, words: Any, place: str) -> tuple[Document | None, Any, str]:
+def _inner(document: Document | None, words: Json, place: str) -> tuple[Document | None, Json, str]:
     """Return the inner settings, words and place of a file that has both ``fsdp`` and ``fsdp_config``.
 
     The words are the file's only if the config has none.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
-from typing import Any
 
 from pydantic_core import PydanticCustomError
 
@@ -19,6 +18,7 @@ from paceline.config.nearest import nearest
 from paceline.config.sections.types import to_bool, to_int, to_mapping, to_texts
 from paceline.config.source import shown
 from paceline.core.diagnostics import Code, Severity
+from paceline.core.json_types import Json, JsonObject, as_object
 
 #: Numbers are Accelerate's ``fsdp_sharding_strategy`` 1 to 5.
 SHARDINGS = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
@@ -49,7 +49,7 @@ _RENAMED = {
     "transformer_cls_names_to_wrap": "transformer_layer_cls_to_wrap",
     "offload": "cpu_offload",
 }
-_SAYS: dict[str, tuple[Callable[[Any], bool], str]] = {
+_SAYS: dict[str, tuple[Callable[[Json], bool], str]] = {
     "activation_cpu_offload": (
         lambda v: v is True,
         "recomputed activations stay on the device: they are not offloaded",
@@ -74,8 +74,8 @@ _SAYS: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
-def _one_of(choices: tuple[str, ...], also: dict[str, str]) -> Callable[[Any], str]:
-    def convert(value: Any) -> str:
+def _one_of(choices: tuple[str, ...], also: dict[str, str]) -> Callable[[Json], str]:
+    def convert(value: Json) -> str:
         word = "none" if value in (None, False) else str(value).strip().lower()
         word = also.get(word, word)
         if word in choices:
@@ -87,7 +87,7 @@ def _one_of(choices: tuple[str, ...], also: dict[str, str]) -> Callable[[Any], s
     return convert
 
 
-def _wrap(value: Any) -> str:
+def _wrap(value: Json) -> str:
     word = _WRAP.get("none" if value in (None, False) else str(value).strip().lower())
     if word is None:
         expected = "must be one of TRANSFORMER_BASED_WRAP, SIZE_BASED_WRAP, NO_WRAP"
@@ -95,14 +95,14 @@ def _wrap(value: Any) -> str:
     return word
 
 
-def _version(value: Any) -> int:
+def _version(value: Json) -> int:
     number = to_int(value)
     if number not in (1, 2):
         raise PydanticCustomError("paceline", "{expected}", {"expected": "must be 1 or 2"})
     return number
 
 
-def _count(value: Any) -> int:
+def _count(value: Json) -> int:
     number = to_int(value)
     if number < 0:
         raise PydanticCustomError(
@@ -111,7 +111,7 @@ def _count(value: Any) -> int:
     return number
 
 
-def sharding_of(value: Any) -> str | None:
+def sharding_of(value: Json) -> str | None:
     """Return the sharding named by a word or by Accelerate's number 1 to 5, or None."""
     if isinstance(value, bool):
         return None
@@ -121,7 +121,7 @@ def sharding_of(value: Any) -> str | None:
     return text if text in SHARDINGS else None
 
 
-_CONVERT: dict[str, Callable[[Any], Any]] = {
+_CONVERT: dict[str, Callable[[Json], Json]] = {
     "version": _version,
     "auto_wrap_policy": _wrap,
     "transformer_layer_cls_to_wrap": lambda value: list(to_texts(value)),
@@ -171,12 +171,12 @@ class FsdpReader:
         self.document = document
         self.found = found
         self.sharding: str | None = None
-        self.options: dict[str, Any] = {}
+        self.options: JsonObject = {}
         self._words_place = document.place("")
         self._auto_wrap = False
         self._paths: dict[str, str] = {}
 
-    def words(self, value: Any, place: str) -> None:
+    def words(self, value: Json, place: str) -> None:
         """Read ``fsdp: full_shard auto_wrap offload`` as a text, a list, or true."""
         self._words_place = place
         if value is True:
@@ -212,7 +212,7 @@ class FsdpReader:
         if self.sharding is None and (self.options or self._auto_wrap):
             self.sharding = "full_shard"
 
-    def settings(self, block: dict[str, Any], prefix: str = "") -> None:
+    def settings(self, block: JsonObject, prefix: str = "") -> None:
         """Read the keys of an ``fsdp_config``; ``prefix`` is their path inside the document."""
         for key, value in block.items():
             path = f"{prefix}{key}"
@@ -244,7 +244,7 @@ class FsdpReader:
             else:
                 self._plain(name, value, path)
 
-    def _plain(self, name: str, value: Any, path: str) -> None:
+    def _plain(self, name: str, value: Json, path: str) -> None:
         try:
             read = _CONVERT[name](value)
         except PydanticCustomError as exc:
@@ -272,7 +272,7 @@ class FsdpReader:
         if name not in _DROPPED:
             self.options[name] = read
 
-    def _sharding(self, name: str, value: Any, path: str) -> None:
+    def _sharding(self, name: str, value: Json, path: str) -> None:
         word = sharding_of(value)
         # reshard_after_forward as a boolean: ZeRO-3 or ZeRO-2 style, hybrid if the mesh has replicas
         if word is None:
@@ -306,7 +306,7 @@ class FsdpReader:
             )
         self.sharding = word
 
-    def _policy(self, name: str, value: Any, path: str) -> None:
+    def _policy(self, name: str, value: Json, path: str) -> None:
         if name == "ignored_modules":
             if value not in ([], ""):
                 what = "modules that FSDP leaves alone are not built: every parameter is sharded"
@@ -366,7 +366,7 @@ class FsdpReader:
 
     def _wrapping(self) -> None:
         """Determine the auto-wrap policy: the named one, else by size or class, which exclude each other."""
-        by_size = self.options.get("min_num_params", 0) > 0
+        by_size = bool(self.options.get("min_num_params"))
         by_class = bool(self.options.get("transformer_layer_cls_to_wrap"))
         # No policy named: size or class decides
         policy = self.options.get("auto_wrap_policy")
@@ -393,7 +393,7 @@ class FsdpReader:
             "transformer": ["min_num_params"],
             "none": ["min_num_params", "transformer_layer_cls_to_wrap"],
         }
-        for name in unused.get(policy or "", []):
+        for name in unused.get(str(policy or ""), []):
             if self.options.pop(name, None):
                 path = self._paths[name]
                 what = f"{path} has no effect beside auto_wrap_policy {policy}, as with accelerate"
@@ -407,7 +407,7 @@ def read(
     document: Document,
     found: Foreign,
     *,
-    words: Any = None,
+    words: Json = None,
     place: str = "",
     version: int | None = None,
     on: bool = True,
@@ -436,7 +436,16 @@ def read(
                         hint="remove it",
                     )
                 )
-        block, prefix = (inner or {}), "fsdp_config."
+        if inner and not isinstance(inner, dict):
+            found.problems.append(
+                codes.CONFIG_TYPE(
+                    "fsdp_config must be a mapping",
+                    where=document.place("fsdp_config"),
+                    found=shown("fsdp_config", inner),
+                    hint="fsdp_config: with keys below it",
+                )
+            )
+        block, prefix = as_object(inner), "fsdp_config."
     else:
         block, prefix = data, ""
     if words:

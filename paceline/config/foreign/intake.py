@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from paceline.config import codes
 from paceline.config.foreign.json_text import parse_json
@@ -15,6 +14,7 @@ from paceline.config.reading import read_text
 from paceline.config.yaml_tree import parse_yaml
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.core.json_types import Json
 
 __all__ = ["KINDS", "Intake", "intake"]
 _UNPARSEABLE = frozenset(
@@ -65,7 +65,7 @@ def intake(path: str, kind: str | None = None, rules: Rules | None = None) -> In
         if name is None:
             loaded = load_config(path, rules=rules)
         else:
-            flags: dict[str, object] = {f"training.{name}": str(Path(path).resolve())}
+            flags: dict[str, Json] = {f"training.{name}": str(Path(path).resolve())}
             loaded = load_config(None, flags=flags, rules=rules)
     except ConfigError as exc:
         template = _template(data) or any(
@@ -75,7 +75,7 @@ def intake(path: str, kind: str | None = None, rules: Rules | None = None) -> In
     return Intake(path, kind, "taken", (), loaded.notes, loaded)
 
 
-def _data(path: str) -> Any:
+def _data(path: str) -> Json:
     text = read_text(path, "the file")
     if Path(path).suffix == ".json":
         return parse_json(text, path, "file", lenient=True)[0]
@@ -83,7 +83,7 @@ def _data(path: str) -> Any:
     return tree.data() if tree else {}
 
 
-def _template(data: Any, key: str = "") -> bool:
+def _template(data: Json, key: str = "") -> bool:
     """Whether a value is an unfilled placeholder; tokens, prompts and chat templates do not count."""
     if isinstance(data, dict):
         return any(_template(value, name) for name, value in data.items())

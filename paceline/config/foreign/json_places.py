@@ -6,9 +6,9 @@ import json
 import re
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from typing import Any
 
 from paceline.config.yaml_tree import MAX_DEPTH
+from paceline.core.json_types import Json
 
 _TOKENS = re.compile(r'"(?:\\.|[^"\\])*"|[{}\[\],:]|[^\s{}\[\],:"]+', re.DOTALL)
 
@@ -84,7 +84,7 @@ def line_of(text: str, word: str) -> int:
 
 def _text(token: str) -> str:
     try:
-        read: Any = json.loads(token)
+        read: Json = json.loads(token)
     except ValueError:  # a control character inside the quotes, which json.loads has refused already
         return token.strip('"')
     return str(read)

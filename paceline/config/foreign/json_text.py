@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import Any
 
 from paceline.config import codes
 from paceline.config.foreign.json_places import Places, line_of
@@ -17,6 +16,7 @@ from paceline.config.lookalikes import near_line, plain
 from paceline.config.yaml_tree import MAX_DEPTH
 from paceline.core.diagnostics import Code, Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.core.json_types import Json
 
 _TOKEN = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/\*.*?\*/|,(?=\s*[}\]])', re.DOTALL)
 _BARE = re.compile(r":\s*([A-Za-z_][A-Za-z0-9_]*)")
@@ -24,7 +24,7 @@ _PASSES = 3
 _MOST_DIGITS = 40  # as in YAML: longer numbers are refused
 
 
-def parse_json(text: str, name: str, what: str, *, lenient: bool = False) -> tuple[Any, bool]:
+def parse_json(text: str, name: str, what: str, *, lenient: bool = False) -> tuple[Json, bool]:
     """Return (data, whether comments or extra commas were removed).
 
     Raises ConfigError with ``file:line``, also for duplicate keys and NaN.
@@ -53,15 +53,15 @@ def json_lines(text: str) -> dict[str, int]:
     return Places(without_comments(text)).lines
 
 
-def _strict(text: str, name: str, what: str) -> Any:
-    def number(kind: type[int] | type[float], word: str) -> Any:
+def _strict(text: str, name: str, what: str) -> Json:
+    def number(kind: type[int] | type[float], word: str) -> Json:
         if len(word) > _MOST_DIGITS or not math.isfinite(float(word)):
             raise _misfit(
                 text, name, what, word, f"a number of {len(word)} digits" if len(word) > 9 else word
             )
         return kind(word)
 
-    def constant(word: str) -> Any:
+    def constant(word: str) -> Json:
         raise _misfit(text, name, what, word, f"{word}, which is no JSON")
 
     try:

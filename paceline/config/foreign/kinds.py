@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from paceline.config import codes
 from paceline.config.foreign.deepspeed_normal import table
 from paceline.core.diagnostics import Diagnostic
+from paceline.core.json_types import Json, JsonObject
 
 KINDS = ("deepspeed", "accelerate", "fsdp", "config")
 _KEYS = {"deepspeed": "deepspeed", "accelerate": "accelerate_config", "fsdp": "fsdp_config"}
@@ -17,7 +16,7 @@ _NAMES = {
 }
 
 
-def kind_of(data: Any) -> str:
+def kind_of(data: Json) -> str:
     """Return ``deepspeed``, ``accelerate``, ``fsdp``, or ``config`` (training arguments of any kind)."""
     if not isinstance(data, dict):
         return "config"
@@ -32,17 +31,19 @@ def kind_of(data: Any) -> str:
     return "deepspeed" if blocks else "config"
 
 
-def whole_deepspeed(data: dict[str, Any]) -> bool:
+def whole_deepspeed(data: JsonObject) -> bool:
     """Whether all keys are DeepSpeed's and at least one is a block, as in ``{"autotuning": {…}}``."""
     keys = [key for key in data if not key.startswith(("_", "//", "#"))]
     return all(key in table() for key in keys) and any(isinstance(data[key], dict) for key in keys)
 
 
-def not_a_config(data: Any, name: str) -> Diagnostic | None:
+def not_a_config(data: Json, name: str) -> Diagnostic | None:
     """Return a finding if another system's file is given as the config, with the key to name it under."""
     kind = kind_of(data)
-    if kind == "config" or (
-        kind == "deepspeed" and "zero_optimization" not in data and not whole_deepspeed(data)
+    if (
+        not isinstance(data, dict)
+        or kind == "config"
+        or (kind == "deepspeed" and "zero_optimization" not in data and not whole_deepspeed(data))
     ):
         return None
     key = _KEYS[kind]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from paceline.config import codes
 from paceline.config.foreign import accelerate
@@ -26,6 +25,7 @@ from paceline.config.scalars import resolve_plain
 from paceline.config.source import ENVIRONMENT, Entry, Source, shown
 from paceline.config.spelling import same
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.json_types import Json, JsonObject, as_object, inner_object
 
 _STRATEGY, _DEEPSPEED = "training.distributed_strategy", "training.deepspeed"
 _OFF = ("", "none", "no", "false", "0")
@@ -47,7 +47,7 @@ class Variables(Document):
         """Return ``environment VARIABLE``."""
         return f"{ENVIRONMENT} {self._variable(path)}".strip()
 
-    def entry(self, to: str, value: Any, path: str) -> Entry:
+    def entry(self, to: str, value: Json, path: str) -> Entry:
         """Return the setting that a variable makes."""
         return Entry(to, value, Source(ENVIRONMENT, text=self._variable(path)))
 
@@ -62,14 +62,14 @@ class Variables(Document):
             path.removeprefix(f"{block}.") for path in self.requested if path.startswith(f"{block}.")
         )
         return Variables(
-            self.data[block], self.name, {}, None, names | {"": self._variable(block)}, requested
+            as_object(self.data[block]), self.name, {}, None, names | {"": self._variable(block)}, requested
         )
 
     def bare(self, path: str) -> Variables:
         """Return an empty document at the variable of ``path``."""
         return Variables({}, self.name, {}, None, {"": self._variable(path)})
 
-    def made(self, data: dict[str, Any], origin: Mapping[str, str]) -> Variables:
+    def made(self, data: JsonObject, origin: Mapping[str, str]) -> Variables:
         """Return a document derived from these settings."""
         names = {path: self._variable(key) for path, key in origin.items()}
         requested = frozenset(path for path, key in origin.items() if key in self.requested)
@@ -93,7 +93,7 @@ class Launched:
 
 
 def launched_layer(
-    environ: Mapping[str, str], yaml: Mapping[str, Any], winners: Mapping[str, Entry]
+    environ: Mapping[str, str], yaml: Mapping[str, Json], winners: Mapping[str, Entry]
 ) -> Launched:
     """Return what the launcher's variables set.
 
@@ -138,7 +138,7 @@ def _taken(made: Launched) -> list[Diagnostic]:
 
 
 def overridden(
-    launched: Launched, values: Mapping[str, Any], winners: Mapping[str, Entry]
+    launched: Launched, values: Mapping[str, Json], winners: Mapping[str, Entry]
 ) -> list[Diagnostic]:
     """Report options of the launcher that ``PACELINE_…`` variables or the command line override."""
     return [
@@ -149,7 +149,7 @@ def overridden(
 
 
 def _document(environ: Mapping[str, str]) -> Variables:
-    data: dict[str, Any] = {}
+    data: JsonObject = {}
     names: dict[str, str] = {}
     requested: set[str] = set()
     on = {block: variable for variable, (block, _) in SWITCHES.items() if _is_on(environ.get(variable, ""))}
@@ -175,13 +175,13 @@ def _document(environ: Mapping[str, str]) -> Variables:
         if kind:
             data["distributed_type"], names["distributed_type"] = kind, variable
     if "fsdp_config" in on:
-        _one_version(data["fsdp_config"], names, requested)
+        _one_version(inner_object(data, "fsdp_config"), names, requested)
     if "parallelism_config" in data:
-        _without_ones(data["parallelism_config"], names, requested, "parallelism_config")
+        _without_ones(inner_object(data, "parallelism_config"), names, requested, "parallelism_config")
     return Variables(data, ENVIRONMENT, {}, None, names, frozenset(requested))
 
 
-def _one_version(block: dict[str, Any], names: dict[str, str], requested: set[str]) -> None:
+def _one_version(block: JsonObject, names: dict[str, str], requested: set[str]) -> None:
     """Drop the options of the other FSDP version, and the size without SIZE_BASED_WRAP.
 
     accelerate launch sets the options of both versions; each version reads its own.
@@ -195,7 +195,7 @@ def _one_version(block: dict[str, Any], names: dict[str, str], requested: set[st
             names.pop(f"fsdp_config.{key}", None)
 
 
-def _without_ones(block: dict[str, Any], names: dict[str, str], requested: set[str], prefix: str) -> None:
+def _without_ones(block: JsonObject, names: dict[str, str], requested: set[str], prefix: str) -> None:
     """Drop mesh axes that the user did not give, so that the YAML's apply."""
     for key in [key for key in block if f"{prefix}.{key}" not in requested]:
         del block[key]
@@ -255,7 +255,7 @@ def _check_environ(environ: Mapping[str, str], made: Launched) -> None:
             )
 
 
-def _same_engine(made: Launched, yaml: Mapping[str, Any]) -> None:
+def _same_engine(made: Launched, yaml: Mapping[str, Json]) -> None:
     """Let the YAML's strategy win if it is more specific than the launcher's and of the same engine."""
     block = made.blocks.get(_DEEPSPEED)
     stage = isinstance(block, Variables) and "zero_optimization.stage" in block.requested
@@ -268,11 +268,11 @@ def _same_engine(made: Launched, yaml: Mapping[str, Any]) -> None:
             continue
         made.above.remove(entry)
         if isinstance(block, Variables):
-            zero = {**block.data["zero_optimization"], "stage": int(str(yaml[_STRATEGY])[-1])}
+            zero = {**as_object(block.data["zero_optimization"]), "stage": int(str(yaml[_STRATEGY])[-1])}
             made.blocks[_DEEPSPEED] = replace(block, data={**block.data, "zero_optimization": zero})
 
 
-def _differs(entry: Entry, yaml: Mapping[str, Any]) -> bool:
+def _differs(entry: Entry, yaml: Mapping[str, Json]) -> bool:
     given = yaml.get(entry.path)
     return entry.path in yaml and given not in (None, "auto") and not same(given, entry.value)
 
@@ -301,8 +301,8 @@ def _is_on(text: str) -> bool:
     return text.strip().lower() in ("true", "1", "yes", "y", "on", "t")
 
 
-def _put(data: dict[str, Any], path: str, value: Any) -> None:
+def _put(data: JsonObject, path: str, value: Json) -> None:
     *outer, last = path.split(".")
     for part in outer:
-        data = data.setdefault(part, {})
+        data = inner_object(data, part)
     data[last] = value

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from paceline.config import codes
 from paceline.config.source import FOREIGN, Entry, Source
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.json_types import Json, JsonObject, as_object
 
 
 @dataclass
@@ -19,7 +19,7 @@ class Foreign:
     """
 
     entries: list[Entry] = field(default_factory=list)
-    contents: dict[str, Any] = field(default_factory=dict)
+    contents: JsonObject = field(default_factory=dict)
     problems: list[Diagnostic] = field(default_factory=list)
     notes: list[Diagnostic] = field(default_factory=list)
     blocks: dict[str, Document | str] = field(default_factory=dict)
@@ -29,7 +29,7 @@ class Foreign:
 class Document:
     """A foreign file (or a mapping inside the YAML): its data, its name and the line of each inner path."""
 
-    data: dict[str, Any]
+    data: JsonObject
     name: str
     lines: dict[str, int]
     line: int | None = None
@@ -45,7 +45,7 @@ class Document:
             path = path.rpartition(".")[0]
         return self.lines.get(path, self.line)
 
-    def entry(self, to: str, value: Any, path: str) -> Entry:
+    def entry(self, to: str, value: Json, path: str) -> Entry:
         """Return a setting of the lowest layer that comes from this document's ``path``."""
         return Entry(to, value, Source(FOREIGN, self.name, self._line(path), path))
 
@@ -56,13 +56,13 @@ class Document:
             for path, line in self.lines.items()
             if path.startswith(f"{block}.")
         }
-        return Document(self.data[block], self.name, lines, self.lines.get(block, self.line))
+        return Document(as_object(self.data[block]), self.name, lines, self.lines.get(block, self.line))
 
     def bare(self, path: str) -> Document:
         """Return a document without keys, at the place of ``path``."""
         return Document({}, self.name, {}, self._line(path))
 
-    def made(self, data: dict[str, Any], origin: Mapping[str, str]) -> Document:
+    def made(self, data: JsonObject, origin: Mapping[str, str]) -> Document:
         """Return a document derived from this one; ``origin``: path in ``data`` → the key it comes from."""
         lines = {path: self.lines.get(key, self.line or 1) for path, key in origin.items()}
         return Document(data, self.name, lines, self.line)

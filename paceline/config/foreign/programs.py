@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from paceline.config import codes
 from paceline.core.diagnostics import Diagnostic
+from paceline.core.json_types import Json, JsonObject
 
 
 @dataclass(frozen=True)
@@ -20,22 +20,22 @@ class Program:
     """
 
     name: str
-    is_one: Callable[[dict[str, Any]], bool]
+    is_one: Callable[[JsonObject], bool]
     ours: tuple[tuple[str, str], ...] = ()
     flat: bool = False
 
 
-def _has(*needed: str, any_of: Sequence[str] = (), least: int = 1) -> Callable[[dict[str, Any]], bool]:
+def _has(*needed: str, any_of: Sequence[str] = (), least: int = 1) -> Callable[[JsonObject], bool]:
     """Return a test for all of ``needed`` (dotted paths) and at least ``least`` of ``any_of``."""
 
-    def found(data: dict[str, Any]) -> bool:
+    def found(data: JsonObject) -> bool:
         some = sum(_at(data, path) is not None for path in any_of)
         return all(_at(data, path) is not None for path in needed) and (not any_of or some >= least)
 
     return found
 
 
-def _components(data: Any) -> bool:
+def _components(data: Json) -> bool:
     """Whether torchtune's ``_component_`` occurs at any depth."""
     if isinstance(data, dict):
         return "_component_" in data or any(_components(value) for value in data.values())
@@ -188,17 +188,17 @@ PROGRAMS = (
 )
 
 
-def program_of(data: Any) -> Program | None:
+def program_of(data: Json) -> Program | None:
     """Return the program whose file this is; None for Paceline's own or an unknown one."""
     if not isinstance(data, dict):
         return None
     return next((program for program in PROGRAMS if program.is_one(data)), None)
 
 
-def another_structure(data: Any, name: str) -> Diagnostic | None:
+def another_structure(data: Json, name: str) -> Diagnostic | None:
     """Return the finding for a file whose keys are laid out differently; None otherwise."""
     program = program_of(data)
-    if program is None or program.flat:
+    if not isinstance(data, dict) or program is None or program.flat:
         return None
     known = [
         f"{ours}: {value}"
@@ -214,7 +214,7 @@ def another_structure(data: Any, name: str) -> Diagnostic | None:
     return codes.CONFIG_OTHER_PROGRAM(what, where=f"{name}:1", found=", ".join(list(data)[:4]), hint=hint)
 
 
-def gathered(problems: Sequence[Diagnostic], data: Any, name: str) -> list[Diagnostic]:
+def gathered(problems: Sequence[Diagnostic], data: Json, name: str) -> list[Diagnostic]:
     """Combine unknown keys of a file with Transformers' names into one finding; keep the other findings."""
     program = program_of(data)
     unknown = [
@@ -239,7 +239,7 @@ def _near(problem: Diagnostic) -> str:
     return f": {problem.hint}" if suggests and close else ""
 
 
-def _at(data: Any, path: str) -> Any:
+def _at(data: Json, path: str) -> Json:
     for part in path.split("."):
         if isinstance(data, list) and part.isdecimal() and int(part) < len(data):
             data = data[int(part)]

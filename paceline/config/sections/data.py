@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
@@ -21,6 +21,7 @@ from paceline.config.sections.types import (
     to_int,
     to_number,
 )
+from paceline.core.json_types import Json
 
 FORMATS = ("auto", "alpaca", "sharegpt", "messages", "prompt_completion", "text", "preference")
 
@@ -56,7 +57,7 @@ class Dataset(Section):
     max_rows: OptInt = Field(default=None, ge=1, description="Use only the first rows, at most this many.")
 
 
-def to_datasets(value: Any) -> Any:
+def to_datasets(value: Json) -> Json:
     """Convert a path, a comma-separated list of paths, a mapping, or a list of these to data sets."""
     if isinstance(value, str):
         return [{"path": part.strip()} for part in value.split(",") if part.strip()]
@@ -67,7 +68,7 @@ def to_datasets(value: Any) -> Any:
     return value
 
 
-def to_split(value: Any) -> Any:
+def to_split(value: Json) -> Json:
     """Convert a split: below 1 a float (a fraction), from 1 on an int (a number of rows)."""
     if value is None:
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
@@ -21,10 +21,11 @@ from paceline.config.sections.types import (
     to_int,
     to_texts,
 )
+from paceline.core.json_types import Json
 from paceline.core.patterns import is_pattern
 
 
-def _targets(value: Any) -> tuple[str, ...]:
+def _targets(value: Json) -> tuple[str, ...]:
     """Convert target modules: a regular expression stays one string, all else becomes a list of names."""
     names = (value.strip(),) if isinstance(value, str) and is_pattern(value) else to_texts(value)
     for name in filter(is_pattern, names):
@@ -37,9 +38,8 @@ def _targets(value: Any) -> tuple[str, ...]:
     return names
 
 
-def _bits(value: Any) -> int | None:
-    bits = optional(to_int)(value)
-    return None if bits in (None, 0) else int(bits)
+def _bits(value: Json) -> int | None:
+    return optional(to_int)(value) or None  # 0: not quantised
 
 
 class LoraSection(Section):

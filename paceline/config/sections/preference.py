@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping as AnyMapping
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
 from paceline.config.sections.types import Bool, Float, OptFloat, OptInt, OptPath, Section, Word
+from paceline.core.json_types import Json, JsonObject
 
 DPO_LOSSES = ("sigmoid", "hinge", "ipo", "robust")
 CPO_LOSSES = ("sigmoid", "hinge", "ipo", "simpo")
@@ -92,7 +93,7 @@ class DpoOptions(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _trl_losses(cls, values: Any) -> Any:
+    def _trl_losses(cls, values: Json) -> Json:
         """Convert TRL's spellings of ``loss_type``: ``sigmoid_norm``, a list of one, a list with ``sft``."""
         return _one_loss(dict(values)) if isinstance(values, AnyMapping) else values
 
@@ -168,23 +169,20 @@ class SimpoOptions(Section):
     )
 
 
-def _one_loss(values: dict[str, Any]) -> dict[str, Any]:
+def _one_loss(values: JsonObject) -> JsonObject:
     # Bring loss_type and loss_weights to {name: weight}
     weights = values.pop("loss_weights", None)
-    names = values.get("loss_type")
+    names: Json = values.get("loss_type")
     if weights is not None and not isinstance(names, (list, tuple)):
         raise ValueError("loss_weights belong to a list under loss_type")
     if not isinstance(names, (list, tuple)):
-        names = [names]
-        if not isinstance(names[0], str):
+        if not isinstance(names, str):
             return values  # empty or no name: left to the field's validator
-    weights = [1.0] * len(names) if weights is None else weights
-    sound = isinstance(weights, (list, tuple)) and len(weights) == len(names) == len(
-        {str(name) for name in names}
-    )
-    if not sound or not all(isinstance(w, (int, float)) and not isinstance(w, bool) for w in weights):
+        names = [names]
+    numbers = [1.0] * len(names) if weights is None else _numbers(weights)
+    by_name = {str(name): weight for name, weight in zip(names, numbers, strict=False)}
+    if not len(numbers) == len(names) == len(by_name):
         raise ValueError("loss_type names each loss once, and loss_weights hold one number for each")
-    by_name = {str(name): float(weight) for name, weight in zip(names, weights, strict=True)}
     # One loss of weight 1, with an optional SFT term
     alpha = by_name.pop("sft", None)
     if list(by_name.values()) != [1.0]:
@@ -196,3 +194,10 @@ def _one_loss(values: dict[str, Any]) -> dict[str, Any]:
     if alpha is not None:
         values["rpo_alpha"] = alpha
     return values
+
+
+def _numbers(value: Json) -> list[float]:
+    """Return a list's numbers; nothing if it is no list of numbers alone."""
+    items = value if isinstance(value, (list, tuple)) else ()
+    numbers = [float(item) for item in items if isinstance(item, (int, float)) and not isinstance(item, bool)]
+    return numbers if len(numbers) == len(items) else []

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
 from paceline.config.sections.types import Bool, Float, Int, OptFloat, OptPath, Section, optional, to_number
+from paceline.core.json_types import Json
 
 
-def to_range(value: Any) -> tuple[float, float]:
+def to_range(value: Json) -> tuple[float, float]:
     """Convert a list of two numbers, the lower one first. Raises ValueError otherwise."""
     numbers = tuple(to_number(each) for each in value) if isinstance(value, (list, tuple)) else ()
     if len(numbers) != 2 or numbers[0] >= numbers[1]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
@@ -20,6 +20,7 @@ from paceline.config.sections.types import (
     Text,
     Word,
 )
+from paceline.core.json_types import Json
 
 OPTIONS_OF_REWARDS = (
     "exact_match: `ignore_case`; numeric: `anywhere`; regex: `pattern`, `whole`; format: `names`; length:"
@@ -44,7 +45,7 @@ class RewardItem(Section):
     )
 
 
-def to_rewards(value: Any) -> Any:
+def to_rewards(value: Json) -> Json:
     """Convert a name, a comma-separated list of names, a mapping, or a list of these to a list of rewards."""
     if isinstance(value, str):
         return [{"name": part.strip()} for part in value.split(",") if part.strip()]

@@ -22,10 +22,11 @@ from paceline.config.sections.types import (
     to_mapping,
     to_texts,
 )
+from paceline.core.json_types import Json
 from paceline.core.tables import ALGORITHMS, STRATEGIES
 
 
-def to_path_or_mapping(value: Any) -> Any:
+def to_path_or_mapping(value: Json) -> Json:
     """Accept None, a text or a mapping. Raises ValueError otherwise."""
     if value is None or isinstance(value, str):
         return value
@@ -34,7 +35,7 @@ def to_path_or_mapping(value: Any) -> Any:
     raise ValueError("must be the path of a file or a mapping")
 
 
-def to_fsdp(value: Any) -> Any:
+def to_fsdp(value: Json) -> Json:
     """Convert FSDP options to one text of words.
 
     ``true`` means full_shard; ``false``, an empty text and an empty list mean None.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
@@ -22,6 +22,7 @@ from paceline.config.sections.types import (
     to_path,
     to_texts,
 )
+from paceline.core.json_types import Json
 
 SCHEDULES = (
     "linear",
@@ -44,7 +45,7 @@ SCHEDULES = (
 )
 
 
-def to_resume(value: Any) -> Any:
+def to_resume(value: Json) -> Json:
     """Convert ``true`` to ``latest``, and ``false`` and the empty text to None (no resume)."""
     if isinstance(value, bool):
         return "latest" if value else None
@@ -54,7 +55,7 @@ def to_resume(value: Any) -> Any:
     return value
 
 
-def to_trackers(value: Any) -> Any:
+def to_trackers(value: Json) -> Json:
     """Convert ``none``, ``all`` or names of trackers to a tuple of names."""
     names = () if value is None or value is False else to_texts(value)
     if names in ((), ("none",)):

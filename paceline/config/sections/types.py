@@ -11,13 +11,15 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 from pydantic_core import PydanticCustomError
 
 from paceline.config.scalars import parse_number
+from paceline.core.json_types import Json, JsonObject
 
+Read = TypeVar("Read")  # what a validator makes of a value
 #: The largest int that fits everywhere it is used (tensors, seeds, clocks): signed 64 bits.
 MOST = 2**63 - 1
 _LONGEST_NAME = 255  # NAME_MAX of Linux's file systems
@@ -45,7 +47,7 @@ def _fail(expected: str) -> PydanticCustomError:
     return PydanticCustomError("paceline", "{expected}", {"expected": expected})
 
 
-def to_number(value: Any) -> float:
+def to_number(value: Json) -> float:
     """Convert a number or its text to a finite float. Raises PydanticCustomError otherwise."""
     if isinstance(value, str):
         parsed = parse_number(value.strip())
@@ -61,7 +63,7 @@ def to_number(value: Any) -> float:
     return number
 
 
-def to_int(value: Any) -> int:
+def to_int(value: Json) -> int:
     """Convert ``8``, ``8.0``, ``2e8`` or their text to an int. Raises PydanticCustomError otherwise."""
     if not isinstance(value, int) or isinstance(value, bool):
         try:
@@ -76,7 +78,7 @@ def to_int(value: Any) -> int:
     return int(value)
 
 
-def to_bool(value: Any) -> bool:
+def to_bool(value: Json) -> bool:
     """Convert true/false, yes/no, on/off or 1/0 to a bool. Raises PydanticCustomError otherwise."""
     if isinstance(value, bool):
         return value
@@ -87,7 +89,7 @@ def to_bool(value: Any) -> bool:
     raise _fail("must be true or false")
 
 
-def to_text(value: Any) -> str:
+def to_text(value: Json) -> str:
     """Convert a text or a number to str. Raises PydanticCustomError for lists, mappings and booleans."""
     if isinstance(value, str):
         if "\0" in value:
@@ -98,7 +100,7 @@ def to_text(value: Any) -> str:
     raise _fail("must be a text")
 
 
-def to_path(value: Any) -> str:
+def to_path(value: Json) -> str:
     """Convert to a text that is a valid path: no name in it exceeds 255 bytes.
 
     Raises PydanticCustomError otherwise.
@@ -109,7 +111,7 @@ def to_path(value: Any) -> str:
     return text
 
 
-def to_mapping(value: Any) -> dict[str, Any]:
+def to_mapping(value: Json) -> JsonObject:
     """Accept a mapping, or its JSON text as Transformers does. Raises PydanticCustomError otherwise."""
     if isinstance(value, str) and value.lstrip().startswith("{"):
         try:
@@ -123,7 +125,7 @@ def to_mapping(value: Any) -> dict[str, Any]:
     raise _fail("must be a mapping (key: value lines, indented)")
 
 
-def all_finite(value: Any) -> bool:
+def all_finite(value: Json) -> bool:
     """Whether ``value`` contains no NaN or infinity at any depth (JSON cannot represent them)."""
     if isinstance(value, dict):
         return all(all_finite(item) for item in value.values())
@@ -132,7 +134,7 @@ def all_finite(value: Any) -> bool:
     return not isinstance(value, float) or math.isfinite(value)
 
 
-def to_texts(value: Any) -> tuple[str, ...]:
+def to_texts(value: Json) -> tuple[str, ...]:
     """Convert a list, or one comma-separated text, to a tuple of texts.
 
     Raises PydanticCustomError otherwise.
@@ -144,7 +146,7 @@ def to_texts(value: Any) -> tuple[str, ...]:
     raise _fail("must be a list of texts")
 
 
-def optional(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def optional(convert: Callable[[Json], Read]) -> Callable[[Json], Read | None]:
     """Return ``convert`` extended to keep None."""
     return lambda value: None if value is None else convert(value)
 
@@ -165,7 +167,7 @@ class OneOf:
     known: tuple[str, ...] = ()
     own: bool = False
 
-    def __call__(self, value: Any) -> str:
+    def __call__(self, value: Json) -> str:
         if value is False and self.false is not None:
             return self.false
         text = value.strip().lower() if isinstance(value, str) else value

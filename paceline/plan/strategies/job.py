@@ -11,6 +11,7 @@ from paceline.config.sections.training import TrainingSection
 from paceline.config.sections.training_scale import Parallelism
 from paceline.core.diagnostics import Code, Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.core.json_types import Json, as_object
 from paceline.plan.algorithms.base import AlgorithmSpec, algorithm_spec
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.read_shape import ModelShape, trained_shape
@@ -73,10 +74,10 @@ class Job:
         given = self.config.model.config
         return trained_shape(given, "model.config") if self.shape is None and given else self.shape
 
-    def with_training(self, values: Mapping[str, object]) -> Job:
+    def with_training(self, values: Mapping[str, Json]) -> Job:
         """Return the job with these keys of ``training`` in place of its own."""
         written = self.config.to_json()
-        written["training"] = {**written["training"], **values}
+        written["training"] = {**as_object(written["training"]), **values}
         return replace(self, config=Config.from_json(written))
 
     def sharded(self, sharding: str | None) -> Job:

@@ -282,6 +282,11 @@ def test_values_on_the_command_line(load):
     assert config.lora.r == 4
 
 
+def test_a_key_below_a_value_takes_its_place(load):
+    loaded = load("training: {algorithm_options: {a: 5}}", "training.algorithm_options.a.b=1")
+    assert loaded.config.training.algorithm_options == {"a": {"b": 1}}
+
+
 def test_a_flat_file_of_llama_factory(load):
     text = """\
 model_name_or_path: m

@@ -159,6 +159,12 @@ def test_fsdp_settings(load, refuse, tmp_path):
     assert "min_num_params" in found.hint
 
 
+def test_fsdp_settings_that_are_no_mapping(refuse, tmp_path):
+    (tmp_path / "fsdp.json").write_text('{"fsdp": "full_shard", "fsdp_config": "words"}')
+    (found,) = refuse("training:\n  fsdp_config: fsdp.json\n").diagnostics
+    assert (found.code, found.found) == ("config.type", "words")
+
+
 ACCELERATE = """\
 compute_environment: LOCAL_MACHINE
 distributed_type: MULTI_GPU

@@ -203,6 +203,11 @@ def test_megatron_degrees_on_the_native_mesh(read):
     assert (t.gradient_accumulation_steps, t.gradient_checkpointing, t.max_grad_norm) == (3, True, 0.7)
 
 
+def test_machines_in_quotes_are_no_number(wrong):
+    text = "distributed_type: MULTI_GPU\nsame_network: false\nnum_machines: '2'\nnum_processes: 4\n"
+    assert wrong(text) == [("config.value", "4")]
+
+
 def test_launcher_keys_and_what_is_only_said(read):
     text = """\
 distributed_type: MULTI_CPU
