@@ -19,9 +19,10 @@ from paceline.core.secret_values import without_secrets
 
 if TYPE_CHECKING:
     from paceline.config.schema import Config
+    from paceline.core.json_types import Json
     from paceline.plan.cost.report import Forecast
     from paceline.plan.cost.search import Candidate
-    from paceline.plan.cost.simulation import Compared
+    from paceline.plan.cost.simulation import Compared, Simulation
     from paceline.plan.hardware.catalogue import AcceleratorCluster
     from paceline.plan.plan import Plan
 
@@ -56,7 +57,7 @@ def simulated_plan(plan: Plan, config: Mapping[str, Any], candidate: Candidate) 
 
     layout = f"{plan.strategy}, {plan.mesh}, micro-batch {plan.batch.micro_batch} of {plan.seq_len} tokens"
     reason = why_not(plan)
-    answer = {} if reason else _run_child({"plan": plan.to_json(), "config": dict(config)})
+    answer: Simulation = {} if reason else _run_child({"plan": plan.to_json(), "config": dict(config)})
     if "missing" in answer:
         raise ConfigError(
             codes.PLAN_NO_TORCH(
@@ -71,7 +72,7 @@ def simulated_plan(plan: Plan, config: Mapping[str, Any], candidate: Candidate) 
     return SimulationResult(layout, compare(plan, candidate, answer), reason)
 
 
-def _run_child(job: Mapping[str, Any]) -> dict[str, Any]:
+def _run_child(job: Mapping[str, Json]) -> Simulation:
     from paceline.cli.process import reach_package
     from paceline.launch.spec import module_argv
 
@@ -89,7 +90,7 @@ def _run_child(job: Mapping[str, Any]) -> dict[str, Any]:
         if not answer.exists():
             last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
             return {"failed": f"the simulation died with exit code {done.returncode}: {''.join(last)}"[:300]}
-        found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+        found: Simulation = json.loads(answer.read_text(encoding="utf-8"))
         return found
 
 

@@ -7,13 +7,14 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import util
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any
 
 from paceline.config.sections.lora import LoraSection
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError
 from paceline.core.files import read_text
+from paceline.core.json_types import Json, as_object
 from paceline.core.patterns import is_pattern
 from paceline.core.units import human_count
 from paceline.plan import codes
@@ -59,7 +60,7 @@ def check_adapter(
     mesh: Mesh,
     compute: str,
     engine: EngineOptions = NO_OPTIONS,
-    installed: Callable[[str], object] = util.find_spec,
+    installed: Callable[[str], ModuleSpec | None] = util.find_spec,
     here: bool = True,
 ) -> list[Diagnostic]:
     """Return what prevents this adapter from running: missing packages, unsupported strategy or precision.
@@ -196,7 +197,7 @@ def _started(folder: Path, adapter: AdapterSpec) -> AdapterSpec:
     try:
         if file.stat().st_size > MAX_CONFIG_BYTES:
             raise ValueError("larger than 1 MiB")
-        config = json.loads(read_text(file))
+        config = as_object(json.loads(read_text(file)))
     except (OSError, ValueError) as error:
         raise ConfigError(
             codes.PLAN_ADAPTER_FOLDER(
@@ -207,15 +208,17 @@ def _started(folder: Path, adapter: AdapterSpec) -> AdapterSpec:
                 " downloaded first: hf download NAME --local-dir DIR",
             )
         ) from error
-    if not isinstance(config, dict):
-        config = {}
     # Only plain LoRA is supported.
-    targets: Any = config.get("target_modules")
-    rank: Any = config.get("r")
-    alpha: Any = config.get("lora_alpha")
-    whole = isinstance(rank, int) and rank > 0 and isinstance(alpha, (int, float)) and targets
+    rank, alpha, targets = config.get("r"), config.get("lora_alpha"), _names(config.get("target_modules"))
     other = sorted(key for key in _PLAIN if config.get(key))
-    if config.get("peft_type") != "LORA" or not whole or other:
+    if (
+        config.get("peft_type") != "LORA"
+        or not isinstance(rank, int)
+        or rank <= 0
+        or not isinstance(alpha, (int, float))
+        or not targets
+        or other
+    ):
         raise ConfigError(
             codes.PLAN_ADAPTER_KIND(
                 "this adapter is not plain LoRA",
@@ -229,12 +232,19 @@ def _started(folder: Path, adapter: AdapterSpec) -> AdapterSpec:
         adapter,
         r=rank,
         alpha=alpha,
-        target_modules=(targets,) if isinstance(targets, str) else tuple(sorted(map(str, targets))),
-        modules_to_save=tuple(sorted(map(str, config.get("modules_to_save") or []))),
+        target_modules=targets,
+        modules_to_save=_names(config.get("modules_to_save")),
         bias=str(config.get("bias") or "none"),
         use_rslora=bool(config.get("use_rslora")),
         start=str(folder.absolute()),
     )
+
+
+def _names(value: Json) -> tuple[str, ...]:
+    """Return the names of a setting that holds one or a list of them."""
+    if isinstance(value, str):
+        return (value,) if value else ()
+    return tuple(sorted(map(str, value))) if isinstance(value, list) else ()
 
 
 # peft settings that change what an adapter computes, or its placement, beyond plain LoRA.

@@ -8,41 +8,60 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from types import NoneType, UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, TypeVar, Union, get_args, get_origin, get_type_hints, overload
+
+from paceline.core.json_types import Json, JsonObject
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 T = TypeVar("T")
 UNLESS_DEFAULT = {"unless_default": True}
+#: Hints of fields that hold JSON itself.
+_AS_IT_IS = {"Json": dict, "JsonObject": dict}
 
 
-def to_json(value: Any) -> Any:
-    """Return a value made of dataclasses, mappings and sequences as plain JSON types."""
+@overload
+def to_json(value: DataclassInstance) -> JsonObject: ...
+@overload
+def to_json(value: DataclassInstance | None) -> JsonObject | None: ...
+def to_json(value: DataclassInstance | None) -> JsonObject | None:
+    """Return a dataclass made of dataclasses, mappings and sequences as plain JSON types; None for None."""
+    if value is None:
+        return None
+    return {f.name: _plain(getattr(value, f.name)) for f in fields(value) if not _left_out(f, value)}
+
+
+def _plain(value: Json | DataclassInstance) -> Json:
     if is_dataclass(value):
-        return {f.name: to_json(getattr(value, f.name)) for f in fields(value) if not _left_out(f, value)}
+        return to_json(value)
     if isinstance(value, Mapping):
-        return {str(key): to_json(item) for key, item in value.items()}
-    return [to_json(item) for item in value] if isinstance(value, (list, tuple)) else value
+        return {str(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def _left_out(field: Field[Any], value: object) -> bool:
-    return bool(field.metadata.get("unless_default")) and getattr(value, field.name) == _default(field)
+def _left_out(field: Field[T], value: DataclassInstance) -> bool:
+    if not field.metadata.get("unless_default"):
+        return False
+    default = field.default_factory() if field.default_factory is not MISSING else field.default
+    return bool(getattr(value, field.name) == default)
 
 
-def _default(field: Field[Any]) -> object:
-    return field.default_factory() if field.default_factory is not MISSING else field.default
+def from_json(cls: type[T], data: Mapping[str, object]) -> T:
+    """Return the dataclass from its ``to_json``, of which parts may be objects already.
+
+    Raises TypeError for unknown or missing fields.
+    """
+    hints = get_type_hints(cls, localns=_AS_IT_IS)
+    return cls(**{name: _read(hints.get(name), value) for name, value in data.items()})
 
 
-def from_json(cls: type[T], data: Mapping[str, Any]) -> T:
-    """Return the dataclass from its ``to_json``. Raises TypeError for unknown or missing fields."""
-    hints = get_type_hints(cls)
-    return cls(**{name: _read(hints.get(name, Any), value) for name, value in data.items()})
-
-
-def _read(hint: Any, value: Any) -> Any:
+def _read(hint: object, value: object) -> object:
     origin, inside = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         kinds = [kind for kind in inside if kind is not NoneType]
         return None if value is None else _read(kinds[0], value) if len(kinds) == 1 else value
-    if origin is tuple and value is not None:
+    if origin is tuple and isinstance(value, (list, tuple)):
         return tuple(_read(inside[0], item) for item in value)
     if isinstance(hint, type) and is_dataclass(hint) and isinstance(value, Mapping):
         return from_json(hint, value)

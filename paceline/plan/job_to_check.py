@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 from paceline.config.schema import Config
+from paceline.config.sections.types import Section
 from paceline.core.diagnostics import Code, Diagnostic, Severity
 
 
@@ -20,7 +21,7 @@ class JobToCheck(Protocol):
         ...
 
     @property
-    def own_options(self) -> Any:
+    def own_options(self) -> Section | None:
         """The config section of the job's algorithm, if given."""
         ...
 

@@ -18,10 +18,10 @@ _ATTENTION = {
     "flash_attention_4": ("flash_attn", "pip install flash-attn-4"),
 }
 _TRACKERS = {"tensorboard": "pip install tensorboard", "wandb": "pip install 'paceline[wandb]'"}
-Find = Callable[[str], object]
+Find = Callable[[str], str | None]
 
 
-def installed(name: str) -> object:
+def installed(name: str) -> str | None:
     """Return where a package would be imported from; None if missing, or a mere folder of that name.
 
     (``wandb`` creates such a folder.)

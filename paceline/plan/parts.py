@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from paceline.config.sections.training import TrainingSection
+from paceline.core.json_types import Json
 from paceline.plan.codec import UNLESS_DEFAULT
 from paceline.plan.model.shape import ModelShape
 
@@ -25,7 +25,7 @@ class OptimizerSpec:
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
-    args: Mapping[str, Any] = field(default_factory=dict)
+    args: Mapping[str, Json] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

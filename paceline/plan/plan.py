@@ -6,9 +6,9 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from paceline.config.schema import Config
+from paceline.core.json_types import Json, JsonObject, as_object
 from paceline.core.units import human_count
 from paceline.plan import codec
 from paceline.plan.batch import BatchSplit
@@ -101,7 +101,7 @@ class Plan:
         return "model.config" if self.config.model.config else "model.name_or_path"
 
     @property
-    def strategy_options(self) -> Mapping[str, object]:
+    def strategy_options(self) -> Mapping[str, Json]:
         """Options of a user-defined strategy, as configured."""
         return self.config.training.strategy_options
 
@@ -110,17 +110,17 @@ class Plan:
         """Options for torch's DDP and ZeroRedundancyOptimizer."""
         return DdpOptions.of(self.config.training)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Plain JSON types."""
         parts = {"engine": self.engine.to_json(), "config": self.config.to_json()}
         return {**codec.to_json(replace(self, engine=NO_OPTIONS)), **parts}
 
     @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Plan:
+    def from_json(data: Mapping[str, Json]) -> Plan:
         """Inverse of ``to_json``. Raises ConfigError for a config of another version."""
         parts = {
-            "engine": options_from_json(data.get("engine") or {}),
-            "config": Config.from_json(data["config"]),
+            "engine": options_from_json(as_object(data.get("engine"))),
+            "config": Config.from_json(as_object(data["config"])),
         }
         return codec.from_json(Plan, {**data, **parts})
 
@@ -142,11 +142,11 @@ class Plan:
 
         Run directory, launcher and warnings (such as free disk space) are excluded.
         """
+        decisions = tuple(d for d in self.decisions if not d.choice.startswith(WARNING))
         data = {
             key: value
-            for key, value in self.to_json().items()
+            for key, value in replace(self, decisions=decisions).to_json().items()
             if key not in ("config", "run_dir", "launcher")
         }
-        data["decisions"] = [d for d in data["decisions"] if not d["choice"].startswith(WARNING)]
         text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return hashlib.sha256(text.encode()).hexdigest()

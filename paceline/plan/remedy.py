@@ -54,7 +54,7 @@ def what_fits(plan: Plan, hardware: Hardware, *, ran_out: bool = False) -> list[
     return [_sentence(min(some, key=_changes(own)), factor, resident) for some in (near, other) if some]
 
 
-def _layout(work: StepSpec) -> tuple[object, ...]:
+def _layout(work: StepSpec) -> tuple[int, int, int, int, int, str, float]:
     """Return what identifies a strategy's layout: everything but micro-batch and recomputation."""
     shared = work.sharers if work.zero else 1
     return work.zero, shared, work.tp, work.pp, work.cp, work.offload, work.zero and work.storage.weight

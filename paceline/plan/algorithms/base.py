@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from paceline.config.sections.rollout import RolloutOptions
 from paceline.config.sections.training import TrainingSection
 from paceline.config.sections.types import Section
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.core.json_types import Json, JsonObject
 from paceline.core.registry import load_attr
 from paceline.core.tables import ALGORITHMS, ROW_KINDS
 from paceline.plan import codes
@@ -76,7 +77,7 @@ class AlgorithmSpec:
     lends_head: tuple[str, ...] = ()
     same_tokens: tuple[str, ...] = ()
     implementation: str = ""
-    options: Mapping[str, object] = field(default_factory=dict)
+    options: Mapping[str, Json] = field(default_factory=dict)
 
     @property
     def row_kind(self) -> Rows:
@@ -124,7 +125,7 @@ class AlgorithmSpec:
         """Config key of its options."""
         return f"training.{'algorithm_options' if self.own else self.name}"
 
-    def options_of(self, training: Training) -> Mapping[str, Any]:
+    def options_of(self, training: Training) -> Mapping[str, Json]:
         """Return all options with defaults filled in, from its section or (user-defined) ``options``."""
         if self.own:
             return {**self.options, **training.algorithm_options}
@@ -134,7 +135,7 @@ class AlgorithmSpec:
         given: Section | None = getattr(training, self.name)
         return (given or section()).model_dump(mode="json")
 
-    def arguments(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def arguments(self, options: Mapping[str, Json]) -> JsonObject:
         """Return the options its class is constructed with: all but model names and ``beside``."""
         return {k: v for k, v in options.items() if k not in (*self.named.values(), *self.beside)}
 
@@ -149,7 +150,7 @@ class AlgorithmSpec:
     def own_fraction(self, training: Training) -> float:
         """Return the fraction of rows whose answer the model generates itself in training."""
         if self.own_answers:
-            return float(self.options_of(training)[self.own_answers])
+            return self._number(training, self.own_answers)
         return 1.0 if self.on_policy else 0.0
 
     def generation(self, training: Training) -> RolloutOptions | None:
@@ -158,13 +159,19 @@ class AlgorithmSpec:
             return training.rollout or RolloutOptions()
         if not self.own_fraction(training):
             return None
-        options = self.options_of(training)
-        length, temperature = options["max_completion_length"], options["sampling_temperature"]
-        return RolloutOptions(max_completion_length=length, temperature=temperature)
+        length = self._number(training, "max_completion_length")
+        temperature = self._number(training, "sampling_temperature")
+        return RolloutOptions(max_completion_length=int(length), temperature=temperature)
 
     def num_passes(self, training: Training) -> int:
         """Return the number of epochs over a rollout."""
-        return int(self.options_of(training)[self.passes]) if self.passes else 1
+        return int(self._number(training, self.passes)) if self.passes else 1
+
+    def _number(self, training: Training, option: str) -> float:
+        value = self.options_of(training)[option]
+        if not isinstance(value, (int, float)):
+            raise TypeError(f"{option} is no number: {value!r}")
+        return value
 
     def head_outputs(self, training: Training) -> int:
         """Return the outputs of a scalar head per document, as far as the config says."""
@@ -259,7 +266,7 @@ def algorithm_specs() -> tuple[AlgorithmSpec, ...]:
     return tuple(algorithm_spec(name) for name in ALGORITHMS.names())
 
 
-def switched_off(adapter: Adapter, named: object) -> bool:
+def switched_off(adapter: Adapter, named: str | None) -> bool:
     """Whether the reference is the policy with its adapter disabled.
 
     True if no reference model is ``named``, and the adapter was newly initialized without

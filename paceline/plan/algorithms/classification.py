@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from paceline.config.sections.classification import ClassificationOptions
 from paceline.core.diagnostics import Diagnostic
 from paceline.plan import codes
 from paceline.plan.algorithms.base import AlgorithmSpec, Training
@@ -17,13 +18,13 @@ class Classifying(AlgorithmSpec):
 
     def head_outputs(self, training: Training) -> int:
         """Return the number of classes if the config says; 1 if the data decides."""
-        options = self.options_of(training)
-        return len(options["labels"]) or options["num_labels"] or 1
+        options = ClassificationOptions.model_validate(self.options_of(training))
+        return len(options.labels) or options.num_labels or 1
 
     def check(self, job: JobToCheck) -> Iterator[Diagnostic]:
         """classification.labels"""
         own = job.own_options
-        if own is None or not own.labels:
+        if not isinstance(own, ClassificationOptions) or not own.labels:
             return
         twice = sorted({name for name in own.labels if own.labels.count(name) > 1})
         if twice or (own.num_labels is not None and own.num_labels != len(own.labels)):

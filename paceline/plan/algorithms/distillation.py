@@ -41,15 +41,17 @@ class Distilled(AlgorithmSpec):
 
     def check(self, job: JobToCheck) -> Iterator[Diagnostic]:
         """algorithm.no_teacher, distillation.lmbda_off"""
-        if job.own_options is None or job.own_options.teacher_model is None:
+        own = job.own_options
+        o = own if isinstance(own, DistillationOptions) else DistillationOptions()
+        if o.teacher_model is None:
             what = "distillation learns from another model, and none is named"
             hint = f"{self.model_key('teacher')}: FOLDER or a hub name, of the student's own vocabulary"
             yield job.problem(codes.ALGORITHM_NO_TEACHER, what, "training.algorithm", hint=hint)
         if not self.own_fraction(job.config.training):
-            o, defaults = job.own_options or DistillationOptions(), DistillationOptions()
-            own = {"max_completion_length": o.max_completion_length != defaults.max_completion_length}
-            own["sampling_temperature"] = o.sampling_temperature != defaults.sampling_temperature
-            for key in (name for name, changed in own.items() if changed):
+            defaults = DistillationOptions()
+            set_here = {"max_completion_length": o.max_completion_length != defaults.max_completion_length}
+            set_here["sampling_temperature"] = o.sampling_temperature != defaults.sampling_temperature
+            for key in (name for name, changed in set_here.items() if changed):
                 what = "it says how the student writes answers, and with lmbda: 0 all answers are the data's"
                 keys, hint = (
                     (

@@ -26,7 +26,8 @@ class Kto(AlgorithmSpec):
     def check(self, job: JobToCheck) -> Iterator[Diagnostic]:
         t = job.config.training
         rows = t.per_device_train_batch_size * t.gradient_accumulation_steps * (job.world_size or 2)
-        measured = (job.own_options or KtoOptions()).loss_type == "kto"
+        own = job.own_options
+        measured = not isinstance(own, KtoOptions) or own.loss_type == "kto"
         if rows == 1 and measured and not job.config.data.packing:
             what = (
                 "the KL is measured on answers to other prompts of the same step, and a step of one row has"

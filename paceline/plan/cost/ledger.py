@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 KEPT = 500  # maximum number of lines; older ones are dropped
 LEARNT_FROM = 12  # number of newest runs of a machine from which corrections are computed
@@ -59,8 +58,7 @@ def read(path: Path) -> list[LedgerEntry]:
 
 def _entry(line: str) -> LedgerEntry | None:
     try:
-        data: Any = json.loads(line)
-        return LedgerEntry(**data)
+        return LedgerEntry(**json.loads(line))
     except (ValueError, TypeError):
         return None
 

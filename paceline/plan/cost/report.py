@@ -5,9 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from paceline.config.sections.training_scale import ScaleFields
+from paceline.core.json_types import Json, JsonObject
 from paceline.core.units import human_count
 from paceline.plan.cost.advice import advice, escalated
 from paceline.plan.cost.coefficients import spread
@@ -45,7 +45,7 @@ class Forecast:
     considered: int
     own: Candidate | None = None  # the layout of the config's plan
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Plain JSON types."""
         machine = self.spec.cluster.machine
         return {
@@ -94,7 +94,7 @@ def forecast(name: str, spec: SearchSpec, own: Candidate | None = None, reason: 
     )
 
 
-def candidate_json(c: Candidate) -> dict[str, Any]:
+def candidate_json(c: Candidate) -> JsonObject:
     """Return one layout with its predictions as plain JSON types."""
     low, high = _spread(c, "memory")
     return {
@@ -137,9 +137,9 @@ def _spread(c: Candidate, kind: str) -> tuple[float, float]:
     return spread("adapter" if kind == "memory" and c.work.adapter else kind)
 
 
-def settings(c: Candidate) -> dict[str, Any]:
+def settings(c: Candidate) -> JsonObject:
     """Return the ``training`` keys that start this layout with ``paceline train``."""
-    found: dict[str, Any] = {
+    found: JsonObject = {
         "per_device_train_batch_size": c.work.micro_batch,
         "gradient_accumulation_steps": c.work.accumulation,
         "gradient_checkpointing": c.work.recompute == "full",
@@ -260,12 +260,12 @@ def _chosen(f: Forecast) -> list[str]:
     return lines + _wrapped("start", settings_text(settings(c)))
 
 
-def settings_text(values: Mapping[str, Any]) -> str:
+def settings_text(values: Mapping[str, Json]) -> str:
     """Return ``training`` keys on one line of YAML."""
     return "training: {" + ", ".join(f"{key}: {_flow(value)}" for key, value in values.items()) + "}"
 
 
-def _flow(value: Any) -> str:
+def _flow(value: Json) -> str:
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{k}: {_flow(v)}" for k, v in value.items()) + "}"
     return {True: "true", False: "false"}.get(value, str(value)) if isinstance(value, bool) else str(value)

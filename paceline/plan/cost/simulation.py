@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TypedDict
 
+from paceline.core.json_types import JsonObject
 from paceline.core.units import human_bytes
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.cost.peak import LOGIT_CHUNK
@@ -32,7 +33,7 @@ class Compared:
             return None
         return self.closed / self.simulated - 1 if self.simulated else float(self.closed != 0)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Plain JSON types."""
         return asdict(self) | {"apart": self.apart}
 
@@ -57,10 +58,21 @@ def partly(plan: Plan) -> str:
     return strategy_spec(plan.strategy).not_simulated
 
 
-def compare(plan: Plan, candidate: Candidate, measured: Mapping[str, Any]) -> list[Compared]:
+class Simulation(TypedDict, total=False):
+    """The answer of ``paceline.simulate``: bytes, and kind → [count, bytes] of collectives; or why none."""
+
+    states: Mapping[str, int]
+    activations: float
+    head: float
+    collectives: Mapping[str, Sequence[int]]
+    failed: str
+    missing: str
+
+
+def compare(plan: Plan, candidate: Candidate, measured: Simulation) -> list[Compared]:
     """Compare the result of ``paceline.simulate`` with the closed form of the same plan."""
     peak = candidate.peak
-    states: Mapping[str, int] = measured.get("states") or {}
+    states = measured.get("states") or {}
     rows = [
         Compared(name, states.get(name), getattr(peak, name))
         for name in ("parameters", "gradients", "optimizer")
@@ -74,7 +86,7 @@ def compare(plan: Plan, candidate: Candidate, measured: Mapping[str, Any]) -> li
     head = peak.logits - 3.0 * LOGIT_CHUNK if chunked and peak.logits else None
     rows.append(Compared("head, for its backward", measured.get("head"), head))
     closed = strategy_spec(plan.strategy).collectives(plan)
-    sent: Mapping[str, Sequence[int]] = measured.get("collectives") or {}
+    sent = measured.get("collectives") or {}
     for kind in sorted({*closed, *sent}):
         times, count = sent.get(kind, (None, None))
         expected = closed.get(kind, (None, None))

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from paceline.core.errors import ConfigError
 from paceline.core.files import read_text
+from paceline.core.json_types import Json
 from paceline.plan import codes
 from paceline.plan.codec import from_json
 from paceline.plan.cost.work import Machine
@@ -288,18 +288,18 @@ def _from_yaml(path: Path) -> AcceleratorCluster:
     node = int(data.get("cards_per_node", card.cards_per_node if card else min(count, 8)))
     base = card.machine(node) if card else Machine("", 0, 0, 0, node, 0, 0)
     # The file's numbers, in bytes and FLOP/s, override the card's.
-    given = {
-        "name": data.get("name"),
-        "memory": _scaled(data, "memory_gb", GIB * USABLE),
-        "flops": _scaled(data, "tflops", 1e12),
-        "hbm": _scaled(data, "hbm_gbps", 1e9),
-        "inside": _scaled(data, "inside_gbps", 1e9),
-        "outside": _scaled(data, "outside_gbps", 1e9) or (base.outside or _scaled(data, "inside_gbps", 1e9)),
-        "host": _scaled(data, "host_gbps", 1e9),
-        "host_memory": _scaled(data, "host_memory_gb", 1e9),
-    }
-    machine = replace(base, **{key: value for key, value in given.items() if value})  # type: ignore[arg-type]
-    machine = machine if machine.name else replace(machine, name=path.stem)
+    inside = _scaled(data, "inside_gbps", 1e9)
+    machine = replace(
+        base,
+        name=str(data.get("name") or base.name or path.stem),
+        memory=_scaled(data, "memory_gb", GIB * USABLE) or base.memory,
+        flops=_scaled(data, "tflops", 1e12) or base.flops,
+        hbm=_scaled(data, "hbm_gbps", 1e9) or base.hbm,
+        inside=inside or base.inside,
+        outside=_scaled(data, "outside_gbps", 1e9) or base.outside or inside or 0.0,
+        host=_scaled(data, "host_gbps", 1e9) or base.host,
+        host_memory=_scaled(data, "host_memory_gb", 1e9) or base.host_memory,
+    )
     return AcceleratorCluster(
         _whole_nodes(machine, count),
         count,
@@ -309,5 +309,6 @@ def _from_yaml(path: Path) -> AcceleratorCluster:
     )
 
 
-def _scaled(data: Mapping[str, Any], key: str, unit: float) -> float | None:
-    return float(data[key]) * unit if data.get(key) else None
+def _scaled(data: Mapping[str, Json], key: str, unit: float) -> float | None:
+    value = data.get(key)
+    return value * unit if isinstance(value, (int, float)) else None

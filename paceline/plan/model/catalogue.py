@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from paceline.core.errors import ConfigError
+from paceline.core.json_types import Json
 from paceline.plan import codes
 from paceline.plan.codec import from_json
 from paceline.plan.model.read_shape import ModelShape, config_from_path, shape_from_config, trained_shape
@@ -24,7 +24,7 @@ _DECORATIONS = re.compile(r"^(meta|hf|deepseekr1distill)|(hf|base|instruct|chat|
 class KnownModel:
     """A listed model: its ``config.json`` and the published number of parameters."""
 
-    config: Mapping[str, Any]
+    config: Mapping[str, Json]
     parameters: int
 
 
@@ -58,7 +58,7 @@ def model_shape(given: str) -> ModelShape:
     return trained_shape(named_config(given), given)
 
 
-def named_config(given: str) -> Mapping[str, Any]:
+def named_config(given: str) -> Mapping[str, Json]:
     """Return the ``config.json`` for ``--model``, found as by ``model_shape``."""
     path = Path(given).expanduser()
     if path.exists() or given.startswith(("/", "./", "../", "~")):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.core.errors import ConfigError
+from paceline.core.json_types import JsonObject
 from paceline.plan import codes
 from paceline.plan.model.read_shape import cached_model_dir
 from paceline.plan.model.weights_files import MAX_CONFIG_BYTES, read_json
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from paceline.config.sections.model import ModelSection
 
 
-def model_config(model: ModelSection, environ: Mapping[str, str]) -> dict[str, Any]:
+def model_config(model: ModelSection, environ: Mapping[str, str]) -> JsonObject:
     """Return ``model.config``, or the ``config.json`` of a local folder or the Hugging Face cache.
 
     Raises ConfigError if it is not on this machine.

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from shlex import quote
-from typing import Any
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
@@ -119,8 +118,7 @@ def _shards(folder: Path, index: Path, key: str) -> Iterator[Diagnostic]:
     """Check that every shard named in the index exists and is complete."""
     try:
         text = read_text(index) if index.stat().st_size <= _MAX_INDEX_BYTES else ""
-        places: Any = json.loads(text)["weight_map"].values()
-        named = sorted({str(place) for place in places})
+        named = sorted({str(place) for place in json.loads(text)["weight_map"].values()})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         what, found = "the index of the weights cannot be read", f"{type(error).__name__}: {error}"
         yield codes.MODEL_WEIGHTS_INDEX(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from paceline.core.errors import ConfigError
+from paceline.core.json_types import Json
 from paceline.plan import codes
 from paceline.plan.model.supported import Family, families
 
@@ -49,7 +49,7 @@ LOW_RANKS = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_di
 READ = (*COUNT, *VISITED, *WIDTH, *SHARED, *FURTHER, *LOW_RANKS)
 
 
-def mixture_of(config: Mapping[str, Any], layers: int, intermediate: int, where: str) -> Mixture | None:
+def mixture_of(config: Mapping[str, Json], layers: int, intermediate: int, where: str) -> Mixture | None:
     """Return the config's mixture of experts; None for a dense model. Raises ConfigError."""
     experts = _number(config, COUNT, where)
     if experts <= 1:
@@ -61,7 +61,7 @@ def mixture_of(config: Mapping[str, Any], layers: int, intermediate: int, where:
     return Mixture(experts, visited, width, shared, gated, _dense(config, layers, where))
 
 
-def latent_of(config: Mapping[str, Any], where: str) -> Latent | None:
+def latent_of(config: Mapping[str, Json], where: str) -> Latent | None:
     """Return the ranks of latent attention; None for ordinary attention."""
     if not _number(config, ("kv_lora_rank",), where):
         return None
@@ -70,7 +70,7 @@ def latent_of(config: Mapping[str, Any], where: str) -> Latent | None:
     return Latent(0 if full else numbers[0], *numbers[1:])
 
 
-def _dense(config: Mapping[str, Any], layers: int, where: str) -> tuple[int, ...]:
+def _dense(config: Mapping[str, Json], layers: int, where: str) -> tuple[int, ...]:
     """Return the indices of layers without experts."""
     kinds = config.get("mlp_layer_types")
     if isinstance(kinds, list):
@@ -82,7 +82,7 @@ def _dense(config: Mapping[str, Any], layers: int, where: str) -> tuple[int, ...
     return tuple(i for i in range(layers) if i < first or i in named or (i + 1) % step)
 
 
-def _number(config: Mapping[str, Any], names: tuple[str, ...], where: str) -> int:
+def _number(config: Mapping[str, Json], names: tuple[str, ...], where: str) -> int:
     """Return the first of ``names`` that is set, else the family's default; 0 if there is none.
 
     Raises ConfigError if it is not an integer from 0 to the limit.

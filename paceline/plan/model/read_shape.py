@@ -6,10 +6,11 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.core.errors import ConfigError
 from paceline.core.files import read_text
+from paceline.core.json_types import Json, JsonObject
 from paceline.plan import codes
 from paceline.plan.model.attention_kernel import has_own_scores
 from paceline.plan.model.counts import with_counts
@@ -25,12 +26,12 @@ if TYPE_CHECKING:
     from paceline.config.sections.model import ModelSection
 
 
-def shape_from_config(config: Mapping[str, Any], where: str = "model.config") -> ModelShape:
+def shape_from_config(config: Mapping[str, Json], where: str = "model.config") -> ModelShape:
     """Return the shape for a ``config.json`` (or ``model.config``).
 
     Raises ConfigError for missing or impossible sizes.
     """
-    config = dict(config.get("text_config") or config)
+    config = text_part(config)
     family = str(config.get("model_type") or "")
     if not family:
         raise ConfigError(
@@ -60,6 +61,12 @@ def shape_from_config(config: Mapping[str, Any], where: str = "model.config") ->
     return _build(family, sizes, config, where)
 
 
+def text_part(config: Mapping[str, Json]) -> Mapping[str, Json]:
+    """Return the language model's part of a ``config.json``."""
+    inner = config.get("text_config")
+    return inner if isinstance(inner, Mapping) and inner else config
+
+
 def scoring(shape: ModelShape, outputs: int = 1) -> ModelShape:
     """Return the shape with a ``Linear(hidden, outputs)`` head without bias (reward model or classifier)."""
     return with_counts(replace(shape, scalar_head=True, head_outputs=outputs))
@@ -71,7 +78,7 @@ def shape_from_path(path: str | Path) -> ModelShape:
     return shape_from_config(config_from_path(file), str(file / "config.json" if file.is_dir() else file))
 
 
-def config_from_path(path: str | Path) -> dict[str, Any]:
+def config_from_path(path: str | Path) -> JsonObject:
     """Return the ``config.json`` of a local model: a folder, or that file. Raises ConfigError."""
     file = Path(path).expanduser()
     file = file / "config.json" if file.is_dir() else file
@@ -139,7 +146,7 @@ def shape_of(model: ModelSection, environ: Mapping[str, str] | None = None) -> M
 
 
 def trained_shape(
-    config: Mapping[str, Any], where: str, own_code: bool = False, attention: str = "auto"
+    config: Mapping[str, Json], where: str, own_code: bool = False, attention: str = "auto"
 ) -> ModelShape:
     """Return ``shape_from_config`` of a supported model. Raises ConfigError for others (``unsupported``)."""
     found = unsupported(config, where, own_code, attention)
@@ -173,7 +180,7 @@ _USUAL = {
 }
 
 
-def _whole(value: Any, name: str, where: str, largest: int) -> int:
+def _whole(value: Json, name: str, where: str, largest: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= largest:
         what = f"{name} is a whole number from 1 up to {largest:,}"
         raise ConfigError(
@@ -192,7 +199,7 @@ def _nearest(number: int, requested: int) -> str:
     )
 
 
-def _build(family: str, sizes: dict[str, Any], config: Mapping[str, Any], where: str) -> ModelShape:
+def _build(family: str, sizes: dict[str, int], config: Mapping[str, Json], where: str) -> ModelShape:
     hidden, heads = sizes["hidden_size"], sizes["heads"]
     # Head counts must divide; some families have a fixed number of KV heads.
     if "head_dim" not in sizes and hidden % heads:
@@ -256,7 +263,7 @@ def _build(family: str, sizes: dict[str, Any], config: Mapping[str, Any], where:
     return with_counts(shape)
 
 
-def _positions(trained: int, config: Mapping[str, Any]) -> int:
+def _positions(trained: int, config: Mapping[str, Json]) -> int:
     """Return the maximum positions: those trained, extended by linear, dynamic or YaRN scaling.
 
     llama3 and longrope include it in the trained number.

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
-from typing import Any
 
 from paceline.core.diagnostics import Diagnostic
+from paceline.core.json_types import Json
 from paceline.plan import codes
 from paceline.plan.codec import from_json
 
@@ -84,7 +84,7 @@ def supported() -> tuple[str, ...]:
 
 
 def unsupported(
-    config: Mapping[str, Any], where: str, own_code: bool = False, attention: str = "auto"
+    config: Mapping[str, Json], where: str, own_code: bool = False, attention: str = "auto"
 ) -> list[Diagnostic]:
     """Return why a model with this ``config.json`` is not supported.
 
@@ -124,7 +124,7 @@ def lost_tensors(names: Iterator[str] | list[str], where: str) -> list[Diagnosti
     return [codes.PLAN_TOWER(what, where, f"{', '.join(kinds[:4])} ({towers[0]}, …)", _no_tower())]
 
 
-def obstacle(config: Mapping[str, Any]) -> str | None:
+def obstacle(config: Mapping[str, Json]) -> str | None:
     """Return why attention alone does not keep a row's documents apart; None if it does.
 
     Families that are not listed are taken to support packing.
@@ -151,7 +151,7 @@ def _family(kind: str, why: str, where: str) -> Diagnostic:
     return codes.PLAN_FAMILY(what, f"{where}.model_type", kind, hint)
 
 
-def _tower(config: Mapping[str, Any], where: str) -> Iterator[Diagnostic]:
+def _tower(config: Mapping[str, Json], where: str) -> Iterator[Diagnostic]:
     inner = [
         key
         for key in config
@@ -175,7 +175,7 @@ def _no_tower() -> str:
     )
 
 
-def _balance(config: Mapping[str, Any], where: str) -> Iterator[Diagnostic]:
+def _balance(config: Mapping[str, Json], where: str) -> Iterator[Diagnostic]:
     """Refuse the experts' balance loss, which Transformers adds if router logits are requested.
 
     A coefficient alone is set in most published configs, and is accepted.

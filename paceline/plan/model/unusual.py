@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TypeGuard
 
+from paceline.core.json_types import Json
 from paceline.plan.model.families import SIZE_NAMES
 
 _ACTIVATIONS = frozenset(
@@ -42,7 +43,7 @@ _SIZES = frozenset(name for names in SIZE_NAMES.values() for name in names)
 _LIKELY_NONE = frozenset({"num_key_value_heads", "num_kv_heads", "head_dim", "n_inner", "sliding_window"})
 
 
-def unusual(config: Mapping[str, Any], *, written: bool) -> tuple[str, ...]:
+def unusual(config: Mapping[str, Json], *, written: bool) -> tuple[str, ...]:
     """Return the keys of a ``config.json`` with unusual values.
 
     ``written``: it is ``model.config``, typed by hand: unknown keys are unusual too (in a folder they belong
@@ -58,7 +59,7 @@ def unusual(config: Mapping[str, Any], *, written: bool) -> tuple[str, ...]:
     )
 
 
-def impossible(config: Mapping[str, Any]) -> tuple[str, ...]:
+def impossible(config: Mapping[str, Json]) -> tuple[str, ...]:
     """Return values that no class rejects but that give NaN or end the first step (epsilon, dropout, …)."""
     inner = config.get("text_config")
     parts = (config, inner) if isinstance(inner, Mapping) else (config,)
@@ -72,7 +73,7 @@ def impossible(config: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _ordinary(key: str, value: Any, vocab: int, config: Mapping[str, Any], written: bool) -> bool:
+def _ordinary(key: str, value: Json, vocab: int, config: Mapping[str, Json], written: bool) -> bool:
     if key in _TOLD:
         return True
     if key in _SIZES or key == "sliding_window":
@@ -92,15 +93,15 @@ def _ordinary(key: str, value: Any, vocab: int, config: Mapping[str, Any], writt
     return not written and (value is None or isinstance(value, (bool, str)) or _number(value, 0, math.inf))
 
 
-def _whole(value: Any, least: int) -> bool:
+def _whole(value: Json, least: int) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
-def _number(value: Any, least: float, most: float) -> bool:
+def _number(value: Json, least: float, most: float) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most
 
 
-def _rope(value: Any) -> bool:
+def _rope(value: Json) -> bool:
     """Whether rotary scaling is of a known kind with its numbers, the same for all layers."""
     if value is None:
         return True
@@ -123,7 +124,7 @@ def _is_dropout(key: str) -> bool:
     return "dropout" in key or key.endswith("_pdrop")
 
 
-_KINDS: tuple[tuple[Callable[[str], bool], Callable[[Any], bool]], ...] = (
+_KINDS: tuple[tuple[Callable[[str], bool], Callable[[Json], bool]], ...] = (
     (_is_epsilon, lambda v: _number(v, 1e-20, 0.1)),
     (_is_dropout, lambda v: _number(v, 0, 0.9)),
     (lambda key: key == "initializer_range", lambda v: _number(v, 1e-6, 1)),

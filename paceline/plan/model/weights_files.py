@@ -11,13 +11,13 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.files import open_file
+from paceline.core.json_types import Json, JsonObject
 from paceline.plan import codes
 from paceline.plan.model.supported import lost_tensors
 
@@ -93,8 +93,17 @@ def weights_of(folder: Path, found: list[Diagnostic]) -> list[Path]:
     return [folder / name for name in files]
 
 
-def header_of(file: Path) -> dict[str, Mapping[str, Any]]:
-    """Return a safetensors file's tensors: name → ``dtype``, ``shape`` and ``data_offsets``.
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor of a safetensors file. ``span``: [start, end) of its bytes within the data."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    span: tuple[int, int]
+
+
+def header_of(file: Path) -> dict[str, StoredTensor]:
+    """Return a safetensors file's tensors by name.
 
     Raises ValueError if the header is invalid or does not match the file, and OSError.
     """
@@ -107,10 +116,8 @@ def header_of(file: Path) -> dict[str, Mapping[str, Any]]:
         header = parse_json(opened.read(length), once=True)
     if not isinstance(header, dict):
         raise ValueError("its header is no object")
-    tensors: dict[str, Mapping[str, Any]] = {
-        name: entry for name, entry in header.items() if name != "__metadata__"
-    }
-    spans = sorted(_span(name, entry) for name, entry in tensors.items())
+    tensors = {name: _stored(name, entry) for name, entry in header.items() if name != "__metadata__"}
+    spans = sorted(tensor.span for tensor in tensors.values())
     end = size - 8 - length
     borders = [(0, 0), *spans, (end, end)]
     if any(a[1] != b[0] for a, b in pairwise(borders)):
@@ -120,26 +127,32 @@ def header_of(file: Path) -> dict[str, Mapping[str, Any]]:
     return tensors
 
 
-def _span(name: str, entry: Any) -> tuple[int, int]:
-    """Return [start, end) of a tensor's bytes within the data."""
+def _stored(name: str, entry: Json) -> StoredTensor:
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"the entry of {name!r:.80} is none")
-    kind, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    kind, shape, offsets = entry["dtype"], _numbers(entry["shape"]), _numbers(entry["data_offsets"])
     if not isinstance(kind, str) or kind not in _BITS:
         raise ValueError(f"{name!r:.80} has the dtype {kind!r:.40}")
-    for numbers in (shape, offsets):
-        if not isinstance(numbers, list) or any(type(n) is not int or not 0 <= n < 2**63 for n in numbers):
-            raise ValueError(f"{name!r:.80} has no shape, or no place")
+    if shape is None or offsets is None:
+        raise ValueError(f"{name!r:.80} has no shape, or no place")
     if (
         len(shape) > 64
         or len(offsets) != 2
         or 8 * (offsets[1] - offsets[0]) != math.prod(shape) * _BITS[kind]
     ):
         raise ValueError(f"{name!r:.80} has another size than its shape and dtype")
-    return offsets[0], offsets[1]
+    return StoredTensor(kind, shape, (offsets[0], offsets[1]))
 
 
-def read_json(file: Path, most: int) -> Any:
+def _numbers(value: Json) -> tuple[int, ...] | None:
+    """Return a list of whole numbers from 0 to 2**63 - 1; None for anything else."""
+    if not isinstance(value, list):
+        return None
+    numbers = tuple(n for n in value if type(n) is int and 0 <= n < 2**63)
+    return numbers if len(numbers) == len(value) else None
+
+
+def read_json(file: Path, most: int) -> Json:
     """Return a JSON file of at most ``most`` bytes. Raises OSError, or ValueError if it is not JSON."""
     with open_file(file) as opened:
         data = opened.read(most + 1)
@@ -148,7 +161,7 @@ def read_json(file: Path, most: int) -> Any:
     return parse_json(data)
 
 
-def parse_json(data: bytes, *, once: bool = False) -> Any:
+def parse_json(data: bytes, *, once: bool = False) -> Json:
     """Parse UTF-8 JSON; with ``once`` duplicate keys are errors.
 
     Raises ValueError, also if nested too deeply.
@@ -159,7 +172,7 @@ def parse_json(data: bytes, *, once: bool = False) -> Any:
         raise ValueError("it is nested too deeply") from error
 
 
-def _once(pairs: list[tuple[str, Any]]) -> Mapping[str, Any]:
+def _once(pairs: list[tuple[str, Json]]) -> JsonObject:
     found = dict(pairs)
     if len(found) != len(pairs):
         names = [name for name, _ in pairs]

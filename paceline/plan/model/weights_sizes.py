@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.plan import codes
 from paceline.plan.model.shape import ModelShape
-from paceline.plan.model.weights_files import header_of, weights_of
+from paceline.plan.model.weights_files import StoredTensor, header_of, weights_of
 from paceline.plan.parts import AdapterSpec
 
 LLAMA_LIKE = frozenset(
@@ -68,12 +67,12 @@ def other_sizes(folder: Path, shape: ModelShape) -> list[Diagnostic]:
     return [codes.PLAN_WEIGHTS_SIZES(what, "model.name_or_path", f"{folder}: {'; '.join(wrong[:3])}", hint)]
 
 
-def _misfits(tensors: Mapping[str, Mapping[str, Any]], shape: ModelShape) -> Iterator[str]:
+def _misfits(tensors: Mapping[str, StoredTensor], shape: ModelShape) -> Iterator[str]:
     inside, layers = linears(shape) or {}, set[int]()
     for name, entry in sorted(tensors.items()):
-        if entry["dtype"] not in _FLOATS:
+        if entry.dtype not in _FLOATS:
             continue
-        size, place = list(entry["shape"]), _LAYER.search(name)
+        size, place = list(entry.shape), _LAYER.search(name)
         if place is None:
             if ".".join(name.split(".")[-2:]) in _ROWS and len(size) == 2 and size[0] != shape.vocab:
                 yield f"{name} has {size[0]} rows, vocab_size is {shape.vocab}"
@@ -105,8 +104,8 @@ def adapter_sizes(folder: Path, adapter: AdapterSpec, shape: ModelShape) -> list
         fits = [rank, a] if half == "A.weight" else [b, rank]
         if int(place[1]) >= shape.layers:
             wrong.append(f"{name}, and the model has {shape.layers} layers")
-        elif list(entry["shape"]) != fits:
-            wrong.append(f"{name} is {entry['shape']}, the model makes it {fits}")
+        elif list(entry.shape) != fits:
+            wrong.append(f"{name} is {list(entry.shape)}, the model makes it {fits}")
     if not wrong:
         return []
     what, key = "the adapter's weights are for another model", "lora.adapter_name_or_path"

@@ -6,10 +6,11 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.core.json_types import Json, JsonObject
 from paceline.core.registry import is_assigned, load_attr
 from paceline.core.tables import STRATEGIES
 from paceline.plan import codes
@@ -91,7 +92,7 @@ class StrategySpec:
     quantised_base: bool = True
     state_form: StateForm | None = None
     implementation: str = ""
-    strategy_options: Mapping[str, object] = field(default_factory=dict)
+    strategy_options: Mapping[str, Json] = field(default_factory=dict)
 
     @property
     def engine_name(self) -> str:
@@ -151,11 +152,11 @@ class StrategySpec:
         """Return a plan's layout for the cost model; None if memory and speed are unknown."""
         return None
 
-    def settings(self, work: StepSpec, mesh: Mesh) -> dict[str, Any]:
+    def settings(self, work: StepSpec, mesh: Mesh) -> JsonObject:
         """Return the keys of ``training`` that start this layout on ``mesh``."""
         if self.alone and work.world == 1:
             return {"distributed_strategy": self.alone}
-        sizes: dict[str, Any] = {f"{axis}_size": size for axis, size in mesh.to_json().items() if size > 1}
+        sizes: JsonObject = {f"{axis}_size": size for axis, size in mesh.to_json().items() if size > 1}
         return {
             "distributed_strategy": self.name,
             "parallelism": sizes | ({"sequence_parallel": True} if work.tp > 1 else {}),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
+from paceline.core.json_types import Json, JsonObject
 from paceline.plan.codec import UNLESS_DEFAULT, from_json, to_json
 
 
@@ -33,10 +33,9 @@ class EngineOptions:
         """FSDP2 options for the model (or each stage); None if another engine shards it."""
         return None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Plain JSON types."""
-        found: dict[str, Any] = to_json(self)
-        return found
+        return to_json(self)
 
 
 NO_OPTIONS = EngineOptions()
@@ -46,9 +45,9 @@ NO_OPTIONS = EngineOptions()
 class OwnOptions(EngineOptions):
     """Options of a user-defined strategy, uninterpreted."""
 
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Json] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return dict(self.values)
 
 
@@ -132,7 +131,7 @@ class DeepSpeedOptions(EngineOptions):
     sequence_parallel_size: int = 1
     offload_optimizer: str = "none"
     offload_param: str = "none"
-    config: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Json] = field(default_factory=dict)
     gather_for_generation: bool = field(default=True, metadata=UNLESS_DEFAULT)
 
     @property
@@ -152,7 +151,7 @@ _TOLD_BY: Mapping[str, type[EngineOptions]] = {
 }
 
 
-def options_from_json(data: Mapping[str, Any]) -> EngineOptions:
+def options_from_json(data: Mapping[str, Json]) -> EngineOptions:
     """Inverse of ``EngineOptions.to_json``; the class is recognized by a key that only it has."""
     kind = next((kind for key, kind in _TOLD_BY.items() if key in data), None)
     if kind is None:

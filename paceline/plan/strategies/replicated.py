@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from paceline.core.json_types import JsonObject
 from paceline.plan.batch import BatchSplit
 from paceline.plan.cost.layout import StrategyLayout
 from paceline.plan.cost.pieces import Piece, tp_share
@@ -34,7 +34,7 @@ class Replicated(StrategySpec):
     def layout(self, mesh: Mesh, engine: EngineOptions) -> StrategyLayout | None:
         return StrategyLayout(self.name, self.name, packed=True)
 
-    def settings(self, work: StepSpec, mesh: Mesh) -> dict[str, Any]:
+    def settings(self, work: StepSpec, mesh: Mesh) -> JsonObject:
         return {"distributed_strategy": self.alone if self.alone and work.world == 1 else self.name}
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from paceline.core.json_types import Json, JsonObject
 from paceline.plan import codes
 from paceline.plan.batch import BatchSplit
 from paceline.plan.mesh import Mesh
@@ -102,20 +103,20 @@ FP16_SCALER = {
 
 
 def compile_config(
-    user: Mapping[str, Any],
+    user: Mapping[str, Json],
     engine: DeepSpeedOptions,
     job: Job,
     mesh: Mesh,
     batch: BatchSplit,
     precision: Precision,
     findings: Findings,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the dict for ``deepspeed.initialize(config=…)``.
 
     ``train_batch_size`` is left out on purpose: DeepSpeed computes it, and under AutoTP and Ulysses it counts
     ranks differently in two places, so that any given product is rejected by one of them.
     """
-    made: dict[str, Any] = _blocks(user, findings)
+    made: JsonObject = _blocks(user, findings)
     made["train_micro_batch_size_per_gpu"] = batch.micro_batch
     made["gradient_accumulation_steps"] = batch.accumulation
     made["gradient_clipping"] = job.training.max_grad_norm
@@ -131,9 +132,9 @@ def compile_config(
     return _without_auto(made, findings)
 
 
-def _blocks(user: Mapping[str, Any], findings: Findings) -> dict[str, Any]:
+def _blocks(user: Mapping[str, Json], findings: Findings) -> JsonObject:
     """Return the file's blocks that are passed through; refuse or drop the others."""
-    made: dict[str, Any] = {}
+    made: JsonObject = {}
     for key, value in user.items():
         if key in _OURS and key != "amp":
             continue
@@ -159,12 +160,12 @@ def _blocks(user: Mapping[str, Any], findings: Findings) -> dict[str, Any]:
     return made
 
 
-def _mapping(user: Mapping[str, Any], key: str) -> dict[str, Any]:
+def _mapping(user: Mapping[str, Json], key: str) -> JsonObject:
     value = user.get(key)
     return value if isinstance(value, dict) else {}
 
 
-def _is_on(value: Any) -> bool:
+def _is_on(value: Json) -> bool:
     """Whether a block is enabled; a nested one (compression_training) is if any part is."""
     if not isinstance(value, dict):
         return bool(value)
@@ -174,7 +175,7 @@ def _is_on(value: Any) -> bool:
     return any(_is_on(part) for part in inner) if inner else bool(value)
 
 
-def _batch(user: Mapping[str, Any], batch: BatchSplit, findings: Findings) -> None:
+def _batch(user: Mapping[str, Json], batch: BatchSplit, findings: Findings) -> None:
     """Report a ``train_batch_size`` that does not match the batch; the product is used instead."""
     total = user.get("train_batch_size")
     if total in (None, "auto", batch.global_batch):
@@ -190,7 +191,7 @@ def _batch(user: Mapping[str, Any], batch: BatchSplit, findings: Findings) -> No
 
 
 def _precision(
-    made: dict[str, Any], user: Mapping[str, Any], stage: int, precision: Precision, findings: Findings
+    made: JsonObject, user: Mapping[str, Json], stage: int, precision: Precision, findings: Findings
 ) -> None:
     """Set precision from ``training.mixed_precision``, with fp32 masters.
 
@@ -227,7 +228,7 @@ def _precision(
     )
 
 
-def _ownership(user: Mapping[str, Any], job: Job, findings: Findings) -> None:
+def _ownership(user: Mapping[str, Json], job: Job, findings: Findings) -> None:
     """Report optimizer and scheduler blocks, which DeepSpeed does not get.
 
     The optimizer is torch's own, and the learning rate a function of the step.
@@ -254,9 +255,9 @@ def _ownership(user: Mapping[str, Any], job: Job, findings: Findings) -> None:
         findings.explain("zero_force_ds_cpu_optimizer", "false", why, granted=False)
 
 
-def _tensor_parallel(user: Mapping[str, Any], size: int, findings: Findings) -> dict[str, Any]:
+def _tensor_parallel(user: Mapping[str, Json], size: int, findings: Findings) -> JsonObject:
     block = _mapping(user, "tensor_parallel")
-    made: dict[str, Any] = {"autotp_size": size}
+    made: JsonObject = {"autotp_size": size}
     made.update({key: block[key] for key in _TP_KEYS if block.get(key) is not None})
     known = {*_TP_KEYS, "autotp_size", "tp_size", "tp", "tensor_parallel", "enabled"}
     own_loss = sorted({"vocab_parallel_lm_head", "vocab_parallel_ce_backend"} & set(block))
@@ -273,7 +274,7 @@ def _tensor_parallel(user: Mapping[str, Any], size: int, findings: Findings) -> 
     return made
 
 
-def _activation_checkpointing(user: Mapping[str, Any], job: Job, findings: Findings) -> None:
+def _activation_checkpointing(user: Mapping[str, Json], job: Job, findings: Findings) -> None:
     block = user.get("activation_checkpointing")
     if not isinstance(block, dict) or not any(value is True for value in block.values()):
         return
@@ -291,15 +292,13 @@ def _activation_checkpointing(user: Mapping[str, Any], job: Job, findings: Findi
     findings.explain("activation_checkpointing", requested, why, granted=False)
 
 
-def _without_auto(value: Any, findings: Findings, path: str = "") -> Any:
+def _without_auto(block: JsonObject, findings: Findings, path: str = "") -> JsonObject:
     """Drop remaining "auto" values, on which DeepSpeed would fail; its defaults apply."""
-    if not isinstance(value, dict):
-        return value
-    made = {}
-    for key, item in value.items():
+    made: JsonObject = {}
+    for key, item in block.items():
         at = f"{path}.{key}" if path else str(key)
         if item == "auto":
             findings.explain(at, "DeepSpeed's default", '"auto" in the file; nothing in the YAML says it')
         else:
-            made[key] = _without_auto(item, findings, at)
+            made[key] = _without_auto(item, findings, at) if isinstance(item, dict) else item
     return made

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
+from paceline.core.json_types import Json, JsonObject
 from paceline.plan import codes
 from paceline.plan.batch import BatchSplit
 from paceline.plan.mesh import Mesh
@@ -154,7 +154,7 @@ def _agreed(axis: str, in_file: int, job: Job, findings: Findings) -> int:
     return max(given, in_file)
 
 
-def autotp_size(user: Mapping[str, Any], findings: Findings) -> int:
+def autotp_size(user: Mapping[str, Json], findings: Findings) -> int:
     """Return AutoTP's degree in any of its spellings (1: off).
 
     Keys that DeepSpeed would reject or silently ignore are translated and reported.
@@ -162,7 +162,7 @@ def autotp_size(user: Mapping[str, Any], findings: Findings) -> int:
     block = user.get("tensor_parallel")
     if not isinstance(block, dict) or block.get("enabled") is False:
         return 1
-    inner: dict[str, Any] = next(
+    inner: JsonObject = next(
         (block[name] for name in ("tp", "tensor_parallel") if isinstance(block.get(name), dict)), {}
     )
     sizes = {
@@ -282,7 +282,7 @@ def _say_engine(engine: DeepSpeedOptions, mesh: Mesh, findings: Findings) -> Non
             findings.explain(part, place, f"asked for: {name} live there between steps")
 
 
-def _whole(value: Any) -> int:
+def _whole(value: Json) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return 1
     try:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from paceline.core.json_types import as_object
 from paceline.core.units import human_bytes
 from paceline.plan.cost.pieces import pieces_of
 from paceline.plan.cost.states import SIZES, moments
 from paceline.plan.plan import Decision, Plan
+from paceline.plan.strategies.deepspeed.written import whole
 from paceline.plan.strategies.options import DeepSpeedOptions
 
 SMALLEST = 2**20  # ``MIN_AIO_BYTES`` of DeepSpeed 0.19.8 (runtime/swap_tensor/utils.py)
@@ -18,7 +20,7 @@ def nvme_decisions(plan: Plan) -> Iterator[Decision]:
     """Yield how much of the states meant for NVMe gets there and how much stays in memory."""
     if not isinstance(plan.engine, DeepSpeedOptions):
         return
-    zero, places = plan.engine.config.get("zero_optimization") or {}, plan.engine.places
+    zero, places = as_object(plan.engine.config.get("zero_optimization")), plan.engine.places
     requested = [
         part
         for part, place in zip(("offload_optimizer", "offload_param"), places, strict=True)
@@ -28,7 +30,7 @@ def nvme_decisions(plan: Plan) -> Iterator[Decision]:
     if not requested or pieces is None:
         return
     ranks, low = plan.mesh.dp_shard * plan.mesh.cp, SIZES[plan.precision.compute]
-    block = (plan.engine.config.get("aio") or {}).get("block_size")
+    block = as_object(plan.engine.config.get("aio")).get("block_size")
     least = max(SMALLEST, block if isinstance(block, int) else 0)
     if "offload_param" in requested:
         parts = [low * -(-p.numel // ranks) for p in pieces]
@@ -37,11 +39,7 @@ def nvme_decisions(plan: Plan) -> Iterator[Decision]:
         )
     if "offload_optimizer" in requested:
         own = sum(-(-p.numel // ranks) for p in pieces if p.trained)
-        size = (
-            int(zero.get("sub_group_size", SUB_GROUP))
-            if isinstance(zero.get("sub_group_size", SUB_GROUP), (int, float))
-            else SUB_GROUP
-        )
+        size = whole(zero, "sub_group_size", SUB_GROUP)
         groups = [size] * (own // size) + [own % size] * bool(own % size)
         copies = 1 + moments((1,), plan.optimizer)  # masters and moments are separate tensors
         parts = [4 * group for group in groups for _ in range(copies)]

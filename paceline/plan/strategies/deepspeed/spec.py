@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from paceline.core.json_types import JsonObject
 from paceline.plan.batch import BatchSplit
 from paceline.plan.cost.layout import WHOLE, Storage, StrategyLayout
 from paceline.plan.cost.pieces import Piece, tp_share
@@ -94,15 +94,15 @@ class DeepSpeedSpec(StrategySpec):
             sequence_parallel=not tp,
         )
 
-    def settings(self, work: StepSpec, mesh: Mesh) -> dict[str, Any]:
+    def settings(self, work: StepSpec, mesh: Mesh) -> JsonObject:
         if self.zero_stage is not None and work.offload == "none" and work.tp == work.cp == 1:
             return {"distributed_strategy": self.name}
-        zero: dict[str, Any] = {"stage": work.zero}
+        zero: JsonObject = {"stage": work.zero}
         if work.offload != "none":
             zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
         if work.offload == "all":
             zero["offload_param"] = {"device": "cpu", "pin_memory": True}
-        section: dict[str, Any] = {"zero_optimization": zero}
+        section: JsonObject = {"zero_optimization": zero}
         if work.tp > 1:
             section["tensor_parallel"] = {"autotp_size": work.tp}
         if work.cp > 1:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from paceline.core.json_types import Json, as_object
 from paceline.plan.cost.pieces import Piece
 from paceline.plan.cost.states import SIZES, counter_bytes, moments, shard_of
 from paceline.plan.parts import ModelStates
 from paceline.plan.plan import Plan
+from paceline.plan.strategies.deepspeed.written import whole
 from paceline.plan.strategies.options import DeepSpeedOptions
 
 ALIGNMENT = 2  # nccl_start_alignment_factor: a flat group's length is a multiple of it times the ranks
@@ -74,7 +75,7 @@ def _gradients(
 
 def accumulation_size(engine: DeepSpeedOptions, low: int) -> int:
     """Return bytes per element of accumulated gradients (``grad_accum_dtype``; else the weights' own)."""
-    given = (engine.config.get("data_types") or {}).get("grad_accum_dtype")
+    given = as_object(engine.config.get("data_types")).get("grad_accum_dtype")
     return {"fp32": 4, "bf16": 2, "fp16": 2}.get(str(given), low)
 
 
@@ -82,12 +83,12 @@ def _stage3(
     plan: Plan, engine: DeepSpeedOptions, pieces: Sequence[Piece], ranks: int, low: int
 ) -> ModelStates:
     """Every parameter is sharded by itself; small ones are also kept whole (persistence threshold)."""
-    zero = engine.config.get("zero_optimization") or {}
+    zero = as_object(engine.config.get("zero_optimization"))
     trained = [p for p in pieces if p.trained]
     parts = {id(p): -(-p.numel // ranks) for p in pieces}
     own = sum(parts[id(p)] for p in trained)
-    threshold = int(zero.get("stage3_param_persistence_threshold", PERSISTENCE))
-    limit = int(zero.get("stage3_model_persistence_threshold", 2**63 - 1))
+    threshold = whole(zero, "stage3_param_persistence_threshold", PERSISTENCE)
+    limit = whole(zero, "stage3_model_persistence_threshold", 2**63 - 1)
     persistent = gathered = 0
     for piece in pieces:
         if piece.numel <= threshold and persistent + piece.numel <= limit:
@@ -103,7 +104,7 @@ def _stage3(
     )
 
 
-def secondary_partition(zero: Mapping[str, Any], ranks: int) -> int:
+def secondary_partition(zero: Mapping[str, Json], ranks: int) -> int:
     """Return the ranks that share hpZ's second copy of the weights (ZeRO++); 0 if there is none.
 
     It is in the compute dtype, frozen weights included: ``_partition_param_sec`` of DeepSpeed 0.19.8 (Wang et
@@ -114,9 +115,9 @@ def secondary_partition(zero: Mapping[str, Any], ranks: int) -> int:
     return min(size, ranks) if size > 1 else 0
 
 
-def _sub_groups(trained: Sequence[Piece], parts: Mapping[int, int], zero: Mapping[str, Any]) -> int:
+def _sub_groups(trained: Sequence[Piece], parts: Mapping[int, int], zero: Mapping[str, Json]) -> int:
     """Return the number of tensors the optimizer steps: groups are split at ``sub_group_size`` elements."""
-    size, count = int(zero.get("sub_group_size", SUB_GROUP)), 0
+    size, count = whole(zero, "sub_group_size", SUB_GROUP), 0
     for decays in (True, False):
         held = 0
         group = [p for p in trained if p.decays == decays]

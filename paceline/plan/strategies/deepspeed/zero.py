@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.config import codes as config_codes
+from paceline.core.json_types import Json, JsonObject
 from paceline.plan import codes
 from paceline.plan.strategies.deepspeed.written import KEY, zero_block
 
@@ -43,8 +44,8 @@ _AUTO_FROM_HIDDEN: dict[str, Callable[[int], int]] = {
 
 
 def zero_optimization(
-    user: Mapping[str, Any], engine: DeepSpeedOptions, job: Job, findings: Findings
-) -> dict[str, Any]:
+    user: Mapping[str, Json], engine: DeepSpeedOptions, job: Job, findings: Findings
+) -> JsonObject:
     """Return the block as DeepSpeed 0.19 takes it, for the plan's stage."""
     block = copy.deepcopy(zero_block(user))
     stage = engine.zero_stage
@@ -59,7 +60,7 @@ def zero_optimization(
     return {**{key: _number(value) for key, value in block.items()}, "stage": stage}
 
 
-def _modern(block: dict[str, Any], findings: Findings) -> None:
+def _modern(block: JsonObject, findings: Findings) -> None:
     pin = block.pop("cpu_offload_use_pin_memory", None)
     for old, new in (
         ("cpu_offload", "offload_optimizer"),
@@ -79,7 +80,7 @@ def _modern(block: dict[str, Any], findings: Findings) -> None:
             findings.explain(f"zero_optimization.{key}", "off", why, granted=False)
 
 
-def _fill(block: dict[str, Any], job: Job, findings: Findings) -> None:
+def _fill(block: JsonObject, job: Job, findings: Findings) -> None:
     hidden = job.shape.hidden_size if job.shape else None
     for key, rule in _AUTO_FROM_HIDDEN.items():
         if block.get(key) != "auto":
@@ -96,7 +97,7 @@ def _fill(block: dict[str, Any], job: Job, findings: Findings) -> None:
             )
 
 
-def _offload(block: dict[str, Any], part: str, engine: DeepSpeedOptions, findings: Findings) -> None:
+def _offload(block: JsonObject, part: str, engine: DeepSpeedOptions, findings: Findings) -> None:
     given = block.get(part)
     if not isinstance(given, dict):
         block.pop(part, None)
@@ -154,7 +155,7 @@ def _offload(block: dict[str, Any], part: str, engine: DeepSpeedOptions, finding
     block[part] = {key: value for key, value in given.items() if value != "auto"}
 
 
-def _loss_less(block: dict[str, Any], job: Job, findings: Findings) -> None:
+def _loss_less(block: JsonObject, job: Job, findings: Findings) -> None:
     """Refuse (CPU) or report ZeRO++'s quantized communication: it changes the numbers and needs CUDA."""
     for key in ("zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights"):
         if block.get(key) is not True:
@@ -175,7 +176,7 @@ def _loss_less(block: dict[str, Any], job: Job, findings: Findings) -> None:
             )
 
 
-def _second_copy(block: dict[str, Any], stage: int, job: Job, findings: Findings) -> None:
+def _second_copy(block: JsonObject, stage: int, job: Job, findings: Findings) -> None:
     """Check hpZ of ZeRO++: weights also sharded over few ranks, so that the backward gathers in a node."""
     size, key = block.get("zero_hpz_partition_size", 1), "zero_hpz_partition_size"
     if not isinstance(size, int) or size <= 1:
@@ -205,6 +206,6 @@ def _second_copy(block: dict[str, Any], stage: int, job: Job, findings: Findings
     )
 
 
-def _number(value: Any) -> Any:
+def _number(value: Json) -> Json:
     """Convert floats such as 1e9 from JSON to int: DeepSpeed's counts are integers."""
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) >= 1000 else value

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from paceline.core.json_types import JsonObject
 from paceline.plan.batch import BatchSplit
 from paceline.plan.cost.layout import WHOLE, Storage, StrategyLayout
 from paceline.plan.cost.pieces import Piece, pieces_of, tp_share
@@ -71,7 +71,7 @@ class Fsdp(StrategySpec):
         offload = "all" if _own(engine).cpu_offload else "none"
         return StrategyLayout(self.name, self.name, zero, storage, offload=offload, start=self.start(engine))
 
-    def settings(self, work: StepSpec, mesh: Mesh) -> dict[str, Any]:
+    def settings(self, work: StepSpec, mesh: Mesh) -> JsonObject:
         keys = super().settings(work, mesh)
         sharding = "hybrid_shard" if work.sharers < work.dp else "full_shard"
         return {"distributed_strategy": keys.pop("distributed_strategy"), "fsdp": sharding, **keys}
