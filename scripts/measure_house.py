@@ -92,7 +92,7 @@ EDGES: Mapping[str, str] = {
         "a model's config.json",
     ),
     **dict.fromkeys(
-        ("plan/model/folder.py", "plan/model/weights_files.py", "plan/model/weights_sizes.py"),
+        ("plan/model/folder.py", "plan/model/weights_files.py"),
         "headers and indices of safetensors files",
     ),
     "plan/adapter.py": "peft's adapter_config.json",

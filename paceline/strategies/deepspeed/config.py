@@ -20,9 +20,9 @@ import copy
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from paceline.core.errors import ConfigError
+from paceline.core.json_types import Json, JsonObject, as_object
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.options import DeepSpeedOptions
 from paceline.strategies import codes
@@ -37,7 +37,7 @@ def options_of(plan: Plan) -> DeepSpeedOptions:
     return plan.engine if isinstance(plan.engine, DeepSpeedOptions) else DeepSpeedOptions()
 
 
-def engine_config(plan: Plan, role: str = "") -> dict[str, Any]:
+def engine_config(plan: Plan, role: str = "") -> JsonObject:
     """Return a new config for ``deepspeed.initialize`` of the model of ``role``.
 
     Raises ConfigError ``strategy.deepspeed_float64`` for float64 masters, which no ZeRO stage supports.
@@ -53,13 +53,13 @@ def engine_config(plan: Plan, role: str = "") -> dict[str, Any]:
             )
         )
     # Drop what Paceline owns (see above), then set what its arithmetic relies on.
-    config: dict[str, Any] = copy.deepcopy(dict(options_of(plan).config or minimal(plan)))
+    config: JsonObject = copy.deepcopy(dict(options_of(plan).config or minimal(plan)))
     for key in _OWNED:
         config.pop(key, None)
     if not stage:
         for key in ("bf16", "bfloat16", "fp16", "torch_autocast", "data_types"):
             config.pop(key, None)
-    block = config.get("tensor_parallel") or {}
+    block = as_object(config.get("tensor_parallel"))
     for key in (
         "vocab_parallel_lm_head",
         "vocab_parallel_ce_backend",
@@ -71,9 +71,10 @@ def engine_config(plan: Plan, role: str = "") -> dict[str, Any]:
     ):  # with these, ZeRO would not reduce over Ulysses ranks
         config.pop(key, None)
     config["gradient_clipping"] = 0.0
+    zero = as_object(config.get("zero_optimization"))
     if stage == 3 and plan.mesh.cp > 1:  # without it, the divisor is another number of ranks
-        config.setdefault("zero_optimization", {})["reduce_scatter"] = True
-    _own_drive_folders(config.get("zero_optimization") or {}, plan.run_dir, role)
+        config["zero_optimization"] = zero = {**zero, "reduce_scatter": True}
+    _own_drive_folders(zero, plan.run_dir, role)
     config["zero_allow_untested_optimizer"] = True  # ``check_optimizer`` refuses what cannot be partitioned
     config["zero_force_ds_cpu_optimizer"] = (
         False  # torch's fused AdamW runs on the CPU as well, and resumes bit for bit
@@ -81,14 +82,14 @@ def engine_config(plan: Plan, role: str = "") -> dict[str, Any]:
     return config
 
 
-def asking_config(plan: Plan, role: str) -> dict[str, Any]:
+def asking_config(plan: Plan, role: str) -> JsonObject:
     """Return the config for a frozen model, whose weights ZeRO-3 partitions."""
     config = engine_config(plan, role)
-    config.get("zero_optimization", {}).pop("offload_optimizer", None)
+    as_object(config.get("zero_optimization")).pop("offload_optimizer", None)
     return config
 
 
-def _own_drive_folders(zero: dict[str, Any], run_dir: str, role: str) -> None:
+def _own_drive_folders(zero: JsonObject, run_dir: str, role: str) -> None:
     """Give this model a folder of its own for NVMe offload, in place.
 
     DeepSpeed names its files by rank and parameter only, and empties the folder at the start, so two runs
@@ -96,16 +97,16 @@ def _own_drive_folders(zero: dict[str, Any], run_dir: str, role: str) -> None:
     """
     own = f"paceline-{hashlib.sha256(run_dir.encode()).hexdigest()[:12]}"
     for name in ("offload_optimizer", "offload_param"):
-        block = zero.get(name) or {}
+        block = as_object(zero.get(name))
         if block.get("device") == "nvme":
             given = block.get("nvme_path")
-            block["nvme_path"] = str((Path(given) / own if given else Path(run_dir) / "nvme") / role)
+            block["nvme_path"] = str((Path(str(given)) / own if given else Path(run_dir) / "nvme") / role)
 
 
-def minimal(plan: Plan) -> dict[str, Any]:
+def minimal(plan: Plan) -> JsonObject:
     """Return the config for the plan's stage, batch and precision if no JSON was compiled."""
     low = {"bfloat16": "bf16", "float16": "fp16"}.get(plan.precision.compute)
-    config: dict[str, Any] = {
+    config: JsonObject = {
         "train_micro_batch_size_per_gpu": plan.batch.micro_batch,
         "gradient_accumulation_steps": plan.batch.accumulation,
         "zero_optimization": zero_section(options_of(plan)),
@@ -116,15 +117,15 @@ def minimal(plan: Plan) -> dict[str, Any]:
     return config
 
 
-def zero_section(engine: DeepSpeedOptions) -> dict[str, Any]:
+def zero_section(engine: DeepSpeedOptions) -> JsonObject:
     """Return ``zero_optimization`` for the stage and the offload devices of ``engine``."""
-    section: dict[str, Any] = {"stage": engine.zero_stage}
+    section: JsonObject = {"stage": engine.zero_stage}
     for name, device in zip(("offload_optimizer", "offload_param"), engine.places, strict=True):
         if device != "none":
             section[name] = {"device": device}
     return section
 
 
-def averages_gradients(config: Mapping[str, Any]) -> bool:
+def averages_gradients(config: Mapping[str, Json]) -> bool:
     """Return whether DeepSpeed averages gradients instead of summing them (``gradient_allreduce_op``)."""
     return str(config.get("gradient_allreduce_op", "mean")).lower() != "sum"

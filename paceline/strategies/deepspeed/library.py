@@ -9,7 +9,8 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from paceline.core.errors import ConfigError
 from paceline.launch.deepspeed import publish
@@ -17,10 +18,13 @@ from paceline.launch.op_build import await_build
 from paceline.runtime.world import World, environment
 from paceline.strategies import codes
 
+if TYPE_CHECKING:
+    from paceline.strategies.deepspeed.engine import Accelerator
+
 INSTALL = "pip install 'paceline[deepspeed]'"
 
 
-def library(world: World) -> Any:
+def library(world: World) -> ModuleType:
     """Return the ``deepspeed`` package, with its environment variables set for this device and rank.
 
     Raises ConfigError ``strategy.deepspeed_missing``, ``strategy.deepspeed_broken`` or
@@ -60,11 +64,12 @@ def library(world: World) -> Any:
     warnings.filterwarnings(
         "ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning
     )
-    return deepspeed
+    package: ModuleType = deepspeed
+    return package
 
 
 @contextmanager
-def without_shared_memory_op(deepspeed: Any) -> Iterator[None]:
+def without_shared_memory_op() -> Iterator[None]:
     """Inside the context, DeepSpeed's start on a CPU compiles nothing.
 
     Its shared-memory op is used by ``inference_all_reduce`` only, but every start would build it (a C++
@@ -108,7 +113,7 @@ def need_async_io(world: World) -> None:
         )
 
 
-def _load_async_io(accelerator: Any) -> str:
+def _load_async_io(accelerator: Accelerator) -> str:
     """Load the op; return why it cannot be loaded, or ""."""
     missing = [tool for tool in ("ninja", "g++") if shutil.which(tool) is None]
     if missing and not (missing == ["ninja"] and importlib.util.find_spec("ninja")):
@@ -126,7 +131,7 @@ def _load_async_io(accelerator: Any) -> str:
     return ""
 
 
-def _check_accelerator(deepspeed: Any, world: World) -> None:
+def _check_accelerator(deepspeed: ModuleType, world: World) -> None:
     """Check the device type that DeepSpeed chose at its first import, which may have happened before ours.
     Raises ConfigError.
     """

@@ -5,14 +5,17 @@ communication buckets).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from paceline.strategies.measure import storage_bytes
 
+if TYPE_CHECKING:
+    from paceline.strategies.deepspeed.engine import Engine, FlatOptimizer, PartitionedOptimizer
 
-def parameter_bytes(engine: Any) -> int:
+
+def parameter_bytes(engine: Engine) -> int:
     """Return the bytes of working parameters (ZeRO-3: this rank's partitions, and the small ones kept whole)
     and fp32 masters; shared memory counts once.
     """
@@ -21,20 +24,20 @@ def parameter_bytes(engine: Any) -> int:
     return storage_bytes([*working, *_masters(optimizer)])
 
 
-def gradient_bytes(engine: Any) -> int:
+def gradient_bytes(engine: Engine) -> int:
     """Return the bytes of gradients after a window's last backward: whole ones (stage 1), or this rank's
     partitions.
     """
     return storage_bytes(_gradients(engine))
 
 
-def optimizer_bytes(engine: Any) -> int:
+def optimizer_bytes(engine: Engine) -> int:
     """Return the bytes of the optimizer's moments of the masters."""
     states = engine.optimizer.optimizer.state.values()
     return storage_bytes(v for state in states for v in state.values() if isinstance(v, Tensor) and v.ndim)
 
 
-def _masters(optimizer: Any) -> list[Tensor]:
+def _masters(optimizer: FlatOptimizer | PartitionedOptimizer) -> list[Tensor]:
     for name in (
         "fp32_partitioned_groups_flat",
         "single_partition_of_fp32_groups",
@@ -45,7 +48,7 @@ def _masters(optimizer: Any) -> list[Tensor]:
     return []
 
 
-def _gradients(engine: Any) -> Iterator[Tensor]:
+def _gradients(engine: Engine) -> Iterator[Tensor]:
     optimizer = engine.optimizer
     yield from (p.grad for p in engine.module.parameters() if p.grad is not None)
     yield from (master.grad for master in _masters(optimizer) if master.grad is not None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,16 @@ from torch import Tensor, nn
 from paceline.core.errors import PacelineError
 from paceline.protocols.shard import PARAM
 from paceline.strategies import codes
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+    from paceline.strategies.deepspeed.engine import (
+        Engine,
+        FlatOptimizer,
+        PartitionedOptimizer,
+        ZeroParameter,
+    )
 
 
 @dataclass(frozen=True)
@@ -68,7 +78,7 @@ class Part:
     count: int
     flat: Tensor
     at: int
-    optimizer: Any
+    optimizer: torch.optim.Optimizer
     moments: dict[str, Tensor] = field(default_factory=dict)
     step: Tensor | None = None
 
@@ -95,25 +105,35 @@ class Part:
         ).reshape(())
 
 
-def local_parts(engine: Any, writing: bool = False) -> Iterator[Part]:
+def local_parts(engine: Engine, writing: bool = False) -> Iterator[Part]:
     """Yield this rank's parts, in an order that is the same on all ranks.
 
     With an optimizer on NVMe a sub-group's state is in memory only while its parts are being yielded, so they
     are copies; with ``writing`` they are views, and the sub-group is written back afterwards.
     """
     optimizer = engine.optimizer
-    if hasattr(optimizer, "fp16_groups") and hasattr(optimizer, "fp32_partitioned_groups_flat"):
+    if is_partitioned(optimizer):
         yield from _stage3(optimizer, writing)
     else:
         yield from _stage12(optimizer)
 
 
-def finish_import(engine: Any) -> None:
+def is_partitioned(optimizer: FlatOptimizer | PartitionedOptimizer) -> TypeIs[PartitionedOptimizer]:
+    """Whether it is stage 3's."""
+    return hasattr(optimizer, "fp16_groups") and hasattr(optimizer, "fp32_partitioned_groups_flat")
+
+
+def is_managed(parameter: nn.Parameter) -> TypeIs[ZeroParameter]:
+    """Whether stage 3 has partitioned this parameter."""
+    return hasattr(parameter, "ds_id")
+
+
+def finish_import(engine: Engine) -> None:
     """Update the (low-precision) working parameters from the masters, and restore ZeRO's state links as after
     a step. Collective.
     """
     optimizer = engine.optimizer
-    if hasattr(optimizer, "fp16_groups"):
+    if is_partitioned(optimizer):
         timers: set[str] = set()
         optimizer._partition_all_parameters()
         for index in range(len(optimizer.fp16_groups)):
@@ -131,7 +151,7 @@ def finish_import(engine: Any) -> None:
     optimizer.update_lp_params()
 
 
-def _stage12(optimizer: Any) -> Iterator[Part]:
+def _stage12(optimizer: FlatOptimizer) -> Iterator[Part]:
     """ZeRO-1 and 2: each group's parameters are concatenated into one flat tensor, which is split into equal
     partitions.
     """
@@ -161,7 +181,7 @@ def _stage12(optimizer: Any) -> Iterator[Part]:
             )
 
 
-def _stage3(optimizer: Any, writing: bool) -> Iterator[Part]:
+def _stage3(optimizer: PartitionedOptimizer, writing: bool) -> Iterator[Part]:
     """ZeRO-3: every parameter is split into equal partitions, the last one padded; a sub-group's partitions
     are concatenated.
     """
@@ -207,7 +227,7 @@ def _copied(part: Part) -> Part:
     return part
 
 
-def _state(optimizer: Any, flat: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
+def _state(optimizer: torch.optim.Optimizer, flat: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
     """Return the moments of ``flat``, and the step counter."""
     found = optimizer.state.get(flat, {})
     moments = {

@@ -10,12 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from paceline.protocols.batch import IGNORE_INDEX, Batch
+from paceline.protocols.model import RootModule
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+    from paceline.strategies.deepspeed.engine import Engine
 
 SAID = (
     "flops profile: matrix products alone are counted, from shapes: tokens × weight for every layer (all"
@@ -25,14 +31,14 @@ SAID = (
 )
 
 
-def is_due(engine: Any) -> bool:
+def is_due(engine: Engine) -> bool:
     """Return whether this window is the profiled one, and this the rank that profiles."""
     enabled = bool(engine.flops_profiler_enabled()) and engine.global_rank == 0
     return enabled and engine.global_steps == engine.flops_profiler_profile_step()
 
 
 @contextmanager
-def profiled(engine: Any, root: Any, batch: Batch, sequence_ranks: int = 1) -> Iterator[None]:
+def profiled(engine: Engine, root: RootModule, batch: Batch, sequence_ranks: int = 1) -> Iterator[None]:
     """Profile one micro-step inside the context. ``batch`` is this rank's; with ``sequence_ranks`` sharing
     each row it computes its part of the attention heads.
     """
@@ -41,7 +47,7 @@ def profiled(engine: Any, root: Any, batch: Batch, sequence_ranks: int = 1) -> I
         return
     profiler = engine.flops_profiler
     profiler.start_profile()
-    profiler.start_profile = lambda ignore_list=None: None  # a second call would wrap everything twice
+    profiler.start_profile = _nothing  # a second call would wrap everything twice
     seen: list[int] = []
     trunk = root.hf.base_model
     hook = trunk.register_forward_hook(lambda module, given, out: seen.append(out[0].shape[:-1].numel()))
@@ -54,7 +60,11 @@ def profiled(engine: Any, root: Any, batch: Batch, sequence_ranks: int = 1) -> I
     print(SAID, flush=True)
 
 
-def count_products(root: Any, batch: Batch, tokens: int, sequence_ranks: int = 1) -> None:
+def _nothing(ignore_list: None = None) -> None:
+    pass
+
+
+def count_products(root: RootModule, batch: Batch, tokens: int, sequence_ranks: int = 1) -> None:
     """Set every module's multiply-adds (and FLOP, twice as many) of its own products, in the attributes that
     the profiler reads.
     """
@@ -63,21 +73,20 @@ def count_products(root: Any, batch: Batch, tokens: int, sequence_ranks: int = 1
     head = hf.get_output_embeddings() or getattr(hf, "score", None)
     labelled = int((batch.labels != IGNORE_INDEX).sum())
     lengths = document_lengths(batch)
+    macs = dict[nn.Module, float]()
     for module in root.modules():
         # Linear layers: each weight is used once per token, labelled position (head) or document (score).
         rows = labelled if module is head and head is not getattr(hf, "score", None) else tokens
         rows = len(lengths) if module is getattr(hf, "score", None) else rows
-        module.__macs__ = _weights(module, config) * rows
+        macs[module] = _weights(module, config) * rows
     width = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
     for module in attention_modules(hf):
-        module.__macs__ += (
-            2 * sum(n * n for n in lengths) * config.num_attention_heads * width // sequence_ranks
-        )
-    for module in root.modules():
-        module.__flops__ = 2 * module.__macs__
+        macs[module] += 2 * sum(n * n for n in lengths) * config.num_attention_heads * width // sequence_ranks
+    for module, count in macs.items():
+        vars(module).update(__macs__=count, __flops__=2 * count)
 
 
-def _weights(module: nn.Module, config: Any) -> float:
+def _weights(module: nn.Module, config: PretrainedConfig) -> float:
     """Return the number of a module's own weights that each token is multiplied with: of matrices all, of
     stacked experts those that a token uses, none of an embedding.
     """

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from paceline.core.errors import ConfigError, PacelineError
+from paceline.core.json_types import Json, JsonObject, as_object
+from paceline.plan.strategies.deepspeed.written import whole
 from paceline.runtime.world import World
 from paceline.strategies import codes
 from paceline.strategies.deepspeed.library import library, need_async_io, without_shared_memory_op
 from paceline.strategies.deepspeed.tensor_parallel import unsharded
+
+if TYPE_CHECKING:
+    from paceline.strategies.deepspeed.engine import Engine
 
 _LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def start_engine(
     world: World,
-    config: dict[str, Any],
+    config: JsonObject,
     root: nn.Module,
     optimizer: torch.optim.Optimizer | None,
     sequence_parallel: int = 1,
-) -> Any:
+) -> Engine:
     """Call ``deepspeed.initialize`` with ``root`` and a torch optimizer over its trained parameters (None:
     frozen). Collective.
 
@@ -40,7 +46,7 @@ def start_engine(
     if "nvme" in offload_devices(config).values():
         need_async_io(world)
     try:
-        with without_shared_memory_op(deepspeed):
+        with without_shared_memory_op():
             deepspeed.init_distributed(dist_init_required=None)
             if offload_devices(config)["offload_param"] == "nvme":
                 _partition_onto_drive(deepspeed, root, config)
@@ -66,11 +72,11 @@ def start_engine(
     return engine
 
 
-def check_packed(root: nn.Module, config: Mapping[str, Any]) -> None:
+def check_packed(root: nn.Module, config: Mapping[str, Json]) -> None:
     """Raise ConfigError if DeepSpeed's cast to low precision would convert packed 4-bit weights as if they
     were numbers (it skips integers only).
     """
-    low = any((config.get(key) or {}).get("enabled") for key in _LOW)
+    low = any(as_object(config.get(key)).get("enabled") for key in _LOW)
     packed = [
         n for n, p in root.named_parameters() if type(p).__name__ == "Params4bit" and p.is_floating_point()
     ]
@@ -86,21 +92,21 @@ def check_packed(root: nn.Module, config: Mapping[str, Any]) -> None:
         )
 
 
-def _partition_onto_drive(deepspeed: Any, root: nn.Module, config: dict[str, Any]) -> None:
+def _partition_onto_drive(deepspeed: ModuleType, root: nn.Module, config: JsonObject) -> None:
     """Partition the parameters before the engine does, which would write them to NVMe in another dtype.
 
     DeepSpeed 0.19's ``Init._set_dtype`` returns ``dtype or float16 if fp16 is supported else bfloat16``: the
     engine's own float32 becomes bfloat16 if a processor has no float16, and weights lose their lower half on
     the way to NVMe. Without a dtype it uses the config's.
     """
-    low = next((d for key, d in _LOW.items() if (config.get(key) or {}).get("enabled")), None)
+    low = next((d for key, d in _LOW.items() if as_object(config.get(key)).get("enabled")), None)
     for parameter in root.parameters():
         if low is not None and parameter.is_floating_point():
             parameter.data = parameter.data.to(low)
     deepspeed.zero.Init(module=root, config_dict_or_path=config)
 
 
-def _sequence_groups(size: int) -> Any:
+def _sequence_groups(size: int) -> ModuleType | None:
     """Return DeepSpeed's Ulysses groups, created once per process; None without sequence parallelism.
 
     The alternative, ``sequence_parallel_size`` in the JSON, creates the same groups but then partitions and
@@ -110,25 +116,27 @@ def _sequence_groups(size: int) -> Any:
         return None
     from deepspeed.runtime.sequence_parallel import parallel_state_sp
 
-    if parallel_state_sp._SEQUENCE_PARALLEL_GROUP is None:
-        parallel_state_sp.initialize_sequence_parallel(size)
-    return parallel_state_sp
+    groups: ModuleType = parallel_state_sp
+    if groups._SEQUENCE_PARALLEL_GROUP is None:
+        groups.initialize_sequence_parallel(size)
+    return groups
 
 
-def offload_devices(config: Mapping[str, Any]) -> dict[str, str]:
+def offload_devices(config: Mapping[str, Json]) -> dict[str, str]:
     """Return the devices of ``offload_optimizer`` and ``offload_param``: ``none``, ``cpu`` or ``nvme``."""
-    zero = config.get("zero_optimization") or {}
+    zero = as_object(config.get("zero_optimization"))
     return {
-        name: str((zero.get(name) or {}).get("device") or "none")
+        name: str(as_object(zero.get(name)).get("device") or "none")
         for name in ("offload_optimizer", "offload_param")
     }
 
 
-def check_engine(engine: Any, config: Mapping[str, Any], world: World, sequence_parallel: int = 1) -> None:
+def check_engine(
+    engine: Engine, config: Mapping[str, Json], world: World, sequence_parallel: int = 1
+) -> None:
     """Raise PacelineError ``strategy.deepspeed_trap`` if the engine silently differs from the config."""
-    zero = config.get("zero_optimization") or {}
-    stage = int(zero.get("stage", 0))
-    tp = int((config.get("tensor_parallel") or {}).get("autotp_size") or 1)
+    stage = whole(as_object(config.get("zero_optimization")), "stage", 0)
+    tp = whole(as_object(config.get("tensor_parallel")), "autotp_size", 1)
     # Collect every difference, then raise once.
     wrong: list[str] = []
     if int(engine.zero_optimization_stage()) != stage:
@@ -166,7 +174,7 @@ def check_engine(engine: Any, config: Mapping[str, Any], world: World, sequence_
         )
 
 
-def _whole_parameters(engine: Any, world: World) -> list[str]:
+def _whole_parameters(engine: Engine, world: World) -> list[str]:
     """Return a problem if ZeRO-3 has left parameters unpartitioned."""
     if world.world_size == 1:
         return []

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +22,11 @@ from paceline.plan.mesh import Mesh
 from paceline.protocols.shard import BUFFER, PARAM, Shard, ShardReader
 from paceline.runtime.world import World
 from paceline.strategies import codes, state
-from paceline.strategies.deepspeed.parts import ParameterSlice, Part, finish_import, local_parts
+from paceline.strategies.deepspeed.parts import ParameterSlice, Part, finish_import, is_managed, local_parts
 from paceline.strategies.handle import Handle
+
+if TYPE_CHECKING:
+    from paceline.strategies.deepspeed.engine import Engine
 
 STEP = "step"
 SCALER_KINDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
@@ -61,8 +64,8 @@ def export_state(handle: Handle, world: World, mesh: Mesh) -> Iterator[Shard]:
     """Yield this rank's shards. Collective: parameters split inside a row are gathered, in the same order on
     every rank.
     """
-    engine: Any = handle.module
-    if handle.optimizer is None or not engine.zero_optimization():
+    engine = engine_of(handle)
+    if engine is None:
         yield from state.export_state(handle, world.rank, world.world_size)
         return
     # All ranks exchange their ranges, to take the same decision for each parameter.
@@ -93,8 +96,8 @@ def import_state(handle: Handle, reader: ShardReader, world: World, mesh: Mesh) 
     """Load the ranges that this rank holds. Raises CheckpointError if a tensor is missing or has another
     shape. Collective.
     """
-    engine: Any = handle.module
-    if handle.optimizer is None or not engine.zero_optimization():
+    engine = engine_of(handle)
+    if engine is None:
         state.import_state(handle, reader)
         return
     named = dict(handle.root.plain_named_parameters())
@@ -126,6 +129,14 @@ def import_state(handle: Handle, reader: ShardReader, world: World, mesh: Mesh) 
     _read_scaler(role, engine, reader)
     finish_import(engine)
     handle.root.refresh_compute_weights()
+
+
+def engine_of(handle: Handle) -> Engine | None:
+    """Return the engine of a trained model; None if the model's parameters are whole: frozen, or stage 0."""
+    if handle.optimizer is None:
+        return None
+    engine = cast("Engine", handle.module)
+    return engine if engine.zero_optimization() else None
 
 
 def check_tensor(reader: ShardReader, role: str, name: str, shape: tuple[int, ...]) -> None:
@@ -216,7 +227,7 @@ def _frozen(role: str, frozen: dict[str, nn.Parameter], world: World, mesh: Mesh
 
 def whole_frozen(parameter: nn.Parameter) -> Tensor:
     """Return the values of a frozen parameter; a copy if they had to be gathered (collective)."""
-    if not hasattr(parameter, "ds_id"):
+    if not is_managed(parameter):
         return parameter.detach()
     from deepspeed.runtime.zero import GatheredParameters
 
@@ -224,14 +235,16 @@ def whole_frozen(parameter: nn.Parameter) -> Tensor:
         return parameter.detach().clone().cpu()
 
 
-def _read_frozen(parameter: Any, reader: ShardReader, role: str, name: str, place: ParameterSlice) -> None:
+def _read_frozen(
+    parameter: nn.Parameter, reader: ShardReader, role: str, name: str, place: ParameterSlice
+) -> None:
     """Read a frozen parameter whole; ZeRO-3 keeps this rank's partition of it."""
     if not reader.has(role, name, PARAM):  # an adapter's checkpoint does not contain the base model
         return
     with torch.no_grad():
         local = tuple(getattr(parameter, "ds_shape", parameter.shape))
         values = reader.read_block(role, name, PARAM, place.offsets, local)
-        if hasattr(parameter, "ds_id"):
+        if is_managed(parameter):
             size = parameter.partition_numel()
             part = values.flatten()[size * torch.distributed.get_rank(parameter.ds_process_group) :][:size]
             parameter.ds_tensor.view(-1)[: part.numel()].copy_(part)
@@ -239,7 +252,7 @@ def _read_frozen(parameter: Any, reader: ShardReader, role: str, name: str, plac
             parameter.copy_(values)
 
 
-def _scaler(role: str, engine: Any, world: World) -> Iterator[Shard]:
+def _scaler(role: str, engine: Engine, world: World) -> Iterator[Shard]:
     """Yield DeepSpeed's dynamic loss scale (fp16), on rank 0."""
     scaler = getattr(engine.optimizer, "loss_scaler", None)
     if world.rank == 0 and scaler is not None and getattr(scaler, "dynamic", False):
@@ -248,7 +261,7 @@ def _scaler(role: str, engine: Any, world: World) -> Iterator[Shard]:
             yield Shard(role, state.SCALER, kind, (), (), value)
 
 
-def _read_scaler(role: str, engine: Any, reader: ShardReader) -> None:
+def _read_scaler(role: str, engine: Engine, reader: ShardReader) -> None:
     scaler = getattr(engine.optimizer, "loss_scaler", None)
     if scaler is None or not reader.has(role, state.SCALER, SCALER_KINDS[0]):
         return

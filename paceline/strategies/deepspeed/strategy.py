@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from paceline.config.optimizers import elementwise
 from paceline.core.errors import ConfigError
+from paceline.core.json_types import as_object
 from paceline.models.context_parallel import ULYSSES, ContextParallel, check_context_parallel
 from paceline.protocols.batch import Batch
 from paceline.protocols.model import BuildOptions, ModelFactory, RootModule
@@ -36,6 +37,7 @@ from paceline.strategies.optimizer import build_optimizer
 
 if TYPE_CHECKING:
     from paceline.plan.plan import Plan
+    from paceline.strategies.deepspeed.engine import Engine
 
 
 @dataclass
@@ -51,15 +53,15 @@ class EngineHandle(Handle):
     profile: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     @property
-    def engine(self) -> Any:
+    def engine(self) -> Engine:
         """The DeepSpeed engine."""
-        return self.module
+        return cast("Engine", self.module)
 
     def start_profiles(self, sequence_ranks: int) -> None:
         """Start a profile before each forward of the engine for which one is due; ``backward`` ends it."""
 
-        def begin(engine: nn.Module, given: tuple[Any, ...]) -> None:
-            self.profile.enter_context(profile.profiled(engine, self.root, given[0], sequence_ranks))
+        def begin(_: nn.Module, given: tuple[Batch, ...]) -> None:
+            self.profile.enter_context(profile.profiled(self.engine, self.root, given[0], sequence_ranks))
 
         self.module.register_forward_pre_hook(begin)
 
@@ -68,9 +70,9 @@ class EngineHandle(Handle):
         if not self.trained or not self.engine.zero_optimization():
             return super().state_bytes()
         return {
-            "parameters": measure.parameter_bytes(self.module),
+            "parameters": measure.parameter_bytes(self.engine),
             "gradients": self.gradient_bytes or 0,
-            "optimizer": measure.optimizer_bytes(self.module),
+            "optimizer": measure.optimizer_bytes(self.engine),
         }
 
 
@@ -80,7 +82,7 @@ class DeepSpeed(Strategy):
     def __init__(self, world: World, plan: Plan) -> None:
         super().__init__(world, plan)
         self.stage = options_of(plan).zero_stage
-        self._engines: list[Any] = []
+        self._engines: list[Engine] = []
         self._context: ContextParallel | None = None
         # Stages 0 to 2 divide by the data-parallel ranks only, stage 3 by the ranks of each sequence as well.
         averaged = self.data_parallel_size * (plan.mesh.cp if self.stage == 3 else 1)
@@ -152,7 +154,7 @@ class DeepSpeed(Strategy):
     def release(self, handle: Handle) -> None:
         """Destroy the model's engine."""
         if handle.module in self._engines:
-            engine: Any = handle.module
+            engine = _engine(handle)
             self._engines.remove(engine)
             engine.destroy()
 
@@ -164,7 +166,7 @@ class DeepSpeed(Strategy):
         whole: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if self.stage == 3 and handle.trained:
             taken = zero3.gathered_by_layer if self.collective_decoding else zero3.gathered
-            whole = taken(handle.module)
+            whole = taken(_engine(handle))
         with evaluating(handle.root), whole:
             yield handle.root
 
@@ -231,7 +233,7 @@ class DeepSpeed(Strategy):
         group.
         """
         for engine in self._engines:
-            if (engine.config.get("comms_logger") or {}).get("enabled"):
+            if as_object(engine.config.get("comms_logger")).get("enabled"):
                 from deepspeed import comm
 
                 comm.log_summary()
@@ -239,7 +241,7 @@ class DeepSpeed(Strategy):
         self._engines.clear()
 
 
-def _engine(handle: Handle) -> Any:
+def _engine(handle: Handle) -> Engine:
     assert isinstance(handle, EngineHandle)
     return handle.engine
 

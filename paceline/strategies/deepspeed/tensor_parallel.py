@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import nn
+from transformers import PretrainedConfig
 
 from paceline.core.errors import ConfigError
 from paceline.plan import codes as plan_codes
+from paceline.protocols.model import RootModule
 
 
-def prepare_root(root: nn.Module, stage: int) -> None:
+def prepare_root(root: RootModule, stage: int) -> None:
     """Give ``root`` what AutoTP looks for: the model's config (with its plan and its key-value heads), and
     layers of exactly ``nn.Linear``.
 
@@ -18,7 +18,7 @@ def prepare_root(root: nn.Module, stage: int) -> None:
     recognizes layers by their exact class and silently skips subclasses. Raises ConfigError for a model
     without a plan, or for stage 0.
     """
-    config = getattr(getattr(root, "hf", None), "config", None)
+    config = root.hf.config
     check_tp_plan(config)
     if not stage:
         raise ConfigError(
@@ -36,7 +36,7 @@ def prepare_root(root: nn.Module, stage: int) -> None:
             module.__class__ = nn.Linear
 
 
-def check_tp_plan(config: Any) -> None:
+def check_tp_plan(config: PretrainedConfig) -> None:
     """Raise ConfigError for a Hugging Face config without a tensor-parallel plan."""
     if not getattr(config, "base_model_tp_plan", None):
         raise ConfigError(
@@ -49,7 +49,7 @@ def check_tp_plan(config: Any) -> None:
         )
 
 
-def unsharded(root: nn.Module) -> list[str]:
+def unsharded(root: RootModule) -> list[str]:
     """Return what is wrong with the sharding: no layer replaced, weights of full size, or a sharded head."""
     replaced = [m for m in root.modules() if type(m).__module__.startswith("deepspeed.module_inject")]
     if not replaced:
@@ -62,8 +62,7 @@ def unsharded(root: nn.Module) -> list[str]:
         and tuple(getattr(p, "ds_shape", p.shape)) == tuple(cut["original_shape"])
     ]
     wrong = [f"AutoTP has left {len(whole)} weights whole ({whole[0]}, …)"] if whole else []
-    hf: Any = getattr(root, "hf", None)
-    head = hf.get_output_embeddings() if hf is not None else None
+    head = root.hf.get_output_embeddings()
     if head is not None and type(head).__module__.startswith("deepspeed"):
         wrong.append("AutoTP has cut the head, whose whole weight the loss needs")
     return wrong

@@ -6,12 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING
 
-from torch import nn
+from paceline.protocols.model import RootModule
+from paceline.strategies.deepspeed.parts import is_managed, is_partitioned
+
+if TYPE_CHECKING:
+    from paceline.strategies.deepspeed.engine import Engine
 
 
-def register_head(root: nn.Module) -> None:
+def register_head(root: RootModule) -> None:
     """Register the head's weight for gathering in the forward of ``root``, which reads it without calling the
     head.
 
@@ -20,14 +24,13 @@ def register_head(root: nn.Module) -> None:
     """
     from deepspeed.runtime.zero import register_external_parameter
 
-    hf: Any = getattr(root, "hf", None)
-    head = hf.get_output_embeddings() if hf is not None else None
+    head = root.hf.get_output_embeddings()
     for parameter in head.parameters(recurse=False) if head is not None else ():
         register_external_parameter(root, parameter)
 
 
 @contextmanager
-def gathered(engine: Any) -> Iterator[None]:
+def gathered(engine: Engine) -> Iterator[None]:
     """Inside the context every rank holds the whole model and may call it independently: DeepSpeed's hooks,
     which are collectives, are off.
 
@@ -35,9 +38,11 @@ def gathered(engine: Any) -> Iterator[None]:
     """
     from deepspeed.runtime.zero import GatheredParameters
 
-    offload = engine.optimizer.parameter_offload
-    parameters = [p for p in engine.module.parameters() if hasattr(p, "ds_id")]
-    engine.optimizer._partition_all_parameters()
+    optimizer = engine.optimizer
+    assert is_partitioned(optimizer)
+    offload = optimizer.parameter_offload
+    parameters = [p for p in engine.module.parameters() if is_managed(p)]
+    optimizer._partition_all_parameters()
     offload._remove_module_hooks()
     offload.forward_hooks.clear()
     offload.backward_hooks.clear()
@@ -51,17 +56,19 @@ def gathered(engine: Any) -> Iterator[None]:
 
 
 @contextmanager
-def gathered_by_layer(engine: Any) -> Iterator[None]:
+def gathered_by_layer(engine: Engine) -> Iterator[None]:
     """Inside the context DeepSpeed's hooks gather one module at a time in forwards of the Hugging Face model;
     all ranks must make the same number.
 
     Call on all ranks.
     """
-    coordinator = engine.optimizer.parameter_offload.get_param_coordinator()
+    optimizer = engine.optimizer
+    assert is_partitioned(optimizer)
+    coordinator = optimizer.parameter_offload.get_param_coordinator()
     # in training the root's own hook does this
     begins = engine.module.hf.register_forward_pre_hook(lambda *_: coordinator.reset_step())
     try:
         yield
     finally:
         begins.remove()
-        engine.optimizer._partition_all_parameters()
+        optimizer._partition_all_parameters()

@@ -166,6 +166,7 @@ def test_packed_weights_and_a_cast_are_refused() -> None:
 
 def test_autotp_needs_a_plan_and_a_stage() -> None:
     root = nn.Module()
+    root.hf = SimpleNamespace(config=SimpleNamespace(model_type="gpt2"))  # type: ignore[assignment]
     assert code_of(lambda: prepare_root(root, 1)) == "strategy.deepspeed_tp_plan"
     root.hf = SimpleNamespace(config=SimpleNamespace(base_model_tp_plan={"layers.*.q": "colwise"}))  # type: ignore[assignment]
     assert code_of(lambda: prepare_root(root, 0)) == "strategy.deepspeed_tp_stage"
