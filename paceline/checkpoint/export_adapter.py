@@ -23,6 +23,8 @@ from paceline.models.buffers import persistent_buffers
 from paceline.models.factory import HFModelFactory
 from paceline.models.quantised import round_trip
 from paceline.models.scalar_head import Classes
+from paceline.plan.codec import from_json
+from paceline.plan.parts import AdapterSpec
 from paceline.protocols.model import BuildOptions
 from paceline.protocols.roles import Role
 from paceline.protocols.shard import PARAM
@@ -77,9 +79,10 @@ def merged_entries(
     Raises CheckpointError ``export.base_model`` if the base is not the one that was trained on, and
     ConfigError if it cannot be loaded.
     """
-    spec, base = reader.state.get("adapter"), _base(reader)
-    if not isinstance(spec, dict):
+    base, saved = _base(reader), reader.state.get("adapter")
+    if not isinstance(saved, dict):
         raise CheckpointError(_no_spec(reader))
+    spec = from_json(AdapterSpec, saved)
     # Build the base in the dtype of the trained weights.
     names = [n for n in reader.names() if n.role == role and n.kind == PARAM]
     trained = {n.name: reader.read(role, n.name, PARAM) for n in names}
@@ -106,8 +109,8 @@ def merged_entries(
             )
         )
     # Training saw the base rounded to 4 bits, so the merge starts from that.
-    if spec.get("quantization"):
-        round_trip(hf, spec["quantization"])
+    if spec.quantization is not None:
+        round_trip(hf, spec.quantization)
     try:
         merge(hf, spec, trained)
     except (KeyError, RuntimeError) as error:

@@ -30,6 +30,7 @@ from paceline.core.json_types import Json, JsonObject
 from paceline.core.patterns import is_pattern
 from paceline.core.units import human_count
 from paceline.models import codes
+from paceline.plan.parts import AdapterSpec
 from paceline.runtime.seed import seed_for
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Adapter:
     note     one line for the log
     """
 
-    spec: Mapping[str, Any]
+    spec: AdapterSpec
     trained: Mapping[str, str]
     peft: JsonObject
     base: Mapping[str, Any]
@@ -70,7 +71,7 @@ class Adapter:
 
 def add_adapter(
     hf: HFModel,
-    spec: Mapping[str, Any],
+    spec: AdapterSpec,
     seed: int,
     base: Mapping[str, Any],
     rows: tuple[int, int] | None = None,
@@ -85,16 +86,16 @@ def add_adapter(
     fingerprint = base_fingerprint(hf)
     config = _inject(hf, spec, seed)
     _check_layers(hf)
-    saved = _train_whole(hf, spec["modules_to_save"])
+    saved = _train_whole(hf, spec.modules_to_save)
     if rows is not None and rows[1] > rows[0] and not _all_trained(hf.get_input_embeddings()):
         raise ConfigError(_new_rows(rows))
     trained = {name: plain_name(name) for name, p in hf.named_parameters() if p.requires_grad}
-    if spec.get("start") and fingerprint is not None:
-        load_adapter(hf, Path(spec["start"]), trained)
+    if spec.start and fingerprint is not None:
+        load_adapter(hf, Path(spec.start), trained)
     count = sum(p.numel() for p in hf.parameters() if p.requires_grad)
     whole = sum(p.numel() for p in hf.parameters())
     note = (
-        f"LoRA r {spec['r']} on {', '.join(spec['target_modules'])}: {human_count(count)} of"
+        f"LoRA r {spec.r} on {', '.join(spec.target_modules)}: {human_count(count)} of"
         f" {human_count(whole)} parameters are trained"
     )
     trained_ties = {other: name for other, name in ties(hf).items() if name in trained}
@@ -140,7 +141,7 @@ def adapted_modules(names: Iterator[str]) -> frozenset[str]:
 
 
 @torch.no_grad()
-def merge(hf: HFModel, spec: Mapping[str, Any], trained: Mapping[str, Tensor]) -> None:
+def merge(hf: HFModel, spec: AdapterSpec, trained: Mapping[str, Tensor]) -> None:
     """Merge the adapters into the plain model ``hf`` (W + scale · B A, in W's dtype) and copy in what was
     trained in full.
 
@@ -158,9 +159,9 @@ def merge(hf: HFModel, spec: Mapping[str, Any], trained: Mapping[str, Tensor]) -
             parameters[name].copy_(tensor)
 
 
-def scale(spec: Mapping[str, Any]) -> float:
+def scale(spec: AdapterSpec) -> float:
     """alpha / r, or alpha / sqrt(r) (rsLoRA, Kalajdzievski 2023, arXiv:2312.03732)."""
-    return float(spec["alpha"]) / (float(spec["r"]) ** 0.5 if spec["use_rslora"] else float(spec["r"]))
+    return float(spec.alpha) / (float(spec.r) ** 0.5 if spec.use_rslora else float(spec.r))
 
 
 @torch.no_grad()
@@ -221,11 +222,11 @@ def ties(hf: HFModel) -> dict[str, str]:
     return {name: own[id(p)] for name, p in every if own[id(p)] != name}
 
 
-def _inject(hf: HFModel, spec: Mapping[str, Any], seed: int) -> LoraConfig:
+def _inject(hf: HFModel, spec: AdapterSpec, seed: int) -> LoraConfig:
     from peft import LoraConfig, inject_adapter_in_model
 
     # Which layers: one pattern or a list of names, each of which must match something.
-    targets = list(spec["target_modules"])
+    targets = list(spec.target_modules)
     if targets == ["all-linear"] and fused_experts(hf):
         targets = trunk_linears(hf)  # peft would take the experts' tensors for a layer of its own kind
     alone = len(targets) == 1 and (targets[0] == "all-linear" or is_pattern(targets[0]))
@@ -239,12 +240,12 @@ def _inject(hf: HFModel, spec: Mapping[str, Any], seed: int) -> LoraConfig:
             _targets(spec, hf, f"no layer is called {' or '.join(idle)}", "some targets name no layer")
         )
     config = LoraConfig(
-        r=spec["r"],
-        lora_alpha=spec["alpha"],
-        lora_dropout=spec["dropout"],
+        r=spec.r,
+        lora_alpha=spec.alpha,  # type: ignore[arg-type]  # a fraction is as good
+        lora_dropout=spec.dropout,
         target_modules=targets[0] if alone else targets,
-        bias=spec["bias"],
-        use_rslora=spec["use_rslora"],
+        bias=spec.bias,  # type: ignore[arg-type]
+        use_rslora=spec.use_rslora,
         task_type=_task(hf),
     )
     # A is drawn from the seed on the CPU, so that it is equal on every rank.
@@ -373,13 +374,13 @@ def _transposed(hf: HFModel, module: str) -> bool:
 
 
 def _targets(
-    spec: Mapping[str, Any], hf: HFModel, message: str, what: str = "peft finds nothing to adapt"
+    spec: AdapterSpec, hf: HFModel, message: str, what: str = "peft finds nothing to adapt"
 ) -> Diagnostic:
     linear = sorted({n.rpartition(".")[2] for n, m in hf.named_modules() if isinstance(m, nn.Linear)})
     return codes.MODELS_ADAPTER_TARGETS(
         what,
         "lora.target_modules",
-        f"{', '.join(spec['target_modules'])}: {message.splitlines()[0][:200]}",
+        f"{', '.join(spec.target_modules)}: {message.splitlines()[0][:200]}",
         f"all-linear, or some of {', '.join(linear[:12])}",
     )
 

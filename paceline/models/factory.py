@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -30,6 +31,7 @@ from paceline.models.roles import RoleModule
 from paceline.models.rope import rope_by_document
 from paceline.models.scalar_head import HEAD, SCALAR_ROLES, Classes, auto_class
 from paceline.models.swiglu import fuse_mlps
+from paceline.plan.parts import AdapterSpec
 from paceline.protocols.model import WHOLE, BuildOptions
 from paceline.protocols.roles import Role
 
@@ -95,7 +97,7 @@ class HFModelFactory:
         compile: bool = False,
         compile_options: Mapping[str, str] | None = None,
         master_dtype: torch.dtype = torch.float32,
-        adapter: Mapping[str, Any] | None = None,
+        adapter: AdapterSpec | None = None,
         frozen: bool = False,
         temperature: float = 1.0,
         classes: Classes | None = None,
@@ -192,16 +194,13 @@ class HFModelFactory:
         base = {"name_or_path": m.name_or_path, "revision": m.revision}
         had = self._config.get_text_config().vocab_size
         rows = (had, self._rows) if m.config is None else None
-        spec = dict(self._adapter)
+        spec = self._adapter
         if self.role in SCALAR_ROLES:  # a fresh head, if frozen, would score at random
-            spec["modules_to_save"] = sorted({*spec["modules_to_save"], HEAD})
+            spec = replace(spec, modules_to_save=tuple(sorted({*spec.modules_to_save, HEAD})))
         adapter = add_adapter(hf, spec, self._seed, base, rows)
-        quantization = self._adapter.get("quantization")
-        return (
-            adapter
-            if quantization is None
-            else adapter.noting(quantise(hf, quantization, self._compute_dtype))
-        )
+        if spec.quantization is None:
+            return adapter
+        return adapter.noting(quantise(hf, spec.quantization, self._compute_dtype))
 
     def _from_scratch(self, attention: str | None) -> HFModel:
         """Initialize on the CPU from the seed alone: the same weights on every rank, device and thread

@@ -5,10 +5,11 @@ and no size depends on values, so that the host never waits for a device.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from paceline.models.autograd import Function, FunctionContext
 
 
 @dataclass(frozen=True)
@@ -37,33 +38,35 @@ class PaddedRows:
 
     def pad(self, x: Tensor) -> Tensor:
         """[T, …] -> [D, L, …]; what stands where no token is has no gradient."""
-        padded: Tensor = _Pad.apply(x, self)  # type: ignore[no-untyped-call]
-        return padded
+        return _Pad.apply(x, self)
 
     def unpad(self, x: Tensor) -> Tensor:
         """[D, L, …] -> [T, …]."""
-        tokens: Tensor = _Unpad.apply(x, self)  # type: ignore[no-untyped-call]
-        return tokens
+        return _Unpad.apply(x, self)
 
 
-class _Pad(torch.autograd.Function):
+class _PaddedContext(FunctionContext):
+    rows: PaddedRows
+
+
+class _Pad(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, rows: PaddedRows) -> Tensor:
+    def forward(ctx: _PaddedContext, x: Tensor, rows: PaddedRows) -> Tensor:
         ctx.rows = rows
         return x[rows.index]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: _PaddedContext, grad: Tensor) -> tuple[Tensor | None, ...]:
         return grad.flatten(0, 1).index_select(0, ctx.rows.flat), None
 
 
-class _Unpad(torch.autograd.Function):
+class _Unpad(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, rows: PaddedRows) -> Tensor:
+    def forward(ctx: _PaddedContext, x: Tensor, rows: PaddedRows) -> Tensor:
         ctx.rows = rows
         return x.flatten(0, 1).index_select(0, rows.flat)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: _PaddedContext, grad: Tensor) -> tuple[Tensor | None, ...]:
         padding = ~ctx.rows.real.reshape(*ctx.rows.real.shape, *(1 for _ in grad.shape[1:]))
         return grad[ctx.rows.index].masked_fill_(padding, 0.0), None

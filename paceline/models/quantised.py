@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,17 +11,18 @@ from torch import nn
 from paceline.core.errors import ConfigError
 from paceline.core.units import human_bytes
 from paceline.models import codes
+from paceline.plan.parts import Quantization
 
 if TYPE_CHECKING:
     from paceline.protocols.model import HFModel
 
 
 @torch.no_grad()
-def quantise(hf: HFModel, spec: Mapping[str, Any], compute: torch.dtype) -> str:
+def quantise(hf: HFModel, spec: Quantization, compute: torch.dtype) -> str:
     """Replace every frozen ``nn.Linear`` of the trunk by bitsandbytes' 4-bit layer, in place; return a line
     for the log.
 
-    ``spec`` is ``Plan.adapter["quantization"]``; ``compute`` is the dtype that weights are dequantized to for
+    ``spec`` is ``Plan.adapter.quantization``; ``compute`` is the dtype that weights are dequantized to for
     a product. The head, embeddings, norms and everything trained stay as they are. Call it after the adapters
     are injected and after the last dtype cast of the model: a cast would convert the packed bytes as if they
     were numbers. Raises ConfigError ``models.nothing_to_quantise``.
@@ -36,17 +37,17 @@ def quantise(hf: HFModel, spec: Mapping[str, Any], compute: torch.dtype) -> str:
             linear.out_features,
             bias=False,
             compute_dtype=compute,
-            compress_statistics=spec["double_quant"],
-            quant_type=spec["type"],
-            quant_storage=getattr(torch, spec["storage"]),
+            compress_statistics=spec.double_quant,
+            quant_type=spec.type,
+            quant_storage=getattr(torch, spec.storage),
             device="meta",
         )
         layer.weight = Params4bit(
             linear.weight.detach(),
             requires_grad=False,
-            compress_statistics=spec["double_quant"],
-            quant_type=spec["type"],
-            quant_storage=getattr(torch, spec["storage"]),
+            compress_statistics=spec.double_quant,
+            quant_type=spec.type,
+            quant_storage=getattr(torch, spec.storage),
             module=layer,
         )
         if linear.bias is not None:
@@ -68,11 +69,11 @@ def quantise(hf: HFModel, spec: Mapping[str, Any], compute: torch.dtype) -> str:
                 "adapters on whole weights: quantization_bit: null",
             )
         )
-    return f"linear layers in 4 bits ({spec['type']}): {human_bytes(before)} packed into {human_bytes(after)}"
+    return f"linear layers in 4 bits ({spec.type}): {human_bytes(before)} packed into {human_bytes(after)}"
 
 
 @torch.no_grad()
-def round_trip(hf: HFModel, spec: Mapping[str, Any]) -> None:
+def round_trip(hf: HFModel, spec: Quantization) -> None:
     """Quantize and dequantize the linear weights of a model without adapters, in place: the values that
     ``quantise`` gives them.
     """
@@ -81,8 +82,8 @@ def round_trip(hf: HFModel, spec: Mapping[str, Any]) -> None:
     for _, _, linear in _frozen_linears(hf, frozen=False):
         packed, state = quantize_4bit(
             linear.weight.detach().contiguous(),
-            compress_statistics=spec["double_quant"],
-            quant_type=spec["type"],
+            compress_statistics=spec.double_quant,
+            quant_type=spec.type,
         )
         linear.weight.copy_(dequantize_4bit(packed, state))
 

@@ -17,7 +17,6 @@ from paceline.core.json_types import Json
 from paceline.models.factory import HFModelFactory
 from paceline.models.materialise import kernels_of, replace_tensors, swap_kernel
 from paceline.plan.algorithms.base import algorithm_spec
-from paceline.plan.codec import to_json
 from paceline.plan.model.shrink import shrunk
 from paceline.plan.plan import Plan
 from paceline.protocols.model import WHOLE, BuildOptions, RootModule
@@ -66,7 +65,7 @@ class FakeFactory:
             "attention": plan.attention,
             "recompute": plan.recompute,
             "master_dtype": getattr(torch, plan.precision.master),
-            "adapter": to_json(plan.adapter),
+            "adapter": plan.adapter,
         }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,7 +13,6 @@ from paceline.config.sections.rollout import RolloutOptions
 from paceline.models.factory import HFModelFactory
 from paceline.models.scalar_head import Classes
 from paceline.plan.algorithms.base import algorithm_spec
-from paceline.plan.codec import to_json
 from paceline.plan.plan import Plan
 from paceline.protocols.roles import Role
 from paceline.training.rollout.reward_model import check_reward_model
@@ -52,10 +51,10 @@ class Models:
         Weights are those named for its role, else those that training starts from. An existing adapter to
         continue from belongs to the policy, not to the value model.
         """
-        named, adapter = self._named(role), to_json(self.plan.adapter)
+        named, adapter = self._named(role), self.plan.adapter
         if role is not Role.VALUE:
             return self._factory(role)
-        own = adapter if adapter is None else {**adapter, "start": None}
+        own = adapter if adapter is None else replace(adapter, start=None)
         return self._factory(role, adapter=own, **({"model": named} if named is not None else {}))
 
     def frozen(self, role: Role) -> HFModelFactory:
@@ -98,7 +97,7 @@ class Models:
             "compile": self.plan.compile,
             "compile_options": self._compile_options(),
             "master_dtype": DTYPES[precision.master],
-            "adapter": to_json(self.plan.adapter),
+            "adapter": self.plan.adapter,
             "temperature": self._temperature(),
             "classes": self.classes if role is Role.CLASSIFIER else None,
         }

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import CheckpointError
+from paceline.plan.codec import to_json
 from paceline.plan.plan import Plan
 from paceline.protocols.roles import Role
 from paceline.strategies.base import Strategy
@@ -34,7 +35,7 @@ def run_state(
     """
     (_, adapter), *others = (adapters or {"": None}).items()
     own: dict[str, Any] = (
-        {} if adapter is None else {"adapter": dict(adapter.spec), "base_model": dict(adapter.base)}
+        {} if adapter is None else {"adapter": to_json(adapter.spec), "base_model": dict(adapter.base)}
     )
     if adapter is not None and others:
         own["other_bases"] = {role: dict(other.base) for role, other in others}

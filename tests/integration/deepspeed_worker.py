@@ -21,8 +21,9 @@ from tiny_parts import MemoryReader, TinyObjective, make_batch
 
 from paceline.models.factory import HFModelFactory
 from paceline.plan.batch import split_batch
+from paceline.plan.codec import from_json
 from paceline.plan.mesh import Mesh
-from paceline.plan.parts import DdpOptions
+from paceline.plan.parts import AdapterSpec, DdpOptions
 from paceline.protocols.batch import Batch
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
@@ -71,7 +72,8 @@ def factory(wanted: dict[str, Any]) -> HFModelFactory:
         embedding_multiple=1,
     )
     compute = getattr(torch, wanted.get("compute", "float32"))
-    return HFModelFactory(source, compute_dtype=compute, seed=5, adapter=wanted.get("adapter"))
+    adapter = from_json(AdapterSpec, wanted["adapter"]) if "adapter" in wanted else None
+    return HFModelFactory(source, compute_dtype=compute, seed=5, adapter=adapter)
 
 
 def plan(wanted: dict[str, Any], world: World) -> Any:

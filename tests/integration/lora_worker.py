@@ -19,8 +19,9 @@ from tiny_parts import MemoryReader, TinyObjective, make_batch
 
 from paceline.models.factory import HFModelFactory
 from paceline.plan.batch import split_batch
+from paceline.plan.codec import from_json
 from paceline.plan.mesh import Mesh
-from paceline.plan.parts import DdpOptions
+from paceline.plan.parts import AdapterSpec, DdpOptions
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
 from paceline.protocols.shard import Shard
@@ -76,7 +77,7 @@ def build(world: World, cell: dict[str, Any]) -> tuple[Strategy, Handle]:
         seed=5,
         compute_dtype=getattr(torch, compute),
         master_dtype=getattr(torch, master),
-        adapter=plan.adapter,
+        adapter=from_json(AdapterSpec, plan.adapter),
     )
     strategy = make_strategy(plan.strategy, world, plan)
     handle = strategy.prepare(Role.POLICY, factory, OptimizerSpec(learning_rate=LR, weight_decay=0.1))

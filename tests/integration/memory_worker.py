@@ -22,7 +22,6 @@ from torch.distributed.tensor import DTensor
 
 from paceline.config.load import load_config
 from paceline.models.factory import HFModelFactory
-from paceline.plan.codec import to_json
 from paceline.plan.cost.memory import model_states
 from paceline.plan.hardware.probe import probe_hardware
 from paceline.plan.plan import Plan
@@ -127,7 +126,7 @@ def measured(case: dict[str, Any], world: World, out: Path) -> dict[str, Any]:
     source = load_config(str(out / f"config{world.rank}.json")).config.model
     handle = strategy.prepare(
         Role.POLICY,
-        HFModelFactory(source, seed=5, compute_dtype=compute, adapter=to_json(plan.adapter)),
+        HFModelFactory(source, seed=5, compute_dtype=compute, adapter=plan.adapter),
         spec,
     )
     seen: dict[str, int] = {}

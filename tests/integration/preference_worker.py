@@ -20,8 +20,9 @@ from lora_worker import LR, SOURCE, gathered, parameters
 from paceline.core.tables import ALGORITHMS
 from paceline.models.factory import HFModelFactory
 from paceline.plan.batch import split_batch
+from paceline.plan.codec import from_json
 from paceline.plan.mesh import Mesh
-from paceline.plan.parts import DdpOptions
+from paceline.plan.parts import AdapterSpec, DdpOptions
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
@@ -90,7 +91,7 @@ def build(world: World, cell: dict[str, Any]) -> tuple[Strategy, dict[Role, Hand
     )
 
     def factory(role: Role, frozen: bool) -> HFModelFactory:
-        adapter = None if frozen else plan.adapter
+        adapter = None if frozen or plan.adapter is None else from_json(AdapterSpec, plan.adapter)
         return HFModelFactory(
             SOURCE,
             role,

@@ -18,7 +18,6 @@ from paceline.algorithms.registry import algorithm_class
 from paceline.config.schema import Config
 from paceline.data.source import build_batch
 from paceline.models.factory import HFModelFactory
-from paceline.plan.codec import to_json
 from paceline.plan.hardware.catalogue import cluster_of
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.job import Job
@@ -129,7 +128,7 @@ def _windows(
         attention=plan.attention,
         recompute=plan.recompute,
         device=world.device,
-        adapter=to_json(plan.adapter),
+        adapter=plan.adapter,
     )
     handles = {Role.POLICY: strategy.prepare(Role.POLICY, factory, plan.optimizer)}
     algorithm = algorithm_class("sft")()

@@ -5,6 +5,7 @@ layers that go on learning.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +22,13 @@ from paceline.models.qkv import FusedAttention
 from paceline.models.quantised import round_trip
 from paceline.models.roles import RoleModule
 from paceline.models.swiglu import FusedSwiGLU
+from paceline.plan.parts import AdapterSpec, Quantization
 from paceline.protocols.model import BuildOptions
 from paceline.protocols.roles import Output
 
 pytest.importorskip("peft")
 NLL = frozenset({Output.NLL})
-SPEC = {
-    "r": 4,
-    "alpha": 8,
-    "dropout": 0.0,
-    "target_modules": ["all-linear"],
-    "modules_to_save": [],
-    "bias": "none",
-    "use_rslora": False,
-    "start": None,
-    "quantization": None,
-}
-NF4 = {"bits": 4, "type": "nf4", "double_quant": True, "storage": "uint8"}
+SPEC = AdapterSpec(r=4, alpha=8, target_modules=("all-linear",))
 
 
 def build(
@@ -48,7 +39,9 @@ def build(
         for key in ("compute_dtype", "recompute", "seed", "vocab_size")
         if key in changes
     }
-    factory = HFModelFactory(source or Source(config=FAMILIES[family]), adapter={**SPEC, **changes}, **more)
+    factory = HFModelFactory(
+        source or Source(config=FAMILIES[family]), adapter=replace(SPEC, **changes), **more
+    )
     return factory(options or BuildOptions()).train()
 
 
@@ -114,9 +107,8 @@ def test_kernels_leave_alone_what_an_adapter_wraps_and_keep_the_rest() -> None:
     )
     assert kinds(attention) == (0, 2, 5) and kinds(mlp) == (2, 0, 5)
     for module, adapted in ((attention, 4), (mlp, 4)):
-        plain = build(
-            options=BuildOptions(fused=False), **{k: module.adapter.spec[k] for k in ("target_modules",)}
-        )  # type: ignore[union-attr]
+        assert module.adapter is not None
+        plain = build(options=BuildOptions(fused=False), target_modules=module.adapter.spec.target_modules)
         assert len(adapted_modules(n for n, _ in module.plain_named_parameters())) == adapted
         assert learn(module) == pytest.approx(learn(plain), abs=1e-3)
 
@@ -239,7 +231,7 @@ def test_four_bits_go_on_learning_after_an_evaluation(
 
     monkeypatch.setattr(modules, "has_avx512bf16", lambda: True)
     monkeypatch.setattr(modules, "_convert_weight_packed_for_cpu", repack)
-    quantization = {**NF4, "type": kind}
+    quantization = Quantization(4, kind)
     module = build(quantization=quantization, compute_dtype=compute)
     packed = [m for m in module.hf.modules() if isinstance(m, modules.Linear4bit)]
     assert len(packed) == 14 and all(

@@ -12,7 +12,6 @@ from paceline.config.sections.lora import LoraSection
 from paceline.models.factory import HFModelFactory
 from paceline.models.quantised import scales_of
 from paceline.plan.adapter import adapter_of
-from paceline.plan.codec import to_json
 from paceline.plan.cost.pieces import pieces_of, scale_bytes
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.read_shape import shape_from_config
@@ -50,7 +49,7 @@ def test_scales_beside_packed_weights_are_counted_to_the_byte(double: bool) -> N
     }
     adapter = adapter_of(_config(section).lora)
     shape = shape_from_config(CONFIG)
-    hf = HFModelFactory(Source(config=CONFIG), adapter=to_json(adapter))().hf
+    hf = HFModelFactory(Source(config=CONFIG), adapter=adapter)().hf
     packed = [m for m in hf.modules() if isinstance(m, modules.Linear4bit)]
     scales = sum(_scales(layer.weight.quant_state) for layer in packed)
     weights = sum(layer.weight.nbytes for layer in packed)

@@ -12,21 +12,12 @@ from model_families import FAMILIES, VOCAB, Source, build_family, make_batch, re
 
 from paceline.core.errors import ConfigError
 from paceline.models.factory import HFModelFactory
+from paceline.plan.parts import AdapterSpec
 from paceline.protocols.model import BuildOptions
 from paceline.protocols.roles import Output, Role
 
 SCORES = frozenset({Output.SCORES})
-SPEC = {
-    "r": 4,
-    "alpha": 8,
-    "dropout": 0.0,
-    "target_modules": ["all-linear"],
-    "modules_to_save": [],
-    "bias": "none",
-    "use_rslora": False,
-    "start": None,
-    "quantization": None,
-}
+SPEC = AdapterSpec(r=4, alpha=8, target_modules=("all-linear",))
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2", "gpt2", "mistral"])

@@ -85,9 +85,7 @@ def built(adapter: AdapterSpec) -> int:
         resize_embeddings="auto",
         embedding_multiple=1,
     )
-    return sum(
-        p.numel() for _, p in HFModelFactory(source, adapter=to_json(adapter))().plain_named_parameters()
-    )
+    return sum(p.numel() for _, p in HFModelFactory(source, adapter=adapter)().plain_named_parameters())
 
 
 def test_the_section_as_data_and_what_is_not_counted() -> None:

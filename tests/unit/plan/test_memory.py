@@ -17,7 +17,6 @@ from paceline.config.load import load_config
 from paceline.models import precision
 from paceline.models.factory import HFModelFactory
 from paceline.plan.algorithms.roles import named_shapes
-from paceline.plan.codec import to_json
 from paceline.plan.cost.from_plan import cluster_of_cpu, planned_candidate, search_spec_of
 from paceline.plan.cost.memory import memory_of, model_states
 from paceline.plan.cost.states import moments, sum_of
@@ -97,7 +96,7 @@ def test_weights_and_their_copies_are_those_of_the_built_model(
     for sections in ({}, *adapted):
         plan = plan_of({"bf16": True, "distributed_strategy": "single"}, 1, sizes, **sections)
         source = load_config(str(tmp_path / "config.json")).config.model
-        root = HFModelFactory(source, seed=5, compute_dtype=torch.bfloat16, adapter=to_json(plan.adapter))()
+        root = HFModelFactory(source, seed=5, compute_dtype=torch.bfloat16, adapter=plan.adapter)()
         held = list(root.parameters())
         planned = model_states(plan, 0)
         assert planned is not None
@@ -286,7 +285,7 @@ def test_the_four_models_of_ppo_are_counted_each(plan_of: Any, tmp_path: Path) -
             update={"config": larger, "name_or_path": None}
         ),
         role=Role.VALUE,
-        adapter=to_json(adapted.adapter),
+        adapter=adapted.adapter,
     )()
     assert adapted.memory.roles["value"].gradients == sum(
         4 * p.numel() for p in value.parameters() if p.requires_grad
@@ -303,7 +302,7 @@ def test_a_reward_model_s_head_is_trained_beside_its_adapters(plan_of: Any) -> N
     source = HFModelFactory(
         load_config(None, flags={"model.config": json.dumps(plan.config.model.config)}).config.model,
         role=Role.REWARD,
-        adapter=to_json(plan.adapter),
+        adapter=plan.adapter,
     )()
     trained = [p for p in source.parameters() if p.requires_grad]
     assert states.gradients == sum(p.numel() * 4 for p in trained)

@@ -8,6 +8,7 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from paceline.checkpoint.hub_layout import hub_entries
 from paceline.models.adapters import add_adapter
+from paceline.plan.parts import AdapterSpec
 from paceline.training.rollout.server_weights import whole
 
 SIZES = {
@@ -22,16 +23,7 @@ SIZES = {
     "num_experts_per_tok": 2,
     "vocab_size": 40,
 }
-LORA = {
-    "r": 2,
-    "alpha": 4,
-    "dropout": 0.0,
-    "target_modules": ["all-linear"],
-    "modules_to_save": [],
-    "bias": "none",
-    "use_rslora": False,
-    "start": None,
-}
+LORA = AdapterSpec(r=2, alpha=4, target_modules=("all-linear",))
 
 
 def test_experts_are_sent_one_by_one_and_loaded_once_each() -> None:
