@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.algorithms.base import Algorithm
+from paceline.algorithms.pairs import document_labels
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.roles import Role
 from paceline.protocols.rollout import PrecomputedField, RolloutAnswers
@@ -75,11 +76,8 @@ class LabelledTokens:
     @staticmethod
     def of(batch: Batch) -> LabelledTokens:
         """Build from the labels and document boundaries of ``batch``."""
-        device = batch.labels.device
-        sizes = (batch.cu_seqlens[1:] - batch.cu_seqlens[:-1]).to(device).long()
-        documents = torch.repeat_interleave(torch.arange(len(sizes), device=device), sizes)
-        segments = documents[batch.labels[0] != IGNORE_INDEX]
-        return LabelledTokens(segments, torch.bincount(segments, minlength=len(sizes)))
+        segments = torch.searchsorted(batch.boundaries()[1:], batch.label_places(), right=True)
+        return LabelledTokens(segments, document_labels(batch))
 
 
 def of_answers(values: Tensor, where: LabelledTokens) -> Tensor:

@@ -30,8 +30,7 @@ def sum_of(values: Tensor, real: Tensor) -> Tensor:
 
 def document_sums(values: Tensor, batch: Batch) -> Tensor:
     """Sum per-label values [L] into per-document sums [D], by the boundaries of a flat batch."""
-    places = (batch.labels.flatten() != IGNORE_INDEX).nonzero().squeeze(1)
-    bounds = batch.cu_seqlens.to(places.device).long()
+    places, bounds = batch.label_places(), batch.boundaries()
     owner = torch.searchsorted(bounds, places, right=True) - 1
     return values.new_zeros(bounds.numel() - 1).index_add(0, owner, values)
 
@@ -40,5 +39,5 @@ def document_labels(batch: Batch) -> Tensor:
     """Return int64 [D]: the number of labelled positions of each document."""
     labelled = (batch.labels.flatten() != IGNORE_INDEX).long()
     before = torch.nn.functional.pad(labelled.cumsum(0), (1, 0))
-    bounds = batch.cu_seqlens.to(labelled.device).long()
+    bounds = batch.boundaries()
     return before[bounds[1:]] - before[bounds[:-1]]

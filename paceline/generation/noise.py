@@ -12,7 +12,7 @@ _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64
 # 0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53: MurmurHash3's finalizer
 _FIRST, _SECOND = (-49064778989728563, -4265267296055464877)
 _SIGNED = 1 << 63
-_CACHED = 1 << 15  # numbers of 8 bytes
+_CACHED, _ON_DEVICE = 1 << 15, 1 << 26  # numbers of 8 bytes
 
 
 def stream_of(seed: int, *parts: int) -> int:
@@ -28,33 +28,38 @@ def gumbel(streams: Tensor, places: Tensor, vocabulary: int) -> Tensor:
     softmax(logits) (Gumbel 1954); two ranks whose logits differ in their last bits sample the same token
     unless the two best are that close.
     """
+    on_cpu = streams.device.type == "cpu"
     keys = mixed(streams + (places + 1) * _GOLDEN)
     ids = torch.arange(1, vocabulary + 1, device=streams.device).mul_(_GOLDEN)
     noise = torch.empty(len(keys), vocabulary, device=streams.device)
-    rows = max(1, _CACHED // vocabulary)
-    for start in range(0, len(keys), rows):  # a few rows at a time fit in the CPU cache
-        part = keys[start : start + rows]
-        uniform = noise[start : start + rows].copy_(
-            top_bits(part, ids) if streams.device.type != "cpu" else _top_bits(part, ids)
-        )
-        uniform.add_(0.5).mul_(2.0**-24).log_().neg_().log_().neg_()
+    # a few rows at a time fit in a CPU's cache; a device is given all that its memory bears
+    rows = max(1, (_CACHED if on_cpu else _ON_DEVICE) // vocabulary)
+    for start in range(0, len(keys), rows):
+        part, uniform = keys[start : start + rows], noise[start : start + rows]
+        if on_cpu:
+            uniform.copy_(_top_bits(part, ids)).add_(0.5)
+        else:
+            torch.add(top_bits(part, ids), 0.5, out=uniform)  # numbers below 2^24 are fp32's own
+        uniform.mul_(2.0**-24).log_().neg_().log_().neg_()
     return noise
 
 
 def mixed(x: Tensor) -> Tensor:
     """Apply MurmurHash3's 64-bit finalizer, elementwise and in place on int64 with wrap-around."""
-    shifted = torch.empty_like(x)
-    for factor in (_FIRST, _SECOND, 1):
-        torch.bitwise_right_shift(x, 33, out=shifted)
-        x.bitwise_xor_(shifted.bitwise_and_(0x7FFFFFFF))
-        if factor != 1:
-            x.mul_(factor)
-    return x
+    return _folded(_folded(_folded(x).mul_(_FIRST)).mul_(_SECOND))
+
+
+def _folded(x: Tensor) -> Tensor:
+    """x ^= x >> 33, unsigned, in place."""
+    return x.bitwise_xor_(x.bitwise_right_shift(33).bitwise_and_(0x7FFFFFFF))
 
 
 def top_bits(keys: Tensor, ids: Tensor) -> Tensor:
-    """Return the upper 24 bits of ``mixed(key + id)``, int64 [B, V]."""
-    return mixed(keys[:, None] + ids[None, :]).bitwise_right_shift_(40).bitwise_and_(0xFFFFFF)
+    """Return the upper 24 bits of ``mixed(key + id)``, int64 [B, V]; the finalizer's last fold does not
+    reach them.
+    """
+    x = _folded(_folded(keys[:, None] + ids[None, :]).mul_(_FIRST)).mul_(_SECOND)
+    return x.bitwise_right_shift_(40).bitwise_and_(0xFFFFFF)
 
 
 def _top_bits(keys: Tensor, ids: Tensor) -> Tensor:

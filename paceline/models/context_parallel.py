@@ -50,7 +50,7 @@ class ContextParallel:
             for name in ("input_ids", "labels", "position_ids")
         }
         values: dict[str, Any] = {f.name: getattr(whole, f.name) for f in fields(Batch)}
-        return ContextBatch(**{**values, **cut}, context=self)
+        return ContextBatch(**{**values, **cut, "places": None}, context=self)
 
 
 def batch_sharder(mesh: DeviceMesh, *, method: str, sequence_parallel: bool) -> Callable[[Batch], Batch]:
@@ -86,6 +86,7 @@ def padded(batch: Batch, multiple: int) -> Batch:
         batch,
         input_ids=F.pad(batch.input_ids, (0, missing)),
         labels=F.pad(batch.labels, (0, missing), value=IGNORE_INDEX),
+        places=None,
         position_ids=torch.cat([batch.position_ids, torch.arange(missing, device=device)[None]], dim=1),
         cu_seqlens=torch.cat([batch.cu_seqlens, end]),
         max_seqlen=max(batch.max_seqlen, missing),

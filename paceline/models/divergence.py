@@ -21,7 +21,7 @@ from paceline.models.autograd import Function, FunctionContext
 from paceline.models.head_kernels import ChunkedGrads, ChunkedLogits, HeadShape, as_given
 from paceline.models.heads import Head
 from paceline.models.precision import compute_copy
-from paceline.protocols.batch import IGNORE_INDEX, Batch
+from paceline.protocols.batch import Batch
 from paceline.protocols.divergence import TEACHER, Divergence
 
 _WIDE_TENSORS = 4  # further [r, V] tensors per chunk: chunks have that many times fewer rows
@@ -219,7 +219,7 @@ class Comparison:
 
     def __call__(self, hidden: Tensor, batch: Batch) -> Tensor:
         """hidden [1, T, H] of the student -> fp32 scalar, the sum over labelled positions."""
-        places = (batch.labels.flatten() != IGNORE_INDEX).nonzero().squeeze(1)
+        places = batch.label_places()
         # Labelled positions of both models, in the same order.
         flat = hidden.flatten(0, 1).index_select(0, places)
         known = batch.tokens.get(TEACHER)

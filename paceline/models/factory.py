@@ -21,6 +21,7 @@ from paceline.core.remote_code import check_code
 from paceline.models import codes
 from paceline.models.adapters import Adapter, add_adapter, base_fingerprint
 from paceline.models.attention import choose_attention, register
+from paceline.models.device_facts import device_memory
 from paceline.models.hub_code import refuse_hub_attention
 from paceline.models.materialise import from_config, skeleton
 from paceline.models.norms import fuse_norms
@@ -31,6 +32,7 @@ from paceline.models.roles import RoleModule
 from paceline.models.rope import rope_by_document
 from paceline.models.scalar_head import HEAD, SCALAR_ROLES, Classes, auto_class
 from paceline.models.swiglu import fuse_mlps
+from paceline.plan.model.head_chunk import head_chunk_bytes
 from paceline.plan.parts import AdapterSpec
 from paceline.protocols.model import WHOLE, BuildOptions
 from paceline.protocols.roles import Role
@@ -168,7 +170,14 @@ class HFModelFactory:
             hf.requires_grad_(False)
         self.swap_kernels(hf, options)
         module = RoleModule(
-            self.role, hf, choice, self._compute_dtype, options.engine_casts, adapter, self._temperature
+            self.role,
+            hf,
+            choice,
+            self._compute_dtype,
+            options.engine_casts,
+            adapter,
+            self._temperature,
+            head_chunk_bytes(device_memory(self._device)),
         )
         if self._recompute:
             enable_recompute(hf, module.slot)

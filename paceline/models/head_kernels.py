@@ -15,8 +15,9 @@ from torch import Tensor
 
 from paceline.models.autograd import Function, FunctionContext
 from paceline.models.precision import activation_dtype, compute_copy, product_dtype
+from paceline.plan.model.head_chunk import head_chunk_bytes
 
-CHUNK_BYTES = 64 * 2**20
+CHUNK_BYTES = head_chunk_bytes(0)  # on a CPU; a device's own by its memory (``factory``)
 _CACHE_BYTES = 2**20  # bytes of ``accum_dtype`` logits per block of elementwise work on a CPU
 _TINY = 1e-30  # below this a probability is inaccurate: the row's loss is computed from its logits
 
@@ -228,9 +229,14 @@ def _to_gradient_(
 def _softmax_(head: ChunkedLogits, rows: slice, logits: Tensor, target: Tensor) -> Tensor:
     """Turn logits into probabilities in place; return Σ -log p(target).
 
-    The loss is read off the probability, which saves a pass over [rows, V]; where that is too small to be
-    accurate, the row's logits are computed again.
+    On a CPU the loss is read off the probability, which saves a pass over [rows, V]; where that is too small
+    to be accurate, the row's logits are computed again. A device would have to be waited for to know where.
     """
+    if logits.device.type != "cpu":
+        sums = torch.logsumexp(logits, -1, keepdim=True)
+        nll = (sums - logits.gather(1, target)).sum()
+        logits.sub_(sums).exp_()
+        return nll
     torch.softmax(logits, dim=-1, out=logits)
     p = logits.gather(1, target).squeeze(1)
     nll = p.log().neg_()

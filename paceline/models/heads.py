@@ -21,7 +21,7 @@ from paceline.core.json_types import Json
 from paceline.models.head_kernels import CHUNK_BYTES, FusedNll, HeadShape, nll_sums
 from paceline.models.regions import local
 from paceline.models.token_stats import TokenStats, Wanted
-from paceline.protocols.batch import IGNORE_INDEX
+from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output
 
 if TYPE_CHECKING:
@@ -186,12 +186,10 @@ class Head:
             raw = torch.tanh(raw / self.shape.softcap) * self.shape.softcap
         return own.shape == raw.shape and torch.allclose(own, raw, rtol=1e-4, atol=1e-5)
 
-    def __call__(self, hidden: Tensor, labels: Tensor, required: frozenset[Output]) -> dict[str, Tensor]:
-        """hidden [1, T, H], labels int64 [1, T] (already shifted) -> the required outputs (see
-        ``Output``).
-        """
-        flat, wanted = hidden.flatten(0, 1), labels.flatten()
-        places = (wanted != IGNORE_INDEX).nonzero().squeeze(1)
+    def __call__(self, hidden: Tensor, batch: Batch, required: frozenset[Output]) -> dict[str, Tensor]:
+        """hidden [1, T, H] -> the required outputs (see ``Output``) at the batch's labelled positions."""
+        flat, wanted = hidden.flatten(0, 1), batch.labels.flatten()
+        places = batch.label_places()
         if places.numel() != wanted.numel():
             flat, wanted = flat.index_select(0, places), wanted.index_select(0, places)
         return self._fused(flat, wanted, required) if self.fused else self._generic(flat, wanted, required)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from paceline.models.device_facts import device_capability
 from paceline.plan.model.attention_kernel import AttentionCall, attention_kernel
 
 
@@ -29,11 +30,3 @@ class AttentionKernels:
     def describe(self) -> str:
         """Return the kernels that were called, for the log; empty before the first forward."""
         return f"; kernels called: {', '.join(sorted(self.ran))}" if self.ran else ""
-
-
-def device_capability(device: torch.device) -> float | None:
-    """Return CUDA's compute capability (8.6); None for any other device."""
-    if device.type != "cuda":
-        return None
-    major, minor = torch.cuda.get_device_capability(device)
-    return float(f"{major}.{minor}")

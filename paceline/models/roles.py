@@ -16,6 +16,7 @@ from paceline.models.attention import AttentionChoice, placeholder_mask
 from paceline.models.attention_context import AttentionContext, PackedSequenceInfo
 from paceline.models.buffers import persistent_buffers
 from paceline.models.divergence import Comparison, LentHead
+from paceline.models.head_kernels import CHUNK_BYTES
 from paceline.models.heads import Head, Vocabulary
 from paceline.models.precision import LowPrecisionCopies
 from paceline.models.rope import DocumentRope
@@ -56,8 +57,11 @@ class RoleModule(RootModule):
         engine_casts: bool = False,
         adapter: Adapter | None = None,
         temperature: float = 1.0,
+        chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
-        """``temperature``: log-probabilities and entropies are those of softmax(logits / temperature)."""
+        """``temperature``: log-probabilities and entropies are those of softmax(logits / temperature);
+        ``chunk_bytes``: of logits that the head computes at a time.
+        """
         super().__init__()
         self.role = role
         self.hf = hf
@@ -67,7 +71,7 @@ class RoleModule(RootModule):
         self.notes_by_subject: dict[str, str] = {}  # changes after it was built, for ``notes``
         self.slot = AttentionContext()
         self.slot.attach(hf)
-        self._head = ScalarHead(hf) if role in SCALAR_ROLES else Head(hf, temperature=temperature)
+        self._head = ScalarHead(hf) if role in SCALAR_ROLES else Head(hf, chunk_bytes, temperature)
         self._lent: LentHead | None = None
         self._comparison: Comparison | None = None
         self._low_precision: LowPrecisionCopies | None = None
@@ -92,16 +96,11 @@ class RoleModule(RootModule):
                 return self._lend(hidden)
             # The head's own outputs, then the divergence, which needs the teacher's head too.
             own = required - {Output.DIVERGENCE}
-            found = self._answer(hidden, batch, own) if own else {}
+            found = self._head(hidden, batch, own) if own else {}
             if own != required:
                 assert self._comparison is not None, "no teacher to compare with"
                 found[Output.DIVERGENCE.value] = self._comparison(hidden, batch)
             return found
-
-    def _answer(self, hidden: Tensor, batch: Batch, required: frozenset[Output]) -> dict[str, Tensor]:
-        if isinstance(self._head, ScalarHead):
-            return self._head(hidden, batch, required)
-        return self._head(hidden, batch.labels, required)
 
     def plain_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield parameters under their Hugging Face names, tied ones once; with an adapter only the trained

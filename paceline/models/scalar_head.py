@@ -15,7 +15,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject
 from paceline.models import codes
 from paceline.models.heads import Vocabulary
-from paceline.protocols.batch import IGNORE_INDEX, Batch
+from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
 
 if TYPE_CHECKING:
@@ -137,9 +137,9 @@ class ScalarHead:
         layer = getattr(self._hf, HEAD)
         places = []
         if required & {Output.SCORES, Output.CLASSES}:
-            places.append((batch.cu_seqlens[1:] - 1).to(hidden.device).long())
+            places.append(batch.boundaries()[1:] - 1)
         if Output.VALUES in required:
-            places.append((batch.labels[0] != IGNORE_INDEX).nonzero().squeeze(1))
+            places.append(batch.label_places())
         sizes = [len(place) for place in places]
         with torch.autocast(hidden.device.type, enabled=False):
             found = layer(hidden[0].index_select(0, torch.cat(places)).to(layer.weight.dtype))

@@ -112,7 +112,7 @@ class StageModule(nn.Module):
         if self.attention.layout != "packed":
             hidden = PackedSequenceInfo.of(batch).padded.unpad(hidden).unsqueeze(0)
         with self._autocast(hidden):
-            return self._head(hidden, batch.labels, required)
+            return self._head(hidden, batch, required)
 
     def plain_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield this stage's parameters under the whole model's Hugging Face names; a tied weight has one

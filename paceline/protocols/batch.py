@@ -37,6 +37,8 @@ class Batch:
                                    moved to a device separately
     tokens         name -> [1, T]  per-token values at labelled positions (elsewhere 0): log-probability at
                                    sampling, …
+    places         int64 [L] or None    the labelled positions, found on the host before a move to a device,
+                                   which could find them by a wait only; None: see ``label_places``
 
     A filler is one document (``group`` of them) of ``[pad, pad]`` without labels: every parameter gets a
     gradient from it, and it has weight 0.
@@ -54,6 +56,7 @@ class Batch:
     extras: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)
     tokens: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)
     others: Mapping[str, Batch] = field(default_factory=dict, kw_only=True)
+    places: Tensor | None = field(default=None, kw_only=True)
 
     @property
     def num_tokens(self) -> int:
@@ -69,7 +72,17 @@ class Batch:
         """Return the field ``name`` of ``tokens`` at the labelled positions [L], in the order of a root
         module's outputs.
         """
-        return self.tokens[name][self.labels != IGNORE_INDEX]
+        return self.tokens[name].flatten().index_select(0, self.label_places())
+
+    def label_places(self) -> Tensor:
+        """Return the labelled positions, int64 [L] ascending, on the labels' device."""
+        if self.places is not None:
+            return self.places
+        return (self.labels.flatten() != IGNORE_INDEX).nonzero().squeeze(1)
+
+    def boundaries(self) -> Tensor:
+        """Return ``cu_seqlens`` as int64 [D + 1] on the labels' device, without a wait for it."""
+        return self.cu_seqlens.to(self.labels.device, non_blocking=True).long()
 
     def pinned(self) -> Batch:
         """Return the same batch in pinned memory, so that copies to CUDA are asynchronous; ``cu_seqlens``
@@ -78,8 +91,9 @@ class Batch:
         moved = {
             f.name: getattr(self, f.name).pin_memory()
             for f in fields(self)
-            if isinstance(getattr(self, f.name), Tensor) and f.name != "cu_seqlens"
+            if isinstance(getattr(self, f.name), Tensor) and f.name not in ("cu_seqlens", "places")
         }
+        moved["places"] = self.label_places().pin_memory()
         extras = {name: value.pin_memory() for name, value in self.extras.items()}
         tokens = {name: value.pin_memory() for name, value in self.tokens.items()}
         others = {name: batch.pinned() for name, batch in self.others.items()}
@@ -105,8 +119,9 @@ class Batch:
         moved = {
             f.name: getattr(self, f.name).to(device, non_blocking=True)
             for f in fields(self)
-            if isinstance(getattr(self, f.name), Tensor) and f.name != "cu_seqlens"
+            if isinstance(getattr(self, f.name), Tensor) and f.name not in ("cu_seqlens", "places")
         }
+        moved["places"] = self.label_places().to(device, non_blocking=True)
         extras = {name: value.to(device, non_blocking=True) for name, value in self.extras.items()}
         tokens = {name: value.to(device, non_blocking=True) for name, value in self.tokens.items()}
         return replace(self, **moved, extras=extras, tokens=tokens)

@@ -81,6 +81,7 @@ def _documents(batch: Batch, bounds: list[int], first: int, last: int) -> Batch:
         batch,
         input_ids=batch.input_ids[:, place],
         labels=batch.labels[:, place],
+        places=None,
         position_ids=batch.position_ids[:, place],
         cu_seqlens=edges,
         max_seqlen=int((edges[1:] - edges[:-1]).max()),

@@ -328,6 +328,7 @@ def _blank(batch: Batch) -> Batch:
     return replace(
         batch,
         labels=torch.full_like(batch.labels, IGNORE_INDEX),
+        places=None,
         document_ids=torch.full_like(batch.document_ids, -1),
         num_rows=0,
         others={name: _blank(other) for name, other in batch.others.items()},

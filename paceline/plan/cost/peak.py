@@ -12,11 +12,11 @@ from dataclasses import dataclass, fields
 
 from paceline.plan.cost.coefficients import MemoryCoefficients
 from paceline.plan.cost.work import StageSize, StepSpec
+from paceline.plan.model.head_chunk import LEAST, head_chunk_bytes
 
 BUCKET = 25 * 2**20  # DDP's default bucket size
 OWN_NORM = 4.0  # bytes per element: input and output of Paceline's RMSNorm in 16 bit, no fp32 copies
 OWN_NORM_CPU = 2.0  # on a CPU the output alone (scaled to fp32 by element / 2)
-LOGIT_CHUNK = 64 * 2**20  # models.head_kernels.CHUNK_BYTES
 LARGE_BUFFER = 20 * 2**20  # torch's CUDACachingAllocator: kLargeBuffer
 
 
@@ -214,10 +214,17 @@ def _logits(work: StepSpec, c: MemoryCoefficients) -> float:
     ):  # chunks of logits, and the head's gradient computed in the forward (models.head_kernels)
         trained = work.adapter is None or work.adapter.full_modules > 0
         gradient = 4.0 * work.embedding_parameters / work.tp if trained else 0.0
-        return 3.0 * LOGIT_CHUNK + gradient + work.element * work.tokens * work.shape.hidden_size
+        return head_chunks(work) + gradient + work.element * work.tokens * work.shape.hidden_size
     if work.fused_loss:
         return c.fused_logits * 2**30
     return c.logits * work.tokens * work.shape.vocab / work.tp
+
+
+def head_chunks(work: StepSpec) -> float:
+    """Return the bytes of the logits that the head holds at a time: three chunks, or as many as there are."""
+    chunk = head_chunk_bytes(work.machine.memory if work.machine.context else 0)
+    whole = 4.0 * work.tokens * work.shape.vocab / work.tp
+    return 3.0 * min(chunk, max(LEAST, whole))
 
 
 def _gathered(work: StepSpec, c: MemoryCoefficients, whole: float, stage: StageSize, slots: float) -> float:

@@ -9,7 +9,7 @@ from typing import TypedDict
 from paceline.core.json_types import JsonObject
 from paceline.core.units import human_bytes
 from paceline.plan.algorithms.base import algorithm_spec
-from paceline.plan.cost.peak import LOGIT_CHUNK
+from paceline.plan.cost.peak import head_chunks
 from paceline.plan.cost.search import Candidate
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.base import Simulated, strategy_spec
@@ -83,7 +83,7 @@ def compare(plan: Plan, candidate: Candidate, measured: Simulation) -> list[Comp
         Compared("activations", measured.get("activations"), peak.attention + peak.mlp + peak.checkpoints)
     )
     chunked = algorithm_spec(plan.algorithm).sums_tokens
-    head = peak.logits - 3.0 * LOGIT_CHUNK if chunked and peak.logits else None
+    head = peak.logits - head_chunks(candidate.work) if chunked and peak.logits else None
     rows.append(Compared("head, for its backward", measured.get("head"), head))
     closed = strategy_spec(plan.strategy).collectives(plan)
     sent = measured.get("collectives") or {}

@@ -92,8 +92,7 @@ class DeepSpeed(Strategy):
 
     def shard_batch(self, batch: Batch) -> Batch:
         """Return the batch on the device, or under Ulysses this rank's part of its tokens."""
-        local_batch = super().shard_batch(batch)
-        return local_batch if self._context is None else self._context.split(local_batch)
+        return super().shard_batch(batch if self._context is None else self._context.split(batch))
 
     def wrap(self, role: Role, root: RootModule) -> nn.Module:
         """Not used: ``prepare`` starts the engine, which needs the optimizer too."""

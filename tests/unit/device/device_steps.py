@@ -108,18 +108,17 @@ def train(
     capability: tuple[int, int] = (9, 0),
     windows: int = 2,
     batches: Any = micro_batches,
+    accumulation: int = 2,
     **sections: Any,
 ) -> Trained:
     """Train on ``cpu`` or on an emulated ``cuda`` or ``xpu`` of this capability; as planned for the card."""
     config, plan = planned(model, precision, capability, **sections)
     place = contextlib.nullcontext() if where == "cpu" else emulated(capability, where)
     with place as machine:
-        return _windows(config, plan, where, machine, windows, batches)
+        return _windows(config, plan, machine, windows, lambda step: batches(accumulation, step))
 
 
-def _windows(
-    config: Config, plan: Plan, where: str, machine: Machine | None, windows: int, batches: Any
-) -> Trained:
+def _windows(config: Config, plan: Plan, machine: Machine | None, windows: int, batches: Any) -> Trained:
     world = World(0, 0, 1, 1, torch.device("cpu") if machine is None else machine.device, "none", None)
     strategy = make_strategy("single", world, plan)
     factory = HFModelFactory(
@@ -137,7 +136,7 @@ def _windows(
         if machine is not None:
             machine.forget()
         result = make_runner(strategy).train_window(
-            handles, batches(2, step), algorithm, lr=1e-3, max_grad_norm=1.0, generator_seed=lambda j: j
+            handles, batches(step), algorithm, lr=1e-3, max_grad_norm=1.0, generator_seed=lambda j: j
         )
         found.losses.append(sum(result.losses.values()))
         found.norms.append(result.grad_norm)

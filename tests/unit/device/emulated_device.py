@@ -75,6 +75,15 @@ def _fakes(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
 
     yield Tensor, {"to": tensor_to, "pin_memory": _pinned, "is_pinned": lambda x, *_: hasattr(x, _PINNED)}
     yield torch, {"tensor": tensor, "autocast": cast}
+    group = torch._C._group_tensors_by_device_and_dtype
+
+    def grouped(tensors: Any, *args: Any) -> Any:
+        """Optimizers take the device of a list of tensors from C++."""
+        ours = any(isinstance(x, DeviceTensor) for row in tensors for x in row)
+        place = {torch.device("cpu"): machine.device} if ours else {}
+        return {(place.get(d, d), dtype): found for (d, dtype), found in group(tensors, *args).items()}
+
+    yield torch._C, {"_group_tensors_by_device_and_dtype": grouped}
 
 
 def _driver(machine: Machine) -> dict[str, Callable[..., Any]]:

@@ -184,7 +184,7 @@ def test_a_head_that_is_not_what_its_config_says_is_not_fused() -> None:
     flat = batch.labels[0]
     places = (flat != IGNORE_INDEX).nonzero().squeeze(1)
     expected = F.cross_entropy(module.hf.lm_head(hidden[0, places]), flat[places], reduction="sum")
-    torch.testing.assert_close(head(hidden, batch.labels, frozenset({Output.NLL}))["nll"], expected)
+    torch.testing.assert_close(head(hidden, batch, frozenset({Output.NLL}))["nll"], expected)
 
 
 def test_only_labelled_positions_reach_the_head(monkeypatch: pytest.MonkeyPatch) -> None:

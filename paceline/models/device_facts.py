@@ -1,0 +1,23 @@
+"""What a device's driver says of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def device_capability(device: torch.device) -> float | None:
+    """Return CUDA's compute capability (8.6); None for any other device."""
+    if device.type != "cuda":
+        return None
+    major, minor = torch.cuda.get_device_capability(device)
+    return float(f"{major}.{minor}")
+
+
+def device_memory(device: torch.device) -> int:
+    """Return an accelerator's memory in bytes; 0 for a CPU, and for a device that does not say."""
+    driver: Any = getattr(torch, device.type, None)
+    if device.type in ("cpu", "meta") or not hasattr(driver, "get_device_properties"):
+        return 0
+    return int(driver.get_device_properties(device).total_memory)

@@ -1,0 +1,114 @@
+"""What a window may cost on an accelerator: waits of the host, kernels, bytes. Who adds one sees it here."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from device_steps import LLAMA, micro_batches, planned, train
+from emulated_device import emulated
+
+from paceline.generation.noise import gumbel
+from paceline.models.device_facts import device_memory
+from paceline.models.head_kernels import CHUNK_BYTES, FusedNll, HeadShape
+from paceline.plan.model.head_chunk import head_chunk_bytes
+from paceline.protocols.batch import Batch
+
+WINDOW_WAITS = 4
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_a_micro_batch_waits_for_nothing(precision: str) -> None:
+    few, more = (train("cuda", precision, accumulation=n) for n in (1, 3))
+    assert few.waits == more.waits
+    assert sum(few.waits.values()) <= WINDOW_WAITS, few.waits
+
+
+def test_a_layer_starts_no_more_kernels_than_it_did() -> None:
+    """Forward and backward of a layer and micro-batch in bf16, without the optimizer's."""
+    counts = {
+        (layers, n): sum(
+            train("cuda", "bf16", {**LLAMA, "num_hidden_layers": layers}, accumulation=n).kernels.values()
+        )
+        for layers in (1, 3)
+        for n in (1, 2)
+    }
+    a_micro_batch = {layers: counts[layers, 2] - counts[layers, 1] for layers in (1, 3)}
+    assert (a_micro_batch[3] - a_micro_batch[1]) / 2 <= 108
+
+
+def test_places_of_labels_are_found_before_the_move() -> None:
+    [batch] = micro_batches(1, 3)
+    with emulated() as machine:
+        for host in (batch, batch.pinned()):
+            machine.forget()
+            moved: Batch = host.to(machine.device)
+            assert torch.equal(moved.label_places().cpu(), batch.label_places())
+            assert list(machine.waits) == ["copy to the host elsewhere"]
+        assert not machine.pageable  # of the pinned one
+
+
+def test_a_loss_beyond_the_smallest_probability_is_exact_and_costs_no_wait() -> None:
+    """The label's logit is 200 below the best: its probability is 0 in fp32."""
+    hidden, weight = torch.eye(4), torch.zeros(5, 4)
+    weight[1] = 200.0
+    labels = torch.tensor([0, 1, 2, 3])
+    found = []
+    for kind in ("cpu", "cuda"):
+        with emulated() as machine:
+            h, w = (x.clone().to(kind).requires_grad_() for x in (hidden, weight))
+            wanted = labels.to(kind)
+            machine.forget()
+            nll, hits = FusedNll.apply(h, w, None, wanted, HeadShape(), True)
+            nll.backward()
+            assert not machine.waits
+            found.append([x.detach().cpu() for x in (nll, hits, h.grad, w.grad)])
+    assert float(found[0][0]) == pytest.approx(600.0)
+    for here, there in zip(*found, strict=True):
+        assert torch.allclose(here, there, rtol=1e-6, atol=1e-30)
+
+
+def test_chunks_of_the_head_grow_with_the_device() -> None:
+    """Each chunk is a pass over the gradient [V, H]: at 64 MiB a fifth of a small model's step."""
+    gib = 1 << 30
+    sizes = {n: head_chunk_bytes(n * gib) >> 20 for n in (0, 15, 23.6, 79.2, 140)}
+    assert sizes == {0: 64, 15: 128, 23.6: 128, 79.2: 512, 140: 512}
+    with emulated() as machine:
+        assert device_memory(torch.device("cpu")) == 0 and head_chunk_bytes(0) == CHUNK_BYTES
+        assert device_memory(machine.device) == machine.memory_bytes
+
+
+def test_noise_is_the_hosts_and_made_for_all_rows_at_once() -> None:
+    streams = torch.arange(64) * 7919 - 5
+    places = torch.arange(64) % 5
+    expected = gumbel(streams.clone(), places, 300)
+    kernels = []
+    with emulated() as machine:
+        for rows in (1, 64):
+            given = streams[:rows].to(machine.device), places[:rows].to(machine.device)
+            machine.forget()
+            noise = gumbel(*given, 300)
+            kernels.append(sum(machine.kernels.values()))
+            assert not machine.waits
+            assert torch.equal(noise.cpu(), expected[:rows])
+    assert kernels[0] == kernels[1] <= 36, kernels  # 1,366 before, for 64 rows and 128 k words
+
+
+def test_the_plan_counts_the_heads_chunks() -> None:
+    large = {
+        **LLAMA,
+        "vocab_size": 128256,
+        "hidden_size": 512,
+        "head_dim": 128,
+        "max_position_embeddings": 8192,
+    }
+    long = {"data": {"train": "none.jsonl", "max_length": 8192}}
+    from paceline.plan.cost.from_plan import predicted_plan
+    from paceline.plan.hardware.catalogue import cluster_of
+
+    found = {}
+    for card, capability in (("A10G", (8, 6)), ("H100", (9, 0))):
+        _, plan = planned(large, "bf16", capability, **long)
+        candidate = predicted_plan(plan, cluster_of(f"1x{card}").hardware())
+        assert candidate is not None
+        found[card] = candidate.peak.logits
+    assert found["H100"] - found["A10G"] == 3 * (512 - 128) * 2**20
