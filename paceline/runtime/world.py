@@ -148,6 +148,16 @@ class World:
         """Return float64 sums over all ranks; every rank passes the same number of values."""
         return [float(v) for v in self._reduce(values, torch.float64, dist.ReduceOp.SUM)]
 
+    def all_reduce_tensor(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the sums of ``values`` over all ranks, of the same shape and dtype, on their device: the
+        host waits for nothing, unless the backend moves tensors of the host only.
+        """
+        if self.world_size == 1:
+            return values
+        total = values.to(self._wire, copy=True)
+        dist.all_reduce(total)
+        return total.to(values.device)
+
     def all_reduce_max_float(self, values: Sequence[float]) -> list[float]:
         """Return float64 maxima over all ranks."""
         return [float(v) for v in self._reduce(values, torch.float64, dist.ReduceOp.MAX)]
@@ -252,7 +262,7 @@ class World:
             return list(values)
         if not values:
             return []
-        tensor = torch.tensor(list(values), dtype=dtype, device=self._wire)
+        tensor = torch.tensor(list(values), dtype=dtype).to(self._wire, non_blocking=True)
         dist.all_reduce(tensor, op)
         return tensor.tolist()
 

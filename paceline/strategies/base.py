@@ -24,6 +24,7 @@ from paceline.strategies import state
 from paceline.strategies.handle import Handle, Handles
 from paceline.strategies.norms import squares
 from paceline.strategies.optimizer import build_optimizer
+from paceline.strategies.skipping import scale_of, skipping_unless_finite, skips_on_device
 
 if TYPE_CHECKING:
     from paceline.plan.plan import Plan
@@ -130,8 +131,13 @@ class Strategy(ABC):
             group["lr"] = lr
         # Unscale and measure; every rank takes the same decision from the same norm.
         norm = self._grad_norm(handle)
-        length = float(norm)
-        if math.isfinite(length):
+        if skips_on_device(handle.stepper, norm):
+            if max_grad_norm:
+                torch.nn.utils.clip_grads_with_norm_(handle.parameters(), max_grad_norm, norm)
+            with skipping_unless_finite(handle.stepper, norm):
+                self._step(handle)
+            handle.root.refresh_compute_weights()
+        elif math.isfinite(length := float(norm)):
             # else torch would multiply every gradient by 1
             if max_grad_norm and length + 1e-6 > max_grad_norm:
                 torch.nn.utils.clip_grads_with_norm_(handle.parameters(), max_grad_norm, norm)
@@ -140,7 +146,7 @@ class Strategy(ABC):
         if handle.scaler is None:
             return StepOutcome(norm)
         handle.scaler.update()
-        return StepOutcome(norm, torch.full_like(norm, handle.scaler.get_scale()))
+        return StepOutcome(norm, scale_of(handle.scaler, norm))
 
     def _grad_norm(self, handle: Handle) -> Tensor:
         """Return the global 2-norm of the role's gradients (unscaled here if there is a scaler): float64, on
@@ -151,9 +157,10 @@ class Strategy(ABC):
         if handle.scaler is not None:
             handle.scaler.unscale_(handle.stepper)
         grads = [p.grad for p in handle.parameters() if p.grad is not None]
-        own = float(squares(grads).sum().sqrt()) if grads else 0.0
-        [norm] = self.world.all_reduce_sum_float([own if self.world.is_main else 0.0])
-        return torch.tensor(norm, dtype=torch.float64, device=self.world.device)
+        own = torch.zeros((), dtype=torch.float64, device=self.world.device)
+        if grads and self.world.is_main:
+            own = squares(grads).sum().sqrt().to(own.device)
+        return self.world.all_reduce_tensor(own)
 
     def _step(self, handle: Handle) -> None:
         handle.stepper.step()

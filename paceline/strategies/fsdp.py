@@ -5,7 +5,6 @@ moments.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property
@@ -232,15 +231,16 @@ class FSDP(Strategy):
             scaler.unscale_(handle.stepper)
         # A shard that several ranks hold is counted once: divide by its number of copies.
         held = [(b.local.grad, b.copies) for b in sharded.blocks if b.local.grad is not None]
-        total = 0.0
+        total = torch.zeros((), dtype=torch.float64, device=self.world.device)
         if held:
-            copies = torch.tensor([c for _, c in held], dtype=torch.float64, device=self.world.device)
-            total = float((squares([g for g, _ in held]).to(copies.device) / copies).sum())
-        square = self.world.all_reduce_sum_float([total])[0]
+            copies = torch.tensor([c for _, c in held], dtype=torch.float64)
+            copies = copies.to(self.world.device, non_blocking=True)
+            total = (squares([g for g, _ in held]).to(copies.device) / copies).sum()
+        square = self.world.all_reduce_tensor(total)
         if scaler is not None:
             for found in scaler._found_inf_per_device(handle.stepper).values():
-                found.fill_(0.0 if math.isfinite(square) else 1.0)
-        return torch.tensor(math.sqrt(square), dtype=torch.float64, device=self.world.device)
+                found.copy_(~torch.isfinite(square))
+        return square.sqrt()
 
     # --- without gradients
 

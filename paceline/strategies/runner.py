@@ -215,8 +215,8 @@ class WindowRunner:
                 for term, weight in algorithm.weights(batch).items():
                     weights[term] = weights.get(term, 0) + int(weight)
         names, terms = sorted(sums), sorted(weights)
-        local = torch.stack([sums[n] for n in names]).tolist()
-        total = [value / self.strategy.loss_copies for value in self.world.all_reduce_sum_float(local)]
+        reduced = self.world.all_reduce_tensor(torch.stack([sums[n] for n in names])).tolist()
+        total = [value / self.strategy.loss_copies for value in reduced]
         counts = self._count([weights[t] for t in terms] + [rows])
         return EvalSums(
             dict(zip(names, total, strict=True)), dict(zip(terms, counts[:-1], strict=True)), counts[-1]
@@ -288,9 +288,8 @@ class WindowRunner:
         """Return the mean loss by term (and of metrics named ``name/term``), and rank 0's ``numbers``; equal
         on every rank, one float64 all-reduce.
         """
-        stacked = torch.stack([*sums.values(), *numbers.values()]).tolist()
-        local = [v if i < len(sums) or self.world.is_main else 0.0 for i, v in enumerate(stacked)]
-        reduced = self.world.all_reduce_sum_float(local)
+        own = [n if self.world.is_main else torch.zeros_like(n) for n in numbers.values()]
+        reduced = self.world.all_reduce_tensor(torch.stack([*sums.values(), *own])).tolist()
         over = [weights[name.rpartition("/")[2]] for name in sums]
         copies = self.strategy.loss_copies
         means = {name: reduced[i] / copies / over[i] if over[i] else 0.0 for i, name in enumerate(sums)}

@@ -28,6 +28,7 @@ from paceline.protocols.roles import Role
 from paceline.protocols.rollout import OnPolicyObjective
 from paceline.protocols.window import Window
 from paceline.runtime.device import memory_bytes
+from paceline.runtime.late_flag import LateFlag
 from paceline.runtime.seed import seed_for
 from paceline.runtime.world import World
 from paceline.strategies.base import Runner, Strategy
@@ -277,7 +278,7 @@ class Session:
                 peak if shape else None,
             ),
             memory_bytes=lambda: memory_bytes(self.world.device),
-            agree=self.world.any,
+            agree=LateFlag(self.world),
             stop_requested=stop_requested,
             observers=observers,
             best=best_rule(t, self.evaluation_metrics()),

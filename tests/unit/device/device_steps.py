@@ -6,6 +6,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from emulated_device import emulated
 from emulated_machine import Machine
 from torch import Tensor
 
+from paceline.algorithms.base import Algorithm
 from paceline.algorithms.registry import algorithm_class
 from paceline.config.schema import Config
 from paceline.data.source import build_batch
@@ -25,6 +27,8 @@ from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Role
 from paceline.rules.planning import make_plan
 from paceline.runtime.world import World
+from paceline.strategies.base import Strategy
+from paceline.strategies.handle import Handles
 from paceline.strategies.registry import make_strategy
 from paceline.strategies.runner import make_runner
 
@@ -91,13 +95,20 @@ def planned(
     return config, make_plan(Job(config, hardware, world_size=1, launcher="single", run_dir="none"))
 
 
-def micro_batches(count: int, seed: int, lengths: Sequence[int] = (7, 12, 5)) -> list[Batch]:
-    """Flat micro-batches of random documents, every token but a document's first a label."""
+def micro_batches(
+    count: int, seed: int, lengths: Sequence[int] = (7, 12, 5), paired: bool = False
+) -> list[Batch]:
+    """Flat micro-batches of random documents, every token but a document's first a label; ``paired``: chosen
+    and rejected answers by turns, an even number of documents.
+    """
     draw, made = np.random.default_rng(seed), []
+    lengths = (*lengths, lengths[0]) if paired and len(lengths) % 2 else lengths
     for _ in range(count):
         documents = [draw.integers(3, VOCAB, n).astype(np.int32) for n in lengths]
-        made.append(build_batch(documents, list(range(len(lengths))), len(lengths)))
-    return made
+        rows = len(lengths) // (2 if paired else 1)
+        made.append(build_batch(documents, list(range(len(lengths))), rows))
+    margins = {"margin": torch.arange(len(lengths), dtype=torch.float64) / 8}
+    return [replace(batch, group=2, extras=margins) for batch in made] if paired else made
 
 
 def train(
@@ -107,31 +118,47 @@ def train(
     *,
     capability: tuple[int, int] = (9, 0),
     windows: int = 2,
-    batches: Any = micro_batches,
+    batches: Any = None,
     accumulation: int = 2,
     **sections: Any,
 ) -> Trained:
     """Train on ``cpu`` or on an emulated ``cuda`` or ``xpu`` of this capability; as planned for the card."""
     config, plan = planned(model, precision, capability, **sections)
+    make = batches or partial(micro_batches, paired=plan.algorithm != "sft")
     place = contextlib.nullcontext() if where == "cpu" else emulated(capability, where)
     with place as machine:
-        return _windows(config, plan, machine, windows, lambda step: batches(accumulation, step))
+        return _windows(config, plan, machine, windows, lambda step: make(accumulation, step))
+
+
+def prepared(config: Config, plan: Plan, device: torch.device) -> tuple[Strategy, Handles, Algorithm]:
+    """The planned strategy, its models and the algorithm."""
+    strategy = make_strategy("single", World(0, 0, 1, 1, device, "none", None), plan)
+    algorithm = algorithm_class(plan.algorithm)()
+
+    def factory(role: Role, **changed: Any) -> HFModelFactory:
+        return HFModelFactory(
+            config.model,
+            role,
+            compute_dtype=getattr(torch, plan.precision.compute),
+            attention=plan.attention,
+            recompute=plan.recompute,
+            device=device,
+            **changed,
+        )
+
+    trained = {
+        role: strategy.prepare(role, factory(role, adapter=plan.adapter), plan.optimizer)
+        for role in algorithm.trains
+    }
+    frozen = {role: strategy.prepare(role, factory(role, frozen=True), None) for role in algorithm.frozen}
+    return strategy, {**trained, **frozen}, algorithm
 
 
 def _windows(config: Config, plan: Plan, machine: Machine | None, windows: int, batches: Any) -> Trained:
-    world = World(0, 0, 1, 1, torch.device("cpu") if machine is None else machine.device, "none", None)
-    strategy = make_strategy("single", world, plan)
-    factory = HFModelFactory(
-        config.model,
-        compute_dtype=getattr(torch, plan.precision.compute),
-        attention=plan.attention,
-        recompute=plan.recompute,
-        device=world.device,
-        adapter=plan.adapter,
-    )
-    handles = {Role.POLICY: strategy.prepare(Role.POLICY, factory, plan.optimizer)}
-    algorithm = algorithm_class("sft")()
+    device = torch.device("cpu") if machine is None else machine.device
+    strategy, handles, algorithm = prepared(config, plan, device)
     found = Trained(plan, start_peak=machine.peak if machine else 0)
+    [role] = algorithm.trains
     for step in range(windows):
         if machine is not None:
             machine.forget()
@@ -144,8 +171,8 @@ def _windows(config: Config, plan: Plan, machine: Machine | None, windows: int, 
     if machine is not None:
         found.waits, found.kernels = Counter(machine.waits), Counter(machine.kernels)
         found.pageable = Counter(machine.pageable)
-    found.attention = set(handles[Role.POLICY].root.slot.kernels.ran)
-    for shard in strategy.export_state(handles[Role.POLICY]):
+    found.attention = set(handles[role].root.slot.kernels.ran)
+    for shard in strategy.export_state(handles[role]):
         if shard.kind == "param":
             found.weights[shard.name] = shard.tensor.detach().to("cpu").float()
     return found

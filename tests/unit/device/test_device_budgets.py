@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from device_steps import LLAMA, micro_batches, planned, train
+from device_steps import LLAMA, micro_batches, planned, prepared, train
 from emulated_device import emulated
 
 from paceline.generation.noise import gumbel
@@ -12,15 +12,48 @@ from paceline.models.device_facts import device_memory
 from paceline.models.head_kernels import CHUNK_BYTES, FusedNll, HeadShape
 from paceline.plan.model.head_chunk import head_chunk_bytes
 from paceline.protocols.batch import Batch
+from paceline.protocols.roles import Role
 
-WINDOW_WAITS = 4
+ALGORITHMS = ("sft", "reward", "dpo")
+FUSED_WAITS, OTHER_WAITS = 1, 2  # of a window: what is reported; before it, whether to step
 
 
-@pytest.mark.parametrize("precision", ["no", "bf16"])
-def test_a_micro_batch_waits_for_nothing(precision: str) -> None:
-    few, more = (train("cuda", precision, accumulation=n) for n in (1, 3))
+@pytest.mark.parametrize("precision", ["no", "bf16", "fp16"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_window_waits_once_and_a_micro_batch_for_nothing(algorithm: str, precision: str) -> None:
+    options = {"training": {"algorithm": algorithm}}
+    few, more = (train("cuda", precision, accumulation=n, **options) for n in (1, 3))
     assert few.waits == more.waits
-    assert sum(few.waits.values()) <= WINDOW_WAITS, few.waits
+    assert sum(few.waits.values()) <= FUSED_WAITS, few.waits
+
+
+def test_an_optimizer_that_cannot_skip_costs_one_wait_more() -> None:
+    waits = train("cuda", "bf16", training={"optim": "rmsprop"}).waits
+    assert FUSED_WAITS < sum(waits.values()) <= OTHER_WAITS, waits
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_step_of_gradients_that_are_not_finite_is_skipped_on_the_device(precision: str) -> None:
+    config, plan = planned(LLAMA, precision, (9, 0))
+    with emulated() as machine:
+        strategy, handles, _ = prepared(config, plan, machine.device)
+        handle = handles[Role.POLICY]
+        before = [p.detach().clone() for p in handle.parameters()]
+        for value, moves in ((torch.inf, False), (torch.nan, False), (1e-3, True)):
+            if handle.scaler is not None:
+                handle.scaler.scale(torch.ones((), device="cuda"))
+            for p in handle.parameters():
+                p.grad = torch.full_like(p, value)
+            machine.forget()
+            outcome = strategy.finish(handle, lr=1e-2, max_grad_norm=1.0)
+            assert not machine.waits
+            moved = [not torch.equal(p, b) for p, b in zip(handle.parameters(), before, strict=True)]
+            assert moved == [moves] * len(moved)
+            assert bool(outcome.grad_norm.isfinite()) == moves
+            if handle.scaler is not None and outcome.loss_scale is not None:
+                assert outcome.loss_scale.item() == handle.scaler.get_scale()
+        steps = {float(s["step"]) for s in handle.stepper.state.values()}
+        assert steps == {1.0}  # the skipped ones were not counted
 
 
 def test_a_layer_starts_no_more_kernels_than_it_did() -> None:

@@ -22,3 +22,19 @@ def test_sft_trains_as_on_a_cpu(precision: str, recompute: bool) -> None:
     # Adam's first steps are of size lr whatever the gradient: weights differ by its sign at most
     for name, weight in cpu.weights.items():
         assert torch.allclose(weight, device.weights[name], atol=5e-3), name
+
+
+@pytest.mark.parametrize("algorithm", ["reward", "dpo"])
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_pairs_train_as_on_a_cpu(algorithm: str, precision: str) -> None:
+    options = {"training": {"algorithm": algorithm}}
+    cpu, device = train("cpu", precision, **options), train("cuda", precision, **options)
+    # a loss of the difference of two rounded scores
+    assert device.losses == pytest.approx(cpu.losses, abs=2 * CLOSE[precision])
+    assert device.norms == pytest.approx(cpu.norms, rel=2e-2)
+
+
+def test_adapters_train_as_on_a_cpu() -> None:
+    cpu, device = train("cpu", "bf16", lora={"r": 4}), train("cuda", "bf16", lora={"r": 4})
+    assert device.losses == pytest.approx(cpu.losses, abs=CLOSE["bf16"])
+    assert set(device.weights) == set(cpu.weights) and all("lora" in name for name in cpu.weights)
