@@ -74,6 +74,8 @@ def planned(
     model: Mapping[str, Any], precision: str, capability: tuple[int, int], **sections: Any
 ) -> tuple[Config, Plan]:
     """The config of a job for one card of this capability, and its plan."""
+    if "lora" in sections:
+        import peft  # noqa: F401  # before a device is emulated: bitsandbytes looks for one when imported
     training = {
         "distributed_strategy": "single",
         "mixed_precision": precision,

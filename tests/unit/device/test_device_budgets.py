@@ -145,3 +145,24 @@ def test_the_plan_counts_the_heads_chunks() -> None:
         assert candidate is not None
         found[card] = candidate.peak.logits
     assert found["H100"] - found["A10G"] == 3 * (512 - 128) * 2**20
+
+
+WIDE = {**LLAMA, "hidden_size": 128, "intermediate_size": 344, "vocab_size": 2048}
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_before_the_first_step_the_device_holds_the_planned_weights(precision: str) -> None:
+    config, plan = planned(WIDE, precision, (9, 0))
+    assert plan.memory is not None and plan.memory.largest is not None
+    with emulated() as machine:
+        held = prepared(config, plan, machine.device)
+        assert machine.peak == pytest.approx(plan.memory.largest.parameters, rel=0.05), held
+
+
+@pytest.mark.xfail(strict=True, reason="a model with adapters is put on the device in fp32 before it is cast")
+def test_before_the_first_step_an_adapters_base_takes_what_is_planned() -> None:
+    config, plan = planned(WIDE, "bf16", (9, 0), lora={"r": 4})
+    assert plan.memory is not None and plan.memory.largest is not None
+    with emulated() as machine:
+        held = prepared(config, plan, machine.device)
+        assert machine.peak == pytest.approx(plan.memory.largest.parameters, rel=0.05), held

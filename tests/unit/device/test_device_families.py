@@ -1,0 +1,47 @@
+"""Every family trains on every capability of a card as on the CPU: in CI each family once and each card and
+precision at least once, all of them behind the slow marker.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from device_steps import train
+
+sys.path.append(str(Path(__file__).parents[1] / "models"))
+from model_families import FAMILIES  # noqa: E402
+
+CARDS = [
+    ("fp16", (7, 0)),
+    ("fp16", (7, 5)),
+    ("no", (7, 5)),
+    ("bf16", (8, 0)),
+    ("no", (8, 0)),
+    ("fp16", (9, 0)),
+    ("bf16", (9, 0)),
+    ("no", (9, 0)),
+    ("bf16", (10, 0)),
+]
+CLOSE = {"no": 2e-6, "bf16": 2e-4, "fp16": 2e-4}
+ALL = [(family, *card) for family in FAMILIES for card in CARDS]
+SOME = {(family, *CARDS[(4 * i + 3) % len(CARDS)]) for i, family in enumerate(FAMILIES)}
+WAITS = 1
+
+
+@pytest.mark.parametrize(
+    ("family", "precision", "capability"),
+    [pytest.param(*case, marks=() if case in SOME else pytest.mark.slow) for case in ALL],
+)
+def test_a_family_trains_as_on_a_cpu(family: str, precision: str, capability: tuple[int, int]) -> None:
+    cpu = train("cpu", precision, FAMILIES[family], capability=capability)
+    device = train("cuda", precision, FAMILIES[family], capability=capability)
+    assert device.losses == pytest.approx(cpu.losses, abs=CLOSE[precision])
+    assert all(device.planned_attention.startswith(f"{kernel}: ") for kernel in device.attention)
+    assert sum(device.waits.values()) <= WAITS, device.waits
+
+
+def test_the_cases_in_ci_have_every_family_and_every_card() -> None:
+    assert {case[0] for case in SOME} == set(FAMILIES)
+    assert {case[1:] for case in SOME} == set(CARDS)
