@@ -56,7 +56,8 @@ class PackedSequenceInfo:
     def over(bounds: tuple[int, ...], device: torch.device) -> PackedSequenceInfo:
         """Return the layout of documents with these boundaries."""
         longest = max(b - a for a, b in zip(bounds, bounds[1:], strict=False))
-        return PackedSequenceInfo(bounds, torch.tensor(bounds, dtype=torch.int32, device=device), longest)
+        cu_seqlens = torch.tensor(bounds, dtype=torch.int32).to(device, non_blocking=True)
+        return PackedSequenceInfo(bounds, cu_seqlens, longest)
 
     @cached_property
     def padded(self) -> PaddedRows:

@@ -54,9 +54,8 @@ class SharedPrompts:
             keep += range(start + shared, end)
             kept += end - start - shared
         device = batch.input_ids.device
-        return SharedPrompts(
-            torch.tensor(keep, device=device), torch.tensor(expand, device=device), tuple(copies)
-        )
+        kept_at, own_at = (torch.tensor(m).to(device, non_blocking=True) for m in (keep, expand))
+        return SharedPrompts(kept_at, own_at, tuple(copies))
 
     def kept(self, full: Tensor, dim: int) -> Tensor:
         """Select the K kept entries of T along ``dim``."""

@@ -178,11 +178,20 @@ def test_two_processes_train_as_on_a_cpu(
     assert list(device.values()) == pytest.approx(list(cpu.values()), abs=2 * CLOSE)
 
 
+def _of_json(place: str) -> bool:
+    what, _, where = place.rpartition(" ")
+    return where.startswith("training/same_weights") or (
+        where.startswith("runtime/world.py") and what != "tolist"
+    )
+
+
 @pytest.mark.parametrize("name", ["fsdp", "fsdp_fp16", "fsdp_dpo", "tp", "cp"])
 def test_two_processes_wait_twice_a_window(
     name: str, tmp_path: Path, rows: dict[str, Path], tokenizer_dir: Path
 ) -> None:
-    """For the window's weight before the first forward and for what is reported after the step."""
+    """For the window's weight before the first forward and for what is reported after the step; the check of
+    equal weights, made now and then, sends JSON and is counted apart.
+    """
     training, sections = CELLS[name]
     quiet = {"bf16": True, "eval_strategy": "no", "save_strategy": "no", **training}
     waits = []
@@ -190,5 +199,5 @@ def test_two_processes_wait_twice_a_window(
         config = config_of({**quiet, "max_steps": steps}, sections, rows, tokenizer_dir, tmp_path / "cache")
         run(tmp_path / str(steps), "cuda", config, world_size=2)
         seen = json.loads((tmp_path / str(steps) / "seen.0.json").read_text())
-        waits.append(sum(seen["waits"].values()))
+        waits.append(sum(n for place, n in seen["waits"].items() if not _of_json(place)))
     assert waits[1] - waits[0] <= 2 * 2, seen["waits"]

@@ -101,16 +101,20 @@ def micro_batches(
     count: int, seed: int, lengths: Sequence[int] = (7, 12, 5), paired: bool = False
 ) -> list[Batch]:
     """Flat micro-batches of random documents, every token but a document's first a label; ``paired``: chosen
-    and rejected answers by turns, an even number of documents.
+    and rejected answers by turns, an even number of documents, both after one prompt of three tokens.
     """
     draw, made = np.random.default_rng(seed), []
     lengths = (*lengths, lengths[0]) if paired and len(lengths) % 2 else lengths
     for _ in range(count):
         documents = [draw.integers(3, VOCAB, n).astype(np.int32) for n in lengths]
+        if paired:
+            for chosen, rejected in zip(documents[::2], documents[1::2], strict=True):
+                rejected[:3] = chosen[:3]
         rows = len(lengths) // (2 if paired else 1)
         made.append(build_batch(documents, list(range(len(lengths))), rows))
     margins = {"margin": torch.arange(len(lengths), dtype=torch.float64) / 8}
-    return [replace(batch, group=2, extras=margins) for batch in made] if paired else made
+    shared = (0, 3) * (len(lengths) // 2)
+    return [replace(b, group=2, shared=shared, extras=margins) for b in made] if paired else made
 
 
 def train(

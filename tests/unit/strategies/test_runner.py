@@ -147,11 +147,11 @@ def test_every_rank_clips_by_rank_0s_norm(main: bool) -> None:
         parameter.grad = torch.ones_like(parameter)
     own: list[float] = []
 
-    def summed(given: list[float]) -> list[float]:
-        own.extend(given)
-        return [3.0]
+    def summed(given: torch.Tensor) -> torch.Tensor:
+        own.append(float(given))
+        return torch.full_like(given, 3.0)
 
-    strategy.world = SimpleNamespace(is_main=main, device=torch.device("cpu"), all_reduce_sum_float=summed)  # type: ignore[assignment]
+    strategy.world = SimpleNamespace(is_main=main, device=torch.device("cpu"), all_reduce_tensor=summed)  # type: ignore[assignment]
     assert float(strategy.finish(handle, lr=0.0, max_grad_norm=None).grad_norm) == 3.0
     assert (own[0] > 0.0) == main
 
