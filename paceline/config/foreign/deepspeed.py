@@ -15,7 +15,7 @@ from paceline.config.foreign.deepspeed_scheduler import read_scheduler
 from paceline.config.foreign.deepspeed_teller import Teller
 from paceline.config.foreign.deepspeed_verdicts import is_on
 from paceline.config.foreign.layer import Document, Foreign
-from paceline.core.json_types import Json, as_object
+from paceline.core.json_types import Json
 
 _MICRO, _STEPS, _TOTAL = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"
 _BATCH = {_MICRO: "training.per_device_train_batch_size", _STEPS: "training.gradient_accumulation_steps"}
@@ -204,8 +204,9 @@ def batch_of(deepspeed: Json, micro: int, steps: int, data_parallel_size: int) -
     both of the other batch keys, they follow from it (rounded down, at least 1); anything else is used as
     given.
     """
-    total = as_object(deepspeed).get(_TOTAL)
-    absent = [key for key in (_MICRO, _STEPS) if key not in as_object(deepspeed)]
+    if not isinstance(deepspeed, dict):
+        return micro, steps, None
+    total, absent = deepspeed.get(_TOTAL), [key for key in (_MICRO, _STEPS) if key not in deepspeed]
     if not isinstance(total, int) or not absent:
         return micro, steps, None
     rows = total // data_parallel_size
