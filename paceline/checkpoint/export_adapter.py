@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from paceline.checkpoint.tensorfile import TensorEntry
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
+from paceline.core.json_types import Json, JsonObject, as_number, as_object
 from paceline.models.adapters import WEIGHTS, adapted_modules, base_fingerprint, merge, peft_key
 from paceline.models.buffers import persistent_buffers
 from paceline.models.factory import HFModelFactory
@@ -43,7 +43,7 @@ def adapter_entries(reader: CheckpointReader, entries: list[TensorEntry]) -> lis
     A tied weight that was trained is written under both its names, as peft expects.
     """
     adapted = adapted_modules(e.name for e in entries)
-    ties = _base(reader).get("ties") or {}
+    ties = as_object(_base(reader).get("ties"))
     named = entries + [
         replace(e, name=other) for e in entries for other, own in ties.items() if own == e.name
     ]
@@ -72,7 +72,7 @@ def check_adapter(stage: Path, entries: list[TensorEntry], where: Path) -> None:
 
 
 def merged_entries(
-    reader: CheckpointReader, role: str, config: Mapping[str, Any], dtype: torch.dtype
+    reader: CheckpointReader, role: str, config: Mapping[str, Json], dtype: torch.dtype
 ) -> list[TensorEntry]:
     """Return the tensors of the full model: load or build the base, and merge the adapter into it.
 
@@ -87,11 +87,11 @@ def merged_entries(
     names = [n for n in reader.names() if n.role == role and n.kind == PARAM]
     trained = {n.name: reader.read(role, n.name, PARAM) for n in names}
     wide = any(tensor.dtype == torch.float64 for tensor in trained.values())
-    run = Config.from_json(reader.state["config"])
+    run = Config.from_json(as_object(reader.state["config"]))
     build = HFModelFactory(
         run.model.model_copy(update={"trust_remote_code": False}),  # it must not enable remote code
         role=Role(role),
-        vocab_size=int((config.get("text_config") or config)["vocab_size"]),
+        vocab_size=int(as_number((as_object(config.get("text_config")) or config)["vocab_size"])),
         seed=run.training.seed,
         master_dtype=torch.float64 if wide else torch.float32,
         classes=Classes.read(Role(role), config),
@@ -132,9 +132,8 @@ def _given(tensor: Tensor, dtype: torch.dtype, path: Path, name: str) -> Callabl
     return lambda: finite(tensor.detach(), dtype, path, name)
 
 
-def _base(reader: CheckpointReader) -> Mapping[str, Any]:
-    base = reader.state.get("base_model")
-    return base if isinstance(base, dict) else {}
+def _base(reader: CheckpointReader) -> JsonObject:
+    return as_object(reader.state.get("base_model"))
 
 
 def _no_spec(reader: CheckpointReader) -> Diagnostic:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,7 +19,14 @@ from paceline.checkpoint.reader import CheckpointReader
 from paceline.checkpoint.strictjson import parse_object
 from paceline.checkpoint.tensorfile import TensorEntry, write_tensors
 from paceline.core.errors import CheckpointError, ConfigError
+from paceline.core.json_types import Json, JsonObject
 from paceline.models.buffers import persistent_buffers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+    from transformers.models.auto.auto_factory import _BaseAutoModelClass
+
+    _Loaded = Mapping[str, Collection[str | tuple[str, ...]]]  # ``from_pretrained``'s lists of keys
 
 DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,
@@ -94,7 +101,7 @@ def _not_finite(path: Path, name: str, tensor: Tensor, dtype: torch.dtype) -> Ch
     return CheckpointError(codes.EXPORT_NOT_FINITE(what, str(path), hint=hint))
 
 
-def config_of(reader: CheckpointReader, dtype: str) -> dict[str, Any]:
+def config_of(reader: CheckpointReader, dtype: str) -> JsonObject:
     """Return the saved ``config.json`` with the export's dtype.
 
     Private keys and the attention implementation are dropped: some have run code (CVE-2026-4372).
@@ -113,7 +120,7 @@ def config_of(reader: CheckpointReader, dtype: str) -> dict[str, Any]:
     } | {"dtype": dtype}
 
 
-def scoring(config: Mapping[str, Any], reader: CheckpointReader) -> dict[str, Any]:
+def scoring(config: Mapping[str, Json], reader: CheckpointReader) -> JsonObject:
     """Return the ``config.json`` of the same trunk with a score head.
 
     For a value model, whose run saved its policy's config. A padding token that also ends answers is left
@@ -127,56 +134,61 @@ def scoring(config: Mapping[str, Any], reader: CheckpointReader) -> dict[str, An
     )
     pad, ends = generation.get("pad_token_id"), generation.get("eos_token_id")
     alone = pad not in (ends if isinstance(ends, list) else [ends])
-    one = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}, "pad_token_id": pad if alone else None}
+    one: JsonObject = {
+        "id2label": {"0": "LABEL_0"},
+        "label2id": {"LABEL_0": 0},
+        "pad_token_id": pad if alone else None,
+    }
     return {**config, **one, "architectures": [SCORES]}
 
 
-def is_known(config: Mapping[str, Any]) -> bool:
+def is_known(config: Mapping[str, Json]) -> bool:
     """Whether Transformers has a causal language model of this type; others need remote code."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     return config.get("model_type") in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 
-def _auto(config: Mapping[str, Any]) -> Any:
+def _auto(config: Mapping[str, Json]) -> type[_BaseAutoModelClass]:
     """Return the Auto class that loads this config; a reward model's names sequence classification."""
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     return AutoModelForSequenceClassification if gives_scores(config) else AutoModelForCausalLM
 
 
-def gives_scores(config: Mapping[str, Any]) -> bool:
+def gives_scores(config: Mapping[str, Json]) -> bool:
     """Whether a config names a class with a score head in place of the language-model head."""
     named = config.get("architectures")
     return isinstance(named, list) and any(str(name).endswith(SCORES) for name in named)
 
 
-def _skeleton(config: Mapping[str, Any]) -> Any:
+def _skeleton(config: Mapping[str, Json]) -> PreTrainedModel:
     """Build the architecture on the meta device."""
     from transformers import AutoConfig
 
     plain = {
         k: _plain(v) for k, v in config.items() if k not in ("model_type", "auto_map", "transformers_version")
     }
-    build: Any = _auto(config).from_config
     with torch.device("meta"):
-        return build(AutoConfig.for_model(config["model_type"], **plain))
+        return _auto(config).from_config(  # type: ignore[no-untyped-call]
+            AutoConfig.for_model(str(config["model_type"]), **plain)
+        )
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Json) -> Json:
     """Decode a ``config.json`` value as Transformers does: ``{"__float__": "Infinity"}`` is a float."""
     if isinstance(value, list):
         return [_plain(one) for one in value]
     if isinstance(value, dict):
         return (
-            float(value["__float__"])
+            float(str(value["__float__"]))
             if set(value) == {"__float__"}
             else {k: _plain(v) for k, v in value.items()}
         )
     return value
 
 
-def check_names(config: dict[str, Any], shapes: Mapping[str, tuple[int, ...]], where: Path) -> Any:
+def check_names(config: JsonObject, shapes: Mapping[str, tuple[int, ...]], where: Path) -> PreTrainedModel:
     """Check that the tensors are exactly those of the architecture, in their shapes (tied ones once).
 
     Also sets ``architectures`` in ``config``. Returns the model on the meta device. Raises CheckpointError.
@@ -210,7 +222,7 @@ def _listed(wrong: Mapping[str, list[str]]) -> str:
     )
 
 
-def write_side_files(stage: Path, reader: CheckpointReader, config: Mapping[str, Any], remote: bool) -> None:
+def write_side_files(stage: Path, reader: CheckpointReader, config: Mapping[str, Json], remote: bool) -> None:
     """Write ``config.json``, the generation config and the tokenizer's files."""
     write_fresh(
         stage / "config.json",
@@ -263,16 +275,15 @@ def check_load(stage: Path, entries: list[TensorEntry], where: Path) -> None:
         raise CheckpointError(codes.EXPORT_LOAD_CHECK(what, str(where), _listed(wrong)))
 
 
-def _load_quietly(folder: Path, auto: Any) -> tuple[Any, Mapping[str, Any]]:
+def _load_quietly(folder: Path, auto: type[_BaseAutoModelClass]) -> tuple[PreTrainedModel, _Loaded]:
     """Call ``from_pretrained`` without its progress bar; return the model and the loading info."""
     from transformers.utils import logging
 
-    hf_logging: Any = logging
+    hf_logging: Any = logging  # it has no types
     shown = hf_logging.is_progress_bar_enabled()
     hf_logging.disable_progress_bar()
     try:
-        load: Any = auto.from_pretrained
-        model, info = load(
+        model, info = auto.from_pretrained(
             str(folder),
             dtype="auto",
             trust_remote_code=False,

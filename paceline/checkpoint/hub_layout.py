@@ -10,17 +10,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from paceline.checkpoint.tensorfile import TensorEntry
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 _LAYER = re.compile(r"^(.*?\.\d+)\.")
 
 
-def hub_entries(model: Any, entries: Sequence[TensorEntry]) -> list[TensorEntry]:
+def hub_entries(model: PreTrainedModel, entries: Sequence[TensorEntry]) -> list[TensorEntry]:
     """Return a full model's ``entries``, named as in its class, as ``save_pretrained`` would write them.
 
     ``model`` may be on the meta device: only its class and config are used. A tensor is loaded when it is
@@ -50,7 +53,9 @@ def _layer(name: str) -> str:
     return found[1] if found else ""
 
 
-def _grouped(model: Any, entries: Sequence[TensorEntry], key: Callable[[str], str]) -> list[TensorEntry]:
+def _grouped(
+    model: PreTrainedModel, entries: Sequence[TensorEntry], key: Callable[[str], str]
+) -> list[TensorEntry]:
     """Convert each group of ``entries`` by itself."""
     groups: dict[str, list[TensorEntry]] = {}
     for entry in entries:
@@ -69,7 +74,7 @@ def _grouped(model: Any, entries: Sequence[TensorEntry], key: Callable[[str], st
 class _Group:
     """Tensors that are converted together; each result is kept until it is taken once."""
 
-    model: Any
+    model: PreTrainedModel
     entries: list[TensorEntry]
     ready: dict[str, Tensor] = field(default_factory=dict)
 
@@ -88,9 +93,8 @@ def _empty(entry: TensorEntry) -> Tensor:
     return torch.empty(entry.shape, dtype=entry.dtype, device="meta")
 
 
-def _reverted(model: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _reverted(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     from transformers.core_model_loading import revert_weight_conversion
 
-    back: Any = revert_weight_conversion
-    found: dict[str, Tensor] = back(model, dict(tensors))
+    found: dict[str, Tensor] = revert_weight_conversion(model, dict(tensors))
     return found

@@ -13,12 +13,13 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import paceline
 from paceline.checkpoint import codes
 from paceline.checkpoint.strictjson import dump_object, parse_object
 from paceline.core.errors import CheckpointError
+from paceline.core.json_types import Json, JsonObject
 
 MANIFEST = "manifest.json"
 STATE = "state.json"
@@ -85,8 +86,10 @@ class Manifest:
         return sum(entry.bytes for entry in self.files.values())
 
     def to_bytes(self) -> bytes:
-        files = {name: {"bytes": e.bytes, "sha256": e.sha256} for name, e in sorted(self.files.items())}
-        content = {
+        files: JsonObject = {
+            name: {"bytes": e.bytes, "sha256": e.sha256} for name, e in sorted(self.files.items())
+        }
+        content: JsonObject = {
             "format": FORMAT,
             "version": VERSION,
             "step": self.step,
@@ -104,7 +107,7 @@ class Manifest:
         return _manifest(parse_object(data, where, max_bytes=MAX_MANIFEST_BYTES, max_depth=4), where)
 
 
-def digest_of(content: Mapping[str, Any]) -> str:
+def digest_of(content: Mapping[str, Json]) -> str:
     """Return the sha256 of the manifest's content: no other file vouches for the manifest itself."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
 
@@ -255,53 +258,48 @@ def foreign_file(path: Path) -> CheckpointError:
     )
 
 
-def _manifest(data: dict[str, Any], where: str) -> Manifest:
-    def need(condition: bool, what: str) -> None:
-        if not condition:
-            raise CheckpointError(
-                codes.CHECKPOINT_MANIFEST(
-                    "the manifest is not valid", where, what, "resume from another checkpoint"
-                )
-            )
+def _manifest(data: JsonObject, where: str) -> Manifest:
+    def invalid(what: str) -> CheckpointError:
+        hint = "resume from another checkpoint"
+        return CheckpointError(
+            codes.CHECKPOINT_MANIFEST("the manifest is not valid", where, what[:200], hint)
+        )
+
+    def whole(value: Json, least: int, what: str) -> int:
+        if type(value) is int and least <= value < 1 << 53:
+            return value
+        raise invalid(f"{what}: {value!r}")
 
     # Format and version first: they decide what else to expect.
-    need(data.get("format") == FORMAT, f"format {data.get('format')!r}, expected {FORMAT!r}")
-    need(
-        data.get("version") == VERSION and type(data["version"]) is int,
-        f"version {data.get('version')!r}, this Paceline reads {VERSION}",
-    )
+    if data.get("format") != FORMAT:
+        raise invalid(f"format {data.get('format')!r}, expected {FORMAT!r}")
+    if data.get("version") != VERSION or type(data["version"]) is not int:
+        raise invalid(f"version {data.get('version')!r}, this Paceline reads {VERSION}")
     known = {"format", "version", "step", "sequence", "world_size", "created", "paceline_version", "files"}
     data = dict(data)
     digest = data.pop("digest", None)  # older checkpoints have none
-    need(set(data) == known, f"keys {sorted(set(data) ^ known)[:5]} are missing or unknown")
-    need(digest is None or digest == digest_of(data), "it is not what was written: its digest differs")
+    if set(data) != known:
+        raise invalid(f"keys {sorted(set(data) ^ known)[:5]} are missing or unknown")
+    if digest is not None and digest != digest_of(data):
+        raise invalid("it is not what was written: its digest differs")
     # Types and ranges of the scalars, then every file entry.
-    for key, least in (("step", 0), ("sequence", 0), ("world_size", 1)):
-        need(type(data[key]) is int and least <= data[key] < 1 << 53, f"{key}: {data[key]!r}"[:200])
-    need(type(data["created"]) in (int, float), f"created: {data['created']!r}"[:200])
-    need(isinstance(data["paceline_version"], str), "paceline_version is no text")
-    need(
-        isinstance(data["files"], dict) and 0 < len(data["files"]) <= MAX_FILES,
-        f"files: between 1 and {MAX_FILES} are read",
-    )
+    step, sequence = whole(data["step"], 0, "step"), whole(data["sequence"], 0, "sequence")
+    world_size = whole(data["world_size"], 1, "world_size")
+    created, version, entries = data["created"], data["paceline_version"], data["files"]
+    if not isinstance(created, (int, float)) or isinstance(created, bool):
+        raise invalid(f"created: {created!r}")
+    if not isinstance(version, str):
+        raise invalid("paceline_version is no text")
+    if not isinstance(entries, dict) or not 0 < len(entries) <= MAX_FILES:
+        raise invalid(f"files: between 1 and {MAX_FILES} are read")
     files: dict[str, FileEntry] = {}
-    for name, entry in data["files"].items():
-        need(is_safe_name(name) and name != MANIFEST, f"the file name {name!r}"[:200])
-        need(isinstance(entry, dict) and set(entry) == {"bytes", "sha256"}, f"the entry of {name!r}"[:200])
-        need(
-            type(entry["bytes"]) is int and 0 <= entry["bytes"] < 1 << 53,
-            f"bytes of {name!r}: {entry['bytes']!r}"[:200],
-        )
-        need(
-            isinstance(entry["sha256"], str) and _SHA256.fullmatch(entry["sha256"]) is not None,
-            f"sha256 of {name!r}"[:200],
-        )
-        files[name] = FileEntry(entry["bytes"], entry["sha256"])
-    return Manifest(
-        data["step"],
-        data["sequence"],
-        data["world_size"],
-        float(data["created"]),
-        files,
-        data["paceline_version"],
-    )
+    for name, entry in entries.items():
+        if not is_safe_name(name) or name == MANIFEST:
+            raise invalid(f"the file name {name!r}")
+        if not isinstance(entry, dict) or set(entry) != {"bytes", "sha256"}:
+            raise invalid(f"the entry of {name!r}")
+        num_bytes, sha256 = whole(entry["bytes"], 0, f"bytes of {name!r}"), entry["sha256"]
+        if not isinstance(sha256, str) or _SHA256.fullmatch(sha256) is None:
+            raise invalid(f"sha256 of {name!r}")
+        files[name] = FileEntry(num_bytes, sha256)
+    return Manifest(step, sequence, world_size, float(created), files, version)

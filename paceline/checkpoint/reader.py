@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ from paceline.checkpoint.strictjson import parse_object
 from paceline.checkpoint.tensorfile import Slot, read_header, read_rows
 from paceline.checkpoint.ties import MAX_STATE_BYTES, check_name, check_state
 from paceline.core.errors import CheckpointError
+from paceline.core.json_types import JsonObject
 
 KEPT_FREE = 512  # open files besides a checkpoint's: sockets, logs, data
 MAX_SIDE_FILE_BYTES = 1024 * 1024 * 1024
@@ -74,7 +75,7 @@ class CheckpointReader:
         try:
             for name in self.manifest.files:
                 self._open(name, verify)
-            self.state: dict[str, Any] = parse_object(
+            self.state: JsonObject = parse_object(
                 self._side[STATE].read(), str(path / STATE), max_bytes=MAX_STATE_BYTES
             )
             check_state(path, self.manifest, self.state)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.checkpoint import codes
 from paceline.checkpoint.layout import Found, is_step_name, leftovers, read_hint, scan
@@ -13,6 +13,7 @@ from paceline.checkpoint.manifest import MANIFEST, read_manifest, verify
 from paceline.checkpoint.ties import check_name, check_state, read_state
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError, PacelineError
+from paceline.core.json_types import Json
 from paceline.core.rundir import RunDir
 from paceline.rules import codes as rules_codes
 
@@ -68,7 +69,7 @@ def open_checkpoint(path: Path, *, verify: bool = True) -> CheckpointReader:
     return CheckpointReader(path, verify=verify)
 
 
-def same_run(state: Mapping[str, Any], now: Mapping[str, Any], *, override: Collection[str] = ()) -> None:
+def same_run(state: Mapping[str, Json], now: Mapping[str, Json], *, override: Collection[str] = ()) -> None:
     """Raise CheckpointError with every field in which the checkpoint's run differs from this one.
 
     ``state``: the checkpoint's; ``now``: what this run would save: ``config_digest``, ``data_fingerprint``,
@@ -244,6 +245,6 @@ def _no_such(path: Path) -> Diagnostic:
     )
 
 
-def _short(value: Any) -> str:
+def _short(value: Json) -> str:
     text = "nothing" if value is None else str(value)
     return text if len(text) <= 24 else text[:12] + "…"

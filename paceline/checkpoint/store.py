@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Generic, Protocol, TypedDict, TypeVar
 
 from torch import Tensor
 
@@ -29,9 +30,12 @@ from paceline.checkpoint.strictjson import dump_object
 from paceline.checkpoint.tensorfile import TensorEntry, file_bytes, write_tensors
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError, PacelineError
+from paceline.core.json_types import Json, JsonObject
 from paceline.core.rundir import RunDir
 from paceline.core.units import human_bytes
 from paceline.protocols.shard import Shard
+
+T = TypeVar("T")
 
 
 class SaveWorld(Protocol):
@@ -43,7 +47,9 @@ class SaveWorld(Protocol):
     @property
     def world_size(self) -> int: ...
 
-    def all_gather_json(self, obj: Any) -> list[Any]: ...
+    def all_gather_json(self, value: T) -> list[T]:
+        """Return every rank's value, of JSON types."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,28 @@ class Saved:
 
     seconds: float
     num_bytes: int
+
+
+class _Answer(TypedDict, Generic[T], total=False):
+    """What one rank's part of a save came to: a result, or errors."""
+
+    ok: T
+    errors: list[JsonObject]
+
+
+class _Opened(TypedDict):
+    """What rank 0 says of a fresh staging folder."""
+
+    folder: str
+    nonce: str
+    sequence: int
+
+
+class _Written(TypedDict):
+    """A ``FileEntry`` on its way to rank 0."""
+
+    bytes: int
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -85,7 +113,7 @@ class Checkpointer:
         self.last: Saved | None = None
 
     def save(
-        self, step: int, shards: Iterable[Shard], state: Mapping[str, Any], files: Mapping[str, bytes]
+        self, step: int, shards: Iterable[Shard], state: Mapping[str, Json], files: Mapping[str, bytes]
     ) -> Path:
         """Publish a checkpoint after ``step`` finished steps. Collective.
 
@@ -96,6 +124,7 @@ class Checkpointer:
         """
         began = time.perf_counter()
         opened = self._together(lambda: self._open_stage(step))[0]
+        assert opened is not None, "rank 0 opens"
         stage = _StagedSave(
             step, opened["nonce"], opened["sequence"], self._run.checkpoints / opened["folder"]
         )
@@ -106,7 +135,7 @@ class Checkpointer:
             if self._world.rank == 0:
                 discard(stage.folder)
             raise
-        total = sum(num_bytes for files_of_rank in written for num_bytes, _ in files_of_rank.values())
+        total = sum(file["bytes"] for files_of_rank in written for file in files_of_rank.values())
         self.last = Saved(time.perf_counter() - began, total)
         return self._run.checkpoint(step)
 
@@ -129,9 +158,10 @@ class Checkpointer:
         notes, self._notes = self._notes, []
         return notes
 
-    def _together(self, work: Callable[[], Any]) -> list[Any]:
+    def _together(self, work: Callable[[], T]) -> list[T]:
         """Run ``work`` on all ranks, return all results; an error on one is raised on all. Collective."""
         failure: Exception | None = None
+        mine: _Answer[T]
         try:
             mine = {"ok": work()}
         except Exception as exc:
@@ -145,7 +175,7 @@ class Checkpointer:
                 ) from failure
         return [answer["ok"] for answer in everyone]
 
-    def _open_stage(self, step: int) -> dict[str, Any] | None:
+    def _open_stage(self, step: int) -> _Opened | None:
         """On rank 0: remove leftovers of interrupted saves, make a folder. The run's lock excludes others."""
         if self._world.rank != 0:
             return None
@@ -166,10 +196,10 @@ class Checkpointer:
         self,
         stage: _StagedSave,
         shards: Iterable[Shard],
-        state: Mapping[str, Any],
+        state: Mapping[str, Json],
         files: Mapping[str, bytes],
-    ) -> dict[str, list[Any]]:
-        """Write this rank's files into the staging folder; return name -> [bytes, sha256]."""
+    ) -> dict[str, _Written]:
+        """Write this rank's files into the staging folder; return their entries by name."""
         mine = list(shards)  # references only: its collectives end before any disk error
         if not stage.folder.is_dir():
             raise CheckpointError(_not_shared(stage.folder))
@@ -195,11 +225,11 @@ class Checkpointer:
                 )
             written[name] = write_fresh(stage.folder / name, [content])
         self._crash("files_written")
-        return {name: [entry.bytes, entry.sha256] for name, entry in written.items()}
+        return {name: {"bytes": entry.bytes, "sha256": entry.sha256} for name, entry in written.items()}
 
-    def _publish(self, stage: _StagedSave, written: list[dict[str, list[Any]]]) -> None:
+    def _publish(self, stage: _StagedSave, written: list[dict[str, _Written]]) -> None:
         """On rank 0, after all ranks agreed: write the manifest, then rename the folder into view."""
-        files = {name: FileEntry(*entry) for rank_files in written for name, entry in rank_files.items()}
+        files = {name: FileEntry(**entry) for rank_files in written for name, entry in rank_files.items()}
         manifest = Manifest(stage.step, stage.sequence, self._world.world_size, time.time(), files)
         self._crash("agreed")
         write_fresh(stage.folder / MANIFEST, [manifest.to_bytes()], self._crash)
@@ -245,7 +275,9 @@ class _Noted:
 
     def __enter__(self) -> None: ...
 
-    def __exit__(self, kind: object, exc: BaseException | None, trace: object) -> bool:
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> bool:
         if not isinstance(exc, OSError):
             return False
         self._notes.append(

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import NoReturn
 
 from paceline.checkpoint import codes
 from paceline.core.errors import CheckpointError
+from paceline.core.json_types import Json, JsonObject
 
 
 def parse_object(
     data: bytes, where: str, *, max_bytes: int, max_depth: int = 32, max_items: int = 2_000_000
-) -> dict[str, Any]:
+) -> JsonObject:
     """Parse one JSON object.
 
     Raises CheckpointError ``checkpoint.json`` for anything else, or beyond the limits.
@@ -30,7 +31,7 @@ def parse_object(
     return value
 
 
-def dump_object(value: Mapping[str, Any], where: str) -> bytes:
+def dump_object(value: Mapping[str, Json], where: str) -> bytes:
     """Return ``value`` as JSON that ``parse_object`` reads back equal.
 
     Raises CheckpointError naming the key path of a value that JSON cannot hold.
@@ -39,19 +40,20 @@ def dump_object(value: Mapping[str, Any], where: str) -> bytes:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=1).encode("utf-8")
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(pairs: list[tuple[str, Json]]) -> JsonObject:
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a key stands twice in one object")
     return found
 
 
-def _no_constant(text: str) -> Any:
+def _no_constant(text: str) -> NoReturn:
     raise ValueError(f"{text} is no JSON number")
 
 
-def _bound(value: Any, where: str, max_depth: int, max_items: int) -> None:
-    level, depth, items = [value], 0, 0
+def _bound(value: Json, where: str, max_depth: int, max_items: int) -> None:
+    level: list[Json] = [value]
+    depth, items = 0, 0
     while level:
         depth += 1
         items += len(level)
@@ -68,7 +70,7 @@ def _bound(value: Any, where: str, max_depth: int, max_items: int) -> None:
         ]
 
 
-def _check(value: Any, where: str, path: str) -> None:
+def _check(value: Json, where: str, path: str) -> None:
     if isinstance(value, Mapping):
         for key, child in value.items():
             # Recurse with the key path, for the error message.

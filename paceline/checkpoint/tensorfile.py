@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch import Tensor
 from paceline.checkpoint.disk import CrashPoint, never, write_fresh
 from paceline.checkpoint.manifest import FileEntry, damaged
 from paceline.checkpoint.strictjson import parse_object
+from paceline.core.json_types import Json, JsonObject, as_object
 
 MAX_HEADER_BYTES = 64 * 1024 * 1024
 MAX_DIMS = 16
@@ -98,14 +99,12 @@ def read_header(file: BinaryIO, checkpoint: Path, name: str) -> tuple[dict[str, 
     raw = os.pread(file.fileno(), length, 8)
     need(raw[:1] == b"{", "the header is no safetensors header")
     header = parse_object(raw, str(checkpoint / name), max_bytes=MAX_HEADER_BYTES, max_depth=5)
-    metadata = header.pop("__metadata__", {})
-    need(
-        isinstance(metadata, dict) and all(isinstance(v, str) for v in metadata.values()),
-        "__metadata__ holds something else than text",
-    )
+    metadata = as_object(given := header.pop("__metadata__", {}))
+    texts = {key: value for key, value in metadata.items() if isinstance(value, str)}
+    need(metadata == given and texts == metadata, "__metadata__ holds something else than text")
     slots: dict[str, Slot] = {}
     for key, info in header.items():
-        slot = _slot(info, 8 + length)
+        slot = _slot(as_object(info), 8 + length)
         need(slot is not None, f"the entry of tensor {key!r}: {json.dumps(info)}")
         assert slot is not None
         slots[key] = slot
@@ -114,7 +113,7 @@ def read_header(file: BinaryIO, checkpoint: Path, name: str) -> tuple[dict[str, 
         need(slot.start == end, f"tensor {key!r} overlaps another or leaves a hole")
         end = slot.end
     need(end == size, f"the tensors end at byte {end}, the file at {size}")
-    return slots, metadata
+    return slots, texts
 
 
 def read_rows(file: BinaryIO, slot: Slot, first: int, count: int) -> Tensor:
@@ -145,7 +144,7 @@ def _blocks(entries: Sequence[TensorEntry], metadata: Mapping[str, str]) -> Iter
 
 
 def _header(entries: Sequence[TensorEntry], metadata: Mapping[str, str]) -> bytes:
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    header: dict[str, Json] = {"__metadata__": dict(metadata)} if metadata else {}
     at = 0
     for entry in entries:
         if entry.name in header:
@@ -165,18 +164,16 @@ def _header(entries: Sequence[TensorEntry], metadata: Mapping[str, str]) -> byte
     return len(text).to_bytes(8, "little") + text
 
 
-def _slot(info: Any, base: int) -> Slot | None:
+def _slot(info: JsonObject, base: int) -> Slot | None:
     """Return the slot of one header entry, or None if it is invalid (Python integers cannot overflow)."""
-    if not isinstance(info, dict) or set(info) != {"dtype", "shape", "data_offsets"}:
+    if set(info) != {"dtype", "shape", "data_offsets"}:
         return None
-    # Non-negative integers only, and a size that matches shape and dtype.
-    dtype = DTYPES.get(info["dtype"]) if isinstance(info["dtype"], str) else None
-    shape, offsets = info["shape"], info["data_offsets"]
-    for numbers in (shape, offsets):
-        if not isinstance(numbers, list) or not all(type(n) is int and 0 <= n < 1 << 53 for n in numbers):
-            return None
+    dtype = DTYPES.get(str(info["dtype"]))
+    shape, offsets = _sizes(info["shape"]), _sizes(info["data_offsets"])
     if (
         dtype is None
+        or shape is None
+        or offsets is None
         or len(shape) > MAX_DIMS
         or len(offsets) != 2
         or offsets[1] - offsets[0] != prod(shape) * dtype.itemsize
@@ -185,9 +182,16 @@ def _slot(info: Any, base: int) -> Slot | None:
     return Slot(dtype, tuple(shape), base + offsets[0], base + offsets[1])
 
 
+def _sizes(value: Json) -> list[int] | None:
+    """Return non-negative integers, or None for anything else."""
+    if not isinstance(value, list):
+        return None
+    sizes = [n for n in value if type(n) is int and 0 <= n < 1 << 53]
+    return sizes if len(sizes) == len(value) else None
+
+
 def _bytes_of(tensor: Tensor) -> memoryview:
     """Return the memory of a contiguous CPU tensor without a copy."""
     if tensor.numel() == 0:
         return memoryview(b"")
-    flat: Any = tensor.reshape(-1).view(torch.uint8).numpy()
-    return memoryview(flat)
+    return tensor.reshape(-1).view(torch.uint8).numpy().data

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from paceline.checkpoint import codes
 from paceline.checkpoint.manifest import HF_FOLDER, STATE, Manifest, open_regular
 from paceline.checkpoint.strictjson import parse_object
 from paceline.core.errors import CheckpointError
+from paceline.core.json_types import Json, JsonObject
 
 MAX_STATE_BYTES = 256 * 1024 * 1024
 MAX_CONFIG_BYTES = 4 * 1024 * 1024
@@ -34,7 +34,7 @@ def check_name(checkpoint: Path, manifest: Manifest) -> None:
             raise _misplaced(checkpoint, f"{name} in a checkpoint of {manifest.world_size} ranks")
 
 
-def check_state(checkpoint: Path, manifest: Manifest, state: Mapping[str, Any]) -> None:
+def check_state(checkpoint: Path, manifest: Manifest, state: Mapping[str, Json]) -> None:
     """Raise CheckpointError if the state's step or world size differs from the manifest's.
 
     Absent fields pass.
@@ -49,7 +49,7 @@ def check_state(checkpoint: Path, manifest: Manifest, state: Mapping[str, Any]) 
             raise _misplaced(checkpoint, f"{what}: {str(mine)[:40]} in state.json, {theirs} in manifest.json")
 
 
-def read_state(checkpoint: Path) -> dict[str, Any]:
+def read_state(checkpoint: Path) -> JsonObject:
     """Read ``state.json``. Raises CheckpointError."""
     with open_regular(checkpoint / STATE) as file:
         return parse_object(
@@ -57,7 +57,7 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
         )
 
 
-def read_config(checkpoint: Path) -> dict[str, Any]:
+def read_config(checkpoint: Path) -> JsonObject:
     """Read ``hf/config.json``; empty if it is missing. Raises CheckpointError."""
     path = checkpoint / HF_FOLDER / "config.json"
     try:
