@@ -48,7 +48,7 @@ class PackedSource:
         self.seed = seed
         self.pad_token_id = pad_token_id
         self.shuffle = shuffle
-        self.columns: dict[str, NDArray[np.float64]] = {}
+        self.columns: dict[str, NDArray[np.generic]] = {}
         self._layouts: dict[int, Bins] = {}
         self._lock = threading.Lock()  # several threads make batches
 

@@ -81,6 +81,12 @@ class RootModule(nn.Module):
         and import. A no-op in fp32.
         """
 
+    def computing(self, device_type: str) -> torch.autocast | nullcontext[None]:
+        """Return the context for calling ``hf`` directly (decoding), so that it computes in the same dtype as
+        ``forward``.
+        """
+        return nullcontext()
+
     def without_adapter(self) -> AbstractContextManager[None]:
         """Inside the context the model computes as its base does; without an adapter it does not change."""
         return nullcontext()

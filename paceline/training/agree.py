@@ -7,25 +7,35 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
-from typing import Any
+from typing import Generic, TypedDict, TypeVar
 
 import torch
 
 import paceline
 from paceline.core.diagnostics import Diagnostic
-from paceline.core.errors import PacelineError
+from paceline.core.errors import ExitCode, PacelineError
+from paceline.core.json_types import JsonObject
 from paceline.runtime.world import World
 from paceline.training import codes
 
 PLAN_LIMIT_BYTES = 1 << 20
+T = TypeVar("T")  # of JSON types
 
 
-def share_plan(world: World, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+class _Shared(TypedDict, Generic[T], total=False):
+    """What rank 0 says: what it made, or why it could not."""
+
+    plan: T
+    error: list[JsonObject]
+    exit_code: int
+
+
+def share_plan(world: World, make: Callable[[], T]) -> T:
     """Return rank 0's ``make()`` on every rank. Collective.
 
     If ``make`` raises a PacelineError, every rank raises it with the same diagnostics and exit code.
     """
-    message: dict[str, Any] | None = None
+    message: _Shared[T] | None = None
     failure: PacelineError | None = None
     if world.rank == 0:
         try:
@@ -38,9 +48,9 @@ def share_plan(world: World, make: Callable[[], dict[str, Any]]) -> dict[str, An
         raise failure
     if "error" in received:
         remote = PacelineError(*(Diagnostic.from_json(d) for d in received["error"]))
-        remote.exit_code = received["exit_code"]
+        remote.exit_code = ExitCode(received["exit_code"])
         raise remote
-    return dict(received["plan"])
+    return received["plan"]
 
 
 def identity(config_digest: str, data_fingerprint: str, device: torch.device) -> dict[str, str]:

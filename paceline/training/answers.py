@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -26,6 +26,7 @@ from paceline.checkpoint.reader import CheckpointReader
 from paceline.checkpoint.resume import open_checkpoint
 from paceline.config.schema import Config
 from paceline.core.errors import CheckpointError, ConfigError, DataError, ExitCode, PacelineError
+from paceline.core.json_types import JsonObject, as_object
 from paceline.core.private import written_into
 from paceline.core.rundir import RunDir
 from paceline.data.tokenizer import load_tokenizer
@@ -42,13 +43,16 @@ from paceline.runlog.events import Answers
 from paceline.runlog.redact import Redactor
 from paceline.training import codes
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 
 @dataclass(frozen=True)
 class AnswersAtStep:
     """The answers after ``step`` training steps (0: before training)."""
 
     step: int
-    rows: list[dict[str, Any]]  # prompt, expected, answer, correct
+    rows: list[JsonObject]  # prompt, expected, answer, correct
 
     @property
     def exact_match(self) -> float:
@@ -118,13 +122,13 @@ def read_questions(path: Path) -> list[dict[str, str]]:
     return rows
 
 
-def question_of(row: dict[str, Any]) -> dict[str, str]:
+def question_of(row: JsonObject) -> dict[str, str]:
     """Return prompt and expected answer of a row.
 
     Raises KeyError, IndexError or TypeError if it is not a question.
     """
-    if "messages" in row:
-        *_, question, expected = row["messages"]
+    if isinstance(messages := row.get("messages"), list):
+        *_, question, expected = map(as_object, messages)
         return {"prompt": str(question["content"]), "expected": str(expected["content"])}
     return {"prompt": str(row["prompt"]), "expected": str(row["answer"])}
 
@@ -180,8 +184,11 @@ def load_weights(root: RootModule, reader: CheckpointReader) -> None:
 
 
 def write_answers(
-    root: RootModule, tokenizer: Any, questions: Sequence[dict[str, str]], sampling: Sampling
-) -> list[dict[str, Any]]:
+    root: RootModule,
+    tokenizer: PreTrainedTokenizerBase,
+    questions: Sequence[dict[str, str]],
+    sampling: Sampling,
+) -> list[JsonObject]:
     """Generate one answer per question, without history between them."""
     conversations = [[{"role": "user", "content": q["prompt"]}] for q in questions]
     written = answer(root.hf, tokenizer, conversations, sampling, batch_size=256)

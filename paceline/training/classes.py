@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +24,7 @@ class RowClasses:
     """``columns``: ``LABEL`` of each document, by split; ``words``: a summary for the log."""
 
     classes: Classes
-    columns: dict[str, dict[str, NDArray[Any]]]
+    columns: dict[str, dict[str, NDArray[np.generic]]]
     words: str
 
 
@@ -77,7 +76,7 @@ def _names(numbers: Mapping[Label, int], options: ClassificationOptions) -> tupl
 
 def _column(
     rows: Sequence[tuple[list[Label], bool]], numbers: Mapping[Label, int], count: int, several: bool
-) -> NDArray[Any]:
+) -> NDArray[np.generic]:
     if not several:
         return np.array([numbers[labels[0]] for labels, _ in rows], np.int64)
     found = np.zeros((len(rows), count), np.bool_)

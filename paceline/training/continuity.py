@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError
+from paceline.core.json_types import JsonObject, as_number
 from paceline.plan.batch import resplit
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.base import state_form
@@ -18,16 +17,16 @@ from paceline.training import codes
 FIXED = ("data_fingerprint", "global_batch", "seq_len", "packing", "seed")
 
 
-def keep_global_batch(state: Mapping[str, Any], plan: Plan) -> tuple[Plan, list[Diagnostic]]:
+def keep_global_batch(state: JsonObject, plan: Plan) -> tuple[Plan, list[Diagnostic]]:
     """Return the plan with micro-batch and accumulation recomputed to keep the global batch (contract 4).
 
     Applies if the number of ranks has changed; the diagnostics say so.
     """
     rows, ranks = (
-        int(state.get("global_batch", plan.batch.global_batch)),
-        int(state.get("world_size", plan.world_size)),
+        int(as_number(state.get("global_batch", plan.batch.global_batch))),
+        int(as_number(state.get("world_size", plan.world_size))),
     )
-    sharing = int(state.get("data_parallel_size", plan.batch.data_parallel_size))
+    sharing = int(as_number(state.get("data_parallel_size", plan.batch.data_parallel_size)))
     same_ranks = (ranks, sharing) == (plan.world_size, plan.batch.data_parallel_size)
     if rows == plan.batch.global_batch or same_ranks:
         return plan, []  # same ranks, another batch: ``same_run`` reports it
@@ -42,7 +41,7 @@ def keep_global_batch(state: Mapping[str, Any], plan: Plan) -> tuple[Plan, list[
     return replace(plan, batch=batch), [note]
 
 
-def other_strategy(state: Mapping[str, Any], plan: Plan) -> list[Diagnostic]:
+def other_strategy(state: JsonObject, plan: Plan) -> list[Diagnostic]:
     """Return a note if another strategy saved the checkpoint.
 
     Raises CheckpointError if this run's strategy cannot read it.
@@ -63,7 +62,7 @@ def other_strategy(state: Mapping[str, Any], plan: Plan) -> list[Diagnostic]:
     return [codes.RESUME_OTHER_STRATEGY(what, where, found, severity=Severity.NOTE)]
 
 
-def not_compared(state: Mapping[str, Any], definition: str) -> Diagnostic | None:
+def not_compared(state: JsonObject, definition: str) -> Diagnostic | None:
     """Return a warning if the checkpoint's data fingerprint cannot be compared with ours.
 
     It was then computed by another definition than ``definition``, ours.

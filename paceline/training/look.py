@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from paceline.algorithms.rewards.scoring import MODEL, RewardSpec, check_built_in
 from paceline.checkpoint import codes as checkpoint_codes
@@ -22,6 +21,7 @@ from paceline.config.schema import Config
 from paceline.config.sections.classification import ClassificationOptions
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import DataError, PacelineError
+from paceline.core.json_types import JsonObject
 from paceline.core.rundir import RunDir
 from paceline.core.units import human_bytes
 from paceline.data.examples import Reading
@@ -233,11 +233,11 @@ _KEYS = {
 
 
 def _state_now(
-    config: Config, environ: Mapping[str, str], plan: Plan | None, state: Mapping[str, Any]
-) -> dict[str, Any]:
+    config: Config, environ: Mapping[str, str], plan: Plan | None, state: JsonObject
+) -> JsonObject:
     """Return those fields of the run state that ``same_run`` compares and that are known before the start."""
     spec = algorithm_spec(config.training.algorithm)
-    now: dict[str, Any] = {
+    now: JsonObject = {
         "seq_len": config.data.max_length,
         "packing": config.data.packing and spec.generation(config.training) is None,
         "seed": config.training.seed,

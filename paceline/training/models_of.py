@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
 from paceline.config.schema import Config
+from paceline.config.sections.model import ModelSection
 from paceline.config.sections.rollout import RolloutOptions
 from paceline.models.factory import HFModelFactory
 from paceline.models.scalar_head import Classes
 from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.parts import AdapterSpec
 from paceline.plan.plan import Plan
 from paceline.protocols.roles import Role
 from paceline.training.rollout.reward_model import check_reward_model
@@ -51,11 +53,11 @@ class Models:
         Weights are those named for its role, else those that training starts from. An existing adapter to
         continue from belongs to the policy, not to the value model.
         """
-        named, adapter = self._named(role), self.plan.adapter
         if role is not Role.VALUE:
-            return self._factory(role)
+            return self._factory(role, self.config.model, self.plan.adapter)
+        adapter = self.plan.adapter
         own = adapter if adapter is None else replace(adapter, start=None)
-        return self._factory(role, adapter=own, **({"model": named} if named is not None else {}))
+        return self._factory(role, self._named(role) or self.config.model, own)
 
     def frozen(self, role: Role) -> HFModelFactory:
         """Return the factory of a frozen model: the one named for its role, else the initial model.
@@ -64,7 +66,7 @@ class Models:
         """
         named = self._named(role)
         if named is None:
-            return self._factory(role, frozen=True)
+            return self._factory(role, self.config.model, self.plan.adapter, frozen=True)
         spec = algorithm_spec(self.plan.algorithm)
         if role.value in spec.same_tokens:
             check_teacher_tokens(
@@ -72,9 +74,9 @@ class Models:
             )
         if role is Role.REWARD:
             check_reward_model(str(named.name_or_path), self.prepared.tokenizer_path)
-        return self._factory(role, frozen=True, model=named, adapter=None)
+        return self._factory(role, named, None, frozen=True)
 
-    def _named(self, role: Role) -> Any:
+    def _named(self, role: Role) -> ModelSection | None:
         """Return the ``model:`` section of the role's own model, or None for the initial model."""
         name = algorithm_spec(self.plan.algorithm).model_named(self.config.training, role.value)
         if name is None:
@@ -83,25 +85,27 @@ class Models:
         # a pinned revision belongs to one model
         return self.config.model.model_copy(update={"name_or_path": name, "config": None, **own})
 
-    def _factory(self, role: Role, **changed: Any) -> HFModelFactory:
+    def _factory(
+        self, role: Role, model: ModelSection, adapter: AdapterSpec | None, *, frozen: bool = False
+    ) -> HFModelFactory:
         precision = self.plan.precision
-        values: dict[str, Any] = {
-            "model": self.config.model,
-            "role": role,
-            "vocab_size": self.prepared.vocab_size,
-            "seed": self.config.training.seed,
-            "compute_dtype": DTYPES[precision.compute],
-            "attention": self.plan.attention,
-            "recompute": self.plan.recompute,
-            "device": self.device,
-            "compile": self.plan.compile,
-            "compile_options": self._compile_options(),
-            "master_dtype": DTYPES[precision.master],
-            "adapter": self.plan.adapter,
-            "temperature": self._temperature(),
-            "classes": self.classes if role is Role.CLASSIFIER else None,
-        }
-        return HFModelFactory(**{**values, **changed})
+        return HFModelFactory(
+            model,
+            role,
+            vocab_size=self.prepared.vocab_size,
+            seed=self.config.training.seed,
+            compute_dtype=DTYPES[precision.compute],
+            attention=self.plan.attention,
+            recompute=self.plan.recompute,
+            device=self.device,
+            compile=self.plan.compile,
+            compile_options=self._compile_options(),
+            master_dtype=DTYPES[precision.master],
+            adapter=adapter,
+            frozen=frozen,
+            temperature=self._temperature(),
+            classes=self.classes if role is Role.CLASSIFIER else None,
+        )
 
     def _temperature(self) -> float:
         """Return the sampling temperature that on-policy log-probabilities use; 1 for greedy."""

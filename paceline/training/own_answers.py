@@ -6,19 +6,19 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.config.sections.training import TrainingSection
 from paceline.core.errors import DataError
+from paceline.core.json_types import JsonObject
 from paceline.data.prepare import Prepared
 from paceline.data.source import PackedSource, build_batch
 from paceline.data.table import decode_labels
-from paceline.generation.engine import Completion, GenerationEngine, Request, RolloutSampling
+from paceline.generation.engine import Completion, Request, RolloutSampling
 from paceline.generation.noise import stream_of
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.plan import Plan
@@ -28,7 +28,7 @@ from paceline.protocols.window import Report, Window
 from paceline.strategies.base import Strategy
 from paceline.strategies.handle import Handle
 from paceline.training import codes
-from paceline.training.rollout.answers import Limits
+from paceline.training.rollout.answers import Limits, OpenEngine
 from paceline.training.rollout.setup import local_engine
 from paceline.training.windows import WindowSource
 
@@ -52,7 +52,7 @@ class OwnAnswers:
     rows: WindowSource
     strategy: Strategy
     policy: Handle
-    open_engine: Callable[[Any], GenerationEngine]
+    open_engine: OpenEngine
     fraction: float
     sampling: RolloutSampling
     limits: Limits
@@ -69,7 +69,7 @@ class OwnAnswers:
         """A micro-batch that weighs nothing."""
         return self.rows.filler()
 
-    def state(self) -> Mapping[str, Any]:
+    def state(self) -> JsonObject:
         """Nothing: answers follow from step and weights."""
         return self.rows.state()
 

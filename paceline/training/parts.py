@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
+from paceline.algorithms.base import Algorithm
+from paceline.core.json_types import JsonObject
+from paceline.data.source import PackedSource
 from paceline.protocols.batch import Batch
-from paceline.protocols.roles import Role
 from paceline.protocols.shard import Shard
 from paceline.protocols.window import Window
 from paceline.strategies.base import Runner
+from paceline.strategies.handle import Handles
 from paceline.training.state import TrainState
 from paceline.training.windows import Epochs
 
-Evaluation = Callable[[Any], dict[str, float]]  # argument: a source of rows or prompts
+Evaluation = Callable[[PackedSource], dict[str, float]]  # of rows or prompts
 
 
 class Windows(Protocol):
@@ -28,7 +31,7 @@ class Windows(Protocol):
         """Return a micro-batch of weight 0 with every field of a real one."""
         ...
 
-    def state(self) -> Mapping[str, Any]:
+    def state(self) -> JsonObject:
         """Return what a checkpoint must hold beyond the position, JSON."""
         ...
 
@@ -44,8 +47,8 @@ class Parts:
     """
 
     runner: Runner
-    algorithm: Any
-    handles: Mapping[Role, Any]
+    algorithm: Algorithm
+    handles: Handles
     windows: Windows
     epochs: Epochs
     state: TrainState

@@ -9,13 +9,14 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.algorithms.pairs import document_sums
 from paceline.algorithms.referenced import REFERENCE
+from paceline.core.json_types import Json, JsonObject
 from paceline.core.units import human_seconds
 from paceline.data.source import PackedSource
 from paceline.data.store import DERIVED
@@ -27,13 +28,17 @@ from paceline.strategies.base import Runner
 from paceline.strategies.handle import Handles
 from paceline.training.windows import BatchLayout
 
+if TYPE_CHECKING:
+    from paceline.models.factory import HFModelFactory
+    from paceline.training.session import Session
+
 Column = NDArray[np.float64]
 FORMAT = 1
 _AT_ONCE = 2**20  # numbers in one all-reduce
 
 
 def ask_reference(
-    session: Any, runner: Runner, handles: Handles, policy: Any
+    session: Session, runner: Runner, handles: Handles, policy: HFModelFactory
 ) -> tuple[dict[str, dict[str, Column]], str]:
     """Return (reference log-probabilities by split and document, a message for the log). Collective.
 
@@ -45,7 +50,7 @@ def ask_reference(
     named = spec.model_named(training, "reference")
     start = plan.adapter.start if plan.adapter else None
     # The cache key: everything that the log-probabilities depend on
-    key = {
+    key: JsonObject = {
         "data": session.prepared.fingerprint,
         "weights": weights_identity(named, None) if named else policy.fingerprint,
         "adapter": None if named else to_json(plan.adapter),
@@ -55,10 +60,8 @@ def ask_reference(
     # Sources in table order; the role whose forward gives the log-probabilities
     splits = {"train": True} | ({"eval": False} if session.prepared.eval is not None else {})
     sources = {name: session.source(train=train, shuffle=False) for name, train in splits.items()}
-    rows = (
-        spec.options_of(training).get("precompute_ref_batch_size")
-        or config.training.per_device_train_batch_size
-    )
+    given = spec.options_of(training).get("precompute_ref_batch_size")
+    rows = given if isinstance(given, int) and given else config.training.per_device_train_batch_size
     strategy = runner.strategy
     layout = session.batch_layout(strategy, rows, 1)
     role = Role.REFERENCE if named else Role.POLICY
@@ -102,7 +105,7 @@ def reference_column(
 class ReferenceCache:
     """One file per fingerprint, read and written by rank 0; every rank gets its contents."""
 
-    def __init__(self, world: World, folder: Path, key: Mapping[str, Any]) -> None:
+    def __init__(self, world: World, folder: Path, key: Mapping[str, Json]) -> None:
         """``key`` is what the values depend on, JSON; that of rank 0 is used."""
         self.world = world
         text = json.dumps({"format": FORMAT, **key}, sort_keys=True, default=str)
@@ -185,7 +188,7 @@ def cached_columns(
     return {name: {REFERENCE: column} for name, column in columns.items()}, note
 
 
-def weights_identity(name: str, revision: str | None) -> list[Any]:
+def weights_identity(name: str, revision: str | None) -> list[Json]:
     """Return what identifies weights without reading them: files, sizes and times, or the hub's commit."""
     from huggingface_hub import try_to_load_from_cache
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from paceline.checkpoint.reader import CheckpointReader
 from paceline.checkpoint.resume import find_checkpoint, open_checkpoint, same_run
 from paceline.checkpoint.ties import read_config
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError
+from paceline.core.json_types import Json, JsonObject, as_number, as_object
 from paceline.core.rundir import RunDir
 from paceline.plan.plan import Plan
 from paceline.runtime.world import World
@@ -30,8 +31,15 @@ class Resumed:
     notes: tuple[Diagnostic, ...]
 
 
+class _Found(TypedDict):
+    """The checkpoint that rank 0 found, and its diagnostics as JSON."""
+
+    path: str | None
+    notes: list[JsonObject]
+
+
 def open_resume(
-    world: World, where: str | None, run: RunDir, plan: Plan, state_now: Mapping[str, Any]
+    world: World, where: str | None, run: RunDir, plan: Plan, state_now: Mapping[str, Json]
 ) -> Resumed:
     """Open the checkpoint to resume from. Collective.
 
@@ -40,7 +48,7 @@ def open_resume(
     if not where:
         return Resumed(None, plan, ())
 
-    def find() -> dict[str, Any]:
+    def find() -> _Found:
         notes: list[Diagnostic] = []
         path = find_checkpoint(where, run, notes)
         return {"path": None if path is None else str(path), "notes": [n.to_json() for n in notes]}
@@ -55,12 +63,11 @@ def open_resume(
     kept, changes = keep_global_batch(reader.state, plan)
     changes += other_strategy(reader.state, plan)
     changes += same_training(reader.state, {**state_now, "global_batch": kept.batch.global_batch})
-    return Resumed(
-        reader, kept, (*notes, *changes, *changed_keys(reader.state.get("config", {}), state_now["config"]))
-    )
+    changes += changed_keys(as_object(reader.state.get("config")), as_object(state_now["config"]))
+    return Resumed(reader, kept, (*notes, *changes))
 
 
-def same_training(state: Mapping[str, Any], now: Mapping[str, Any]) -> list[Diagnostic]:
+def same_training(state: JsonObject, now: Mapping[str, Json]) -> list[Diagnostic]:
     """Raise CheckpointError if the run would train on other data.
 
     Returns a warning if the evaluation set differs or is gone, which does not affect training, or if the data
@@ -70,7 +77,7 @@ def same_training(state: Mapping[str, Any], now: Mapping[str, Any]) -> list[Diag
     trained = state.get("train_fingerprint") or None
     same_rows = trained is not None and trained == now["train_fingerprint"]
     same_data = state.get("data_fingerprint") == now["data_fingerprint"]
-    unknown = None if same_rows or same_data else not_compared(state, now["data_definition"])
+    unknown = None if same_rows or same_data else not_compared(state, str(now["data_definition"]))
     same_run(
         state,
         {field: now[field] for field in FIXED},
@@ -79,16 +86,17 @@ def same_training(state: Mapping[str, Any], now: Mapping[str, Any]) -> list[Diag
     if unknown is not None or same_data:
         return [] if unknown is None else [unknown]
     what = "the evaluation set is another than when this checkpoint was saved; what is trained is the same"
-    best = state.get("train", {}).get("best_metric")
-    found = "" if best is None else f"the best value so far, {best:.4g}, was measured on the former set"
+    best, found = as_object(state.get("train")).get("best_metric"), ""
+    if best is not None:
+        found = f"the best value so far, {as_number(best):.4g}, was measured on the former set"
     return [codes.RESUME_OTHER_EVALUATION(what, "data.eval", found, severity=Severity.WARNING)]
 
 
-def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Diagnostic]:
+def changed_keys(before: JsonObject, now: JsonObject) -> list[Diagnostic]:
     """Return a warning for each changed config key that a resumed run may change."""
     found = []
     for section in ("model", "training"):
-        old, new = before.get(section) or {}, now.get(section) or {}
+        old, new = as_object(before.get(section)), as_object(now.get(section))
         for key in sorted(set(old) & set(new)):
             if old[key] != new[key] and key not in QUIET:
                 found.append(

@@ -6,12 +6,12 @@ part of the checkpoint, and another optimizer would load a state that is not its
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection
 
 from paceline.config.optimizers import BUILT
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.core.json_types import Json, JsonObject, as_object
 from paceline.plan.codec import to_json
 from paceline.plan.model.parameters import SCORE
 from paceline.plan.model.read_shape import shape_from_config
@@ -26,12 +26,13 @@ _ADAPTER = ("r", "alpha", "use_rslora", "target_modules", _WHOLE, "bias")
 _MATRIX = (8, 6)  # any shape: optimizers of one class with equally large state for it are compatible
 
 
-def other_training(state: Mapping[str, Any], plan: Plan, saved: Mapping[str, Any]) -> list[Diagnostic]:
+def other_training(state: JsonObject, plan: Plan, saved: JsonObject) -> list[Diagnostic]:
     """Return how a run by ``plan`` differs from the one that saved ``state``.
 
     ``saved`` is the ``config.json`` in the checkpoint.
     """
-    before = state.get("config", {}).get("training", {}).get("algorithm", plan.algorithm)
+    training = as_object(as_object(state.get("config")).get("training"))
+    before = training.get("algorithm", plan.algorithm)
     if before != plan.algorithm:  # rows, heads and roles follow from it
         what = f"the checkpoint is of a run by '{before}', and this one trains by '{plan.algorithm}'"
         hint = f"algorithm: {before}; or to go on from its weights, {_EXPORT}"
@@ -41,14 +42,14 @@ def other_training(state: Mapping[str, Any], plan: Plan, saved: Mapping[str, Any
             )
         ]
     return [
-        *_optimizer(state.get("optimizer"), plan.optimizer),
+        *_optimizer(as_object(state.get("optimizer")), plan.optimizer),
         *_adapters(state, to_json(plan.adapter), tied=plan.shape is not None and plan.shape.tied),
         *_sizes(saved, plan),
     ]
 
 
-def _optimizer(before: Mapping[str, Any] | None, now: OptimizerSpec) -> list[Diagnostic]:
-    saved = None if before is None else OptimizerSpec(name=before["name"], args=before["args"])
+def _optimizer(before: JsonObject, now: OptimizerSpec) -> list[Diagnostic]:
+    saved = OptimizerSpec(name=str(before["name"]), args=as_object(before["args"])) if before else None
     if saved is None or _keeps(saved) == _keeps(now):  # older checkpoints lack it
         return []
     what, hint = (
@@ -72,8 +73,8 @@ def _keeps(optimizer: OptimizerSpec) -> tuple[str, int]:
     return (optimizer.name, 0) if built is None else (built.made_by, built.kept(_MATRIX, optimizer.args))
 
 
-def _adapters(state: Mapping[str, Any], now: Mapping[str, Any] | None, *, tied: bool) -> list[Diagnostic]:
-    before = state.get("adapter")
+def _adapters(state: JsonObject, now: JsonObject | None, *, tied: bool) -> list[Diagnostic]:
+    before = None if state.get("adapter") is None else as_object(state["adapter"])
     if (before is None) != (now is None):
         held, trained = ("a whole model", "an adapter") if before is None else ("an adapter", "all weights")
         what, hint = (
@@ -85,7 +86,7 @@ def _adapters(state: Mapping[str, Any], now: Mapping[str, Any] | None, *, tied: 
         return []
     # Ignore differences that the run itself makes: saved modules, and alpha that follows the rank
     other = [key for key in _ADAPTER if key in before and _shown(before[key]) != _shown(now[key])]
-    if _same_whole(before.get(_WHOLE) or (), now[_WHOLE], tied=tied) and _WHOLE in other:
+    if _same_whole(_names(before.get(_WHOLE)), _names(now[_WHOLE]), tied=tied) and _WHOLE in other:
         other.remove(_WHOLE)
     if other[:2] == ["r", "alpha"]:  # alpha defaults to twice the rank
         other.remove("alpha")
@@ -109,11 +110,15 @@ def _same_whole(before: Collection[str], now: Collection[str], *, tied: bool) ->
     return set(now) <= set(before) and len(added) <= (1 if tied and now else 0)
 
 
-def _shown(value: Any) -> str:
-    return str(sorted(value) if isinstance(value, list | tuple) else value)
+def _names(value: Json) -> list[str]:
+    return [str(name) for name in value] if isinstance(value, (list, tuple)) else []
 
 
-def _sizes(saved: Mapping[str, Any], plan: Plan) -> list[Diagnostic]:
+def _shown(value: Json) -> str:
+    return str(sorted(_names(value)) if isinstance(value, (list, tuple)) else value)
+
+
+def _sizes(saved: JsonObject, plan: Plan) -> list[Diagnostic]:
     try:
         before = shape_from_config(saved) if saved else None
     except ConfigError:  # an unknown family: its tensors are compared when they are read

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 from paceline.core.errors import PacelineError
 from paceline.protocols.window import Window
 from paceline.training import codes
 
+T = TypeVar("T")
 CHECKED_STEPS = 3  # of every attempt: a wrong order shows from the start
 
 
@@ -18,7 +19,7 @@ class CheckWorld(Protocol):
     @property
     def rank(self) -> int: ...
 
-    def all_gather_json(self, value: Any) -> list[Any]: ...
+    def all_gather_json(self, value: T) -> list[T]: ...
 
 
 def rows_digest(window: Window) -> str:
@@ -36,7 +37,7 @@ def check_same_rows(world: CheckWorld, data_parallel_rank: int, window: Window) 
 
     Collective.
     """
-    everyone = world.all_gather_json([data_parallel_rank, rows_digest(window)])
+    everyone = world.all_gather_json((data_parallel_rank, rows_digest(window)))
     first: dict[int, tuple[int, str]] = {}
     for rank, (place, digest) in enumerate(everyone):
         other, expected = first.setdefault(place, (rank, digest))

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from paceline.checkpoint.store import Checkpointer
 from paceline.core.diagnostics import Diagnostic
+from paceline.core.json_types import Json
 from paceline.data.prepare import Prepared
 from paceline.plan.plan import Plan
 from paceline.runlog import events
 from paceline.training.parts import Parts
-from paceline.training.saving import exported_shards, hugging_face_files, own_generation, run_state
+from paceline.training.saving import (
+    adapter_of,
+    exported_shards,
+    hugging_face_files,
+    own_generation,
+    run_state,
+)
 
 Published = Callable[[events.CheckpointSaved, Sequence[Diagnostic]], None]
 
@@ -21,7 +27,7 @@ def checkpoint_saver(
     plan: Plan,
     prepared: Prepared,
     checkpointer: Checkpointer,
-    hf_config: Mapping[str, Any],
+    hf_config: Mapping[str, Json],
     published: Published,
     *,
     keep_best: bool,
@@ -33,13 +39,14 @@ def checkpoint_saver(
     """
     algorithm, handles = parts.algorithm, parts.handles
     root = handles[algorithm.trains[0]].root
+    adapter = adapter_of(root)
     generation = {
         **own_generation(root.hf),
         "eos_token_id": list(prepared.stop_token_ids),
         "pad_token_id": prepared.pad_token_id,
     }
     main = parts.runner.strategy.world.is_main
-    files = hugging_face_files(hf_config, prepared.tokenizer_path, generation, root.adapter) if main else {}
+    files = hugging_face_files(hf_config, prepared.tokenizer_path, generation, adapter) if main else {}
 
     def save(step: int) -> None:
         if keep_best:
@@ -49,7 +56,7 @@ def checkpoint_saver(
             algorithm,
             plan,
             prepared.fingerprint,
-            {role.value: handles[role].root.adapter for role in algorithm.trains},
+            {role.value: adapter_of(handles[role].root) for role in algorithm.trains},
             train_fingerprint=prepared.train_fingerprint,
             data_definition=prepared.definition,
             windows=parts.windows.state(),

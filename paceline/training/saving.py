@@ -3,42 +3,55 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
+from paceline.algorithms.base import Algorithm
 from paceline.core.errors import CheckpointError
+from paceline.core.json_types import Json, JsonObject, as_object
+from paceline.models.adapters import Adapter
 from paceline.plan.codec import to_json
 from paceline.plan.plan import Plan
-from paceline.protocols.roles import Role
+from paceline.protocols.model import RootModule
+from paceline.protocols.shard import Shard
 from paceline.strategies.base import Strategy
-from paceline.strategies.handle import Handle
+from paceline.strategies.handle import Handles
 from paceline.training import codes
 from paceline.training.state import TrainState
+
+if TYPE_CHECKING:
+    from paceline.protocols.model import HFModel
+
+
+def adapter_of(root: RootModule) -> Adapter | None:
+    """Return the adapter that a model has, if any."""
+    adapter: Adapter | None = getattr(root, "adapter", None)
+    return adapter
 
 
 def run_state(
     state: TrainState,
-    algorithm: Any,
+    algorithm: Algorithm | None,
     plan: Plan,
     data_fingerprint: str,
-    adapters: Mapping[str, Any] | None = None,
+    adapters: Mapping[str, Adapter | None] | None = None,
     *,
     train_fingerprint: str = "",
     data_definition: str = "",
-    windows: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+    windows: JsonObject | None = None,
+) -> JsonObject:
     """Return the JSON part of a checkpoint: position, best metric, and what a resumed run is compared with.
 
     ``adapters`` (by trained role, the exported model first) adds the first one's adapter and the identity of
     all base models; ``windows`` is what the data order needs beyond the step.
     """
     (_, adapter), *others = (adapters or {"": None}).items()
-    own: dict[str, Any] = (
+    own: JsonObject = (
         {} if adapter is None else {"adapter": to_json(adapter.spec), "base_model": dict(adapter.base)}
     )
     if adapter is not None and others:
-        own["other_bases"] = {role: dict(other.base) for role, other in others}
+        own["other_bases"] = {role: dict(other.base) for role, other in others if other is not None}
     return {
         **own,
         "train": state.to_json(),
@@ -62,7 +75,10 @@ def run_state(
 
 
 def hugging_face_files(
-    hf_config: Mapping[str, Any], tokenizer: Path, generation: Mapping[str, Any], adapter: Any = None
+    hf_config: Mapping[str, Json],
+    tokenizer: Path,
+    generation: Mapping[str, Json],
+    adapter: Adapter | None = None,
 ) -> dict[str, bytes]:
     """Return ``config.json``, ``generation_config.json`` and the tokenizer files, for a self-contained
     checkpoint.
@@ -75,7 +91,7 @@ def hugging_face_files(
         for path in sorted(tokenizer.iterdir())
         if path.suffix in {".json", ".jinja", ".txt", ".model"}
     }
-    configs = {"config.json": hf_config, "generation_config.json": generation}
+    configs: dict[str, Mapping[str, Json]] = {"config.json": hf_config, "generation_config.json": generation}
     if adapter is not None:
         configs["adapter_config.json"] = adapter.peft
     return {
@@ -87,7 +103,7 @@ def hugging_face_files(
     }
 
 
-def own_generation(hf: Any) -> dict[str, Any]:
+def own_generation(hf: HFModel) -> JsonObject:
     """Return the base model's ``generation_config.json`` as ``save_pretrained`` would write it, or an empty
     dict.
     """
@@ -96,16 +112,17 @@ def own_generation(hf: Any) -> dict[str, Any]:
     return {key: value for key, value in generation.items() if not key.startswith("_")}
 
 
-def same_base(state: Mapping[str, Any], adapter: Any, role: str = "") -> None:
+def same_base(state: Mapping[str, Json], adapter: Adapter | None, role: str = "") -> None:
     """Raise CheckpointError if an adapter was trained on other base weights.
 
     ``adapter`` is that of the root module of ``role``, None in full training. Bases whose weights this rank
     does not hold are not compared.
     """
-    saved = state.get("other_bases", {}).get(role, state.get("base_model"))
+    saved = as_object(state.get("other_bases")).get(role, state.get("base_model"))
     if saved is None or adapter is None:
         return
-    mine, theirs = adapter.base["fingerprint"], saved.get("fingerprint")
+    saved = as_object(saved)
+    mine, theirs = adapter.base["fingerprint"], str(saved.get("fingerprint") or "")
     if mine and theirs and mine != theirs:
         raise CheckpointError(
             codes.RESUME_BASE_MODEL(
@@ -119,8 +136,8 @@ def same_base(state: Mapping[str, Any], adapter: Any, role: str = "") -> None:
 
 
 def exported_shards(
-    strategy: Strategy, handles: Mapping[Role, Handle], algorithm: Any, more: Any = ()
-) -> Any:
+    strategy: Strategy, handles: Handles, algorithm: Algorithm, more: Iterable[Shard] = ()
+) -> Iterator[Shard]:
     """Yield this rank's shards of every trained role, then ``more``."""
     for role in algorithm.trains:
         yield from strategy.export_state(handles[role])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 
 from paceline.config.schedules import STATEFUL
 from paceline.core.errors import ConfigError
+from paceline.core.json_types import Json
 from paceline.training import codes
 from paceline.training.deepspeed_schedule import BUILDERS
 
@@ -22,7 +22,7 @@ def warmup_count(warmup_steps: float, total_steps: int) -> int:
 
 
 def learning_rate_schedule(
-    name: str, base_lr: float, warmup_steps: float, total_steps: int, kwargs: Mapping[str, Any] | None = None
+    name: str, base_lr: float, warmup_steps: float, total_steps: int, kwargs: Mapping[str, Json] | None = None
 ) -> Callable[[int], float]:
     """Return ``lr(step)`` for 0-based ``step``.
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import cast
 
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.algorithms.base import Algorithm
 from paceline.algorithms.registry import algorithm_class
 from paceline.checkpoint.reader import CheckpointReader
 from paceline.checkpoint.store import Checkpointer
@@ -14,6 +18,7 @@ from paceline.config.metrics import evaluation_metrics
 from paceline.config.schema import Config
 from paceline.config.sections.rollout import RolloutOptions
 from paceline.core.errors import ConfigError, DataError
+from paceline.core.json_types import JsonObject, as_object
 from paceline.core.rundir import RunDir
 from paceline.data.kinds.base import row_kind
 from paceline.data.order import check_feeds
@@ -49,11 +54,11 @@ from paceline.training.rollout.setup import RolloutSetup, rollout_options
 from paceline.training.same_rows import CHECKED_STEPS, check_same_rows
 from paceline.training.same_weights import check_same_weights
 from paceline.training.saver import Published, checkpoint_saver
-from paceline.training.saving import same_base
+from paceline.training.saving import adapter_of, same_base
 from paceline.training.schedule import learning_rate_schedule
 from paceline.training.state import TrainState, best_rule
 from paceline.training.trainer import Observer, Trainer
-from paceline.training.windows import BatchLayout, Epochs, WindowSource, count_epochs
+from paceline.training.windows import BatchLayout, CountedRows, Epochs, WindowSource, count_epochs
 
 
 @dataclass
@@ -66,7 +71,8 @@ class Session:
     prepared: Prepared
     run: RunDir
     reader: CheckpointReader | None = None
-    columns: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # extra columns per split
+    # extra columns per split
+    columns: Mapping[str, Mapping[str, NDArray[np.generic]]] = field(default_factory=dict)
     classes: Classes | None = None  # set for classification
     notes: list[str] = field(default_factory=list)  # messages from before the first step, for the log
 
@@ -103,7 +109,7 @@ class Session:
             found = read_classes(self.prepared, algorithm_spec(self.plan.algorithm), self.config.training)
             self.classes, self.columns = found.classes, found.columns
             self.notes.append(f"{'classes':<9} {found.words}")
-        algorithm: Any = algorithm_class(self.plan.algorithm)(**self.algorithm_options())
+        algorithm = algorithm_class(self.plan.algorithm)(**self.algorithm_options())
         strategy = make_strategy(self.plan.strategy, self.world, self.plan)
         runner = make_runner(strategy)
         generation = algorithm_spec(self.plan.algorithm).generation(self.config.training)
@@ -130,7 +136,7 @@ class Session:
         self.check_data(handles[algorithm.trains[0]].root)
         layout = self.batch_layout(strategy, self.plan.batch.micro_batch, self.plan.batch.accumulation)
         rolls = (
-            self.rollouts(runner, algorithm, handles, layout)
+            self.rollouts(runner, cast(OnPolicyObjective, algorithm), handles, layout)
             if algorithm_spec(self.plan.algorithm).on_policy
             else None
         )
@@ -138,7 +144,7 @@ class Session:
         state = self.restore(strategy, handles, algorithm)
         # Windows from the restored step on: rollouts of the policy, or rows of the data
         if rolls is not None:
-            drawn = {} if self.reader is None else self.reader.state.get("windows", {})
+            drawn = {} if self.reader is None else as_object(self.reader.state.get("windows"))
             rollouts = rolls.windows(source, epochs, state.step, self.reader, drawn)
             windows: Windows = rollouts
             evaluated: Evaluation = rollouts.evaluate
@@ -166,7 +172,7 @@ class Session:
             self.world, self.plan, training, self.prepared, folder, runner, algorithm, handles, layout
         )
 
-    def algorithm_options(self) -> dict[str, Any]:
+    def algorithm_options(self) -> JsonObject:
         """Return the algorithm's own section of ``training``, with what the plan decides about it."""
         spec = algorithm_spec(self.plan.algorithm)
         if spec.on_policy:
@@ -202,7 +208,7 @@ class Session:
             micro_batch, accumulation, strategy.data_parallel_rank, strategy.data_parallel_size
         )
 
-    def epochs(self, source: Any, layout: BatchLayout) -> Epochs:
+    def epochs(self, source: CountedRows, layout: BatchLayout) -> Epochs:
         """Return the epochs of the run. Raises DataError if the data cannot fill a single step."""
         t = self.config.training
         epochs = count_epochs(
@@ -225,7 +231,7 @@ class Session:
             raise DataError(*found)
         return epochs
 
-    def restore(self, strategy: Strategy, handles: dict[Role, Any], algorithm: Any) -> TrainState:
+    def restore(self, strategy: Strategy, handles: Handles, algorithm: Algorithm) -> TrainState:
         """Load weights, optimizer state and position from the checkpoint, or return a fresh state.
 
         Collective.
@@ -233,10 +239,10 @@ class Session:
         if self.reader is None:
             return TrainState()
         for role in algorithm.trains:
-            same_base(self.reader.state, handles[role].root.adapter, role.value)
+            same_base(self.reader.state, adapter_of(handles[role].root), role.value)
             strategy.import_state(handles[role], self.reader)
-        algorithm.load_state(self.reader.state.get("algorithm", {}))
-        return TrainState.from_json(self.reader.state["train"])
+        algorithm.load_state(as_object(self.reader.state.get("algorithm")))
+        return TrainState.from_json(as_object(self.reader.state["train"]))
 
     def trainer(
         self,
@@ -300,7 +306,7 @@ class Session:
             return None
         return partial(parts.evaluate, self.source(train=False))
 
-    def evaluated(self, runner: Runner, handles: Handles, algorithm: Any) -> Evaluation:
+    def evaluated(self, runner: Runner, handles: Handles, algorithm: Algorithm) -> Evaluation:
         """Return the evaluation of an algorithm that trains on rows."""
         layout = self.batch_layout(runner.strategy, self.config.training.per_device_eval_batch_size, 1)
         return lambda source: evaluate(runner, handles, algorithm, source, layout, self.loading)
@@ -332,7 +338,7 @@ class Session:
             keep_best=t.load_best_model_at_end,
         )
 
-    def hf_config(self, role: Role) -> dict[str, Any]:
+    def hf_config(self, role: Role) -> JsonObject:
         """Return ``config.json`` of the trained model.
 
         Transformers' sequence classification reads the last token that is not padding, so for scalar heads a

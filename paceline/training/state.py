@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
 
 from paceline.config.sections.training import TrainingSection
 from paceline.core.errors import ConfigError
+from paceline.core.json_types import JsonObject
+from paceline.plan.codec import from_json
 from paceline.training import codes
 
 
@@ -28,13 +29,13 @@ class TrainState:
     steps_without_gradient: int = 0  # of those; see ``training.learning``
     first_loss: float | None = None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return asdict(self)
 
     @staticmethod
-    def from_json(data: Mapping[str, Any]) -> TrainState:
+    def from_json(data: JsonObject) -> TrainState:
         known = {f.name for f in fields(TrainState)}
-        return TrainState(**{k: v for k, v in data.items() if k in known})
+        return from_json(TrainState, {k: v for k, v in data.items() if k in known})
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.json_types import Json
 from paceline.core.rundir import RunDir
 from paceline.plan import codes as plan_codes
 from paceline.training import codes
@@ -48,7 +49,7 @@ class TensorBoard:
 class Wandb:
     """Weights & Biases, into ``RUN/wandb``; offline without a key (``wandb sync`` uploads later)."""
 
-    def __init__(self, run: RunDir, name: str, config: Mapping[str, Any], online: bool) -> None:
+    def __init__(self, run: RunDir, name: str, config: Mapping[str, Json], online: bool) -> None:
         import wandb
 
         run.wandb.mkdir(parents=True, exist_ok=True)
@@ -103,7 +104,7 @@ def open_trackers(
     run: RunDir,
     *,
     name: str,
-    config: Mapping[str, Any],
+    config: Mapping[str, Json],
     wandb_key_present: bool,
     start_step: int = 0,
     report: Report | None = None,

@@ -8,15 +8,17 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
+from paceline.algorithms.base import Algorithm
 from paceline.core.diagnostics import Code, Severity
 from paceline.core.errors import CheckpointError, PacelineError
 from paceline.protocols.window import Report, StepResult, Window
 from paceline.runlog import events
 from paceline.strategies.base import Runner
+from paceline.strategies.handle import Handles
 from paceline.training import codes
 from paceline.training.cadence import Cadence
 from paceline.training.learning import Learning
@@ -43,9 +45,9 @@ class Trainer:
     """
 
     runner: Runner
-    algorithm: Any
-    handles: Mapping[Any, Any]
-    windows: Any  # yields ``Window``: a ``WindowSource``, or rollouts
+    algorithm: Algorithm
+    handles: Handles
+    windows: Iterable[Window]  # a ``WindowSource``, or rollouts
     epochs: Epochs
     cadence: Cadence
     lr: Callable[[int], float]

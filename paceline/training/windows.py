@@ -10,8 +10,9 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from threading import Lock
-from typing import Any
+from typing import Protocol
 
+from paceline.core.json_types import JsonObject
 from paceline.data.order import positions_for, step_positions, steps_per_epoch
 from paceline.protocols.batch import MISMATCHED, Batch
 from paceline.protocols.data import RowSource
@@ -93,8 +94,14 @@ class Epochs:
         return epoch + (within + 1) / self._steps(epoch)
 
 
+class CountedRows(Protocol):
+    """Rows as the steps of an epoch are counted by them."""
+
+    def num_rows(self, epoch: int) -> int: ...
+
+
 def count_epochs(
-    source: RowSource, global_batch: int, num_train_epochs: float, max_steps: int, drop_last: bool
+    source: CountedRows, global_batch: int, num_train_epochs: float, max_steps: int, drop_last: bool
 ) -> Epochs:
     """Return the epochs of a run: ``max_steps`` > 0 overrides ``num_train_epochs`` (which may be fractional).
 
@@ -137,7 +144,7 @@ class WindowSource:
     def __iter__(self) -> Generator[Window]:
         return self._loading.in_order(self.window, range(self._start, self._epochs.total_steps))
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         """Return an empty dict: rows follow from the step."""
         return {}
 

@@ -14,13 +14,13 @@ import traceback
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 from rich.console import Console
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError, ExitCode, PacelineError
+from paceline.core.json_types import JsonObject
 from paceline.core.private import written_for
 from paceline.core.refusals import refusal_of
 from paceline.core.rundir import RunDir
@@ -89,17 +89,20 @@ def prepare_data(start: Start, plan: Plan, rank: int, environ: Mapping[str, str]
     """
     c, spec = start.config, algorithm_spec(plan.algorithm)
     cache = Path(c.data.cache_dir).expanduser() if c.data.cache_dir else cache_folder(environ)
-    arguments: dict[str, Any] = {
-        "seed": c.training.seed if c.data.seed is None else c.data.seed,
-        "cache_dir": cache,
-        "kind": row_kind(spec.rows),
-        "max_positions": (plan.shape.max_position_embeddings or None) if plan.shape else None,
-    }
+    tokenised = partial(
+        prepare,
+        c.data,
+        c.model,
+        seed=c.training.seed if c.data.seed is None else c.data.seed,
+        cache_dir=cache,
+        kind=row_kind(spec.rows),
+        max_positions=(plan.shape.max_position_embeddings or None) if plan.shape else None,
+    )
     with written_for(cache, c.training.output_access):
         if rank != 0:
-            return prepare(c.data, c.model, **arguments)
+            return tokenised()
         with Bar(Console(file=terminal(sys.stdout))) as bar:
-            return prepare(c.data, c.model, report=bar, **arguments)
+            return tokenised(report=bar)
 
 
 class Worker:
@@ -279,7 +282,7 @@ class Worker:
     def agree_on_plan(self, world: World) -> None:
         """Use rank 0's plan on every rank; claim the run directory unless the parent did. Collective."""
 
-        def make() -> dict[str, Any]:
+        def make() -> JsonObject:
             data = self.plan.to_json()
             if self.start.plan is None:
                 t = self.config.training
@@ -374,7 +377,7 @@ class Worker:
             where = str(self.run_dir.result_json)
             raise PacelineError(codes.RUN_RESULT_LOST(what, where, kept, hint)) from exc
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonObject:
         """Return what the result holds beyond the outcome."""
         state = self.trainer.state.to_json() if self.trainer else {}
         return {

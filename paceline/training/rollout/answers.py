@@ -7,20 +7,24 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from paceline.algorithms.rewards.sample import Sample
 from paceline.algorithms.rewards.scoring import Scored, Scorer
 from paceline.data.source import PackedSource
 from paceline.data.table import TokenTable
 from paceline.generation.engine import Completion, GenerationEngine, Request, RolloutSampling
+from paceline.protocols.model import RootModule
 from paceline.runtime.world import World
 from paceline.strategies.base import Strategy
 from paceline.strategies.handle import Handle
 from paceline.training.rollout.reward_model import RewardModel
 from paceline.training.windows import BatchLayout
 
-OpenEngine = Callable[[Any], GenerationEngine]  # from the gathered model that ``Strategy.generating`` yields
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+OpenEngine = Callable[[RootModule], GenerationEngine]  # of what ``Strategy.generating`` yields
 
 
 @dataclass
@@ -29,7 +33,7 @@ class RolloutGenerator:
 
     strategy: Strategy
     policy: Handle
-    tokenizer: Any
+    tokenizer: PreTrainedTokenizerBase
     scorer: Scorer
     open_engine: OpenEngine
     reward_model: RewardModel | None = None

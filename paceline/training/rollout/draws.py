@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
-from typing import Any
 
+from paceline.core.json_types import Json, JsonObject
 from paceline.data.source import PackedSource
 
 
@@ -30,14 +30,16 @@ class Draws:
     prompts: PackedSource
     groups: int
     again: bool
-    saved: InitVar[Mapping[str, Any]]  # the checkpoint's ``state``
+    saved: InitVar[JsonObject]  # the checkpoint's ``state``
     prompts_of_groups: list[Prompt] = field(default_factory=list, init=False)
     _next: tuple[int, int] | None = field(default=None, init=False)  # epoch and position of the next prompt
 
-    def __post_init__(self, saved: Mapping[str, Any]) -> None:
+    def __post_init__(self, saved: JsonObject) -> None:
         if self.again and saved:
-            self.prompts_of_groups = [Prompt(*each) for each in saved["asked"]]
-            self._next = (saved["next"][0], saved["next"][1])
+            prompts = saved["asked"]
+            assert isinstance(prompts, list), "as ``state`` wrote it"
+            self.prompts_of_groups = [Prompt(*_pair(each)) for each in prompts]
+            self._next = _pair(saved["next"])
 
     def begin(self, epoch: int, number: int) -> None:
         """Take the prompts of a new rollout."""
@@ -58,7 +60,7 @@ class Draws:
         for group, prompt in zip(groups, self._take(len(groups)), strict=True):
             self.prompts_of_groups[group] = prompt
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         """Return what a checkpoint must hold (JSON); empty if prompts follow from the step."""
         if self._next is None:
             return {}
@@ -80,3 +82,11 @@ class Draws:
 
     def _at(self, epoch: int, positions: range) -> list[Prompt]:
         return [Prompt(epoch, i) for i in self.prompts.document_ids(epoch, list(positions))]
+
+
+def _pair(saved: Json) -> tuple[int, int]:
+    """Return two integers that ``state`` wrote. Raises ValueError for anything else."""
+    match saved:
+        case [int(first), int(second)]:
+            return first, second
+    raise ValueError(f"no pair of integers: {saved!r}")

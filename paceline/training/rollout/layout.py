@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
+from paceline.data.source import PackedSource
 from paceline.training.windows import BatchLayout
 
 
@@ -38,10 +38,10 @@ class RolloutLayout:
 class AnswerRows:
     """The rows of an epoch as training counts them: answers times passes.
 
-    It is a ``RowSource`` only for counting epochs.
+    For counting epochs only (``CountedRows``).
     """
 
-    def __init__(self, prompts: Any, batch_layout: RolloutLayout, drop_last: bool) -> None:
+    def __init__(self, prompts: PackedSource, batch_layout: RolloutLayout, drop_last: bool) -> None:
         self.prompts, self.batch_layout, self.drop_last = prompts, batch_layout, drop_last
 
     def num_rows(self, epoch: int) -> int:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from paceline.algorithms.rewards.sample import Sample
 from paceline.algorithms.rewards.scoring import Scored
+from paceline.core.json_types import JsonObject
 
 _SHOWN_CHARACTERS = 2000
 
@@ -106,12 +106,12 @@ def _mean(values: Tensor) -> float:
     return float(values.double().mean()) if values.numel() else 0.0
 
 
-def sample_rows(samples: Sequence[Sample], scored: Scored, count: int) -> list[dict[str, Any]]:
+def sample_rows(samples: Sequence[Sample], scored: Scored, count: int) -> list[JsonObject]:
     """Return the first answers with their rewards, texts cut to 2,000 characters."""
     rows = []
     for i, sample in enumerate(samples[:count]):
         parts = {label: _shown(values[i]) for label, values in scored.parts.items()}
-        row = {
+        row: JsonObject = {
             "prompt": sample.prompt[-_SHOWN_CHARACTERS:],
             "completion": sample.completion[:_SHOWN_CHARACTERS],
             "answer": str(sample.columns.get("answer", ""))[-_SHOWN_CHARACTERS:],

@@ -7,10 +7,10 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.checkpoint.disk import named_errors
 from paceline.checkpoint.folder import MAX_SHARD_BYTES, write_weights
@@ -23,6 +23,11 @@ from paceline.generation.remote import Server
 from paceline.models.adapters import NAME, plain_name
 from paceline.models.buffers import persistent_buffers
 from paceline.training import codes
+
+if TYPE_CHECKING:
+    from peft.tuners.lora import Linear
+
+    from paceline.protocols.model import HFModel
 
 
 @dataclass
@@ -41,7 +46,7 @@ class WeightSync:
     seconds: float
     sent: int = 0
 
-    def push(self, hf: Any) -> None:
+    def push(self, hf: HFModel) -> None:
         """Send the full model ``hf``, with its adapter merged.
 
         Raises ConfigError if others may write the folder.
@@ -72,13 +77,13 @@ class WeightSync:
         shutil.rmtree(self.folder / f"weights-{self.sent - 1:06d}", ignore_errors=True)
 
 
-def whole(hf: Any, dtype: torch.dtype) -> Iterator[TensorEntry]:
+def whole(hf: HFModel, dtype: torch.dtype) -> Iterator[TensorEntry]:
     """Yield parameters and persistent buffers of the plain model that ``hf`` computes, with Transformers'
     names.
 
     A layer with an adapter has W + scale · B A (peft's own sum).
     """
-    layers = {name: module for name, module in hf.named_modules() if NAME in getattr(module, "lora_A", ())}
+    layers = {name: module for name, module in hf.named_modules() if _is_adapted(module)}
     for name, parameter in hf.named_parameters():
         if ".lora_" in name:
             continue
@@ -89,7 +94,11 @@ def whole(hf: Any, dtype: torch.dtype) -> Iterator[TensorEntry]:
         yield TensorEntry(plain_name(name), kind, tuple(buffer.shape), _given(buffer, None, kind))
 
 
-def _given(parameter: Tensor, adapted: Any, dtype: torch.dtype) -> Callable[[], Tensor]:
+def _is_adapted(module: nn.Module) -> TypeGuard[Linear]:
+    return NAME in getattr(module, "lora_A", ())
+
+
+def _given(parameter: Tensor, adapted: Linear | None, dtype: torch.dtype) -> Callable[[], Tensor]:
     @torch.no_grad()
     def load() -> Tensor:
         tensor = parameter.detach()

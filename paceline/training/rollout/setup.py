@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -13,6 +11,7 @@ from paceline.algorithms.rewards.scoring import RewardSpec, Scorer
 from paceline.config.sections.rollout import RolloutOptions
 from paceline.config.sections.training import TrainingSection
 from paceline.core.errors import ConfigError
+from paceline.core.json_types import JsonObject
 from paceline.data.prepare import Prepared
 from paceline.data.source import PackedSource
 from paceline.data.table import TokenTable
@@ -21,6 +20,7 @@ from paceline.generation.engine import GenerationEngine, RolloutSampling
 from paceline.generation.local import LocalEngine
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.plan import Plan
+from paceline.protocols.model import RootModule
 from paceline.protocols.roles import Role
 from paceline.protocols.rollout import OnPolicyObjective
 from paceline.protocols.shard import ShardReader
@@ -40,7 +40,7 @@ from paceline.training.windows import BatchLayout, Epochs
 _ROWS_NAMED = 5
 
 
-def rollout_options(training: TrainingSection, plan: Plan) -> dict[str, Any]:
+def rollout_options(training: TrainingSection, plan: Plan) -> JsonObject:
     """Return the algorithm's arguments: its own section, and the rollout options that its loss depends on."""
     spec = algorithm_spec(plan.algorithm)
     own = spec.arguments(spec.options_of(training))
@@ -112,7 +112,7 @@ class RolloutSetup:
         epochs: Epochs,
         start: int,
         reader: ShardReader | None,
-        drawn: Mapping[str, Any] | None = None,
+        drawn: JsonObject | None = None,
     ) -> RolloutWindows:
         """Return the windows from global step ``start`` on.
 
@@ -183,7 +183,7 @@ class RolloutSetup:
 
     def _server(self) -> RolloutServer:
         assert self.options.server is not None
-        root: Any = self.handles[self.algorithm.trains[0]].root
+        root = self.handles[self.algorithm.trains[0]].root
         return RolloutServer(
             self.options.server,
             self.world,
@@ -200,7 +200,7 @@ class RolloutSetup:
         rows, pad = self.layout.micro_batch, self.prepared.pad_token_id
         return RewardModel(self.runner, self.handles, rows, pad, dtype)
 
-    def engine(self, root: Any) -> GenerationEngine:
+    def engine(self, root: RootModule) -> GenerationEngine:
         """Return the engine: the local model, gathered by ``Strategy.generating``, or the server with these
         weights.
         """
@@ -209,7 +209,7 @@ class RolloutSetup:
         return local_engine(root, self.prepared, self.runner.strategy, self.options.generation_rows)
 
 
-def local_engine(root: Any, prepared: Prepared, strategy: Strategy, rows: int) -> LocalEngine:
+def local_engine(root: RootModule, prepared: Prepared, strategy: Strategy, rows: int) -> LocalEngine:
     """This process's own model, as ``Strategy.generating`` yields it; it answers ``rows`` prompts
     together.
     """

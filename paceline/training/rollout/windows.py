@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +13,7 @@ from torch import Tensor
 from paceline.algorithms.on_policy import with_tokens
 from paceline.algorithms.rewards.scoring import Scored
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.json_types import JsonObject
 from paceline.data.source import PackedSource
 from paceline.generation.engine import Completion, Request, RolloutSampling
 from paceline.generation.noise import stream_of
@@ -127,7 +127,7 @@ class RolloutWindows:
         ):
             yield from batch_shards(batch, first)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         """Return what a checkpoint must hold about the drawn prompts (JSON)."""
         return self.draws.state()
 

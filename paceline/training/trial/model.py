@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -151,7 +150,7 @@ class _Tokens:
     tokenizer_path: Path = Path()
 
 
-def _build(config: Config, plan: Plan, role: Role, tokens: _Tokens) -> Any:
+def _build(config: Config, plan: Plan, role: Role, tokens: _Tokens) -> RootModule:
     """Build the root module of ``role`` as a worker does, but on the meta device and not compiled."""
     models = Models(replace(plan, compile=False), config, tokens, torch.device(plan.device))
     return models.trained(role)(BuildOptions(device=torch.device("meta"), fused=False, engine_casts=True))

@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import PacelineError
+from paceline.core.json_types import Json, JsonObject
 from paceline.data.look import look_at_sets, saved_sets
 from paceline.launch.ending import ended
 from paceline.launch.environ import current
@@ -30,6 +31,17 @@ from paceline.training.look import look, look_in_doubt, reading_of
 from paceline.training.questions import open_questions
 
 
+class TrialRequest(TypedDict):
+    """What the parent asks (``launch.before.beforehand``); with ``doubt`` nothing else."""
+
+    config: JsonObject
+    plan: JsonObject | None
+    doubt: list[str] | None
+    tries: list[str]
+    open: NotRequired[bool]
+    imports: NotRequired[bool]
+
+
 @ended
 @redacted
 def main(job: str, answer: str) -> int:
@@ -39,7 +51,7 @@ def main(job: str, answer: str) -> int:
     return 0
 
 
-def answers(request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def answers(request: TrialRequest) -> Iterator[JsonObject]:
     """Yield everything known so far, after the checks without imports and after each trial."""
     config = Config.from_json(request["config"])
     plan = None if request["plan"] is None else Plan.from_json(request["plan"])
@@ -48,37 +60,37 @@ def answers(request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         return
     # Checks without imports come first, so that they are known even if a trial hangs
     looked = look(config, current(), plan)
-    reply: dict[str, Any] = {
+    tried: list[Json] = []
+    questions: JsonObject = {}
+    reply: JsonObject = {
         "looked": [d.to_json() for d in looked.found],
-        "tried": [],
-        "asked": {},
+        "tried": tried,
+        "asked": questions,
         "under_way": "",
     }
     reply["imported"] = [name for name in ("torch", "transformers") if name in sys.modules]
     yield reply
     formats = looked.formats
     if request["open"] and (folders := saved_sets(config.data)):
-        reply["asked"][DATASETS] = ", ".join(folders)
+        questions[DATASETS] = ", ".join(folders)
         if request["imports"]:
             yield {**reply, "under_way": DATASETS}
             more, found = look_at_sets(config.data, reading_of(config), saved=True)
-            reply["tried"].append({"name": DATASETS, "found": [d.to_json() for d in found]})
+            tried.append({"name": DATASETS, "found": [d.to_json() for d in found]})
             formats |= more
     if request["open"]:
-        reply["asked"] |= open_questions(config, plan, formats)
+        questions |= open_questions(config, plan, formats)
     # One answer before each trial names it, for the parent's time limit
-    names = dict.fromkeys([*request["tries"], *reply["asked"]]) if request["imports"] else ()
+    names = dict.fromkeys([*request["tries"], *questions]) if request["imports"] else ()
     for name in names:
         if name == DATASETS:
             continue
         yield {**reply, "under_way": name}
-        reply["tried"].append(
-            {"name": name, "found": [d.to_json() for d in _tried(name, config, plan, formats)]}
-        )
+        tried.append({"name": name, "found": [d.to_json() for d in _tried(name, config, plan, formats)]})
     yield reply
 
 
-def _write(answer: Path, reply: dict[str, Any]) -> None:
+def _write(answer: Path, reply: JsonObject) -> None:
     staged = answer.with_suffix(".part")
     staged.write_text(json.dumps(reply), encoding="utf-8")
     os.replace(staged, answer)
