@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
+from paceline.core.json_types import JsonObject
 from paceline.plan.strategies.base import strategy_spec
 from paceline.protocols.algorithm import Objective
 from paceline.protocols.batch import Batch
@@ -57,7 +58,7 @@ class Strategy(ABC):
         self.world = world
         self.plan = plan
         declared = strategy_spec(plan.strategy).strategy_options
-        self.options: dict[str, object] = {**declared, **plan.strategy_options}
+        self.options: JsonObject = {**declared, **plan.strategy_options}
         self.data_parallel_rank = plan.mesh.data_parallel_rank(world.rank)
         self.data_parallel_size = plan.mesh.data_parallel_size
         self.loss_copies = plan.mesh.tp
@@ -112,14 +113,14 @@ class Strategy(ABC):
         """Clear the gradients of the last window."""
         handle.stepper.zero_grad(set_to_none=True)
 
-    def no_sync(self, handle: Handle) -> contextlib.AbstractContextManager[object]:
+    def no_sync(self, handle: Handle) -> contextlib.AbstractContextManager[None]:
         """Return the context for forward and backward of every micro-step but the last."""
         return contextlib.nullcontext()
 
     def backward(self, handle: Handle, loss: Tensor) -> None:
         """Run the backward of one micro-step."""
         scaled = loss if handle.scaler is None else handle.scaler.scale(loss)
-        scaled.backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(scaled)
 
     def finish(self, handle: Handle, *, lr: float, max_grad_norm: float | None) -> StepOutcome:
         """After a window's last backward: compute the global norm, clip as ``torch.nn.utils.clip_grad_norm_``

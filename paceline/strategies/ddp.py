@@ -48,7 +48,7 @@ class DDP(Strategy):
             gradient_as_bucket_view=self.ddp_options.gradient_as_bucket_view,
         )
 
-    def no_sync(self, handle: Handle) -> contextlib.AbstractContextManager[object]:
+    def no_sync(self, handle: Handle) -> contextlib.AbstractContextManager[None]:
         """Keep the gradients of this micro-step local."""
         module = handle.module
         return module.no_sync() if isinstance(module, DistributedDataParallel) else contextlib.nullcontext()

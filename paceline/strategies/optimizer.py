@@ -13,6 +13,7 @@ from torch import nn
 from paceline.config.optimizers import BUILT, not_built
 from paceline.config.options import misfits
 from paceline.core.errors import ConfigError
+from paceline.core.json_types import Json, JsonObject
 from paceline.core.registry import load_attr
 from paceline.plan.model.parameters import NO_DECAY
 from paceline.protocols.optimizer import OptimizerSpec
@@ -24,7 +25,7 @@ class Recipe:
     """The arguments of an optimizer: ``cls(groups, **kwargs)``."""
 
     cls: type[torch.optim.Optimizer]
-    groups: list[dict[str, Any]]
+    groups: list[dict[str, list[nn.Parameter] | float]]
     kwargs: Mapping[str, Any]
 
 
@@ -51,7 +52,10 @@ def recipe_of(spec: OptimizerSpec, named: Iterable[tuple[str, nn.Parameter]]) ->
     kwargs = {"lr": spec.learning_rate, **of_config, **known.fixed, **_checked_args(spec)}
     decay = [p for name, p in trained if decays(name, p)]
     rest = [p for name, p in trained if not decays(name, p)]
-    groups = [{"params": decay, "weight_decay": spec.weight_decay}, {"params": rest, "weight_decay": 0.0}]
+    groups: list[dict[str, list[nn.Parameter] | float]] = [
+        {"params": decay, "weight_decay": spec.weight_decay},
+        {"params": rest, "weight_decay": 0.0},
+    ]
     return Recipe(cls, [g for g in groups if g["params"]], kwargs)
 
 
@@ -73,14 +77,14 @@ def decays(name: str, parameter: nn.Parameter) -> bool:
     return parameter.ndim >= 2 and NO_DECAY.search(name) is None
 
 
-def _checked_args(spec: OptimizerSpec) -> dict[str, Any]:
+def _checked_args(spec: OptimizerSpec) -> JsonObject:
     for what, found, hint in misfits(spec.args, BUILT[spec.name].options):
         text = f"{spec.name} {what}"
         raise ConfigError(codes.STRATEGY_OPTIMIZER_ARGS(text, "training.optim_args", found, hint))
     return {name: _value(value) for name, value in spec.args.items()}
 
 
-def _value(value: Any) -> Any:
+def _value(value: Json) -> Json:
     """Parse a value of ``optim_args`` given as text (``amsgrad=true``): numbers and booleans."""
     if not isinstance(value, str):
         return value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.core.errors import ConfigError
 from paceline.core.tables import STRATEGIES
@@ -35,7 +35,7 @@ def make_strategy(name: str, world: World, plan: Plan) -> Strategy:
 
 def strategy_class(name: str) -> type[Strategy]:
     """Return the class for a name, or for a spec from outside. Raises ConfigError as ``make_strategy``."""
-    cls: Any = STRATEGIES.load(name)
+    cls = STRATEGIES.load(name)
     if isinstance(cls, StrategySpec):
         cls = STRATEGIES.load(cls.implementation)
     if not (isinstance(cls, type) and issubclass(cls, Strategy)):

@@ -9,14 +9,18 @@ import copy
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from paceline.protocols.batch import Batch
 
 T = TypeVar("T")
+#: What a model is called with.
+Inputs: TypeAlias = (
+    "Tensor | Batch | float | str | None | list[Inputs] | tuple[Inputs, ...] | dict[str, Inputs]"
+)
 
 
 def side_by_side(calls: Sequence[Callable[[], T]], devices: Sequence[torch.device]) -> list[T]:
@@ -27,7 +31,7 @@ def side_by_side(calls: Sequence[Callable[[], T]], devices: Sequence[torch.devic
     """
     if len(calls) == 1:
         return [calls[0]()]
-    results: list[Any] = [None] * len(calls)
+    results: dict[int, T] = {}
     errors: list[BaseException | None] = [None] * len(calls)
     with_grad = torch.is_grad_enabled()
 
@@ -50,7 +54,7 @@ def side_by_side(calls: Sequence[Callable[[], T]], devices: Sequence[torch.devic
     for error in errors:
         if error is not None:
             raise error
-    return results
+    return [results[index] for index in range(len(calls))]
 
 
 def scatter(batch: Batch, count: int) -> list[Batch]:
@@ -107,7 +111,7 @@ class ParallelInference:
         self._module = module.eval()
         self.copies = [copy.deepcopy(module).to(device) for device in self.devices]
 
-    def __call__(self, inputs: Iterable[Any]) -> list[Any]:
+    def __call__(self, inputs: Iterable[Inputs]) -> list[Any]:
         """Return the module's outputs for ``inputs`` in order, computing as many at a time as there are
         devices.
 
@@ -132,12 +136,12 @@ class ParallelInference:
             made.load_state_dict(self._module.state_dict())
 
     @staticmethod
-    def _call(model: nn.Module, device: torch.device, given: Any) -> Callable[[], Any]:
+    def _call(model: nn.Module, device: torch.device, given: Inputs) -> Callable[[], Any]:
         return lambda: model(_moved(given, device))
 
 
-def _moved(value: Any, device: torch.device) -> Any:
-    if hasattr(value, "to"):
+def _moved(value: Inputs, device: torch.device) -> Inputs:
+    if value is not None and hasattr(value, "to"):
         return value.to(device)
     if isinstance(value, dict):
         return {key: _moved(one, device) for key, one in value.items()}

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import Shard as TensorShard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from torch.distributed.tensor.placement_types import _StridedShard
+from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from paceline.plan.mesh import Mesh
 from paceline.protocols.shard import BUFFER, PARAM, Shard, ShardReader
@@ -94,7 +94,7 @@ def _block(name: str, parameter: nn.Parameter, mesh: Mesh, rank: int) -> Block:
     )
 
 
-def _splits(placement: object) -> bool:
+def _splits(placement: Placement) -> bool:
     """Return whether a DTensor placement shards (plain, or strided as FSDP2's under tensor parallelism)."""
     return isinstance(placement, (TensorShard, _StridedShard))
 

@@ -5,9 +5,8 @@ prefetch order.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import nn
@@ -96,7 +95,7 @@ class Units:
         # Forwards without a backward stay in FSDP2's prefetch order. Ranks that made none (no prompts) would
         # prefetch other units than the others in the next backward, and deadlock.
         for unit in self.all():
-            state: Any = unit._get_fsdp_state()
+            state = unit._get_fsdp_state()
             if state._fsdp_param_group is not None:
                 state._fsdp_param_group._post_forward_indices.clear()
             state._comm_ctx.post_forward_order.clear()
@@ -242,8 +241,8 @@ def _depth_inside(module: nn.Module, found: Sequence[nn.Module]) -> int:
     return sum(any(child is module for child in other.modules()) for other in found) - 1
 
 
-def _call(module: nn.Module, name: str) -> Any:
-    method = getattr(module, name, None)
+def _call(module: nn.Module, name: str) -> nn.Module | None:
+    method: Callable[[], nn.Module | None] | None = getattr(module, name, None)
     return None if method is None else method()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -117,7 +116,7 @@ def beside_parameters(handle: Handle) -> dict[str, dict[str, Tensor]]:
     return found
 
 
-def moments(state: Mapping[str, Any]) -> dict[str, Tensor]:
+def moments(state: Mapping[str, Tensor | float | None]) -> dict[str, Tensor]:
     """Return an optimizer's state of one parameter as tensors; Python numbers become scalars with a suffix in
     their kind (``step.int``).
     """
@@ -142,10 +141,10 @@ def _import_moments(
 
 def moments_from(
     optimizer: torch.optim.Optimizer, parameter: nn.Parameter, read: Mapping[str, Tensor]
-) -> dict[str, Any]:
+) -> dict[str, Tensor | float]:
     """Return the optimizer's state of ``parameter`` from the tensors of ``moments``."""
     group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
-    state: dict[str, Any] = {}
+    state: dict[str, Tensor | float] = {}
     for kind, value in read.items():
         suffix = next((s for s in _NUMBERS if kind.endswith(s)), None)
         if suffix is not None:

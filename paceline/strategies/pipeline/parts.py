@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,9 @@ from paceline.models.stages import StageModule
 from paceline.protocols.batch import Batch
 from paceline.protocols.model import RootModule
 from paceline.protocols.roles import Output
+
+if TYPE_CHECKING:
+    from paceline.protocols.model import HFModel
 
 _STAGE_STRIDE = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: spreads the seeds of neighbouring stages
 _SEEDS = 2**63
@@ -71,7 +74,11 @@ class PipelineRoot(RootModule):
     @property
     def stages(self) -> list[StageModule]:
         """This rank's stages, in the model's order."""
-        return [scheduled.stage for scheduled in self.scheduled]  # type: ignore[misc]
+        return [scheduled.stage for scheduled in self._scheduled]
+
+    @property
+    def _scheduled(self) -> list[ScheduledStage]:
+        return [scheduled for scheduled in self.scheduled if isinstance(scheduled, ScheduledStage)]
 
     @property
     def by_index(self) -> dict[int, nn.Module]:
@@ -79,14 +86,14 @@ class PipelineRoot(RootModule):
         return {stage.index: module for stage, module in zip(self.stages, self.scheduled, strict=True)}
 
     @property
-    def hf(self) -> Any:
+    def hf(self) -> HFModel:
         """The model without the layers of other ranks: for its config and sizes."""
         return self.stages[0].hf
 
     def give(self, run_input: ScheduleInput | None) -> None:
         """Set the micro-batches of the next run of the schedule."""
-        for scheduled in self.scheduled:
-            scheduled.run_input = run_input  # type: ignore[assignment]
+        for scheduled in self._scheduled:
+            scheduled.run_input = run_input
 
     def plain_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield this rank's parameters under the whole model's names; a tied weight of which this rank holds

@@ -6,27 +6,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import (
+    PipelineScheduleMulti,
+    PipelineScheduleSingle,
     Schedule1F1B,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
     ScheduleZBVZeroBubble,
 )
+from torch.distributed.pipelining.stage import _PipelineStageBase
 
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.protocols.roles import Output
 from paceline.strategies import codes
 from paceline.strategies.fixed_shape import FixedShape
 
-_SINGLE = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
-_MULTI = {
+_SINGLE: dict[str, type[PipelineScheduleSingle]] = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
+_MULTI: dict[str, type[PipelineScheduleMulti]] = {
     "interleaved": ScheduleInterleaved1F1B,
     "zero_bubble": ScheduleInterleavedZeroBubble,
     "zbv": ScheduleZBVZeroBubble,
@@ -97,7 +99,7 @@ class StageLayout:
                 number += 1
         return number
 
-    def kind(self, number: int) -> Any:
+    def kind(self, number: int) -> type[PipelineScheduleSingle] | type[PipelineScheduleMulti]:
         """Return the schedule's class.
 
         With fewer micro-batches than stages, 1F1B has no steady state and equals GPipe: the same order, the
@@ -127,7 +129,7 @@ class _Stage(PipelineStage):
 
     def get_local_bwd_output(self, mb_index: int) -> tuple[Tensor | None, ...]:
         """Return the gradients for the previous stage, on the same rank; none in an evaluation."""
-        return super().get_local_bwd_output(mb_index) if self.has_backward else ()  # type: ignore
+        return super().get_local_bwd_output(mb_index) if self.has_backward else ()  # type: ignore[no-untyped-call]
 
     def set_local_bwd_input(self, next_stage_bwd_outputs: tuple[Tensor | None, ...], mb_index: int) -> None:
         """Take what ``get_local_bwd_output`` of the next stage returned."""
@@ -150,7 +152,7 @@ class Running:
     ) -> None:
         self.number = number
         self._first = 0 in stages
-        made = [
+        made: list[_PipelineStageBase] = [
             _Stage(
                 module,
                 index,
@@ -163,9 +165,12 @@ class Running:
             for index, module in stages.items()
         ]
         kind = layout.kind(number)
-        given: Any = made if layout.schedule in _MULTI else made[0]
         # losses are already sums divided by the window's weight, so gradients need no scaling
-        self._schedule = kind(given, number, loss_fn=_as_it_is, scale_grads=False)
+        self._schedule = (
+            kind(made, number, loss_fn=_as_it_is, scale_grads=False)
+            if issubclass(kind, PipelineScheduleMulti)
+            else kind(made[0], number, loss_fn=_as_it_is, scale_grads=False)
+        )
 
     def run(self, ids: Tensor, *, training: bool) -> None:
         """Run the forward (and backward) of all micro-batches. Collective.
