@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TypeAlias
 
 from paceline.config.schema import Config
 from paceline.config.sections.types import Section
 from paceline.config.source import DEFAULTS, Source, shown
 from paceline.core.diagnostics import Code, Diagnostic, Severity
 from paceline.core.errors import ConfigError
+from paceline.core.json_types import Json
 from paceline.core.tables import CHOOSERS, STRATEGIES
 from paceline.plan.algorithms.base import AlgorithmSpec, algorithm_spec, algorithm_specs
 from paceline.plan.strategies.base import StrategySpec, strategy_spec
+
+#: A value of the config: of a section, or a section itself.
+Value: TypeAlias = "Section | Json"
 
 
 @dataclass(frozen=True)
@@ -87,9 +91,10 @@ class Context:
         return self.facts.world_size
 
     @property
-    def own_options(self) -> Any:
+    def own_options(self) -> Section | None:
         """The options section of this run's algorithm, if given; None for an algorithm without options."""
-        return getattr(self.config.training, self.config.training.algorithm, None)
+        options: Section | None = getattr(self.config.training, self.config.training.algorithm, None)
+        return options
 
     @property
     def named_strategy(self) -> StrategySpec | None:
@@ -126,13 +131,14 @@ class Context:
         source = self.provenance.get(path)
         return source is not None and source.layer != DEFAULTS
 
-    def value(self, path: str) -> Any:
+    def value(self, path: str) -> Value:
         """Return the effective value at a dotted path; inside a free-form mapping None if the key is not
         given.
         """
-        found: Any = self.config
+        found: Value | Config = self.config
         for part in path.split("."):
             found = found.get(part) if isinstance(found, Mapping) else getattr(found, part)
+        assert not isinstance(found, Config)
         return found
 
     def place(self, *paths: str) -> str:
@@ -175,7 +181,7 @@ def checked(c: Context, spec: AlgorithmSpec | StrategySpec, key: str) -> Iterabl
         return tuple(replace(d, where=c.place(key)) for d in error.diagnostics)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Value) -> Json:
     if isinstance(value, Section):
         return value.model_dump(mode="json", exclude_unset=True)
     return list(value) if isinstance(value, tuple) else value

@@ -14,7 +14,8 @@ def positive(c: Context) -> Iterator[Diagnostic]:
     """batch.positive"""
     for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
         path = f"training.{name}"
-        if c.value(path) < 1:
+        rows: int = getattr(c.config.training, name)
+        if rows < 1:
             yield c.problem(codes.BATCH_POSITIVE, f"{name} must be at least 1", path, hint=f"{name}: 1")
 
 

@@ -6,16 +6,18 @@ import difflib
 from collections.abc import Iterator, Mapping
 
 from paceline.core.diagnostics import Code, Diagnostic
+from paceline.core.json_types import Json
 from paceline.rules.base import Context
 
 
 def wrong_options(
-    c: Context, code: Code, name: str, key: str, declared: Mapping[str, object]
+    c: Context, code: Code, name: str, key: str, declared: Mapping[str, Json]
 ) -> Iterator[Diagnostic]:
     """Yield an error for each option under ``key`` that is not ``declared`` (option -> default) by the spec
     ``name``, or not of its default's type.
     """
-    given: Mapping[str, object] = c.value(key)
+    given = c.value(key)
+    assert isinstance(given, Mapping)
     for option, value in given.items():
         found, path = f"{option}: {value!r}", f"{key}.{option}"
         if option not in declared:
@@ -31,7 +33,7 @@ def wrong_options(
             yield c.problem(code, what, path, found=found, hint=hint)
 
 
-def _fits(value: object, default: object) -> bool:
+def _fits(value: Json, default: Json) -> bool:
     """Whether ``value`` has the type of ``default``; an int fits a float, and anything fits None."""
     if default is None or (isinstance(default, float) and type(value) is int):
         return True

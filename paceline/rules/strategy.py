@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any
 
 from paceline.config.optimizers import elementwise
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError
+from paceline.core.json_types import JsonObject, as_object
 from paceline.plan import codes as plan_codes
 from paceline.plan.strategies.base import strategy_spec
 from paceline.rules import codes
@@ -18,15 +18,14 @@ from paceline.rules.own_options import wrong_options
 _STRATEGY, _OPTIONS = "training.distributed_strategy", "training.strategy_options"
 
 
-def deepspeed_section(c: Context) -> dict[str, Any]:
+def deepspeed_section(c: Context) -> JsonObject:
     """Return ``training.deepspeed`` if it is a mapping, else an empty one."""
     given = c.config.training.deepspeed
     return given if isinstance(given, dict) else {}
 
 
-def _zero(c: Context) -> dict[str, Any]:
-    block = deepspeed_section(c).get("zero_optimization")
-    return block if isinstance(block, dict) else {}
+def _zero(c: Context) -> JsonObject:
+    return as_object(deepspeed_section(c).get("zero_optimization"))
 
 
 def zero_stage(c: Context) -> Iterator[Diagnostic]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from paceline.core.json_types import Json
+
 VARLEN_FLASH = "varlen_flash"  # one flash call over all documents of a row
 PADDED_SDPA = "padded_sdpa"  # one call over a padded row a document
 DOCUMENT_FLASH = "document_flash"  # a CPU's flash kernel, document by document
@@ -61,7 +63,7 @@ def attention_kernel(
     return PADDED_SDPA, f"{obstacle}, so one padded call"
 
 
-def has_own_scores(config: Mapping[str, object]) -> bool:
+def has_own_scores(config: Mapping[str, Json]) -> bool:
     """Whether a model with this ``config.json`` changes its scores before the softmax: softcap or sinks."""
     family = config.get("model_type")
     return family in _SINKS or config.get(_SOFTCAP, family in _CAPPED) not in (None, False)
