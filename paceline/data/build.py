@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import DataError
+from paceline.core.json_types import JsonObject
 from paceline.data import codes
 from paceline.data.kinds.base import RowKind
 from paceline.data.looking import DataSet
@@ -68,7 +70,7 @@ def build(
             stage, tally, len(train), bool(evaluation), data.validation_split, seed, setup.kind
         )
         tokenizer.save_pretrained(str(stage / TOKENIZER))
-        meta = {
+        meta: JsonObject = {
             "vocab_size": vocab_size(tokenizer),
             "pad_token_id": pad_token_id(tokenizer),
             "stop_token_ids": stop_tokens(setup, tokenizer),
@@ -222,12 +224,12 @@ def _write_indices(
     return notes
 
 
-def _documents(rows: Any, group: int) -> Any:
+def _documents(rows: NDArray[np.int64], group: int) -> NDArray[np.int64]:
     """Return int64 [n · group]: the documents of these rows."""
     return (rows[:, None] * group + np.arange(group)).ravel()
 
 
-def _overlap_note(train_keys: Any, eval_keys: Any) -> list[Diagnostic]:
+def _overlap_note(train_keys: NDArray[np.uint64], eval_keys: NDArray[np.uint64]) -> list[Diagnostic]:
     count = overlap(train_keys, eval_keys)
     if not count:
         return []

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 from paceline.core.errors import DataError
 from paceline.core.files import open_file
+from paceline.core.json_types import Json, JsonObject
 from paceline.data import codes
 
 HASHED_BLOCK = 1 << 26
@@ -74,7 +74,13 @@ def _hash_block(file: Path, start: int) -> bytes:
 def _digest(file: Path, memo: Path) -> str:
     try:
         status = file.stat()
-        stamp = [str(file.resolve()), status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+        stamp: list[Json] = [
+            str(file.resolve()),
+            status.st_size,
+            status.st_mtime_ns,
+            status.st_ctime_ns,
+            status.st_ino,
+        ]
         note = memo / hashlib.sha256(str(stamp[0]).encode()).hexdigest()[:32]
         known = recall(note)
         if known is not None and known.get("stamp") == stamp:
@@ -90,7 +96,7 @@ def _digest(file: Path, memo: Path) -> str:
     return digest
 
 
-def recall(note: Path) -> dict[str, Any] | None:
+def recall(note: Path) -> JsonObject | None:
     """Return what ``remember`` wrote; None if it is missing or damaged."""
     try:
         stored = json.loads(note.read_text("utf-8"))
@@ -100,7 +106,7 @@ def recall(note: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) and check == digest_of(value) else None
 
 
-def remember(note: Path, value: Mapping[str, Any]) -> None:
+def remember(note: Path, value: Mapping[str, Json]) -> None:
     """Write a cached result atomically; errors are ignored, since a missing cache only costs time."""
     try:
         note.parent.mkdir(parents=True, exist_ok=True)
@@ -111,6 +117,6 @@ def remember(note: Path, value: Mapping[str, Any]) -> None:
         return
 
 
-def digest_of(value: Any) -> str:
+def digest_of(value: Json) -> str:
     """Return the sha256 of canonical JSON."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=True).encode()).hexdigest()

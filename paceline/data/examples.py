@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from paceline.data.fields import FieldReader
-from paceline.data.formats import Example, RowError, Shape
+from paceline.data.formats import Example, Row, RowError, Shape
 from paceline.data.kinds.base import RowKind
 from paceline.data.kinds.documents import DOCUMENTS
 from paceline.data.problems import Problem, Tally
@@ -33,7 +31,7 @@ class RowReader:
     def unread(self) -> dict[str, Tally]:
         return self._fields.unread
 
-    def read(self, row: Mapping[str, Any], where: str) -> tuple[Example, ...] | Problem:
+    def read(self, row: Row, where: str) -> tuple[Example, ...] | Problem:
         """Return the examples of a row, or the problem.
 
         Fields that would be lost are reported first, all at once.

@@ -7,9 +7,8 @@ named.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
-from paceline.data.formats import COLUMNS, Row, Shape
+from paceline.data.formats import COLUMNS, Cell, Row, Shape
 from paceline.data.problems import Tally
 
 Lost = tuple[str, str]  # reason (a key of ``problems.REASONS``), detail
@@ -127,7 +126,7 @@ class FieldReader:
         return list(lost.items())
 
     def _turn(
-        self, turn: Mapping[str, Any], column: str, number: int, lost: dict[str, str], unread: dict[str, None]
+        self, turn: Row, column: str, number: int, lost: dict[str, str], unread: dict[str, None]
     ) -> None:
         """Check the fields of turn ``number`` of a column."""
         keys = ("from", "value") if "from" in turn else ("role", "content")
@@ -159,7 +158,7 @@ def used_columns(shape: Shape) -> frozenset[str]:
     return frozenset(shape.columns[name] for name in (*must, *may) if name in shape.columns)
 
 
-def is_empty(value: Any) -> bool:
+def is_empty(value: Cell) -> bool:
     """Whether a field is absent, blank, or all its parts are (Parquet fills all fields of a struct)."""
     if value is None:
         return True
@@ -170,13 +169,15 @@ def is_empty(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and all(is_empty(item) for item in value)
 
 
-def _turns(value: Any) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _turns(value: Cell) -> Iterator[tuple[int, Row]]:
     """Yield (number from 1, turn) of a column that holds turns; nothing for a text."""
-    turns: Sequence[Any] = [value] if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    turns: Sequence[Cell] = (
+        [value] if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    )
     yield from ((number, turn) for number, turn in enumerate(turns, 1) if isinstance(turn, Mapping))
 
 
-def _parts(content: Any) -> Iterator[tuple[str, str, bool]]:
+def _parts(content: Cell) -> Iterator[tuple[str, str, bool]]:
     """Yield (part type, field name, whether the field is non-empty) of the parts of structured content."""
     for part in content if isinstance(content, list) else [content]:
         if isinstance(part, Mapping):

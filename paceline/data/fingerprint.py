@@ -6,8 +6,8 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
+from paceline.core.json_types import Json, JsonObject
 from paceline.data.digests import digest_files, versions
 from paceline.data.locate import Located
 
@@ -36,12 +36,12 @@ _CODE = (  # and every module of kinds/
 )
 
 
-def fingerprint(parts: Mapping[str, Any]) -> str:
+def fingerprint(parts: Mapping[str, Json]) -> str:
     """Return 40 hex digits of the sha256 of canonical JSON."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True, ensure_ascii=True).encode()).hexdigest()[:40]
 
 
-def code_version() -> dict[str, Any]:
+def code_version() -> JsonObject:
     """Return what in the program determines the tokens: our sources and templates, library versions."""
     own, here = hashlib.sha256(), Path(__file__).parent
     named = (here / f"{name}.py" for name in _CODE)

@@ -6,13 +6,20 @@ import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import date, time, timedelta
+from decimal import Decimal
+from typing import TypeAlias
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.data import codes
 
-Row = Mapping[str, Any]
+#: A value of a row: JSON's, and what Parquet and the datasets library hold beside it.
+Cell: TypeAlias = (
+    "None | bool | int | float | str | bytes | date | time | timedelta | Decimal"
+    " | Sequence[Cell] | Mapping[str, Cell]"
+)
+Row = Mapping[str, Cell]
 Message = dict[str, str]
 
 # format -> (required columns, optional columns)
@@ -213,7 +220,7 @@ def _answered(rows: Sequence[Row], columns: Mapping[str, str]) -> bool:
     return False
 
 
-def _first_turn(rows: Sequence[Row], column: str) -> Mapping[str, Any] | None:
+def _first_turn(rows: Sequence[Row], column: str) -> Row | None:
     for row in rows:
         turns = row.get(column)
         if (
@@ -272,7 +279,7 @@ def _text(row: Row, columns: Mapping[str, str], name: str, *, needed: bool = Fal
     return as_text(value, actual or name)
 
 
-def as_text(value: Any, name: str) -> str:
+def as_text(value: Cell, name: str) -> str:
     """Return the text of a string, a number or text parts. Raises RowError for anything else."""
     if value is None:
         return ""
@@ -365,7 +372,7 @@ def _system(row: Row, columns: Mapping[str, str]) -> list[Message]:
     return [_message("system", text)] if text.strip() else []
 
 
-def turns_of(turns: Any, role_key: str, text_key: str, roles: Mapping[str, str]) -> list[Message]:
+def turns_of(turns: Cell, role_key: str, text_key: str, roles: Mapping[str, str]) -> list[Message]:
     """Normalise a list of turns to role and content. Raises RowError if it is not one."""
     if turns is None:
         raise RowError("missing_column", "no turns")
@@ -375,9 +382,10 @@ def turns_of(turns: Any, role_key: str, text_key: str, roles: Mapping[str, str])
     for number, turn in enumerate(turns, 1):
         if not isinstance(turn, Mapping) or role_key not in turn or text_key not in turn:
             raise RowError("bad_messages", f"turn {number} has no '{role_key}' and '{text_key}'")
-        role = roles.get(str(turn[role_key]))
+        named = str(turn[role_key])
+        role = roles.get(named)
         if role is None:
-            raise RowError("unknown_role", f"turn {number}: '{turn[role_key]}'")
+            raise RowError("unknown_role", f"turn {number}: '{named}'")
         messages.append(_message(role, as_text(turn[text_key], text_key)))
     return messages
 

@@ -10,21 +10,25 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
+from paceline.core.json_types import Json, JsonObject, as_object
 from paceline.data.digests import digest_files, digest_of, recall, remember, versions
 from paceline.data.tokenizer import TokenizerSpec, open_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".gguf", ".ot")
 
 
-def tokenizer_identity(spec: TokenizerSpec, cache_dir: Path) -> dict[str, Any]:
+def tokenizer_identity(spec: TokenizerSpec, cache_dir: Path) -> JsonObject:
     """Return everything about the tokenizer that can change tokens, as JSON.
 
     Raises DataError if it cannot be loaded.
     """
     folder = Path(spec.folder)
-    inputs = {
+    inputs: JsonObject = {
         "files": sorted(
             (str(f.relative_to(folder)), d) for f, d in digest_files(read_by(folder), cache_dir).items()
         ),
@@ -37,7 +41,7 @@ def tokenizer_identity(spec: TokenizerSpec, cache_dir: Path) -> dict[str, Any]:
     note = cache_dir / "tokenizers" / key[:32]
     known = recall(note)
     if known is not None and known.get("key") == key:
-        return dict(known["identity"])
+        return as_object(known["identity"])
     identity = state_of(open_tokenizer(spec), inputs)
     remember(note, {"key": key, "identity": identity})
     return identity
@@ -52,7 +56,7 @@ def read_by(folder: Path) -> list[Path]:
     return sorted(f for f in inside if f.is_file() and f.suffix.lower() not in _WEIGHTS)
 
 
-def state_of(tokenizer: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
+def state_of(tokenizer: PreTrainedTokenizerBase, inputs: Mapping[str, Json]) -> JsonObject:
     """Return the state of a loaded tokenizer.
 
     Without a serialisable backend, or with remote code, it is identified by all of its input files.

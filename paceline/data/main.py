@@ -10,15 +10,15 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
+from paceline.core.json_types import JsonObject, as_object
 from paceline.core.private import written_for
 from paceline.core.units import human_count, human_seconds
 from paceline.data import codes
@@ -138,8 +138,8 @@ def read_config(arguments: argparse.Namespace) -> Config:
     """Read the config from a plan or a config file (JSON). Raises ConfigError."""
     file = Path(arguments.plan or arguments.config_json)
     try:
-        content: Mapping[str, Any] = json.loads(file.read_text("utf-8"))
-        described = content["config"] if arguments.plan else content
+        content: JsonObject = json.loads(file.read_text("utf-8"))
+        described = as_object(content["config"]) if arguments.plan else content
     except (OSError, ValueError, KeyError, TypeError) as exc:
         what = "the plan cannot be read" if arguments.plan else "the config cannot be read"
         raise ConfigError(

@@ -6,12 +6,13 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import DataError
+from paceline.core.json_types import Json
 from paceline.data import codes
 from paceline.data.build import build
 from paceline.data.fingerprint import code_version, definition, fingerprint, located_digest
@@ -21,7 +22,7 @@ from paceline.data.kinds.documents import DOCUMENTS
 from paceline.data.looking import DataSet, find_sets
 from paceline.data.problems import PrepareCounts
 from paceline.data.progress import PrepareProgress, Report
-from paceline.data.store import EVAL, TOKENIZER, TOKENS, TRAIN, Store, load_index
+from paceline.data.store import EVAL, TOKENIZER, TOKENS, TRAIN, Meta, Store, load_index
 from paceline.data.table import TokenTable
 from paceline.data.tokenise import Setup
 from paceline.data.tokenizer import tokenizer_spec
@@ -134,7 +135,7 @@ def setup_of(data: DataSection, model: ModelSection, kind: RowKind) -> Setup:
 class _Settled:
     """A complete data set: its ``meta.json``, whether it was cached, and what was wrong with a cached one."""
 
-    meta: dict[str, Any]
+    meta: Meta
     from_cache: bool
     damage: str
 
@@ -237,7 +238,7 @@ def sets_of(data: DataSection) -> tuple[list[DataSet], list[DataSet]]:
     return find_sets("data.train", data.train), find_sets("data.eval", data.eval or ())
 
 
-def _identity(data_set: DataSet, cache_dir: Path) -> list[Any]:
+def _identity(data_set: DataSet, cache_dir: Path) -> list[Json]:
     """Return what of a data set can change its tokens: content and options, not location or weight."""
     section = data_set.section
     content = located_digest(data_set.located, section.split, cache_dir)
@@ -261,7 +262,7 @@ def _num_proc(requested: int | None, sets: list[DataSet]) -> int:
     return max(1, min(cpus, size // _BYTES_A_PROCESS))
 
 
-def opened(store: Store, key: str, meta: dict[str, Any], data: DataSection, *, from_cache: bool) -> Prepared:
+def opened(store: Store, key: str, meta: Meta, data: DataSection, *, from_cache: bool) -> Prepared:
     """Open the data set that ``meta`` describes, memory-mapped."""
     folder = store.folder(key)
     weights = tuple(float(s.weight) for s in data.train)

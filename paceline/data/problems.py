@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TypedDict
 
 from paceline.core.diagnostics import Code, Diagnostic, Severity
+from paceline.core.json_types import JsonObject
 from paceline.data import codes
 
 EXAMPLES_KEPT = 5
@@ -198,6 +199,26 @@ class Tally:
         return self.examples[0].partition(": ")[0] if self.examples else ""
 
 
+class TallyJson(TypedDict):
+    """A ``Tally`` as JSON."""
+
+    count: int
+    examples: list[str]
+
+
+class CountsJson(TypedDict):
+    """``PrepareCounts`` as JSON."""
+
+    rows_read: int
+    rows_used: int
+    skipped: dict[str, TallyJson]
+    truncated: dict[str, TallyJson]
+    train_documents: int
+    eval_documents: int
+    tokens: int
+    labels: int
+
+
 @dataclass
 class PrepareCounts:
     """What happened to every row that was read: rows_read = rows_used + all skipped."""
@@ -233,9 +254,9 @@ class PrepareCounts:
             _finding(r, t, "skipped", Severity.WARNING, self.rows_read) for r, t in self.skipped.items()
         ] + [_finding(r, t, "truncated", Severity.WARNING, self.rows_read) for r, t in self.truncated.items()]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON types."""
-        plain = {k: v for k, v in self.__dict__.items() if k not in ("skipped", "truncated")}
+    def to_json(self) -> JsonObject:
+        """Return plain JSON types, in the form of ``CountsJson``."""
+        plain: JsonObject = {k: v for k, v in self.__dict__.items() if k not in ("skipped", "truncated")}
         for kind in ("skipped", "truncated"):
             plain[kind] = {
                 r: {"count": t.count, "examples": t.examples} for r, t in getattr(self, kind).items()
@@ -243,13 +264,22 @@ class PrepareCounts:
         return plain
 
     @staticmethod
-    def from_json(data: Mapping[str, Any]) -> PrepareCounts:
+    def from_json(data: CountsJson) -> PrepareCounts:
         """The inverse of ``to_json``."""
         kinds = {
-            kind: {r: Tally(t["count"], list(t["examples"])) for r, t in data[kind].items()}
-            for kind in ("skipped", "truncated")
+            kind: {r: Tally(t["count"], list(t["examples"])) for r, t in tallies.items()}
+            for kind, tallies in (("skipped", data["skipped"]), ("truncated", data["truncated"]))
         }
-        return PrepareCounts(**{**data, **kinds})
+        return PrepareCounts(
+            data["rows_read"],
+            data["rows_used"],
+            kinds["skipped"],
+            kinds["truncated"],
+            data["train_documents"],
+            data["eval_documents"],
+            data["tokens"],
+            data["labels"],
+        )
 
 
 def fields_unread(unread: Mapping[str, Tally], where: str) -> list[Diagnostic]:

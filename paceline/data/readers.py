@@ -10,15 +10,20 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.core.files import open_text
 from paceline.data import codes
+from paceline.data.formats import Cell
 from paceline.data.guess import disguised
 from paceline.data.locate import SUFFIXES, Located
 from paceline.data.strict import DECODER, check_value, parse_row
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
 
 MAX_LINE = 1 << 26  # characters of one row
 _GIVE_UP_AFTER = 20  # consecutive unreadable lines at the start of a file: it is not JSONL
@@ -30,7 +35,7 @@ class RawRow(NamedTuple):
     ``consumed``: bytes of all files read so far.
     """
 
-    value: dict[str, Any] | None
+    value: dict[str, Cell] | None
     where: str
     reason: str = ""
     detail: str = ""
@@ -57,7 +62,7 @@ def total_bytes(located: Located) -> int:
     return sum(f.stat().st_size for f in located.files)
 
 
-def _open(file: Path) -> Any:
+def _open(file: Path) -> TextIO:
     try:
         if file.stat().st_size == 0:
             raise DataError(codes.DATA_EMPTY("the file is empty", str(file), "0 bytes", "a file with rows"))
@@ -146,7 +151,7 @@ def _complaint(exc: Exception) -> str:
     return f"{exc.msg}, column {exc.colno}" if isinstance(exc, json.JSONDecodeError) else str(exc)
 
 
-def _row(value: Any, where: str, consumed: int) -> RawRow:
+def _row(value: Cell, where: str, consumed: int) -> RawRow:
     if not isinstance(value, dict):
         return RawRow(None, where, "not_an_object", f"{type(value).__name__} {str(value)[:60]!r}", consumed)
     return RawRow(value, where, consumed=consumed)
@@ -350,7 +355,7 @@ def _saved(folder: Path, split: str) -> Iterator[RawRow]:
     yield from _records(loaded, str(folder))
 
 
-def _pick_split(splits: dict[str, Any], split: str, where: str) -> Any:
+def _pick_split(splits: dict[str, Dataset], split: str, where: str) -> Dataset:
     if split not in splits:
         raise DataError(
             codes.DATA_SPLIT_MISSING(
@@ -363,7 +368,7 @@ def _pick_split(splits: dict[str, Any], split: str, where: str) -> Any:
     return splits[split]
 
 
-def _records(dataset: Any, name: str) -> Iterator[RawRow]:
+def _records(dataset: Dataset, name: str) -> Iterator[RawRow]:
     number = 0
     for batch in dataset.with_format(None).iter(batch_size=1024):
         columns = list(batch)
@@ -372,7 +377,7 @@ def _records(dataset: Any, name: str) -> Iterator[RawRow]:
             yield RawRow(dict(zip(columns, values, strict=True)), f"{name}:row {number}")
 
 
-def load_hub(located: Located, split: str) -> Any:
+def load_hub(located: Located, split: str) -> Dataset:
     """Load a data set from the hub through ``datasets`` (which runs no scripts). Raises DataError."""
     import datasets
 

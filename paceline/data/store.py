@@ -6,20 +6,44 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
 from paceline.core.errors import DataError
+from paceline.core.json_types import Json, JsonObject
 from paceline.data.digests import block_digest, digest_of, recall, remember
+from paceline.data.problems import CountsJson
 from paceline.data.starter import node, stamp_of, starter
 from paceline.launch import codes as launch_codes
 
 TOKENS, TRAIN, EVAL, META, TOKENIZER = "tokens.arrow", "train.npy", "eval.npy", "meta.json", "tokenizer"
 DERIVED = "reference"  # folder of results derived from the data (log-probabilities), with their own digests
+
+
+class StoredFile(TypedDict):
+    """A file of a data set."""
+
+    bytes: int
+    sha256: str
+
+
+class Meta(TypedDict):
+    """``meta.json``."""
+
+    fingerprint: str
+    files: dict[str, StoredFile]
+    group: int
+    counts: CountsJson
+    notes: list[JsonObject]
+    vocab_size: int
+    pad_token_id: int
+    stop_token_ids: list[int]
+    longest: int
+    max_token_id: int
 
 
 class Store:
@@ -39,7 +63,7 @@ class Store:
         there = next(p for p in (self._locks, *self._locks.parents) if p.exists())
         return os.access(there, os.W_OK | os.X_OK) or not there.is_dir()  # not a folder: reported later
 
-    def find(self, key: str) -> tuple[dict[str, Any] | None, str]:
+    def find(self, key: str) -> tuple[Meta | None, str]:
         """Return (``meta.json``, "") of a data set whose files and sizes are right.
 
         (None, why) if it is missing or damaged.
@@ -67,7 +91,7 @@ class Store:
             return None, f"{type(exc).__name__}: {exc}"
         return meta, ""
 
-    def verified(self, key: str) -> tuple[dict[str, Any] | None, str]:
+    def verified(self, key: str) -> tuple[Meta | None, str]:
         """Like ``find``, and verify every byte, unless another process of this launcher and node has done so.
 
         ``node_lock`` makes them take turns.
@@ -75,14 +99,17 @@ class Store:
         meta, why = self.find(key)
         return (None, why) if meta is None else self._verified(key, meta)
 
-    def node_lock(self, key: str, waiting: Any) -> AbstractContextManager[None]:
+    def node_lock(self, key: str, waiting: Callable[[], None]) -> AbstractContextManager[None]:
         """Lock for verifying the data set on this node; other nodes verify at the same time."""
         return self.lock(f"{key}-{node()}", waiting)
 
-    def _verified(self, key: str, meta: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
+    def _verified(self, key: str, meta: Meta) -> tuple[Meta | None, str]:
         folder, note = self.folder(key), self._notes / f"{key}-{node()}"
         try:
-            now = {"starter": starter(), "files": {n: stamp_of(folder / n) for n in [*meta["files"], META]}}
+            now: JsonObject = {
+                "starter": starter(),
+                "files": {n: stamp_of(folder / n) for n in [*meta["files"], META]},
+            }
             if recall(note) == now:
                 return meta, ""
             for name, entry in meta["files"].items():
@@ -94,7 +121,7 @@ class Store:
         return meta, ""
 
     @contextmanager
-    def lock(self, key: str, waiting: Any) -> Iterator[None]:
+    def lock(self, key: str, waiting: Callable[[], None]) -> Iterator[None]:
         """Lock for preparing this data set.
 
         ``waiting()`` is called every second while another process holds it.
@@ -132,7 +159,7 @@ class Store:
         finally:
             shutil.rmtree(stage, ignore_errors=True)
 
-    def publish(self, stage: Path, key: str, meta: Mapping[str, Any]) -> None:
+    def publish(self, stage: Path, key: str, meta: Mapping[str, Json]) -> None:
         """Write ``meta.json``, fsync everything and rename.
 
         An existing damaged folder is moved away first.

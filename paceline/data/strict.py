@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from typing import NoReturn
+
+from paceline.core.json_types import Json, JsonObject
 
 MAX_DEPTH = 64  # of objects and lists in one row; published data sets need at most seven
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(pairs: list[tuple[str, Json]]) -> JsonObject:
     row = dict(pairs)
     if len(row) != len(pairs):
         names = [name for name, _ in pairs]
@@ -17,7 +19,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return row
 
 
-def _no_constant(text: str) -> Any:
+def _no_constant(text: str) -> NoReturn:
     raise ValueError(f"{text} is no JSON number")
 
 
@@ -31,14 +33,14 @@ def _finite(text: str) -> float:
 DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
 
 
-def parse_row(text: str) -> Any:
+def parse_row(text: str) -> Json:
     """Parse a line. Raises ValueError or RecursionError with what is wrong."""
     value = DECODER.decode(text)
     check_value(value, text)
     return value
 
 
-def check_value(value: Any, text: str) -> None:
+def check_value(value: Json, text: str) -> None:
     """Check a value parsed from ``text``.
 
     Raises RecursionError if it is nested deeper than MAX_DEPTH, ValueError for a key that cannot be encoded.
@@ -63,7 +65,7 @@ def check_value(value: Any, text: str) -> None:
     raise RecursionError
 
 
-def _writable(node: Any) -> None:
+def _writable(node: Json) -> None:
     try:
         for key in node if isinstance(node, dict) else ():
             key.encode()

@@ -18,6 +18,7 @@ from paceline.core import bounded
 from paceline.data.formats import Example, Message, RowError
 
 if TYPE_CHECKING:
+    from tokenizers import Encoding
     from transformers import PreTrainedTokenizerBase
 
 _MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -143,7 +144,7 @@ class Encoder:
             stops |= {i: None for i in trained[-2:] if i in self._special_ids}
         return tuple(stops)
 
-    def _tokens(self, texts: list[str], *, chat: bool) -> list[tuple[NDArray[np.int32], Any]]:
+    def _tokens(self, texts: list[str], *, chat: bool) -> list[tuple[NDArray[np.int32], Encoding | None]]:
         """Return (ids int32 [n], the tokenizer's ``Encoding`` or None) of each text.
 
         Templates write their special tokens themselves.
@@ -162,7 +163,9 @@ class Encoder:
             ids = np.append(ids, np.int32(self._eos))
         return Encoded(ids, np.ones(len(ids), np.bool_))
 
-    def _conversation(self, ids: NDArray[np.int32], encoding: Any, spans: list[Span] | None) -> Encoded:
+    def _conversation(
+        self, ids: NDArray[np.int32], encoding: Encoding | None, spans: list[Span] | None
+    ) -> Encoded:
         """Label the spans (None: all tokens).
 
         End the last answer with a special token, so that the model learns to stop.
@@ -171,6 +174,7 @@ class Encoder:
             labelled = np.ones(len(ids), np.bool_)
         else:
             labelled = np.zeros(len(ids), np.bool_)
+            assert encoding is not None  # spans are of characters, which only it maps to tokens
             for start, end in spans:
                 first, last = _token_range(encoding, start, end)
                 labelled[first : last + 1] = True
@@ -257,7 +261,7 @@ class Encoder:
         return rendered[0], list(marks[0]) if mask else []
 
 
-def _token_range(encoding: Any, start: int, end: int) -> tuple[int, int]:
+def _token_range(encoding: Encoding, start: int, end: int) -> tuple[int, int]:
     """Return the first and last token that overlap the characters [start, end).
 
     Characters without a token (dropped white space) are skipped.

@@ -10,14 +10,14 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from paceline.core.errors import DataError
 from paceline.data import codes
 from paceline.data.examples import Reading, RowReader
-from paceline.data.formats import Example, RowError, Shape
+from paceline.data.formats import Cell, Example, RowError, Shape
 from paceline.data.hashing import text_key
 from paceline.data.kinds.base import RowKind
 from paceline.data.kinds.documents import DOCUMENTS
@@ -50,7 +50,7 @@ class ChunkRow(NamedTuple):
 
     number: int
     where: str
-    value: dict[str, Any]
+    value: dict[str, Cell]
 
 
 class Chunk(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
@@ -198,12 +198,12 @@ def template_text(value: str | None) -> str | None:
     )
 
 
-def vocab_size(tokenizer: Any) -> int:
+def vocab_size(tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the rows that the embedding needs: the largest token id + 1."""
     return max(len(tokenizer), max(tokenizer.get_vocab().values(), default=-1) + 1)
 
 
-def pad_token_id(tokenizer: Any) -> int:
+def pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
     """Return a token for filler rows, which have no loss: pad, else end of text, else 0."""
     for candidate in (tokenizer.pad_token_id, tokenizer.eos_token_id):
         if candidate is not None:

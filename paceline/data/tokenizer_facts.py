@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.core.errors import DataError
 from paceline.core.files import read_text
+from paceline.core.json_types import Json
 from paceline.data.settle import END_MARKS, rendered
 from paceline.data.tokenizer import BUILTIN_TEMPLATES, template_text
 
 if TYPE_CHECKING:
+    from jinja2.nodes import Node
+
     from paceline.config.sections.model import ModelSection
 
 # Classes that are fast if there is a tokenizer.json, besides every name that ends in Fast.
@@ -50,7 +53,7 @@ def unsettled(folder: Path, model: ModelSection, formats: Set[str], *, learns_an
     )
 
 
-def _of_template(folder: Path, model: ModelSection, tokenizer_config: Mapping[str, Any]) -> Iterator[str]:
+def _of_template(folder: Path, model: ModelSection, tokenizer_config: Mapping[str, Json]) -> Iterator[str]:
     try:
         # The template that will be used: from the config, the folder, or the tokenizer's config.
         template = template_text(model.chat_template)
@@ -72,7 +75,7 @@ def _of_template(folder: Path, model: ModelSection, tokenizer_config: Mapping[st
         yield "what the chat template computes"
 
 
-def _knows(folder: Path, model: ModelSection, tokenizer_config: Mapping[str, Any], token: str) -> bool:
+def _knows(folder: Path, model: ModelSection, tokenizer_config: Mapping[str, Json], token: str) -> bool:
     if token in (*model.add_tokens, *model.add_special_tokens):
         return True
     text = json.dumps(token)
@@ -127,7 +130,7 @@ def _is_large(value: Any) -> bool:
     return isinstance(value, (int, float)) and abs(value) > _LARGEST
 
 
-def _depth(node: Any) -> int:
+def _depth(node: Node) -> int:
     """Return the depth of nested loops; a recursive loop counts as too deep."""
     from jinja2 import nodes
 

@@ -6,13 +6,17 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.registry import load_attr
 from paceline.core.tables import ROW_KINDS
 from paceline.data.digests import sha256_of
 from paceline.data.formats import Example, Row, Shape
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class RowKind(ABC):
@@ -56,7 +60,9 @@ class RowKind(ABC):
         """Whether the truncated documents of a row are equal, so that there is nothing to learn from them."""
         return False
 
-    def unlearnable(self, columns: Mapping[str, Sequence[float]], where: str) -> Iterable[Diagnostic]:
+    def unlearnable(
+        self, columns: Mapping[str, Sequence[float] | NDArray[np.float64]], where: str
+    ) -> Iterable[Diagnostic]:
         """Yield warnings about the numbers of all training documents (``columns`` of them, by name)."""
         return ()
 
@@ -71,6 +77,6 @@ class RowKind(ABC):
 
 def row_kind(name: str) -> RowKind:
     """Return the kind that an algorithm's spec names. Raises ConfigError for an unknown one."""
-    found: Any = load_attr(ROW_KINDS.get(name, name))
+    found = load_attr(ROW_KINDS.get(name, name))
     assert isinstance(found, RowKind), f"{name} is no RowKind"
     return found

@@ -8,11 +8,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from paceline.core.errors import DataError
 from paceline.data import codes
-from paceline.data.formats import ROLES, SHAREGPT_ROLES, Example, Row, RowError, Shape, as_text, turns_of
+from paceline.data.formats import (
+    ROLES,
+    SHAREGPT_ROLES,
+    Cell,
+    Example,
+    Row,
+    RowError,
+    Shape,
+    as_text,
+    turns_of,
+)
 from paceline.data.kinds.base import RowKind
 
 TEXT, CONVERSATION = "classified", "classified_conversation"
@@ -81,7 +90,7 @@ def normalise_classified(row: Row, shape: Shape) -> Example:
     return Example(messages=tuple(turns), learn_from=len(turns), facts=facts)
 
 
-def _class(value: Any, name: str) -> str | int:
+def _class(value: Cell, name: str) -> str | int:
     """Return a name, or a non-negative integer (also for a bool and for 1.0)."""
     if isinstance(value, str) and value.strip():
         return as_text(value.strip(), name)

@@ -8,13 +8,17 @@ it is the last turn of ``messages`` or ``conversations``.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.data import codes
-from paceline.data.formats import Example, Row, RowError, Shape
+from paceline.data.formats import Cell, Example, Row, RowError, Shape
 from paceline.data.kinds.base import RowKind
 from paceline.data.kinds.pairs import CONVERSATION, detect_answers, prompt_of, system_of, turns_or_text
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 ANSWER, LABEL = "completion", "label"
 _OTHER_NAMES = {ANSWER: ("response", "output", "answer"), LABEL: ("kto_tag",)}
@@ -69,7 +73,7 @@ def normalise_labelled(row: Row, shape: Shape) -> Example:
     return Example(messages=(*prompt, *answer), learn_from=len(prompt), values=values)
 
 
-def _label(value: Any, name: str) -> float:
+def _label(value: Cell, name: str) -> float:
     """Return 1 or 0 for a bool, 1 or 0, or the text of one (as in CSV)."""
     if value is None:
         raise RowError("missing_column", f"no '{name}'")
@@ -94,7 +98,9 @@ class Labelled(RowKind):
     def normalise(self, row: Row, shape: Shape) -> tuple[Example, ...]:
         return (normalise_labelled(row, shape),)
 
-    def unlearnable(self, columns: Mapping[str, Sequence[float]], where: str) -> Iterator[Diagnostic]:
+    def unlearnable(
+        self, columns: Mapping[str, Sequence[float] | NDArray[np.float64]], where: str
+    ) -> Iterator[Diagnostic]:
         """data.one_label"""
         labels = columns[LABEL]
         good = sum(1 for label in labels if label)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
@@ -19,6 +18,7 @@ from paceline.data import codes
 from paceline.data.formats import (
     ROLES,
     SHAREGPT_ROLES,
+    Cell,
     Example,
     Message,
     Row,
@@ -147,7 +147,7 @@ def prompt_of(row: Row, columns: Mapping[str, str]) -> list[Message] | None:
     return turns
 
 
-def turns_or_text(value: Any, name: str, role: str) -> list[Message]:
+def turns_or_text(value: Cell, name: str, role: str) -> list[Message]:
     """Normalise a text (with ``role``), one turn, or a list of turns."""
     if value is None:
         raise RowError("missing_column", f"no '{name}'")

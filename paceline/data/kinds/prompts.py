@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from paceline.core.errors import DataError
 from paceline.data import codes
 from paceline.data.formats import (
     ROLES,
     SHAREGPT_ROLES,
+    Cell,
     Example,
     Message,
     Row,
@@ -89,7 +89,7 @@ def normalise_prompt(row: Row, shape: Shape) -> Example:
         raise RowError("missing_column", f"no '{columns['prompt']}'")
     # A last assistant turn is the expected answer, unless a column holds it.
     messages = _turns(value, columns["prompt"])
-    answer: Any = row.get(columns["answer"]) if "answer" in columns else None
+    answer = row.get(columns["answer"]) if "answer" in columns else None
     if messages and messages[-1]["role"] == "assistant":
         answer = messages.pop()["content"] if answer is None else (messages.pop(), answer)[1]
     if (
@@ -111,14 +111,14 @@ def normalise_prompt(row: Row, shape: Shape) -> Example:
     return Example(messages=tuple(messages), learn_from=len(messages), facts=_json(facts))
 
 
-def _turns(value: Any, name: str) -> list[Message]:
+def _turns(value: Cell, name: str) -> list[Message]:
     if not isinstance(value, list):
         return [{"role": "user", "content": as_text(value, name)}]
     first = value[0] if value and isinstance(value[0], Mapping) else {}
     return turns_of(value, *(("from", "value") if "from" in first else ("role", "content")), _TURN_ROLES)
 
 
-def _json(facts: Mapping[str, Any]) -> str:
+def _json(facts: Row) -> str:
     """Return one line of JSON; other types become their text."""
     try:
         text = json.dumps(facts, ensure_ascii=False, default=str)
