@@ -128,7 +128,7 @@ def run_process(argv: list[str], deadline: float, env: Mapping[str, str] | None,
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         out, err = process.communicate()
-        pytest.fail(f"no end within {deadline} s: {argv}\n{out[-3000:]}\n{err[-3000:]}")
+        pytest.fail(f"did not finish within {deadline} s: {argv}\n{out[-3000:]}\n{err[-3000:]}")
     return Run(process.returncode, out, err)
 
 

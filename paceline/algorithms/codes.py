@@ -6,30 +6,31 @@ from paceline.core.diagnostics import Code
 
 ALGORITHM_NOT_AN_ALGORITHM = Code(
     "algorithm.not_an_algorithm",
-    "What a spec's implementation names is no subclass of paceline.algorithms.base:Algorithm.",
+    "The class named in a spec's implementation is not a subclass of paceline.algorithms.base:Algorithm.",
 )
 
 REWARD_UNKNOWN = Code(
     "reward.unknown",
-    "No built-in reward has this name, and it is not written as module:function. Correct the name in"
-    " training.rollout.rewards.",
+    "There is no built-in reward of this name, and it is not written as module:function. Correct"
+    " the name in training.rollout.rewards.",
 )
 
 REWARDS_NOT_A_FUNCTION = Code(
     "rewards.not_a_function",
-    "training.rollout.rewards names something of a module that is no function. Name a function of prompts and"
-    " completions.",
+    "training.rollout.rewards names an object of a module that is not a function. Name a function"
+    " of prompts and completions.",
 )
 REWARDS_SIGNATURE = Code(
     "rewards.signature",
-    "A reward function is called with prompts, completions and the rows' columns, by name, and with its"
-    " options. This one needs something else, or takes no such option.",
+    "A reward function is called with prompts, completions and the rows' columns, by name, and with"
+    " its options. This one needs another argument, or does not have such an option.",
 )
 REWARDS_FAILED = Code(
     "rewards.failed",
-    "A reward function raised, hung beyond `training.rollout.reward_timeout`, or gave no finite number."
-    " `training.rollout.on_reward_error` says what then: error, zero or skip.",
+    "A reward function raised an error, exceeded `training.rollout.reward_timeout`, or did not"
+    " return a finite number. `training.rollout.on_reward_error` sets what happens then: error,"
+    " zero or skip.",
 )
 REWARDS_OPTIONS = Code(
-    "rewards.options", "A built-in reward was given an option it does not have, or lacks one it needs."
+    "rewards.options", "A built-in reward was given an option that it does not have, or lacks a required one."
 )

@@ -39,6 +39,6 @@ class Referenced(Algorithm):
         """Return log π_ref [D]; 0 for a batch of fillers only."""
         known = batch.extras.get(REFERENCE) if self.has_reference else torch.zeros_like(logps)
         if known is None:
-            assert not bool((batch.document_ids >= 0).any()), "nobody asked the reference"
+            assert not bool((batch.document_ids >= 0).any()), "the reference's outputs are missing"
             return torch.zeros_like(logps)
         return known.to(logps)

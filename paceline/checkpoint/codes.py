@@ -6,28 +6,27 @@ from paceline.core.diagnostics import Code
 
 CHECKPOINT_DISK_FULL = Code(
     "checkpoint.disk_full",
-    "The disk has no room for a checkpoint. What was published before is untouched. Free space, lower"
-    " training.save_total_limit, or put training.output_dir elsewhere.",
+    "The disk has no room for a checkpoint. Earlier checkpoints are unchanged. Free disk space,"
+    " lower training.save_total_limit, or set training.output_dir to another disk.",
 )
 CHECKPOINT_IO = Code(
     "checkpoint.io",
-    "The operating system failed to write or read a checkpoint; its reason is shown. What was published"
-    " before is untouched. Look at the disk or mount.",
+    "The operating system failed to write or read a checkpoint; its reason is shown. Earlier"
+    " checkpoints are unchanged. Check the disk or mount.",
 )
 CHECKPOINT_PERMISSION = Code(
     "checkpoint.permission",
-    "This user may not write where the checkpoint belongs. Change the permissions, or set training.output_dir"
-    " to a folder that you own.",
+    "This user has no write permission for the checkpoint folder. Change the permissions, or set"
+    " training.output_dir to a folder that you own.",
 )
 CHECKPOINT_READ_ONLY = Code(
     "checkpoint.read_only",
-    "The file system of the checkpoints is mounted read-only, which is also what a failing disk becomes. Set"
-    " training.output_dir to another one.",
+    "The file system of the checkpoints is mounted read-only, which also happens when a disk fails."
+    " Set training.output_dir to another one.",
 )
 CHECKPOINT_SAVE_FAILED = Code(
     "checkpoint.save_failed",
-    "The checkpoint could not be written, for a reason that the message shows. What was published before is"
-    " untouched.",
+    "The checkpoint could not be written; the message shows the reason. Earlier checkpoints are unchanged.",
 )
 CHECKPOINT_FILE_NAME = Code(
     "checkpoint.file_name",
@@ -35,140 +34,145 @@ CHECKPOINT_FILE_NAME = Code(
 )
 CHECKPOINT_HOUSEKEEPING = Code(
     "checkpoint.housekeeping",
-    "The checkpoint is published and complete, but something after that failed, such as removing an old one."
-    " Look at the folder that is named.",
+    "The checkpoint is published and complete, but a later operation failed, such as removing an"
+    " old one. Check the folder in the message.",
 )
 CHECKPOINT_NOT_SHARED = Code(
     "checkpoint.not_shared",
-    "A rank does not see the folder that rank 0 made: the nodes do not share this file system. Put"
-    " training.output_dir on one that they all share.",
+    "A rank does not see the folder that rank 0 created: the nodes do not share this file system."
+    " Set training.output_dir to one that they all share.",
 )
 CHECKPOINT_STATE_NOT_JSON = Code(
     "checkpoint.state_not_json",
-    "A part of the run's state cannot be written as JSON. State holds finite numbers, texts, lists, and"
-    " mappings with text keys.",
+    "A part of the run's state cannot be written as JSON. State may contain finite numbers, texts,"
+    " lists, and mappings with text keys.",
 )
 CHECKPOINT_DAMAGED = Code(
     "checkpoint.damaged",
-    "A file of the checkpoint is not the one that was published: its size or its digest differs. Resume from"
-    " another checkpoint; resume_from_checkpoint: latest falls back to the newest complete one by itself.",
+    "A file of the checkpoint differs from the one that was published: its size or its digest has"
+    " changed. Resume from another checkpoint; resume_from_checkpoint: latest falls back to the"
+    " newest complete one automatically.",
 )
 CHECKPOINT_UNREADABLE = Code(
     "checkpoint.unreadable",
-    "A file of the checkpoint cannot be opened on this machine, which says nothing of its content: too many"
-    " open files (ulimit -n), no permission, a file system that answers with an error. The reason and what to"
-    " do are shown; the checkpoint may be whole.",
+    "A file of the checkpoint cannot be opened on this machine, which does not mean that its"
+    " content is damaged: too many open files (ulimit -n), no permission, a file system error. The"
+    " reason and the remedy are shown; the checkpoint may be intact.",
 )
 CHECKPOINT_INCOMPLETE = Code(
     "checkpoint.incomplete",
-    "The checkpoint lacks files: its save was never finished, or some were removed. Resume from another one.",
+    "The checkpoint lacks files: its save was never completed, or some were removed. Resume from"
+    " another one.",
 )
 CHECKPOINT_MISPLACED = Code(
     "checkpoint.misplaced",
-    "A checkpoint's folder, its manifest and its state speak of different steps or numbers of ranks: folders"
-    " were renamed into each other, or files of several checkpoints were put together. Give the folder the"
-    " name it was saved under, or take another checkpoint; a copy may have any name that is no step's.",
+    "A checkpoint's folder, its manifest and its state have different steps or numbers of ranks:"
+    " folders were renamed, or files of several checkpoints were mixed. Give the folder the name it"
+    " was saved under, or use another checkpoint; a copy may have any name that is not the name of"
+    " a step.",
 )
 CHECKPOINT_MANIFEST = Code(
     "checkpoint.manifest",
-    "The checkpoint's manifest is not valid or of another version. Resume from another checkpoint, or with"
-    " the version of Paceline that wrote it.",
+    "The checkpoint's manifest is invalid or has another version. Resume from another checkpoint,"
+    " or with the version of Paceline that wrote it.",
 )
 CHECKPOINT_JSON = Code(
     "checkpoint.json",
-    "A JSON file of the checkpoint is not what Paceline writes: it was damaged or replaced. Resume from"
-    " another checkpoint.",
+    "A JSON file of the checkpoint was not written by Paceline: it was damaged or replaced. Resume"
+    " from another checkpoint.",
 )
 CHECKPOINT_FOREIGN_FILE = Code(
     "checkpoint.foreign_file",
-    "A file whose suffix is one of pickle's lies in the checkpoint. Such files can run code when they are"
-    " read; Paceline writes safetensors and JSON only. Find out who put it there, then remove it.",
+    "The checkpoint contains a file with a pickle suffix. Such files can run code when they are"
+    " read; Paceline writes safetensors and JSON only. Find out where it comes from, then remove"
+    " it.",
 )
 CHECKPOINT_NO_TENSOR = Code(
     "checkpoint.no_tensor",
-    "The checkpoint does not hold this kind of value for a parameter, for instance an optimizer state that"
-    " this optimizer keeps and the saved one did not. Resume with the model, algorithm and optimizer that"
-    " saved it.",
+    "The checkpoint does not contain this kind of value for a parameter, for example an optimizer"
+    " state that this optimizer has and the saved one did not. Resume with the model, algorithm and"
+    " optimizer that saved it.",
 )
 CHECKPOINT_TENSOR_INCOMPLETE = Code(
     "checkpoint.tensor_incomplete",
-    "Parts of a tensor are in none of the checkpoint's files, although each file is sound. The checkpoint was"
-    " written by a broken save: resume from another one, and report it.",
+    "Parts of a tensor are missing from the checkpoint's files, although each file is intact. The"
+    " checkpoint was written by an incorrect save: resume from another one, and please report it.",
 )
 CHECKPOINT_OTHER_RUN = Code(
     "checkpoint.other_run",
-    "The checkpoint comes from a run with other data, another model or another global batch, so that going on"
-    " would not be the same run. Use what is shown as the checkpoint's, or start a new run.",
+    "The checkpoint comes from a run with other data, another model or another global batch, so"
+    " resuming would not continue the same run. Use the checkpoint's values, which are shown, or"
+    " start a new run.",
 )
 
-RESUME_CHOSEN = Code("resume.chosen", "Which checkpoint the run goes on from.")
+RESUME_CHOSEN = Code("resume.chosen", "The checkpoint that the run resumes from.")
 RESUME_FRESH_START = Code(
     "resume.fresh_start",
-    "Saves were begun and never finished, and no checkpoint was published, so the run begins at step 0.",
+    "Saves were started but never completed, and no checkpoint was published, so the run begins at step 0.",
 )
 RESUME_NOT_A_CHECKPOINT = Code(
     "resume.not_a_checkpoint",
-    "The path is no checkpoint of a run. Give latest, auto, a run directory or one of its checkpoints. A"
-    " Hugging Face folder has no optimizer: to train on from it, name it in model.name_or_path.",
+    "The path is not a checkpoint of a run. Give latest, auto, a run directory or one of its"
+    " checkpoints. A Hugging Face folder has no optimizer: to continue training from its weights,"
+    " set model.name_or_path.",
 )
 RESUME_SKIPPED_INCOMPLETE = Code(
     "resume.skipped_incomplete",
-    "A newer checkpoint is incomplete or damaged and was passed over for the newest complete one. Look at it,"
-    " then remove it by hand.",
+    "A newer checkpoint is incomplete or damaged and was skipped; the newest complete one is used."
+    " Check it, then remove it by hand.",
 )
 
 EXPORT_ADAPTER = Code(
     "export.adapter",
-    "The checkpoint holds an adapter but does not say which; its state was written by another version or"
-    " damaged. Export another checkpoint.",
+    "The checkpoint contains an adapter but not its settings; its state was written by another"
+    " version or is damaged. Export another checkpoint.",
 )
 EXPORT_BASE_MODEL = Code(
     "export.base_model",
-    "To merge an adapter the very base weights are needed that it was trained on, and these are others. Get"
-    " that revision, or export the adapter without --merge.",
+    "To merge an adapter, the exact base weights that it was trained on are needed, but these"
+    " differ. Download that revision, or export the adapter without --merge.",
 )
 EXPORT_DESTINATION = Code(
     "export.destination",
-    "The folder to export to exists and is not empty, or is a file. Give another one, or --overwrite to"
+    "The export folder exists and is not empty, or is a file. Give another one, or --overwrite to"
     " replace it.",
 )
 EXPORT_DTYPE = Code(
-    "export.dtype", "An export is written in one of the dtypes that are listed. Correct --dtype."
+    "export.dtype", "The export does not support this dtype; the supported ones are listed. Correct --dtype."
 )
 EXPORT_LOAD_CHECK = Code(
     "export.load_check",
-    "The exported folder was loaded back and does not give the weights that were saved, so nothing was left"
-    " behind. Please report it with the model's type.",
+    "The exported folder was loaded back and its weights differ from those saved, so the export was"
+    " removed. Please report this with the model's type.",
 )
 EXPORT_MODEL_TYPE = Code(
     "export.model_type",
-    "Transformers has no causal language model of the type that the checkpoint's config names. Use the"
+    "Transformers has no causal language model of the type in the checkpoint's config. Use the"
     " version of Transformers that trained it.",
 )
 EXPORT_NO_BEST = Code(
     "export.no_best",
-    "No checkpoint of this run was marked as the best. Export latest or a step;"
+    "No checkpoint of this run is marked as the best. Export latest or a step;"
     " training.load_best_model_at_end, or save_strategy: best, marks one.",
 )
 EXPORT_NO_CHECKPOINT = Code(
-    "export.no_checkpoint", "The run has no such checkpoint. The ones that it has are listed."
+    "export.no_checkpoint", "The run has no such checkpoint. Its checkpoints are listed."
 )
 EXPORT_NO_CONFIG = Code(
     "export.no_config",
-    "The checkpoint has no config of the model, so that no Hugging Face folder can be made of it. Export"
-    " another checkpoint.",
+    "The checkpoint has no config of the model, so it cannot be exported to a Hugging Face folder."
+    " Export another checkpoint.",
 )
 EXPORT_NO_ROLE = Code(
     "export.no_role",
-    "The checkpoint has no weights of the model that was asked for. The roles that it has are listed; give"
-    " one by --role.",
+    "The checkpoint has no weights of the requested model. Its roles are listed; choose one with --role.",
 )
 EXPORT_NOT_FINITE = Code(
     "export.not_finite",
-    "In this dtype some weights are infinite: they do not fit its range. Export in bfloat16 or float32.",
+    "Some weights exceed the range of this dtype and would be infinite. Export in bfloat16 or float32.",
 )
 EXPORT_TENSORS = Code(
     "export.tensors",
-    "The tensors of the checkpoint do not fit the model that its config describes; those missing, unknown or"
-    " of another shape are listed.",
+    "The tensors of the checkpoint do not match the model that its config describes; missing and"
+    " unknown tensors, and those of another shape, are listed.",
 )

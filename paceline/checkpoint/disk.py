@@ -20,27 +20,27 @@ _CODES = {
     errno.ENOSPC: (
         codes.CHECKPOINT_DISK_FULL,
         "the disk is full",
-        "free space, lower training.save_total_limit, or put training.output_dir elsewhere",
+        "free disk space, lower training.save_total_limit, or set training.output_dir to another disk",
     ),
     errno.EDQUOT: (
         codes.CHECKPOINT_DISK_FULL,
         "the disk quota is used up",
-        "free space or put training.output_dir elsewhere",
+        "free disk space, or set training.output_dir to another disk",
     ),
     errno.EROFS: (
         codes.CHECKPOINT_READ_ONLY,
         "the file system is read-only",
-        "remount it, or put training.output_dir elsewhere",
+        "remount it read-write, or set training.output_dir to another file system",
     ),
     errno.EACCES: (
         codes.CHECKPOINT_PERMISSION,
-        "no permission to write here",
-        "give this user write permission, or put training.output_dir elsewhere",
+        "no write permission here",
+        "give this user write permission, or set training.output_dir to another folder",
     ),
     errno.EPERM: (
         codes.CHECKPOINT_PERMISSION,
-        "no permission to write here",
-        "give this user write permission, or put training.output_dir elsewhere",
+        "no write permission here",
+        "give this user write permission, or set training.output_dir to another folder",
     ),
 }
 
@@ -61,14 +61,14 @@ def named_errors(where: Path, what: str = "the checkpoint cannot be written") ->
 def os_error(exc: OSError, where: Path, what: str = "the checkpoint cannot be written") -> CheckpointError:
     """Return the CheckpointError for an error of the operating system."""
     code, reason, hint = _CODES.get(
-        exc.errno or 0, (codes.CHECKPOINT_IO, "", "look at the disk and its file system")
+        exc.errno or 0, (codes.CHECKPOINT_IO, "", "check the disk and its file system")
     )
     refused = refusal_of(exc, where)
     if refused is not None and refused.kind == "no_inodes":
         reason, hint = refused.reason, refused.hint
     found = f"{os.strerror(exc.errno)}: {exc.filename or where}" if exc.errno else str(exc)
     text = f"{what}: {reason}" if reason else what
-    return CheckpointError(code(f"{text}; what was published before is untouched", str(where), found, hint))
+    return CheckpointError(code(f"{text}; earlier checkpoints are unchanged", str(where), found, hint))
 
 
 def write_fresh(path: Path, blocks: Iterable[bytes | memoryview], crash: CrashPoint = never) -> FileEntry:

@@ -84,7 +84,7 @@ def export_hf(
     """
     if dtype not in DTYPES:
         raise ConfigError(
-            codes.EXPORT_DTYPE("no such dtype for an export", "--dtype", dtype, ", ".join(DTYPES))
+            codes.EXPORT_DTYPE("the export does not support this dtype", "--dtype", dtype, ", ".join(DTYPES))
         )
     check_destination(to, overwrite)
     # Choose the tensors to write: an adapter's, or a model's (a merged one, or one with a score head).
@@ -145,7 +145,7 @@ def _entries(reader: CheckpointReader, role: str, dtype: torch.dtype) -> list[Te
         found = ", ".join(reader.roles()) or "none"
         raise CheckpointError(
             codes.EXPORT_NO_ROLE(
-                f"the checkpoint holds no weights of the {role}", str(reader.path), f"roles: {found}"
+                f"the checkpoint contains no weights of the {role}", str(reader.path), f"roles: {found}"
             )
         )
     entries = []

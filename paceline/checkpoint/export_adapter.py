@@ -67,7 +67,7 @@ def check_adapter(stage: Path, entries: list[TensorEntry], where: Path) -> None:
     wrong = sorted({e.name for e in entries} ^ set(stored))
     wrong += [e.name for e in entries if e.name in stored and not torch.equal(stored[e.name], e.load())]
     if wrong or kind != "LORA":
-        what = "peft does not read what was written as it was; nothing was left behind"
+        what = "peft loads other weights than were written; the export was removed"
         raise CheckpointError(codes.EXPORT_LOAD_CHECK(what, str(where), f"{kind}: {', '.join(wrong[:5])}"))
 
 
@@ -102,10 +102,10 @@ def merged_entries(
     if base.get("fingerprint") and found != base["fingerprint"]:
         raise CheckpointError(
             codes.EXPORT_BASE_MODEL(
-                "the base weights are not those that the adapter was trained on",
+                "the base weights differ from those that the adapter was trained on",
                 str(base.get("name_or_path") or "model.config"),
                 f"fingerprint {str(found)[:12]}, trained on {str(base['fingerprint'])[:12]}",
-                "the very revision it was trained on; or export the adapter without --merge",
+                "use the exact revision it was trained on; or export the adapter without --merge",
             )
         )
     # Training saw the base rounded to 4 bits, so the merge starts from that.
@@ -115,7 +115,9 @@ def merged_entries(
         merge(hf, spec, trained)
     except (KeyError, RuntimeError) as error:
         raise CheckpointError(
-            codes.EXPORT_TENSORS("the adapter does not fit its base", str(reader.path), str(error)[:300])
+            codes.EXPORT_TENSORS(
+                "the adapter does not fit its base model", str(reader.path), str(error)[:300]
+            )
         ) from error
     return [
         TensorEntry(
@@ -138,5 +140,7 @@ def _base(reader: CheckpointReader) -> JsonObject:
 
 def _no_spec(reader: CheckpointReader) -> Diagnostic:
     return codes.EXPORT_ADAPTER(
-        "the checkpoint does not say what adapter it holds", str(reader.path), "no 'adapter' in its state"
+        "the checkpoint does not contain the settings of its adapter",
+        str(reader.path),
+        "no 'adapter' in its state",
     )

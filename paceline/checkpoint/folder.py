@@ -44,10 +44,10 @@ def check_destination(to: Path, overwrite: bool) -> None:
     if to.is_dir() and not any(to.iterdir()):
         return
     if os.path.lexists(to) and not (overwrite and to.is_dir() and not to.is_symlink()):
-        what = "the destination exists and is not empty" if to.is_dir() else "the destination is no folder"
+        what = "the destination exists and is not empty" if to.is_dir() else "the destination is not a folder"
         raise ConfigError(
             codes.EXPORT_DESTINATION(
-                what, "--to", str(to), "another folder, or --overwrite to replace this one"
+                what, "--to", str(to), "give another folder, or --overwrite to replace this one"
             )
         )
 
@@ -89,15 +89,15 @@ def _not_finite(path: Path, name: str, tensor: Tensor, dtype: torch.dtype) -> Ch
     bad = int((~torch.isfinite(tensor)).sum())
     if bad:
         what, hint = (
-            f"'{name}' holds {bad} values that are no numbers: the training had diverged",
+            f"'{name}' contains {bad} values that are not numbers: training had diverged",
             "export an earlier checkpoint",
         )
     else:
         what = (
-            f"'{name}' reaches {float(tensor.abs().max()):.3g}, which {str(dtype).removeprefix('torch.')}"
-            " cannot hold"
+            f"'{name}' reaches {float(tensor.abs().max()):.3g}, which"
+            f" {str(dtype).removeprefix('torch.')} cannot represent"
         )
-        hint = "--dtype bfloat16 or float32"
+        hint = "use --dtype bfloat16 or float32"
     return CheckpointError(codes.EXPORT_NOT_FINITE(what, str(path), hint=hint))
 
 
@@ -108,7 +108,7 @@ def config_of(reader: CheckpointReader, dtype: str) -> JsonObject:
     """
     if "config.json" not in reader.side_files():
         raise CheckpointError(
-            codes.EXPORT_NO_CONFIG("the checkpoint holds no hf/config.json", str(reader.path))
+            codes.EXPORT_NO_CONFIG("the checkpoint contains no hf/config.json", str(reader.path))
         )
     raw = parse_object(
         reader.side_file("config.json"), str(reader.path / "hf" / "config.json"), max_bytes=MAX_CONFIG_BYTES
@@ -195,7 +195,7 @@ def check_names(config: JsonObject, shapes: Mapping[str, tuple[int, ...]], where
     """
     if not is_known(config):
         found = f"model_type: {config.get('model_type')!r}"
-        what = "Transformers knows no causal language model of this type"
+        what = "Transformers has no causal language model of this type"
         raise CheckpointError(codes.EXPORT_MODEL_TYPE(what, str(where), found))
     model = _skeleton(config)
     config["architectures"] = [type(model).__name__]
@@ -204,12 +204,12 @@ def check_names(config: JsonObject, shapes: Mapping[str, tuple[int, ...]], where
     wrong = {
         "missing": sorted(needed - set(shapes)),
         "unknown": sorted(set(shapes) - set(expected)),
-        "of another shape": sorted(
+        "have another shape": sorted(
             n for n, shape in shapes.items() if n in expected and shape != expected[n]
         ),
     }
     if any(wrong.values()):
-        what = "the checkpoint's tensors are not those of its config.json"
+        what = "the checkpoint's tensors do not match its config.json"
         raise CheckpointError(codes.EXPORT_TENSORS(what, str(where), _listed(wrong)))
     return model
 
@@ -271,7 +271,7 @@ def check_load(stage: Path, entries: list[TensorEntry], where: Path) -> None:
         e.name for e in entries if e.name not in loaded or not torch.equal(loaded[e.name], e.load())
     ]
     if any(wrong.values()):
-        what = "Transformers does not load what was written as it was; nothing was left behind"
+        what = "Transformers loads other weights than were written; the export was removed"
         raise CheckpointError(codes.EXPORT_LOAD_CHECK(what, str(where), _listed(wrong)))
 
 

@@ -41,7 +41,7 @@ def hub_entries(model: PreTrainedModel, entries: Sequence[TensorEntry]) -> list[
             continue
         if {e.name: torch.Size(e.shape) for e in made} == {n: t.shape for n, t in whole.items()}:
             return made
-    raise AssertionError("the whole model is one of the groups that were tried")
+    raise AssertionError("the complete model is one of the groups that were tried")
 
 
 def _itself(name: str) -> str:

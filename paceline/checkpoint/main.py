@@ -21,9 +21,9 @@ from paceline.launch.ending import ended
 from paceline.launch.outlet import redacted
 
 _ABOUT = {
-    "model": "a whole model",
-    "adapter": "a peft adapter without its base (--merge writes a whole model)",
-    "merged model": "a whole model, the adapter merged into its base",
+    "model": "a complete model",
+    "adapter": "a peft adapter without its base model (--merge writes a complete model)",
+    "merged model": "a complete model, with the adapter merged into its base",
 }
 
 
@@ -50,9 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except PacelineError as error:
         print(error, file=sys.stderr)
         return int(error.exit_code)
-    checked = (
-        "loaded back and compared" if report.load_checked else "not loaded back: it needs code of its own"
-    )
+    checked = "loaded back and compared" if report.load_checked else "not loaded back: it needs its own code"
     print(f"{checkpoint.name} (step {report.step}) exported to {report.path}: {_ABOUT[report.kind]}")
     print(
         f"{report.num_tensors} tensors, {human_count(report.num_parameters)} parameters, {report.dtype},"
@@ -84,9 +82,11 @@ def choose(run: Path, which: str, notes: list[Diagnostic]) -> Path:
 def _step(run: RunDir, which: str) -> Path:
     name = read_hint(run.checkpoints / "best") if which == "best" else which
     if name is None:
-        hint = "latest; the best one is marked by training.load_best_model_at_end"
+        hint = "use latest; training.load_best_model_at_end marks the best one"
         raise CheckpointError(
-            codes.EXPORT_NO_BEST("this run marked no checkpoint as the best", str(run.checkpoints), hint=hint)
+            codes.EXPORT_NO_BEST(
+                "this run has no checkpoint marked as the best", str(run.checkpoints), hint=hint
+            )
         )
     number = name.removeprefix("step-")
     if number.isascii() and number.isdigit() and is_step_name(run.checkpoint(int(number)).name):
@@ -125,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--role", default="policy", help="which model of the run")
     parser.add_argument(
-        "--merge", action="store_true", help="an adapter is merged into its base: a whole model"
+        "--merge", action="store_true", help="merge the adapter into its base: writes a complete model"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace a folder that is not empty")
     return parser

@@ -128,7 +128,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
         raise incomplete(checkpoint, "manifest.json is missing") from None
     manifest = Manifest.from_bytes(data, str(path))
     if STATE not in manifest.files:
-        raise incomplete(checkpoint, "manifest.json lists no state.json")
+        raise incomplete(checkpoint, "manifest.json does not list state.json")
     return manifest
 
 
@@ -143,7 +143,7 @@ def check_sizes(checkpoint: Path, manifest: Manifest) -> None:
         except FileNotFoundError:
             raise incomplete(checkpoint, f"{name} is missing") from None
         if not stat.S_ISREG(info.st_mode):
-            raise damaged(checkpoint, name, "it is no regular file (a link, a folder or a device)")
+            raise damaged(checkpoint, name, "it is not a regular file (a link, a folder or a device)")
         if info.st_size != entry.bytes:
             raise damaged(checkpoint, name, f"{info.st_size} bytes instead of {entry.bytes}")
     for folder in (checkpoint, checkpoint / HF_FOLDER):
@@ -198,7 +198,7 @@ def open_regular(path: Path) -> BinaryIO:
         raise damaged(path.parent, path.name, f"it cannot be opened: {exc.strerror}") from exc
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise damaged(path.parent, path.name, "it is no regular file")
+        raise damaged(path.parent, path.name, "it is not a regular file")
     return os.fdopen(fd, "rb")
 
 
@@ -209,7 +209,7 @@ def incomplete(checkpoint: Path, found: str) -> CheckpointError:
             "the checkpoint is incomplete",
             str(checkpoint),
             found,
-            "resume from another one: resume_from_checkpoint: latest",
+            "resume from another one: set resume_from_checkpoint: latest",
         )
     )
 
@@ -218,7 +218,7 @@ def damaged(checkpoint: Path, name: str, found: str) -> CheckpointError:
     """Return the error for a file that differs from the manifest."""
     return CheckpointError(
         codes.CHECKPOINT_DAMAGED(
-            f"'{name}' is not the file that was published",
+            f"'{name}' differs from the file that was published",
             str(checkpoint),
             found,
             "resume from another checkpoint (resume_from_checkpoint: latest falls back to the previous"
@@ -233,13 +233,13 @@ def unreadable(path: Path, error: OSError) -> CheckpointError:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     hint = {
         errno.EMFILE: (
-            f"ulimit -n {max(65_536, 4 * limit)} before the start (the limit here is {limit} open files)"
+            f"run ulimit -n {max(65_536, 4 * limit)} before the start (the limit here is {limit} open files)"
         ),
-        errno.ENFILE: "the machine has too many files open: fs.file-max",
-        errno.EACCES: "read permission for this user",
-        errno.EPERM: "read permission for this user",
-    }.get(error.errno or 0, "try again: the file system answered with an error")
-    what = f"'{path.name}' cannot be opened here; nothing says that it is damaged"
+        errno.ENFILE: "the machine has too many open files: raise fs.file-max",
+        errno.EACCES: "give this user read permission",
+        errno.EPERM: "give this user read permission",
+    }.get(error.errno or 0, "try again: the file system returned an error")
+    what = f"'{path.name}' cannot be opened here; there is no sign that it is damaged"
     return CheckpointError(
         codes.CHECKPOINT_UNREADABLE(what, str(path.parent), error.strerror or str(error), hint)
     )
@@ -249,11 +249,11 @@ def foreign_file(path: Path) -> CheckpointError:
     """Return the error for a file type that can carry code."""
     return CheckpointError(
         codes.CHECKPOINT_FOREIGN_FILE(
-            f"'{path.name}' has a suffix of pickle files, which can run code; Paceline writes only"
-            " safetensors and JSON",
+            f"'{path.name}' has a pickle suffix, and pickle files can run code; Paceline writes"
+            " only safetensors and JSON",
             str(path.parent),
             path.name,
-            "find out who put it there, then remove it; convert foreign weights to safetensors",
+            "find out where it comes from, then remove it; convert foreign weights to safetensors",
         )
     )
 
@@ -281,7 +281,7 @@ def _manifest(data: JsonObject, where: str) -> Manifest:
     if set(data) != known:
         raise invalid(f"keys {sorted(set(data) ^ known)[:5]} are missing or unknown")
     if digest is not None and digest != digest_of(data):
-        raise invalid("it is not what was written: its digest differs")
+        raise invalid("its digest differs from the one that was written")
     # Types and ranges of the scalars, then every file entry.
     step, sequence = whole(data["step"], 0, "step"), whole(data["sequence"], 0, "sequence")
     world_size = whole(data["world_size"], 1, "world_size")
@@ -289,9 +289,9 @@ def _manifest(data: JsonObject, where: str) -> Manifest:
     if not isinstance(created, (int, float)) or isinstance(created, bool):
         raise invalid(f"created: {created!r}")
     if not isinstance(version, str):
-        raise invalid("paceline_version is no text")
+        raise invalid("paceline_version is not text")
     if not isinstance(entries, dict) or not 0 < len(entries) <= MAX_FILES:
-        raise invalid(f"files: between 1 and {MAX_FILES} are read")
+        raise invalid(f"files: between 1 and {MAX_FILES} are allowed")
     files: dict[str, FileEntry] = {}
     for name, entry in entries.items():
         if not is_safe_name(name) or name == MANIFEST:

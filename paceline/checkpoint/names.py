@@ -26,7 +26,7 @@ class TensorName:
         """Parse an encoded name. Raises ValueError for a text that ``encode`` does not produce."""
         parts = text.split("|")
         if len(parts) != 3:
-            raise ValueError(f"{text!r} is not role|kind|name")
+            raise ValueError(f"{text!r} does not have the form role|kind|name")
         name = TensorName(*(unquote(part, errors="strict") for part in parts))
         if name.encode() != text:
             raise ValueError(f"{text!r} is not encoded as written")
@@ -50,7 +50,7 @@ def decode_place(
         return shape, (0,) * len(shape)
     data = json.loads(text)
     if not isinstance(data, dict) or set(data) != {"global_shape", "offsets"}:
-        raise ValueError(f"the place of {encoded!r} is {text[:200]!r}")
+        raise ValueError(f"the entry of {encoded!r} is {text[:200]!r}")
     # Validate: shapes of the block's rank, and a block inside the tensor.
     whole, offsets = data["global_shape"], data["offsets"]
     for numbers in (whole, offsets):
@@ -59,9 +59,9 @@ def decode_place(
             or len(numbers) != len(shape)
             or not all(type(n) is int and 0 <= n < 1 << 53 for n in numbers)
         ):
-            raise ValueError(f"the place of {encoded!r} is {text[:200]!r}")
+            raise ValueError(f"the entry of {encoded!r} is {text[:200]!r}")
     if any(o + s > w for o, s, w in zip(offsets, shape, whole, strict=True)):
         raise ValueError(
-            f"the block {encoded!r} at {offsets} of shape {list(shape)} leaves the tensor of shape {whole}"
+            f"the block {encoded!r} at {offsets} of shape {list(shape)} exceeds the tensor of shape {whole}"
         )
     return tuple(whole), tuple(offsets)

@@ -189,7 +189,7 @@ class CheckpointReader:
         if blocks is None:
             raise CheckpointError(
                 codes.CHECKPOINT_NO_TENSOR(
-                    f"the checkpoint holds no '{kind}' of '{name}' for the {role}",
+                    f"the checkpoint contains no '{kind}' of '{name}' for the {role}",
                     str(self.path),
                     f"kinds stored for it: {', '.join(self.kinds(role, name)) or 'none'}",
                     "resume with the model, algorithm and optimizer that saved it",

@@ -78,7 +78,7 @@ def same_run(state: Mapping[str, Json], now: Mapping[str, Json], *, override: Co
     """
     found = [
         codes.CHECKPOINT_OTHER_RUN(
-            f"the checkpoint was made with another {what}",
+            f"the checkpoint was saved with another {what}",
             field,
             f"{_short(state.get(field))} in the checkpoint, {_short(now[field])} now",
             hint,
@@ -91,15 +91,15 @@ def same_run(state: Mapping[str, Json], now: Mapping[str, Json], *, override: Co
         raise CheckpointError(*found)
 
 
-_BACK = "the value it was made with, or start a new run in another training.output_dir"
+_BACK = "use the value it was saved with, or start a new run in another training.output_dir"
 _FIELDS: Mapping[str, tuple[str, str]] = {
     "data_fingerprint": (
         "data set, tokenizer, template or length",
-        "the data it was made with, or start a new run in another training.output_dir",
+        "use the data it was saved with, or start a new run in another training.output_dir",
     ),
     "global_batch": (
         "global batch (micro-batch × accumulation × data-parallel ranks)",
-        "a micro-batch and accumulation whose product with the ranks gives the old value",
+        ("choose a micro-batch and accumulation whose product with the number of ranks gives the old value"),
     ),
     "seq_len": ("sequence length", _BACK),
     "packing": ("packing", _BACK),
@@ -107,8 +107,8 @@ _FIELDS: Mapping[str, tuple[str, str]] = {
     "config_digest": (
         "config",
         (
-            "the config it was made with (config.yaml in the run directory), or start a new run in another"
-            " training.output_dir"
+            "use the config it was saved with (config.yaml in the run directory), or start a new"
+            " run in another training.output_dir"
         ),
     ),
 }
@@ -145,10 +145,11 @@ def _newest(folder: Path, notes: list[Diagnostic], *, may_be_none: bool, hashes:
     raise CheckpointError(
         rules_codes.RESUME_NO_CHECKPOINT(
             "there is no checkpoint to resume from"
-            + (" (a save was begun and never finished)" if staged else ""),
+            + (" (a save was started but never completed)" if staged else ""),
             str(folder),
             hint=(
-                "resume_from_checkpoint: auto (starts fresh when there is none), a path, or leave the key out"
+                "set resume_from_checkpoint: auto (starts at step 0 if there is no checkpoint), a"
+                " path, or remove the key"
             ),
         )
     )
@@ -178,17 +179,17 @@ def _problem(found: Found, hashes: bool) -> CheckpointError | None:
 def _passed_over(found: Found, problem: CheckpointError, taken: Found) -> Diagnostic:
     first = problem.diagnostics[0]
     return codes.RESUME_SKIPPED_INCOMPLETE(
-        f"{found.name} is passed over: {first.what}",
+        f"{found.name} is skipped: {first.what}",
         str(found.path),
         first.found,
-        f"look at it, then remove it by hand; resuming from {taken.name} instead",
+        f"check it, then remove it by hand; resuming from {taken.name} instead",
         Severity.WARNING,
         {"cause": first.code},
     )
 
 
 def _took(found: Found, hint: str | None) -> Diagnostic:
-    note = f" ('latest' says {hint})" if hint and hint != found.name else ""
+    note = f" ('latest' names {hint})" if hint and hint != found.name else ""
     if found.path.is_symlink():
         note += f", a link to {found.path.resolve()}"
     return codes.RESUME_CHOSEN(
@@ -204,19 +205,19 @@ def _only_incomplete(folder: Path, problems: list[tuple[Found, CheckpointError]]
         for found, problem in problems[:5]
     )
     return rules_codes.RESUME_ONLY_INCOMPLETE(
-        "the run holds checkpoints, but none of them is complete; nothing was deleted",
+        "the run has checkpoints, but none of them is complete; nothing was deleted",
         str(folder),
         listed,
-        "leave resume_from_checkpoint out and take another training.output_dir to start from scratch, or"
-        " resume_from_checkpoint: PATH of a complete checkpoint",
+        "remove resume_from_checkpoint and set another training.output_dir to start from scratch,"
+        " or set resume_from_checkpoint: PATH of a complete checkpoint",
         evidence={"checkpoints": [str(found.path) for found, _ in problems]},
     )
 
 
 def _save_never_ended(folder: Path, count: int) -> Diagnostic:
     what = (
-        f"{count} save{'s were' if count > 1 else ' was'} begun and never finished; no checkpoint was"
-        " published, so the run starts at step 0"
+        f"{count} save{'s were' if count > 1 else ' was'} started but never completed; no"
+        " checkpoint was published, so the run starts at step 0"
     )
     return codes.RESUME_FRESH_START(what, str(folder), severity=Severity.WARNING)
 
@@ -224,8 +225,8 @@ def _save_never_ended(folder: Path, count: int) -> Diagnostic:
 def _no_such(path: Path) -> Diagnostic:
     if (path / "config.json").is_file() and any(path.glob("*.safetensors")):
         hint = (
-            "a Hugging Face folder is no checkpoint (it has no optimizer): to train on from its weights write"
-            " model.name_or_path"
+            "a Hugging Face folder is not a checkpoint (it has no optimizer): to continue training"
+            " from its weights, set model.name_or_path"
         )
         return codes.RESUME_NOT_A_CHECKPOINT(
             "this is a Hugging Face folder", "training.resume_from_checkpoint", str(path), hint
@@ -235,13 +236,13 @@ def _no_such(path: Path) -> Diagnostic:
     found = (
         f"{path}"
         + ("" if path.exists() else " does not exist")
-        + (f"; there are {', '.join(there[-3:])}" if there else "")
+        + (f"; available: {', '.join(there[-3:])}" if there else "")
     )
     return codes.RESUME_NOT_A_CHECKPOINT(
         "there is no checkpoint at this path",
         "training.resume_from_checkpoint",
         found,
-        "latest, auto, a run directory, or …/checkpoints/step-00000500",
+        "use latest, auto, a run directory, or …/checkpoints/step-00000500",
     )
 
 

@@ -282,7 +282,7 @@ class _Noted:
             return False
         self._notes.append(
             codes.CHECKPOINT_HOUSEKEEPING(
-                "the checkpoint is published, but this could not be done",
+                "the checkpoint is published, but a later operation failed",
                 str(self._where),
                 str(exc),
                 severity=Severity.WARNING,
@@ -316,10 +316,11 @@ def need_space(folder: Path, num_bytes: int) -> None:
     if free < num_bytes:
         raise CheckpointError(
             codes.CHECKPOINT_DISK_FULL(
-                "the disk has no room for this checkpoint; what was published before is untouched",
+                "the disk has no room for this checkpoint; earlier checkpoints are unchanged",
                 str(folder.parent),
                 f"{human_bytes(free)} free, {human_bytes(num_bytes)} needed",
-                "free space, lower training.save_total_limit, or put training.output_dir elsewhere",
+                "free disk space, lower training.save_total_limit, or set training.output_dir to"
+                " another disk",
             )
         )
 
@@ -331,7 +332,7 @@ def _diagnose(exc: Exception, where: Path) -> tuple[Diagnostic, ...]:
         return os_error(exc, where).diagnostics
     return (
         codes.CHECKPOINT_SAVE_FAILED(
-            "the checkpoint could not be written; what was published before is untouched",
+            "the checkpoint could not be written; earlier checkpoints are unchanged",
             str(where),
             f"{type(exc).__name__}: {exc}",
         ),
@@ -344,7 +345,7 @@ def _of_rank(diagnostic: Diagnostic, rank: int) -> Diagnostic:
 
 def _not_shared(folder: Path) -> Diagnostic:
     return codes.CHECKPOINT_NOT_SHARED(
-        "this rank does not see the folder that rank 0 made: the nodes do not share this file system",
+        "this rank does not see the folder that rank 0 created: the nodes do not share this file system",
         str(folder),
-        hint="put training.output_dir on a file system that all nodes share",
+        hint="set training.output_dir to a file system that all nodes share",
     )

@@ -43,12 +43,12 @@ def dump_object(value: Mapping[str, Json], where: str) -> bytes:
 def _unique(pairs: list[tuple[str, Json]]) -> JsonObject:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a key stands twice in one object")
+        raise ValueError("a key appears twice in one object")
     return found
 
 
 def _no_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no JSON number")
+    raise ValueError(f"{text} is not a JSON number")
 
 
 def _bound(value: Json, where: str, max_depth: int, max_items: int) -> None:
@@ -75,7 +75,7 @@ def _check(value: Json, where: str, path: str) -> None:
         for key, child in value.items():
             # Recurse with the key path, for the error message.
             if not isinstance(key, str):
-                raise _unwritable(where, path, f"the key {key!r} is no text")
+                raise _unwritable(where, path, f"the key {key!r} is not text")
             _check(child, where, f"{path}.{key}" if path else key)
     elif isinstance(value, str) or value is None or isinstance(value, (bool, int)):
         return
@@ -92,7 +92,7 @@ def _check(value: Json, where: str, path: str) -> None:
 def _refused(where: str, found: str) -> CheckpointError:
     return CheckpointError(
         codes.CHECKPOINT_JSON(
-            "the file is not the JSON that Paceline writes",
+            "the file is not JSON as Paceline writes it",
             where,
             found,
             "resume from another checkpoint; this file was damaged or replaced",
@@ -106,6 +106,6 @@ def _unwritable(where: str, path: str, found: str) -> CheckpointError:
             f"'{path}' cannot be written as JSON",
             where,
             found,
-            "a finite number, text, list, or dict with text keys",
+            "use a finite number, text, list, or dict with text keys",
         )
     )

@@ -90,18 +90,18 @@ def read_header(file: BinaryIO, checkpoint: Path, name: str) -> tuple[dict[str, 
 
     # Length, then header, then every slot against the file's size.
     size = os.fstat(file.fileno()).st_size
-    need(size >= 8, f"{size} bytes are no safetensors file")
+    need(size >= 8, f"{size} bytes are not a safetensors file")
     length = int.from_bytes(os.pread(file.fileno(), 8, 0), "little")
     need(
         length <= min(MAX_HEADER_BYTES, size - 8),
-        f"a header of {length} bytes in a file of {size} is no safetensors header",
+        f"a header of {length} bytes in a file of {size} is not a safetensors header",
     )
     raw = os.pread(file.fileno(), length, 8)
-    need(raw[:1] == b"{", "the header is no safetensors header")
+    need(raw[:1] == b"{", "the header is not a safetensors header")
     header = parse_object(raw, str(checkpoint / name), max_bytes=MAX_HEADER_BYTES, max_depth=5)
     metadata = as_object(given := header.pop("__metadata__", {}))
     texts = {key: value for key, value in metadata.items() if isinstance(value, str)}
-    need(metadata == given and texts == metadata, "__metadata__ holds something else than text")
+    need(metadata == given and texts == metadata, "__metadata__ contains something other than text")
     slots: dict[str, Slot] = {}
     for key, info in header.items():
         slot = _slot(as_object(info), 8 + length)
@@ -110,9 +110,9 @@ def read_header(file: BinaryIO, checkpoint: Path, name: str) -> tuple[dict[str, 
         slots[key] = slot
     end = 8 + length
     for key, slot in sorted(slots.items(), key=lambda item: (item[1].start, item[1].end)):
-        need(slot.start == end, f"tensor {key!r} overlaps another or leaves a hole")
+        need(slot.start == end, f"tensor {key!r} overlaps another or leaves a gap")
         end = slot.end
-    need(end == size, f"the tensors end at byte {end}, the file at {size}")
+    need(end == size, f"the tensors end at byte {end}, but the file at {size}")
     return slots, texts
 
 
@@ -137,8 +137,8 @@ def _blocks(entries: Sequence[TensorEntry], metadata: Mapping[str, str]) -> Iter
         tensor = entry.load().detach()
         if tensor.dtype != entry.dtype or tuple(tensor.shape) != entry.shape:
             raise ValueError(
-                f"{entry.name}: announced {entry.dtype} {entry.shape}, came {tensor.dtype}"
-                f" {tuple(tensor.shape)}"
+                f"{entry.name}: expected {entry.dtype} {entry.shape}, got"
+                f" {tensor.dtype} {tuple(tensor.shape)}"
             )
         yield _bytes_of(tensor.contiguous().cpu())
 
@@ -148,9 +148,9 @@ def _header(entries: Sequence[TensorEntry], metadata: Mapping[str, str]) -> byte
     at = 0
     for entry in entries:
         if entry.name in header:
-            raise ValueError(f"the tensor {entry.name} comes twice")
+            raise ValueError(f"the tensor {entry.name} is given twice")
         if entry.dtype not in _NAMES:
-            raise ValueError(f"{entry.name}: safetensors cannot hold {entry.dtype}")
+            raise ValueError(f"{entry.name}: safetensors does not support {entry.dtype}")
         header[entry.name] = {
             "dtype": _NAMES[entry.dtype],
             "shape": list(entry.shape),

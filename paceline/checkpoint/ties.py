@@ -26,7 +26,8 @@ def check_name(checkpoint: Path, manifest: Manifest) -> None:
     named = _NAMED.fullmatch(checkpoint.name)
     if named and int(named[1]) != manifest.step:
         raise _misplaced(
-            checkpoint, f"the folder is called step {int(named[1])}, its manifest is of step {manifest.step}"
+            checkpoint,
+            f"the folder is named step {int(named[1])}, but its manifest is of step {manifest.step}",
         )
     for name in manifest.files:
         shard = _SHARD.fullmatch(name)
@@ -70,10 +71,11 @@ def read_config(checkpoint: Path) -> JsonObject:
 def _misplaced(checkpoint: Path, found: str) -> CheckpointError:
     return CheckpointError(
         codes.CHECKPOINT_MISPLACED(
-            "folder, manifest and state of the checkpoint are not of one save: it was renamed, or put"
-            " together from several",
+            "folder, manifest and state of the checkpoint do not belong to one save: it was"
+            " renamed, or combined from several",
             str(checkpoint),
             found,
-            "the name it was saved under, or another checkpoint; a copy may have any name that is no step's",
+            "use the name it was saved under, or another checkpoint; a copy may have any name that"
+            " is not the name of a step",
         )
     )

@@ -15,9 +15,9 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions
 @app.command()
 def chat(
     run: RunFolder,
-    prompt: Annotated[str | None, typer.Option(help="Answer this one prompt and end.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="Answer this one prompt and exit.")] = None,
     system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
-    each_alone: Annotated[bool, typer.Option("--forget", help="Answer every line by itself.")] = False,
+    each_alone: Annotated[bool, typer.Option("--forget", help="Answer every line separately.")] = False,
     max_new_tokens: Annotated[
         int | None,
         typer.Option(help="Longest answer in tokens [default: the run's generation.max_new_tokens]."),
@@ -37,7 +37,7 @@ def chat(
     top_k: Annotated[
         int | None,
         typer.Option(
-            help="Sample from the k likeliest tokens, 0 from all [default: the run's generation.top_k]."
+            help="Sample from the k most likely tokens, 0 from all [default: the run's generation.top_k]."
         ),
     ] = None,
 ) -> None:

@@ -6,18 +6,19 @@ from paceline.core.diagnostics import Code
 
 CLI_DEFECT = Code(
     "cli.defect",
-    "An exception reached the command line that Paceline has no name for. That is a defect of Paceline, not"
-    " of your config: please report it with the file that the message names, which holds the traceback.",
+    "An exception without a code of its own reached the command line. This is a defect of Paceline,"
+    " not of your config: please report it with the file in the message, which contains the"
+    " traceback.",
 )
 CLI_MODE = Code(
     "cli.mode",
-    "The scripts of the guide know one mode, training; evaluation is part of it. Write --mode train, and"
+    "The guide's scripts have one mode, train; evaluation is part of it. Use --mode train, and"
     " training.eval_strategy for evaluation.",
 )
 CLI_NO_RUN = Code(
     "cli.no_run",
-    "The directory given is no run: it does not exist, or it has no plan.json. Name the run directory that"
-    " `paceline train` printed; the nearest ones are listed.",
+    "The given directory is not a run: it does not exist, or it has no plan.json. Name the run"
+    " directory that `paceline train` printed; the nearest ones are listed.",
 )
 CLI_SYSTEM = Code(
     "cli.system",
@@ -26,13 +27,13 @@ CLI_SYSTEM = Code(
 )
 CLI_UNKNOWN_CODE = Code(
     "cli.unknown_code",
-    "No diagnostic has the code that was asked about. Give what stands in the brackets of a message, such as"
+    "There is no diagnostic with this code. Give the text in the brackets of a message, such as"
     " run.exists; `paceline explain` alone lists all of them.",
 )
 CLI_UNKNOWN_VERB = Code(
     "cli.unknown_verb",
-    "The word after `paceline` is no verb of it. `paceline --help` lists the verbs; the nearest one is"
-    " named.",
+    "The word after `paceline` is not one of its commands. `paceline --help` lists them; the"
+    " nearest one is shown.",
 )
 
 VERIFY_COMPARE_FAILED = Code(
@@ -42,25 +43,25 @@ VERIFY_COMPARE_FAILED = Code(
 )
 VERIFY_RUN_FAILED = Code(
     "verify.run_failed",
-    "One of the two runs of `paceline verify` ended with an error. Train with the file that is named to see"
-    " all of its output; --to keeps it.",
+    "One of the two runs of `paceline verify` ended with an error. Train with the file in the"
+    " message to see its complete output; --to keeps it.",
 )
 
 PLAN_SUBJECT = Code(
     "plan.subject",
-    "A plan is made of a config, or of --model with --hardware; one of them is missing, or both name the"
-    " model.",
+    "A plan needs a config, or --model with --hardware; one of them is missing, or both name the model.",
 )
 PLAN_ALGORITHM = Code(
-    "plan.algorithm", "--algorithm names no algorithm that the forecast knows. The known ones are listed."
+    "plan.algorithm", "--algorithm is unknown to the forecast. The known algorithms are listed."
 )
 PLAN_BITS = Code(
-    "plan.bits", "A base packed to 4 bits is trained by an adapter only. Give --lora with --bits."
+    "plan.bits",
+    "A base model quantised to 4 bits can only be trained with an adapter. Give --lora with --bits.",
 )
 PLAN_NO_CLOSED_FORM = Code(
     "plan.no_closed_form",
-    "A simulation is compared with the plan's own formulas, and this plan has none: a strategy of your own,"
-    " or a model whose sizes are not known here.",
+    "A simulation is compared with the plan's own formulas, but this plan has none: it uses your"
+    " own strategy, or a model of unknown size.",
 )
 PLAN_NO_TORCH = Code(
     "plan.no_torch",
@@ -70,7 +71,7 @@ PLAN_NO_TORCH = Code(
 
 LAUNCH_MANY_TIMES = Code(
     "launch.many_times",
-    "A launcher has started this command in several processes, and the command starts processes itself: each"
-    " would plan and start the whole job. Start it once a node, or let the launcher start `main.py` in each"
-    " process.",
+    "A launcher has started this command in several processes, but the command starts processes"
+    " itself: each would plan and start the complete job. Start it once per node, or let the"
+    " launcher start `main.py` in each process.",
 )

@@ -32,12 +32,12 @@ from paceline.launch.spec import WORKER_MODULE
 
 ConfigOption = Annotated[Path, typer.Option("--config", metavar="YAML", help="The YAML file.")]
 OverridesArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Values that win over the YAML.")
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Values that override the YAML.")
 ]
 AlgorithmOption = Annotated[
     str | None,
     typer.Option(
-        "--algorithm", help=f"{', '.join(ALGORITHMS.names())}, or module:SPEC: wins over training.algorithm."
+        "--algorithm", help=f"{', '.join(ALGORITHMS.names())}, or module:SPEC: overrides training.algorithm."
     ),
 ]
 ResumeOption = Annotated[
@@ -47,7 +47,7 @@ ResumeOption = Annotated[
 DeepSpeedOption = Annotated[
     str | None,
     typer.Option(
-        "--deepspeed_config", "--deepspeed-config", metavar="JSON", help="Wins over training.deepspeed."
+        "--deepspeed_config", "--deepspeed-config", metavar="JSON", help="Overrides training.deepspeed."
     ),
 ]
 
@@ -83,11 +83,13 @@ def main_command(
     deepspeed_config: DeepSpeedOption = None,
     local_rank: Annotated[
         int | None,
-        typer.Option("--local-rank", "--local_rank", help="Given by torch.distributed.launch and deepspeed."),
+        typer.Option("--local-rank", "--local_rank", help="Set by torch.distributed.launch and deepspeed."),
     ] = None,
     deepspeed: Annotated[
         bool,
-        typer.Option("--deepspeed", help="Taken for compatibility: training.distributed_strategy decides."),
+        typer.Option(
+            "--deepspeed", help="Accepted for compatibility: training.distributed_strategy is used."
+        ),
     ] = False,
 ) -> None:
     """Train: under a launcher as one rank of its job, otherwise as one process."""
@@ -127,7 +129,7 @@ def run_distributed_command(
         typer.Option(
             "--use_torchrun",
             "--use-torchrun",
-            help="Start the processes by torchrun instead of by Paceline itself.",
+            help="Start the processes with torchrun instead of with Paceline itself.",
         ),
     ] = False,
 ) -> None:
@@ -163,10 +165,10 @@ def check_mode(mode: str) -> None:
     if mode != "train":
         raise ConfigError(
             codes.CLI_MODE(
-                "there is one mode",
+                "there is only one mode",
                 "--mode",
                 mode,
-                "--mode train (evaluation is part of it: training.eval_strategy)",
+                "use --mode train (evaluation is part of it: training.eval_strategy)",
             )
         )
 

@@ -14,7 +14,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
-    help="Look at what a YAML comes to.",
+    help="Show the effective config of a YAML.",
 )
 
 

@@ -13,7 +13,7 @@ from paceline.core.diagnostics import all_codes
 from paceline.core.errors import ConfigError
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
-_HELP = "What stands in brackets: error[CODE]. Without one all codes are listed."
+_HELP = "The text in brackets: error[CODE]. Without it all codes are listed."
 _COLUMNS = 100
 
 
@@ -35,4 +35,6 @@ def explained(name: str) -> str:
     kin = [c for c in sorted(known) if c.split(".")[0] == name.split(".")[0]]
     near = difflib.get_close_matches(name, known, n=3) or kin[:5]
     hint = f"nearest: {', '.join(near)}" if near else "the code in brackets of a message, e.g. run.exists"
-    raise ConfigError(codes.CLI_UNKNOWN_CODE("no diagnostic has this code", "command line", name, hint))
+    raise ConfigError(
+        codes.CLI_UNKNOWN_CODE("there is no diagnostic with this code", "command line", name, hint)
+    )

@@ -28,7 +28,8 @@ def export(
     merge: Annotated[
         bool,
         typer.Option(
-            "--merge", help="Merge a run's adapter into its base; a run without one is written as it is."
+            "--merge",
+            help="Merge a run's adapter into its base model; a run without an adapter is written unchanged.",
         ),
     ] = False,
     overwrite: Annotated[

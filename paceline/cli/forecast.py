@@ -63,19 +63,19 @@ def forecast_of_model(
         missing = "--model" if model is None else "--hardware"
         raise ConfigError(
             codes.PLAN_SUBJECT(
-                "a plan is made of a config, or of a model and hardware",
+                "a plan needs a config, or a model and hardware",
                 missing,
                 "not given",
-                "paceline plan config.yaml, or paceline plan --model llama-3-8b --hardware 8xH100",
+                "use paceline plan config.yaml, or paceline plan --model llama-3-8b --hardware 8xH100",
             )
         )
     if bits is not None and lora is None:
         raise ConfigError(
             codes.PLAN_BITS(
-                "a base packed to 4 bits is trained by an adapter only",
+                "a base model quantised to 4 bits can only be trained with an adapter",
                 "--bits",
                 str(bits),
-                "--lora 16 --bits 4",
+                "use --lora 16 --bits 4",
             )
         )
     if algorithm not in ALGORITHMS.names() and ":" not in algorithm:
@@ -146,9 +146,9 @@ def needs_one_subject(model: str | None) -> None:
     if model is not None:
         raise ConfigError(
             codes.PLAN_SUBJECT(
-                "the config names the model",
+                "the config already names the model",
                 "--model",
                 model,
-                f"model.name_or_path={model} after the config, or no config",
+                f"put model.name_or_path={model} after the config, or leave the config out",
             )
         )

@@ -77,8 +77,8 @@ def alone(what: str) -> None:
     size = standing(os.environ).size
     if size > 1:
         launcher = started_by(os.environ)
-        says = f"{launcher} has started this command {size} times, and each would start processes of its own"
-        hint = f"{what} by itself, or in one task ({_one_task(launcher)})"
+        says = f"{launcher} has started this command {size} times, but each would start its own processes"
+        hint = f"run {what} by itself, or in one task ({_one_task(launcher)})"
         raise _said_once(codes.LAUNCH_MANY_TIMES(says, what, f"{size} processes", hint))
 
 
@@ -98,11 +98,11 @@ def refuse_own_processes(options: LaunchOptions, size: int) -> None:
         return
     launcher = started_by(os.environ)
     says = (
-        f"{launcher} has started this command {size} times; each is one rank of {size}, and starts no"
-        " processes of its own"
+        f"{launcher} has started this command {size} times; each is one rank of {size}, and starts"
+        " no processes itself"
     )
     without = " and ".join(name.split()[0] for name in named)
-    hint = f"without {without}; or one launcher a node: {_one_task(launcher)} and --nnodes"
+    hint = f"leave out {without}; or use one launcher per node: {_one_task(launcher)} and --nnodes"
     raise _said_once(codes.LAUNCH_MANY_TIMES(says, named[0].split()[0], ", ".join(named), hint))
 
 
@@ -129,4 +129,4 @@ def _one_task(launcher: str | None) -> str:
         "Slurm": "srun --ntasks-per-node=1",
         "Open MPI": "mpirun --npernode 1",
         "Flux": "flux run -N NODES",
-    }.get(name, f"{launcher} with one process a node")
+    }.get(name, f"{launcher} with one process per node")

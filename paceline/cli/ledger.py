@@ -61,8 +61,9 @@ def expected_here(plan: Plan) -> str:
         return ""
     memory, time = ledger.corrections(own, machine_name(hardware))
     return (
-        f"expected here: {expected[0] * memory / ledger.GIB:.1f} GiB a process, {expected[1] / time:,.0f}"
-        f" tokens/s (a guess corrected by {min(len(own), ledger.LEARNT_FROM)} runs: paceline plan --ledger)\n"
+        f"expected here: {expected[0] * memory / ledger.GIB:.1f} GiB per process,"
+        f" {expected[1] / time:,.0f} tokens/s (an estimate corrected by"
+        f" {min(len(own), ledger.LEARNT_FROM)} runs: paceline plan --ledger)\n"
     )
 
 

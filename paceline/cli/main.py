@@ -24,13 +24,13 @@ from paceline.launch.outlet import redacted
 VERBS = {
     "train": "train from one YAML: paceline train config.yaml training.learning_rate=1e-4 --nproc 2",
     "prepare": "tokenise and store the data ahead of training",
-    "plan": "show what a training would do here, and why, without starting it",
+    "plan": "show what a training run would do here, and why, without starting it",
     "config": "config show CONFIG: every effective value and the file and line that set it",
-    "chat": "talk to what a run has trained",
+    "chat": "chat with the model that a run has trained",
     "export": "write a run's model as a Hugging Face folder",
     "plot": "draw a run's loss, accuracy, throughput and memory (PNG)",
-    "demo": "train a small model on two processes and see what it learnt",
-    "verify": "train a small sibling under the strategy and under a reference, and hold them side by side",
+    "demo": "train a small model on two processes and see what it has learnt",
+    "verify": "train a small version of the model under the strategy and under a reference, and compare them",
     "bench": "bench scaling: measure how training scales on this machine",
     "explain": "explain a diagnostic's code",
 }
@@ -117,15 +117,15 @@ def help_text() -> str:
             "Usage: paceline VERB [ARGUMENTS]",
             "",
             textwrap.fill(
-                "Post-training from one YAML: a plan before, nothing lost during, checkpoints that go"
-                " anywhere after.",
+                "Post-training from one YAML: a plan before the start, nothing lost during the run,"
+                " checkpoints that any strategy can read.",
                 width,
             ),
             "",
             "Verbs:",
             *verbs,
             "",
-            "paceline VERB --help tells the arguments of one verb; paceline --version the version.",
+            "paceline VERB --help shows the arguments of a verb; paceline --version the version.",
         ]
     )
 

@@ -22,7 +22,7 @@ ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML fil
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="KEY=VALUE", help="Values that win over the YAML, e.g. training.learning_rate=1e-4."
+        metavar="KEY=VALUE", help="Values that override the YAML, e.g. training.learning_rate=1e-4."
     ),
 ]
 LauncherOption = Annotated[
@@ -100,7 +100,7 @@ def existing_run(run: Path) -> Path:
         raise ConfigError(codes.CLI_NO_RUN("there is no such run directory", str(run), hint=_known_runs(run)))
     if not RunDir.at(run).exists():
         raise ConfigError(
-            codes.CLI_NO_RUN("this directory holds no run (no plan.json)", str(run), hint=_known_runs(run))
+            codes.CLI_NO_RUN("this directory is not a run (no plan.json)", str(run), hint=_known_runs(run))
         )
     return run
 
@@ -119,7 +119,7 @@ def _known_runs(run: Path) -> str:
         }
     )
     return (
-        "a run directory; here are: " + ", ".join(found[:5])
+        "give a run directory; available: " + ", ".join(found[:5])
         if found
-        else "a run directory, e.g. outputs/NAME"
+        else "give a run directory, e.g. outputs/NAME"
     )

@@ -22,13 +22,13 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions
 ConfigFile = Annotated[
     Path | None, typer.Argument(metavar="CONFIG", help="The YAML file; or leave it out and name --model.")
 ]
-Nproc = Annotated[int | None, typer.Option(help="Processes on this node [default: one a GPU, one on a CPU].")]
+Nproc = Annotated[
+    int | None, typer.Option(help="Processes on this node [default: one per GPU, one on a CPU].")
+]
 Nnodes = Annotated[int | None, typer.Option(help="Nodes [default: 1].")]
 HardwareName = Annotated[
     str | None,
-    typer.Option(
-        metavar="NxNAME|YAML", help="Plan for this hardware in place of this machine, e.g. 16xH100."
-    ),
+    typer.Option(metavar="NxNAME|YAML", help="Plan for this hardware instead of this machine, e.g. 16xH100."),
 ]
 ModelName = Annotated[
     str | None,
@@ -37,43 +37,43 @@ ModelName = Annotated[
         help="Without a config: a model of the built-in list, or a folder with a config.json.",
     ),
 ]
-SeqLen = Annotated[int, typer.Option(min=1, help="With --model: tokens of a row.")]
+SeqLen = Annotated[int, typer.Option(min=1, help="With --model: tokens per row.")]
 Rows = Annotated[
     int | None,
     typer.Option(
-        min=1, help="With --model: rows an optimizer step [default: 128, two a card if that is more]."
+        min=1, help="With --model: rows per optimizer step [default: 128, or two per device if that is more]."
     ),
 ]
 LoraRank = Annotated[
     int | None, typer.Option(min=1, metavar="R", help="With --model: LoRA of this rank on all linear layers.")
 ]
 Bits = Annotated[
-    int | None, typer.Option(min=4, max=4, help="With --lora: 4, the base packed to 4 bits (QLoRA).")
+    int | None, typer.Option(min=4, max=4, help="With --lora: 4, the base model quantised to 4 bits (QLoRA).")
 ]
 Algorithm = Annotated[
     str, typer.Option(help=f"With --model: {', '.join(ALGORITHMS.names())}, or module:SPEC.")
 ]
 Tokens = Annotated[
     float | None,
-    typer.Option(min=1, help="With --model: tokens of the whole training, for the time to finish."),
+    typer.Option(min=1, help="With --model: tokens of the complete training, to predict the total time."),
 ]
 Simulate = Annotated[
     bool,
     typer.Option(
         "--simulate",
         help=(
-            "Run the real module on fake tensors beside it: exact states, activations, collectives. Needs"
-            " torch."
+            "Also run the real module on fake tensors: exact states, activations, collectives. Needs torch."
         ),
     ),
 ]
 Picture = Annotated[
-    Path | None, typer.Option(metavar="PNG", help="Draw memory and speed by strategy into this file.")
+    Path | None, typer.Option(metavar="PNG", help="Draw memory and speed by strategy to this file.")
 ]
 Ledger = Annotated[
     bool,
     typer.Option(
-        "--ledger", help="What plans predicted and runs measured on this machine, and what follows from it."
+        "--ledger",
+        help="What plans predicted and runs measured on this machine, and the resulting corrections.",
     ),
 ]
 Imports = Annotated[
@@ -81,8 +81,8 @@ Imports = Annotated[
     typer.Option(
         "--imports/--no-imports",
         help=(
-            "Try what only an import can tell (a reward function, a compile backend, the model's class) in a"
-            " process of its own."
+            "Also check what only an import can show (a reward function, a compile backend, the"
+            " model's class), in a separate process."
         ),
     ),
 ]

@@ -26,7 +26,7 @@ def prepare(
         Path | None,
         typer.Option(
             help=(
-                "Where the prepared data is kept [default: data.cache_dir, $PACELINE_CACHE,"
+                "Where the prepared data are kept [default: data.cache_dir, $PACELINE_CACHE,"
                 " ~/.cache/paceline]."
             )
         ),

@@ -38,7 +38,7 @@ def reported(run: Callable[[], Any]) -> int:
                     f"the system refused: {error.strerror or error}",
                     where,
                     type(error).__name__,
-                    "check that the path exists and may be used",
+                    "check that the path exists and that you may use it",
                 )
             ]
         )
@@ -68,7 +68,7 @@ def _defect(error: Exception) -> Diagnostic:
     ) as file:
         file.write(Redactor.of(os.environ)("".join(traceback.format_exception(error))))
     return codes.CLI_DEFECT(
-        "Paceline met an error that it has no name for; this is a defect of Paceline",
+        "Paceline raised an unexpected error; this is a defect of Paceline",
         f"{os.path.basename(frame.filename)}:{frame.lineno}",
         f"{type(error).__name__}: {error}",
         f"please report it with {file.name}",

@@ -64,8 +64,8 @@ def simulated_plan(plan: Plan, config: Mapping[str, Any], candidate: Candidate) 
                 "a simulation runs the real module and needs torch and transformers",
                 "--simulate",
                 answer["missing"],
-                "pip install 'paceline' with its dependencies; or leave --simulate out: the closed form needs"
-                " neither",
+                "pip install 'paceline' with its dependencies; or leave --simulate out: the plan's"
+                " formulas need neither",
             )
         )
     reason = reason or answer.get("failed", "") or partly(plan)
@@ -114,11 +114,11 @@ def simulated_config(
     if candidate is None:
         raise ConfigError(
             codes.PLAN_NO_CLOSED_FORM(
-                "there is no closed form of this plan to set a simulation beside",
+                "the plan has no formulas to compare a simulation with",
                 "--simulate",
                 plan.strategy,
-                "a strategy of Paceline's own, and a model whose config.json is on this machine or in the"
-                " built-in list",
+                "use one of Paceline's own strategies, and a model whose config.json is on this"
+                " machine or in the built-in list",
             )
         )
     try:

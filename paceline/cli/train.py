@@ -22,7 +22,7 @@ def train(
             "--nproc",
             "--nproc-per-node",
             "--nproc_per_node",
-            help="Processes on this node [default: one a GPU, one on a CPU].",
+            help="Processes on this node [default: one per GPU, one on a CPU].",
         ),
     ] = None,
     nnodes: Annotated[int | None, typer.Option(help="Nodes [default: 1].")] = None,
@@ -42,10 +42,10 @@ def train(
     ] = None,
     algorithm: Annotated[
         str | None,
-        typer.Option(help=f"{', '.join(ALGORITHMS.names())}, or module:SPEC: wins over training.algorithm."),
+        typer.Option(help=f"{', '.join(ALGORITHMS.names())}, or module:SPEC: overrides training.algorithm."),
     ] = None,
     resume: Annotated[
-        str | None, typer.Option(help="latest, auto, or a checkpoint's path: go on from there.")
+        str | None, typer.Option(help="latest, auto, or a checkpoint's path: resume from there.")
     ] = None,
     launcher: LauncherOption = None,
     dry_run: Annotated[

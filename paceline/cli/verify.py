@@ -42,7 +42,7 @@ def verify(
         ),
     ] = "",
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of each run.")] = 5,
-    probe: Annotated[bool, typer.Option(help="Also cut one global batch as 8×1, 4×2 and 2×4.")] = True,
+    probe: Annotated[bool, typer.Option(help="Also split one global batch as 8×1, 4×2 and 2×4.")] = True,
     to: Annotated[
         Path | None, typer.Option("--to", metavar="DIR", help="Keep the runs and verify.json there.")
     ] = None,
@@ -137,7 +137,7 @@ def _train(side: Side, folder: Path) -> None:
                 f"the run under {side.name} ended with exit code {done.returncode}",
                 str(file),
                 "\n".join(done.stderr.strip().splitlines()[-12:]),
-                "paceline train with this file shows the whole of it (--to DIR keeps it)",
+                "run paceline train with this file to see its complete output (--to DIR keeps it)",
             )
         )
 

@@ -58,7 +58,7 @@ def _ratio(value: Json) -> float:
     ratio = _number(value)
     if not 0 <= ratio < 1:
         raise NoTranslation(
-            "warmup_ratio is a share of all steps, from 0 to below 1",
+            "warmup_ratio is a fraction of all steps, from 0 to below 1",
             "warmup_ratio: 0.1, or warmup_steps: 100 for a number of steps",
         )
     return ratio
@@ -87,8 +87,8 @@ def _stage(value: Json) -> str:
     name = str(value).lower()
     if name == "pt":
         raise NoTranslation(
-            "stage: pt (pre-training) is SFT with loss on all tokens",
-            "stage: sft, and under data: train_on: all, format: text",
+            "stage: pt (pre-training) means SFT with the loss on all tokens",
+            "set stage: sft, and under data: train_on: all, format: text",
         )
     if name not in stages:
         raise NoTranslation(f"stage is one of {', '.join(stages)}", "stage: sft")
@@ -105,8 +105,8 @@ def _pref_loss(value: Json) -> Json:
         return Learnt(name)
     if name in ("kto", "kto_pair"):
         raise NoTranslation(
-            f"{name}: KTO learns from answers labelled one by one, not from pairs",
-            "stage: kto, with rows of prompt, completion and label",
+            f"{name}: KTO trains on answers labelled one by one, not on pairs",
+            "set stage: kto, with rows of prompt, completion and label",
         )
     return value
 
@@ -115,11 +115,11 @@ def _finetuning(value: Json) -> Json:
     name = str(value).lower()
     if name == "freeze":
         raise NoTranslation(
-            "finetuning_type: freeze (some layers trained in full) is not built",
-            "finetuning_type: lora, or full; lora.modules_to_save trains named modules in full",
+            "finetuning_type: freeze (full training of some layers) is not supported",
+            "set finetuning_type: lora, or full; lora.modules_to_save trains the named modules in full",
         )
     if name not in ("full", "lora"):
-        raise NoTranslation("finetuning_type is full or lora", "finetuning_type: full")
+        raise NoTranslation("finetuning_type must be full or lora", "finetuning_type: full")
     return {} if name == "lora" else None
 
 
@@ -146,14 +146,15 @@ def _lora_target(value: Json) -> Json:
 def _quantization_method(value: Json) -> Skip:
     if str(value).lower() in ("bnb", "bitsandbytes"):
         return SKIP
-    raise NoTranslation("weights are quantised by bitsandbytes alone", "quantization_method: bnb")
+    raise NoTranslation("weights are quantised with bitsandbytes only", "quantization_method: bnb")
 
 
 def _new_adapter(value: Json) -> Skip:
     if _flag(value):
         raise NoTranslation(
-            "create_new_adapter merges an adapter into the base and starts another: these are two steps here",
-            "`paceline export RUN --merge --to DIR`, then model.name_or_path: DIR",
+            "create_new_adapter would merge an adapter into the base model and start a new one;"
+            " here these are two steps",
+            "run `paceline export RUN --merge --to DIR`, then set model.name_or_path: DIR",
         )
     return SKIP
 
@@ -170,7 +171,8 @@ def _optimizer(value: Json) -> Json:
     name = str(value).strip().lower()
     if name == "adamw_hf":
         raise NoTranslation(
-            "Transformers has removed its own AdamW, which placed epsilon otherwise than torch's",
+            "Transformers has removed its own AdamW, which applied epsilon in another place than"
+            " torch's AdamW",
             "optimizer: adamw_torch",
         )
     return "adamw_torch" if name == "adamw" else value
@@ -182,7 +184,7 @@ def _packs(value: Json) -> bool | Skip:
 
 
 def _tf5(name: str) -> str:
-    return f"Transformers 5 calls it {name}"
+    return f"Transformers 5 names it {name}"
 
 
 ALIASES: dict[str, Alias] = {
@@ -240,7 +242,9 @@ ALIASES: dict[str, Alias] = {
     "per_gpu_eval_batch_size": Alias("training.per_device_eval_batch_size"),
     # optimisation
     "warmup_ratio": Alias(
-        "training.warmup_steps", _ratio, "Transformers 5 writes a share of all steps as warmup_steps below 1"
+        "training.warmup_steps",
+        _ratio,
+        "Transformers 5 writes a fraction of all steps as warmup_steps below 1",
     ),
     "lr": Alias("training.learning_rate"),
     "lr_scheduler": Alias("training.lr_scheduler_type"),
@@ -266,7 +270,7 @@ ALIASES: dict[str, Alias] = {
     "tokenizer_name": Alias("model.tokenizer"),
     "tokenizer_name_or_path": Alias("model.tokenizer"),
     "torch_dtype": Alias(
-        "model.dtype", note="weights are read in this type; trained ones are kept in float32"
+        "model.dtype", note="weights are loaded in this dtype; trained weights are kept in float32"
     ),
     "flash_attn": Alias("model.attn_implementation", _attention),
     "flash_attention": Alias("model.attn_implementation", _use_flash),

@@ -109,10 +109,10 @@ def _full_and_adapter(merged: Merged, path: str) -> Diagnostic:
     entry, full = merged.winners[path], merged.winners["lora"]
     code = codes.PEFT_QUANT_FULL if path == "lora.quantization_bit" else codes.CONFIG_LORA_OFF
     return code(
-        f"{entry.source.text or path} asks for adapters, {full.source.text} for full training",
+        f"{entry.source.text or path} configures adapters, but {full.source.text} requests full training",
         where=entry.source.place(),
         found=f"{shown(path, entry.value)}, and {full.source.text} at {full.source.place()}",
-        hint="finetuning_type: lora, or remove the adapter's lines",
+        hint="set finetuning_type: lora, or remove the adapter settings",
     )
 
 
@@ -163,7 +163,7 @@ def _misfit(section: str, error: ErrorDetails, winners: Mapping[str, Entry]) -> 
 def _instead(path: str, key: str, value: Json, expected: str) -> str:
     """Return what to write instead of an invalid value."""
     if "one of" in expected:
-        return f"{key}: one of these words"
+        return f"use one of these values for {key}"
     meant = number_meant(key, value) if "number" in expected and isinstance(value, str) else None
     return f"{key}: {meant}" if meant else _example(path)
 
@@ -191,13 +191,13 @@ def _unknown_inside(path: str, full: str, key: str, where: str) -> Diagnostic:
     """Report an unknown key inside an item of the list at ``path``, or inside a section of an item."""
     info = field_of(path)
     model = item_model(info) if info is not None else None
-    known = tuple(model.model_fields) if model is not None else ("the keys that docs/config.md lists",)
+    known = tuple(model.model_fields) if model is not None else ("the keys listed in docs/config.md",)
     near = nearest(key, known)
     homes = [home for home in homes_of(key) if home != path]
     elsewhere = f"; '{key}' is a key of {' or '.join(f'{home}:' for home in homes)}" if homes else ""
     hint = f"did you mean '{near[0]}'?" if near else f"one of {', '.join(known)}{elsewhere}"
     return codes.CONFIG_UNKNOWN_KEY(
-        f"there is no key '{key}' in an item of {path}", where=where, found=full, hint=hint
+        f"unknown key '{key}' in an item of {path}", where=where, found=full, hint=hint
     )
 
 

@@ -23,15 +23,19 @@ def without_code(config: Config, provenance: Mapping[str, Source]) -> tuple[Conf
     if not model.trust_remote_code or model.revision is not None:
         return config, []
     if model.name_or_path is None and model.config:
-        why, hint = "a model made from scratch brings no code", "trust_remote_code: false, or remove the line"
+        why, hint = (
+            "a model created from scratch has no code of its own",
+            "trust_remote_code: false, or remove the line",
+        )
     elif model.name_or_path and not Path(model.name_or_path).expanduser().exists():
-        why = "code of the hub runs from a pinned commit alone, and most models need none"
+        why = "code from the hub runs only from a pinned commit, and most models need none"
         hint = (
-            "remove the line; a model that needs its code: revision, with the 40-digit commit you have read"
+            "remove the line; if the model needs its own code, set revision to the 40-digit commit"
+            " that you have reviewed"
         )
     else:
         return config, []
     where = provenance[_KEY].place() if _KEY in provenance else _KEY
-    what = f"trust_remote_code: true is read as false: {why}"
+    what = f"trust_remote_code: true is treated as false: {why}"
     off = config.model_copy(update={"model": model.model_copy(update={"trust_remote_code": False})})
     return off, [codes.SEC_NO_REMOTE_CODE(what, where, "trust_remote_code: true", hint, Severity.WARNING)]

@@ -45,7 +45,7 @@ class Collector:
             kind = "a list" if isinstance(node.value, list) else "a single value"
             self._problem(
                 codes.CONFIG_NOT_A_MAPPING,
-                "the file must hold keys and values",
+                "the file must be a mapping of keys to values",
                 f"{file}:{node.line}",
                 kind,
                 "training:\n             learning_rate: 5e-5",
@@ -55,12 +55,12 @@ class Collector:
         for key, child in node.value.items():
             source = Source(layer, file, node.key_lines[key], key)
             if key.startswith(_EXTENSION):
-                what = f"{key}: is a block for anchors (&name); nothing of it is read by itself"
+                what = f"{key}: is a block for anchors (&name); the block itself is not read"
                 self._note(
                     codes.CONFIG_EXTENSION,
                     what,
                     source,
-                    "*name where its value belongs, <<: *name for its keys",
+                    "put *name where its value is needed, or <<: *name to merge its keys",
                 )
             else:
                 self.setting((key,), child, source)
@@ -92,10 +92,10 @@ class Collector:
         else:
             self._problem(
                 codes.CONFIG_SECTION,
-                f"{parts[0]}: is a section and must hold keys",
+                f"{parts[0]}: is a section and must contain keys",
                 source.place(),
                 shown(parts[0], node.data()),
-                f"{parts[0]}: with keys below it, indented",
+                f"{parts[0]}: with indented keys below it",
             )
 
     def _children(self, parts: tuple[str, ...], node: Node, source: Source) -> None:
@@ -133,7 +133,7 @@ class Collector:
                 f"{path} has no keys inside it",
                 source.place(),
                 ".".join((path, *inner)),
-                f"{path}: the whole value",
+                f"{path}: the complete value",
             )
         else:
             self._emit(path, node.data(), node, source)
@@ -164,7 +164,7 @@ class Collector:
         if inner and inner != ("config_path",):
             self._problem(
                 codes.CONFIG_UNKNOWN_KEY,
-                "only config_path can be set inside training.deepspeed from here",
+                "only config_path can be set inside training.deepspeed from the command line or environment",
                 source.place(),
                 ".".join(inner),
                 "training.deepspeed.config_path=FILE",
@@ -176,10 +176,10 @@ class Collector:
                 others = ", ".join(key for key in value if key != "config_path")
                 self._problem(
                     codes.CONFIG_DEEPSPEED_BOTH,
-                    "deepspeed names a file and holds settings too",
+                    "deepspeed has both a file and settings",
                     source.place(),
                     f"config_path and {others}",
-                    "config_path alone, or the settings alone",
+                    "give config_path alone, or the settings alone",
                 )
                 return
             line = node.key_lines["config_path"] if source.file else source.line
@@ -246,9 +246,9 @@ class Collector:
         if key.accepts(value):
             self._note(
                 codes.CONFIG_NO_EFFECT,
-                f"{name} sets nothing here: {key.says}",
+                f"{name} is ignored: {key.says}",
                 source,
-                "the line may go",
+                "you can remove the line",
                 found=written,
             )
         elif key.refuses(value):
@@ -259,7 +259,7 @@ class Collector:
         else:
             self._note(
                 codes.CONFIG_NOT_GRANTED,
-                f"{name} is not granted: {key.says}",
+                f"{name} is not supported: {key.says}",
                 source,
                 "remove the line",
                 found=written,
@@ -278,7 +278,7 @@ class Collector:
         if hint is None and where:
             hint = f"a key of {where}: {', '.join(known[:6])}, … (docs/config.md lists all)"
         shown_name = f"{where}.{name}" if where else name
-        what = f"there is no key '{name}'" + (f" under {where}:" if where else "")
+        what = f"unknown key '{name}'" + (f" under {where}:" if where else "")
         self._problem(
             codes.CONFIG_UNKNOWN_KEY, what, place, shown_name, hint or "docs/config.md lists every key"
         )
@@ -287,8 +287,8 @@ class Collector:
         """Report the unknown keys beyond the limit as one finding, at the first of them."""
         many = self._unknown_keys - MOST_UNKNOWN
         first = place if self._further is None else self.problems[self._further].where
-        keys = "keys that do not exist" if many > 1 else "key that does not exist"
-        hint = "is this a config of Paceline's? docs/config.md lists every key"
+        keys = "unknown keys" if many > 1 else "unknown key"
+        hint = "is this a Paceline config? docs/config.md lists every key"
         finding = codes.CONFIG_UNKNOWN_KEY(f"{many:,} more {keys}", first, "", hint)
         if self._further is None:
             self._further = len(self.problems)

@@ -10,6 +10,6 @@ from collections.abc import Mapping
 
 IDLE: Mapping[str, str] = {
     "model.low_cpu_mem": (
-        "weights are always streamed from disk tensor by tensor; Transformers 5 has no other way"
+        "weights are always streamed from disk tensor by tensor; Transformers 5 has no other mode"
     ),
 }

@@ -106,15 +106,15 @@ def _one_precision(entries: Sequence[Entry], merged: Merged) -> list[Entry]:
         first, second = wanted[0], next(pair for pair in wanted if pair[0] != wanted[0][0])
         merged.problems.append(
             codes.PREC_FP16_AND_BF16(
-                "fp16 and bf16 are both on; a run computes in one of them",
+                "fp16 and bf16 are both on; a run computes in only one of them",
                 where=f"{first[1].source.place()} and {second[1].source.place()}",
                 found=(
                     f"{first[0]}: true ({first[1].source.place()}) and {second[0]}: true"
                     f" ({second[1].source.place()})"
                 ),
                 hint=(
-                    "bf16: true alone (where the accelerator has it; no loss scaling needed), or fp16: true"
-                    " alone"
+                    "set bf16: true alone (if the accelerator supports it; it needs no loss"
+                    " scaling), or fp16: true alone"
                 ),
             )
         )
@@ -145,13 +145,13 @@ def _without_conflicts(entries: Sequence[Entry], merged: Merged) -> list[Entry]:
         places = f"{other.source.place()} and {entry.source.place()}"
         merged.problems.append(
             codes.CONFIG_CONFLICT(
-                f"{'.'.join((entry.path, *entry.sub))} is given two values",
+                f"{'.'.join((entry.path, *entry.sub))} is given two different values",
                 where=places,
                 found=(
                     f"{_written(other)} ({other.source.place()}) and {_written(entry)}"
                     f" ({entry.source.place()})"
                 ),
-                hint="one of the two, or the same value in both",
+                hint="keep one of the two, or give both the same value",
             )
         )
     return list(first.values())
@@ -211,10 +211,10 @@ def _trace(entry: Entry, merged: Merged) -> None:
 def _overridden(before: Entry, entry: Entry) -> Diagnostic:
     old: Source = before.source
     return codes.CONFIG_FILE_VALUE_OVERRIDDEN(
-        f"{entry.path} is {shown(entry.path, entry.value)}; {old.place()} says"
+        f"{entry.path} is {shown(entry.path, entry.value)}; {old.place()} sets"
         f" {shown(before.path, before.value)}",
         where=entry.source.place(),
         found=f"{old.text} in {old.place()}",
-        hint='"auto" in that file, so that there is one place',
+        hint='write "auto" in that file, so that only one place sets the value',
         severity=Severity.NOTE,
     )

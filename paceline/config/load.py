@@ -158,7 +158,10 @@ def _environment(environ: Mapping[str, str], collector: Collector) -> None:
         parts = tuple(name.removeprefix(_PREFIX).lower().split("__"))
         source = Source(ENVIRONMENT, text=name)
         if parts[0] not in SECTIONS or not all(parts):
-            hint = f"PACELINE_<SECTION>__<KEY>, the section one of {', '.join(s.upper() for s in SECTIONS)}"
+            hint = (
+                "PACELINE_<SECTION>__<KEY>, with one of these sections:"
+                f" {', '.join(s.upper() for s in SECTIONS)}"
+            )
             collector.problems.append(
                 codes.CONFIG_UNKNOWN_VARIABLE(
                     f"{name} names no section", where=source.place(), found=name, hint=hint
@@ -178,7 +181,7 @@ def _one_underscore(name: str, collector: Collector) -> None:
     section, _, key = name.removeprefix(_PREFIX).partition("_")
     if section.lower() not in SECTIONS or not key:
         return
-    what = f"{name} sets nothing: between section and key stand two underscores"
+    what = f"{name} has no effect: two underscores are needed between section and key"
     hint = f"{_PREFIX}{section}__{key}, or unset it"
     place = Source(ENVIRONMENT, text=name).place()
     if field_of(f"{section}.{key}".lower()) or f"{key}".lower() in known_names(section.lower()):
@@ -201,7 +204,7 @@ def _command_line(overrides: Sequence[str], flags: Mapping[str, Json], collector
             hint = plain(override) if not equals and "=" in plain(override) else "training.learning_rate=1e-4"
             collector.problems.append(
                 codes.CONFIG_OVERRIDE(
-                    "an override is written key=value", where=COMMAND_LINE, found=found, hint=hint
+                    "write an override as key=value", where=COMMAND_LINE, found=found, hint=hint
                 )
             )
             continue
@@ -217,7 +220,7 @@ def _value(text: str, name: str) -> Node:
     if stripped[:1] in ("[", "{", '"', "'"):
         return parse_yaml(stripped, name) or Node(None, 1)
     if character := in_value(stripped):
-        what = f"{character} stands where a plain character belongs"
+        what = f"{character} is used where a plain character is expected"
         raise ConfigError(codes.CONFIG_LOOKALIKE(what, name, stripped[:80], plain(stripped)[:80]))
     return Node(resolve_plain(stripped), 1, raw=stripped)
 
@@ -256,11 +259,11 @@ def _of_all_machines(merged: Merged) -> list[Diagnostic]:
         return []
     if winner.source.text.split("=")[0].rpartition(".")[2] != "num_processes":
         return []
-    what = f"num_processes counts the processes of all {nodes} nodes, launch.nproc those of one"
+    what = f"num_processes counts the processes of all {nodes} nodes, launch.nproc those of one node"
     hint = (
         f"launch.nproc: {winner.value // nodes}"
         if isinstance(winner.value, int)
-        else "launch.nproc: those of one node"
+        else "launch.nproc: the processes of one node"
     )
     return [codes.CONFIG_VALUE(what, winner.source.place(), f"num_processes: {winner.value}", hint)]
 

@@ -124,46 +124,50 @@ BUILT: dict[str, Optimizer] = {
     ),
 }
 _LESS_MEMORY = (
-    "adamw_torch_fused; for less memory its states shared out (distributed_strategy: fsdp or zero2), or lora:"
+    "adamw_torch_fused; to save memory, shard its states (distributed_strategy: fsdp or zero2) or use lora:"
 )
 # (pattern of names, reason, alternative)
 _NOT_BUILT: tuple[tuple[str, str, str], ...] = (
-    ("rmsprop_bnb.*", "RMSprop of bitsandbytes is not built", "rmsprop"),
+    ("rmsprop_bnb.*", "RMSprop of bitsandbytes is not supported", "rmsprop"),
     (
         "(paged_)?lion_.*",
-        "Lion is not built, in 8 bits or in 32",
-        "adamw_torch_fused with a learning rate 3 to 10 times Lion's",
+        "Lion is not supported, in 8 bits or in 32",
+        "adamw_torch_fused with 3 to 10 times Lion's learning rate",
     ),
-    ("(paged_)?ademamix.*", "AdEMAMix is not built", "adamw_torch_fused"),
+    ("(paged_)?ademamix.*", "AdEMAMix is not supported", "adamw_torch_fused"),
     (
         ".*(8bit|4bit)",
-        "quantised moments of bitsandbytes and torchao are not built: moments are kept in float32",
+        "quantised moments of bitsandbytes and torchao are not supported: moments are kept in float32",
         _LESS_MEMORY,
     ),
     (
         "paged_.*",
-        "moments paged to host memory by bitsandbytes are not built",
-        "adamw_torch_fused, and offload by distributed_strategy: zero2 with offload_optimizer",
+        "moments paged to host memory by bitsandbytes are not supported",
+        "adamw_torch_fused, and offload with distributed_strategy: zero2 and offload_optimizer",
     ),
     (
         "galore_.*|apollo_.*",
-        "gradients in low rank need a package of their own that is not used here",
+        "low-rank gradients need an extra package that is not used here",
         "adamw_torch_fused with lora:, which trains low-rank updates",
     ),
     (
         "lomo|adalomo",
-        "an update fused into the backward needs a package of its own that is not used here",
-        "adafactor, whose states are small; or sgd",
+        "an update fused into the backward needs an extra package that is not used here",
+        "adafactor, whose states are small, or sgd",
     ),
     (
         "schedule_free_.*",
         "it needs the package schedulefree, which is not used here",
         "adamw_torch_fused with lr_scheduler_type: constant_with_warmup",
     ),
-    ("adamw_torch_xla|adamw_torch_npu_fused", "it is for another kind of device", "adamw_torch_fused"),
-    ("adamw_apex_fused", "Apex is not used; torch's fused AdamW makes the same update", "adamw_torch_fused"),
+    ("adamw_torch_xla|adamw_torch_npu_fused", "it is for another type of device", "adamw_torch_fused"),
+    (
+        "adamw_apex_fused",
+        "Apex is not used; torch's fused AdamW computes the same update",
+        "adamw_torch_fused",
+    ),
     ("adamw_anyprecision", "it needs torchdistx, which is no longer maintained", "adamw_torch_fused"),
-    ("grokadamw|stable_adamw", "it needs a package of its own that is not used here", "adamw_torch_fused"),
+    ("grokadamw|stable_adamw", "it needs an extra package that is not used here", "adamw_torch_fused"),
 )
 #: Transformers' names that are known but not supported
 KNOWN = (
@@ -219,15 +223,15 @@ def contradictions(name: str, args: Arguments) -> list[str]:
     """Return messages for arguments that are valid one by one but not in combination."""
     found = []
     if on(args.get("nesterov")) and (not args.get("momentum") or args.get("dampening")):
-        found.append("nesterov needs a momentum above 0, and no dampening")
+        found.append("nesterov needs a momentum above 0 and no dampening")
     if on(args.get("fused", BUILT[name].fixed.get("fused"))) and (
         on(args.get("foreach")) or on(args.get("differentiable"))
     ):
-        found.append("fused goes neither with foreach nor with differentiable")
+        found.append("fused excludes foreach and differentiable")
     if on(args.get("relative_step")) or on(args.get("warmup_init")):
         found.append(
-            "the rate comes from learning_rate and its schedule; relative_step and warmup_init would take it"
-            " from the step"
+            "the learning rate comes from learning_rate and its schedule; relative_step and"
+            " warmup_init would derive it from the step"
         )
     return found
 
@@ -237,7 +241,7 @@ def not_built(name: str) -> tuple[str, str]:
     for pattern, why, instead in _NOT_BUILT:
         if re.fullmatch(pattern, name):
             return why, instead
-    return "no optimizer has this name", f"one of {', '.join(BUILT)}"
+    return "there is no optimizer of this name", f"one of {', '.join(BUILT)}"
 
 
 def parse_optim_args(given: Json) -> JsonObject:
@@ -253,7 +257,7 @@ def parse_optim_args(given: Json) -> JsonObject:
     for part in _parts(str(given)):
         key, found, text = part.partition("=")
         if not found or not key.strip():
-            what, where = "optim_args is a list of name=value", "training.optim_args"
+            what, where = "write optim_args as a list of name=value", "training.optim_args"
             raise ConfigError(codes.TRAIN_OPTIM_ARGS(what, where, str(given), "momentum=0.9,nesterov=True"))
         try:
             args[key.strip()] = ast.literal_eval(text.strip())

@@ -14,7 +14,7 @@ Kind = str | tuple[str, ...]
 
 _TEXTS = {
     "number": "a number",
-    "size": "a number from 0 up",
+    "size": "a number of 0 or more",
     "whole": "a whole number",
     "switch": "true or false",
     "pair": "two numbers",
@@ -28,14 +28,14 @@ def misfits(options: Mapping[str, Json], known: Mapping[str, Kind]) -> Iterator[
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             yield (
-                f"takes no option '{name}'",
+                f"has no option '{name}'",
                 name,
                 near[0] if near else ", ".join(sorted(known)) or "no options",
             )
         elif not fits(value, known[name]):
             kind = known[name]
             takes = _TEXTS[kind] if isinstance(kind, str) else " or ".join(kind)
-            yield f"takes {takes} as '{name}'", f"{name}: {value}", f"{name}: {takes}"
+            yield f"expects {takes} for '{name}'", f"{name}: {value}", f"{name}: {takes}"
 
 
 def fits(value: Json, kind: Kind) -> bool:

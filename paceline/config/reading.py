@@ -38,14 +38,14 @@ def read_text(path: str, what: str = "the config file") -> str:
             f"{what} cannot be read",
             path,
             found=exc.strerror or str(exc),
-            hint="a file this user may read",
+            hint="give a file that this user can read",
         ) from exc
     if len(raw) > MAX_BYTES:
         raise _fail(
             codes.CONFIG_TOO_LARGE,
             f"{what} is larger than 1 MiB",
             path,
-            hint="settings only; data belongs in files named under data:",
+            hint="put only settings in it; name data files under data:",
         )
     try:
         return raw.decode("utf-8-sig")
@@ -67,6 +67,10 @@ def _fail(code: Code, what: str, where: str, found: str = "", hint: str = "") ->
 def _nearby(file: Path) -> str:
     folder = file.parent
     if not folder.is_dir():
-        return f"a path that exists; there is no folder {folder}"
+        return f"give a path that exists; there is no folder {folder}"
     names = sorted(p.name for p in folder.iterdir() if p.suffix in (".yaml", ".yml", ".json"))[:5]
-    return f"a path that exists; {folder}/ holds {', '.join(names)}" if names else "a path that exists"
+    return (
+        f"give a path that exists; {folder}/ contains {', '.join(names)}"
+        if names
+        else "give a path that exists"
+    )

@@ -54,64 +54,64 @@ _HUB = (
     "nothing is uploaded to the hub; `paceline export RUN --to DIR` writes a Hugging Face folder that you can"
     " upload"
 )
-_TRACKIO = "trackio is not a tracker here: report_to takes tensorboard and wandb"
+_TRACKIO = "trackio is not supported as a tracker: report_to accepts tensorboard and wandb"
 _TEMPLATE = "the tokenizer's own chat template is used; model.chat_template replaces it"
 
 RECOGNISED: dict[str, Recognised] = {
     # Transformers 5.23
-    "optim_target_modules": _refuse("layer-wise optimizers (GaLore, APOLLO) are not built"),
+    "optim_target_modules": _refuse("layer-wise optimizers (GaLore, APOLLO) are not supported"),
     "average_tokens_across_devices": _refuse(
         "the loss is always averaged over the tokens of all processes", True
     ),
-    "label_smoothing_factor": _refuse("label smoothing is not built", 0, 0.0),
+    "label_smoothing_factor": _refuse("label smoothing is not supported", 0, 0.0),
     "fp16_opt_level": Recognised(
-        "Apex levels are gone: fp16 is torch's autocast with float32 masters and a gradient scaler (what O1"
-        " meant)",
+        "Apex levels no longer exist: fp16 is torch's autocast with float32 master weights and a"
+        " gradient scaler (the meaning of O1)",
         fine=("o1",),
         known=("o0", "o2", "o3"),
     ),
-    "fp16_backend": _note("fp16 is torch's own autocast"),
-    "half_precision_backend": _note("half precision is torch's own autocast"),
-    "tf32": _warn("float32 matrix products keep their full precision: TF32 is not turned on", False),
+    "fp16_backend": _note("fp16 always uses torch's own autocast"),
+    "half_precision_backend": _note("half precision always uses torch's own autocast"),
+    "tf32": _warn("float32 matrix products keep their full precision: TF32 is not switched on", False),
     "use_liger_kernel": _note(
         "the fused linear cross entropy is always on; Liger's other kernels are not used"
     ),
     "liger_kernel_config": _note("Liger's kernels are not used"),
-    "use_cache": _warn("training keeps no key-value cache; generation uses one by itself", False),
-    "neftune_noise_alpha": _refuse("NEFTune noise is not built", 0),
+    "use_cache": _warn("training keeps no key-value cache; generation uses one automatically", False),
+    "neftune_noise_alpha": _refuse("NEFTune noise is not supported", 0),
     "torch_empty_cache_steps": _warn("the allocator's cache is not emptied during training"),
     "auto_find_batch_size": _refuse(
-        "the batch size is what the config says; a smaller one after an out-of-memory error would change"
-        " the run",
+        "the batch size is the one in the config; reducing it after an out-of-memory error would"
+        " change the run",
         False,
     ),
-    "logging_strategy": _warn("console and trackers get a line every logging_steps steps", "steps"),
+    "logging_strategy": _warn("console and trackers get one line every logging_steps steps", "steps"),
     "log_on_each_node": _note("every rank writes its own log file under logs/"),
-    "logging_nan_inf_filter": _warn("losses are logged as they are, NaN included", False),
+    "logging_nan_inf_filter": _warn("losses are logged unfiltered, NaN included", False),
     "include_num_input_tokens_seen": _note("tokens are always counted"),
     "include_tokens_per_second": _note("tokens per second are always shown"),
     "log_level_replica": _note("every rank writes its own log file at training.log_level"),
-    "disable_tqdm": _note("the console line adapts to the terminal by itself"),
-    "project": _warn("the tracker's project is named by the tracker's own variables (WANDB_PROJECT)"),
+    "disable_tqdm": _note("the console line adapts to the terminal automatically"),
+    "project": _warn("the tracker's own variables name its project (WANDB_PROJECT)"),
     "trackio_space_id": _note(_TRACKIO),
     "trackio_bucket_id": _note(_TRACKIO),
     "trackio_static_space_id": _note(_TRACKIO),
-    "eval_delay": _refuse("evaluation starts with the first interval", 0, 0.0),
-    "prediction_loss_only": _note("evaluation computes sums on the devices; no predictions are gathered"),
-    "eval_do_concat_batches": _note("no predictions are gathered in evaluation"),
-    "eval_use_gather_object": _refuse("object collectives pickle, and are not used", False),
-    "eval_accumulation_steps": _note("no predictions are gathered in evaluation"),
-    "include_for_metrics": _warn("metrics are those of the algorithm"),
-    "include_inputs_for_metrics": _warn("metrics are those of the algorithm", False),
+    "eval_delay": _refuse("evaluation starts after the first interval", 0, 0.0),
+    "prediction_loss_only": _note("evaluation computes sums on the devices; predictions are not gathered"),
+    "eval_do_concat_batches": _note("evaluation does not gather predictions"),
+    "eval_use_gather_object": _refuse("object collectives use pickle, so they are not used", False),
+    "eval_accumulation_steps": _note("evaluation does not gather predictions"),
+    "include_for_metrics": _warn("the algorithm determines the metrics"),
+    "include_inputs_for_metrics": _warn("the algorithm determines the metrics", False),
     "batch_eval_metrics": _note("evaluation adds exact sums batch by batch"),
     "save_only_model": _warn(
-        "checkpoints keep optimizer and position, so that every one can be resumed; `paceline export` writes"
-        " weights only",
+        "checkpoints contain optimizer and data position, so that each can be resumed; `paceline"
+        " export` writes weights only",
         False,
     ),
     "save_safetensors": _refuse("checkpoints are safetensors only", True),
-    "save_on_each_node": _refuse("a checkpoint is written once, to a file system that all nodes see", False),
-    "enable_jit_checkpoint": _note("SIGTERM always saves at the next step"),
+    "save_on_each_node": _refuse("a checkpoint is written once, to a file system shared by all nodes", False),
+    "enable_jit_checkpoint": _note("SIGTERM always saves a checkpoint after the current step"),
     "push_to_hub": _refuse(_HUB, False),
     "hub_token": _note(_HUB),
     "hub_private_repo": _note(_HUB),
@@ -122,92 +122,95 @@ RECOGNISED: dict[str, Recognised] = {
     "push_to_hub_model_id": _note(_HUB),
     "push_to_hub_token": _note(_HUB),
     "push_to_hub_organization": _note(_HUB),
-    "ignore_data_skip": _refuse("a resumed run goes on at its exact position in the data", False),
+    "ignore_data_skip": _refuse("a resumed run continues at its exact position in the data", False),
     "restore_callback_states_from_checkpoint": _note("a resumed run restores all of its state"),
     "full_determinism": _warn(
-        "runs repeat bit for bit on a CPU; torch's deterministic CUDA kernels are not forced", False
+        "runs are bit-for-bit reproducible on a CPU; torch's deterministic CUDA kernels are not forced", False
     ),
     "accelerator_config": _refuse(
-        "the data order is arithmetic; Accelerate's options of dispatching and splitting batches do not apply"
+        "the data order is computed; Accelerate's options to dispatch and split batches do not apply"
     ),
     "split_batches": _refuse("per_device_train_batch_size counts rows per process", False),
     "dispatch_batches": _refuse("every process reads its own rows", False),
-    "dataloader_persistent_workers": _note("loading processes live as long as the run"),
-    "dataloader_multiprocessing_context": _note("loading processes are started by the platform's default"),
-    "dataloader_in_order": _refuse("batches always come in order", True),
-    "remove_unused_columns": _note("prepared data hold tokens only"),
-    "label_names": _note("labels are made by data.train_on"),
+    "dataloader_persistent_workers": _note("data-loading processes always live as long as the run"),
+    "dataloader_multiprocessing_context": _note(
+        "data-loading processes use the platform's default start method"
+    ),
+    "dataloader_in_order": _refuse("batches always arrive in order", True),
+    "remove_unused_columns": _note("prepared data contain only tokens"),
+    "label_names": _note("data.train_on determines the labels"),
     "train_sampling_strategy": _warn(
         "rows are permuted by seed; with packing there is no padding to save", "random"
     ),
     "group_by_length": _warn("rows are permuted by seed; with packing there is no padding to save", False),
     "length_column_name": _note("lengths are measured, not read from a column"),
     "debug": _warn(
-        "steps that overflow are skipped, counted and logged; TORCH_DISTRIBUTED_DEBUG=DETAIL has torch check"
-        " collectives"
+        "steps that overflow are skipped, counted and logged; TORCH_DISTRIBUTED_DEBUG=DETAIL makes"
+        " torch check collectives"
     ),
     "skip_memory_metrics": _note("memory is always shown"),
     "do_train": _refuse("`paceline train` trains", True, 1),
     "do_eval": _note("eval_strategy decides when to evaluate"),
-    "do_predict": _refuse("`paceline chat RUN` answers; there is no prediction stage", False, 0),
-    "local_rank": _note("the rank comes from the launcher"),
+    "do_predict": _refuse("use `paceline chat RUN` to get answers; there is no prediction stage", False, 0),
+    "local_rank": _note("the launcher sets the rank"),
     # older Transformers
-    "logging_dir": _note("logs lie in the run directory: logs/ and tensorboard/"),
+    "logging_dir": _note("logs are written to the run directory: logs/ and tensorboard/"),
     "use_mps_device": _refuse("Apple's MPS device is not supported", False),
     "use_ipex": _refuse("Intel's extension is not used", False),
     "jit_mode_eval": _refuse("torch.jit is not used", False),
     "tpu_num_cores": _refuse("TPUs are not supported"),
     "tpu_metrics_debug": _refuse("TPUs are not supported", False),
-    "past_index": _refuse("recurrent state is not passed on between batches", -1),
-    "ray_scope": _note("there is no hyper-parameter search by Ray"),
+    "past_index": _refuse("recurrent state is not passed between batches", -1),
+    "ray_scope": _note("hyper-parameter search with Ray is not supported"),
     "sharded_ddp": _refuse(
-        "Fairscale's sharding is gone; use distributed_strategy: fsdp or zero2", False, ""
+        "Fairscale's sharding is no longer available; use distributed_strategy: fsdp or zero2", False, ""
     ),
     "fsdp_min_num_params": _refuse("put min_num_params under fsdp_config", 0),
     "fsdp_transformer_layer_cls_to_wrap": _refuse("put transformer_layer_cls_to_wrap under fsdp_config"),
-    "include_for_metrics_inputs": _note("metrics are those of the algorithm"),
+    "include_for_metrics_inputs": _note("the algorithm determines the metrics"),
     "mp_parameters": _refuse("SageMaker's model parallelism is not supported"),
     # LLaMA-Factory and the guide
     "device_ids": _warn(
-        "each process drives the device of its local rank; CUDA_VISIBLE_DEVICES chooses among them"
+        "each process uses the device of its local rank; CUDA_VISIBLE_DEVICES chooses devices"
     ),
     "template": _warn(_TEMPLATE),
-    "plot_loss": _note("a plot is drawn at the end unless report_to is none, and by `paceline plot RUN`"),
+    "plot_loss": _note("a plot is drawn at the end unless report_to is none, and with `paceline plot RUN`"),
     "overwrite_cache": _note(
-        "prepared data are found by fingerprint: a change of data, tokenizer or template prepares anew"
+        "prepared data are cached by fingerprint: a change of data, tokenizer or template prepares them again"
     ),
-    "preprocessing_batch_size": _note("tokenisation chooses its own batches"),
+    "preprocessing_batch_size": _note("tokenisation chooses its own batch size"),
     "dataset_dir": _warn(
         "data sets are named by path or hub name under data.train; dataset_info.json is not read"
     ),
-    "predict_with_generate": _warn("evaluation measures the loss; `paceline chat RUN` generates", False),
+    "predict_with_generate": _warn("evaluation measures the loss; `paceline chat RUN` generates text", False),
     "tokenized_path": _warn(
-        "data are tokenised from data.train and kept in data.cache_dir; no other tokenised set is read"
+        "data are tokenised from data.train and cached in data.cache_dir; other tokenised data sets"
+        " are not read"
     ),
-    "buffer_size": _note("data are not streamed"),
+    "buffer_size": _note("streaming data sets are not supported"),
     "streaming": _refuse("data are prepared once and memory-mapped, not streamed", False),
-    "mix_strategy": _warn("mixtures follow the weights of data.train", "concat"),
-    "ignore_pad_token_for_loss": _refuse("padding never carries loss", True),
-    "adapter_folder": _refuse("adapters are local folders: adapter_name_or_path"),
-    "use_dora": _refuse("DoRA is not built; plain LoRA and rsLoRA are", False),
-    "pissa_init": _refuse("PiSSA changes the base weights at the start; adapters start at zero here", False),
-    "pissa_convert": _refuse("PiSSA is not built", False),
-    "loraplus_lr_ratio": _refuse("LoRA+ is not built: one learning rate for both factors"),
-    "loraplus_lr_embedding": _note("it belongs to LoRA+ and sets nothing without loraplus_lr_ratio"),
+    "mix_strategy": _warn("data sets are mixed by the weights in data.train", "concat"),
+    "ignore_pad_token_for_loss": _refuse("padding never contributes to the loss", True),
+    "adapter_folder": _refuse("adapters are local folders: set adapter_name_or_path"),
+    "use_dora": _refuse("DoRA is not supported; plain LoRA and rsLoRA are", False),
+    "pissa_init": _refuse("PiSSA changes the base weights at the start; here adapters start at zero", False),
+    "pissa_convert": _refuse("PiSSA is not supported", False),
+    "loraplus_lr_ratio": _refuse("LoRA+ is not supported: both factors use one learning rate"),
+    "loraplus_lr_embedding": _note("it belongs to LoRA+ and has no effect without loraplus_lr_ratio"),
     "freeze_trainable_layers": _note("it belongs to finetuning_type: freeze"),
     "freeze_trainable_modules": _note("it belongs to finetuning_type: freeze"),
     "freeze_extra_modules": _note("it belongs to finetuning_type: freeze"),
-    "quantization_device_map": _refuse("each process holds its own model; there is no device map", ""),
-    "use_fast_tokenizer": _warn("tokenizers are the fast ones", True),
+    "quantization_device_map": _refuse("each process holds its own model, so there is no device map", ""),
+    "use_fast_tokenizer": _warn("fast tokenizers are always used", True),
     "use_unsloth": _refuse("Unsloth is not used", False),
     "enable_liger_kernel": _note(
         "the fused linear cross entropy is always on; Liger's other kernels are not used"
     ),
-    "use_galore": _refuse("GaLore is not built", False),
-    "use_badam": _refuse("BAdam is not built", False),
-    "pure_bf16": _refuse("trained weights are kept in float32; write bf16: true for bf16 compute", False),
-    "upcast_layernorm": _note("norms are computed in float32 where it matters"),
-    "dataloader.shuffle": _warn("rows are permuted by seed and epoch, always", True),
-    "dataloader.persistent_workers": _note("loading processes live as long as the run"),
-    "trainer_backend": _note("distributed_strategy says how it is distributed"),
+    "use_galore": _refuse("GaLore is not supported", False),
+    "use_badam": _refuse("BAdam is not supported", False),
+    "pure_bf16": _refuse("trained weights are kept in float32; set bf16: true to compute in bf16", False),
+    "upcast_layernorm": _note("norms are computed in float32 where precision matters"),
+    "dataloader.shuffle": _warn("rows are always permuted by seed and epoch", True),
+    "dataloader.persistent_workers": _note("data-loading processes always live as long as the run"),
+    "trainer_backend": _note("distributed_strategy sets how training is distributed"),
 }

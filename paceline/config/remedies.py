@@ -49,7 +49,7 @@ def number_meant(key: str, written: str) -> str | None:
 def _shortened(found: re.Match[str]) -> str:
     meant = _spelt(float(found[1]) * _THOUSANDS[found[2]])
     binary = _spelt(float(found[1]) * 1024)
-    return f"{meant} (or {binary}, if 1024s were meant)" if found[2] in "kK" else meant
+    return f"{meant} (or {binary}, if multiples of 1024 were meant)" if found[2] in "kK" else meant
 
 
 def _power(found: re.Match[str]) -> str | None:

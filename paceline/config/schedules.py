@@ -82,7 +82,7 @@ def unmet(name: str, options: Mapping[str, Json], learning_rate: float, max_step
     decay = options.get("num_decay_steps") if name == "warmup_stable_decay" else None
     if isinstance(decay, (int, float)) and max_steps is not None and 0 < max_steps < decay:
         return (
-            f"decays for {decay} steps (num_decay_steps), and training.max_steps is {max_steps}: it would"
-            " begin far down its decay"
+            f"decays over {decay} steps (num_decay_steps), but training.max_steps is {max_steps}:"
+            " training would start far into the decay"
         )
     return ""

@@ -86,9 +86,9 @@ class Config(Section):
             found = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in exc.errors()[:5])
             raise ConfigError(
                 codes.CONFIG_NOT_A_CONFIG(
-                    "this JSON is no effective config of this version",
+                    "this JSON is not an effective config of this version",
                     found=found,
-                    hint="make it anew from the YAML",
+                    hint="create it again from the YAML",
                 )
             ) from exc
 

@@ -24,7 +24,7 @@ def render_show(loaded: Loaded, *, only_set: bool = False) -> str:
 
     ``only_set`` omits the defaults.
     """
-    lines = [f"layers, later ones win: {' < '.join(LAYERS)}"]
+    lines = [f"layers, later ones override earlier ones: {' < '.join(LAYERS)}"]
     for section in SECTIONS:
         part = getattr(loaded.config, section)
         rows = _rows(section, part, loaded, only_set) if part is not None else []

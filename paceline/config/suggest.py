@@ -19,7 +19,9 @@ def suggestion(name: str, where: str, known: Sequence[str]) -> str | None:
     # The right name in the wrong place or spelling
     plain = name.lower().replace("-", "_")
     if where and plain in SECTIONS:
-        return f"{plain}: is a section of its own: at the left margin, beside {where.partition('.')[0]}:"
+        return (
+            f"{plain}: is a section of its own: put it at the left margin, next to {where.partition('.')[0]}:"
+        )
     same = next((one for one in known if one.lower() == plain and one != name), None)
     if same is not None:
         return f"did you mean '{same}'?"

@@ -7,18 +7,18 @@ differ.
 from __future__ import annotations
 
 _BATCH = (
-    "per_device_train_batch_size counts rows a process; times gradient_accumulation_steps and processes it is"
-    " the rows of a step"
+    "per_device_train_batch_size counts rows per process; multiplied by gradient_accumulation_steps"
+    " and the number of processes it gives the rows per step"
 )
 _ADAPTERS = "a lora: section at the left margin switches adapters on, for example lora: {r: 16}"
-_SHARE = "warmup_steps takes a share too: a number below 1 is a share of all steps"
+_SHARE = "warmup_steps also accepts a fraction: a number below 1 is a fraction of all steps"
 _RESTARTS = (
-    "torchrun --max-restarts N starts again after a failure, and training.resume_from_checkpoint: auto goes"
-    " on from the last checkpoint"
+    "torchrun --max-restarts N restarts after a failure, and training.resume_from_checkpoint: auto"
+    " resumes from the last checkpoint"
 )
-_EXPERTS = "expert parallelism is not built; the experts are sharded like every other weight"
+_EXPERTS = "expert parallelism is not supported; experts are sharded like all other weights"
 _ZERO = "distributed_strategy: zero1, zero2 or zero3"
-_DEVICE = "training.use_cpu: true, or CUDA_VISIBLE_DEVICES in the environment"
+_DEVICE = "set training.use_cpu: true, or CUDA_VISIBLE_DEVICES in the environment"
 
 #: Name as written → the key meant (section.key), or a sentence
 SYNONYMS: dict[str, str] = {

@@ -100,7 +100,7 @@ def misplaced(found: Iterable[Leaf], layer: str) -> Iterator[Diagnostic]:
         elif "$" in text or "%" in text:
             yield from _variable(name, text, place)
         elif _HOME.match(text) and not _is_text(name, text) and os.path.expanduser(text) == text:
-            what = f"'{name}' begins with the home of a user whom this machine does not know"
+            what = f"'{name}' begins with the home of a user unknown to this machine"
             yield codes.CONFIG_VARIABLE(
                 what, place, text[:120], f"{name}: an absolute path, or ~/… for your own home"
             )
@@ -135,8 +135,8 @@ def _is_of_wandb(name: str) -> bool:
 
 
 def _secret(where: str, kind: str, place: str) -> Diagnostic:
-    what = f"{where} holds {kind} in plain text; it would reach logs, trackers and saved configs"
-    hint = "remove it; set the tool's own variable (HF_TOKEN, WANDB_API_KEY) in the environment"
+    what = f"{where} contains {kind} in plain text; it would appear in logs, trackers and saved configs"
+    hint = "remove it, and set the tool's own variable (HF_TOKEN, WANDB_API_KEY) in the environment"
     return codes.SEC_SECRET_ON_CLI(what, place, "*** (not shown)", hint)
 
 
@@ -150,7 +150,7 @@ def _variable(name: str, text: str, place: str) -> Iterator[Diagnostic]:
     if match is None:
         return
     variable = match[0]
-    what = f"'{name}' holds {variable}, and nothing expands it here: it would be taken letter by letter"
+    what = f"'{name}' contains {variable}, which is not expanded here: it would be used literally"
     if any(word in variable.upper() for word in _SECRET_WORDS):
         hint = "remove the line: programs read such variables from the environment themselves"
     elif variable.strip("${}%") in ("HOME", "USERPROFILE", "home"):
@@ -158,9 +158,12 @@ def _variable(name: str, text: str, place: str) -> Iterator[Diagnostic]:
     else:
         of_a_shell = _for_the_shell(variable)
         line = text.replace(variable, of_a_shell, 1)
-        hint = "the value itself"
+        hint = "write the value itself"
         if of_a_shell:
-            hint += f'; or on the command line, where the shell expands it in double quotes: "…{name}={line}"'
+            hint += (
+                "; or set it on the command line, where the shell expands it in double quotes:"
+                f' "…{name}={line}"'
+            )
     yield codes.CONFIG_VARIABLE(what, place, text if len(text) <= 120 else f"{text[:119]}…", hint)
 
 

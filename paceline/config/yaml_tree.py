@@ -114,9 +114,9 @@ class _Builder:
                     if documents > 1:
                         raise self._error(
                             codes.CONFIG_SEVERAL_DOCUMENTS,
-                            "the file holds several YAML documents",
+                            "the file contains several YAML documents",
                             self._line(event),
-                            hint="one document; remove the second ---",
+                            hint="keep one document; remove the second ---",
                         )
                 elif isinstance(event, (ScalarEvent, MappingStartEvent, SequenceStartEvent, AliasEvent)):
                     root = self._node(event, events, 1)
@@ -153,7 +153,7 @@ class _Builder:
         if "\t" in text[: len(text) - len(text.lstrip())] or "'\\t'" in str(exc):
             return self._error(
                 codes.CONFIG_YAML_TAB,
-                "a tab stands where YAML wants spaces",
+                "a tab is used where YAML expects spaces",
                 line,
                 found=repr(text[:60]),
                 hint="indent with spaces (two per level)",
@@ -171,12 +171,12 @@ class _Builder:
             hint=(
                 f"{slip[1]}: {slip[2]}"[:80]
                 if slip
-                else "key: value, one per line, same indent for one level"
+                else "write key: value, one per line, with the same indent within one level"
             ),
         )
 
     def _lookalike(self, character: str, line: int, text: str) -> Diagnostic:
-        what = f"{character} stands where a plain character belongs"
+        what = f"{character} is used where a plain character is expected"
         found, hint = repr(text.strip()[:80]), lookalikes.plain(text.strip())[:80]
         return codes.CONFIG_LOOKALIKE(what, f"{self._name}:{line}", found, hint)
 
@@ -227,16 +227,16 @@ class _Builder:
                 f"the YAML expands to more than {MAX_NODES} values",
                 line,
                 found="aliases that multiply",
-                hint="write the values out, or fewer of them",
+                hint="write the values out, or use fewer aliases",
             )
 
     def _alias(self, anchor: str, line: int) -> Node:
         if anchor in self._open_anchors:
             raise self._error(
                 codes.CONFIG_YAML_RECURSION,
-                f"alias *{anchor} refers to the value it stands in",
+                f"alias *{anchor} refers to a value that contains it",
                 line,
-                hint="aliases of finished values only",
+                hint="refer only to values that are complete",
             )
         if anchor not in self._anchors:
             raise self._error(
@@ -255,10 +255,10 @@ class _Builder:
         if tag not in _PLAIN_TAGS:
             raise self._error(
                 codes.CONFIG_YAML_TAG,
-                "YAML tags that build objects are refused",
+                "YAML tags that create objects are refused",
                 line,
                 found=tag,
-                hint="a plain value without the tag",
+                hint="write a plain value without the tag",
             )
         return _PLAIN_TAGS[tag]
 
@@ -329,7 +329,7 @@ class _Builder:
                     f"'{key}' is given twice, first in line {key_lines[key]}",
                     where=f"{self._name}:{line}",
                     found=f"line {key_lines[key]} and line {line}",
-                    hint="one of the two lines",
+                    hint="keep one of the two lines",
                 )
             )
             return

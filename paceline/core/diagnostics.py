@@ -43,7 +43,7 @@ class Diagnostic:
             parts.append(f"    found: {self.found}")
         if self.hint:
             parts.append(
-                f"    write: {self.hint}" if self.severity is Severity.ERROR else f"    hint:  {self.hint}"
+                f"    fix:   {self.hint}" if self.severity is Severity.ERROR else f"    hint:  {self.hint}"
             )
         # A multi-line value is indented and marked, so that its lines cannot pass for another finding
         return "\n".join(line for part in parts for line in _indented(part))

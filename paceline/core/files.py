@@ -88,14 +88,14 @@ def not_writable(folder: Path) -> str | None:
     try:
         there = next((p for p in (folder, *folder.parents) if _is_there(p)), Path("/"))
         if not there.exists():
-            return f"{there} is a link to nothing"
+            return f"{there} is a dangling symbolic link"
         real = there.resolve()
     except (OSError, ValueError, RuntimeError) as error:  # name too long, circular links
         return getattr(error, "strerror", None) or str(error)
     if not there.is_dir():
         return f"{there} is not a folder"
     if real.is_relative_to("/proc") or real.is_relative_to("/sys"):
-        return f"{there} is the kernel's own"
+        return f"{there} is a path of the kernel (/proc, /sys or /dev)"
     return None if os.access(there, os.W_OK | os.X_OK) else f"{there}: {os.strerror(errno.EACCES)}"
 
 

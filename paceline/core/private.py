@@ -46,7 +46,7 @@ def open_to_strangers(folder: Path) -> str:
     if info.st_uid not in (os.geteuid(), 0):
         return f"{place} belongs to another user (uid {info.st_uid})" if place == folder else ""
     if info.st_mode & stat.S_IWOTH and not info.st_mode & stat.S_ISVTX:
-        return f"everybody may write in {place}"
+        return f"{place} is writable by every user"
     return ""
 
 

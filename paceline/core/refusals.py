@@ -7,8 +7,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-_SPACE = "free space there, or put training.output_dir elsewhere"
-_WRITE = "give this user write permission, or put training.output_dir elsewhere"
+_SPACE = "free space on that disk, or set training.output_dir to another disk"
+_WRITE = "give this user write permission, or set training.output_dir to another folder"
 
 
 @dataclass(frozen=True)
@@ -29,26 +29,31 @@ _BY_ERRNO = {
     errno.ENOSPC: Refusal("disk_full", "the disk is full", _SPACE, True),
     errno.EDQUOT: Refusal("quota", "the disk quota is used up", _SPACE, True),
     errno.EROFS: Refusal(
-        "read_only", "the file system is read-only", "remount it, or put training.output_dir elsewhere", True
+        "read_only",
+        "the file system is read-only",
+        "remount it read-write, or set training.output_dir to another file system",
+        True,
     ),
-    errno.EACCES: Refusal("permission", "no permission", _WRITE),
-    errno.EPERM: Refusal("permission", "no permission", _WRITE),
+    errno.EACCES: Refusal("permission", "permission denied", _WRITE),
+    errno.EPERM: Refusal("permission", "permission denied", _WRITE),
     errno.EFBIG: Refusal(
         "too_large",
-        "a file has reached the largest size that is allowed",
-        "ulimit -f unlimited, or another file system",
+        "a file has reached the maximum size allowed",
+        "run `ulimit -f unlimited`, or use another file system",
     ),
-    errno.EMFILE: Refusal("too_many_files", "this process has too many files open", "ulimit -n 65536"),
+    errno.EMFILE: Refusal("too_many_files", "this process has too many open files", "ulimit -n 65536"),
     errno.ENFILE: Refusal(
-        "too_many_files", "the machine has too many files open", "close some, or raise fs.file-max"
+        "too_many_files", "the machine has too many open files", "close some files, or raise fs.file-max"
     ),
-    errno.ESTALE: Refusal("gone", "the file was replaced on the server", "look at the file server"),
-    errno.EIO: Refusal("broken", "the disk reports an error", "look at the kernel's log (dmesg)"),
+    errno.ESTALE: Refusal(
+        "gone", "the file was replaced on the server while it was in use", "check the file server"
+    ),
+    errno.EIO: Refusal("broken", "the disk reports an I/O error", "check the kernel log (dmesg)"),
 }
 _NO_INODES = Refusal(
     "no_inodes",
-    "the disk has no room for another file (its inodes are used up)",
-    "remove files there, or put training.output_dir elsewhere",
+    "the disk cannot hold another file (it has no free inodes)",
+    "remove files there, or set training.output_dir to another disk",
     True,
 )
 

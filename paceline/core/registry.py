@@ -22,7 +22,7 @@ def load_attr(target: str) -> Any:
     if not module_name or not attr:
         raise ConfigError(
             codes.CORE_TARGET(
-                "a class of your own is named as module:Class", found=target, hint="my_module:MyClass"
+                "your own class is named as module:Class", found=target, hint="my_module:MyClass"
             )
         )
     try:
@@ -37,9 +37,9 @@ def load_attr(target: str) -> Any:
                 f"module '{module_name}' cannot be imported",
                 found=f"{type(exc).__name__}: {exc}"[:400],
                 hint=(
-                    "correct the module: it raises as it is imported"
+                    "correct the module: it raises an error when it is imported"
                     if there
-                    else "start from its folder, or put the folder on PYTHONPATH"
+                    else "start from the folder that contains it, or add that folder to PYTHONPATH"
                 ),
             )
         ) from exc
@@ -102,4 +102,4 @@ class Registry:
         hint = (
             f"did you mean '{near[0]}'?" if near else f"one of: {', '.join(self._entries)}, or module:Class"
         )
-        raise ConfigError(self._unknown(f"no {self.kind} is called '{name}'", found=name, hint=hint))
+        raise ConfigError(self._unknown(f"there is no {self.kind} named '{name}'", found=name, hint=hint))

@@ -56,14 +56,17 @@ def unpinned(name: str, revision: str | None) -> Unpinned | None:
     if not name or not folder.is_dir():
         if COMMIT.fullmatch(revision or ""):
             return None
-        what = "code from the hub runs only from a pinned commit: a branch can change under you"
-        hint = "revision: the 40-digit commit you have read, or trust_remote_code: false"
+        what = "code from the hub runs only from a pinned commit, because a branch can change"
+        hint = "set revision to the 40-digit commit that you have reviewed, or trust_remote_code: false"
         return Unpinned(what, f"revision: {revision or 'none'}", hint)
     # A folder: pinned by the digest of its code, all of which must be inside it
     code = read_code(folder)
     if code.elsewhere:
-        what = "the code of this folder goes on in other repositories, which no revision here pins"
-        hint = "a folder that holds all of its code (auto_map without --), or trust_remote_code: false"
+        what = "the code of this folder refers to other repositories, which `revision` does not pin"
+        hint = (
+            "use a folder that contains all of its code (auto_map without --), or set"
+            " trust_remote_code: false"
+        )
         return Unpinned(what, f"auto_map: {', '.join(code.elsewhere)}", hint)
     if not code.files or revision == code.digest:
         return None
@@ -72,14 +75,14 @@ def unpinned(name: str, revision: str | None) -> Unpinned | None:
     )
     changed = bool(_DIGEST.fullmatch(revision or ""))
     other, unread = (
-        "is not the code that was read: it has changed",
-        "runs only as it was read: it is pinned by its digest",
+        "has changed since it was reviewed",
+        "runs only after review: its digest must be pinned",
     )
     what = f"the code in {name} {other if changed else unread}"
     return Unpinned(
         what,
-        f"revision: {revision or 'none'}; here are {listed}",
-        f"revision: {code.digest}  (after reading these files), or trust_remote_code: false",
+        f"revision: {revision or 'none'}; the folder contains {listed}",
+        f"revision: {code.digest}  (after you have reviewed these files), or trust_remote_code: false",
     )
 
 
@@ -132,7 +135,7 @@ def _python_files(folder: Path) -> Iterator[Path]:
                 count += 1
                 if count > _MOST_FILES:
                     raise OSError(
-                        f"{folder} holds more than {_MOST_FILES} Python files: it is no model's folder"
+                        f"{folder} contains more than {_MOST_FILES} Python files, so it is not a model folder"
                     )
                 yield Path(place) / name
 

@@ -177,13 +177,15 @@ def _refuses(problem: Problem, data: DataSection) -> bool:
 
 
 def _nothing_usable(counts: PrepareCounts, setup: Setup) -> Diagnostic:
-    found = f"{counts.rows_read} rows read, all left out"
+    found = f"{counts.rows_read} rows read, all of them skipped"
     if set(counts.skipped) == {"no_labels"}:
-        hint = "data.train_on: all, or a chat template that marks the assistant's turns"
+        hint = "set data.train_on: all, or use a chat template that marks the assistant's turns"
         return codes.DATA_NO_LABELS(
-            "no token of any row would be learnt", "data.train_on", f"train_on: {setup.train_on}", hint
+            "no token of any row carries loss", "data.train_on", f"train_on: {setup.train_on}", hint
         )
-    return codes.DATA_NO_USABLE_ROWS("no row can be used", "data.train", found, "the reasons follow")
+    return codes.DATA_NO_USABLE_ROWS(
+        "no row can be used", "data.train", found, "the reasons are listed below"
+    )
 
 
 def _write_indices(
@@ -234,14 +236,14 @@ def _overlap_note(train_keys: NDArray[np.uint64], eval_keys: NDArray[np.uint64])
     if not count:
         return []
     what = (
-        f"{count:,} of {len(eval_keys):,} evaluation rows have a prompt that is trained on: their results say"
-        " nothing about new prompts"
+        f"{count:,} of {len(eval_keys):,} evaluation rows have a prompt that is also in the"
+        " training data, so their results say nothing about new prompts"
     )
     return [
         codes.DATA_EVAL_OVERLAP(
             what,
             "data.eval",
-            hint="data.validation_split, or take them out of one side",
+            hint="use data.validation_split, or remove them from one side",
             severity=Severity.WARNING,
             evidence={"count": count},
         )

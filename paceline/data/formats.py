@@ -126,8 +126,8 @@ def detect(
         chosen = (structured or candidates)[0]
         if structured and len(candidates) > 1:
             note = (
-                f"column '{chosen.columns.get('text', 'text')}' is left aside: the rows are {chosen.format}"
-                " rows, the text is taken for their rendering"
+                f"column '{chosen.columns.get('text', 'text')}' is ignored: the rows are"
+                f" {chosen.format} rows, and the text is assumed to be their rendering"
             )
             return Shape(chosen.format, chosen.columns, note)
         return chosen
@@ -135,10 +135,10 @@ def detect(
         names = ", ".join(c.format for c in candidates)
         raise DataError(
             codes.DATA_FORMAT_AMBIGUOUS(
-                f"the rows fit more than one format: {names}",
+                f"the rows match more than one format: {names}",
                 where,
                 f"columns {_listed(found)}",
-                f"format: {candidates[0].format} (beside path:)",
+                f"set format: {candidates[0].format} (next to path:)",
             )
         )
     raise DataError(_unknown(found, where))
@@ -241,7 +241,7 @@ def _missing(
     missing: Sequence[str], found: Sequence[str], where: str, requested: str, name: str = ""
 ) -> Diagnostic:
     near = difflib.get_close_matches(missing[0], found, n=1)
-    hint = f"columns: {{{name or missing[0]}: {near[0] if near else 'NAME_IN_YOUR_FILE'}}} (beside path:)"
+    hint = f"columns: {{{name or missing[0]}: {near[0] if near else 'NAME_IN_YOUR_FILE'}}} (next to path:)"
     what = f"there is no column '{', '.join(missing)}' ({requested})"
     return codes.DATA_COLUMN_MISSING(what, where, f"columns {_listed(found)}", hint)
 
@@ -251,15 +251,17 @@ def _unknown(found: Sequence[str], where: str) -> Diagnostic:
     if {"chosen", "rejected"} <= set(found):
         return _preference(found, where)
     hint = (
-        "name the columns beside path:, such as columns: {prompt: X, completion: Y}; the formats need —"
-        f" {needs}"
+        "name the columns next to path:, for example columns: {prompt: X, completion: Y}; the"
+        f" formats need — {needs}"
     )
-    return codes.DATA_FORMAT_UNKNOWN("the rows fit no known format", where, f"columns {_listed(found)}", hint)
+    return codes.DATA_FORMAT_UNKNOWN(
+        "the rows match no known format", where, f"columns {_listed(found)}", hint
+    )
 
 
 def _preference(found: Sequence[str], where: str) -> Diagnostic:
     return codes.DATA_FORMAT_PREFERENCE(
-        "the rows are preference pairs (chosen, rejected), not examples to imitate",
+        "the rows are preference pairs (chosen, rejected), not single answers",
         where,
         f"columns {_listed(found)}",
         "preference pairs are for reward and DPO training; for SFT give rows with one answer",
@@ -285,7 +287,7 @@ def as_text(value: Cell, name: str) -> str:
         return ""
     if isinstance(value, str):
         if not value.isascii() and not _is_unicode(value):
-            raise RowError("not_text", f"'{name}' holds half of a surrogate pair")
+            raise RowError("not_text", f"'{name}' contains half of a surrogate pair")
         return value
     # Numbers are written as text, except NaN and infinities.
     if isinstance(value, float) and not math.isfinite(value):
@@ -308,7 +310,7 @@ def _digits(value: float, name: str) -> str:
     try:
         return str(value)
     except ValueError as exc:  # Python formats integers of at most 4,300 digits
-        raise RowError("not_text", f"'{name}' is a number of more digits than can be written") from exc
+        raise RowError("not_text", f"'{name}' is a number with more digits than can be written") from exc
 
 
 def _is_unicode(text: str) -> bool:

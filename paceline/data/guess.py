@@ -32,12 +32,12 @@ def disguised(file: Path) -> Diagnostic | None:
         return None
     suffix, name = kind
     return codes.DATA_DISGUISED(
-        f"the file ends in '{file.suffix}' and looks like {name}: it would be read as plain text, names and"
-        " punctuation included",
+        f"the file ends in '{file.suffix}' but looks like {name}: it would be read as plain text,"
+        " names and punctuation included",
         f"{file}:1",
         repr(start.strip()[:60]),
-        f'a name that ends in .{suffix}; to train on such text as it stands, rows {{"text": …}} in a .jsonl'
-        " file",
+        f'use a name that ends in .{suffix}; to train on such text as it is, put rows {{"text":'
+        " …} in a .jsonl file",
     )
 
 

@@ -46,5 +46,7 @@ def look_at_template(given: str | None, folder: Path | None) -> Diagnostic | Non
     if wrong is None:
         return None
     found = wrong if given is not None else f"{own}: {wrong}"
-    hint = "model.chat_template: correct Jinja, or a built-in name such as chatml"
-    return codes.DATA_BAD_CHAT_TEMPLATE("the chat template is not Jinja", "model.chat_template", found, hint)
+    hint = "set model.chat_template to correct Jinja, or to a built-in name such as chatml"
+    return codes.DATA_BAD_CHAT_TEMPLATE(
+        "the chat template is not valid Jinja", "model.chat_template", found, hint
+    )

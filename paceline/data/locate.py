@@ -57,7 +57,7 @@ def locate(path: str, split: str, name: str | None = None) -> Located:
     try:
         exists = local.exists()
     except OSError as exc:
-        raise DataError(codes.DATA_UNREADABLE("the data cannot be looked at", path, str(exc))) from exc
+        raise DataError(codes.DATA_UNREADABLE("the data cannot be inspected", path, str(exc))) from exc
     if exists:
         return _folder(local, split) if local.is_dir() else Located("files", (_known(local),))
     if _looks_local(path):
@@ -91,14 +91,16 @@ def _not_there(local: Path, path: str) -> Diagnostic:
         "there is no such file or folder",
         path,
         found,
-        "data.train: the path of a file or a folder, or a name on the hub (owner/name)",
+        "set data.train to the path of a file or a folder, or a name on the hub (owner/name)",
     )
 
 
 def _known(file: Path) -> Path:
     if kind := no_file(file):
         raise DataError(
-            codes.DATA_UNREADABLE(f"this is {kind}, not a file", str(file), file.name, "a file with rows")
+            codes.DATA_UNREADABLE(
+                f"this is {kind}, not a file", str(file), file.name, "give a file with rows"
+            )
         )
     if file.suffix.lower() not in SUFFIXES:
         raise DataError(
@@ -106,8 +108,8 @@ def _known(file: Path) -> Path:
                 f"files that end in '{file.suffix}' cannot be read",
                 str(file),
                 file.name,
-                f"a name that says what it holds: one of {', '.join(SUFFIXES)} (JSON lines .jsonl, plain text"
-                " .txt)",
+                f"use a suffix that names the type: one of {', '.join(SUFFIXES)} (JSON lines"
+                " .jsonl, plain text .txt)",
             )
         )
     return file
@@ -134,7 +136,7 @@ def _folder(folder: Path, split: str) -> Located:
         names = ", ".join(p.name for p in inside[:8]) or "nothing"
         raise DataError(
             codes.DATA_EMPTY_FOLDER(
-                "the folder holds no data files",
+                "the folder contains no data files",
                 str(folder),
                 names,
                 f"files that end in {', '.join(SUFFIXES)}",
@@ -145,7 +147,7 @@ def _folder(folder: Path, split: str) -> Located:
     others = [p for p in readable if _split_of(p, folder) not in (None, wanted)]
     chosen = [p for p in readable if p not in others]
     if not chosen:
-        hint = f"split: {_split_of(readable[0], folder)} (beside path:)"
+        hint = f"split: {_split_of(readable[0], folder)} (next to path:)"
         raise DataError(
             codes.DATA_SPLIT_MISSING(
                 f"no file of the folder belongs to the split '{split}'",
@@ -157,7 +159,7 @@ def _folder(folder: Path, split: str) -> Located:
     # Say which files are not read.
     left = [p for p in inside if p not in chosen]
     note = (
-        f"left out (another split, or no data file): {', '.join(p.name for p in left[:8])}"
+        f"skipped (another split, or not a data file): {', '.join(p.name for p in left[:8])}"
         + (f" and {len(left) - 8} more" if len(left) > 8 else "")
         if left
         else ""

@@ -83,7 +83,7 @@ def _misspelt(key: str, section: Dataset, data_set: DataSet) -> Iterator[Diagnos
         return
     near = difflib.get_close_matches(path.name, [p.name for p in path.parent.iterdir()], n=3, cutoff=0.8)
     if near:
-        what = "there is no such file or folder; a file here has nearly this name"
+        what = "there is no such file or folder, but a file with a similar name exists"
         yield rules_codes.DATA_MISSING(
             what, key, section.path, ", ".join(str(path.parent / name) for name in near)
         )
@@ -157,7 +157,7 @@ def look_at_tokenizer(
         there = ", ".join(sorted({f.parent.name for f in folder.parent.glob("*/tokenizer*")})[:6])
         what, hint = (
             f"there is no tokenizer '{name}'",
-            "model.tokenizer: a folder with tokenizer.json, or a name on the hub",
+            "set model.tokenizer to a folder with tokenizer.json, or a name on the hub",
         )
         yield codes.DATA_NO_TOKENIZER(what, key, f"in {folder.parent}: {there}", hint)
         return
@@ -175,14 +175,14 @@ def look_at_tokenizer(
         )
         return
     if special := special_files(folder):
-        what = "the tokenizer's folder holds something that is no file"
+        what = "the tokenizer's folder contains something that is not a regular file"
         yield codes.DATA_BAD_TOKENIZER(
             what, key, f"{folder}: {', '.join(special[:4])}", "remove it, or name another folder"
         )
         return
     for file in tokenizer_files(folder):
         if file.suffix == ".json" and (wrong := _cut(file)):
-            what = "a file of the tokenizer is damaged or was cut short"
+            what = "a file of the tokenizer is damaged or truncated"
             yield codes.DATA_BAD_TOKENIZER(what, key, f"{file}: {wrong}", "copy or download it again")
     if template is None and formats & kind.conversations and not _has_template(folder):
         yield no_template(str(folder))
@@ -200,7 +200,7 @@ def _cut(file: Path) -> str:
     except OSError as error:
         return error.strerror or str(error)
     ends = (head[:1], tail[-1:]) in ((b"{", b"}"), (b"[", b"]"))
-    return "" if ends else f"{file.stat().st_size} bytes, no whole JSON"
+    return "" if ends else f"{file.stat().st_size} bytes, not complete JSON"
 
 
 def _has_template(folder: Path) -> bool:

@@ -81,7 +81,10 @@ def _no_rows(data_set: DataSet, head: list[RawRow]) -> tuple[Diagnostic, ...]:
     if not head:
         return (
             codes.DATA_EMPTY(
-                "the data set has no rows", data_set.section.path, "0 rows", f"{data_set.key}: data with rows"
+                "the data set has no rows",
+                data_set.section.path,
+                "0 rows",
+                f"{data_set.key}: give data with rows",
             ),
         )
     tallies: dict[str, Tally] = {}

@@ -32,8 +32,8 @@ from paceline.launch.outlet import redacted, terminal
 from paceline.plan.algorithms.base import algorithm_spec
 
 _STAGES = {
-    "fingerprint": "looking at the data",
-    "waiting": "another process prepares the same data, waiting",
+    "fingerprint": "inspecting the data",
+    "waiting": "another process is preparing the same data, waiting",
     "tokenise": "tokenising",
     "write": "writing",
     "done": "done",
@@ -90,10 +90,10 @@ def summary(prepared: Prepared, *, seq_len: int, packing: bool, seed: int, secon
             f"rows      {counts.rows_read:,} read, {counts.rows_used:,} used, {counts.rows_skipped:,}"
             f" skipped, {counts.rows_truncated:,} truncated"
         ),
-        f"documents {counts.train_documents:,} to train on, {counts.eval_documents:,} held out",
+        f"documents {counts.train_documents:,} for training, {counts.eval_documents:,} held out",
         (
-            f"tokens    {human_count(counts.tokens)}, {human_count(counts.labels)} of them learnt; the"
-            f" longest document has {prepared.longest:,}"
+            f"tokens    {human_count(counts.tokens)}, {human_count(counts.labels)} of them carry"
+            f" loss; the longest document has {prepared.longest:,}"
         ),
     ]
     if packing:
@@ -103,7 +103,7 @@ def summary(prepared: Prepared, *, seq_len: int, packing: bool, seed: int, secon
         bins = best_fit_decreasing(lengths, room)
         full = efficiency(bins, lengths, room)
         lines.append(f"packing   {len(bins):,} rows of at most {room:,} tokens, {full:.1%} full")
-    how = "found prepared already" if prepared.from_cache else f"prepared in {human_seconds(seconds)}"
+    how = "found in the cache" if prepared.from_cache else f"prepared in {human_seconds(seconds)}"
     return [*lines, f"where     {prepared.path} ({how})"]
 
 

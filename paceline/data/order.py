@@ -101,10 +101,10 @@ def check_feeds(num_rows: int, dp_size: int, *, what: str = "training") -> list[
         return []
     return [
         codes.DATA_TOO_FEW_ROWS(
-            f"{num_rows} {what} row{'s' if num_rows != 1 else ''} cannot feed {dp_size} processes: some would"
-            " never get one",
+            f"{num_rows} {what} row{'s' if num_rows != 1 else ''} cannot be divided among"
+            f" {dp_size} processes: some would never get one",
             "data.train" if what == "training" else "data.eval",
             f"{num_rows} rows (documents packed together count as one), {dp_size} processes",
-            f"at most --nproc {max(num_rows, 1)}, data.packing: false, or more data",
+            f"use at most --nproc {max(num_rows, 1)}, data.packing: false, or more data",
         )
     ]

@@ -56,7 +56,7 @@ def best_fit_decreasing(lengths: NDArray[np.int32], seq_len: int, order: I64 | N
                 f"a document is longer than a row of {seq_len} tokens",
                 where,
                 f"{longest} tokens",
-                f"data.max_length: {seq_len}, and prepare again",
+                f"set data.max_length: {seq_len}, and prepare again",
             )
         )
     order = np.arange(num, dtype=np.int64) if order is None else order

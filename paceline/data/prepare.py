@@ -112,8 +112,8 @@ def prepare(
         PrepareProgress("done", rows=prepared.counts.rows_read, fraction=1.0, tokens=prepared.counts.tokens)
     )
     if settled.damage:
-        what = "the prepared data in the cache was damaged and has been made anew"
-        hint = "if it happens again: data.cache_dir on another disk"
+        what = "the prepared data in the cache were damaged and have been created again"
+        hint = "if this happens again, set data.cache_dir to another disk"
         note = codes.DATA_CACHE_REBUILT(
             what, str(prepared.path), settled.damage, hint, severity=Severity.WARNING
         )
@@ -163,8 +163,8 @@ def _settled(store: Store, key: str, waiting: Callable[[], None], make: Callable
 
 
 def _damaged(store: Store, key: str, why: str) -> Diagnostic:
-    what = "the prepared data in this folder is damaged and could not be made anew"
-    hint = "data.cache_dir: a folder on a sound disk that can be written to"
+    what = "the prepared data in this folder are damaged and could not be created again"
+    hint = "set data.cache_dir to a writable folder on a working disk"
     return codes.DATA_CACHE_DAMAGED(what, str(store.folder(key)), why, hint)
 
 
@@ -219,10 +219,10 @@ def sets_of(data: DataSection) -> tuple[list[DataSet], list[DataSet]]:
     if not data.train:
         raise DataError(
             rules_codes.DATA_MISSING(
-                "no training data is named",
+                "no training data are given",
                 "data.train",
                 "nothing",
-                "data.train: the path of a file or folder, or a name on the hub",
+                "set data.train to the path of a file or folder, or a name on the hub",
             )
         )
     if data.eval and data.validation_split:
@@ -232,7 +232,7 @@ def sets_of(data: DataSection) -> tuple[list[DataSet], list[DataSet]]:
                 "evaluation data is given twice",
                 "data.validation_split",
                 found,
-                "data.eval or data.validation_split, not both",
+                "set data.eval or data.validation_split, not both",
             )
         )
     return find_sets("data.train", data.train), find_sets("data.eval", data.eval or ())
@@ -293,8 +293,8 @@ def _mixture_notes(train: TokenTable, data: DataSection) -> Iterator[Diagnostic]
         if section.weight != 1:
             count = int(np.count_nonzero(train.dataset == number))
             what = (
-                f"weight {section.weight:g}: {round(section.weight * count):,} draws an epoch from {count:,}"
-                " documents"
+                f"weight {section.weight:g}: {round(section.weight * count):,} draws per epoch from"
+                f" {count:,} documents"
             )
             yield codes.DATA_MIXTURE(what, section.path, severity=Severity.NOTE)
 
@@ -318,12 +318,12 @@ def check_token_range(prepared: Prepared, embedding_rows: int) -> list[Diagnosti
     if prepared.max_token_id < embedding_rows:
         return []
     found = f"token id {prepared.max_token_id}, tokenizer with {prepared.vocab_size} tokens"
-    what = f"the data holds token ids that the embedding has no row for ({embedding_rows} rows)"
+    what = f"the data contain token ids beyond the embedding's {embedding_rows} rows"
     return [
         codes.DATA_TOKEN_RANGE(
             what,
             "model.tokenizer",
             found,
-            "model.resize_embeddings: auto, or the tokenizer that belongs to the model",
+            "set model.resize_embeddings: auto, or use the tokenizer that belongs to the model",
         )
     ]

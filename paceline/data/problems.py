@@ -15,7 +15,7 @@ FIELDS_NAMED = 20
 
 # reason -> (its code, what it means, what to do about it)
 REASONS: Mapping[str, tuple[Code, str, str]] = {
-    "bad_json": (codes.DATA_BAD_JSON, "a line is not JSON", "correct the line"),
+    "bad_json": (codes.DATA_BAD_JSON, "a line is not valid JSON", "correct the line"),
     "bad_csv": (
         codes.DATA_BAD_CSV,
         "a CSV record does not have the columns of the header",
@@ -24,49 +24,49 @@ REASONS: Mapping[str, tuple[Code, str, str]] = {
     "not_an_object": (
         codes.DATA_NOT_AN_OBJECT,
         "a row is not an object with named columns",
-        "write one object a row",
+        "write one object per row",
     ),
     "missing_column": (
         codes.DATA_MISSING_COLUMN,
         "a row lacks a column that its format needs",
-        "fill the column, or name it under columns:",
+        "fill the column, or name another one under columns:",
     ),
     "not_text": (codes.DATA_NOT_TEXT, "a value is neither text nor a number", "write text"),
     "not_finite": (
         codes.DATA_NOT_FINITE,
         "a number is not finite (NaN, Infinity)",
-        "write the text or number that is meant, or remove the row",
+        "write the intended text or number, or remove the row",
     ),
     "tools": (
         codes.DATA_TOOLS,
         (
-            "rows name tools that the model may call; they would be left out of its prompt, for tools are not"
-            " trained on yet"
+            "rows list tools that the model may call; training on tools is not supported so far,"
+            " and they would be missing from its prompt"
         ),
-        "remove such rows, or the field where the conversation does without its tools",
+        "remove such rows, or remove the field if the conversation does not need its tools",
     ),
     "tool_calls": (
         codes.DATA_TOOL_CALLS,
-        "turns call tools or answer such calls; only text is trained on yet, and these would be lost",
-        "remove such rows, or write the call as text into the turn's content as the model is to write it",
+        "turns call tools or answer such calls; only text is supported so far, and these would be lost",
+        ("remove such rows, or write the call as text into the turn's content, as the model should write it"),
     ),
     "reasoning": (
         codes.DATA_REASONING,
-        "turns carry reasoning beside their text; it would be lost",
+        "turns have reasoning in a separate field; it would be lost",
         "write it into the turn's content (<think>…</think> before the answer), or remove the field",
     ),
     "turn_weight": (
         codes.DATA_TURN_WEIGHT,
         (
-            "turns say themselves whether they are learnt, which is not done yet: data.train_on decides for"
-            " all turns"
+            "turns specify themselves whether they carry loss, which is not supported so far:"
+            " data.train_on applies to all turns"
         ),
-        "remove such rows, or the field where every turn is to be treated alike",
+        "remove such rows, or remove the field if every turn should be treated alike",
     ),
     "images": (
         codes.DATA_IMAGES,
-        "rows hold images, sound or video; only text is trained on yet",
-        "remove such rows, or the field where the text stands on its own",
+        "rows contain images, audio or video; only text is supported so far",
+        "remove such rows, or remove the field if the text is complete without it",
     ),
     "bad_messages": (
         codes.DATA_BAD_MESSAGES,
@@ -75,19 +75,19 @@ REASONS: Mapping[str, tuple[Code, str, str]] = {
     ),
     "unknown_role": (
         codes.DATA_UNKNOWN_ROLE,
-        "a turn has a role that is not known",
+        "a turn has an unknown role",
         "use system, user, assistant, tool (ShareGPT: system, human, gpt, observation)",
     ),
     "empty": (codes.DATA_EMPTY, "the row has no text", "remove the row"),
     "no_answer": (
         codes.DATA_NO_ANSWER,
-        "there is no answer to learn from",
-        "fill the answer, or remove the row",
+        "there is no answer to train on",
+        "add the answer, or remove the row",
     ),
     "same_answers": (
         codes.DATA_SAME_ANSWERS,
-        "the chosen and the rejected answer are the same",
-        "remove the row: it prefers nothing",
+        "the chosen and the rejected answer are identical",
+        "remove the row: it expresses no preference",
     ),
     "bad_label": (
         codes.DATA_BAD_LABEL,
@@ -101,25 +101,25 @@ REASONS: Mapping[str, tuple[Code, str, str]] = {
     ),
     "bad_margin": (
         codes.DATA_BAD_MARGIN,
-        "the margin of a pair is no number",
-        "write a finite number, or leave the column out",
+        "the margin of a pair is not a number",
+        "write a finite number, or remove the column",
     ),
     "template_refused": (
         codes.DATA_TEMPLATE_REFUSED,
-        "the chat template refused the conversation",
-        "bring the turns into the order the template asks for, or set model.chat_template",
+        "the chat template raised an error for the conversation",
+        "reorder the turns as the template requires, or set model.chat_template",
     ),
     "template_costly": (
         codes.DATA_TEMPLATE_COSTLY,
-        "the chat template does not come to an end, or takes more memory than any conversation needs",
+        "the chat template does not terminate, or needs more memory than any conversation should",
         (
-            "model.chat_template: another one, such as chatml; a template is a program of whoever made it,"
-            " and this one is not run on"
+            "set model.chat_template to another one, such as chatml; a template is a program by its"
+            " author, and this one was stopped"
         ),
     ),
     "template_not_incremental": (
         codes.DATA_TEMPLATE_NOT_INCREMENTAL,
-        "the answer cannot be found in the rendered conversation",
+        "the answer cannot be located in the rendered conversation",
         (
             "set model.chat_template to a template with {% generation %} marks (such as chatml), or"
             " data.train_on: all"
@@ -127,19 +127,19 @@ REASONS: Mapping[str, tuple[Code, str, str]] = {
     ),
     "no_labels": (
         codes.DATA_NO_LABELS,
-        "no token of the row would be learnt",
-        "see that the template marks the assistant's turns, or data.train_on: all",
+        "no token of the row carries loss",
+        "check that the template marks the assistant's turns, or set data.train_on: all",
     ),
-    "too_long": (codes.DATA_TOO_LONG, "the row is longer than data.max_length", "raise data.max_length"),
+    "too_long": (codes.DATA_TOO_LONG, "the row is longer than data.max_length", "increase data.max_length"),
     "prompt_too_long": (
         codes.DATA_PROMPT_TOO_LONG,
-        "the prompt fills data.max_length and leaves no room for an answer; prompts are never cut",
-        "raise data.max_length",
+        "the prompt fills data.max_length and leaves no room for an answer; prompts are never truncated",
+        "increase data.max_length",
     ),
     "answer_cut_off": (
         codes.DATA_ANSWER_CUT_OFF,
-        "the prompt alone fills data.max_length, no answer is left after truncation",
-        "raise data.max_length",
+        "the prompt alone fills data.max_length, so no answer is left after truncation",
+        "increase data.max_length",
     ),
 }
 
@@ -318,9 +318,9 @@ def _finding(
     code, meaning, advice = REASONS[reason]
     rows = "row" if rows_read == 1 else "rows"
     if other := [policy for policy, when in _POLICIES.get(reason, ()) if when != verb]:
-        advice += f", or data.on_too_long: {' or '.join(other)}"
+        advice += f", or set data.on_too_long: {' or '.join(other)}"
     if verb == "refused" and reason not in (*LENGTH_REASONS, ALWAYS_REFUSED):
-        advice += "; data.on_bad_row: skip leaves such rows out (and counts them)"
+        advice += "; data.on_bad_row: skip skips such rows (and counts them)"
     more = tally.count - len(tally.examples)
     return code(
         f"{meaning} ({tally.count:,} of {of}{rows_read:,} {rows} {verb})",

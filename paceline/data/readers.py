@@ -65,7 +65,9 @@ def total_bytes(located: Located) -> int:
 def _open(file: Path) -> TextIO:
     try:
         if file.stat().st_size == 0:
-            raise DataError(codes.DATA_EMPTY("the file is empty", str(file), "0 bytes", "a file with rows"))
+            raise DataError(
+                codes.DATA_EMPTY("the file is empty", str(file), "0 bytes", "give a file with rows")
+            )
         return open_text(file)
     except OSError as exc:
         raise DataError(
@@ -103,8 +105,8 @@ def _lines(file: Path) -> Iterator[tuple[int, str, int]]:
 
 def _too_large(file: Path, line: int) -> Diagnostic:
     found = f"more than {MAX_LINE >> 20} Mi characters without a line break"
-    hint = "one row a line, or a .json file with one list of rows"
-    return codes.DATA_ROW_TOO_LARGE("a line is longer than any row", f"{file}:{line}", found, hint)
+    hint = "write one row per line, or a .json file with one list of rows"
+    return codes.DATA_ROW_TOO_LARGE("a line is too long for a row", f"{file}:{line}", found, hint)
 
 
 def _binary(file: Path, line: int) -> Diagnostic:
@@ -139,7 +141,7 @@ def _jsonl(file: Path) -> Iterator[RawRow]:
                 "no line of the file is JSON",
                 f"{file}:1",
                 f"{bad} lines, none readable",
-                "one JSON object a line (.jsonl), or a list of objects (.json)",
+                "write one JSON object per line (.jsonl), or a list of objects (.json)",
             )
         )
 
@@ -162,7 +164,7 @@ def _not_json(file: Path, line: int, found: str, exc: Exception) -> Diagnostic:
         "the file is not JSON",
         f"{file}:{line}",
         f"{found} ({_complaint(exc)})",
-        "one JSON object a line (.jsonl), or a list of objects (.json)",
+        "write one JSON object per line (.jsonl), or a list of objects (.json)",
     )
 
 
@@ -171,7 +173,7 @@ def _json(file: Path) -> Iterator[RawRow]:
     first = next(_lines(file), None)
     if first is None:
         raise DataError(
-            codes.DATA_EMPTY("the file is empty", str(file), "only white space", "a file with rows")
+            codes.DATA_EMPTY("the file is empty", str(file), "only white space", "give a file with rows")
         )
     if first[1].lstrip().startswith("["):
         yield from _json_list(file)
@@ -194,10 +196,10 @@ def _whole_json(file: Path, line: int, text: str, exc: Exception) -> Diagnostic:
         return _not_json(file, line, repr(text.strip()[:60]), exc)
     keys = ", ".join(list(value)[:8]) if isinstance(value, dict) else type(value).__name__
     return codes.DATA_NOT_A_LIST(
-        "the file holds one object, not a list of rows",
+        "the file contains one object, not a list of rows",
         f"{file}:{line}",
         f"keys {keys}",
-        "a list of objects: [{…}, {…}]",
+        "write a list of objects: [{…}, {…}]",
     )
 
 
@@ -261,7 +263,7 @@ def _csv(file: Path) -> Iterator[RawRow]:
             # The header names the columns; each name must be unique.
             header = next(reader, [])
             if twice := _twice(header):
-                raise csv.Error(f"two columns are called {twice[:60]!r}")
+                raise csv.Error(f"two columns are named {twice[:60]!r}")
             while True:
                 where = f"{file}:{reader.line_num + 1}"
                 record = next(reader, None)
@@ -280,7 +282,7 @@ def _csv(file: Path) -> Iterator[RawRow]:
                     continue
                 yield RawRow(dict(zip(header, record, strict=True)), where, consumed=consumed)
         except csv.Error as exc:
-            hint = "quote values that hold commas or line breaks, or write JSONL or Parquet"
+            hint = "quote values that contain commas or line breaks, or use JSONL or Parquet"
             raise DataError(
                 codes.DATA_NOT_CSV("the file is not CSV", f"{file}:{reader.line_num}", str(exc), hint)
             ) from exc
@@ -318,7 +320,7 @@ def _parquet(file: Path) -> Iterator[RawRow]:
         with pq.ParquetFile(file) as parquet:
             total = max(parquet.metadata.num_rows, 1)
             if twice := _twice(parquet.schema_arrow.names):
-                raise pa.ArrowInvalid(f"two columns are called {twice[:60]!r}")
+                raise pa.ArrowInvalid(f"two columns are named {twice[:60]!r}")
             for batch in parquet.iter_batches(batch_size=1024):
                 for value in batch.to_pylist():
                     number += 1
@@ -362,7 +364,7 @@ def _pick_split(splits: dict[str, Dataset], split: str, where: str) -> Dataset:
                 f"there is no split '{split}'",
                 where,
                 f"splits {', '.join(splits)}",
-                f"split: {next(iter(splits))} (beside path:)",
+                f"split: {next(iter(splits))} (next to path:)",
             )
         )
     return splits[split]
@@ -387,12 +389,12 @@ def load_hub(located: Located, split: str) -> Dataset:
     except Exception as exc:  # noqa: BLE001  (network, hub and format errors alike: the data cannot be had)
         message = str(exc).split("\n")[0][:300]
         hint = (
-            "a file or folder that exists here, or a public name on the hub with the network on (split:"
-            " another split, beside path:)"
+            "give a file or folder that exists here, or a public name on the hub with network"
+            " access (split: another split, next to path:)"
         )
         raise DataError(
             codes.DATA_HUB(
-                f"'{name}' is no file or folder here, and it could not be loaded from the hub",
+                f"'{name}' is not a file or folder here, and it could not be loaded from the hub",
                 name,
                 f"{type(exc).__name__}: {message}",
                 hint,

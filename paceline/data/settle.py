@@ -42,8 +42,8 @@ def settle_template(
         if formats & setup.kind.conversations:
             raise DataError(no_template(setup.tokenizer.folder))
         what = (
-            "the tokenizer has no chat template: prompt, line break, answer, end of text (built-in 'plain';"
-            " it is saved with the tokenizer)"
+            "the tokenizer has no chat template: prompt, line break, answer and end of text are"
+            " concatenated (built-in 'plain'; it is saved with the tokenizer)"
         )
         notes.append(codes.DATA_PLAIN_TEMPLATE(what, "model.chat_template", severity=Severity.NOTE))
         setup = replace(setup, tokenizer=replace(setup.tokenizer, chat_template=builtin_template("plain")))
@@ -51,11 +51,11 @@ def settle_template(
         tokenizer.chat_template = setup.tokenizer.chat_template
     _check_syntax(setup.tokenizer.chat_template or tokenizer.get_chat_template(), setup.tokenizer.folder)
     if setup.train_on == "assistant" and not setup.kind.answered and not tokenizer.is_fast:
-        hint = "data.train_on: all, or a tokenizer with tokenizer.json"
+        hint = "set data.train_on: all, or use a tokenizer with tokenizer.json"
         raise DataError(
             codes.DATA_NO_OFFSETS(
-                "the tokenizer cannot say which characters a token covers, so answers cannot be told from"
-                " prompts",
+                "the tokenizer does not report which characters a token covers, so answers cannot"
+                " be separated from prompts",
                 "model.tokenizer",
                 type(tokenizer).__name__,
                 hint,
@@ -68,9 +68,10 @@ def no_template(tokenizer: str) -> Diagnostic:
     """Return the error for conversations with a tokenizer that has no chat template."""
     others = ", ".join(name for name in BUILTIN_TEMPLATES if name != "chatml")
     hint = (
-        f"model.chat_template: chatml (or {others}, the path of a .jinja file, or a tokenizer that has one)"
+        f"set model.chat_template: chatml (or {others}, the path of a .jinja file), or use a"
+        " tokenizer that has a template"
     )
-    what = "the tokenizer has no chat template, and the data is conversations"
+    what = "the tokenizer has no chat template, but the data are conversations"
     return codes.DATA_NO_CHAT_TEMPLATE(what, "model.chat_template", tokenizer, hint)
 
 
@@ -87,9 +88,9 @@ def _check_syntax(template: str, where: str) -> None:
             render_jinja_template([[]], chat_template=template)
     except TemplateSyntaxError as exc:
         where, found = f"chat template of {where}, line {exc.lineno}", exc.message or str(exc)
-        hint = "model.chat_template: correct Jinja, or a built-in name such as chatml"
+        hint = "set model.chat_template to correct Jinja, or to a built-in name such as chatml"
         raise DataError(
-            codes.DATA_BAD_CHAT_TEMPLATE("the chat template is not Jinja", where, found, hint)
+            codes.DATA_BAD_CHAT_TEMPLATE("the chat template is not valid Jinja", where, found, hint)
         ) from exc
     except (SpentError, MemoryError) as exc:
         raise DataError(_costly(where, type(exc).__name__)) from exc
@@ -115,11 +116,11 @@ def _end_notes(setup: Setup, tokenizer: PreTrainedTokenizerBase) -> Iterator[Dia
     vocabulary = tokenizer.get_vocab()
     for mark in END_MARKS:
         if mark in template and mark not in vocabulary:
-            what = f"the chat template writes {mark}, which is not one token of this tokenizer"
+            what = f"the chat template writes {mark}, which is not a single token of this tokenizer"
             hint = f"model.add_special_tokens: ['{mark}'] (and the template's other marks)"
             yield codes.DATA_TEMPLATE_TOKEN(what, "model.chat_template", hint=hint, severity=Severity.WARNING)
     if tokenizer.eos_token is None:
-        what = "the tokenizer has no end-of-text token: the model will not learn where an answer ends"
+        what = "the tokenizer has no end-of-text token, so the model will not learn where an answer ends"
         yield codes.DATA_NO_EOS(
-            what, "model.tokenizer", hint="a tokenizer with eos_token set", severity=Severity.WARNING
+            what, "model.tokenizer", hint="use a tokenizer with eos_token set", severity=Severity.WARNING
         )

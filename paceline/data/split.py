@@ -24,14 +24,17 @@ def split_rows(keys: NDArray[np.uint64], wanted: float | int, seed: int) -> tupl
     unique, group_of, sizes = np.unique(keys, return_inverse=True, return_counts=True)
     if len(unique) < 2 or target >= num:
         what = (
-            "the rows cannot be split: all have the same prompt"
+            "the rows cannot be split, because all have the same prompt"
             if len(unique) < 2
-            else "the validation split would leave nothing to train on"
+            else "the validation split would leave no training data"
         )
         found = f"{target} of {num} rows, {len(unique)} different prompt{'s' if len(unique) != 1 else ''}"
         raise DataError(
             codes.DATA_CANNOT_SPLIT(
-                what, "data.validation_split", found, "a smaller validation_split, more rows, or data.eval"
+                what,
+                "data.validation_split",
+                found,
+                "set a smaller validation_split, give more rows, or set data.eval",
             )
         )
     # Hold out whole groups in hashed order while they fit.

@@ -75,7 +75,7 @@ class Store:
             # The metadata is intact, all files have their sizes, and there are no others.
             meta = json.loads((folder / META).read_text("utf-8"))
             if meta.pop("check") != digest_of(meta):
-                return None, "meta.json is not what was written"
+                return None, "meta.json differs from what was written"
             for name, entry in meta["files"].items():
                 if (folder / name).stat().st_size != entry["bytes"]:
                     return (
@@ -83,10 +83,10 @@ class Store:
                         f"{name} has {(folder / name).stat().st_size} bytes instead of {entry['bytes']}",
                     )
             if meta["fingerprint"] != key:
-                return None, "meta.json belongs to another set"
+                return None, "meta.json belongs to another data set"
             beside = {p.relative_to(folder) for p in _files(folder)}
             if foreign := {str(p) for p in beside if p.parts[0] != DERIVED} - {*meta["files"], META}:
-                return None, f"{min(foreign)} is no file of this set"
+                return None, f"{min(foreign)} does not belong to this data set"
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
             return None, f"{type(exc).__name__}: {exc}"
         return meta, ""
@@ -114,7 +114,7 @@ class Store:
                 return meta, ""
             for name, entry in meta["files"].items():
                 if block_digest(folder / name) != entry["sha256"]:
-                    return None, f"{name} is not what was written: its bytes have changed"
+                    return None, f"{name} differs from what was written: its bytes have changed"
         except (OSError, KeyError, TypeError) as exc:
             return None, f"{type(exc).__name__}: {exc}"
         remember(note, now)
@@ -211,6 +211,6 @@ def cannot_write(path: Path, exc: OSError) -> DataError:
             "prepared data cannot be written",
             str(path),
             exc.strerror or str(exc),
-            "data.cache_dir: a folder with room that can be written to",
+            "set data.cache_dir to a writable folder with free space",
         )
     )

@@ -15,12 +15,12 @@ def _unique(pairs: list[tuple[str, Json]]) -> JsonObject:
     row = dict(pairs)
     if len(row) != len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"the key {next(n for n in names if names.count(n) > 1)[:40]!r} stands twice")
+        raise ValueError(f"the key {next(n for n in names if names.count(n) > 1)[:40]!r} appears twice")
     return row
 
 
 def _no_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no JSON number")
+    raise ValueError(f"{text} is not a JSON number")
 
 
 def _finite(text: str) -> float:
@@ -70,4 +70,4 @@ def _writable(node: Json) -> None:
         for key in node if isinstance(node, dict) else ():
             key.encode()
     except UnicodeEncodeError:
-        raise ValueError("a key holds half of a surrogate pair") from None
+        raise ValueError("a key contains half of a surrogate pair") from None

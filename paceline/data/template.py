@@ -129,7 +129,7 @@ class Encoder:
                     except RowError as error:
                         done.append((number, error))
         except bounded.SpentError:
-            raise CostlyTemplateError(f"not done after {bounded.CPU_SECONDS:g} s", number) from None
+            raise CostlyTemplateError(f"did not finish within {bounded.CPU_SECONDS:g} s", number) from None
         except MemoryError:
             raise CostlyTemplateError(f"more than {bounded.MEMORY_BYTES >> 20} MiB", number) from None
         return done
@@ -211,7 +211,7 @@ class Encoder:
         if start < len(before):
             raise RowError(
                 "template_not_incremental",
-                f"turn {turn + 1}: an earlier part is rendered differently when the answer follows",
+                f"turn {turn + 1}: an earlier part is rendered differently once the answer follows",
             )
         upto = text if turn == len(messages) - 1 else self._text(messages[: turn + 1])
         if text.startswith(upto) and len(upto) > start:

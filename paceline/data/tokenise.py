@@ -113,7 +113,7 @@ def tokenise_chunk(setup: Setup, chunk: Chunk) -> ChunkResult:
         problem = next((p for one in results if (p := _unusable(one, row.where, setup))), None)
         cut = [_cut(one, setup.max_length) for one in results if isinstance(one, Encoded)]
         if problem is None and setup.kind.same([one.input_ids for one in cut]):
-            problem = Problem("same_answers", row.where, "after they were cut or rendered")
+            problem = Problem("same_answers", row.where, "after truncation or rendering")
         if problem is not None:
             skipped.append(problem)
             continue
@@ -188,9 +188,9 @@ def tokenise(setup: Setup, chunks: Iterable[Chunk], num_proc: int) -> Iterator[C
                 waiting.append(pool.submit(tokenise_chunk, setup, chunk))
             yield result
     except BrokenProcessPool as exc:
-        hint = "data.num_proc: 1, or more memory for the processes that tokenise"
+        hint = "set data.num_proc: 1, or give the tokenising processes more memory"
         raise DataError(
-            codes.DATA_WORKER_DIED("a process that tokenises died", "data.num_proc", str(exc), hint)
+            codes.DATA_WORKER_DIED("a tokenising process died", "data.num_proc", str(exc), hint)
         ) from exc
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

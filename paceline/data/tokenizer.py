@@ -40,10 +40,10 @@ def tokenizer_folder(model: ModelSection) -> Path:
     if not name:
         raise DataError(
             codes.DATA_NO_TOKENIZER(
-                "no tokenizer is named",
+                "no tokenizer is given",
                 "model.tokenizer",
-                "a model made from scratch (model.config) has none of its own",
-                "model.tokenizer: a folder or a name on the hub",
+                "a model created from scratch (model.config) has no tokenizer of its own",
+                "set model.tokenizer to a folder or a name on the hub",
             )
         )
     local = Path(name).expanduser()
@@ -52,10 +52,10 @@ def tokenizer_folder(model: ModelSection) -> Path:
             inside = ", ".join(sorted(p.name for p in local.iterdir())[:8]) or "nothing"
             raise DataError(
                 codes.DATA_NO_TOKENIZER(
-                    "the folder holds no tokenizer",
+                    "the folder contains no tokenizer",
                     str(local),
                     inside,
-                    "model.tokenizer: a folder with tokenizer.json",
+                    "set model.tokenizer to a folder with tokenizer.json",
                 )
             )
         return local
@@ -79,18 +79,18 @@ def _download(name: str, model: ModelSection) -> Path:
         return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
     except Exception as exc:  # noqa: BLE001  (network, authentication and hub errors)
         message = str(exc).split("\n")[0][:300]
-        why = f"it is no folder here and could not be loaded from the hub: {type(exc).__name__}: {message}"
+        why = f"it is not a folder here and could not be loaded from the hub: {type(exc).__name__}: {message}"
         raise DataError(_not_found(name, why, model)) from exc
 
 
 def _not_found(name: str, found: str, model: ModelSection) -> Diagnostic:
     """Return the error at the key that names it; a model's own tokenizer is missing along with the model."""
     if model.tokenizer:
-        hint = "model.tokenizer: a folder with tokenizer.json, or a name on the hub with the network on"
+        hint = "set model.tokenizer to a folder with tokenizer.json, or a name on the hub with network access"
         return codes.DATA_NO_TOKENIZER(f"there is no tokenizer '{name}'", "model.tokenizer", found, hint)
     hint = (
-        "model.name_or_path: a folder with config.json, its weights and its tokenizer, or a name on the hub"
-        " with the network on"
+        "set model.name_or_path to a folder with config.json, weights and tokenizer, or a name on"
+        " the hub with network access"
     )
     return codes.MODEL_NOT_FOUND(f"there is no model '{name}'", "model.name_or_path", found, hint)
 
@@ -149,8 +149,8 @@ def open_tokenizer(spec: TokenizerSpec) -> PreTrainedTokenizerBase:
     except Exception as exc:  # noqa: BLE001  (damaged files raise many types)
         message = str(exc).split("\n")[0][:300]
         hint = (
-            "model.tokenizer: a folder that AutoTokenizer.from_pretrained loads; its own Python runs only"
-            " from the folder or commit that model.revision pins"
+            "set model.tokenizer to a folder that AutoTokenizer.from_pretrained can load; its own"
+            " Python code runs only from the folder or commit that model.revision pins"
         )
         raise DataError(
             codes.DATA_BAD_TOKENIZER(
@@ -190,7 +190,7 @@ def template_text(value: str | None) -> str | None:
     hint = f"one of {', '.join(BUILTIN_TEMPLATES)}, the path of a .jinja file, or the template itself"
     raise DataError(
         codes.DATA_BAD_CHAT_TEMPLATE(
-            "the chat template is no built-in name, no file and no Jinja text",
+            "the chat template is not the name of a built-in template, a file or Jinja text",
             "model.chat_template",
             value,
             hint,

@@ -10,25 +10,24 @@ BENCH_OPTIONS = Code(
 )
 BENCH_RUN_FAILED = Code(
     "bench.run_failed",
-    "One of the short runs that the measurement is made of ended with an error; its last lines are shown."
-    " Mend what they name, then measure again.",
+    "One of the short runs of the measurement ended with an error; its last lines are shown. Fix"
+    " the cause, then measure again.",
 )
 
 DEMO_NOT_EMPTY = Code(
     "demo.not_empty",
-    "The demo writes into a new directory and overwrites nothing. Give --to with a new directory, or leave"
-    " --to out: the next free name is taken.",
+    "The demo writes to a new directory and overwrites nothing. Give --to with a new directory, or"
+    " leave --to out: the next free name is used.",
 )
 DEMO_NOT_WRITABLE = Code(
     "demo.not_writable",
-    "The demo cannot write where it was told to. Give --to with a place that you may write to.",
+    "The demo cannot write to the given place. Give --to with a folder that you can write to.",
 )
 DEMO_OPTIONS = Code(
     "demo.options",
-    "An option of the demo has a value that it cannot work with; the message shows one that it can.",
+    "An option of the demo has a value that it cannot use; the message shows a valid one.",
 )
 DEMO_STEP_FAILED = Code(
     "demo.step_failed",
-    "A command that the demo runs ended with an error. The reason stands above this message, with a code of"
-    " its own.",
+    "A command of the demo ended with an error. The reason is above this message, with its own code.",
 )

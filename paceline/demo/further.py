@@ -86,10 +86,10 @@ def _show(
         console.print(numbers_table(before, after, [q.kind for q in start.material.questions]))
         console.print(answers_table(before["rows"], after["rows"]))
         way = "  ".join(f"{a['step']}: {a['exact_match']:.0%}" for a in answers)
-        console.print(f"Exact match on the way:  {way}", highlight=False)
+        console.print(f"Exact match during training:  {way}", highlight=False)
     console.print(table_of(numbers))
     spent = ", ".join(f"{name} {human_seconds(value)}" for name, value in seconds.items())
-    console.print(f"{spent}; {human_seconds(sum(seconds.values()))} in all", highlight=False)
+    console.print(f"{spent}; {human_seconds(sum(seconds.values()))} in total", highlight=False)
     again = f"paceline train {shown(yaml)} training.output_dir=outputs/mine training.learning_rate=1e-4"
     places = {"plot": run.plot_png, "numbers": root / "numbers.json", "run": run.root, "config": yaml}
     lines = ["", *(f"  {name:<8} {shown(path)}" for name, path in places.items()), f"  {'again':<8} {again}"]

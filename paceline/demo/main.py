@@ -43,34 +43,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return int(error.exit_code)
     except KeyboardInterrupt:
-        print("\nThe demo was stopped; what it had made so far is kept.", file=sys.stderr)
+        print("\nThe demo was stopped; everything written so far is kept.", file=sys.stderr)
         return int(ExitCode.INTERRUPTED)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="paceline demo",
-        description="Train a small model from scratch on two processes and see what it learnt.",
+        description="Train a small model from scratch on two processes and see what it has learnt.",
     )
     parser.add_argument(
         "--algorithm",
         default="sft",
         choices=ALGORITHMS,
-        help="sft from nothing (default); the others go on from its checkpoint nearest to 40 %% exact match",
+        help="sft from scratch (default); the others start from its checkpoint nearest to 40 %% exact match",
     )
     parser.add_argument(
         "--to",
         type=Path,
         default=None,
         metavar="DIR",
-        help=f"the directory to make (default: {DEFAULT}, or {DEFAULT}-ALGORITHM, or the next free name)",
+        help=f"the directory to create (default: {DEFAULT}, or {DEFAULT}-ALGORITHM, or the next free name)",
     )
-    parser.add_argument("--seed", type=int, default=42, help="of the questions and of the training")
+    parser.add_argument("--seed", type=int, default=42, help="seed of the questions and of training")
     parser.add_argument(
         "--steps",
         type=int,
         default=None,
-        help=f"optimizer steps (default: as many as reach the goal, {STEPS} for sft)",
+        help=f"optimizer steps (default: as many as needed to reach the goal, {STEPS} for sft)",
     )
     parser.add_argument("--nproc", type=int, default=2, help="processes (default: 2)")
     return parser

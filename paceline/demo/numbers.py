@@ -66,7 +66,7 @@ def verdict(console: Console, numbers: Sequence[Number], *, shortened: bool) -> 
         return int(ExitCode.OK)
     words = "; ".join(f"{n.name} {percent(n.after)}, {percent(n.goal or 0.0)} expected" for n in missed)
     if shortened:
-        console.print(f"\nShorter than it takes to reach the goal: {words}.", highlight=False)
+        console.print(f"\nFewer steps than needed to reach the goal: {words}.", highlight=False)
         return int(ExitCode.OK)
     print(f"The demo did not reach its goal: {words}.", file=sys.stderr)
     return int(ExitCode.FAILED)

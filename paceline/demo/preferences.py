@@ -134,12 +134,10 @@ def _recipe(
     )
 
 
-_HOLDS = (
-    "Direct preference optimisation: the model learns to hold right answers for likelier than wrong ones."
-)
+_HOLDS = "Direct preference optimisation: the model learns to make right answers more likely than wrong ones."
 _SCORES = (
-    "A reward model: the half-way model's body with a new head, which learns to score right answers above"
-    " wrong ones."
+    "A reward model: the partly trained model's body with a new head, which learns to score right"
+    " answers above wrong ones."
 )
 DPO = _recipe("dpo", 80, _HOLDS, dpo_yaml, dpo_numbers, asks_questions=True)
 REWARD = _recipe("reward", 300, _SCORES, reward_yaml, reward_numbers, asks_questions=False)

@@ -42,7 +42,7 @@ def show(console: Console, run: RunDir, material: Material, seconds: Mapping[str
     console.print(numbers_table(before, after, kinds))
     console.print(answers_table(before["rows"], after["rows"]))
     console.print(
-        "Exact match on the way:  " + "  ".join(f"{a['step']}: {a['exact_match']:.0%}" for a in answers),
+        "Exact match during training:  " + "  ".join(f"{a['step']}: {a['exact_match']:.0%}" for a in answers),
         highlight=False,
     )
     console.print(speed_line(run, seconds), highlight=False)
@@ -105,7 +105,7 @@ def speed_line(run: RunDir, seconds: Mapping[str, float]) -> str:
             f"{human_bytes(memory)} a process",
             *parts,
         ]
-    return ", ".join(parts) + f"; {human_seconds(sum(seconds.values()))} in all"
+    return ", ".join(parts) + f"; {human_seconds(sum(seconds.values()))} in total"
 
 
 def where_and_next(console: Console, run: RunDir, material: Material) -> None:
@@ -113,7 +113,7 @@ def where_and_next(console: Console, run: RunDir, material: Material) -> None:
     here = shown(run.root)
     lines = [
         "",
-        "[bold]Where everything lies[/bold]",
+        "[bold]Where everything is[/bold]",
         f"  plot         {shown(run.plot_png)}",
         f"  answers      {shown(run.answers_json)}",
         f"  checkpoints  {shown(run.checkpoints)}",

@@ -89,11 +89,11 @@ def exact_match_gain(run: RunDir, start: HalfWay) -> list[Number]:
     return [Number("exact match on held-out questions", before, after, before + GAIN)]
 
 
-_TOLD = "from here on the model is told only whether an answer is right."
+_TOLD = "from here on the model only learns whether an answer is right."
 GRPO = AlgorithmDemo(
     "grpo",
-    f"Group relative policy optimisation: {GROUP} answers to each of {ANSWERS // GROUP} questions a step;"
-    f" {_TOLD}",
+    f"Group relative policy optimisation: {GROUP} answers to each of {ANSWERS // GROUP} questions"
+    f" per step; {_TOLD}",
     600,
     lay_nothing,
     grpo_yaml,
@@ -101,8 +101,8 @@ GRPO = AlgorithmDemo(
 )
 PPO = AlgorithmDemo(
     "ppo",
-    f"Proximal policy optimisation: an answer to each of {ANSWERS} questions a step, and a second model that"
-    f" learns to value each letter; {_TOLD}",
+    f"Proximal policy optimisation: one answer to each of {ANSWERS} questions per step, and a"
+    f" second model that learns the value of each letter; {_TOLD}",
     300,
     lay_nothing,
     ppo_yaml,

@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         processes = sorted(set(options.processes or default_processes()))
         if options.steps < 1 or options.micro_batch < 1 or processes[0] < 1:
-            raise ConfigError(codes.BENCH_OPTIONS("steps, micro-batch and processes are at least 1"))
+            raise ConfigError(codes.BENCH_OPTIONS("steps, micro-batch and processes must be at least 1"))
         with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
             cells = measure(Path(folder), options, processes)
     except PacelineError as error:
@@ -98,16 +98,16 @@ def _parser() -> argparse.ArgumentParser:
         choices=list(SIZES),
         nargs="*",
         default=["small", "medium"],
-        help="models of the single-against-DDP table",
+        help="models of the table single process against DDP",
     )
     parser.add_argument(
         "--steps",
         type=int,
         default=8,
-        help=f"optimizer steps counted in each run, after {WARM_UP} that are not",
+        help=f"optimizer steps counted in each run, after {WARM_UP} that are not counted",
     )
     parser.add_argument(
-        "--micro-batch", type=int, default=8, help=f"rows of {ROW_TOKENS} tokens a process and step"
+        "--micro-batch", type=int, default=8, help=f"rows of {ROW_TOKENS} tokens per process and step"
     )
     parser.add_argument("--json", action="store_true", help="the measurements as JSON")
     return parser
@@ -224,15 +224,15 @@ def show(console: Console, cells: Sequence[Cell], compare: Sequence[str]) -> Non
         alone = by_size[main_size][0].tokens_per_second
         ratio = efficiency(cell, by_size[main_size])
         console.print(
-            f"throughput on {cell.processes}: {alone:,.0f} tokens/s a device × {cell.processes} × {ratio:.2f}"
-            f" = {cell.tokens_per_second:,.0f} tokens/s",
+            f"throughput on {cell.processes}: {alone:,.0f} tokens/s per device × {cell.processes} ×"
+            f" {ratio:.2f} = {cell.tokens_per_second:,.0f} tokens/s",
             highlight=False,
         )
     if compare:
         console.print(compare_table(by_size, compare))
     console.print(
-        "Processes on one machine share its memory bandwidth; DDP keeps the whole model in every process, so"
-        " memory does not fall.",
+        "Processes on one machine share its memory bandwidth; DDP keeps the complete model in every"
+        " process, so memory does not decrease.",
         highlight=False,
     )
 
@@ -249,7 +249,7 @@ def efficiency(cell: Cell, cells: Sequence[Cell]) -> float:
 def scaling_table(cells: Sequence[Cell], size: str) -> Table:
     """Return the guide's table: processes, batch, speed, memory per process, efficiency."""
     table = Table(title=f"Scaling, {size} model", title_justify="left")
-    for column in ("processes", "batch", "speed", "tokens/s", "memory a process", "efficiency"):
+    for column in ("processes", "batch", "speed", "tokens/s", "memory per process", "efficiency"):
         table.add_column(column, justify="right")
     base = cells[0]
     for c in cells:
@@ -269,7 +269,7 @@ def scaling_table(cells: Sequence[Cell], size: str) -> Table:
 def compare_table(by_size: dict[str, list[Cell]], sizes: Sequence[str]) -> Table:
     """Return one process against DDP by model size: time per million tokens, and memory."""
     table = Table(title="One process against DDP", title_justify="left")
-    for column in ("model", "strategy", "processes", "s a million tokens", "memory a process"):
+    for column in ("model", "strategy", "processes", "s per million tokens", "memory per process"):
         table.add_column(column, justify="left" if column in ("model", "strategy") else "right")
     for size in sizes:
         for c in by_size.get(size, []):

@@ -41,9 +41,10 @@ def introduce(console: Console, run: RunDir, material: Material, options: argpar
     """Print what is about to happen."""
     train = len(material.train.read_text(encoding="utf-8").splitlines())
     console.print(
-        f"A Llama of 0.4 M parameters learns letter puzzles from nothing: {train:,} questions to learn from,"
-        f" {len(material.questions)} others to be asked (about words that occur in none of the first)."
-        f" {options.nproc} processes, {options.steps or STEPS} steps. Everything goes to {run.root}.\n",
+        f"A Llama with 0.4 M parameters learns letter puzzles from scratch: {train:,} questions to"
+        f" train on, {len(material.questions)} others to test it (about words that do not occur in"
+        f" the first). {options.nproc} processes, {options.steps or STEPS} steps. Everything is"
+        f" written to {run.root}.\n",
         highlight=False,
     )
 

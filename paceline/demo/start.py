@@ -104,7 +104,7 @@ def _train(options: argparse.Namespace, console: Console, run: RunDir, seconds: 
     except OSError as error:
         raise not_writable(run.root, error) from error
     console.print(
-        f"First {STEPS} supervised steps from nothing, for a model that is right now and then …",
+        f"First {STEPS} supervised steps from scratch, for a model that is right now and then …",
         highlight=False,
     )
     argv = [*paceline("train"), str(material.yaml), "--nproc", str(options.nproc)]

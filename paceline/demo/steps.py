@@ -27,14 +27,14 @@ def free_directory(wanted: Path | None, default: Path, console: Console) -> RunD
                 codes.DEMO_NOT_EMPTY(
                     "this directory is not empty; the demo overwrites nothing",
                     str(wanted),
-                    hint="--to NEW_DIR, or no --to for the next free name",
+                    hint="give --to NEW_DIR, or leave --to out to use the next free name",
                 )
             )
         return RunDir.at(wanted)
     candidates = (default if n == 1 else default.with_name(f"{default.name}-{n}") for n in range(1, 10_000))
     chosen = next(c for c in candidates if not c.exists())
     if chosen != default:
-        console.print(f"{default} holds an earlier demo; this one goes to {chosen}.")
+        console.print(f"{default} contains an earlier demo; this one is written to {chosen}.")
     return RunDir.at(chosen)
 
 
@@ -42,7 +42,9 @@ def not_writable(place: Path, error: OSError) -> ConfigError:
     """Return the error that the demo's files cannot be written."""
     what, found = "the demo's files cannot be written", str(error.strerror or error)
     return ConfigError(
-        codes.DEMO_NOT_WRITABLE(what, str(place), found, "paceline demo --to DIR, a place you may write to")
+        codes.DEMO_NOT_WRITABLE(
+            what, str(place), found, "use paceline demo --to DIR with a folder that you can write to"
+        )
     )
 
 
@@ -80,8 +82,8 @@ def timed(console: Console, what: str, argv: Sequence[str], *, quiet: bool = Fal
         raise Stopped(
             child.returncode,
             codes.DEMO_STEP_FAILED(
-                f"{what} ended with exit code {child.returncode}; the reason stands above",
-                hint="`paceline explain CODE` tells more about a code",
+                f"{what} ended with exit code {child.returncode}; the reason is above",
+                hint="`paceline explain CODE` explains a code",
             ),
         )
     return time.monotonic() - started

@@ -58,10 +58,10 @@ def load_folder(folder: Path) -> tuple[HFModel, PreTrainedTokenizerBase]:
     if not (folder / "config.json").is_file():
         raise ConfigError(
             codes.GENERATION_NO_MODEL(
-                "no model lies here",
+                "there is no model here",
                 str(folder),
                 "no config.json",
-                "a run directory, or a folder made by `paceline export RUN --to DIR`",
+                "give a run directory, or a folder written by `paceline export RUN --to DIR`",
             )
         )
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -132,7 +132,9 @@ def prompt_ids(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) 
             codes.GENERATION_NO_CHAT_TEMPLATE(
                 "the tokenizer has no chat template",
                 "chat_template",
-                hint="train with model.chat_template: chatml, or the template the model was made with",
+                hint=(
+                    "train with model.chat_template: chatml, or the template that the model was trained with"
+                ),
             )
         )
     text = _rendered(tokenizer, [dict(m) for m in messages])
@@ -145,22 +147,22 @@ def _rendered(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]]
 
     A template is untrusted code: it runs under the same time and memory limits as in data preparation.
     """
-    hint = "train with model.chat_template: chatml, or take a tokenizer whose template you know"
+    hint = "train with model.chat_template: chatml, or use a tokenizer whose template you know"
     try:
         with bounded.bounded_memory(), bounded.bounded_time():
             return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
     except (bounded.SpentError, MemoryError) as exc:
         spent = isinstance(exc, bounded.SpentError)
         found = (
-            f"not done after {bounded.CPU_SECONDS:g} s"
+            f"did not finish within {bounded.CPU_SECONDS:g} s"
             if spent
             else f"more than {bounded.MEMORY_BYTES >> 20} MiB"
         )
-        what = "the chat template takes more time or memory than any conversation needs"
+        what = "the chat template needs more time or memory than any conversation should"
         raise ConfigError(codes.GENERATION_TEMPLATE_COSTLY(what, "chat_template", found, hint)) from None
     except Exception as exc:  # noqa: BLE001  (a template may raise anything)
         found = f"{type(exc).__name__}: {exc}"[:200]
-        what = "the chat template does not take this conversation"
+        what = "the chat template raised an error for this conversation"
         raise ConfigError(codes.GENERATION_TEMPLATE_REFUSED(what, "chat_template", found, hint)) from exc
 
 
@@ -206,9 +208,9 @@ def _check_room(model: HFModel, prompts: Sequence[list[int]], sampling: Sampling
     if limit is not None and longest >= limit:
         raise ConfigError(
             codes.GENERATION_TOO_LONG(
-                "the conversation is longer than the model's positions",
+                "the conversation is longer than the model's number of positions",
                 "",
-                f"{longest} tokens, the model has {limit} positions",
-                "a shorter prompt, or start the conversation anew (/new)",
+                f"{longest} tokens, but the model has {limit} positions",
+                "use a shorter prompt, or start a new conversation (/new)",
             )
         )

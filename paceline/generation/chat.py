@@ -61,15 +61,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="paceline chat", description="Talk to what a run has trained.")
+    parser = argparse.ArgumentParser(
+        prog="paceline chat", description="Chat with the model that a run has trained."
+    )
     parser.add_argument("run", help="a run directory, one of its checkpoints, or an exported folder")
-    parser.add_argument("--prompt", help="answer this one prompt and end")
+    parser.add_argument("--prompt", help="answer this one prompt and exit")
     parser.add_argument("--system", help="a system message to begin with")
     parser.add_argument(
-        "--forget", action="store_true", help="answer every line by itself, without what was said before"
+        "--forget", action="store_true", help="answer every line separately, without the earlier conversation"
     )
     parser.add_argument(
-        "--max-new-tokens", type=int, help="what is left out is said by the run's generation section"
+        "--max-new-tokens", type=int, help="options left out come from the run's generation section"
     )
     parser.add_argument("--temperature", type=float, help="0 is greedy")
     parser.add_argument("--top-p", type=float)
@@ -85,7 +87,7 @@ def model_folder(run: Path) -> Iterator[Path]:
             codes.GENERATION_NO_RUN(
                 "there is no such folder",
                 str(run),
-                hint="a run directory such as outputs/demo, or an exported folder",
+                hint="give a run directory such as outputs/demo, or an exported folder",
             )
         )
     if (
@@ -117,10 +119,10 @@ def model_folder(run: Path) -> Iterator[Path]:
             found = made.stderr.strip().splitlines()[-6:]
             raise ConfigError(
                 codes.GENERATION_NO_MODEL(
-                    "no model can be taken from this folder",
+                    "this folder contains no model to load",
                     str(run),
                     "\n      ".join(found),
-                    "a run with a checkpoint, or an exported folder",
+                    "give a run with a checkpoint, or an exported folder",
                 )
             )
         yield to
@@ -141,7 +143,7 @@ def converse(
     """
     interactive = source.isatty()
     if interactive:
-        print("Write a prompt and press Enter. /new starts over, /quit or Ctrl-D ends.")
+        print("Write a prompt and press Enter. /new starts a new conversation, /quit or Ctrl-D ends.")
     history = list(opening)
     while True:
         if interactive:

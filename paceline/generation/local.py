@@ -198,11 +198,11 @@ def cache_for(hf: HFModel, room: int) -> DynamicCache:
     if strange:
         raise ConfigError(
             codes.GENERATION_STATEFUL(
-                "this model carries a state from token to token, and rollouts of several prompts at once"
-                " would mix padding into it",
+                "this model passes a state from token to token, so rollouts of several prompts at"
+                " once would mix padding into it",
                 "model",
                 f"{type(hf).__name__}: {strange[0]}",
-                "a model of attention layers (llama, qwen2, mistral, gemma, …)",
+                "use a model with attention layers (llama, qwen2, mistral, gemma, …)",
             )
         )
     return cache

@@ -86,12 +86,12 @@ class Server:
     def _read(self, path: str, response: httpx.Response) -> dict[str, Any]:
         if response.status_code != 200:
             text = " ".join(response.text.split())[:300]
-            what = "the server that writes answers refused a call"
-            hint = "the server's own log says why"
+            what = "the generation server refused a request"
+            hint = "see the server's own log"
             if response.status_code == 404:
-                hint = "a vLLM server, started with VLLM_SERVER_DEV_MODE=1 for what takes new weights"
+                hint = "use a vLLM server, started with VLLM_SERVER_DEV_MODE=1 so that it accepts new weights"
             if response.status_code in (401, 403):
-                hint = f"{_KEY}.api_key_env: the environment variable that holds the key"
+                hint = f"set {_KEY}.api_key_env to the environment variable that holds the key"
             where = f"{_KEY}.url"
             raise PacelineError(
                 codes.ROLLOUT_SERVER_STATUS(
@@ -107,20 +107,20 @@ class Server:
         return found if isinstance(found, dict) else {"answer": found}
 
     def _silent(self, path: str, found: str) -> PacelineError:
-        what = "the server that writes answers does not answer"
+        what = "the generation server does not answer"
         hint = (
-            "is it up, and can this machine reach it? a longer training.rollout.server.timeout where it is"
-            " only slow"
+            "check that it is running and that this machine can reach it; if it is only slow,"
+            " increase training.rollout.server.timeout"
         )
         return PacelineError(
             codes.ROLLOUT_SERVER_UNREACHABLE(what, f"{_KEY}.url", f"{self.url}{path}: {found}", hint)
         )
 
     def wrong(
-        self, path: str, found: str, hint: str = "a vLLM server of version 0.12 or later"
+        self, path: str, found: str, hint: str = "use a vLLM server of version 0.12 or later"
     ) -> PacelineError:
         """Return the error for an invalid answer."""
-        what = "the server that writes answers said something that is no answer"
+        what = "the generation server sent an invalid reply"
         return PacelineError(
             codes.ROLLOUT_SERVER_ANSWER(what, f"{_KEY}.url", f"{self.url}{path}: {found}", hint)
         )
@@ -206,16 +206,16 @@ class ServerEngine:
         if not 0 < len(tokens) <= request.max_tokens or len(tokens) != len(logprobs):
             return (
                 f"{len(tokens)} tokens with {len(logprobs)} log-probabilities, where 1 to"
-                f" {request.max_tokens} were asked for"
+                f" {request.max_tokens} were requested"
             )
         if not all(math.isfinite(v) for v in logprobs):
-            return "a log-probability that is no number"
+            return "a log-probability that is not a number"
         # It must end at its first stop token, or at the maximum length.
         ended = tokens[-1] in self.stop_ids
         if any(t in self.stop_ids for t in tokens[:-1]) or (not ended and len(tokens) < request.max_tokens):
             return (
-                f"an answer that ends (finish_reason {reason}) neither at a stop token nor at its longest"
-                " length"
+                f"an answer that ends (finish_reason {reason}) neither at a stop token nor at the"
+                " maximum length"
             )
         return ""
 

@@ -53,8 +53,8 @@ def _section(run: RunDir) -> JsonObject:
     try:
         found = json.loads(run.config_json.read_text(encoding="utf-8")).get("generation", {})
     except (OSError, ValueError, AttributeError) as error:
-        what = "the run's config, which says how answers are written, cannot be read"
-        hint = "put the file back, or export the model and chat with that folder"
+        what = "the run's config, which contains the generation options, cannot be read"
+        hint = "restore the file, or export the model and chat with that folder"
         raise ConfigError(
             codes.GENERATION_RUN_CONFIG(what, str(run.config_json), str(error), hint)
         ) from error

@@ -61,26 +61,26 @@ def check_address(cluster: Cluster, *, named: bool) -> list[Diagnostic]:
         return []
     address = cluster.master_addr
     hint = (
-        f"--master-addr {own_address() if cluster.node_rank == 0 else 'HOST'}, an address of node 0 that"
-        " every node reaches; the same on every node"
+        f"use --master-addr {own_address() if cluster.node_rank == 0 else 'HOST'}, an address of"
+        " node 0 that every node can reach; the same on every node"
     )
     if not named:
         what = (
-            f"{cluster.num_nodes} nodes, and nothing says where node 0 is: node {cluster.node_rank} would"
-            " wait for itself"
+            f"there are {cluster.num_nodes} nodes, but the address of node 0 is not given: node"
+            f" {cluster.node_rank} would wait for itself"
         )
         raise ConfigError(codes.LAUNCH_MASTER_ADDR(what, "--master-addr", "not given", hint))
     if is_loopback(address):
         what = (
-            f"{address} is this machine alone: all {cluster.num_nodes} nodes must be started here, or they"
-            " never meet"
+            f"{address} is reachable only from this machine: all {cluster.num_nodes} nodes must be"
+            " started here, or they cannot connect"
         )
         return [codes.LAUNCH_LOOPBACK(what, "--master-addr", address, hint, Severity.WARNING)]
     mine = resolves_to_loopback(address)
     if mine:
         what = (
-            f"on this machine {address} stands for {mine} (/etc/hosts): the other nodes would be told to"
-            " connect to themselves"
+            f"on this machine {address} resolves to {mine} (/etc/hosts), so the other nodes would"
+            " try to connect to themselves"
         )
         raise ConfigError(codes.LAUNCH_MASTER_ADDR(what, "--master-addr", address, hint))
     return []
@@ -104,9 +104,9 @@ def await_node_0(
         if time.monotonic() > deadline:
             what = (
                 f"node 0 was not started on this machine within {wait_seconds:.0f} s, and"
-                f" {cluster.master_addr} is no other machine's"
+                f" {cluster.master_addr} is not another machine"
             )
-            hint = "--master-addr HOST, the address of node 0; the same on every node"
+            hint = "use --master-addr HOST, the address of node 0; the same on every node"
             raise ConfigError(codes.LAUNCH_MASTER_ADDR(what, "--master-addr", cluster.master_addr, hint))
         time.sleep(0.2)
 

@@ -26,10 +26,10 @@ def check_claim(run: RunDir, *, overwrite: bool, resume: bool) -> None:
     It may if the directory is new, is to be resumed, or is to be set aside by ``overwrite_output_dir``.
     """
     if os.path.isfile(run.root) or no_file(run.root):
-        what, hint = "the output directory is a file", "name a directory"
+        what, hint = "the output directory is a file", "name a directory instead"
         raise ConfigError(codes.RUN_NOT_A_DIRECTORY(what, "training.output_dir", str(run.root), hint))
     if wrong := not_writable(run.root):
-        what, hint = "the output directory cannot be written", "name a directory you may write to"
+        what, hint = "the output directory cannot be written", "name a directory that you can write to"
         raise ConfigError(
             codes.RUN_NOT_WRITABLE(what, "training.output_dir", f"{run.root}: {wrong}"[:600], hint)
         )
@@ -43,11 +43,12 @@ def check_claim(run: RunDir, *, overwrite: bool, resume: bool) -> None:
     if holds_work(run) and not overwrite and not resume:
         raise ConfigError(
             codes.RUN_EXISTS(
-                "the output directory already holds a run",
+                "the output directory already contains a run",
                 "training.output_dir",
                 str(run.root),
-                "training.resume_from_checkpoint=latest to go on with it, training.experiment_name=NEW for a"
-                " new one, or training.overwrite_output_dir=true to set the old one aside",
+                "set training.resume_from_checkpoint=latest to resume it,"
+                " training.experiment_name=NEW for a new run, or training.overwrite_output_dir=true"
+                " to rename the old one",
             )
         )
 
@@ -69,7 +70,7 @@ def holds_work(run: RunDir) -> bool:
 def in_use(run: RunDir) -> Diagnostic:
     """Return the diagnostic that another process holds the run directory."""
     return codes.RUN_IN_USE(
-        "another Paceline process is writing this run directory right now",
+        "another Paceline process is currently writing to this run directory",
         "training.output_dir",
         str(run.root),
         "wait for it, stop it, or set another training.output_dir or training.experiment_name",
@@ -95,8 +96,8 @@ def claim(
     check_claim(run, overwrite=overwrite, resume=resume)
     notes: list[Diagnostic] = []
     if words := open_to_strangers(run.root):
-        what = "somebody else could replace files of this run"
-        hint = "training.output_dir: a folder of your own, or chmod o-w"
+        what = "other users could replace files of this run"
+        hint = "set training.output_dir to a folder of your own, or run chmod o-w"
         notes.append(codes.RUN_OPEN(what, "training.output_dir", words, hint, Severity.WARNING))
     try:
         # Set the old run aside under a free name.
@@ -109,7 +110,7 @@ def claim(
             run.root.rename(aside)
             notes.append(
                 codes.RUN_SET_ASIDE(
-                    "the previous run in this directory was set aside", str(aside), severity=Severity.NOTE
+                    "the previous run in this directory was renamed", str(aside), severity=Severity.NOTE
                 )
             )
         # Create the folders and write config and plan.
@@ -126,7 +127,7 @@ def claim(
                 "the output directory cannot be written",
                 "training.output_dir",
                 f"{run.root}: {exc.strerror or exc}",
-                "name another directory or free some space",
+                "name another directory, or free disk space",
             )
         ) from exc
     return tuple(notes)

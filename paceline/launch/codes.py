@@ -6,119 +6,123 @@ from paceline.core.diagnostics import Code
 
 PROGRAM_SYSTEM_REFUSED = Code(
     "program.system_refused",
-    "The operating system refused what the command was to write or read: the disk is full or out of inodes,"
-    " over its quota, read-only, or there is no permission. The file is named; nothing half-written counts as"
-    " done.",
+    "The operating system refused a read or write: the disk is full or out of inodes, over its"
+    " quota, read-only, or permission is denied. The message names the file; nothing half-written"
+    " counts as complete.",
 )
 
 DATA_OFFLINE = Code(
     "data.offline",
-    "A tokenizer or a data set is on the hub, not in this machine's cache, and HF_HUB_OFFLINE forbids to"
-    " fetch it. Fetch it before, or name a folder.",
+    "A tokenizer or a data set is on the hub, not in this machine's cache, and HF_HUB_OFFLINE"
+    " forbids downloading it. Download it first, or name a folder.",
 )
 DATA_CACHE_WRITE = Code(
     "data.cache_write",
-    "The prepared data cannot be written, or what was written cannot be read back. Set data.cache_dir to a"
-    " sound folder with room.",
+    "The prepared data cannot be written, or cannot be read back. Set data.cache_dir to a working"
+    " folder with free space.",
 )
 
 MODEL_REVISION_UNREAD = Code(
     "model.revision_unread",
-    "model.revision names a branch, tag or commit of the hub, and this model is a folder or made from"
-    " scratch. It sets nothing there. Remove it.",
+    "model.revision names a branch, tag or commit of the hub, but this model is a local folder or"
+    " created from scratch, so it has no effect. Remove it.",
 )
 
 TRIAL_UNFINISHED = Code(
     "trial.unfinished",
-    "The process that looks and tries before a start was ended by a signal or by its time limit. It goes on"
-    " without; the run's processes may meet the same.",
+    "The process that runs the checks before a start was ended by a signal or by its time limit."
+    " The start continues without it; the run's processes may have the same problem.",
 )
 
 LAUNCH_OP_LOCK = Code(
     "launch.op_lock",
-    "A build of DeepSpeed's async_io op (NVMe offload) was killed and left its lock, for which every later"
-    " start would wait without end. Delete the file that is named.",
+    "A build of DeepSpeed's async_io op (NVMe offload) was killed and left its lock, and every"
+    " later start would wait for it forever. Delete the file in the message.",
 )
 LAUNCH_COUNT = Code(
-    "launch.count", "Processes a node and nodes are counted from 1. Correct --nproc and --nnodes."
+    "launch.count",
+    "The numbers of processes per node and of nodes must be at least 1. Correct --nproc and --nnodes.",
 )
 LAUNCH_DEEPSPEED_LOG_LEVEL = Code(
     "launch.deepspeed_log_level",
-    "DEEPSPEED_LOG_LEVEL was read, and the message says what became of it. In the YAML the key is"
+    "DEEPSPEED_LOG_LEVEL is set; the message says how it was used. In the YAML the key is"
     " training.log_level.",
 )
 LAUNCH_DEEPSPEED_TIMEOUT = Code(
     "launch.deepspeed_timeout",
-    "DEEPSPEED_TIMEOUT counts minutes and is taken as training.ddp_timeout, in seconds, because Paceline"
-    " opens the process group. It is a whole number from 1; write the seconds in the YAML instead.",
+    "DEEPSPEED_TIMEOUT is in minutes and is read as training.ddp_timeout, in seconds, because"
+    " Paceline opens the process group. It must be a whole number of 1 or more; better set the"
+    " seconds in the YAML.",
 )
 LAUNCH_ENV_PASSED = Code(
     "launch.env_passed",
-    "A variable of the environment changes how a library works and is passed on to the ranks as it is; the"
-    " message says what it does. Unset it if that was not meant.",
+    "An environment variable changes the behaviour of a library and is passed on to the ranks"
+    " unchanged; the message says what it does. Unset it if this is not intended.",
 )
 LAUNCH_HOSTFILE = Code(
     "launch.hostfile",
-    "DeepSpeed's launcher knows of several nodes by a hostfile alone, with --no_ssh too. Write one line a"
-    " node with its name and slots, and give --hostfile on every node.",
+    "DeepSpeed's launcher needs a hostfile for several nodes, also with --no_ssh. Write one line"
+    " per node with its name and slots, and pass --hostfile on every node.",
 )
 LAUNCH_LOOPBACK = Code(
     "launch.loopback",
-    "The address of node 0 is one that means this machine alone. That is right when all nodes are started"
-    " here; otherwise each would wait for itself. Give --master-addr a name that the other nodes reach.",
+    "The address of node 0 is reachable only from this machine. That is correct if all nodes are"
+    " started here; otherwise each would wait for itself. Set --master-addr to a name that the"
+    " other nodes can reach.",
 )
 LAUNCH_MASTER_ADDR = Code(
     "launch.master_addr",
-    "With several nodes the address of node 0 has to be known to all of them, and none is given, or the one"
-    " given stands for the machine that reads it (see /etc/hosts). Give --master-addr a name or address that"
-    " every node reaches.",
+    "With several nodes, all of them need the address of node 0, but none is given, or the one"
+    " given resolves to the machine that reads it (see /etc/hosts). Set --master-addr to a name or"
+    " address that every node can reach.",
 )
 LAUNCH_NCCL_TIMEOUT = Code(
     "launch.nccl_timeout",
-    "NCCL reads no variable NCCL_TIMEOUT; its seconds are taken as training.ddp_timeout. It is a whole number"
-    " from 1; the key in the YAML is the better place.",
+    "NCCL does not read a variable NCCL_TIMEOUT; its seconds are read as training.ddp_timeout. It"
+    " must be a whole number of 1 or more; better set the key in the YAML.",
 )
 LAUNCH_NODE_RANK = Code(
     "launch.node_rank",
-    "Nodes are counted from 0 to one less than their number. Correct --node_rank, or --nnodes.",
+    "Node ranks go from 0 to one less than the number of nodes. Correct --node_rank, or --nnodes.",
 )
 LAUNCH_ONE_PROCESS = Code(
     "launch.one_process",
-    "accelerate launch starts one process here, although more were asked for: that is what it does with"
-    " --cpu. Use torchrun, or --multi_gpu with --num_processes, which it takes on CPUs too.",
+    "accelerate launch started one process, although more were requested: this is what it does with"
+    " --cpu. Use torchrun, or --multi_gpu with --num_processes, which also works on CPUs.",
 )
 LAUNCH_PORT_IN_USE = Code(
     "launch.port_in_use",
-    "Another program listens on the port where the ranks should meet. Take another one, on every node the"
-    " same; a free one is named.",
+    "Another program listens on the port where the ranks would connect. Use another port, the same"
+    " on every node; a free one is shown.",
 )
-LAUNCH_PORT_RANGE = Code("launch.port_range", "A TCP port is a number from 1 to 65535.")
+LAUNCH_PORT_RANGE = Code("launch.port_range", "A TCP port must be a number from 1 to 65535.")
 LAUNCH_RANK_ALONE = Code(
     "launch.rank_alone",
-    "The environment says that this is one process of several but not of how many, so each would train alone"
-    " in the same folder. Export RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT in each process,"
-    " or start by torchrun or srun.",
+    "The environment shows that this is one process of several but not how many, so each would"
+    " train alone in the same folder. Export RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and"
+    " MASTER_PORT in each process, or start with torchrun or srun.",
 )
 LAUNCH_RENDEZVOUS = Code(
     "launch.rendezvous",
-    "MASTER_ADDR, and MASTER_PORT where it is set, are taken as the place where the nodes meet. --master-addr"
-    " and --master-port say it on the command line.",
+    "MASTER_ADDR, and MASTER_PORT if it is set, are used as the address where the nodes connect."
+    " --master-addr and --master-port set it on the command line.",
 )
 LAUNCH_START = Code(
     "launch.start",
-    "A process could not be started: the program is missing or may not be run. The whole command is shown.",
+    "A process could not be started: the program is missing or is not executable. The complete"
+    " command is shown.",
 )
 LAUNCH_STORE_SECRET = Code(
     "launch.store_secret",
-    "What the ranks tell each other is signed with a secret, and the one that was named cannot be used: no"
-    " file, readable for everybody, or too short. Make one with openssl rand -hex 32 > FILE and chmod 600"
-    " FILE.",
+    "Messages between the ranks are signed with a secret, but the one given cannot be used: it is"
+    " not a file, is readable for everybody, or is too short. Create one with openssl rand -hex 32"
+    " > FILE and chmod 600 FILE.",
 )
 LAUNCH_STORE_UNSIGNED = Code(
     "launch.store_unsigned",
-    "Ranks on several nodes, or started by another program, have no secret in common, so whoever reaches the"
-    " port where they meet can speak for a rank and end the run. Name a secret on every node by"
-    " PACELINE_STORE_SECRET_FILE or PACELINE_STORE_SECRET.",
+    "Ranks on several nodes, or started by another program, have no common secret, so anyone who"
+    " can reach their port can send messages as a rank and end the run. Set a secret on every node"
+    " with PACELINE_STORE_SECRET_FILE or PACELINE_STORE_SECRET.",
 )
 LAUNCH_TORCH_DEBUG = Code(
     "launch.torch_debug",
@@ -126,70 +130,71 @@ LAUNCH_TORCH_DEBUG = Code(
 )
 LAUNCH_NOT_INSTALLED = Code(
     "launch.not_installed",
-    "The program that --launcher names is not installed here. Install it as shown, or let Paceline start the"
-    " ranks (--launcher spawn).",
+    "The program given to --launcher is not installed. Install it as shown, or let Paceline start"
+    " the ranks (--launcher spawn).",
 )
 LAUNCH_ONE_NODE = Code(
     "launch.one_node",
-    "mpirun, accelerate and deepspeed reach several nodes by means of their own (a host list, ssh, a"
-    " hostfile): start them by their own command as shown, which Paceline's ranks join. On one node"
-    " --launcher starts them.",
+    "mpirun, accelerate and deepspeed have their own ways to reach several nodes (a host list, ssh,"
+    " a hostfile): start them with their own command as shown, and Paceline's ranks join. On one"
+    " node --launcher starts them.",
 )
-LAUNCH_UNKNOWN = Code("launch.unknown", "No launcher has this name. The known ones are listed.")
+LAUNCH_UNKNOWN = Code("launch.unknown", "There is no launcher of this name. The known ones are listed.")
 LAUNCH_WORKER_KILLED = Code(
     "launch.worker_killed",
-    "A rank was ended by a signal, and the run answers 128 and its number. Whether SIGKILL came from the"
-    " kernel for want of memory is read from the count of the memory cgroup; SIGSEGV, SIGABRT, SIGBUS and"
-    " SIGFPE come from a library's native code, and the stack of each thread is in the rank's log."
-    " events/exits.json has every rank's end.",
+    "A rank was ended by a signal, and the run exits with 128 plus its number. The memory cgroup's"
+    " counter shows whether SIGKILL came from the kernel because memory ran out; SIGSEGV, SIGABRT,"
+    " SIGBUS and SIGFPE come from a library's native code, and the stack of each thread is in the"
+    " rank's log. events/exits.json records how every rank ended.",
 )
 LAUNCH_OUT_OF_MEMORY = Code(
     "launch.out_of_memory",
-    "The kernel's out-of-memory killer has ended a rank: the memory cgroup of the process has counted it"
-    " (oom_kill). The run answers 137. Take a smaller batch or shorter rows, turn on gradient checkpointing,"
-    " or give the job more memory.",
+    "The kernel's out-of-memory killer ended a rank: the process's memory cgroup counted it"
+    " (oom_kill). The run exits with 137. Use a smaller batch or shorter rows, turn on gradient"
+    " checkpointing, or give the job more memory.",
 )
 LAUNCH_RANK_FAILED = Code(
     "launch.rank_failed",
-    "A rank ended with an error of its own and the others had not heard of it: the launcher has told them and"
-    " ended them. See that rank's log.",
+    "A rank ended with an error and could not inform the others, so the launcher informed and ended"
+    " them. See that rank's log.",
 )
 LAUNCH_RANK_GONE = Code(
     "launch.rank_gone",
-    "Behind torchrun's agent a rank's process went away without a word: the launcher has told the others. The"
-    " agent says by which signal.",
+    "With torchrun's agent, a rank's process disappeared without reporting an error: the launcher"
+    " informed the others. The agent's output shows the signal.",
 )
 LAUNCH_EXITS_LOST = Code(
     "launch.exits_lost",
-    "How the ranks ended could not be written into the run folder (events/exits.json, the killed rank's log,"
-    " result.json): the system refused it. What stands on the console is all that is known.",
+    "How the ranks ended could not be written to the run folder (events/exits.json, the killed"
+    " rank's log, result.json): the system refused it. Only the console output is available.",
 )
 
 RUN_EXISTS = Code(
     "run.exists",
-    "The output directory already holds a run, and nothing is overwritten silently. Go on with it by"
-    " training.resume_from_checkpoint: latest, take another training.experiment_name, or set the old one"
-    " aside by training.overwrite_output_dir: true.",
+    "The output directory already contains a run, and nothing is overwritten silently. Resume it"
+    " with training.resume_from_checkpoint: latest, set another training.experiment_name, or rename"
+    " the old one with training.overwrite_output_dir: true.",
 )
 RUN_IN_USE = Code(
     "run.in_use",
-    "Another Paceline process writes this run directory right now. Wait for it, stop it, or set another"
-    " training.output_dir or training.experiment_name.",
+    "Another Paceline process is currently writing to this run directory. Wait for it, stop it, or"
+    " set another training.output_dir or training.experiment_name.",
 )
 RUN_NOT_A_DIRECTORY = Code(
     "run.not_a_directory", "training.output_dir is the path of a file. Name a directory."
 )
 RUN_NOT_WRITABLE = Code(
     "run.not_writable",
-    "The output directory cannot be made or written. Name a directory that you may write to, or free space.",
+    "The output directory cannot be created or written. Name a directory that you can write to, or"
+    " free disk space.",
 )
 RUN_SET_ASIDE = Code(
     "run.set_aside",
-    "The earlier run of this directory was renamed, as training.overwrite_output_dir asks; nothing was"
-    " deleted.",
+    "The previous run of this directory was renamed, as training.overwrite_output_dir requests;"
+    " nothing was deleted.",
 )
 RUN_OPEN = Code(
     "run.open",
-    "The run's folder belongs to another user, or lies where everybody may rename and replace files:"
-    " checkpoints there may not be what was saved.",
+    "The run's folder belongs to another user, or is in a place where every user can rename and"
+    " replace files: checkpoints there may not be what was saved.",
 )

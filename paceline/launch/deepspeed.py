@@ -45,11 +45,11 @@ def argv(
         lines = "".join(f"node{node} slots={cluster.nproc}\\n" for node in range(cluster.num_nodes))
         raise ConfigError(
             codes.LAUNCH_HOSTFILE(
-                "deepspeed starts several nodes from a hostfile only, with --no_ssh too",
+                "deepspeed needs a hostfile to start several nodes, also with --no_ssh",
                 "deepspeed --hostfile",
                 f"{cluster.num_nodes} nodes",
-                f"one line a node, NAME slots=PROCESSES: printf '{lines}' > hostfile, and deepspeed"
-                " --hostfile=hostfile on every node",
+                f"write one line per node, NAME slots=PROCESSES: printf '{lines}' > hostfile, and"
+                " run deepspeed --hostfile=hostfile on every node",
             )
         )
     return (

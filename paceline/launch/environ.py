@@ -17,14 +17,14 @@ from paceline.launch.managers import whole
 
 # Read by NCCL, CUDA or torch themselves: passed on as they are.
 PASSED_ON: Mapping[str, str] = {
-    "NCCL_DEBUG": "NCCL prints what it does",
-    "NCCL_IB_DISABLE": "NCCL leaves InfiniBand aside when it is 1",
-    "NCCL_P2P_DISABLE": "NCCL copies between devices through host memory when it is 1",
-    "NCCL_SOCKET_IFNAME": "the network interface NCCL starts from",
-    "GLOO_SOCKET_IFNAME": "the network interface gloo uses",
+    "NCCL_DEBUG": "NCCL prints debug output",
+    "NCCL_IB_DISABLE": "NCCL does not use InfiniBand if it is 1",
+    "NCCL_P2P_DISABLE": "NCCL copies between devices through host memory if it is 1",
+    "NCCL_SOCKET_IFNAME": "the network interface that NCCL uses first",
+    "GLOO_SOCKET_IFNAME": "the network interface that gloo uses",
     "TORCH_DISTRIBUTED_DEBUG": "torch checks collectives against each other; DETAIL is slow",
     "CUDA_VISIBLE_DEVICES": "only these CUDA devices are used",
-    "CUDA_LAUNCH_BLOCKING": "each CUDA kernel is waited for when it is 1: for finding errors, slow",
+    "CUDA_LAUNCH_BLOCKING": "every CUDA kernel runs synchronously if it is 1: for debugging, slow",
 }
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 
@@ -85,7 +85,7 @@ def _accelerate(
     # Options that accelerate ignores for lack of another one.
     command = accelerate_options(ancestors() if above is None else above)
     for option, needs in command.thrown_away().items():
-        what = f"accelerate launch throws --{option} away, since --{needs} is not given"
+        what = f"accelerate launch ignores --{option}, because --{needs} is not given"
         notes.append(
             config_codes.LAUNCH_NO_EFFECT(
                 what, "accelerate launch", f"--{option}", f"--{needs}", Severity.WARNING
@@ -98,12 +98,12 @@ def _accelerate(
     if simple and (several or environ.get("MASTER_ADDR")):
         many = f"--num_processes {num_processes}" if several else "more than one process"
         what = (
-            f"accelerate launch was asked for {many}, and has started one: without --multi_gpu, --use_fsdp or"
-            " --use_deepspeed it never starts more"
+            f"accelerate launch should start {many}, but started one: without --multi_gpu,"
+            " --use_fsdp or --use_deepspeed it never starts more"
         )
         hint = (
-            "accelerate launch --multi_gpu --num_processes 2 main.py … (on CPUs too), torchrun"
-            " --nproc_per_node 2 main.py …"
+            "use accelerate launch --multi_gpu --num_processes 2 main.py … (works on CPUs as well),"
+            " or torchrun --nproc_per_node 2 main.py …"
         )
         notes.append(codes.LAUNCH_ONE_PROCESS(what, "accelerate launch", many, hint, Severity.WARNING))
     return {name: value for name, value in command.not_handed_on().items() if name not in environ}
@@ -117,17 +117,17 @@ def _deepspeed_timeout(
         return
     if whole(given) < 1:
         what, hint = (
-            "DEEPSPEED_TIMEOUT is a number of minutes from 1 up",
+            "DEEPSPEED_TIMEOUT must be a number of minutes of 1 or more",
             "DEEPSPEED_TIMEOUT=30, or training.ddp_timeout: 1800",
         )
         notes.append(codes.LAUNCH_DEEPSPEED_TIMEOUT(what, "DEEPSPEED_TIMEOUT", given, hint))
         return
     overrides["training.ddp_timeout"] = str(int(given) * 60)
     what = (
-        "DeepSpeed's minutes are taken as training.ddp_timeout, the process group's timeout in seconds:"
-        " Paceline opens the group"
+        "DeepSpeed's minutes are read as training.ddp_timeout, the process group's timeout in"
+        " seconds, because Paceline opens the group"
     )
-    hint = "training.ddp_timeout in the YAML"
+    hint = "set training.ddp_timeout in the YAML"
     notes.append(codes.LAUNCH_DEEPSPEED_TIMEOUT(what, "DEEPSPEED_TIMEOUT", given, hint, Severity.NOTE))
 
 
@@ -143,9 +143,9 @@ def _rendezvous(environ: Mapping[str, str], overrides: dict[str, str], notes: li
         return
     taken = {"launch.master_addr": address, "launch.master_port": environ.get("MASTER_PORT", "")}
     overrides.update({path: value for path, value in taken.items() if value})
-    what = "taken as launch.master_addr and launch.master_port: where the processes of several nodes meet"
+    what = "read as launch.master_addr and launch.master_port, where the processes of several nodes connect"
     found = " ".join(value for value in taken.values() if value)
-    hint = "--master-addr and --master-port"
+    hint = "use --master-addr and --master-port"
     notes.append(codes.LAUNCH_RENDEZVOUS(what, "MASTER_ADDR", found, hint, Severity.NOTE))
 
 
@@ -157,18 +157,18 @@ def _nccl_timeout(environ: Mapping[str, str], overrides: dict[str, str], notes: 
         hint = "NCCL_TIMEOUT=1800, or training.ddp_timeout: 1800"
         notes.append(
             codes.LAUNCH_NCCL_TIMEOUT(
-                "NCCL_TIMEOUT is a number of seconds from 1 up", "NCCL_TIMEOUT", given, hint
+                "NCCL_TIMEOUT must be a number of seconds of 1 or more", "NCCL_TIMEOUT", given, hint
             )
         )
         return
     overrides["training.ddp_timeout"] = given.strip()
     what = (
-        "NCCL itself reads no such variable; taken as training.ddp_timeout, the process group's timeout in"
-        " seconds"
+        "NCCL itself does not read this variable; it is read as training.ddp_timeout, the process"
+        " group's timeout in seconds"
     )
     notes.append(
         codes.LAUNCH_NCCL_TIMEOUT(
-            what, "NCCL_TIMEOUT", given, "training.ddp_timeout in the YAML", Severity.NOTE
+            what, "NCCL_TIMEOUT", given, "set training.ddp_timeout in the YAML", Severity.NOTE
         )
     )
 
@@ -182,14 +182,14 @@ def _deepspeed_log_level(
     level = given.strip().lower()
     if level in LOG_LEVELS:
         overrides["training.log_level"] = level
-        what = "DeepSpeed itself reads no such variable; taken as training.log_level"
+        what = "DeepSpeed itself does not read this variable; it is read as training.log_level"
         notes.append(
             codes.LAUNCH_DEEPSPEED_LOG_LEVEL(
-                what, "DEEPSPEED_LOG_LEVEL", given, "training.log_level in the YAML", Severity.NOTE
+                what, "DEEPSPEED_LOG_LEVEL", given, "set training.log_level in the YAML", Severity.NOTE
             )
         )
         return
-    what = "DeepSpeed itself reads no such variable, and this is no log level: not used"
+    what = "DeepSpeed itself does not read this variable, and the value is not a log level: it is ignored"
     hint = f"training.log_level: one of {', '.join(LOG_LEVELS)}"
     notes.append(codes.LAUNCH_DEEPSPEED_LOG_LEVEL(what, "DEEPSPEED_LOG_LEVEL", given, hint, Severity.WARNING))
 

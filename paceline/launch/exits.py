@@ -97,35 +97,36 @@ def killed_diagnostic(rank: int, code: int, out_of_memory: bool | None = None, l
     number, name = -code, signal_name(-code)
     log = log or "the rank's log"
     less = (
-        "a smaller training.per_device_train_batch_size or data.max_length, training.gradient_checkpointing:"
-        " true, or more memory"
+        "use a smaller training.per_device_train_batch_size or data.max_length,"
+        " training.gradient_checkpointing: true, or more memory"
     )
     evidence = {"rank": rank, "signal": name, "out_of_memory": out_of_memory}
     if number == signal.SIGKILL and out_of_memory:
         what = (
-            f"rank {rank} was ended by the kernel's out-of-memory killer (SIGKILL): its cgroup has counted"
-            " the kill"
+            f"rank {rank} was ended by the kernel's out-of-memory killer (SIGKILL): its cgroup"
+            " counted the kill"
         )
         return codes.LAUNCH_OUT_OF_MEMORY(what, f"rank {rank}", name, less, evidence=evidence)
-    not_known = f"not known whether memory ran out (no count can be read; `dmesg` tells): if it did, {less}"
+    not_known = (
+        f"it is unknown whether memory ran out (no counter can be read; check `dmesg`); if it did, {less}"
+    )
     hints: dict[int, str] = {
         signal.SIGKILL: (
             not_known
             if out_of_memory is None
             else (
-                "its cgroup has counted no out-of-memory kill: look for who sent the signal (kill -9, a"
-                " scheduler's limit)"
+                "its cgroup counted no out-of-memory kill: find out what sent the signal (kill -9,"
+                " a scheduler's limit)"
             )
         ),
-        signal.SIGSEGV: f"a crash in native code: the stack of each thread is in {log}",
-        signal.SIGFPE: f"a crash in native code: the stack of each thread is in {log}",
-        signal.SIGILL: f"native code for another processor: the stack of each thread is in {log}",
-        signal.SIGABRT: f"native code gave up: its reason stands above, the stack of each thread in {log}",
+        signal.SIGSEGV: f"crash in native code: the stack of each thread is in {log}",
+        signal.SIGFPE: f"crash in native code: the stack of each thread is in {log}",
+        signal.SIGILL: f"native code was built for another processor: the stack of each thread is in {log}",
+        signal.SIGABRT: f"native code aborted: its reason is above, the stack of each thread in {log}",
         signal.SIGBUS: (
-            "most often /dev/shm is full, or a file became shorter while it was mapped: the stack is in"
-            f" {log}"
+            f"usually /dev/shm is full, or a file was truncated while it was mapped: the stack is in {log}"
         ),
     }
-    hint = hints.get(number, f"look for who sent the signal, and at {log}")
+    hint = hints.get(number, f"find out what sent the signal, and see {log}")
     what = f"rank {rank} was ended by {name}"
     return codes.LAUNCH_WORKER_KILLED(what, f"rank {rank}", name, hint, evidence=evidence)

@@ -37,7 +37,7 @@ class Manager:
     hosts: tuple[str, ...] = ()
     job: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
-    export: str = "export MASTER_ADDR=<first host> before it"
+    export: str = "export MASTER_ADDR=<first host> first"
 
     def started(self, environ: Mapping[str, str]) -> bool:
         """Whether this manager started the current process."""
@@ -149,7 +149,7 @@ MANAGERS = (
         ("SLURM_STEP_ID",),
         "export MASTER_ADDR=<first host> before srun",
     ),
-    Manager("a process manager that speaks PMI", "mpirun", ("PMI_RANK", "PMI_ID"), ("PMI_SIZE",), job=_JOBS),
+    Manager("a process manager with PMI", "mpirun", ("PMI_RANK", "PMI_ID"), ("PMI_SIZE",), job=_JOBS),
 )
 #: variables that hold a rank: set without a size, the process is one of an unknown number
 RANK_ALONE = (
@@ -176,12 +176,12 @@ def manager_of(environ: Mapping[str, str]) -> Manager | None:
     if alone is not None:
         raise ConfigError(
             codes.LAUNCH_RANK_ALONE(
-                "this process is one of several, but nothing says of how many: each of them would train"
-                " alone, into one folder",
+                "this process is one of several, but their number is not given: each of them would"
+                " train alone, into one folder",
                 "environment",
-                f"{alone}={environ[alone]}, and no number of processes",
-                "RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT exported in each process, or start"
-                " by torchrun or srun",
+                f"{alone}={environ[alone]}, but no number of processes",
+                "export RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT in each process,"
+                " or start with torchrun or srun",
             )
         )
     return found

@@ -58,15 +58,15 @@ def op_lock_problems(environ: Mapping[str, str]) -> list[Diagnostic]:
 def ownerless(lock: Path) -> Diagnostic:
     """Return the diagnostic for a lock without an owner."""
     what = (
-        "a build of DeepSpeed's async_io op was killed and left its lock; every later start would wait for it"
-        " without end"
+        "a build of DeepSpeed's async_io op was killed and left its lock; every later start would"
+        " wait for it forever"
     )
-    found = f"{lock}, which no process of this machine holds open"
+    found = f"{lock}, which no process of this machine has open"
     return codes.LAUNCH_OP_LOCK(
         what,
         str(lock),
         found,
-        f"rm {lock} (where several machines share this folder: once none of them builds)",
+        f"rm {lock} (if several machines share this folder: only when none of them is building)",
     )
 
 

@@ -29,7 +29,7 @@ def mpirun_specs(
     _one_node("mpirun", cluster, "mpirun -np PROCESSES -H HOST,HOST python main.py --config CONFIG, once")
     found = shutil.which("mpirun", path=environ.get("PATH"))
     if found is None:
-        raise ConfigError(_missing("mpirun", "the package openmpi-bin or mpich of the system"))
+        raise ConfigError(_missing("mpirun", "install the system package openmpi-bin or mpich"))
     meeting = {"MASTER_ADDR": cluster.master_addr, "MASTER_PORT": str(cluster.master_port or DEFAULT_PORT)}
     # threads of a process are not pinned
     argv = (found, "-np", str(cluster.nproc), "--bind-to", "none", *worker)
@@ -76,13 +76,14 @@ def _module(worker: Sequence[str], package: str, module: str, arguments: Sequenc
 def _one_node(name: str, cluster: Cluster, instead: str) -> None:
     if cluster.num_nodes > 1:
         what = (
-            f"Paceline starts {name} on one node only: on several it starts the ranks of all nodes by means"
-            " of its own"
+            f"Paceline starts {name} on one node only: on several nodes it has its own way to start all ranks"
         )
         found = f"{_OWN} {shlex.quote(name)} with {cluster.num_nodes} nodes"
-        raise ConfigError(codes.LAUNCH_ONE_NODE(what, _OWN, found, f"{instead}; or {_OWN} spawn or torchrun"))
+        raise ConfigError(
+            codes.LAUNCH_ONE_NODE(what, _OWN, found, f"{instead}; or use {_OWN} spawn or torchrun")
+        )
 
 
 def _missing(name: str, source: str) -> Diagnostic:
-    what = f"{name} is to start the ranks, and is not installed here"
-    return codes.LAUNCH_NOT_INSTALLED(what, _OWN, name, f"{source}, or {_OWN} spawn")
+    what = f"{name} was chosen to start the ranks, but is not installed"
+    return codes.LAUNCH_NOT_INSTALLED(what, _OWN, name, f"{source}, or use {_OWN} spawn")

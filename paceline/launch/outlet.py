@@ -48,7 +48,7 @@ class Outlet:
 
     def __getattr__(self, name: str) -> Any:
         if name in ("buffer", "detach"):
-            raise AttributeError(f"{name}: what is written there would go round redaction and escaping")
+            raise AttributeError(f"{name}: output written there would bypass redaction and escaping")
         return getattr(self._stream, name)
 
 

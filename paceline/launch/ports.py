@@ -30,7 +30,7 @@ def resolve_port(cluster: Cluster) -> Cluster:
     if not 1 <= port <= 65535:
         raise ConfigError(
             codes.LAUNCH_PORT_RANGE(
-                "a port is a number from 1 to 65535", "launch.master_port", str(port), "29500"
+                "a port must be a number from 1 to 65535", "launch.master_port", str(port), "29500"
             )
         )
     if cluster.node_rank == 0 and not port_is_free(port):
@@ -40,7 +40,9 @@ def resolve_port(cluster: Cluster) -> Cluster:
                 f"port {port} is in use on this machine",
                 "launch.master_port",
                 str(port),
-                f"--master_port {free}" if cluster.num_nodes == 1 else f"--master_port {free} on every node",
+                f"use --master_port {free}"
+                if cluster.num_nodes == 1
+                else f"use --master_port {free} on every node",
             )
         )
     return cluster
@@ -51,7 +53,7 @@ def check_cluster(cluster: Cluster) -> None:
     if cluster.nproc < 1 or cluster.num_nodes < 1:
         raise ConfigError(
             codes.LAUNCH_COUNT(
-                "processes and nodes are counted from 1 up",
+                "the numbers of processes and nodes must be at least 1",
                 "--nproc",
                 f"{cluster.nproc} on {cluster.num_nodes} nodes",
                 "1 or more",
@@ -61,13 +63,13 @@ def check_cluster(cluster: Cluster) -> None:
         last = cluster.num_nodes - 1
         raise ConfigError(
             codes.LAUNCH_NODE_RANK(
-                f"with {cluster.num_nodes} node(s) the ranks of nodes go from 0 to {last}",
+                f"with {cluster.num_nodes} node(s), node ranks go from 0 to {last}",
                 "--node_rank",
                 str(cluster.node_rank),
                 (
-                    f"--node_rank {last}"
+                    f"use --node_rank {last}"
                     if last == 0
-                    else f"a number from 0 to {last}, or --nnodes {cluster.node_rank + 1}"
+                    else f"use a number from 0 to {last}, or --nnodes {cluster.node_rank + 1}"
                 ),
             )
         )

@@ -96,10 +96,10 @@ class LaunchRecord:
                 except OSError as exc:
                     why = refusal_of(exc, self.run.root)
                     what = (
-                        "how the ranks ended could not be written down:"
+                        "how the ranks ended could not be recorded:"
                         f" {why.reason if why else exc.strerror or exc}"
                     )
-                    where, hint = str(self.run.root), "what stands above is all that is known"
+                    where, hint = str(self.run.root), "only the output above is available"
                     refused.append(codes.LAUNCH_EXITS_LOST(what, where, str(exc), hint, Severity.WARNING))
         return refused[:1]
 

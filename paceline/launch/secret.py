@@ -23,8 +23,8 @@ VALUE = "PACELINE_STORE_SECRET"
 MIN_LENGTH = 16  # characters: a shorter one could be guessed from the codes made with it
 _MAX_BYTES = 4096
 _HINT = (
-    f"{FILE}=FILE on every node, the same {MIN_LENGTH} to {_MAX_BYTES} characters in each, chmod 600 (openssl"
-    " rand -hex 32 > FILE)"
+    f"set {FILE}=FILE on every node, the same {MIN_LENGTH} to {_MAX_BYTES} characters in each,"
+    " chmod 600 (openssl rand -hex 32 > FILE)"
 )
 
 
@@ -58,13 +58,11 @@ def read_secret(environ: Mapping[str, str]) -> bytes:
     given, path = environ.get(VALUE, ""), environ.get(FILE, "")
     if given and path:
         raise _refused(
-            "the secret of the store is given twice", f"{VALUE} and {FILE}", f"one of {VALUE} and {FILE}"
+            "the store secret is given twice", f"{VALUE} and {FILE}", f"set only one of {VALUE} and {FILE}"
         )
     text = given or (_content(path) if path else "")
     if (given or path) and len(text.strip()) < MIN_LENGTH:
-        raise _refused(
-            "the secret of the store is short enough to be guessed", f"{len(text.strip())} characters"
-        )
+        raise _refused("the store secret is short enough to be guessed", f"{len(text.strip())} characters")
     return text.strip().encode("utf-8", "surrogateescape")
 
 
@@ -81,8 +79,8 @@ def unsigned(environ: Mapping[str, str], num_nodes: int, processes: int, *, ours
         else "the ranks are started by another program"
     )
     what = (
-        f"whoever reaches the port where the ranks meet can end the run with words of his own: {why}, and"
-        " none is named"
+        "anyone who can reach the port where the ranks connect can end the run with forged"
+        f" messages: {why}, and no secret is set"
     )
     return codes.LAUNCH_STORE_UNSIGNED(what, FILE, "not set", _HINT, Severity.WARNING)
 
@@ -92,18 +90,16 @@ def _content(path: str) -> str:
         with Path(path).expanduser().open("rb") as file:
             info = os.fstat(file.fileno())
             if not stat.S_ISREG(info.st_mode):
-                raise _refused("the secret of the store is no file", "a folder or a device")
+                raise _refused("the store secret is not a file", "a folder or a device")
             if info.st_mode & 0o007:
                 raise _refused(
-                    "everybody on this machine may read the secret of the store, or change it",
+                    "all users of this machine can read or change the store secret",
                     f"mode {stat.S_IMODE(info.st_mode):04o}",
-                    "chmod 600 on that file",
+                    "run chmod 600 on that file",
                 )
             return file.read(_MAX_BYTES).decode("utf-8", "surrogateescape")
     except OSError as exc:
-        raise _refused(
-            f"the secret of the store cannot be read: {exc.strerror or exc}", f"{FILE}={path}"
-        ) from exc
+        raise _refused(f"the store secret cannot be read: {exc.strerror or exc}", f"{FILE}={path}") from exc
 
 
 def _refused(what: str, found: str, hint: str = _HINT) -> ConfigError:

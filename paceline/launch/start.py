@@ -51,7 +51,7 @@ def launcher_for(cluster: Cluster, requested: str | None = None) -> str:
         near = difflib.get_close_matches(requested, OFFERED, n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"one of: {', '.join(OFFERED)}"
         raise ConfigError(
-            codes.LAUNCH_UNKNOWN(f"no launcher is called '{requested}'", "--launcher", requested, hint)
+            codes.LAUNCH_UNKNOWN(f"there is no launcher named '{requested}'", "--launcher", requested, hint)
         )
     return requested
 
@@ -95,8 +95,9 @@ def launch(
         cluster = resolve_port(cluster)
     if cluster.num_nodes > 1:
         report(
-            f"node {cluster.node_rank} of {cluster.num_nodes} meets the others at"
-            f" {cluster.master_addr}:{cluster.master_port}; address and port are the same on every node"
+            f"node {cluster.node_rank} of {cluster.num_nodes} connects to the others at"
+            f" {cluster.master_addr}:{cluster.master_port}; address and port must be the same on"
+            " every node"
         )
         await_node_0(cluster, report)
     specs = make_specs(launcher, worker, cluster, environ=environ, cores=cores, settings=settings)

@@ -150,7 +150,7 @@ class _Supervisor:
                     preexec_fn=prepare,  # noqa: PLW1509 - one prctl call; no thread is started before
                 )
             except OSError as exc:
-                hint = "a Python that can be executed, and room for more processes (ulimit -u)"
+                hint = "check that Python is executable, and that more processes are allowed (ulimit -u)"
                 raise ConfigError(
                     codes.LAUNCH_START(
                         f"the process cannot be started: {exc.strerror}",
@@ -174,8 +174,8 @@ class _Supervisor:
             if caller.finding is not None and caller.code is not None and caller.code not in (*CALM, *ECHOES):
                 self._fails(Failure(rank, caller.code, time.monotonic(), caller.finding))
             elif caller.gone and caller.code is None and self._behind_agent() and not caller.notified:
-                what = f"the process of rank {rank} is gone without a word"
-                hint = "what torchrun's agent says of it, and the rank's log"
+                what = f"the process of rank {rank} disappeared without reporting an error"
+                hint = "see the output of torchrun's agent, and the rank's log"
                 self._fails(
                     Failure(
                         rank,
@@ -314,7 +314,7 @@ class _Supervisor:
         return str(self._record.run.rank_log(rank)) if self._record is not None else ""
 
     def _killed(self) -> int:
-        self._report("stopped at once; what was not saved before is lost")
+        self._report("stopped at once; anything not saved before is lost")
         for child in self._children.values():
             if child.poll() is None:
                 self._ended.add(child.pid)
@@ -330,7 +330,7 @@ class _Supervisor:
             return root.answer
         code = overall_code(self._codes, stop_signal=self._stop_signal)
         if self._stop_signal is not None and code == 128 + self._stop_signal:
-            self._report("ended before the workers had started their steps: nothing was saved by this start")
+            self._report("ended before the workers started their first step: this start saved nothing")
         return code
 
     def _end(self, code: int) -> int:
@@ -343,7 +343,7 @@ class _Supervisor:
             self._report(finding.render())
         path = self._record.run.exits(self._record.node_rank)
         if root is not None and path.is_file() and not refused:
-            self._report(f"exit code {code}, by rank {root.rank}; how each rank ended: {path}")
+            self._report(f"exit code {code}, from rank {root.rank}; how each rank ended: {path}")
         return code
 
     def _as_the_agent_says(self, root: Failure | None) -> Failure | None:
@@ -405,7 +405,7 @@ class _Supervisor:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._stop_signal is None:
             self._stop_signal = number
-            more = "; Ctrl-C again ends at once" if number == signal.SIGINT else ""
+            more = "; press Ctrl-C again to stop at once" if number == signal.SIGINT else ""
             self._report(f"stopping after this step, with a checkpoint{more}")
         elif number == signal.SIGINT:
             self._kill_now = True

@@ -204,7 +204,7 @@ def load_adapter(hf: HFModel, folder: Path, trained: Mapping[str, str]) -> None:
     }
     missing, unknown = sorted(set(places) - set(found)), sorted(set(found) - set(places) - set(ties(hf)))
     wrong = sorted(n for n in set(places) & set(found) if places[n].shape != found[n].shape)
-    for what, names in (("missing", missing), ("unknown", unknown), ("of another shape", wrong)):
+    for what, names in (("missing", missing), ("unknown", unknown), ("have another shape", wrong)):
         if names:
             raise ConfigError(
                 _no_weights(file, f"{what}: {', '.join(names[:4])}{' …' if len(names) > 4 else ''}")
@@ -237,7 +237,7 @@ def _inject(hf: HFModel, spec: AdapterSpec, seed: int) -> LoraConfig:
     )
     if idle and len(idle) < len(targets):  # peft would silently adapt only those it finds
         raise ConfigError(
-            _targets(spec, hf, f"no layer is called {' or '.join(idle)}", "some targets name no layer")
+            _targets(spec, hf, f"no layer is named {' or '.join(idle)}", "some targets match no layer")
         )
     config = LoraConfig(
         r=spec.r,
@@ -304,7 +304,7 @@ def _check_layers(hf: HFModel) -> None:
             kind = "the head" if is_head else type(module.get_base_layer()).__name__
             raise ConfigError(
                 codes.MODELS_ADAPTER_TARGET(
-                    "adapters go on linear layers of the trunk",
+                    "adapters can only be added to linear layers of the trunk",
                     "lora.target_modules",
                     f"{name} ({kind})",
                     f"target_modules: [{', '.join(trunk_linears(hf))}]; modules_to_save trains embeddings and"
@@ -374,22 +374,23 @@ def _transposed(hf: HFModel, module: str) -> bool:
 
 
 def _targets(
-    spec: AdapterSpec, hf: HFModel, message: str, what: str = "peft finds nothing to adapt"
+    spec: AdapterSpec, hf: HFModel, message: str, what: str = "peft finds no layer to adapt"
 ) -> Diagnostic:
     linear = sorted({n.rpartition(".")[2] for n, m in hf.named_modules() if isinstance(m, nn.Linear)})
     return codes.MODELS_ADAPTER_TARGETS(
         what,
         "lora.target_modules",
         f"{', '.join(spec.target_modules)}: {message.splitlines()[0][:200]}",
-        f"all-linear, or some of {', '.join(linear[:12])}",
+        f"use all-linear, or some of {', '.join(linear[:12])}",
     )
 
 
 def _new_rows(rows: tuple[int, int]) -> Diagnostic:
     return codes.MODELS_ADAPTER_NEW_ROWS(
-        "the tokenizer has more tokens than the embedding has rows, and frozen new rows would never learn",
+        "the tokenizer has more tokens than the embedding has rows, and frozen new rows would never"
+        " be trained",
         "lora.modules_to_save",
-        f"{rows[1]} rows needed, {rows[0]} there",
+        f"{rows[1]} rows needed, but there are {rows[0]}",
         "modules_to_save: [embed_tokens, lm_head]",
     )
 
@@ -399,5 +400,5 @@ def _no_weights(file: Path, found: str) -> Diagnostic:
         "the adapter's weights do not fit this model",
         "lora.adapter_name_or_path",
         f"{file}: {found}",
-        "the adapter of this very base model, saved by peft as safetensors",
+        "use an adapter of this exact base model, saved by peft as safetensors",
     )

@@ -56,20 +56,20 @@ def choose_attention(
         return AttentionChoice(
             "padded",
             requested,
-            f"{requested} was asked for: Transformers' own function, one padded row a document",
+            f"{requested} was requested: Transformers' own function, one padded row per document",
         )
     obstacle = _obstacle(hf_config, supports_backend)
     if obstacle is not None:
         if requested == PACKED_ATTENTION:
             raise ConfigError(
                 codes.MODELS_ATTENTION_NOT_PACKABLE(
-                    what="packed attention cannot keep the documents of this model apart",
+                    what="packed attention cannot separate the documents of this model",
                     where="model.attn_implementation",
                     found=obstacle,
                     hint="attn_implementation: auto",
                 )
             )
-        return AttentionChoice("padded", "auto", f"{obstacle}: one padded row a document")
+        return AttentionChoice("padded", "auto", f"{obstacle}: one padded row per document")
     return AttentionChoice(
         "packed", PACKED_ATTENTION, "packed: documents of a row do not attend to each other"
     )
@@ -79,7 +79,7 @@ def _obstacle(hf_config: Mapping[str, Json], supports_backend: bool) -> str | No
     """Return why per-document attention is not enough to keep this model's documents apart, or None."""
     kind = hf_config.get("model_type")
     if not supports_backend:
-        return f"model_type {kind} does not take a registered attention function"
+        return f"model_type {kind} does not accept a registered attention function"
     return obstacle(hf_config)
 
 
@@ -236,7 +236,7 @@ def _unpacked(
 
 def _no_position_bias(module: nn.Module) -> Diagnostic:
     return codes.MODELS_POSITION_BIAS(
-        what="packed attention has no additive position bias",
+        what="packed attention does not support an additive position bias",
         where=type(module).__name__,
         hint="model.attn_implementation: eager",
     )

@@ -36,7 +36,7 @@ class ContextParallel:
 
     def __init__(self, mesh: DeviceMesh, method: str, multiple: int = 1) -> None:
         if method not in (ULYSSES, ALLGATHER):
-            raise ValueError(f"cp_method is {ULYSSES} or {ALLGATHER}, not {method}")
+            raise ValueError(f"cp_method must be {ULYSSES} or {ALLGATHER}, not {method}")
         self.group: Group = mesh.get_group()
         self.method, self.multiple = method, multiple
 
@@ -103,7 +103,8 @@ def check_context_parallel(root: Any, cp: int, method: str, tp: int = 1) -> None
     if root.attention.layout != "packed":
         raise _refused(
             codes.MODELS_CP_PADDED,
-            "context parallelism cuts flat micro-batches, and this model takes one padded row a document",
+            "context parallelism shards packed micro-batches, but this model uses one padded row"
+            " per document",
             root.attention.reason,
             "cp_size: 1",
         )
@@ -111,9 +112,9 @@ def check_context_parallel(root: Any, cp: int, method: str, tp: int = 1) -> None
     if method == ULYSSES and (heads // tp) % cp:
         raise _refused(
             codes.MODELS_CP_HEADS,
-            f"Ulysses shares {heads // tp} attention heads over {cp} ranks, not equally",
+            f"Ulysses cannot divide {heads // tp} attention heads evenly among {cp} ranks",
             f"num_attention_heads: {heads}" + (f", tp_size: {tp}" if tp > 1 else ""),
-            "cp_method: allgather, or a cp_size that divides the heads",
+            "set cp_method: allgather, or a cp_size that divides the heads",
         )
 
 

@@ -73,10 +73,10 @@ class LentHead:
         self._whole = not isinstance(weight, DTensor) and weight.dim() == 2 and weight.numel() > 0
         self._copies: dict[torch.device, tuple[Tensor, Tensor | None]] = {}
         if not head.fused and not self._whole:
-            what = "this teacher's class has a head of its own, which this strategy would share out"
+            what = "this teacher's class has its own head, which this strategy would shard"
             hint = (
-                "distributed_strategy: ddp, zero1 or zero2; or a teacher with a linear head (llama, qwen2,"
-                " qwen3, mistral, gemma2, …)"
+                "set distributed_strategy: ddp, zero1 or zero2; or use a teacher with a linear head"
+                " (llama, qwen2, qwen3, mistral, gemma2, …)"
             )
             raise ConfigError(
                 codes.MODELS_TEACHER_HEAD(what, "training.distributed_strategy", head.reason, hint)
@@ -223,7 +223,7 @@ class Comparison:
         # Labelled positions of both models, in the same order.
         flat = hidden.flatten(0, 1).index_select(0, places)
         known = batch.tokens.get(TEACHER)
-        assert known is not None or not places.numel(), "nobody asked the teacher"
+        assert known is not None or not places.numel(), "the teacher's outputs are missing"
         states = flat.new_zeros(0, 1) if known is None else known.flatten(0, 1).index_select(0, places)
         if not self._student.fused:
             return self._of_own_head(flat, states)

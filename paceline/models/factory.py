@@ -293,7 +293,10 @@ def load_hf_config(model: ModelSource) -> PreTrainedConfig:
     if model.name_or_path is None:
         raise ConfigError(
             codes.MODELS_NO_MODEL(
-                "no model is named", "model.name_or_path", "nothing", "a folder, a hub name, or model.config"
+                "no model is given",
+                "model.name_or_path",
+                "nothing",
+                "give a folder, a hub name, or model.config",
             )
         )
     if model.trust_remote_code:
@@ -377,7 +380,7 @@ def _rows(model: ModelSource, have: int, need: int | None) -> int:
     if model.resize_embeddings == "never":
         raise ConfigError(
             codes.MODELS_VOCAB_TOO_LARGE(
-                what=f"the tokenizer has {need} tokens, the model's embedding {have} rows",
+                what=f"the tokenizer has {need} tokens, but the model's embedding has {have} rows",
                 where="model.resize_embeddings",
                 found="never",
                 hint="resize_embeddings: auto (new rows start at the mean of the old ones)",
@@ -401,7 +404,7 @@ def _model_class(config: PreTrainedConfig, model: ModelSource, role: Role) -> ty
                     "this model type has no class for sequence classification",
                     "model",
                     str(config.model_type),
-                    "a decoder of another family: llama, qwen2, qwen3, mistral, gemma2, gpt2, …",
+                    "use a decoder of another family: llama, qwen2, qwen3, mistral, gemma2, gpt2, …",
                 )
             ) from error
         raise ConfigError(
@@ -409,17 +412,17 @@ def _model_class(config: PreTrainedConfig, model: ModelSource, role: Role) -> ty
                 "this model type has no causal language model",
                 "model",
                 str(config.model_type),
-                "a decoder model: llama, qwen2, mistral, gemma2, gpt2, …",
+                "use a decoder model: llama, qwen2, mistral, gemma2, gpt2, …",
             )
         ) from error
 
 
 def _no_weights(name: str, error: Exception) -> Diagnostic:
-    hint = "a folder with config.json and *.safetensors, or a hub name that has them"
+    hint = "use a folder with config.json and *.safetensors, or a hub name that has them"
     if "trust_remote_code" in str(error):
         hint = (
-            "the model needs its own code: trust_remote_code: true, and revision: the 40-digit commit you"
-            " have read"
+            "the model needs its own code: set trust_remote_code: true, and revision to the"
+            " 40-digit commit that you have reviewed"
         )
     return codes.MODELS_CANNOT_LOAD(
         what="this model cannot be loaded (safetensors only)",
@@ -431,12 +434,12 @@ def _no_weights(name: str, error: Exception) -> Diagnostic:
 
 def _lost(name: str, keys: list[str]) -> Diagnostic:
     shown = ", ".join(keys[:4]) + (f" and {len(keys) - 4} more" if len(keys) > 4 else "")
-    what = f"{len(keys)} tensors of the checkpoint have no place in this model: an export would lose them"
+    what = f"{len(keys)} tensors of the checkpoint do not exist in this model, so an export would lose them"
     return codes.MODELS_LOST_WEIGHTS(
         what,
         "model.name_or_path",
         f"{name}: {shown}",
-        "a checkpoint of this very architecture (its config.json names it)",
+        "use a checkpoint of this exact architecture (its config.json names it)",
     )
 
 
@@ -446,7 +449,7 @@ def _missing(name: str, keys: list[str]) -> Diagnostic:
         "the checkpoint lacks weights of this model",
         "model.name_or_path",
         f"{name}: {shown}",
-        "a complete checkpoint, or model.config to start from scratch",
+        "use a complete checkpoint, or model.config to start from scratch",
     )
 
 

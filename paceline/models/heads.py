@@ -161,7 +161,7 @@ class Head:
         self.reason = (
             "linear head: fused"
             if self.fused
-            else f"{type(hf).__name__} has a head of its own: chunked, through its class"
+            else f"{type(hf).__name__} has its own head: chunked, through its class"
         )
         if self.shape.softcap is None:
             self.shape = replace(self.shape, scale=self.shape.scale / temperature)

@@ -18,10 +18,10 @@ def refuse_hub_attention(config: PreTrainedConfig | None, name: str) -> None:
     """
     found = [name for name in _kernel_names(config) if "/" in name]
     if found:
-        what = "the model's config.json asks for an attention that is code of the hub"
+        what = "the model's config.json requests an attention implementation that is code from the hub"
         hint = (
-            "remove attn_implementation from its config.json; model.attn_implementation says how this run"
-            " computes it"
+            "remove attn_implementation from its config.json; model.attn_implementation sets the"
+            " implementation for this run"
         )
         raise ConfigError(
             rules_codes.SEC_ATTENTION_KERNEL(what, "model.name_or_path", f"{name}: {found[0]}", hint)

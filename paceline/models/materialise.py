@@ -152,7 +152,7 @@ def fill(root: nn.Module, source: nn.Module | None, world: World, device: torch.
     if left:
         raise PacelineError(
             codes.MODELS_NOT_FILLED(
-                "parameters or buffers were left without values after the start on the meta device",
+                "parameters or buffers have no values after initialisation on the meta device",
                 found=", ".join(left[:5]),
                 hint="fsdp_config.cpu_ram_efficient_loading: false",
             )

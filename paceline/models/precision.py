@@ -194,7 +194,7 @@ class LowPrecisionCopies:
         self.reason = (
             f"no low-precision form of {', '.join(unknown)}: torch.autocast"
             if unknown
-            else f"fp32 masters, {str(dtype).removeprefix('torch.')} activations"
+            else f"fp32 master weights, {str(dtype).removeprefix('torch.')} activations"
         )
         if not copies:
             self._swap_only(owners, unknown)
@@ -227,17 +227,17 @@ class LowPrecisionCopies:
             master.data = master.detach().to(self.dtype)
         self._masters = [master for master in self._masters if master.requires_grad]
         if frozen:
-            self.reason += f", frozen weights in {str(self.dtype).removeprefix('torch.')} alone"
+            self.reason += f", frozen weights in {str(self.dtype).removeprefix('torch.')} only"
 
     def _swap_only(self, owners: list[nn.Module], unknown: list[str]) -> None:
         """Swap to classes that compute in the dtype of the weights they get; keep no copies."""
         self.cached = True
         self.reason = (
-            f"{str(self.dtype).removeprefix('torch.')} weights and activations, fp32 masters kept by the"
-            " engine"
+            f"{str(self.dtype).removeprefix('torch.')} weights and activations, with fp32 master"
+            " weights in the engine"
         )
         if unknown:
-            self.reason += f"; {', '.join(unknown)} as the model's own class computes"
+            self.reason += f"; {', '.join(unknown)} as the model's own class computes them"
         for module in owners:
             swap = _swap_for(module)
             if swap is not None:

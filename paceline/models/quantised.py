@@ -63,10 +63,10 @@ def quantise(hf: HFModel, spec: Quantization, compute: torch.dtype) -> str:
     if not before:
         raise ConfigError(
             codes.MODELS_NOTHING_TO_QUANTISE(
-                "this model has no linear layer that bitsandbytes can pack",
+                "this model has no linear layer that bitsandbytes can quantise",
                 "lora.quantization_bit",
                 str(hf.config.model_type),
-                "adapters on whole weights: quantization_bit: null",
+                "use adapters on unquantised weights: quantization_bit: null",
             )
         )
     return f"linear layers in 4 bits ({spec.type}): {human_bytes(before)} packed into {human_bytes(after)}"

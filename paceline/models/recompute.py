@@ -22,7 +22,7 @@ def enable_recompute(hf: HFModel, slot: AttentionContext) -> None:
     if not getattr(hf, "supports_gradient_checkpointing", False):
         raise ConfigError(
             codes.MODELS_NO_RECOMPUTE(
-                what="this model class cannot recompute activations",
+                what="this model class does not support gradient checkpointing",
                 where="training.gradient_checkpointing",
                 found=type(hf).__name__,
                 hint="gradient_checkpointing: false",

@@ -44,7 +44,7 @@ def local(parameter: Tensor | None) -> Tensor | None:
         return parameter
     if parameter.device_mesh.mesh_dim_names != (TP_AXIS,):
         raise RuntimeError(
-            f"a parameter of {tuple(parameter.shape)} was read while cut over"
+            f"a parameter of {tuple(parameter.shape)} was read while it is sharded over"
             f" {parameter.device_mesh.mesh_dim_names}"
         )
     return parameter.to_local()
@@ -79,7 +79,7 @@ def block_of(x: Tensor, group: Group, dim: int) -> Tensor:
     """
     size, left = divmod(x.shape[dim], group.size())
     if left:
-        raise ValueError(f"{x.shape[dim]} along dim {dim} cannot be cut in {group.size()} equal blocks")
+        raise ValueError(f"{x.shape[dim]} along dim {dim} cannot be split into {group.size()} equal blocks")
     return x.narrow(dim, group.rank() * size, size)
 
 

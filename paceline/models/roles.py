@@ -98,7 +98,7 @@ class RoleModule(RootModule):
             own = required - {Output.DIVERGENCE}
             found = self._head(hidden, batch, own) if own else {}
             if own != required:
-                assert self._comparison is not None, "no teacher to compare with"
+                assert self._comparison is not None, "there is no teacher to compare with"
                 found[Output.DIVERGENCE.value] = self._comparison(hidden, batch)
             return found
 

@@ -109,8 +109,8 @@ def _joined(parts: list[Turns], dim: int) -> Turns:
 
 def _not_whole(module: nn.Module) -> Diagnostic:
     return codes.MODELS_ROPE_BY_LENGTH(
-        "the frequencies of this rotary embedding follow the length of a whole document, and this rank has a"
-        " part of it",
+        "the frequencies of this rotary embedding depend on the length of the complete document,"
+        " but this rank has only a part of it",
         "training.parallelism.cp_size",
         type(module).__name__,
         "cp_size: 1",

@@ -113,17 +113,19 @@ class ScalarHead:
     def __init__(self, hf: HFModel) -> None:
         self._hf = hf
         outputs = hf.config.num_labels
-        self.reason = "one number a document or a token" if outputs == 1 else f"{outputs} classes a document"
+        self.reason = (
+            "one number per document or token" if outputs == 1 else f"{outputs} classes per document"
+        )
         self.vocabulary: Vocabulary | None = None
         layer = getattr(hf, HEAD, None)
         if not isinstance(layer, torch.nn.Linear) or layer.out_features != outputs:
             raise ConfigError(
                 codes.MODELS_NO_SCALAR_HEAD(
-                    "this model's class for sequence classification has no linear layer 'score' of as many"
-                    " outputs",
+                    "this model's class for sequence classification has no linear layer 'score'"
+                    " with that number of outputs",
                     "model",
                     type(hf).__name__,
-                    "a decoder of another family: llama, qwen2, qwen3, mistral, gemma2, gpt2, …",
+                    "use a decoder of another family: llama, qwen2, qwen3, mistral, gemma2, gpt2, …",
                 )
             )
 

@@ -168,7 +168,7 @@ def split(whole: RoleModule, count: int, wanted: Sequence[int]) -> list[StageMod
             break
     else:
         raise ConfigError(
-            _refusal(hf, "run one after the other, its stages compute something else than the whole")
+            _refusal(hf, "run one after the other, its stages compute other results than the complete model")
         )
     if count > 1:
         _untie(hf, stages)
@@ -185,7 +185,7 @@ def split_layers(num_layers: int, count: int) -> list[range]:
     if num_layers < count:
         raise ConfigError(
             codes.MODELS_TOO_FEW_LAYERS(
-                f"{num_layers} layers cannot be cut into {count} stages",
+                f"{num_layers} layers cannot be split into {count} stages",
                 "training.parallelism.pp_size",
                 f"{count} stages",
                 f"at most {num_layers} stages (pp_size × pp_stages_per_rank)",
@@ -219,7 +219,7 @@ def _layers(hf: HFModel) -> nn.ModuleList:
     for child in hf.base_model.children():
         if isinstance(child, nn.ModuleList) and len(child) == number:
             return child
-    raise ConfigError(_refusal(hf, "no list of its layers was found"))
+    raise ConfigError(_refusal(hf, "its list of layers was not found"))
 
 
 def _shell(hf: HFModel, own: range, first: bool, last: bool, as_tuple: bool) -> HFModel:
@@ -308,8 +308,8 @@ def _untie(hf: HFModel, stages: Sequence[StageModule]) -> None:
 
 def _refusal(hf: HFModel, why: str) -> Diagnostic:
     return plan_codes.MODELS_NO_STAGES(
-        what="this model class cannot be cut into pipeline stages",
+        what="this model class cannot be split into pipeline stages",
         where="training.parallelism.pp_size",
         found=f"{type(hf).__name__}: {why}",
-        hint="distributed_strategy: fsdp (or zero3) shards it without cutting it",
+        hint="use distributed_strategy: fsdp (or zero3), which shards it without splitting it",
     )

@@ -62,10 +62,10 @@ def tensor_parallel_plan(config: PreTrainedConfig) -> dict[str, str]:
         pattern, style = next(iter(unknown.items()))
         raise _refused(
             plan_codes.MODELS_TP_STYLE,
-            "this model's tensor-parallel plan asks for a style that is not built (experts and latent"
-            " attention are not cut)",
+            "this model's tensor-parallel plan uses a style that is not supported (experts and"
+            " latent attention cannot be sharded)",
             f"model_type {text.model_type}: {pattern} is {style}",
-            "fsdp without tp_size",
+            "use fsdp without tp_size",
         )
     return dict(plan)
 
@@ -80,7 +80,9 @@ def apply_tensor_parallel(
     ConfigError ``models.tp_*``.
     """
     if mesh.mesh_dim_names != (TP_AXIS,):
-        raise ValueError(f"the mesh of tensor parallelism has one axis, {TP_AXIS}, not {mesh.mesh_dim_names}")
+        raise ValueError(
+            f"the mesh of tensor parallelism must have one axis, {TP_AXIS}, not {mesh.mesh_dim_names}"
+        )
     assert isinstance(root, RoleModule)
     trunk = root.hf.base_model
     cut = how_cut(root, mesh.size(), sequence_parallel=sequence_parallel)
@@ -134,14 +136,15 @@ def how_cut(root: RootModule, size: int, *, sequence_parallel: bool = False) -> 
     if sequence_parallel and root.attention.layout != "packed":
         raise _refused(
             codes.MODELS_SP_PADDED,
-            "sequence parallelism cuts flat micro-batches, and this model takes one padded row a document",
+            "sequence parallelism shards packed micro-batches, but this model uses one padded row"
+            " per document",
             root.attention.reason,
             "sequence_parallel: false",
         )
     if root.compiled:
         raise _refused(
             codes.MODELS_TP_COMPILE,
-            "a compiled trunk has no room for collectives between its layers",
+            "a compiled trunk does not support collectives between its layers",
             "torch_compile: true",
             "torch_compile: false",
         )
@@ -156,7 +159,7 @@ def how_cut(root: RootModule, size: int, *, sequence_parallel: bool = False) -> 
                 plan_codes.MODELS_TP_STYLE,
                 "the tensor-parallel plan names a layer that is not linear",
                 f"{name}: {type(module).__name__}",
-                "fsdp without tp_size",
+                "use fsdp without tp_size",
             )
     blocks, stack = _blocks(trunk, styled), trunk.get_submodule(_stack_name(plan))
     assert isinstance(stack, nn.ModuleList)
@@ -168,7 +171,7 @@ def how_cut(root: RootModule, size: int, *, sequence_parallel: bool = False) -> 
                 codes.MODELS_TP_NOT_SHARDED,
                 "the model's tensor-parallel plan matches nothing in a layer",
                 f"layer {index}",
-                "fsdp without tp_size",
+                "use fsdp without tp_size",
             )
     return TensorCut(styled, stack, blocks, _final_norm(root.hf, trunk, stack) if sequence_parallel else None)
 
@@ -194,9 +197,9 @@ class _Shares:
             if dim is not None and old.shape[dim] % size:
                 raise _refused(
                     codes.MODELS_TP_WIDTH,
-                    f"{where}.{name} cannot be cut in {size} equal parts",
+                    f"{where}.{name} cannot be split into {size} equal parts",
                     f"{tuple(old.shape)} along dim {dim}",
-                    f"a tp_size that divides {old.shape[dim]}",
+                    f"use a tp_size that divides {old.shape[dim]}",
                 )
             block = old.detach() if dim is None else block_of(old.detach(), self.mesh.get_group(), dim)
             block = block if dim is None else block.clone(memory_format=torch.contiguous_format)
@@ -247,7 +250,7 @@ def _blocks(trunk: nn.Module, styled: Mapping[str, str]) -> dict[str, bool]:
                     codes.MODELS_TP_PLAN_INCOMPLETE,
                     "the model's tensor-parallel plan leaves out a layer between sharded ones",
                     f"{name}: {type(module).__name__}",
-                    "fsdp without tp_size",
+                    "use fsdp without tp_size",
                 )
     return blocks
 
@@ -261,9 +264,9 @@ def _share_vocabulary(root: RoleModule, tensors: Tensors, shares: _Shares) -> No
     if rows % size or head.weight.shape[0] != rows:
         raise _refused(
             codes.MODELS_TP_VOCABULARY,
-            f"a parallel loss needs a vocabulary that {size} ranks can share equally",
+            f"a parallel loss needs a vocabulary that is divisible by {size}",
             f"{rows} rows",
-            f"model.embedding_multiple: {size}, or loss_parallel: false",
+            f"set model.embedding_multiple: {size}, or loss_parallel: false",
         )
     start = tensors.group.rank() * (rows // size)
     for module, name in ((embedding, "embedding"), (head, "head")):
@@ -308,7 +311,8 @@ def _final_norm(hf: HFModel, trunk: nn.Module, stack: nn.Module) -> nn.Module:
     if len(found) != 1:
         raise _refused(
             codes.MODELS_SP_FINAL_NORM,
-            "sequence parallelism ends at the norm after the layers, and this model has no such one module",
+            "sequence parallelism ends at the norm after the layers, but this model does not have"
+            " exactly one such module",
             f"{type(trunk).__name__}: {', '.join(type(m).__name__ for m in found) or 'none'}",
             "sequence_parallel: false",
         )
@@ -326,9 +330,9 @@ def _check_heads(config: PreTrainedConfig, plan: Mapping[str, str], size: int) -
         if count is not None and count % size:
             raise _refused(
                 codes.MODELS_TP_HEADS,
-                f"{size} ranks cannot share the attention heads equally",
+                f"the attention heads are not divisible by {size} ranks",
                 f"{key}: {count}",
-                f"a tp_size that divides {count}; the other ranks by dp_shard_size",
+                f"use a tp_size that divides {count}, and the other ranks for dp_shard_size",
             )
 
 
@@ -338,7 +342,7 @@ def _assert_sharded(hf: nn.Module, mesh: DeviceMesh) -> None:
     """
     for name, parameter in hf.named_parameters():
         if not isinstance(parameter, DTensor):
-            raise RuntimeError(f"tensor parallelism left out {name}")
+            raise RuntimeError(f"tensor parallelism did not shard {name}")
         parts = mesh.size() if parameter.placements[0].is_shard() else 1
         if parameter.to_local().numel() * parts != parameter.numel():
             raise RuntimeError(
@@ -351,11 +355,11 @@ def _account(root: RoleModule, size: int, sequence_parallel: bool, loss_parallel
     held = [(p.numel(), p.placements[0].is_shard()) for p in root.hf.parameters() if isinstance(p, DTensor)]
     share = sum(count for count, cut in held if cut) / sum(count for count, _ in held)
     extras = [
-        "tokens cut between blocks (sequence parallel)" if sequence_parallel else "",
-        "vocabulary cut" if loss_parallel else "head and embedding whole on every rank",
+        "tokens sharded between blocks (sequence parallel)" if sequence_parallel else "",
+        "vocabulary sharded" if loss_parallel else "head and embedding complete on every rank",
     ]
     lines = [
-        f"{share:.0%} of the parameters cut over {size} ranks by the model's own plan",
+        f"{share:.0%} of the parameters sharded over {size} ranks by the model's own plan",
         *filter(None, extras),
     ]
     return ", ".join(lines)

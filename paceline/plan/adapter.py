@@ -79,12 +79,11 @@ def check_adapter(
         cut = ", ".join(f"{axis}={getattr(mesh, axis)}" for axis in axes)
         found.append(
             codes.PLAN_ADAPTER_STRATEGY(
-                "adapters are trained where every rank sees whole layers and whole rows, or shards of them by"
-                " FSDP or ZeRO",
+                "adapters need complete layers and rows on every rank, or shards by FSDP or ZeRO",
                 "lora",
                 f"{spec.name}{f' with {cut}' if axes else ''}",
-                "distributed_strategy: fsdp (full_shard) or zero3 without tp, cp and pp; or all weights:"
-                " remove the lora section",
+                "set distributed_strategy: fsdp (full_shard) or zero3 without tp, cp and pp; or"
+                " train all weights: remove the lora section",
             )
         )
     # Further checks for a 4-bit base.
@@ -99,17 +98,19 @@ def check_adapter(
     if not spec.keeps_packed(engine):
         found.append(
             codes.PLAN_QUANTISED_STRATEGY(
-                "4-bit weights are not trained under this strategy: it would cut or cast the packed bytes",
+                "4-bit weights cannot be trained under this strategy: it would shard or cast the"
+                " packed bytes",
                 "lora.quantization_bit",
                 spec.label(engine),
-                f"one of {', '.join(sorted(s.name for s in strategy_specs() if s.quantised_base))}; or"
-                " adapters on whole weights: quantization_bit: null",
+                "use one of"
+                f" {', '.join(sorted(s.name for s in strategy_specs() if s.quantised_base))}; or"
+                " adapters on unquantised weights: quantization_bit: null",
             )
         )
     if compute == "float64":
         found.append(
             codes.PLAN_QUANTISED_FLOAT64(
-                "bitsandbytes has no float64 products",
+                "bitsandbytes does not support float64 products",
                 "model.dtype",
                 "float64 with quantization_bit",
                 "model.dtype: float32",
@@ -129,21 +130,23 @@ def adapter_decisions(adapter: AdapterSpec | None, shape: ModelShape | None) -> 
     trained = "the number of trained parameters is counted when the model is built"
     if shape is not None and count is not None:
         trained = (
-            f"{human_count(count)} parameters trained beside {human_count(shape.num_parameters)}"
-            f" ({100 * count / shape.num_parameters:.2g} %)"
+            f"{human_count(count)} parameters trained in addition to"
+            f" {human_count(shape.num_parameters)} ({100 * count / shape.num_parameters:.2g} %)"
         )
     reason = (
-        f"{trained}; everything else is frozen and not saved: checkpoints hold the adapter, `paceline export"
-        " --merge` a whole model"
+        f"{trained}; everything else is frozen and not saved: checkpoints contain the adapter,"
+        " `paceline export --merge` writes a complete model"
     )
     made = [Decision("lora", choice, reason)]
     if shape is not None and shape.experts and adapter.target_modules == (ALL_LINEAR,):
-        why = "experts and routers are tensors of their own in Transformers, which take no adapter"
-        made.append(Decision("lora.target_modules", "the linear layers beside the experts", why))
+        why = "in Transformers, experts and routers are plain parameters that cannot take an adapter"
+        made.append(Decision("lora.target_modules", "the linear layers other than the experts", why))
     if adapter.start:
         made.append(
             Decision(
-                "lora.adapter_name_or_path", str(adapter.start), "rank, scale and targets are read from it"
+                "lora.adapter_name_or_path",
+                str(adapter.start),
+                "rank, scale and targets are read from its config",
             )
         )
     if adapter.modules_to_save:
@@ -151,13 +154,13 @@ def adapter_decisions(adapter: AdapterSpec | None, shape: ModelShape | None) -> 
     # The 4-bit base.
     quantised = adapter.quantization
     if quantised:
-        double = ", its scales quantised too" if quantised.double_quant else ""
+        double = ", with its scales quantised as well" if quantised.double_quant else ""
         made.append(
             Decision(
                 "lora.quantization_bit",
                 f"{quantised.bits} ({quantised.type}{double})",
-                "every frozen linear layer but the head, quantised by bitsandbytes as it is loaded; a merged"
-                " export adds the adapter to these very weights",
+                "every frozen linear layer except the head, quantised by bitsandbytes while"
+                " loading; a merged export adds the adapter to the quantised weights",
             )
         )
     return tuple(made)
@@ -204,8 +207,8 @@ def _started(folder: Path, adapter: AdapterSpec) -> AdapterSpec:
                 "no adapter can be read here",
                 "lora.adapter_name_or_path",
                 f"{file}: {error}",
-                "a folder with adapter_config.json and adapter_model.safetensors; one on the hub is"
-                " downloaded first: hf download NAME --local-dir DIR",
+                "give a folder with adapter_config.json and adapter_model.safetensors; download one"
+                " from the hub first: hf download NAME --local-dir DIR",
             )
         ) from error
     # Only plain LoRA is supported.
@@ -225,7 +228,7 @@ def _started(folder: Path, adapter: AdapterSpec) -> AdapterSpec:
                 "lora.adapter_name_or_path",
                 f"{file}: peft_type {config.get('peft_type')}"
                 + (f", {', '.join(other)} set" if other else ""),
-                "an adapter with r, lora_alpha and target_modules alone",
+                "use an adapter with r, lora_alpha and target_modules only",
             )
         )
     return replace(
@@ -270,7 +273,7 @@ _PLAIN = (
 
 def _not_installed(package: str, what: str, where: str, extra: str, here: bool) -> Diagnostic:
     found = f"{package} is not installed" + (
-        "" if here else " on this machine, which is not the one that is planned for"
+        "" if here else " on this machine, which is not the one being planned for"
     )
     severity = Severity.ERROR if here else Severity.NOTE
     return codes.PLAN_NOT_INSTALLED(what, where, found, f"pip install 'paceline[{extra}]'", severity)

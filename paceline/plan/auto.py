@@ -53,7 +53,7 @@ def plan_auto(by_size: StrategyChoice, hardware: Hardware, make: Callable[[Strat
         assert first is not None
         raise first
     less = what_fits(kept, hardware)
-    last = f"{kept.strategy} is kept; " + ("; or ".join(less) or "nothing that is searched fits")
+    last = f"keeping {kept.strategy}; " + ("; or ".join(less) or "none of the searched layouts fits")
     return with_reason(kept, "; ".join([by_size.reason, *reasons, last]))
 
 

@@ -20,8 +20,8 @@ class BatchSplit:
 
     def __str__(self) -> str:
         return (
-            f"{self.global_batch} rows a step = {self.micro_batch} a micro-batch × {self.accumulation}"
-            f" micro-steps × {self.data_parallel_size} ranks"
+            f"{self.global_batch} rows per step = {self.micro_batch} per micro-batch ×"
+            f" {self.accumulation} micro-steps × {self.data_parallel_size} ranks"
         )
 
 
@@ -54,8 +54,8 @@ def resplit(global_batch: int, data_parallel_size: int, prefer_micro: int) -> Ba
         above = [d for d in legal if d > data_parallel_size][:1]
         raise ConfigError(
             codes.PLAN_BATCH_WORLD(
-                f"this run takes {global_batch} rows a step, which {data_parallel_size} data-parallel ranks"
-                " cannot share evenly",
+                f"this run has {global_batch} rows per step, which"
+                f" {data_parallel_size} data-parallel ranks cannot divide evenly",
                 "training.per_device_train_batch_size × gradient_accumulation_steps × ranks",
                 str(data_parallel_size),
                 f"start {' or '.join(map(str, [below, *above]))} processes (legal: {_shorten(legal)})",

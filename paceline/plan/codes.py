@@ -6,314 +6,323 @@ from paceline.core.diagnostics import Code
 
 ALGORITHM_NO_SPEC = Code(
     "algorithm.no_spec",
-    "training.algorithm: module:SPEC names something else than an AlgorithmSpec. A spec is made of"
-    " paceline.plan.algorithms.base and names the class that does the work.",
+    "training.algorithm: module:SPEC names an object that is not an AlgorithmSpec. Create one with"
+    " paceline.plan.algorithms.base; it names the class that implements the algorithm.",
 )
 CLASSIFICATION_LABELS = Code(
     "classification.labels",
-    "labels names each class once, in the order of their numbers; num_labels counts them where there are no"
-    " names.",
+    "labels lists each class name once, in the order of class numbers; num_labels is the number of"
+    " classes if there are no names.",
 )
 ALGORITHM_NO_TEACHER = Code(
     "algorithm.no_teacher",
-    "Distillation learns the next-token distributions of a teacher, a larger model of the same vocabulary:"
-    " `training.distillation.teacher_model` names it.",
+    "Distillation trains on the next-token distributions of a teacher, a larger model with the same"
+    " vocabulary: set `training.distillation.teacher_model`.",
 )
 DISTILLATION_LMBDA_OFF = Code(
     "distillation.lmbda_off",
-    "max_completion_length and sampling_temperature say how the student writes answers of its own, and with"
-    " training.distillation.lmbda: 0 it writes none. Set lmbda, or remove them.",
+    "max_completion_length and sampling_temperature configure how the student generates its own"
+    " answers, but with training.distillation.lmbda: 0 it generates none. Set lmbda, or remove"
+    " them.",
 )
 ALGORITHM_VOCABULARY = Code(
     "algorithm.vocabulary",
-    "Teacher and student are compared token by token, so token i has to be the same text to both. Embeddings"
-    " that differ only by padding rows are compared over the rows that both have.",
+    "Teacher and student are compared token by token, so token i must be the same text for both. If"
+    " their embeddings differ only by padding rows, the rows that both have are compared.",
 )
 ALGORITHM_SPEC_TORCH = Code(
     "algorithm.spec_torch",
-    "The module of a spec of your own is imported where the plan is made, which needs no torch and starts"
-    " quickly. Put the class in another module and name it in the spec's implementation.",
+    "Planning imports the module of your own spec, and must start quickly, without torch. Put the"
+    " class in another module and name it in the spec's implementation.",
 )
 
 TRACKER_NOT_INSTALLED = Code(
     "tracker.not_installed",
-    "The package of a tracker named in training.report_to is not installed. Install it as shown, or leave the"
-    " name out.",
+    "The package of a tracker listed in training.report_to is not installed. Install it as shown,"
+    " or remove the name.",
 )
 TRACKER_OFFLINE = Code(
     "tracker.offline",
-    "Weights & Biases writes to a folder of the run only. `wandb sync` in that folder uploads it later.",
+    "Weights & Biases writes only to a folder of the run. `wandb sync` in that folder uploads it later.",
 )
 
 MODEL_ADAPTER_FOLDER = Code(
     "model.adapter_folder",
-    "The folder holds an adapter, not a model. Name the base model in model.name_or_path and the folder in"
-    " lora.adapter_name_or_path.",
+    "The folder contains an adapter, not a model. Set model.name_or_path to the base model and"
+    " lora.adapter_name_or_path to the folder.",
 )
 MODEL_DAMAGED_WEIGHTS = Code(
     "model.damaged_weights",
-    "A safetensors file is shorter or longer than its own header says, or holds no tensor: a copy or a"
-    " download was cut off. Fetch it again.",
+    "A safetensors file is shorter or longer than its own header says, or contains no tensors: a"
+    " copy or a download was interrupted. Download it again.",
 )
 MODEL_MISSING_SHARDS = Code(
     "model.missing_shards",
-    "model.safetensors.index.json names files that are not in the folder. Fetch them again.",
+    "model.safetensors.index.json lists files that are not in the folder. Download them again.",
 )
 MODEL_NO_WEIGHTS = Code(
     "model.no_weights",
-    "The folder has a config.json and no weights that can be read (model.safetensors, or an index and its"
-    " files). Fetch them, or train from scratch with model.config.",
+    "The folder has a config.json but no weights that can be read (model.safetensors, or an index"
+    " and its files). Download them, or train from scratch with model.config.",
 )
 MODEL_SPECIAL_FILE = Code(
     "model.special_file",
-    "A FIFO, a socket or a device lies among the files of a model, a tokenizer or an adapter: reading it"
-    " would wait for ever, or never end.",
+    "There is a FIFO, a socket or a device among the files of a model, a tokenizer or an adapter:"
+    " reading it would block, or never end.",
 )
 MODEL_NOT_A_FOLDER = Code(
     "model.not_a_folder",
-    "model.name_or_path names a file. A model is a folder with config.json, weights and tokenizer, or a name"
-    " on the hub.",
+    "model.name_or_path is a file. A model is a folder with config.json, weights and tokenizer, or"
+    " a name on the hub.",
 )
 MODEL_PICKLED = Code(
     "model.pickled",
-    "The weights are pickle files (.bin), which can run code when they are read. The message has a line that"
-    " converts them with Transformers, for where you trust them.",
+    "The weights are pickle files (.bin), which can run code when they are read. The message"
+    " contains a command that converts them with Transformers, if you trust them.",
 )
 MODEL_WEIGHTS_INDEX = Code(
     "model.weights_index",
-    "model.safetensors.index.json says which file holds which weight; it cannot be read. Fetch it again.",
+    "model.safetensors.index.json, which says in which file each weight is, cannot be read."
+    " Download it again.",
 )
 
 PLAN_PACKAGE = Code(
     "plan.package",
-    "A package that the config needs is not installed here. The message has the line that installs it.",
+    "A package that the config needs is not installed. The message shows how to install it.",
 )
 PLAN_COMPILER = Code(
     "plan.compiler",
-    "torch.compile's inductor writes C++ for a CPU and compiles it. Without a compiler it ends in the first"
-    " step.",
+    "On a CPU, torch.compile's inductor generates C++ and compiles it. Without a compiler it fails"
+    " in the first step.",
 )
 PLAN_ROWS_CARDS = Code(
     "plan.rows_cards",
-    "The rows of a step (--rows) cannot be shared out evenly over the cards by any strategy. The nearest"
-    " numbers that can are named.",
+    "No strategy can divide the rows per step (--rows) evenly among the devices. The nearest"
+    " numbers that work are listed.",
 )
 PLAN_MODEL_CONFIG = Code(
     "plan.model_config",
-    "The model's config.json is not on this machine or cannot be read, and without it nothing can be planned."
-    " Download it first, or name a folder that holds one.",
+    "The model's config.json is not on this machine or cannot be read, and planning needs it."
+    " Download it first, or name a folder that contains one.",
 )
 PLAN_MODEL_HEADS = Code(
     "plan.model_heads",
-    "hidden_size must be a multiple of num_attention_heads (or head_dim given), and num_attention_heads one"
-    " of num_key_value_heads. The nearest number that is is named.",
+    "hidden_size must be a multiple of num_attention_heads (or set head_dim), and"
+    " num_attention_heads a multiple of num_key_value_heads. The nearest valid number is shown.",
 )
 PLAN_MODEL_MISSING = Code(
     "plan.model_missing",
-    "model.name_or_path looks like a path, and there is no such folder. Correct it, or give a hub name such"
-    " as org/model.",
+    "model.name_or_path looks like a path, but there is no such folder. Correct it, or give a hub"
+    " name such as org/model.",
 )
-PLAN_MODEL_SIZE = Code("plan.model_size", "A size of the model is a whole number from 1 up.")
+PLAN_MODEL_SIZE = Code("plan.model_size", "Sizes of the model must be whole numbers of 1 or more.")
 PLAN_MODEL_SIZES = Code(
     "plan.model_sizes",
-    "The model's family is not known, and sizes that a plan needs are missing from its config. Write them, or"
-    " correct model_type if it was misspelt.",
+    "The model's family is unknown, and its config lacks sizes that a plan needs. Add them, or"
+    " correct model_type if it is misspelt.",
 )
 PLAN_FAMILY = Code(
     "plan.family",
-    "Models of this type (model_type in config.json) are not trained: an encoder, a family that Transformers"
-    " computes in a way that documents disturb each other, one that cannot be exported, or one that is not"
-    " counted yet. docs/families.md lists what is trained and why the others are not.",
+    "Models of this type (model_type in config.json) cannot be trained: an encoder, a family that"
+    " lets packed documents influence each other in Transformers, one that cannot be exported, or"
+    " one that has not been tested. docs/families.md lists the supported types and the reasons for"
+    " the others.",
 )
 PLAN_FAMILY_STRATEGY = Code(
     "plan.family_strategy",
-    "This family cannot be trained this way: context parallelism needs packed rows and rotary frequencies"
-    " that do not follow a document's length, a pipeline needs a model whose state is its parameters. The"
-    " hint names another way.",
+    "This family cannot be trained this way: context parallelism needs packed rows and rotary"
+    " frequencies that do not depend on a document's length, a pipeline needs a model whose only"
+    " state is its parameters. The hint names an alternative.",
 )
 PLAN_TOWER = Code(
     "plan.tower",
-    "The model reads images or sound beside text. Its tower would be lost in the export, or stay untrained"
-    " without a word. Take the text model of its family as a folder of its own.",
+    "The model reads images or audio in addition to text. Its vision or audio tower would be lost"
+    " in the export, or silently stay untrained. Use the text model of its family as a folder of"
+    " its own.",
 )
 PLAN_BALANCE_LOSS = Code(
     "plan.balance_loss",
-    "output_router_logits: true asks for a balance loss of the experts, which is not built: it would be left"
-    " out. Set it to false to train without, which is what is computed.",
+    "output_router_logits: true requests a load-balancing loss of the experts, which is not"
+    " supported and would be left out. Set it to false to train without it.",
 )
 PLAN_ALIBI_TWICE = Code(
     "plan.alibi_twice",
-    "Transformers' eager attention adds Falcon's ALiBi bias twice, its sdpa once: the losses are those of two"
-    " different models. Leave attn_implementation at auto.",
+    "Transformers' eager attention adds Falcon's ALiBi bias twice, its sdpa once, so their losses"
+    " differ. Leave attn_implementation at auto.",
 )
 PLAN_MODEL_FILE = Code(
     "plan.model_file",
-    "A file of the model's folder is damaged, or is not what its name says: a header that is no header,"
-    " tensors that overlap, a size that does not fit the shape, an index that names files that are not there."
-    " Download the model again.",
+    "A file in the model's folder is damaged or is not the type of file that its name suggests: an"
+    " invalid header, tensors that overlap, a size that does not match the shape, an index that"
+    " lists missing files. Download the model again.",
 )
 PLAN_WEIGHTS_SIZES = Code(
     "plan.weights_sizes",
-    "Tensors of a safetensors file have other sizes than the config.json (or the model under an adapter)"
-    " makes them: another vocabulary, width or number of layers. Take the config.json that belongs to the"
-    " weights, or an adapter of this model.",
+    "Tensors of a safetensors file have other sizes than the config.json (or the base model of an"
+    " adapter) requires: another vocabulary, width or number of layers. Use the config.json that"
+    " belongs to the weights, or an adapter of this model.",
 )
 PLAN_MODEL_TYPE = Code(
-    "plan.model_type", "The model's config names no family. Write model_type, for instance llama."
+    "plan.model_type", "The model's config has no model_type. Set it, for instance to llama."
 )
 PLAN_MODEL_UNKNOWN = Code(
     "plan.model_unknown",
-    "--model names no model of the built-in list. The nearest names are shown; a folder with config.json goes"
-    " as well.",
+    "--model does not match any model of the built-in list. The nearest names are shown; you can"
+    " also give a folder with config.json.",
 )
 PLAN_NOT_INSTALLED = Code(
     "plan.not_installed",
-    "The config needs a package that is not installed here. The message has the command that installs it.",
+    "The config needs a package that is not installed. The message shows the command that installs it.",
 )
 PLAN_DEEPSPEED_MISSING = Code(
     "plan.deepspeed_missing",
-    "The strategy needs the package deepspeed, which is not installed. Install it, or use fsdp, which shares"
-    " out the same states.",
+    "The strategy needs the package deepspeed, which is not installed. Install it, or use fsdp,"
+    " which shards the same states.",
 )
 PLAN_HARDWARE_FILE = Code(
     "plan.hardware_file",
-    "The hardware file cannot be read, or is not one mapping. It is YAML with the keys that the message"
-    " lists.",
+    "The hardware file cannot be read, or is not a single mapping. It must be YAML with the keys"
+    " listed in the message.",
 )
-PLAN_HARDWARE_FORM = Code("plan.hardware_form", "--hardware is a number and a name, as in 16xH100.")
+PLAN_HARDWARE_FORM = Code("plan.hardware_form", "--hardware is a number and a name, such as 16xH100.")
 PLAN_HARDWARE_KEY = Code(
-    "plan.hardware_key", "The hardware file has keys that are not known. The nearest known ones are named."
+    "plan.hardware_key", "The hardware file has unknown keys. The nearest known keys are shown."
 )
 PLAN_HARDWARE_MISSING = Code(
     "plan.hardware_missing",
-    "A hardware file without a card of the catalogue has to name its memory and speeds itself; those missing"
-    " are listed.",
+    "A hardware file that names no device of the catalogue must give memory and speeds itself; the"
+    " missing keys are listed.",
 )
 PLAN_HARDWARE_NODES = Code(
     "plan.hardware_nodes",
-    "The hardware named and the nodes asked for do not go together: nodes are taken to be alike and fully"
-    " used. Give --hardware alone with all cards, or a YAML with cards_per_node.",
+    "The hardware and the requested number of nodes do not match: all nodes must be alike and fully"
+    " used. Give --hardware with the total number of devices, or a YAML with cards_per_node.",
 )
 PLAN_HARDWARE_UNKNOWN = Code(
     "plan.hardware_unknown",
-    "The catalogue has no accelerator of this name. The nearest names are shown; a YAML with its memory and"
-    " speeds goes as well.",
+    "The catalogue has no accelerator of this name. The nearest names are shown; you can also give"
+    " a YAML with its memory and speeds.",
 )
-PLAN_HARDWARE_VALUE = Code("plan.hardware_value", "A value of the hardware file is not a number above 0.")
+PLAN_HARDWARE_VALUE = Code("plan.hardware_value", "Values in the hardware file must be numbers above 0.")
 PLAN_TOO_FEW_DEVICES = Code(
     "plan.too_few_devices",
-    "More processes a node were asked for than CUDA devices are visible. Start fewer, or train on the CPU by"
-    " training.use_cpu=true.",
+    "More processes per node were requested than CUDA devices are visible. Start fewer, or train on"
+    " the CPU with training.use_cpu=true.",
 )
 PLAN_WORLD_NODES = Code(
     "plan.world_nodes",
-    "The number of processes is not a multiple of the nodes; each node starts the same number.",
+    "The number of processes must be a multiple of the number of nodes; every node starts the same number.",
 )
-PLAN_WORLD_SIZE = Code("plan.world_size", "Processes and nodes are counted from 1 up.")
+PLAN_WORLD_SIZE = Code("plan.world_size", "The numbers of processes and nodes must be at least 1.")
 PLAN_BATCH_WORLD = Code(
     "plan.batch_world",
-    "The run's rows a step cannot be shared evenly by this many data-parallel ranks. The nearest legal"
-    " numbers of processes are named.",
+    "The run's rows per step cannot be divided evenly among this many data-parallel ranks. The"
+    " nearest valid numbers of processes are listed.",
 )
 PLAN_FASTEST_CHOOSES = Code(
     "plan.fastest_chooses",
-    "distributed_strategy: fastest searches for the layout, and a key of the config already names part of it."
-    " Leave the key out, or use distributed_strategy: auto.",
+    "distributed_strategy: fastest searches for the layout, but a key of the config already sets"
+    " part of it. Remove the key, or use distributed_strategy: auto.",
 )
 PLAN_FASTEST_NOTHING = Code(
     "plan.fastest_nothing",
-    "No layout of this job fits, or none that fits can be started. More memory or cards, a shorter"
-    " data.max_length, or adapters help.",
+    "No layout of this job fits, or none that fits can start. More memory or devices, a smaller"
+    " data.max_length, or adapters can help.",
 )
 PLAN_FASTEST_UNKNOWN = Code(
     "plan.fastest_unknown",
-    "A search for the fastest layout needs facts that are not known, such as the hardware's speed or the"
-    " model's sizes. Use distributed_strategy: auto.",
+    "A search for the fastest layout needs facts that are unknown, such as the hardware's speed or"
+    " the model's sizes. Use distributed_strategy: auto.",
 )
 PLAN_START_CARD = Code(
     "plan.start_card",
-    "The start puts the whole model, in the masters' dtype, on every card before it is cut, cast or packed,"
-    " and a card has less. Take what the message names: fsdp starts without.",
+    "At the start the complete model, in the dtype of the master weights, is on every device before"
+    " it is sharded, cast or quantised, but a device has less memory. Use the alternative in the"
+    " message: fsdp does not need this.",
 )
 PLAN_START_HOST = Code(
     "plan.start_host",
-    "The start reads the whole model into the host memory of a node, once or in each of its processes, and"
-    " the node has less. Take a strategy of which one process reads (fsdp), or fewer processes.",
+    "At the start the complete model is read into the host memory of a node, once or in each of its"
+    " processes, but the node has less memory. Use a strategy in which only one process reads"
+    " (fsdp), or fewer processes.",
 )
 PLAN_STATES_CARD = Code(
     "plan.states_card",
-    "Weights, gradients and optimizer that a rank keeps are more than its card, before any activation. Share"
-    " them out over more cards, offload, or train an adapter.",
+    "The weights, gradients and optimizer states of a rank need more memory than its device has,"
+    " even without activations. Shard them over more devices, offload them, or train an adapter.",
 )
 PLAN_STATES_HOST = Code(
     "plan.states_host",
-    "What the processes of a node keep in its memory (offloaded states; on a CPU all states) and their"
-    " interpreters are more than it has, or than its cgroup allows. The message names what would fit.",
+    "The states that the processes of a node keep in host memory (offloaded states; on a CPU all"
+    " states) and their interpreters need more than the node has, or than its cgroup allows. The"
+    " message names alternatives that fit.",
 )
 PLAN_ROWS_ROOM = Code(
     "plan.rows_room",
-    "The tokens of one micro-batch are more than a card (on a CPU: the host) holds, before any layer is"
-    " computed. Lower per_device_train_batch_size or data.max_length.",
+    "The tokens of one micro-batch alone need more memory than a device (on a CPU: the host) has."
+    " Lower per_device_train_batch_size or data.max_length.",
 )
 PLAN_ADAPTER_FOLDER = Code(
     "plan.adapter_folder",
-    "No adapter can be read at lora.adapter_name_or_path. It is a folder with adapter_config.json and"
-    " adapter_model.safetensors; one on the hub is downloaded first.",
+    "No adapter can be read at lora.adapter_name_or_path. It must be a folder with"
+    " adapter_config.json and adapter_model.safetensors; download one from the hub first.",
 )
 PLAN_ADAPTER_KIND = Code(
     "plan.adapter_kind",
-    "The adapter is not plain LoRA: another method, or options that are not built. Give an adapter with r,"
-    " lora_alpha and target_modules alone.",
+    "The adapter is not plain LoRA: it uses another method, or options that are not supported. Use"
+    " an adapter with r, lora_alpha and target_modules only.",
 )
 PLAN_ADAPTER_STRATEGY = Code(
     "plan.adapter_strategy",
-    "Adapters are trained where a rank sees whole layers and rows, or shards by FSDP or ZeRO; not with"
-    " tensor, context or pipeline parallelism. Change the strategy, or train all weights.",
+    "Adapters need complete layers and rows on each rank, or shards by FSDP or ZeRO; tensor,"
+    " context and pipeline parallelism are not supported. Change the strategy, or train all"
+    " weights.",
 )
 PLAN_QUANTISED_FLOAT64 = Code(
-    "plan.quantised_float64", "bitsandbytes computes in no float64. Set model.dtype: float32."
+    "plan.quantised_float64", "bitsandbytes does not support float64. Set model.dtype: float32."
 )
 PLAN_QUANTISED_STRATEGY = Code(
     "plan.quantised_strategy",
-    "Under this strategy packed 4-bit weights would be cut or cast. Take one of the strategies that are"
-    " listed, or adapters on whole weights.",
+    "This strategy would shard or cast packed 4-bit weights. Use one of the strategies listed, or"
+    " adapters on unquantised weights.",
 )
 
 PREC_FULL_EVAL = Code(
     "prec.full_eval",
-    "Evaluation computes with the same copies of the weights as training does. bf16_full_eval and"
-    " fp16_full_eval therefore hold where training computes in that dtype, and are refused elsewhere.",
+    "Evaluation computes with the same copies of the weights as training. bf16_full_eval and"
+    " fp16_full_eval are therefore accepted if training computes in that dtype, and refused"
+    " otherwise.",
 )
 
 ROLLOUT_SERVER_ROOM = Code(
     "rollout.server_room",
-    "Weights for a server that writes answers are gathered whole on every card, and a card has less room. Let"
-    " the ranks answer together, or take more cards.",
+    "To send weights to a generation server, every device gathers the complete model, but a device"
+    " has less memory. Let the ranks generate together, or use more devices.",
 )
 ROLLOUT_GATHER_ROOM = Code(
     "rollout.gather_room",
-    "gather_for_generation: true wants the whole model on every card, and a card has less room. Leave it out:"
-    " the plan decides by the room there is.",
+    "gather_for_generation: true needs the complete model on every device, but a device has less"
+    " memory. Leave it out: the plan decides by the available memory.",
 )
 ROLLOUT_GROUPS = Code(
     "rollout.groups",
-    "A rollout has to hold whole groups: its number of answers (batch sizes count answers) is a multiple of"
-    " `num_generations`.",
+    "A rollout must contain complete groups: its number of answers (batch sizes count answers) must"
+    " be a multiple of `num_generations`.",
 )
 ROLLOUT_STEPS = Code(
     "rollout.steps",
-    "`steps_per_generation` counts micro-batches and has to be a multiple of `gradient_accumulation_steps`: a"
-    " rollout is cut into whole optimizer steps.",
+    "`steps_per_generation` counts micro-batches and must be a multiple of"
+    " `gradient_accumulation_steps`: a rollout consists of complete optimizer steps.",
 )
 
 PAR_DEEPSPEED = Code(
     "par.deepspeed",
-    "A mesh size of training.parallelism and the DeepSpeed settings do not go together: they name two sizes,"
-    " or an axis that DeepSpeed does not have. Name it once.",
+    "A mesh size of training.parallelism and the DeepSpeed settings conflict: they set two"
+    " different sizes, or an axis that DeepSpeed does not have. Set it once.",
 )
 PAR_DS_TP_MISMATCH = Code(
     "par.ds_tp_mismatch",
-    "The DeepSpeed settings name the tensor-parallel degree twice with two values. Keep autotp_size.",
+    "The DeepSpeed settings set the tensor-parallel degree twice, to different values. Keep autotp_size.",
 )
 PAR_PP_LAYERS = Code(
     "par.pp_layers", "The model has fewer layers than pipeline stages. Lower pp_size or pp_stages_per_rank."
@@ -323,96 +332,97 @@ PAR_PP_SIZE = Code(
 )
 PAR_PP_STAGES = Code(
     "par.pp_stages",
-    "The schedule fixes how many stages a process holds: two for zbv, one for gpipe and 1f1b; interleaved and"
-    " zero_bubble take more.",
+    "The schedule determines how many stages a process has: two for zbv, one for gpipe and 1f1b;"
+    " interleaved and zero_bubble allow more.",
 )
 PAR_SHARDING = Code(
     "par.sharding",
-    "The sharding of the fsdp key and the mesh contradict each other: one keeps copies where the other"
-    " shards. Change fsdp, dp_replicate_size or dp_shard_size as the message says.",
+    "The sharding strategy of the fsdp key and the mesh contradict each other: one replicates where"
+    " the other shards. Change fsdp, dp_replicate_size or dp_shard_size as the message says.",
 )
 PAR_TP_WIDTH = Code(
     "par.tp_width",
-    "Tensor parallelism cuts the MLP's columns in equal parts. Choose a tp_size that divides its width.",
+    "Tensor parallelism splits the MLP's columns into equal parts. Choose a tp_size that divides its width.",
 )
-PAR_PRODUCT = Code("par.product", "The product of the mesh sizes is the number of processes.")
+PAR_PRODUCT = Code("par.product", "The product of the mesh sizes must be the number of processes.")
 PAR_TP_HEADS = Code(
-    "par.tp_heads", "Tensor parallel splits attention by heads; their number must be divisible."
+    "par.tp_heads", "Tensor parallelism shards attention by heads; tp_size must divide their number."
 )
 PAR_TP_KV_HEADS = Code(
     "par.tp_kv_heads",
-    "Tensor parallel gives each rank whole key-value heads; their number must be divisible.",
+    "Tensor parallelism gives each rank complete key-value heads; tp_size must divide their number.",
 )
 PAR_TP_NODE = Code(
-    "par.tp_node", "Tensor-parallel groups talk in every layer and stand on one node: consecutive ranks."
+    "par.tp_node",
+    "Tensor-parallel groups communicate in every layer, so each must be on one node: consecutive ranks.",
 )
 PAR_CP_HEADS = Code(
     "par.cp_heads",
-    "Ulysses exchanges heads for sequence: each rank of the group takes as many heads. cp_method: allgather"
-    " needs no such number.",
+    "Ulysses exchanges heads for sequence: each rank of the group gets the same number of heads."
+    " cp_method: allgather has no such requirement.",
 )
 
 FSDP2_LOCAL_STATE = Code("fsdp2.local_state", "FSDP2 has no local state dict. Use sharded_state_dict.")
 
 ZERO_HPZ = Code(
     "zero.hpz",
-    "ZeRO++ keeps a second copy of the weights within groups of zero_hpz_partition_size ranks; that number"
-    " must divide the processes, and the copy needs ZeRO-3.",
+    "ZeRO++ keeps a second copy of the weights within groups of zero_hpz_partition_size ranks; that"
+    " number must divide the number of processes, and the copy needs ZeRO-3.",
 )
 ZERO_NOT_SUPPORTED = Code(
     "zero.not_supported",
-    "A block of the DeepSpeed file changes what is learnt and is not built. Switch it off in the file.",
+    "A block of the DeepSpeed file would change training and is not supported. Switch it off in the file.",
 )
-ZERO_NVME_STAGE = Code(
-    "zero.nvme_stage", "Only ZeRO-3 reads and writes NVMe. Set stage 3, or offload to the CPU."
-)
+ZERO_NVME_STAGE = Code("zero.nvme_stage", "Only ZeRO-3 can use NVMe. Set stage 3, or offload to the CPU.")
 ZERO_OFFLOAD = Code(
-    "zero.offload", "Offload needs ZeRO-1 or higher, and knows the devices none, cpu and nvme."
+    "zero.offload", "Offload needs ZeRO-1 or higher, and supports the devices none, cpu and nvme."
 )
 ZERO_OFFLOAD_RATIO = Code(
-    "zero.offload_ratio", "Only ZeRO-3 offloads a part of the optimizer. Set ratio to 1.0."
+    "zero.offload_ratio", "Only ZeRO-3 can offload a part of the optimizer. Set ratio to 1.0."
 )
 ZERO_QUANTISED = Code(
-    "zero.quantised", "ZeRO++'s quantised exchange has kernels for CUDA only. Switch it off on other devices."
+    "zero.quantised",
+    "ZeRO++'s quantised communication has CUDA kernels only. Switch it off on other devices.",
 )
 
 STRATEGY_DEEPSPEED_FP16 = Code(
     "strategy.deepspeed_fp16",
-    "From ZeRO-1 on DeepSpeed keeps the weights in float16, which it refuses on a CPU that cannot multiply in"
-    " float16. bf16 runs everywhere.",
+    "From ZeRO-1 on, DeepSpeed keeps the weights in float16, which it refuses on a CPU that cannot"
+    " multiply in float16. bf16 works on every device.",
 )
 SPEC_CHECK = Code(
     "spec.check",
-    "A method of a strategy's or an algorithm's spec of your own raised an exception, or returned nothing"
-    " where a value is needed. The message names the method, the exception, and the line of your file.",
+    "A method of your own strategy's or algorithm's spec raised an exception, or returned nothing"
+    " where a value is needed. The message gives the method, the exception, and the line of your"
+    " file.",
 )
 STRATEGY_SPEC_TORCH = Code(
     "strategy.spec_torch",
-    "The module of a spec of your own is imported where the plan is made, which needs no torch and starts"
-    " quickly. Put the class in another module and name it in the spec's implementation.",
+    "Planning imports the module of your own spec, and must start quickly, without torch. Put the"
+    " class in another module and name it in the spec's implementation.",
 )
 STRATEGY_DEEPSPEED_TP_PLAN = Code(
     "strategy.deepspeed_tp_plan",
-    "AutoTP uses the model's own tensor-parallel plan, and this model has none. Take a model with one, or"
-    " autotp_size: 1.",
+    "AutoTP uses the model's own tensor-parallel plan, but this model has none. Use a model that"
+    " has one, or autotp_size: 1.",
 )
 STRATEGY_DEEPSPEED_TP_STAGE = Code(
     "strategy.deepspeed_tp_stage",
-    "Without ZeRO, AutoTP clips each rank's part of the gradient by itself, which is another update. Set"
-    " stage 1.",
+    "Without ZeRO, AutoTP clips each rank's part of the gradient separately, which changes the"
+    " update. Set stage 1.",
 )
 STRATEGY_COMPILE = Code(
-    "strategy.compile", "torch.compile is built for the strategies that keep the whole model on each rank."
+    "strategy.compile", "torch.compile is supported for strategies that keep the complete model on each rank."
 )
 STRATEGY_ADAFACTOR = Code(
     "strategy.adafactor",
-    "Adafactor's statistics are means over whole rows and columns; shards do not have them.",
+    "Adafactor's statistics are means over complete rows and columns, which shards do not have.",
 )
 
 MODELS_NO_STAGES = Code(
     "models.no_stages",
-    "The class of this model cannot be cut into pipeline stages. distributed_strategy: fsdp or zero3 shards"
-    " it without cutting it.",
+    "This model class cannot be split into pipeline stages. distributed_strategy: fsdp or zero3"
+    " shards it without splitting it.",
 )
 MODELS_TP_NO_PLAN = Code(
     "models.tp_no_plan",
@@ -420,18 +430,18 @@ MODELS_TP_NO_PLAN = Code(
 )
 MODELS_TP_STYLE = Code(
     "models.tp_style",
-    "The model's tensor-parallel plan asks for a way of cutting that is not built (experts, latent attention,"
-    " layers that are not linear). Use fsdp without tp_size.",
+    "The model's tensor-parallel plan uses a sharding that is not supported (experts, latent"
+    " attention, layers that are not linear). Use fsdp without tp_size.",
 )
 
 BATCH_TRIPLE = Code(
     "batch.triple",
-    "DeepSpeed's train_batch_size must be micro-batch x accumulation x processes. The product decides; write"
-    ' "auto" in the file.',
+    "DeepSpeed's train_batch_size must be micro-batch x accumulation x processes. The product takes"
+    ' precedence; write "auto" in the file.',
 )
 
 KTO_ONE_ROW = Code(
     "kto.one_row",
-    "KTO measures its KL on each prompt of a step with the answer to another one. A step of a single row has"
-    " no other answer: raise the batch size or the accumulation.",
+    "KTO measures its KL on each prompt of a step with the answer to another prompt. A step of a"
+    " single row has no other answer: increase the batch size or the accumulation.",
 )

@@ -32,18 +32,22 @@ def choose_backend(requested: str, hardware: Hardware, timeout_seconds: int) -> 
     if requested == "auto":
         backend = "nccl" if hardware.device == "cuda" else "gloo"
         reason = (
-            "auto: NVIDIA devices talk by NCCL"
+            "auto: NVIDIA devices communicate with NCCL"
             if backend == "nccl"
-            else "auto: processes on CPUs talk by gloo"
+            else "auto: processes on CPUs communicate with gloo"
         )
         return backend, Decision(
-            subject, backend, f"{reason}; a collective may take {timeout_seconds} s (training.ddp_timeout)"
+            subject,
+            backend,
+            f"{reason}; the timeout of a collective is {timeout_seconds} s (training.ddp_timeout)",
         )
-    reason = "asked for"
+    reason = "requested"
     if requested == "gloo" and hardware.device == "cuda":
         reason += "; on CUDA devices nccl is several times faster"
     return requested, Decision(
-        subject, requested, f"{reason}; a collective may take {timeout_seconds} s (training.ddp_timeout)"
+        subject,
+        requested,
+        f"{reason}; the timeout of a collective is {timeout_seconds} s (training.ddp_timeout)",
     )
 
 
@@ -61,11 +65,13 @@ def choose_attention(
     """Return the decision on the attention implementation; its ``choice`` becomes ``Plan.attention``."""
     subject = "model.attn_implementation"
     if requested not in PACKABLE:
-        return Decision(subject, requested, "asked for: Transformers' own function, a padded row a document")
+        return Decision(
+            subject, requested, "requested: Transformers' own function, one padded row per document"
+        )
     if not keeps_apart(requested, shape):
         assert shape is not None
-        why = f"documents of one row of model_type {shape.model_type} would change each other's losses"
-        return Decision(subject, requested, f"Transformers' own function, a padded row a document: {why}")
+        why = f"documents in one row of model_type {shape.model_type} would influence each other's losses"
+        return Decision(subject, requested, f"Transformers' own function, one padded row per document: {why}")
     kernel = _kernel(hardware, precision, shape)
     return Decision(
         subject,
@@ -74,8 +80,8 @@ def choose_attention(
             kernel
             if shape is not None
             else (
-                f"{kernel}; a model class that cannot take it gets one padded row a document, and the log"
-                " says so"
+                f"{kernel}; a model class that does not support it gets one padded row per"
+                " document, and the log says so"
             )
         ),
     )
@@ -84,7 +90,7 @@ def choose_attention(
 def optimizer_decision(optimizer: OptimizerSpec) -> Decision:
     """Return the decision on the optimizer."""
     fused = optimizer.name.endswith("_fused")
-    why = "one kernel for all parameters, on this device too" if fused else "asked for"
+    why = "one kernel for all parameters, on this device as well" if fused else "requested"
     return Decision("training.optim", optimizer.name, why)
 
 
@@ -94,19 +100,22 @@ def choose_packing(data: DataSection, *, prompts: bool, answered: bool, apart: b
     ``prompts``: rows are prompts, answered in training; ``answered``: the model generates the answers of some
     or all rows in training; ``apart``: attention keeps packed documents apart.
     """
-    subject, alone = "data.packing", f"one document a row, up to {data.max_length} tokens"
+    subject, alone = "data.packing", f"one document per row, up to {data.max_length} tokens"
     if prompts:
-        why = "rows are made of rollouts: a micro-batch lays its answers end to end, without padding"
+        why = "rows are built from rollouts: a micro-batch concatenates its answers, without padding"
         return Decision(subject, "off", why)
     if answered:
-        why = "how long the answers of the model's own will be is not known before; one document a row"
+        why = "the length of the model's own answers is not known in advance; one document per row"
         return Decision(subject, "off", why)
     if not data.packing:
         return Decision(subject, "off", alone)
     if not apart:
-        why = f"this attention cannot keep documents apart; {alone}, padded to the longest of its micro-batch"
+        why = (
+            f"this attention cannot separate packed documents; {alone}, padded to the longest of its"
+            " micro-batch"
+        )
         return Decision(subject, "off", why, False)
-    together = f"rows of {data.max_length} tokens hold several documents that do not see each other"
+    together = f"rows of {data.max_length} tokens contain several documents that do not attend to each other"
     return Decision(subject, "on", f"{together}; no padding")
 
 
@@ -139,32 +148,36 @@ def option_decisions(
         explain(
             "training.gradient_checkpointing",
             "on",
-            "asked for: activations are computed again in the backward; about a third more compute",
+            "requested: activations are recomputed in the backward, for about a third more compute",
         )
     if training.torch_compile:
         cost = (
-            "on a CPU the first step takes half a minute more and later ones 5 to 10 % less"
+            "on a CPU the first step takes half a minute longer and later steps 5 to 10 % less"
             if on_cpu
             else "the first step takes longer"
         )
-        explain("training.torch_compile", "on", f"asked for; {cost}")
+        explain("training.torch_compile", "on", f"requested; {cost}")
     workers, pin = training.dataloader_num_workers, training.dataloader_pin_memory
     if pin and prompts:
         explain(
-            "training.dataloader_pin_memory", "off", "rows are made of rollouts, beside the device", False
+            "training.dataloader_pin_memory",
+            "off",
+            "rows are built from rollouts, not loaded from a data set",
+            False,
         )
     elif pin and on_cpu:
-        why = "pinned memory speeds copies to a CUDA device; this run has none"
+        why = "pinned memory speeds up copies to a CUDA device, but this run has none"
         explain("training.dataloader_pin_memory", "off", why, False)
     elif pin:
         explain("training.dataloader_pin_memory", "on", "batches are copied to the device from pinned memory")
     if workers and prompts:
-        why = "a rollout is made with the weights of its step: there is nothing to load ahead"
+        why = "a rollout uses the weights of its step, so nothing can be loaded ahead"
         explain("training.dataloader_num_workers", "0", why, False)
     elif workers:
         ahead = training.dataloader_prefetch_factor or 2
         why = (
-            f"threads that prepare the next {workers * ahead} steps' batches while one runs; the order stays"
+            f"threads prepare the batches of the next {workers * ahead} steps while one runs; the"
+            " order does not change"
         )
         explain("training.dataloader_num_workers", str(workers), why)
     for key, requested in (
@@ -194,9 +207,14 @@ def _engine_options(training: TrainingSection, strategy: str, explain: Explain) 
         if value is None:
             continue
         if name in strategy_spec(strategy).training_keys:
-            explain(f"training.{name}", str(value).lower(), f"asked for, given to {owner}")
+            explain(f"training.{name}", str(value).lower(), f"requested, passed to {owner}")
         else:
-            explain(f"training.{name}", "off", f"an option of {owner}; the strategy is '{strategy}'", False)
+            explain(
+                f"training.{name}",
+                "off",
+                f"this is an option of {owner}, but the strategy is '{strategy}'",
+                False,
+            )
 
 
 def idle_decisions(config: Config) -> list[Decision]:

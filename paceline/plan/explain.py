@@ -18,7 +18,7 @@ def explain(plan: Plan) -> str:
     lines += _entry("mesh", str(plan.mesh), "")
     lines += _entry("row", f"{plan.seq_len} tokens{', packed' if plan.packing else ''}", "")
     for decision in plan.decisions:
-        mark = "" if decision.granted else "NOT GRANTED: "
+        mark = "" if decision.granted else "NOT APPLIED: "
         lines += _entry(decision.subject, mark + decision.choice, decision.reason)
     lines += _memory(plan)
     lines += _entry("optimizer", f"{plan.optimizer.name}, learning rate {plan.optimizer.learning_rate:g}", "")
@@ -29,7 +29,7 @@ def explain(plan: Plan) -> str:
 def _model(plan: Plan) -> str:
     shape = plan.shape
     if shape is None:
-        return "size not known before it is downloaded"
+        return "size unknown until it is downloaded"
     about = "" if shape.exact else "about "
     return (
         f"{shape.model_type}, {about}{human_count(shape.num_parameters)} parameters,"
@@ -43,7 +43,7 @@ def _memory(plan: Plan) -> list[str]:
     memory = plan.memory
     if memory is None or memory.largest is None or memory.smallest is None:
         why = (
-            "the model's size is not known yet"
+            "the model's size is unknown"
             if plan.shape is None
             else "not counted for this strategy or adapter"
         )
@@ -53,7 +53,7 @@ def _memory(plan: Plan) -> list[str]:
     every = (
         "on every rank"
         if most == least
-        else f"on the rank that keeps most; {human_bytes(least)} on the one that keeps least"
+        else f"on the rank that holds most; {human_bytes(least)} on the one that holds least"
     )
     lines = _entry("model states", f"{about}{human_bytes(most)}", f"{every}, without activations and buffers")
     for part in ("parameters", "gradients", "optimizer"):

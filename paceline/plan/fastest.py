@@ -59,10 +59,10 @@ def _search_spec(job: Job) -> SearchSpec:
         raise ConfigError(
             *(
                 codes.PLAN_FASTEST_CHOOSES(
-                    "the fastest layout is searched for, and this key names one",
+                    "distributed_strategy: fastest searches for the layout, but this key sets a part of it",
                     f"training.{key}",
                     str(value)[:60],
-                    f"leave {key} out, or distributed_strategy: auto",
+                    f"remove {key}, or set distributed_strategy: auto",
                 )
                 for key, value in taken.items()
             )
@@ -78,7 +78,7 @@ def _search_spec(job: Job) -> SearchSpec:
         missing = "the model's size" if shape is None else f"the speed of {hardware.device_name}"
         raise ConfigError(
             codes.PLAN_FASTEST_UNKNOWN(
-                f"a search needs {missing}, which is not known", KEY, NAME, "distributed_strategy: auto"
+                f"a search needs {missing}, which is unknown", KEY, NAME, "distributed_strategy: auto"
             )
         )
     rows = t.per_device_train_batch_size * t.gradient_accumulation_steps * job.world_size
@@ -107,7 +107,7 @@ def _explained(plan: Plan, taken: Candidate, found: list[Candidate], refused: di
         f" {taken.work.accumulation}{', recomputed' if taken.work.recompute == 'full' else ''}"
     )
     reason = (
-        f"the fastest of {len(found)} layouts that were predicted: {how}: {speed:,.0f} tokens/s,"
+        f"the fastest of {len(found)} predicted layouts: {how}: {speed:,.0f} tokens/s,"
         f" {taken.bytes / GIB:.1f} GiB of a limit of {taken.limit / GIB:.1f}"
     )
     others = []
@@ -128,8 +128,8 @@ def _nothing(found: list[Candidate], refused: dict[str, str]) -> Diagnostic:
     why = [f"{name}: {what}" for name, what in refused.items()]
     why += [f"{c.strategy}: {c.binding}" for c in best_of_each(found) if c.binding]
     return codes.PLAN_FASTEST_NOTHING(
-        "no layout of this job fits, or none that fits can be started",
+        "no layout of this job fits, or none that fits can start",
         KEY,
         "; ".join(why)[:400],
-        "more memory or cards, a shorter data.max_length, or lora",
+        "use more memory or devices, a smaller data.max_length, or lora",
     )

@@ -84,7 +84,7 @@ def _failed(spec: object, method: str, key: str, error: Exception) -> Diagnostic
     lines = theirs or frames
     at = f" ({lines[-1].filename}:{lines[-1].lineno})" if lines else ""
     what = f"{method}() of {getattr(spec, 'name', '')} failed"
-    hint = f"correct the method: what it may return stands at {_base(spec)}"
+    hint = f"correct the method: {_base(spec)} documents what it may return"
     return codes.SPEC_CHECK(what, key, f"{type(error).__name__}: {error}{at}", hint)
 
 

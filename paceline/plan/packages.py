@@ -46,7 +46,7 @@ def check_packages(
             f"{name} needs the package {package}",
             "model.attn_implementation",
             package,
-            f"{install}; or attn_implementation: auto",
+            f"{install}; or set attn_implementation: auto",
         )
     yield from _data(config, find)
     t = config.training
@@ -58,7 +58,7 @@ def check_packages(
     ):
         what, hint = (
             "torch.compile on a CPU needs a C++ compiler",
-            "apt-get install g++; or torch_compile: false",
+            "apt-get install g++; or set torch_compile: false",
         )
         yield codes.PLAN_COMPILER(what, "training.torch_compile", "no c++, g++ or clang++ on PATH", hint)
 
@@ -72,21 +72,21 @@ def _trackers(
         return
     for name in config.training.report_to:
         if name in _TRACKERS and find(name) is None:
-            what = f"{name} is not installed: the run goes on without it"
+            what = f"{name} is not installed: the run continues without it"
             yield codes.TRACKER_NOT_INSTALLED(
                 what,
                 "training.report_to",
                 name,
-                f"{_TRACKERS[name]}, or leave '{name}' out",
+                f"{_TRACKERS[name]}, or remove '{name}'",
                 Severity.WARNING,
             )
         elif name == "wandb" and not _wandb_has_a_key(environ):
-            what = "wandb has no key here: it records offline, for `wandb sync` later"
+            what = "wandb has no API key here: it records offline, for `wandb sync` later"
             yield codes.TRACKER_OFFLINE(
                 what,
                 "training.report_to",
                 "no WANDB_API_KEY",
-                "wandb login, or WANDB_MODE=offline if that is meant",
+                "run wandb login, or set WANDB_MODE=offline if this is intended",
                 Severity.WARNING,
             )
 
@@ -110,10 +110,10 @@ def _data(config: Config, find: Find) -> Iterator[Diagnostic]:
             )
             if needs and find(needs) is None:
                 yield _missing(
-                    f"{section.path} is read by {needs}",
+                    f"{needs} is needed to read {section.path}",
                     key,
                     needs,
-                    f"pip install {needs}, or rows as .jsonl",
+                    f"pip install {needs}, or provide the rows as .jsonl",
                 )
 
 

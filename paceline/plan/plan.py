@@ -133,8 +133,8 @@ class Plan:
         where = f"{self.world_size} process{'es' if self.world_size > 1 else ''} on {self.device}"
         size = f", {human_count(self.shape.num_parameters)} parameters" if self.shape else ""
         return (
-            f"{self.algorithm} by {self.strategy} in {where}{size}, {self.batch.global_batch} rows a step,"
-            f" {self.precision.compute}"
+            f"{self.algorithm} with {self.strategy} in {where}{size},"
+            f" {self.batch.global_batch} rows per step, {self.precision.compute}"
         )
 
     def digest(self) -> str:

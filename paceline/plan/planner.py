@@ -167,14 +167,14 @@ def _main_decisions(
     batch, precision = resolved.engine.batch, resolved.precision
     where = f"{world_size} process(es) on {num_nodes} node(s)"
     devices = hardware.num_devices
-    on_each_node = "one a device" if world_size // num_nodes == devices else f"{devices} device(s) a node"
+    on_each_node = "one per device" if world_size // num_nodes == devices else f"{devices} device(s) per node"
     made = [
         Decision("device", hardware.device, f"{hardware.device_note}; {hardware.device_name}"),
         Decision("training.distributed_strategy", resolved.chosen.strategy, resolved.chosen.reason),
         Decision(
             "processes",
             where,
-            on_each_node if hardware.device == "cuda" else f"{hardware.cpu_count} cores a node",
+            on_each_node if hardware.device == "cuda" else f"{hardware.cpu_count} cores per node",
         ),
         Decision(
             "batch",
@@ -190,7 +190,7 @@ def _main_decisions(
     ]
     per_node = world_size // num_nodes
     if hardware.device == "cpu" and per_node > hardware.cpu_count:
-        note = f"{per_node} processes share {hardware.cpu_count} cores: each is slower than it could be"
+        note = f"{per_node} processes share {hardware.cpu_count} cores, which slows each of them down"
         made.append(Decision("cores", "shared", note))
     return tuple(made)
 
@@ -200,7 +200,7 @@ def check_world(hardware: Hardware, world_size: int, num_nodes: int) -> list[Dia
     if world_size < 1 or num_nodes < 1:
         return [
             codes.PLAN_WORLD_SIZE(
-                "processes and nodes are counted from 1 up",
+                "the numbers of processes and nodes must be at least 1",
                 "--nproc",
                 f"{world_size} on {num_nodes} nodes",
                 "1 or more",
@@ -209,7 +209,7 @@ def check_world(hardware: Hardware, world_size: int, num_nodes: int) -> list[Dia
     if world_size % num_nodes:
         return [
             codes.PLAN_WORLD_NODES(
-                "every node starts the same number of processes",
+                "every node must start the same number of processes",
                 "--nnodes",
                 f"{world_size} processes on {num_nodes} nodes",
                 "a multiple",
@@ -220,10 +220,10 @@ def check_world(hardware: Hardware, world_size: int, num_nodes: int) -> list[Dia
     if hardware.device == "cuda" and per_node > hardware.num_devices:
         found.append(
             codes.PLAN_TOO_FEW_DEVICES(
-                f"{per_node} processes a node, but {hardware.num_devices} CUDA device(s) are visible",
+                f"{per_node} processes per node, but only {hardware.num_devices} CUDA device(s) are visible",
                 "--nproc",
                 str(per_node),
-                f"--nproc {hardware.num_devices}, or training.use_cpu=true",
+                f"use --nproc {hardware.num_devices}, or training.use_cpu=true",
             )
         )
     return found

@@ -21,14 +21,16 @@ def choose_precision(requested: str, hardware: Hardware, master: str = "float32"
     """
     if master == "float64":
         return Precision("float64", "float64", "float64", False, "model.dtype: float64")
-    word, reason = _auto(hardware) if requested == "auto" else (requested, "asked for")
+    word, reason = _auto(hardware) if requested == "auto" else (requested, "requested")
     if requested in ("bf16", "fp16"):
         how = f"{hardware.device_name} computes it in hardware"
         if hardware.device == "cpu" and _DTYPES[requested] not in hardware.products:
             how = f"{hardware.device_name} converts it, and computes products in float32"
         if requested in hardware.emulated:
-            how = f"{hardware.device_name} has no instructions for it: right, but hardly faster than float32"
-        reason = f"asked for; {how}"
+            how = (
+                f"{hardware.device_name} has no instructions for it: correct, but hardly faster than float32"
+            )
+        reason = f"requested; {how}"
     return Precision(_DTYPES[word], "float32", "float32", word == "fp16", reason)
 
 
@@ -44,7 +46,10 @@ def _auto(hardware: Hardware) -> tuple[str, str]:
     if hardware.bf16:
         return (
             "bf16",
-            f"auto: {hardware.device_name} computes bf16 in hardware; fp32's range, so no loss scale",
+            (
+                f"auto: {hardware.device_name} computes bf16 in hardware; it has fp32's range, so no"
+                " loss scale is needed"
+            ),
         )
     if hardware.fp16:
         return "fp16", f"auto: {hardware.device_name} has no bf16 in hardware; fp16 with a loss scale"
@@ -60,11 +65,11 @@ def check_full_eval(training: TrainingSection, precision: Precision) -> Iterator
         key = f"{word}_full_eval"
         if requested and precision.compute != _DTYPES[word]:
             what = (
-                f"evaluation computes as training does, in {precision.compute}; {key} asks for"
-                f" {_DTYPES[word]}"
+                f"evaluation computes in the same dtype as training, {precision.compute}, but"
+                f" {key} requests {_DTYPES[word]}"
             )
             hint = (
-                f"mixed_precision: {word}, with which evaluation casts the weights to {word} too; or {key}:"
-                " false"
+                f"set mixed_precision: {word}, so that evaluation casts the weights to {word} as"
+                f" well; or {key}: false"
             )
             yield codes.PREC_FULL_EVAL(what, f"training.{key}", f"{key}: true", hint)

@@ -14,7 +14,7 @@ SMALL, MEDIUM = 1_000_000_000, 7_000_000_000
 def size_rule(num_parameters: int) -> tuple[str, str]:
     """Return (strategy, reason): DDP below 1B parameters, ZeRO-2 from 1B to 7B, ZeRO-3 above."""
     if num_parameters < SMALL:
-        return DDP.name, "below 1B: replicate the model, average the gradients"
+        return DDP.name, "below 1B: replicate the model and average the gradients"
     if num_parameters <= MEDIUM:
         return ZERO2.name, "from 1B to 7B: ZeRO-2"
     return ZERO3.name, "above 7B: ZeRO-3"

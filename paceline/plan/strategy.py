@@ -45,14 +45,14 @@ def choose_strategy(job: Job) -> StrategyChoice:
     spec = strategy_spec(chosen.strategy)
     if ":" in spec.name and not spec.implementation:
         unchecked = ", and strategy_options are not checked" if job.training.strategy_options else ""
-        reason = "your own class, named in the config; it brings no spec, so memory and speed are not known"
+        reason = "your own class, named in the config; it has no spec, so memory and speed are unknown"
         return replace(chosen, reason=reason + unchecked)
     if missing := missing_package(spec, job.hardware):
         raise ConfigError(_not_installed(spec, missing))
     if spec.alone and job.world_size == 1:
         reason = (
-            f"{spec.name} was asked for; with one process there is nothing to average, and '{spec.alone}'"
-            " computes the same"
+            f"{spec.name} was requested; with one process there is nothing to average, and"
+            f" '{spec.alone}' computes the same"
         )
         return StrategyChoice(spec.alone, reason)
     return chosen
@@ -82,7 +82,9 @@ def _by_rule(job: Job) -> StrategyChoice:
     if job.world_size == 1:
         return StrategyChoice("single", "auto: one process")
     if shape is None:
-        why = "the model's size is not known before it is downloaded; below 1B parameters DDP is the rule"
+        why = (
+            "the model's size is unknown until it is downloaded; the rule for less than 1B parameters is DDP"
+        )
         return StrategyChoice("ddp", f"auto: {why}")
     strategy, why = size_rule(shape.num_parameters)
     return StrategyChoice(
@@ -100,12 +102,14 @@ def check_whole(chosen: StrategyChoice, optimizer: OptimizerSpec, *, compiled: b
     found = []
     if compiled:
         what = (
-            "torch.compile is built for whole models; this strategy gathers or cuts weights inside the"
-            " forward"
+            "torch.compile is supported for unsharded models; this strategy gathers or shards"
+            " weights inside the forward"
         )
         found.append((codes.STRATEGY_COMPILE, what, "training.torch_compile", "torch_compile: false"))
     if not elementwise(optimizer.name):
-        what = "Adafactor keeps means over rows and columns of whole matrices; a shard has a part of them"
+        what = (
+            "Adafactor uses means over rows and columns of complete matrices; a shard has only a part of them"
+        )
         found.append((codes.STRATEGY_ADAFACTOR, what, "training.optim", "optim: adamw_torch_fused"))
     if found:
         requested = f"auto → {chosen.strategy} ({chosen.reason.removeprefix('auto: ')})"
@@ -119,7 +123,7 @@ def check_whole(chosen: StrategyChoice, optimizer: OptimizerSpec, *, compiled: b
 
 def _substituted(chosen: StrategyChoice, strategy: str, sharding: str) -> StrategyChoice:
     """Return FSDP with the sharding that keeps the same states on each rank as the ZeRO stage."""
-    reason = f"{chosen.reason}; DeepSpeed is not installed, and FSDP's {sharding} shares out the same states"
+    reason = f"{chosen.reason}; DeepSpeed is not installed, and FSDP's {sharding} shards the same states"
     return replace(chosen, strategy=strategy, reason=reason, sharding=sharding)
 
 
@@ -128,8 +132,7 @@ def _not_installed(spec: StrategySpec, package: str) -> Diagnostic:
     if spec.substitute:
         strategy, sharding = spec.substitute
         hint += (
-            f", or distributed_strategy: {strategy} with {strategy}: {sharding}, which shares out the same"
-            " states"
+            f", or distributed_strategy: {strategy} with {strategy}: {sharding}, which shards the same states"
         )
-    what = f"the strategy '{spec.name}' needs the package {package}, which is not installed here"
+    what = f"the strategy '{spec.name}' needs the package {package}, which is not installed"
     return codes.PLAN_DEEPSPEED_MISSING(what, KEY, spec.name, hint)

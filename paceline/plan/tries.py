@@ -50,7 +50,7 @@ def _of_model(config: Config, plan: Plan | None, environ: Mapping[str, str]) -> 
     if lora is not None and (tuple(lora.target_modules) != (ALL_LINEAR,) or lora.modules_to_save):
         reasons.append("adapter targets")
     if m.trust_remote_code:
-        reasons.append("code of its own")
+        reasons.append("its own code")
     if odd := _odd_values(config, environ):
         reasons.append(f"values of its config: {', '.join(odd)}")
     if plan is None:

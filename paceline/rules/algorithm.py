@@ -17,8 +17,8 @@ def options(c: Context) -> Iterator[Diagnostic]:
     """algorithm.options"""
     given, spec = c.config.training.algorithm_options, c.algorithm
     if given and not spec.own:
-        what = "algorithm_options go to an algorithm of your own only"
-        hint = "algorithm: module:SPEC, or the section of the algorithm's own name"
+        what = "algorithm_options are passed only to your own algorithm (module:SPEC)"
+        hint = "set algorithm: module:SPEC, or use the section named after the built-in algorithm"
         yield c.problem(codes.ALGORITHM_OPTIONS, what, _KEY, _ALGORITHM, hint=hint, severity=Severity.WARNING)
         return
     yield from wrong_options(c, codes.ALGORITHM_OPTIONS, spec.name, _KEY, spec.options)

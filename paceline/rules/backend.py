@@ -24,7 +24,7 @@ def strategy_name(c: Context) -> Iterator[Diagnostic]:
     near = difflib.get_close_matches(name.lower(), names, n=1)
     yield c.problem(
         core_codes.STRATEGY_UNKNOWN,
-        "there is no such strategy",
+        "there is no strategy of this name",
         _STRATEGY,
         hint=f"did you mean '{near[0]}'?" if near else f"one of {', '.join(names)}, or module:Class",
     )
@@ -36,7 +36,7 @@ def fsdp_and_deepspeed(c: Context) -> Iterator[Diagnostic]:
     if t.fsdp and t.deepspeed:
         yield c.problem(
             codes.BACK_FSDP_DS,
-            "fsdp and deepspeed are both set; a run is sharded by one of them",
+            "fsdp and deepspeed are both set, but only one of them can shard a run",
             "training.fsdp",
             "training.deepspeed",
             found="fsdp and deepspeed",
@@ -57,17 +57,17 @@ def strategy_against_file(c: Context) -> Iterator[Diagnostic]:
     if t.deepspeed and "deepspeed" not in sections:
         yield c.problem(
             codes.BACK_STRATEGY_VS_FILE,
-            f"a DeepSpeed config is given, and the strategy is {name}",
+            f"a DeepSpeed config is given, but the strategy is {name}",
             _STRATEGY,
-            hint="distributed_strategy: deepspeed, or remove deepspeed (deepspeed: null)",
+            hint="set distributed_strategy: deepspeed, or remove deepspeed (deepspeed: null)",
         )
     if t.fsdp and "fsdp" not in sections:
         yield c.problem(
             codes.BACK_STRATEGY_VS_FILE,
-            f"fsdp is set, and the strategy is {name}",
+            f"fsdp is set, but the strategy is {name}",
             _STRATEGY,
             "training.fsdp",
-            hint="distributed_strategy: fsdp, or remove fsdp (fsdp: null)",
+            hint="set distributed_strategy: fsdp, or remove fsdp (fsdp: null)",
         )
     # A ZeRO stage other than the one in the strategy's name
     stage = (
@@ -79,9 +79,9 @@ def strategy_against_file(c: Context) -> Iterator[Diagnostic]:
     if fixed is not None and stage is not None and str(stage) != str(fixed):
         yield c.problem(
             codes.BACK_STRATEGY_VS_FILE,
-            f"the strategy is {name}, the DeepSpeed config says stage {stage}",
+            f"the strategy is {name}, but the DeepSpeed config sets stage {stage}",
             _STRATEGY,
-            hint=f"zero{stage}, or distributed_strategy: deepspeed",
+            hint=f"set zero{stage}, or distributed_strategy: deepspeed",
         )
 
 
@@ -93,36 +93,36 @@ def distributed_flag(c: Context) -> Iterator[Diagnostic]:
     if t.distributed is False and spec is not None and not alone:
         yield c.problem(
             codes.BACK_DISTRIBUTED_FLAG,
-            "distributed: false, and a distributed strategy",
+            "distributed: false together with a distributed strategy",
             "training.distributed",
             _STRATEGY,
-            hint="distributed: true, or distributed_strategy: single",
+            hint="set distributed: true, or distributed_strategy: single",
         )
     if t.distributed is True and spec is not None and alone and not spec.multi_device:
         yield c.problem(
             codes.BACK_DISTRIBUTED_FLAG,
-            "distributed: true, and a strategy of one process",
+            "distributed: true together with a single-process strategy",
             "training.distributed",
             _STRATEGY,
-            hint="distributed_strategy: ddp, or distributed: false",
+            hint="set distributed_strategy: ddp, or distributed: false",
         )
     # The flag and the strategy against the number of processes
     world = c.facts.world_size
     if world == 1 and t.distributed is True and not alone:
         yield c.problem(
             codes.BACK_DISTRIBUTED_ALONE,
-            "distributed: true, and one process is started: it trains alone",
+            "distributed: true, but only one process is started, so it trains alone",
             "training.distributed",
-            hint="--nproc 2 and more, or a launcher; distributed: false where one is meant",
+            hint="use --nproc 2 or more, or a launcher; set distributed: false for a single process",
             severity=Severity.WARNING,
         )
     if world is not None and world > 1 and (t.distributed is False or alone):
         path = "training.distributed" if t.distributed is False else _STRATEGY
         yield c.problem(
             codes.BACK_ONE_PROCESS,
-            f"the config asks for one process, {world} are started",
+            f"the config requests one process, but {world} are started",
             path,
-            hint="distributed_strategy: ddp, or --nproc 1",
+            hint="set distributed_strategy: ddp, or use --nproc 1",
         )
 
 
@@ -132,9 +132,9 @@ def needs_processes(c: Context) -> Iterator[Diagnostic]:
     if world == 1 and (t.fsdp or (c.named_strategy is not None and c.named_strategy.min_processes > 1)):
         yield c.problem(
             codes.BACK_FSDP_SINGLE,
-            "FSDP shards over processes, and there is one",
+            "FSDP shards over processes, but there is only one",
             "training.fsdp" if t.fsdp else _STRATEGY,
-            hint="--nproc 2 or more, or distributed_strategy: single",
+            hint="use --nproc 2 or more, or set distributed_strategy: single",
         )
 
 
@@ -147,7 +147,7 @@ def nccl(c: Context) -> Iterator[Diagnostic]:
             codes.BACK_NCCL_CPU,
             f"nccl needs CUDA devices; {why}",
             "training.ddp_backend",
-            hint="ddp_backend: auto (gloo here), or gloo",
+            hint="set ddp_backend: auto (gloo here), or gloo",
         )
 
 
@@ -171,10 +171,10 @@ def backend_built(c: Context) -> Iterator[Diagnostic]:
     ):
         yield c.problem(
             codes.BACK_NOT_BUILT,
-            f"this torch has no backend {name}",
+            f"this build of torch has no backend {name}",
             "training.ddp_backend",
             hint=(
-                f"auto, or one of {', '.join(sorted(built))}; {name} comes with"
+                f"use auto, or one of {', '.join(sorted(built))}; {name} comes with"
                 f" {_BACKEND_FROM.get(name, 'another build of torch')}"
             ),
         )
@@ -185,13 +185,15 @@ def xla(c: Context) -> Iterator[Diagnostic]:
     config = c.config.training.fsdp_config
     if not c.starting or not isinstance(config, dict) or config.get("xla") is not True:
         return
-    have = "no strategy here drives XLA devices" if c.facts.torch_xla else "torch_xla is not installed"
+    have = "no strategy supports XLA devices" if c.facts.torch_xla else "torch_xla is not installed"
     yield c.problem(
         codes.XLA_NOT_RUN,
-        f"xla: true would shard by torch_xla's FSDP on TPUs; {have}",
+        f"xla: true would shard with torch_xla's FSDP on TPUs; {have}",
         "training.fsdp_config",
         found="xla: true",
-        hint="on a TPU host: pip install 'torch_xla[tpu]' and a trainer for it; here: remove xla",
+        hint=(
+            "on a TPU host: pip install 'torch_xla[tpu]' and use a trainer that supports it; here: remove xla"
+        ),
         severity=Severity.WARNING,
     )
 
@@ -202,24 +204,24 @@ def launch(c: Context) -> Iterator[Diagnostic]:
     if section.master_port is not None and not 0 <= section.master_port <= 65535:
         yield c.problem(
             codes.BACK_MASTER_PORT_RANGE,
-            "a port is a number from 0 to 65535",
+            "a port must be a number from 0 to 65535",
             "launch.master_port",
             hint="master_port: 29500",
         )
     if section.node_rank >= section.nnodes:
         yield c.problem(
             codes.BACK_NODE_RANK,
-            f"node_rank counts from 0 to {section.nnodes - 1}",
+            f"node_rank must be from 0 to {section.nnodes - 1}",
             "launch.node_rank",
             "launch.nnodes",
-            hint="node_rank: 0 on the first node",
+            hint="set node_rank: 0 on the first node",
         )
     if section.nnodes > 1 and section.master_port is None and c.starting:
         yield c.problem(
             codes.BACK_MULTI_NODE_PORT,
-            "several nodes must agree on a port",
+            "all nodes must use the same port",
             "launch.master_port",
-            hint="master_port: 29500, the same on every node",
+            hint="set master_port: 29500, the same on every node",
         )
 
 
@@ -228,10 +230,10 @@ def slurm(c: Context) -> Iterator[Diagnostic]:
     tasks = c.facts.slurm_ntasks_per_node
     if c.facts.launcher == "torchrun" and c.facts.inside_srun and tasks is not None and tasks > 1:
         yield codes.HOST_SLURM_TASKS(
-            "each of Slurm's tasks would start a full torchrun, sharing the same devices",
+            "each Slurm task would start a complete torchrun, and all of them would share the same devices",
             where="SLURM_NTASKS_PER_NODE",
             found=str(tasks),
-            hint="srun --ntasks-per-node=1",
+            hint="use srun --ntasks-per-node=1",
         )
 
 

@@ -41,7 +41,7 @@ def deepspeed_triple(c: Context) -> Iterator[Diagnostic]:
             f" processes {world} = {micro * steps * world}",
             "training.deepspeed",
             found=f"train_batch_size: {total}",
-            hint=f'"train_batch_size": "auto" (or {micro * steps * world}); the product is what runs',
+            hint=f'set "train_batch_size": "auto" (or {micro * steps * world}); the product is used',
             severity=Severity.WARNING,
         )
 
@@ -65,9 +65,9 @@ def steps(c: Context) -> Iterator[Diagnostic]:
     if value == 0 or value < -1:
         yield c.problem(
             codes.TRAIN_MAX_STEPS,
-            "max_steps is a number of steps, or -1 for none",
+            "max_steps must be a number of steps, or -1 for no limit",
             "training.max_steps",
-            hint="max_steps: -1 with num_train_epochs, or a number above 0",
+            hint="set max_steps: -1 with num_train_epochs, or a number above 0",
         )
 
 
@@ -77,14 +77,14 @@ def warmup(c: Context) -> Iterator[Diagnostic]:
     if t.warmup_steps >= 1 and t.warmup_steps != int(t.warmup_steps):
         yield c.problem(
             codes.TRAIN_WARMUP,
-            "warmup_steps from 1 on is a whole number of steps",
+            "warmup_steps of 1 or more must be a whole number of steps",
             "training.warmup_steps",
-            hint=f"warmup_steps: {int(t.warmup_steps)}, or a share below 1",
+            hint=f"warmup_steps: {int(t.warmup_steps)}, or a fraction below 1",
         )
     if 0 < t.max_steps < t.warmup_steps:
         yield c.problem(
             codes.TRAIN_WARMUP,
-            "warm-up is longer than the run: the learning rate would never reach its peak",
+            "warm-up is longer than the run, so the learning rate would never reach its peak",
             "training.warmup_steps",
             "training.max_steps",
             hint=f"warmup_steps: {max(1, t.max_steps // 10)}",
@@ -93,7 +93,7 @@ def warmup(c: Context) -> Iterator[Diagnostic]:
     if t.warmup_steps > 0 and t.lr_scheduler_type == "constant":
         yield c.problem(
             codes.TRAIN_WARMUP_CONSTANT,
-            "the schedule 'constant' has no warm-up, so warmup_steps does nothing",
+            "the schedule 'constant' has no warm-up, so warmup_steps has no effect",
             "training.lr_scheduler_type",
             "training.warmup_steps",
             hint="lr_scheduler_type: constant_with_warmup",

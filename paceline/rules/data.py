@@ -14,7 +14,7 @@ def train_data(c: Context) -> Iterator[Diagnostic]:
     if c.starting and not c.config.data.train:
         yield c.problem(
             codes.DATA_MISSING,
-            "there is nothing to train on",
+            "there is no training data",
             "data.train",
             found="no data.train",
             hint="data:\n             train: my_data.jsonl",
@@ -27,7 +27,7 @@ def prefetch(c: Context) -> Iterator[Diagnostic]:
     if t.dataloader_num_workers == 0 and t.dataloader_prefetch_factor is not None:
         yield c.problem(
             codes.DATA_PREFETCH,
-            "without loading threads there is nothing that prefetches",
+            "prefetching needs loading threads",
             "training.dataloader_prefetch_factor",
             "training.dataloader_num_workers",
             hint="dataloader_num_workers: 2, or remove dataloader_prefetch_factor",
@@ -40,7 +40,7 @@ def positions(c: Context) -> Iterator[Diagnostic]:
     if limit is not None and length > limit:
         yield c.problem(
             codes.DATA_MAX_POS,
-            f"sequences of {length} tokens, the model has {limit} positions",
+            f"sequences have {length} tokens, but the model has {limit} positions",
             "data.max_length",
             hint=f"max_length: {limit}",
         )
@@ -52,7 +52,7 @@ def packing(c: Context) -> Iterator[Diagnostic]:
     if d.packing and c.given("data.packing") and c.algorithm.generation(t) is not None:
         yield c.problem(
             codes.DATA_PACKING_EVAL,
-            f"{t.algorithm} makes its rows itself, of answers that the model writes in training",
+            f"{t.algorithm} builds its own rows from the answers that the model generates during training",
             "data.packing",
             "training.algorithm",
             hint="packing: false",
@@ -65,14 +65,14 @@ def split(c: Context) -> Iterator[Diagnostic]:
     if value is not None and value <= 0:
         yield c.problem(
             codes.DATA_VALIDATION_SPLIT,
-            "the validation split is a share between 0 and 1, or a number of rows",
+            "the validation split must be a fraction between 0 and 1, or a number of rows",
             "data.validation_split",
             hint="validation_split: 0.05",
         )
     if value and c.config.data.eval:
         yield c.problem(
             codes.DATA_TWO_EVALS,
-            "data.eval is given, and rows are split off too; only data.eval would be evaluated",
+            "data.eval and data.validation_split are both given; only data.eval would be evaluated",
             "data.validation_split",
             "data.eval",
             found="data.eval and data.validation_split",
@@ -86,7 +86,7 @@ def weights(c: Context) -> Iterator[Diagnostic]:
     if len(sets) == 1 and sets[0].weight != 1:
         yield c.problem(
             codes.DATA_ONE_WEIGHT,
-            "a weight says nothing with one data set",
+            "a weight has no effect with a single data set",
             "data.train",
             found=f"weight: {sets[0].weight:g}",
             hint="remove the weight",

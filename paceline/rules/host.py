@@ -19,9 +19,9 @@ def foreign_files(c: Context) -> Iterator[Diagnostic]:
         if isinstance(value, str):
             yield c.problem(
                 config_codes.CONFIG_FOREIGN_MISSING,
-                "the file is not there",
+                "the file does not exist",
                 path,
-                hint="a path beside the YAML or from the current directory",
+                hint="give a path relative to the YAML or to the current directory",
             )
 
 
@@ -30,11 +30,11 @@ def locked_memory(c: Context) -> Iterator[Diagnostic]:
     f = c.facts
     if f.device == "cuda" and (f.num_nodes or 1) > 1 and f.infiniband and f.memlock_unlimited is False:
         yield codes.HOST_MEMLOCK(
-            "NCCL registers memory with InfiniBand devices, and this shell's limit of locked memory ends"
-            " that",
+            "NCCL registers memory with InfiniBand devices, which fails with this shell's limit of"
+            " locked memory",
             where="ulimit -l",
             found="a limit",
-            hint="ulimit -l unlimited (of a container, its memlock limit); or NCCL_IB_DISABLE=1",
+            hint="set ulimit -l unlimited (in a container, its memlock limit), or NCCL_IB_DISABLE=1",
             severity=Severity.WARNING,
         )
 
@@ -49,7 +49,7 @@ def open_files(c: Context) -> Iterator[Diagnostic]:
     need = CONNECTIONS * (world or 0) + OTHER_FILES
     if limit is not None and need > limit and c.config.launch.node_rank == 0:
         yield codes.HOST_NOFILE(
-            f"{world} processes meet at node 0's store, which then has about {need} files open",
+            f"{world} processes connect to node 0's store, which then needs about {need} open files",
             where="ulimit -n",
             found=str(limit),
             hint=f"ulimit -n {max(65536, 2 * need)}",
@@ -66,10 +66,10 @@ def interface(c: Context) -> Iterator[Diagnostic]:
     names = [name for name in wanted.lstrip("=").split(",") if name]
     if not any(have == name if exact else have.startswith(name) for name in names for have in there):
         yield codes.HOST_IFNAME(
-            "NCCL_SOCKET_IFNAME names no interface of this node",
+            "NCCL_SOCKET_IFNAME matches no network interface of this node",
             where="NCCL_SOCKET_IFNAME",
             found=wanted,
-            hint=f"one of {', '.join(sorted(there))}",
+            hint=f"use one of {', '.join(sorted(there))}",
         )
 
 

@@ -20,11 +20,11 @@ def given(c: Context) -> Iterator[Diagnostic]:
     if m.name_or_path and m.config is not None:
         yield c.problem(
             codes.MODEL_TWO,
-            "name_or_path loads weights, config makes a fresh model",
+            "name_or_path loads weights, config creates a new model; give only one",
             "model.name_or_path",
             "model.config",
             found="name_or_path and config",
-            hint="one of the two",
+            hint="keep one of the two",
         )
     if c.starting and not m.name_or_path and m.config is None:
         yield c.problem(
@@ -37,7 +37,7 @@ def given(c: Context) -> Iterator[Diagnostic]:
     if c.starting and m.config is not None and not m.name_or_path and not m.tokenizer:
         yield c.problem(
             codes.MODEL_TOKENIZER,
-            "a model made from scratch needs a tokenizer",
+            "a model created from scratch needs a tokenizer",
             "model.tokenizer",
             found="no model.tokenizer",
             hint="model:\n             tokenizer: folder or hub name",
@@ -45,7 +45,7 @@ def given(c: Context) -> Iterator[Diagnostic]:
     if m.config is not None and "model_type" not in m.config:
         yield c.problem(
             codes.MODEL_TYPE,
-            "a shape needs its architecture",
+            "model.config needs model_type, the architecture",
             "model.config",
             found=f"config with {', '.join(list(m.config)[:5]) or 'nothing'}",
             hint="config: {model_type: llama, hidden_size: 512, …}",
@@ -93,7 +93,7 @@ def shape_keys(c: Context) -> Iterator[Diagnostic]:
         instead = dict.fromkeys(_ELSEWHERE[key] for key in unread if key in _ELSEWHERE)
         yield c.problem(
             codes.MODEL_CONFIG_UNREAD,
-            f"these keys set nothing in a model of type {shape['model_type']} made from scratch",
+            f"these keys have no effect in a model of type {shape['model_type']} created from scratch",
             "model.config",
             found=", ".join(unread),
             hint="; ".join(["remove them", *instead]),
@@ -117,9 +117,9 @@ def dtype(c: Context) -> Iterator[Diagnostic]:
     if c.config.model.dtype in ("bfloat16", "float16"):
         yield c.problem(
             codes.MODEL_DTYPE,
-            "trained weights are kept in float32; the compute precision is training.mixed_precision",
+            "trained weights are kept in float32; training.mixed_precision sets the compute precision",
             "model.dtype",
-            hint="mixed_precision: bf16 for bf16 compute, and no dtype",
+            hint="set mixed_precision: bf16 to compute in bf16, and remove dtype",
             severity=Severity.WARNING,
         )
 
@@ -130,11 +130,11 @@ def attention(c: Context) -> Iterator[Diagnostic]:
     if "/" in name and not (c.config.model.trust_remote_code and COMMIT.search(name.partition("@")[2])):
         yield c.problem(
             codes.SEC_ATTENTION_KERNEL,
-            "an attention named org/repository is code of the hub",
+            "an attention named org/repository is code from the hub",
             "model.attn_implementation",
             hint=(
-                "attn_implementation: auto; or org/repository@COMMIT, the 40 digits of what you have read,"
-                " with trust_remote_code: true"
+                "set attn_implementation: auto; or org/repository@COMMIT, the 40 digits of the"
+                " commit you have reviewed, with trust_remote_code: true"
             ),
         )
     if name.startswith("flash_attention") and (c.facts.device == "cpu" or c.config.training.use_cpu):
@@ -148,7 +148,8 @@ def attention(c: Context) -> Iterator[Diagnostic]:
     if sizes is not None and sizes.cp_size > 1 and name not in ("auto", "paceline"):
         yield c.problem(
             codes.PAR_CP_ATTENTION,
-            f"context parallel works inside Paceline's own packed attention; {name} computes whole rows",
+            f"context parallelism works with Paceline's own packed attention only; {name} computes"
+            " complete rows",
             "model.attn_implementation",
             "training.parallelism.cp_size",
             hint="attn_implementation: auto",
@@ -162,7 +163,8 @@ def recompute(c: Context) -> Iterator[Diagnostic]:
     if options.get("use_reentrant") is True:
         yield c.problem(
             codes.TRAIN_REENTRANT,
-            "reentrant recomputation loses gradients of frozen inputs; only the other kind is built",
+            "reentrant recomputation loses gradients of frozen inputs; only the non-reentrant"
+            " implementation is supported",
             "training.gradient_checkpointing_kwargs",
             hint="gradient_checkpointing_kwargs: {use_reentrant: false}",
         )
@@ -183,10 +185,10 @@ def recompute(c: Context) -> Iterator[Diagnostic]:
     if options and not t.gradient_checkpointing:
         yield c.problem(
             codes.TRAIN_RECOMPUTE_OFF,
-            "options of recomputation are given, and it is off",
+            "options of recomputation are given, but recomputation is off",
             "training.gradient_checkpointing_kwargs",
             "training.gradient_checkpointing",
-            hint="gradient_checkpointing: true, or remove them",
+            hint="set gradient_checkpointing: true, or remove them",
             severity=Severity.WARNING,
         )
     fsdp = t.fsdp_config if isinstance(t.fsdp_config, dict) else {}
@@ -199,11 +201,11 @@ def recompute(c: Context) -> Iterator[Diagnostic]:
     ):
         yield c.problem(
             codes.FSDP_ACT_CKPT_TWICE,
-            "recomputation is asked for twice: by fsdp_config and by gradient_checkpointing",
+            "recomputation is requested twice: by fsdp_config and by gradient_checkpointing",
             "training.gradient_checkpointing",
             "training.fsdp_config",
             found="activation_checkpointing and gradient_checkpointing",
-            hint="one of the two",
+            hint="keep one of the two",
         )
 
 
@@ -214,7 +216,7 @@ def compile_options(c: Context) -> Iterator[Diagnostic]:
         if getattr(t, name) is not None and not t.torch_compile:
             yield c.problem(
                 codes.TRAIN_COMPILE_OFF,
-                f"{name} is given, and torch_compile is off",
+                f"{name} is given, but torch_compile is off",
                 f"training.{name}",
                 "training.torch_compile",
                 hint="torch_compile: true",
@@ -230,31 +232,31 @@ def adapters(c: Context) -> Iterator[Diagnostic]:
     if "lm_head" in lora.target_modules:
         yield c.problem(
             codes.DPO_LM_HEAD_ADAPTER,
-            "an adapter on lm_head would never train: the loss uses the head's weight",
+            "an adapter on lm_head would never train, because the loss uses the head's own weight",
             "lora.target_modules",
-            hint="target_modules without lm_head; modules_to_save: [lm_head] trains the head in full",
+            hint="leave lm_head out of target_modules; modules_to_save: [lm_head] trains the head in full",
         )
     if len(lora.target_modules) > 1 and any(map(is_pattern, lora.target_modules)):
         yield c.problem(
             codes.PEFT_PATTERN,
-            "a regular expression stands alone: it matches whole names, a list matches their ends",
+            "a regular expression must stand alone: it matches complete names, a list matches name endings",
             "lora.target_modules",
-            hint="one expression with | in it, or a list of plain names",
+            hint="write one expression with | in it, or a list of plain names",
         )
     if lora.quantization_bit not in (None, 4):
         yield c.problem(
             codes.PEFT_BITS,
-            "weights are quantised to 4 bits",
+            "weights can be quantised to 4 bits only",
             "lora.quantization_bit",
             hint="quantization_bit: 4",
         )
     if lora.quantization_bit and lora.bias != "none":
         yield c.problem(
             codes.PEFT_QUANT_BIAS,
-            "biases of quantised layers are kept in the compute type and cannot be trained",
+            "biases of quantised layers are kept in the compute dtype and cannot be trained",
             "lora.bias",
             "lora.quantization_bit",
-            hint="bias: none, or no quantization_bit",
+            hint="set bias: none, or remove quantization_bit",
         )
     if lora.quantization_bit and (c.config.model.add_tokens or c.config.model.add_special_tokens):
         yield c.problem(
@@ -262,7 +264,7 @@ def adapters(c: Context) -> Iterator[Diagnostic]:
             "a quantised embedding cannot get new rows",
             "lora.quantization_bit",
             found="quantization_bit with added tokens",
-            hint="no quantization_bit, or no added tokens",
+            hint="remove quantization_bit, or the added tokens",
         )
 
 
@@ -276,7 +278,7 @@ def added_tokens(c: Context) -> Iterator[Diagnostic]:
         if wrong:
             yield c.problem(
                 codes.MODEL_ADDED_TOKENS,
-                "an added token is a text, named once",
+                "an added token must be a non-empty text, listed once",
                 f"model.{key}",
                 found=wrong,
                 hint=f"{key} without it",

@@ -25,7 +25,7 @@ def optimizer(c: Context) -> Iterator[Diagnostic]:
         why, instead = not_built(name)
         yield c.problem(
             codes.TRAIN_OPTIMIZER,
-            f"the optimizer '{name}' is not built: {why}",
+            f"the optimizer '{name}' is not supported: {why}",
             _OPTIM,
             hint=f"optim: {instead}",
         )
@@ -59,7 +59,7 @@ def schedule(c: Context) -> Iterator[Diagnostic]:
     if name in STATEFUL:
         yield c.problem(
             codes.TRAIN_SCHEDULE,
-            f"the schedule {name} follows measured losses, and a resumed run could not repeat it",
+            f"the schedule {name} follows measured losses, so a resumed run could not repeat it",
             _SCHEDULE,
             hint="lr_scheduler_type: cosine, linear, or warmup_stable_decay with num_decay_steps",
         )
@@ -101,7 +101,7 @@ def best_metric(c: Context) -> Iterator[Diagnostic]:
     if full not in names:
         yield c.problem(
             codes.TRAIN_BEST_METRIC,
-            f"no evaluation of the algorithm {t.algorithm} yields this metric",
+            f"evaluation of the algorithm {t.algorithm} does not produce this metric",
             "training.metric_for_best_model",
             hint=f"one of {', '.join(names)}",
         )
@@ -117,16 +117,19 @@ def rate(c: Context) -> Iterator[Diagnostic]:
     largest = BUILT[t.optim].largest_rate if t.optim in BUILT else None
     what = ""
     if largest is not None and t.learning_rate > largest:
-        what = f"a learning rate of {t.learning_rate:g} with {t.optim} ruins the weights within a few steps"
+        what = (
+            f"a learning rate of {t.learning_rate:g} with {t.optim} makes the weights diverge within a"
+            " few steps"
+        )
     elif t.learning_rate < _SMALLEST:
-        what = f"with a learning rate of {t.learning_rate:g} the weights stay as they are"
+        what = f"with a learning rate of {t.learning_rate:g} the weights hardly change"
     if what:
-        hint = "learning_rate: 2e-5 (all weights) or 1e-4 (adapters), the usual ones"
+        hint = "learning_rate: 2e-5 (all weights) or 1e-4 (adapters) are usual"
         yield c.problem(codes.TRAIN_LEARNING_RATE, what, _RATE, _OPTIM, hint=hint, severity=Severity.WARNING)
     if 0 < t.max_grad_norm < _SMALLEST:
         yield c.problem(
             codes.TRAIN_MAX_GRAD_NORM,
-            f"gradients are scaled down to a norm of {t.max_grad_norm:g}: the weights stay about as they are",
+            f"gradients are clipped to a norm of {t.max_grad_norm:g}, so the weights hardly change",
             _CLIP,
             hint="max_grad_norm: 1.0, or 0 for no clipping",
             severity=Severity.WARNING,
@@ -139,19 +142,19 @@ def decay(c: Context) -> Iterator[Diagnostic]:
     if t.learning_rate * t.weight_decay >= 1:
         yield c.problem(
             codes.TRAIN_WEIGHT_DECAY,
-            "a step takes away weight_decay × learning_rate of each weight, here"
-            f" {t.weight_decay * t.learning_rate:g} of it",
+            "each step removes weight_decay × learning_rate of every weight, here a fraction of"
+            f" {t.weight_decay * t.learning_rate:g}",
             "training.weight_decay",
-            hint="weight_decay: 0.01 or 0.1, the usual ones",
+            hint="weight_decay: 0.01 or 0.1 are usual",
             severity=Severity.WARNING,
         )
     if t.adam_epsilon >= 1:
         yield c.problem(
             codes.TRAIN_ADAM_EPSILON,
-            f"beside an epsilon of {t.adam_epsilon:g} gradients count for nothing: the weights stay about as"
-            " they are",
+            f"with an epsilon of {t.adam_epsilon:g} the gradients become negligible, so the weights"
+            " hardly change",
             "training.adam_epsilon",
-            hint="adam_epsilon: 1e-8, the usual one",
+            hint="adam_epsilon: 1e-8 is usual",
             severity=Severity.WARNING,
         )
 

@@ -27,7 +27,7 @@ def wrong_options(
             yield c.problem(code, f"{name} has no such option", path, found=found, hint=hint)
         elif not _fits(value, declared[option]):
             what, hint = (
-                f"{name} takes another kind of value there",
+                f"{name} expects another type of value there",
                 f"such as {option}: {declared[option]!r}",
             )
             yield c.problem(code, what, path, found=found, hint=hint)

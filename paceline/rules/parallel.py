@@ -27,7 +27,8 @@ def _by_name(sizes: Parallelism) -> dict[str, int]:
 
 def _written(sizes: Parallelism) -> str:
     return (
-        ", ".join(f"{name}: {size}" for name, size in _by_name(sizes).items() if size != 1) or "all sizes 1"
+        ", ".join(f"{name}: {size}" for name, size in _by_name(sizes).items() if size != 1)
+        or "all sizes are 1"
     )
 
 
@@ -58,12 +59,12 @@ def product(c: Context) -> Iterator[Diagnostic]:
     divisors = ", ".join(str(n) for n in range(1, world + 1) if world % n == 0)
     yield c.problem(
         plan_codes.PAR_PRODUCT,
-        f"the mesh holds {held} processes, {world} are started",
+        f"the mesh has {held} processes, but {world} are started",
         _SIZES,
         found=_written(sizes),
         hint=(
-            f"sizes whose product is {world} (its divisors: {divisors}); dp_shard_size left out takes what"
-            " the others leave"
+            f"choose sizes whose product is {world} (its divisors: {divisors}); leave out"
+            " dp_shard_size to derive it from the others"
         ),
     )
 
@@ -81,10 +82,10 @@ def replicas(c: Context) -> Iterator[Diagnostic]:
     if sizes.dp_shard_size == 1 and left in (None, 1):
         yield c.problem(
             codes.PAR_TP_PURE_DP,
-            "tensor or context parallel with replicas needs sharding too",
+            "tensor or context parallelism with replicas also needs sharding",
             _SIZES,
             found=_written(sizes),
-            hint="dp_shard_size above 1, dp_replicate_size: 1",
+            hint="set dp_shard_size above 1 and dp_replicate_size: 1",
         )
 
 
@@ -96,16 +97,16 @@ def heads(c: Context) -> Iterator[Diagnostic]:
     if count % sizes.tp_size:
         yield c.problem(
             plan_codes.PAR_TP_HEADS,
-            f"{count} attention heads cannot be divided by {sizes.tp_size}",
+            f"{count} attention heads are not divisible by {sizes.tp_size}",
             f"{_SIZES}.tp_size",
             hint=f"a divisor of {count}",
         )
     elif kv is not None and kv % sizes.tp_size:
         yield c.problem(
             plan_codes.PAR_TP_KV_HEADS,
-            f"{kv} key-value heads cannot be divided by {sizes.tp_size}",
+            f"{kv} key-value heads are not divisible by {sizes.tp_size}",
             f"{_SIZES}.tp_size",
-            hint=f"tp_size: {math.gcd(kv, sizes.tp_size)}, and the other ranks by dp_shard_size",
+            hint=f"set tp_size: {math.gcd(kv, sizes.tp_size)}, and use the other ranks for dp_shard_size",
         )
     if (
         sizes.cp_method == "ulysses"
@@ -114,9 +115,10 @@ def heads(c: Context) -> Iterator[Diagnostic]:
     ):
         yield c.problem(
             plan_codes.PAR_CP_HEADS,
-            f"Ulysses shares {count // sizes.tp_size} attention heads out over {sizes.cp_size} ranks",
+            f"Ulysses cannot divide {count // sizes.tp_size} attention heads evenly among"
+            f" {sizes.cp_size} ranks",
             f"{_SIZES}.cp_size",
-            hint="cp_method: allgather, or a cp_size that divides the heads",
+            hint="set cp_method: allgather, or a cp_size that divides the heads",
         )
 
 
@@ -129,10 +131,12 @@ def inside_nodes(c: Context) -> Iterator[Diagnostic]:
     if per_node % sizes.tp_size:
         yield c.problem(
             plan_codes.PAR_TP_NODE,
-            f"a tensor-parallel group of {sizes.tp_size} would reach over nodes of {per_node} processes: it"
-            " talks in every layer",
+            f"a tensor-parallel group of {sizes.tp_size} would span nodes of {per_node} processes,"
+            " although it communicates in every layer",
             f"{_SIZES}.tp_size",
-            hint=f"tp_size: {math.gcd(per_node, sizes.tp_size)}, a divisor of the processes on a node",
+            hint=(
+                f"tp_size: {math.gcd(per_node, sizes.tp_size)}, a divisor of the number of processes per node"
+            ),
         )
 
 
@@ -153,15 +157,15 @@ def axes_of_strategy(c: Context) -> Iterator[Diagnostic]:
             _SIZES,
             _STRATEGY,
             found=_written(sizes),
-            hint=f"distributed_strategy: {instead}, or these sizes 1",
+            hint=f"distributed_strategy: {instead}, or set these sizes to 1",
         )
     if sizes.pp_size > 1 and sizes.cp_size > 1:
         yield c.problem(
             codes.PAR_PP_CP,
-            "stages of a pipeline pass whole rows on; context parallel cuts them",
+            "pipeline stages pass on complete rows, but context parallelism shards them",
             _SIZES,
             found=_written(sizes),
-            hint="cp_size: 1 with pp_size, or distributed_strategy: fsdp with cp_size",
+            hint="set cp_size: 1 with pp_size, or distributed_strategy: fsdp with cp_size",
         )
 
 

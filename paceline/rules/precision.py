@@ -27,7 +27,7 @@ def full_eval(c: Context) -> Iterator[Diagnostic]:
             "evaluation can run in fp16 or in bf16, not in both",
             "training.fp16_full_eval",
             "training.bf16_full_eval",
-            hint="one of the two",
+            hint="keep one of the two",
         )
 
 
@@ -42,9 +42,9 @@ def bf16_hardware(c: Context) -> Iterator[Diagnostic]:
             if requested:
                 yield c.problem(
                     codes.PREC_BF16_HW,
-                    f"{_device(c)} has no bf16",
+                    f"{_device(c)} does not support bf16",
                     path,
-                    hint="mixed_precision: auto, fp16 or no",
+                    hint="set mixed_precision: auto, fp16 or no",
                 )
 
 
@@ -59,9 +59,9 @@ def fp16_hardware(c: Context) -> Iterator[Diagnostic]:
             if requested:
                 yield c.problem(
                     codes.PREC_FP16_HW,
-                    f"{_device(c)} has no fp16 arithmetic",
+                    f"{_device(c)} does not support fp16 arithmetic",
                     path,
-                    hint="mixed_precision: auto, bf16 or no",
+                    hint="set mixed_precision: auto, bf16 or no",
                 )
 
 
@@ -72,7 +72,7 @@ def bf16_pretrained(c: Context) -> Iterator[Diagnostic]:
             codes.PREC_BF16_PRETRAINED_FP16,
             "the model was pretrained in bf16; its activations can overflow fp16's range (65,504)",
             _MIXED,
-            hint="bf16: true where the device has it",
+            hint="set bf16: true if the device supports it",
             severity=Severity.WARNING,
         )
 
@@ -95,7 +95,7 @@ def deepspeed_fp16(c: Context) -> Iterator[Diagnostic]:
     ):
         yield c.problem(
             codes.PREC_MIN_LOSS_SCALE,
-            "the smallest loss scale must be above 0",
+            "the minimum loss scale must be above 0",
             "training.deepspeed",
             found=f"fp16.min_loss_scale: {smallest}",
             hint='"min_loss_scale": 1',
@@ -107,7 +107,7 @@ def deepspeed_fp16(c: Context) -> Iterator[Diagnostic]:
             "Apex amp does not work with ZeRO",
             "training.deepspeed",
             found=f"amp.enabled with stage {stage}",
-            hint='an "fp16" or "bf16" block instead of "amp"',
+            hint='use an "fp16" or "bf16" block instead of "amp"',
         )
 
 

@@ -20,10 +20,10 @@ def whole_answers(c: Context) -> Iterator[Diagnostic]:
         tp = "" if c.algorithm.scalar_head else ", with tp_size"
         yield c.problem(
             codes.STRATEGY_PAIRS,
-            f"{c.algorithm.name} scores answers as wholes, and {in_words(wrong)} would cut them apart",
+            f"{c.algorithm.name} scores complete answers, which {in_words(wrong)} would split",
             "training.algorithm",
             *places(wrong),
-            hint=f"distributed_strategy: ddp, zero1 to zero3, or fsdp{tp}",
+            hint=f"set distributed_strategy: ddp, zero1 to zero3, or fsdp{tp}",
         )
 
 
@@ -36,10 +36,10 @@ def options(c: Context) -> Iterator[Diagnostic]:
         if getattr(t, name, None) is not None:
             yield c.problem(
                 codes.TRAIN_ALGORITHM_SECTION,
-                f"training.{name} says how algorithm: {name} learns, and this run's is {t.algorithm}",
+                f"training.{name} configures algorithm: {name}, but this run's algorithm is {t.algorithm}",
                 f"training.{name}",
                 "training.algorithm",
-                hint=f"algorithm: {name}, or remove the section",
+                hint=f"set algorithm: {name}, or remove the section",
                 severity=Severity.WARNING,
             )
     # DPO's own options
@@ -50,18 +50,18 @@ def options(c: Context) -> Iterator[Diagnostic]:
         key = "ref_model" if dpo.ref_model else "precompute_ref_log_probs"
         yield c.problem(
             codes.DPO_REFERENCE,
-            "without a reference there is nothing to ask",
+            "there is no reference model to use",
             "training.dpo.reference_free",
             f"training.dpo.{key}",
-            hint=f"reference_free: false, or remove {key}",
+            hint=f"set reference_free: false, or remove {key}",
         )
     if dpo.label_smoothing and dpo.loss_type not in ("sigmoid", "robust"):
         yield c.problem(
             codes.DPO_LABEL_SMOOTHING,
-            f"the loss {dpo.loss_type} has no flipped labels in it",
+            f"the loss {dpo.loss_type} does not model flipped labels",
             "training.dpo.label_smoothing",
             "training.dpo.loss_type",
-            hint="label_smoothing: 0, or loss_type: sigmoid or robust",
+            hint="set label_smoothing: 0, or loss_type: sigmoid or robust",
         )
 
 

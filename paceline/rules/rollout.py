@@ -34,11 +34,11 @@ def strategies(c: Context) -> Iterator[Diagnostic]:
         who = spec.name if spec.value_model or not scores else f"{spec.name} with a reward model"
         yield c.problem(
             codes.STRATEGY_ROLLOUTS,
-            f"{who} writes answers token by token with a whole model on every rank; {in_words(wrong)}"
-            " cuts it",
+            f"{who} generates answers token by token with the complete model on every rank, but"
+            f" {in_words(wrong)} shards it",
             "training.algorithm",
             *places(wrong),
-            hint="distributed_strategy: ddp, zero1 to zero3, or fsdp"
+            hint="set distributed_strategy: ddp, zero1 to zero3, or fsdp"
             + ("" if scores or spec.lends_head else ", with tp_size"),
         )
 
@@ -51,7 +51,7 @@ def rewards(c: Context) -> Iterator[Diagnostic]:
     if not options.rewards and c.starting:
         yield c.problem(
             codes.ROLLOUT_NO_REWARDS,
-            "nothing says which answers are good",
+            "no rewards are defined, so answers cannot be scored",
             f"{_ROLLOUT}" if c.config.training.rollout is None else f"{_ROLLOUT}.rewards",
             found="no training.rollout.rewards",
             hint="rollout:\n               rewards: [exact_match]",
@@ -59,9 +59,9 @@ def rewards(c: Context) -> Iterator[Diagnostic]:
     if any(r.name == "code" for r in options.rewards) and not options.allow_code_execution:
         yield c.problem(
             codes.REWARDS_CODE_OFF,
-            "the reward 'code' runs programs that the model wrote",
+            "the reward 'code' runs programs that the model writes",
             f"{_ROLLOUT}.allow_code_execution",
-            hint="allow_code_execution: true, on a machine where that may happen",
+            hint="set allow_code_execution: true, on a machine where this is acceptable",
         )
 
 
@@ -74,7 +74,7 @@ def code_sandbox(c: Context) -> Iterator[Diagnostic]:
     if options.allow_unsandboxed_code and not runs_code:
         yield c.problem(
             codes.REWARDS_NO_CODE,
-            "no reward of this run runs code",
+            "no reward of this run executes code",
             f"{_ROLLOUT}.allow_unsandboxed_code",
             hint="remove it",
             severity=Severity.WARNING,
@@ -84,25 +84,26 @@ def code_sandbox(c: Context) -> Iterator[Diagnostic]:
     if options.allow_unsandboxed_code:
         yield c.problem(
             codes.REWARDS_UNSANDBOXED,
-            "programs of the model will run without a sandbox: they may overwrite, delete and read what this"
-            " user may, and use the network",
+            "programs written by the model will run without a sandbox: they can overwrite, delete"
+            " and read everything that this user can, and use the network",
             f"{_ROLLOUT}.allow_unsandboxed_code",
             found=c.facts.code_sandbox,
             hint=(
-                "a machine that gives a sandbox (paceline explain rewards.no_isolation), or one where nothing"
-                " can be lost"
+                "use a machine that supports the sandbox (paceline explain rewards.no_isolation),"
+                " or one where nothing can be lost"
             ),
             severity=Severity.WARNING,
         )
     else:
         yield c.problem(
             codes.REWARDS_NO_ISOLATION,
-            "programs of the model cannot be shut in on this machine",
+            "this machine cannot isolate the model's programs in a sandbox",
             f"{_ROLLOUT}.allow_code_execution",
             found=c.facts.code_sandbox,
             hint=(
-                "Linux 5.12 or newer that lets this user make namespaces, a reward that runs no code, or"
-                " allow_unsandboxed_code: true where everything that this user may change may be lost"
+                "use Linux 5.12 or newer with user namespaces for this user, a reward that runs no"
+                " code, or allow_unsandboxed_code: true where losing all files of this user is"
+                " acceptable"
             ),
         )
 
@@ -119,7 +120,7 @@ def reward_models(c: Context) -> Iterator[Diagnostic]:
         ):
             yield c.problem(
                 codes.REWARDS_MODEL_OPTIONS,
-                "the reward 'model' is told which model, and nothing else",
+                "the reward 'model' takes the option 'model' and no other",
                 f"{_ROLLOUT}.rewards",
                 found=f"options: {dict(judge.options)}",
                 hint="- {name: model, options: {model: outputs/reward/model}}",
@@ -127,10 +128,10 @@ def reward_models(c: Context) -> Iterator[Diagnostic]:
     if len(judges) > 1:
         yield c.problem(
             codes.REWARDS_TWO_MODELS,
-            "one reward model judges a run; functions of your own may be added to it",
+            "a run supports one reward model; you can add functions of your own",
             f"{_ROLLOUT}.rewards",
-            found=f"{len(judges)} rewards of the name 'model'",
-            hint="one of them, or a function as module:function that asks the other",
+            found=f"{len(judges)} rewards named 'model'",
+            hint="keep one of them, or use a function (module:function) that calls the other",
         )
 
 
@@ -142,11 +143,11 @@ def kl_in_loss(c: Context) -> Iterator[Diagnostic]:
     if own.kl_in == "loss" and own.kl_estimator == "k1":
         yield c.problem(
             codes.PPO_KL_ESTIMATOR,
-            "as a term of the loss k1 has the gradient of log π alone, whose mean is 0: it would hold the"
-            " policy to nothing",
+            "as a loss term, k1 has the gradient of log π alone, whose mean is 0: it would not"
+            " limit the policy at all",
             f"{key}.kl_estimator",
             f"{key}.kl_in",
-            hint="kl_estimator: k2 or k3, or kl_in: reward",
+            hint="set kl_estimator: k2 or k3, or kl_in: reward",
         )
 
 
@@ -158,10 +159,10 @@ def ppo(c: Context) -> Iterator[Diagnostic]:
     if own.adap_kl_ctrl and not own.kl_coef:
         yield c.problem(
             codes.PPO_ADAPTIVE_KL,
-            "the controller multiplies kl_coef, and 0 stays 0",
+            "the controller multiplies kl_coef, so 0 stays 0",
             "training.ppo.kl_coef",
             "training.ppo.adap_kl_ctrl",
-            hint="kl_coef: 0.05, or adap_kl_ctrl: false",
+            hint="set kl_coef: 0.05, or adap_kl_ctrl: false",
         )
 
 
@@ -176,10 +177,10 @@ def no_kl(c: Context) -> Iterator[Diagnostic]:
     ):
         yield c.problem(
             codes.PPO_NO_KL,
-            "without a KL nothing is asked of the reference",
+            "without a KL the reference is not used",
             f"{spec.key}.{spec.named['reference']}",
             f"{spec.key}.{spec.kl}",
-            hint=f"{spec.kl}: 0.05, or remove {spec.named['reference']}",
+            hint=f"set {spec.kl}: 0.05, or remove {spec.named['reference']}",
         )
 
 
@@ -189,7 +190,8 @@ def lengths(c: Context) -> Iterator[Diagnostic]:
     if options is not None and options.max_completion_length >= c.config.data.max_length:
         yield c.problem(
             codes.ROLLOUT_LENGTH,
-            "the longest answer leaves no room for a prompt: data.max_length is prompt and answer together",
+            "the longest answer leaves no room for a prompt: data.max_length covers prompt and"
+            " answer together",
             "data.max_length",
             found=(
                 f"max_completion_length: {options.max_completion_length}, data.max_length:"
@@ -207,19 +209,18 @@ def groups(c: Context) -> Iterator[Diagnostic]:
     if options.max_redraws and not options.filter_groups:
         yield c.problem(
             codes.ROLLOUT_MAX_REDRAWS,
-            "prompts are drawn again in the place of those that filter_groups leaves out, and it leaves out"
-            " none",
+            "max_redraws replaces prompts that filter_groups drops, but filter_groups is off",
             f"{_ROLLOUT}.max_redraws",
             f"{_ROLLOUT}.filter_groups",
-            hint="filter_groups: true, or max_redraws: 0",
+            hint="set filter_groups: true, or max_redraws: 0",
         )
     training = c.config.training
     if not c.algorithm.uses_group_baseline(training):
         if options.filter_groups:
             yield c.problem(
                 codes.ROLLOUT_FILTER_GROUPS,
-                f"{c.algorithm.name} compares no answers with each other: equal scores are as good to learn"
-                " from as others",
+                f"{c.algorithm.name} does not compare answers with each other, so it can train on"
+                " equal scores as well as on others",
                 f"{_ROLLOUT}.filter_groups",
                 hint="filter_groups: false",
             )
@@ -227,8 +228,8 @@ def groups(c: Context) -> Iterator[Diagnostic]:
     if c.algorithm.group_size(training) == 1:
         yield c.problem(
             codes.ROLLOUT_ONE_ANSWER,
-            "the advantage of an answer is how much better it is than the others to its prompt, and there are"
-            " no others: nothing would be learnt",
+            "the advantage of an answer is its score relative to the other answers to its prompt,"
+            " but there are no others: there would be no gradient",
             f"{_ROLLOUT}.num_generations",
             found=f"num_generations: {c.algorithm.group_size(training)}",
             hint="num_generations: 8",
@@ -237,7 +238,7 @@ def groups(c: Context) -> Iterator[Diagnostic]:
     elif options.temperature == 0:
         yield c.problem(
             codes.ROLLOUT_GREEDY,
-            "at temperature 0 all answers to a prompt are the same: nothing would be learnt",
+            "at temperature 0 all answers to a prompt are identical: there would be no gradient",
             f"{_ROLLOUT}.temperature",
             hint="temperature: 1.0",
             severity=Severity.WARNING,
@@ -252,11 +253,11 @@ def old_logprobs(c: Context) -> Iterator[Diagnostic]:
     if options.old_logprobs == "sampling":
         yield c.problem(
             codes.ROLLOUT_CORRECTION,
-            "what training finds likely is taken from sampling, and the correction weighs the one against the"
-            " other: every weight would be 1",
+            "the log-probabilities of training are taken from sampling, and the correction compares"
+            " the two: every weight would be 1",
             f"{_ROLLOUT}.old_logprobs",
             "training.grpo.rollout_correction",
-            hint="old_logprobs: recompute, or rollout_correction: none",
+            hint="set old_logprobs: recompute, or rollout_correction: none",
         )
 
 
@@ -268,8 +269,9 @@ def cispo(c: Context) -> Iterator[Diagnostic]:
     if own.epsilon_high is None or own.epsilon_high <= 1:
         yield c.problem(
             codes.GRPO_CISPO_BOUND,
-            "with loss_type: cispo epsilon_high is the largest importance weight itself (as in TRL), and"
-            " on-policy tokens weigh 1: this bound would cut every token's weight",
+            "with loss_type: cispo, epsilon_high is the largest importance weight itself (as in"
+            " TRL), and on-policy tokens have weight 1: this bound would reduce every token's"
+            " weight",
             "training.grpo.epsilon_high",
             "training.grpo.loss_type",
             hint="epsilon_high: 5.0",
@@ -278,8 +280,8 @@ def cispo(c: Context) -> Iterator[Diagnostic]:
         if used:
             yield c.problem(
                 codes.GRPO_CISPO_UNUSED,
-                f"loss_type: cispo bounds the importance weight by epsilon_high alone, and {name} would do"
-                " nothing",
+                "loss_type: cispo bounds the importance weight by epsilon_high alone, so"
+                f" {name} would have no effect",
                 f"training.grpo.{name}",
                 "training.grpo.loss_type",
                 hint=f"remove {name}",
@@ -296,12 +298,15 @@ def sections(c: Context) -> Iterator[Diagnostic]:
     for name in wrong:
         yield c.problem(
             codes.TRAIN_ALGORITHM_SECTION,
-            f"training.{name} says how answers of the model's own are learnt from, and this run's algorithm"
-            f" is {t.algorithm}",
+            f"training.{name} configures training on the model's own answers, but this run's"
+            f" algorithm is {t.algorithm}",
             f"training.{name}",
             "training.algorithm",
             found=f"algorithm: {t.algorithm}",
-            hint=f"algorithm: {' or '.join(learners) if name == 'rollout' else name}, or remove the section",
+            hint=(
+                f"set algorithm: {' or '.join(learners) if name == 'rollout' else name}, or remove the"
+                " section"
+            ),
             severity=Severity.WARNING,
         )
 

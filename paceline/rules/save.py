@@ -24,8 +24,8 @@ def best_strategy(c: Context) -> Iterator[Diagnostic]:
             "training.eval_strategy",
             "training.save_strategy",
             hint=(
-                f"eval_strategy: {t.save_strategy if t.save_strategy != 'no' else 'steps'} and the same"
-                " save_strategy, or save_strategy: best"
+                f"set eval_strategy: {t.save_strategy if t.save_strategy != 'no' else 'steps'} and"
+                " the same save_strategy, or save_strategy: best"
             ),
         )
     elif t.load_best_model_at_end and t.save_strategy == t.eval_strategy == "steps":
@@ -33,7 +33,7 @@ def best_strategy(c: Context) -> Iterator[Diagnostic]:
     elif t.load_best_model_at_end and t.eval_strategy == "no":
         yield c.problem(
             codes.SAVE_BEST_STRATEGY,
-            "the best model is found by evaluation, and there is none",
+            "the best model is chosen by evaluation, but there is no evaluation",
             "training.load_best_model_at_end",
             "training.eval_strategy",
             hint="eval_strategy: steps",
@@ -56,7 +56,7 @@ def _best_steps(c: Context) -> Iterator[Diagnostic]:
             "training.eval_steps",
             found=f"save_steps: {t.save_steps:g}, eval_steps: {every:g}"
             + ("" if t.eval_steps is not None else " (from logging_steps)"),
-            hint=f"eval_steps: {t.save_steps:g}, or save_strategy: best",
+            hint=f"set eval_steps: {t.save_steps:g}, or save_strategy: best",
         )
 
 
@@ -66,7 +66,7 @@ def best_needs_eval(c: Context) -> Iterator[Diagnostic]:
     if t.save_strategy == "best" and t.eval_strategy == "no":
         yield c.problem(
             codes.SAVE_BEST_NEEDS_EVAL,
-            "save_strategy: best saves after an evaluation, and there is none",
+            "save_strategy: best saves after an evaluation, but there is no evaluation",
             "training.save_strategy",
             "training.eval_strategy",
             hint="eval_strategy: steps",
@@ -74,7 +74,7 @@ def best_needs_eval(c: Context) -> Iterator[Diagnostic]:
     if t.early_stopping_patience is not None and t.eval_strategy == "no":
         yield c.problem(
             codes.EVAL_EARLY_STOPPING,
-            "early stopping looks at evaluations, and there are none",
+            "early stopping uses evaluations, but there are none",
             "training.early_stopping_patience",
             "training.eval_strategy",
             hint="eval_strategy: steps",
@@ -97,21 +97,21 @@ def intervals(c: Context) -> Iterator[Diagnostic]:
                 code,
                 f"{name} must be above 0",
                 f"training.{name}",
-                hint=f"{name}: 100, or a share of all steps below 1",
+                hint=f"{name}: 100, or a fraction of all steps below 1",
             )
         elif value > 1 and value != int(value):
             yield c.problem(
                 code,
-                f"{name} from 1 on is a whole number of steps",
+                f"{name} of 1 or more must be a whole number of steps",
                 f"training.{name}",
-                hint=f"{name}: {int(value)}, or a share below 1",
+                hint=f"{name}: {int(value)}, or a fraction below 1",
             )
     if t.save_total_limit is not None and t.save_total_limit < 1:
         yield c.problem(
             codes.SAVE_TOTAL_LIMIT,
-            "save_total_limit keeps at least one checkpoint",
+            "save_total_limit must keep at least one checkpoint",
             "training.save_total_limit",
-            hint="save_total_limit: 1, or save_strategy: no for none",
+            hint="set save_total_limit: 1, or save_strategy: no to keep none",
         )
 
 
@@ -122,9 +122,9 @@ def eval_dataset(c: Context) -> Iterator[Diagnostic]:
         requested = "training.eval_strategy" if t.eval_strategy != "no" else "training.eval_on_start"
         yield c.problem(
             codes.EVAL_DATASET,
-            "evaluation is asked for, and there is nothing to evaluate on",
+            "evaluation is requested, but there is no evaluation data",
             requested,
-            hint="data.eval: PATH, or data.validation_split: 0.05",
+            hint="set data.eval: PATH, or data.validation_split: 0.05",
         )
 
 
@@ -138,10 +138,10 @@ def resume(c: Context) -> Iterator[Diagnostic]:
     ):
         yield c.problem(
             codes.RESUME_OVERWRITE,
-            "resume_from_checkpoint goes on with the run, overwrite_output_dir would start it anew",
+            "resume_from_checkpoint resumes the run, but overwrite_output_dir would start it from step 0",
             "training.resume_from_checkpoint",
             "training.overwrite_output_dir",
-            hint="one of the two; going on wins",
+            hint="keep one of the two; resuming takes precedence",
             severity=Severity.WARNING,
         )
     if (
@@ -151,19 +151,22 @@ def resume(c: Context) -> Iterator[Diagnostic]:
     ):
         yield c.problem(
             codes.RESUME_ONLY_INCOMPLETE,
-            f"the run directory holds {f.incomplete_checkpoints} checkpoints, and none is complete",
+            f"the run directory contains {f.incomplete_checkpoints} checkpoints, but none is complete",
             "training.resume_from_checkpoint",
             hint=(
-                "resume_from_checkpoint: PATH of a complete one, or overwrite_output_dir: true without"
-                " resume_from_checkpoint to start anew"
+                "set resume_from_checkpoint to the PATH of a complete one, or overwrite_output_dir:"
+                " true without resume_from_checkpoint to start from step 0"
             ),
         )
     elif t.resume_from_checkpoint == "latest" and f.complete_checkpoints == 0:
         yield c.problem(
             codes.RESUME_NO_CHECKPOINT,
-            "there is no checkpoint to go on from",
+            "there is no checkpoint to resume from",
             "training.resume_from_checkpoint",
-            hint="resume_from_checkpoint: auto (go on if there is one), or the path of a checkpoint",
+            hint=(
+                "set resume_from_checkpoint: auto (resume if there is a checkpoint), or the path of a"
+                " checkpoint"
+            ),
         )
 
 
@@ -175,9 +178,10 @@ def disk(c: Context) -> Iterator[Diagnostic]:
         if need > f.disk_free_bytes:
             yield c.problem(
                 codes.SAVE_DISK,
-                f"checkpoints need {human_bytes(need)}, the disk has {human_bytes(f.disk_free_bytes)} free",
+                f"checkpoints need {human_bytes(need)}, but the disk has"
+                f" {human_bytes(f.disk_free_bytes)} free",
                 "training.save_total_limit",
-                hint="free space, another output_dir, or a smaller save_total_limit",
+                hint="free disk space, set another output_dir, or a smaller save_total_limit",
             )
 
 
@@ -187,7 +191,7 @@ def trackers(c: Context) -> Iterator[Diagnostic]:
         if name not in _TRACKERS:
             yield c.problem(
                 codes.TRAIN_REPORT_TO,
-                f"there is no tracker '{name}'",
+                f"there is no tracker named '{name}'",
                 "training.report_to",
                 hint="none, all, tensorboard, wandb",
             )
@@ -206,18 +210,18 @@ def folders(c: Context) -> Iterator[Diagnostic]:
         if value and re.match(r"[A-Za-z][\w+.-]*:/", value):
             yield c.problem(
                 codes.RUN_REMOTE_FOLDER,
-                f"{key.rpartition('.')[2]} is an address; runs, checkpoints and prepared data are written to"
-                " folders of this machine",
+                f"{key.rpartition('.')[2]} is an address, but runs, checkpoints and prepared data"
+                " are written to local folders",
                 key,
-                hint="a folder, or one where the remote storage is mounted",
+                hint="give a local folder, or one where the remote storage is mounted",
             )
     name = t.experiment_name or ""
     if not t.output_dir and (name.startswith("/") or ".." in name.split("/")):
         yield c.problem(
             codes.RUN_NAME_LEAVES_OUTPUTS,
-            "the run's folder is outputs/<experiment_name>, and this name leads out of outputs/",
+            "the run's folder is outputs/<experiment_name>, but this name would be outside of outputs/",
             "training.experiment_name",
-            hint="a name without .. and a leading /; or output_dir for a folder elsewhere",
+            hint="use a name without .. and without a leading /; or set output_dir to a folder elsewhere",
         )
 
 

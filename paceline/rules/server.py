@@ -38,19 +38,20 @@ def address(c: Context) -> Iterator[Diagnostic]:
     if not good or parts.username is not None:
         yield c.problem(
             codes.ROLLOUT_SERVER_URL,
-            "the address of the server that writes answers is its scheme, host and port",
+            "the address of the generation server must be its scheme, host and port",
             f"{_SERVER}.url",
             hint=(
-                "url: http://127.0.0.1:8000 (without /v1, and without a key: api_key_env names where that is)"
+                "url: http://127.0.0.1:8000 (without /v1 and without a key: set api_key_env to the"
+                " variable that holds the key)"
             ),
         )
     elif server.api_key_env and parts.scheme == "http" and parts.hostname not in _LOOPBACK:
         yield c.problem(
             codes.ROLLOUT_SERVER_KEY,
-            "the server's key goes over the network in the clear",
+            "the server's key would be sent over the network unencrypted",
             f"{_SERVER}.url",
             f"{_SERVER}.api_key_env",
-            hint="https, or a server on a network of your own",
+            hint="use https, or a server on a private network",
             severity=Severity.WARNING,
         )
 
@@ -64,18 +65,18 @@ def weights(c: Context) -> Iterator[Diagnostic]:
     quantised = lora is not None and lora.quantization_bit is not None
     if wrong or quantised:
         what = (
-            f"{in_words(wrong)} leaves every rank a part of them"
+            f"{in_words(wrong)} leaves only a part of them on each rank"
             if wrong
-            else "they are packed to 4 bits here"
+            else "they are quantised to 4 bits here"
         )
         yield c.problem(
             codes.ROLLOUT_SERVER_CUT,
-            f"the server is given whole weights before each rollout; {what}",
+            f"the server receives complete weights before each rollout, but {what}",
             _SERVER,
             *(places(wrong) or ("lora.quantization_bit",)),
             hint=(
-                "leave out training.rollout.server, and the training processes write the answers; or train"
-                " without it"
+                "remove training.rollout.server, so that the training processes generate the"
+                " answers; or train without it"
             ),
         )
 

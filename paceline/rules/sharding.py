@@ -59,9 +59,9 @@ def whole_heads(c: Context) -> Iterator[Diagnostic]:
     if wrong:
         yield c.problem(
             codes.STRATEGY_DIVERGENCE,
-            f"{c.algorithm.name} compares whole distributions over the vocabulary, and {in_words(wrong)}"
-            " would cut a head",
+            f"{c.algorithm.name} compares distributions over the whole vocabulary, but"
+            f" {in_words(wrong)} would shard the head",
             "training.algorithm",
             *places(wrong),
-            hint="distributed_strategy: ddp, fsdp, or zero1 to zero3",
+            hint="set distributed_strategy: ddp, fsdp, or zero1 to zero3",
         )

@@ -34,7 +34,7 @@ def zero_stage(c: Context) -> Iterator[Diagnostic]:
     if isinstance(stage, bool) or not isinstance(stage, (int, float)) or stage not in (0, 1, 2, 3):
         yield c.problem(
             codes.ZERO_STAGE,
-            "ZeRO has the stages 0 to 3",
+            "ZeRO has stages 0 to 3",
             "training.deepspeed",
             found=f"stage: {stage}",
             hint='"stage": 2',
@@ -46,10 +46,10 @@ def float64(c: Context) -> Iterator[Diagnostic]:
     if c.config.model.dtype == "float64" and c.strategy is not None and not c.strategy.float64:
         yield c.problem(
             codes.STRATEGY_FLOAT64,
-            "DeepSpeed keeps its flat buffers in float32: float64 would be rounded on the way",
+            "DeepSpeed keeps its flat buffers in float32, so float64 values would be rounded",
             "model.dtype",
             _STRATEGY,
-            hint="dtype: float32, or distributed_strategy: fsdp",
+            hint="set dtype: float32, or distributed_strategy: fsdp",
         )
 
 
@@ -63,18 +63,18 @@ def fp16(c: Context) -> Iterator[Diagnostic]:
     if offload and c.strategy is not None and "fsdp" in c.strategy.sections:
         yield c.problem(
             codes.STRATEGY_FP16_OFFLOAD,
-            "the loss scale of fp16 is checked on the device, and offloaded gradients are in host memory",
+            "the loss scale of fp16 is checked on the device, but offloaded gradients are in host memory",
             "training.mixed_precision",
             "training.fsdp",
-            hint="bf16: true, or fsdp without offload",
+            hint="set bf16: true, or use fsdp without offload",
         )
     if c.strategy is not None and not c.strategy.loss_scale:
         yield c.problem(
             codes.STRATEGY_FP16_PIPELINE,
-            "stages run their backwards inside the schedule, where no loss scale is applied",
+            "pipeline stages run the backward inside the schedule, where no loss scale is applied",
             "training.mixed_precision",
             _STRATEGY,
-            hint="bf16: true, or mixed_precision: no",
+            hint="set bf16: true, or mixed_precision: no",
         )
 
 
@@ -83,11 +83,11 @@ def compiled(c: Context) -> Iterator[Diagnostic]:
     if c.config.training.torch_compile and c.strategy is not None and not c.strategy.whole_modules:
         yield c.problem(
             plan_codes.STRATEGY_COMPILE,
-            f"torch.compile is built for whole models; {c.strategy.engine_name} gathers or cuts weights"
-            " inside the forward",
+            f"torch.compile is supported for unsharded models; {c.strategy.engine_name} gathers or"
+            " shards weights inside the forward",
             "training.torch_compile",
             _STRATEGY,
-            hint="torch_compile: false, or distributed_strategy: ddp",
+            hint="set torch_compile: false, or distributed_strategy: ddp",
         )
 
 
@@ -103,11 +103,11 @@ def recomputed_twice(c: Context) -> Iterator[Diagnostic]:
     ):
         yield c.problem(
             codes.STRATEGY_PIPELINE_RECOMPUTE,
-            f"the schedule {schedule} goes backward through each layer in parts, and each part would compute"
-            " the layer again",
+            f"the schedule {schedule} runs the backward of each layer in parts, and each part would"
+            " recompute the layer",
             "training.gradient_checkpointing",
             "training.parallelism.pp_schedule",
-            hint="pp_schedule: interleaved or 1f1b, or gradient_checkpointing: false",
+            hint="set pp_schedule: interleaved or 1f1b, or gradient_checkpointing: false",
         )
 
 
@@ -116,10 +116,11 @@ def factored(c: Context) -> Iterator[Diagnostic]:
     if c.strategy is not None and not c.strategy.whole_modules and not elementwise(c.config.training.optim):
         yield c.problem(
             plan_codes.STRATEGY_ADAFACTOR,
-            "Adafactor keeps means over rows and columns of whole matrices; a shard has a part of them",
+            "Adafactor uses means over rows and columns of complete matrices; a shard has only a"
+            " part of them",
             "training.optim",
             _STRATEGY,
-            hint="optim: adamw_torch_fused, or distributed_strategy: ddp",
+            hint="set optim: adamw_torch_fused, or distributed_strategy: ddp",
         )
 
 
@@ -134,7 +135,7 @@ def threads_of_one_process(c: Context) -> Iterator[Diagnostic]:
             "nn.DataParallel copies the model to every device in each step, in threads of one process;"
             " DistributedDataParallel is faster on the same devices",
             _STRATEGY,
-            hint="distributed_strategy: ddp, started with one process a device",
+            hint="set distributed_strategy: ddp and start one process per device",
             severity=Severity.WARNING,
         )
 
@@ -162,8 +163,8 @@ def options(c: Context) -> Iterator[Diagnostic]:
     """strategy.options"""
     t = c.config.training
     if t.strategy_options and ":" not in t.distributed_strategy:
-        what = "strategy_options go to a strategy of your own only"
-        hint = "distributed_strategy: module:SPEC, or module:Class"
+        what = "strategy_options are passed only to your own strategy"
+        hint = "set distributed_strategy: module:SPEC, or module:Class"
         yield c.problem(
             codes.STRATEGY_OPTIONS, what, _OPTIONS, _STRATEGY, hint=hint, severity=Severity.WARNING
         )

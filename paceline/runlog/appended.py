@@ -79,7 +79,7 @@ class Appended:
 
         The old content is lost.
         """
-        self._refused(FileNotFoundError(2, "deleted while it was written", str(self.path)))
+        self._refused(FileNotFoundError(2, "deleted while it was being written", str(self.path)))
         if not self.path.parent.parent.is_dir():
             return
         self.path.parent.mkdir(exist_ok=True)

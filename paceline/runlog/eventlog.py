@@ -88,7 +88,7 @@ class EventLog:
             f"{self.untold} events could not be written",
             where=str(self.path),
             severity=Severity.WARNING,
-            hint="free space on that disk",
+            hint="free disk space",
         )
 
 

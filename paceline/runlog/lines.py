@@ -70,8 +70,8 @@ def utilisation(event: Step) -> list[tuple[str, str]]:
     """
     if event.mfu is not None:
         over = (
-            " (over the data sheet's peak: the clock runs above its number, or the step does less than is"
-            " counted)"
+            " (over the data sheet's peak: the clock runs faster than specified, or the step"
+            " computes less than is counted)"
         )
         return [("MFU", f"{event.mfu:.0%}{over if event.mfu > 1 else ''}")]
     if event.of_product is None:
@@ -159,7 +159,7 @@ def _texts(row: Mapping[str, Any]) -> list[str]:
 
 def _score(value: Any) -> str:
     """Format a reward; ``left out`` if no judge scored the answer."""
-    return "left out" if value is None else f"{value:.3g}"
+    return "skipped" if value is None else f"{value:.3g}"
 
 
 def _short(value: Any) -> str:

@@ -52,7 +52,7 @@ class RunLog:
         if not self.events.lost and not texts:
             return None
         what = f"{self.events.lost} events and {texts} lines of the logs could not be written"
-        hint = "what stands above says why; plots and logs have a gap there"
+        hint = "the reason is above; plots and logs have a gap there"
         return codes.RUNLOG_EVENTS_LOST(what, str(self.events.path), hint=hint, severity=Severity.WARNING)
 
     def _refused(self, path: Path, error: OSError) -> None:
@@ -67,17 +67,17 @@ class RunLog:
         self._warned.add(kind)
         if gone:
             what = (
-                "a log was deleted while it was written: what stood in it is lost; it begins again, and"
-                " training goes on"
+                "a log was deleted while it was being written: its content is lost; a new one is"
+                " started, and training continues"
             )
             hint = "leave the files of a run in place until it has ended"
         else:
             reason = why.reason if why is not None else "the system refuses it"
             what = (
-                f"{reason}: events and logs are lost from here on, until they can be written again; training"
-                " goes on"
+                f"{reason}: events and logs are lost from here on, until they can be written again;"
+                " training continues"
             )
-            hint = why.hint if why is not None else "look at the disk and its file system"
+            hint = why.hint if why is not None else "check the disk and its file system"
         self._warn(codes.RUNLOG_LOST(what, str(path), error.strerror or str(error), hint, Severity.WARNING))
 
     def write(self, event: Event, *, level: str = "") -> None:

@@ -44,10 +44,7 @@ class Place:
             raise PacelineError(self._gone(there is not None))
         if self._checkpoint is not None and not self._checkpoint.is_dir():
             missing, self._checkpoint = self._checkpoint, None
-            what = (
-                "the newest checkpoint, which was durable, was taken away: a stop would go on from the"
-                " next one"
-            )
+            what = "the newest checkpoint was removed: after a stop, the run would resume from an older one"
             return codes.RUN_CHECKPOINT_GONE(
                 what,
                 str(missing),
@@ -66,16 +63,19 @@ class Place:
         now = _now_at(self._fd)
         if now:
             what, found = (
-                "the run's folder was moved while it trained: checkpoints would go astray",
+                (
+                    "the run's folder was moved during training: checkpoints would be written to the"
+                    " wrong place"
+                ),
                 f"it is now {now}",
             )
             hint = (
-                "move it back and go on with --resume latest, or with training.output_dir where it is now:"
-                f" {now}"
+                "move it back and resume with --resume latest, or with training.output_dir set to"
+                f" its new place: {now}"
             )
         else:
-            what = "the run's folder was deleted while it trained: its logs, events and checkpoints are lost"
-            found = "another folder of that name" if replaced else "no such folder"
+            what = "the run's folder was deleted during training: its logs, events and checkpoints are lost"
+            found = "another folder with that name" if replaced else "no such folder"
             hint = "start again; leave the folder of a run in place until it has ended"
         return codes.RUN_FOLDER_GONE(what, str(self._root), found, hint)
 

@@ -311,7 +311,7 @@ class Alarm:
         assert store is not None
         try:
             keys = [Arrival.of(r) for r in range(self._world.world_size)]
-            return within(_ASK_SECONDS, lambda: store.get_all(keys), "asking for signs of life")
+            return within(_ASK_SECONDS, lambda: store.get_all(keys), "checking signs of life")
         except (RuntimeError, TimeoutError):
             return None
 
@@ -333,7 +333,9 @@ def _is_done(text: str | None) -> bool:
 
 
 def _print_foreign(rank: int, diagnostic: Diagnostic, code: int) -> None:
-    print(f"rank {rank} failed, so this rank ends too:\n{diagnostic.render()}", file=sys.stderr, flush=True)
+    print(
+        f"rank {rank} failed, so this rank ends as well:\n{diagnostic.render()}", file=sys.stderr, flush=True
+    )
 
 
 def _print_warning(diagnostic: Diagnostic, loud: bool) -> None:

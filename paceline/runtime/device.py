@@ -23,26 +23,24 @@ def pick_device(kind: str, local_rank: int) -> torch.device:
         return torch.device("cpu")
     if kind != "cuda":
         raise PacelineError(
-            codes.RUNTIME_DEVICE(f"no device is called '{kind}'", found=kind, hint="cpu or cuda")
+            codes.RUNTIME_DEVICE(f"there is no device named '{kind}'", found=kind, hint="use cpu or cuda")
         )
     if not torch.cuda.is_available():
-        reason = (
-            "this torch is built for the CPU" if torch.version.cuda is None else "torch sees no CUDA device"
-        )
+        reason = "this torch is a CPU build" if torch.version.cuda is None else "torch sees no CUDA device"
         raise PacelineError(
             codes.RUNTIME_DEVICE(
-                "the plan wants CUDA, but there is none in this process",
+                "the plan requires CUDA, but this process has no CUDA device",
                 found=reason,
-                hint="use_cpu: true, or a torch with CUDA",
+                hint="set use_cpu: true, or install a torch with CUDA",
             )
         )
     count = torch.cuda.device_count()
     if local_rank >= count:
         raise PacelineError(
             codes.RUNTIME_DEVICE(
-                f"local rank {local_rank} has no GPU of its own",
+                f"there is no GPU for local rank {local_rank}",
                 found=f"{count} GPUs visible",
-                hint=f"at most {count} processes on this node, or CUDA_VISIBLE_DEVICES",
+                hint=f"start at most {count} processes on this node, or change CUDA_VISIBLE_DEVICES",
             )
         )
     return torch.device("cuda", local_rank)

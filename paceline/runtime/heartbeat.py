@@ -104,9 +104,9 @@ def sign_of(path: Path, now: float | None = None) -> str:
     if host == socket.gethostname():
         state = state_of(pid)
         if not state:
-            return f"its process {pid} is gone"
+            return f"its process {pid} no longer exists"
         if state in STOPPED:
-            return f"its process {pid} is stopped (kill -CONT {pid} lets it go on)"
+            return f"its process {pid} is stopped (kill -CONT {pid} continues it)"
     if age > _STALE_SECONDS:
-        return f"its heartbeat file is {age:.0f} s old too"
-    return "its process lives (its heartbeat file is fresh): the network between is cut"
+        return f"its heartbeat file is {age:.0f} s old as well"
+    return "its process is alive (its heartbeat file is recent), so the network connection to it is cut"

@@ -70,8 +70,8 @@ def listener(host: str, port: int) -> int:
             if "in use" in str(exc).lower():
                 raise
             refused = exc
-    what = f"{host} is on no interface of this machine, so the store listens on all of them"
-    hint = "MASTER_ADDR (launch.master_addr): an address of rank 0's own"
+    what = f"{host} belongs to no network interface of this machine, so the store listens on all of them"
+    hint = "set MASTER_ADDR (launch.master_addr) to an address of rank 0's machine"
     print(
         codes.RUNTIME_STORE_OPEN(what, f"{host}:{port}", str(refused), hint, Severity.WARNING).render(),
         file=sys.stderr,
@@ -142,10 +142,10 @@ def _compare_secrets(store: dist.Store, env: RankEnv, secret: bytes, wait: datet
         shown = {"none": "none"}
         raise PacelineError(
             codes.RUNTIME_STORE_SECRET(
-                f"rank {env.rank} and rank 0 have not the same secret for what they tell each other",
+                f"rank {env.rank} and rank 0 have different secrets for their messages",
                 "PACELINE_STORE_SECRET_FILE",
                 f"rank {env.rank}: {shown.get(mine, 'one')}, rank 0: {shown.get(theirs, 'another')}",
-                "the same secret on every node (PACELINE_STORE_SECRET_FILE or PACELINE_STORE_SECRET)",
+                "set the same secret on every node (PACELINE_STORE_SECRET_FILE or PACELINE_STORE_SECRET)",
             )
         )
 
@@ -163,9 +163,9 @@ def _missing(store: dist.Store, env: RankEnv, timeout_seconds: float) -> Pacelin
     shown = ", ".join(map(str, missing[:16])) + (" …" if len(missing) > 16 else "")
     return PacelineError(
         codes.RUNTIME_RANKS_MISSING(
-            f"not all of the {env.world_size} ranks came within {timeout_seconds:.0f} s",
+            f"not all of the {env.world_size} ranks connected within {timeout_seconds:.0f} s",
             found=f"missing: {shown or 'the host of the store'}",
-            hint="look at the logs of the missing ranks; ddp_timeout sets the wait",
+            hint="see the logs of the missing ranks; ddp_timeout sets how long to wait",
             evidence={"missing": missing},
         )
     )
@@ -176,14 +176,14 @@ def _store_error(exc: Exception, env: RankEnv, host: bool) -> PacelineError:
     if host and ("EADDRINUSE" in str(exc) or "address already in use" in str(exc).lower()):
         return PacelineError(
             codes.RUNTIME_PORT_IN_USE(
-                f"port {env.master_port} on {env.meeting_host} is in use: the ranks cannot meet there",
+                f"port {env.master_port} on {env.meeting_host} is in use, so the ranks cannot connect there",
                 where="MASTER_PORT",
                 found=text,
-                hint="another port (launch.master_port, --master_port), or end the other run",
+                hint="use another port (launch.master_port, --master_port), or end the other run",
             )
         )
     what = (
-        "rank 0 cannot open the port where the ranks meet"
+        "rank 0 cannot open the port where the ranks connect"
         if host
         else f"rank {env.rank} cannot reach rank 0 at {env.meeting_host}:{env.master_port}"
     )
@@ -192,6 +192,8 @@ def _store_error(exc: Exception, env: RankEnv, host: bool) -> PacelineError:
             what,
             where="MASTER_ADDR, MASTER_PORT",
             found=text,
-            hint="an address of rank 0's node that all nodes reach, and a port that no firewall closes",
+            hint=(
+                "use an address of rank 0's node that all nodes can reach, and a port that no firewall closes"
+            ),
         )
     )

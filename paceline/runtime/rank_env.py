@@ -74,10 +74,10 @@ def _refuse_two_launchers(environ: Mapping[str, str], found: RankEnv) -> None:
     if theirs != (found.rank, found.world_size):
         raise _error(
             codes.RUNTIME_ENV_TWO_LAUNCHERS,
-            f"RANK and WORLD_SIZE say one thing, {manager.name} another",
+            f"RANK and WORLD_SIZE differ from the values of {manager.name}",
             f"RANK={found.rank} of WORLD_SIZE={found.world_size}; {manager.name}: rank {theirs[0]} of"
             f" {theirs[1]}",
-            "unset RANK WORLD_SIZE LOCAL_RANK before the command",
+            "run unset RANK WORLD_SIZE LOCAL_RANK before the command",
         )
 
 
@@ -92,7 +92,7 @@ def _from_rank_variables(environ: Mapping[str, str], local_rank_flag: int | None
                 codes.RUNTIME_ENV_LOCAL_RANK,
                 "--local-rank and LOCAL_RANK differ",
                 f"--local-rank {local_rank_flag}, LOCAL_RANK={local_rank}",
-                "give one of them",
+                "give only one of them",
             )
     elif local_rank_flag is not None:
         local_rank = local_rank_flag
@@ -117,7 +117,7 @@ def _from_rank_variables(environ: Mapping[str, str], local_rank_flag: int | None
                     codes.RUNTIME_ENV_MISSING,
                     f"RANK and WORLD_SIZE are set but {name} is not",
                     f"RANK={rank}",
-                    f"{name}=<where rank 0 listens>",
+                    f"{name}=<address where rank 0 listens>",
                 )
     launched = deepspeed or "LOCAL_WORLD_SIZE" in environ
     return RankEnv(
@@ -141,7 +141,7 @@ def _from_manager(environ: Mapping[str, str], manager: Manager) -> RankEnv:
     on_nodes = first(environ, manager.local_size)
     sizes = local_sizes(on_nodes)
     if on_nodes and not all(sizes or (0,)):
-        what = f"the processes of each node, as {manager.name} gives them, must be numbers from 1 up"
+        what = f"the numbers of processes per node, from {manager.name}, must be 1 or more"
         raise _error(
             codes.RUNTIME_ENV_NUMBER, what, f"{manager.local_size[0]}={on_nodes[:80]}", "2, or 2(x3),1"
         )
@@ -175,7 +175,7 @@ def _alone(environ: Mapping[str, str]) -> RankEnv:
             codes.RUNTIME_ENV_MISSING,
             "WORLD_SIZE is set but RANK is not",
             f"WORLD_SIZE={environ['WORLD_SIZE']}",
-            "RANK, LOCAL_RANK, MASTER_ADDR and MASTER_PORT too, or unset WORLD_SIZE",
+            "set RANK, LOCAL_RANK, MASTER_ADDR and MASTER_PORT as well, or unset WORLD_SIZE",
         )
     return RankEnv()
 
@@ -194,7 +194,7 @@ def _master_addr(environ: Mapping[str, str], num_nodes: int, hint: str) -> str:
     if num_nodes > 1:
         raise _error(
             codes.RUNTIME_ENV_MISSING,
-            f"{num_nodes} nodes, but MASTER_ADDR does not say where they meet",
+            f"there are {num_nodes} nodes, but MASTER_ADDR, where they connect, is not set",
             "no MASTER_ADDR",
             hint,
         )
@@ -224,14 +224,14 @@ def _checked(env: RankEnv) -> RankEnv:
     if env.world_size < 1 or not 0 <= env.rank < env.world_size:
         raise _error(
             codes.RUNTIME_ENV_RANK,
-            "the rank must lie in 0 … world size - 1",
+            "the rank must be from 0 to world size - 1",
             f"rank {env.rank} of {env.world_size}",
             "start all ranks with the same WORLD_SIZE",
         )
     if env.local_rank < 0 or env.local_rank >= max(env.local_world_size, 1):
         raise _error(
             codes.RUNTIME_ENV_LOCAL_RANK,
-            "the local rank must lie in 0 … processes on this node - 1",
+            "the local rank must be from 0 to the number of processes on this node - 1",
             f"local rank {env.local_rank} of {env.local_world_size}",
             "LOCAL_RANK=<index on this node>",
         )
@@ -239,7 +239,7 @@ def _checked(env: RankEnv) -> RankEnv:
         raise _uneven(f"{env.world_size} processes, {env.local_world_size} of them on this node")
     if not 0 < env.master_port < 65536:
         raise _error(
-            codes.RUNTIME_ENV_PORT, "MASTER_PORT is no port", str(env.master_port), "MASTER_PORT=29500"
+            codes.RUNTIME_ENV_PORT, "MASTER_PORT is not a port", str(env.master_port), "MASTER_PORT=29500"
         )
     return env
 
@@ -247,9 +247,9 @@ def _checked(env: RankEnv) -> RankEnv:
 def _uneven(found: str) -> ConfigError:
     return _error(
         codes.RUNTIME_ENV_UNEVEN,
-        "every node starts the same number of processes",
+        "every node must start the same number of processes",
         found,
-        "as many on each node",
+        "the same number on each node",
     )
 
 

@@ -15,10 +15,10 @@ def rank_silent(ranks: Sequence[int], seconds: float, seen: Sequence[str], stood
     ``stood_still``: seconds for which this process itself was stopped.
     """
     shown = ", ".join(map(str, ranks[:16])) + (" …" if len(ranks) > 16 else "")
-    what = f"no sign of life for {seconds:.0f} s from rank {shown}"
+    what = f"no sign of life from rank {shown} for {seconds:.0f} s"
     hint = (
-        "look at that process (stopped by SIGSTOP or a debugger?), at its machine and at the network to it;"
-        " training.ddp_timeout sets the wait"
+        "check that process (stopped by SIGSTOP or a debugger?), its machine and the network to it;"
+        " training.ddp_timeout sets how long to wait"
     )
     evidence = {"silent_ranks": list(ranks), "stood_still_seconds": round(stood_still, 1)}
     return codes.RUNTIME_RANK_SILENT(
@@ -33,18 +33,18 @@ def store_silent(
     where, host = _place(env)
     hosted = env.rank == 0 and not env.agent_store
     what = (
-        f"the ranks' meeting point has not answered for {seconds:.0f} s;"
+        f"the ranks' store has not answered for {seconds:.0f} s;"
         f" {'this very process' if hosted else host} hosts it"
     )
     ranks = [] if hosted or env.agent_store else [0]
     found = "; ".join(filter(None, (*map(sign, ranks), *_still(stood_still))))
-    rank_0 = "look at rank 0 (stopped by SIGSTOP or a debugger?), at its machine and at the network to it"
+    rank_0 = "check rank 0 (stopped by SIGSTOP or a debugger?), its machine and the network to it"
     hint = (
-        "look at the network of this machine"
+        "check the network of this machine"
         if hosted
         else rank_0
         if ranks
-        else "look at torchrun's agent, at its machine and at the network to it"
+        else "check torchrun's agent, its machine and the network to it"
     )
     evidence = {"silent_ranks": ranks, "stood_still_seconds": round(stood_still, 1)}
     return codes.RUNTIME_STORE_SILENT(what, where, found, hint, severity, evidence)
@@ -53,8 +53,8 @@ def store_silent(
 def store_lost(env: RankEnv) -> Diagnostic:
     """The connection to the store broke: its host died."""
     where, host = _place(env)
-    what = f"{host}, which hosts the ranks' meeting point, is gone without a word"
-    hint = f"the output of {host} and the kernel log of its node (dmesg: Out of memory)"
+    what = f"{host}, which hosts the ranks' store, disappeared without reporting an error"
+    hint = f"see the output of {host} and the kernel log of its node (dmesg: Out of memory)"
     evidence = {"silent_ranks": [] if env.agent_store else [0]}
     return codes.RUNTIME_STORE_LOST(what, where, "connection lost", hint, evidence=evidence)
 
@@ -62,10 +62,10 @@ def store_lost(env: RankEnv) -> Diagnostic:
 def store_forged(rank: int, key: str) -> Diagnostic:
     """A value in the store was not written by a rank of this run; it is ignored and not shown."""
     what = (
-        "a value in the ranks' store was not written by a rank of this run; such values are ignored, and this"
-        " is said once"
+        "a value in the ranks' store was not written by a rank of this run; such values are"
+        " ignored, and this message appears once"
     )
-    hint = "who else can reach that port? One address of a network of your own: launch.master_addr"
+    hint = "find out what else can reach that port; set launch.master_addr to an address in a private network"
     return codes.RUNTIME_STORE_FORGED(what, f"rank {rank}", key, hint, Severity.WARNING)
 
 
@@ -74,4 +74,4 @@ def _place(env: RankEnv) -> tuple[str, str]:
 
 
 def _still(seconds: float) -> list[str]:
-    return [f"this process itself stood still for {seconds:.0f} s"] if seconds else []
+    return [f"this process itself did not run for {seconds:.0f} s"] if seconds else []

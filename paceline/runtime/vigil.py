@@ -114,7 +114,7 @@ class Vigil:
         seen = (
             f"rank {rank} was last at step {beat.step} ({beat.phase})"
             if beat
-            else f"rank {rank} has never been heard of"
+            else f"rank {rank} has never shown a sign of life"
         )
         return "; ".join(filter(None, (seen, self._sign(rank))))
 
@@ -130,15 +130,15 @@ class Vigil:
                     what,
                     rank,
                     self.last_seen(rank),
-                    "a stopped process goes on after kill -CONT; otherwise the run ends when the silence has"
-                    " lasted training.ddp_timeout",
+                    "kill -CONT continues a stopped process; otherwise the run ends when the"
+                    " silence has lasted training.ddp_timeout",
                 )
             )
         for rank in sorted(self._missed - silent):
             found.append(
                 _warning(
                     codes.RUNTIME_RANK_BACK,
-                    f"rank {rank} gives signs of life again",
+                    f"rank {rank} shows signs of life again",
                     rank,
                     "",
                     "",
@@ -150,12 +150,12 @@ class Vigil:
             if beat.lost >= SLOW_SHARE and rank not in self._slow and not beat.done:
                 self._slow.add(rank)
                 what = (
-                    f"rank {rank} stood still for {beat.lost:.0%} of the time lately, and every step waits"
-                    " for it"
+                    f"rank {rank} did not run for {beat.lost:.0%} of the recent time, and every"
+                    " step waits for it"
                 )
                 hint = (
-                    "who stops it (SIGSTOP, a debugger, a limit of CPU time), or what else runs on its"
-                    " machine?"
+                    "find out what stops it (SIGSTOP, a debugger, a CPU limit), or what else runs"
+                    " on its machine"
                 )
                 found.append(_warning(codes.RUNTIME_RANK_SLOW, what, rank, self.last_seen(rank), hint))
             elif beat.lost < _CALM_SHARE:

@@ -93,7 +93,7 @@ class World:
         if name == "nccl" and chosen.type != "cuda":
             raise PacelineError(
                 codes.RUNTIME_BACKEND(
-                    "nccl moves CUDA tensors only", found=f"device {chosen}", hint="ddp_backend: gloo"
+                    "nccl transfers CUDA tensors only", found=f"device {chosen}", hint="set ddp_backend: gloo"
                 )
             )
         store = connect_store(env, timeout_seconds)
@@ -276,8 +276,8 @@ def _group_error(exc: Exception, env: RankEnv, backend: str) -> PacelineError:
     variable = "NCCL_SOCKET_IFNAME" if backend == "nccl" else "GLOO_SOCKET_IFNAME"
     return PacelineError(
         codes.RUNTIME_GROUP(
-            f"the ranks met at {env.master_addr}:{env.master_port}, but rank {env.rank} cannot connect to the"
-            f" others over {backend}",
+            f"the ranks connected to the store at {env.master_addr}:{env.master_port}, but rank"
+            f" {env.rank} cannot connect to the others over {backend}",
             found=str(exc).splitlines()[0][:300],
             hint=f"{variable}=<the network interface that the nodes share>",
         )
@@ -304,7 +304,7 @@ def _check_size(size: int, limit_bytes: int, rank: int) -> None:
     if size > limit_bytes:
         raise PacelineError(
             codes.RUNTIME_JSON_LIMIT(
-                f"rank {rank} wants to send {size} bytes of JSON at once",
+                f"rank {rank} tries to send {size} bytes of JSON at once",
                 found=f"limit {limit_bytes}",
                 hint="send less, or in pieces",
             )

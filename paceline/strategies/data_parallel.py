@@ -114,10 +114,10 @@ class DataParallel(Strategy):
         if world.world_size != 1:
             raise ConfigError(
                 codes.STRATEGY_DATA_PARALLEL_WORLD(
-                    "the strategy 'data_parallel' drives all devices from one process",
+                    "the strategy 'data_parallel' uses all devices from one process",
                     where="training.distributed_strategy",
                     found=f"{world.world_size} processes",
-                    hint="--nproc 1, or ddp",
+                    hint="use --nproc 1, or ddp",
                 )
             )
         super().__init__(world, plan)

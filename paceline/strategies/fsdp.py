@@ -50,9 +50,9 @@ class FSDP(Strategy):
         if world.world_size == 1:
             raise ConfigError(
                 codes.STRATEGY_FSDP_WORLD(
-                    "the strategy 'fsdp' shards over processes, and there is one",
+                    "the strategy 'fsdp' shards over processes, but there is only one",
                     where="training.distributed_strategy",
-                    hint="--nproc 2 or more, or distributed_strategy: single",
+                    hint="use --nproc 2 or more, or set distributed_strategy: single",
                 )
             )
         super().__init__(world, plan)
@@ -271,9 +271,9 @@ def _check_optimizer(spec: OptimizerSpec | None) -> None:
     if spec is not None and not elementwise(spec.name):
         raise ConfigError(
             codes.STRATEGY_OPTIMIZER_SHARDED(
-                f"{spec.name} looks at whole matrices, and here each rank has a piece of each",
+                f"{spec.name} needs complete matrices, but each rank has only a part of each",
                 where="training.optim",
                 found=spec.name,
-                hint="adamw_torch_fused, sgd, adagrad or rmsprop; or distributed_strategy: ddp",
+                hint="use adamw_torch_fused, sgd, adagrad or rmsprop; or distributed_strategy: ddp",
             )
         )

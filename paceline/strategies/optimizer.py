@@ -96,5 +96,5 @@ def _value(value: Json) -> Json:
 
 def _refusal(name: str) -> ConfigError:
     why, instead = not_built(name)
-    what = f"the optimizer '{name}' is not built: {why}"
+    what = f"the optimizer '{name}' is not supported: {why}"
     return ConfigError(codes.STRATEGY_OPTIMIZER_UNSUPPORTED(what, "training.optim", name, instead))

@@ -14,8 +14,8 @@ from paceline.strategies.base import Strategy
 if TYPE_CHECKING:
     from paceline.plan.plan import Plan
 
-_FINISH = "finish(self, handle, *, lr, max_grad_norm) does norm, clipping and step"
-_RUNNER = "a WindowRunner of its own, named by the class attribute runner"
+_FINISH = "finish(self, handle, *, lr, max_grad_norm) clips by norm and steps"
+_RUNNER = "define your own WindowRunner and set it as the class attribute runner"
 _REPLACED = {
     "grad_norm": _FINISH,
     "step": _FINISH,
@@ -41,16 +41,16 @@ def strategy_class(name: str) -> type[Strategy]:
     if not (isinstance(cls, type) and issubclass(cls, Strategy)):
         raise ConfigError(
             codes.STRATEGY_NOT_A_STRATEGY(
-                f"'{name}' is no strategy",
+                f"'{name}' is not a strategy",
                 found=repr(cls),
-                hint="a class that inherits from paceline.strategies.base:Strategy (or DDP, Single)",
+                hint="name a class that inherits from paceline.strategies.base:Strategy (or DDP, Single)",
             )
         )
     moved = [name for name in _REPLACED if any(name in vars(base) for base in cls.__mro__)]
     if moved:
         raise ConfigError(
             codes.STRATEGY_NOT_A_STRATEGY(
-                f"'{name}' overrides what no window calls any more",
+                f"'{name}' overrides methods that are no longer called",
                 found=", ".join(moved),
                 hint="; ".join(f"{old}: {_REPLACED[old]}" for old in moved),
             )

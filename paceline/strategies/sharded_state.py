@@ -84,7 +84,7 @@ def _block(name: str, parameter: nn.Parameter, mesh: Mesh, rank: int) -> Block:
     )
     local = nn.Parameter(_local(tensor), requires_grad=parameter.requires_grad)
     if tuple(local.shape) != tuple(shape):
-        raise AssertionError(f"{name}: a piece of {tuple(local.shape)} where {tuple(shape)} was expected")
+        raise AssertionError(f"{name}: a shard of {tuple(local.shape)} where {tuple(shape)} was expected")
     names = tensor.device_mesh.mesh_dim_names or ()
     split_by_tp = any(n == "tp" and _splits(p) for n, p in zip(names, tensor.placements, strict=True))
     at, keepers = mesh.coordinates(rank), 1 if split_by_tp else mesh.tp

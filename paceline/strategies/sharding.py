@@ -254,5 +254,5 @@ def _no_such_class(missing: Sequence[str], trunk: nn.Module) -> Diagnostic:
         "the model has no module of the class to wrap",
         "training.fsdp_config",
         ", ".join(missing),
-        f"one of: {', '.join(have[:12])}; or leave it out: the decoder layers are found",
+        f"one of: {', '.join(have[:12])}; or remove it, so that the decoder layers are detected",
     )

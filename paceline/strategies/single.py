@@ -23,7 +23,7 @@ class Single(Strategy):
                     "the strategy 'single' is for one process",
                     where="training.distributed_strategy",
                     found=f"{world.world_size} processes",
-                    hint="ddp, or auto",
+                    hint="use ddp, or auto",
                 )
             )
         super().__init__(world, plan)

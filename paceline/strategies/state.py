@@ -168,7 +168,7 @@ def check(reader: ShardReader, role: str, name: str, kind: str, shape: tuple[int
             codes.CHECKPOINT_MISSING_TENSOR(
                 f"the checkpoint has no '{name}' ({kind}) for the {role}",
                 found=name,
-                hint="the config's model must be the one that was saved",
+                hint="use the model that was saved",
             )
         )
     stored = reader.shape(role, name, kind)
@@ -176,7 +176,7 @@ def check(reader: ShardReader, role: str, name: str, kind: str, shape: tuple[int
         raise CheckpointError(
             codes.CHECKPOINT_SHAPE(
                 f"'{name}' has another shape in the checkpoint",
-                found=f"{stored}, the model has {shape}",
-                hint="the config's model (and its vocabulary) must be the one that was saved",
+                found=f"{stored}, but the model has {shape}",
+                hint="use the model (and vocabulary) that was saved",
             )
         )

@@ -111,7 +111,7 @@ def read_questions(path: Path) -> list[dict[str, str]]:
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise DataError(
                 codes.TRAINING_QUESTIONS(
-                    "a question is a JSON object with prompt and answer",
+                    "a question must be a JSON object with prompt and answer",
                     f"{path}:{number}",
                     line[:80],
                     '{"prompt": "…", "answer": "…"}',
@@ -171,7 +171,10 @@ def load_run_config(run: RunDir) -> Config:
     except (OSError, ValueError) as error:
         raise ConfigError(
             codes.TRAINING_NO_RUN(
-                "this directory holds no run", str(run.root), str(error), "a run directory, e.g. outputs/demo"
+                "this directory is not a run",
+                str(run.root),
+                str(error),
+                "give a run directory, e.g. outputs/demo",
             )
         ) from error
 

@@ -28,13 +28,13 @@ def class_numbers(
         known |= {i: i for i in range(len(known))}
         wrong = sorted(map(str, found - set(known)))
         if wrong:
-            what = "rows have labels that the config does not name"
+            what = "rows have labels that the config does not list"
             raise DataError(
                 codes.DATA_CLASSES(
                     what,
                     where,
                     ", ".join(wrong[:SHOWN]),
-                    "labels: every name, in the order of their numbers",
+                    "list every name in labels, in the order of their numbers",
                 )
             )
         return known
@@ -43,7 +43,7 @@ def class_numbers(
         numbers = {label: int(label) for label in found}
         count = options.num_labels
         if count is not None and numbers and max(numbers.values()) >= count:
-            what = f"rows have a class beyond num_labels, {count} of them being 0 to {count - 1}"
+            what = f"rows have a class beyond num_labels; {count} classes are 0 to {count - 1}"
             raise DataError(
                 codes.DATA_CLASSES(
                     what, where, str(max(numbers.values())), f"num_labels: {max(numbers.values()) + 1}"
@@ -51,16 +51,18 @@ def class_numbers(
             )
         return numbers
     if any(isinstance(label, int) for label in found):
-        what = "the rows name some classes and number others"
+        what = "some rows give class names, others class numbers"
         wrong = sorted(map(str, found))
-        hint = "names alone, or numbers alone; or labels: every name, in the order of their numbers"
+        hint = "use names only, or numbers only; or list every name in labels, in the order of their numbers"
         raise DataError(codes.DATA_CLASSES(what, where, ", ".join(wrong[:SHOWN]), hint))
     # Names are numbered in alphabetical order
     texts = sorted({str(label) for label in found})
     count = options.num_labels
     if count is not None and (count != len(texts) if all_rows else count < len(texts)):
-        what = f"the rows have {len(texts)} classes by name, and num_labels says {count}"
+        what = f"the rows have {len(texts)} class names, but num_labels is {count}"
         raise DataError(
-            codes.DATA_CLASSES(what, where, ", ".join(texts[:SHOWN]), "labels: every name, or no num_labels")
+            codes.DATA_CLASSES(
+                what, where, ", ".join(texts[:SHOWN]), "list every name in labels, or remove num_labels"
+            )
         )
     return {label: texts.index(str(label)) for label in found}

@@ -46,7 +46,10 @@ def read_classes(prepared: Prepared, spec: AlgorithmSpec, training: Training) ->
     if len(names) < (1 if several else 2):
         raise DataError(
             codes.DATA_CLASSES(
-                "all rows are of one class", where, ", ".join(names) or "none", "rows of at least two classes"
+                "all rows have the same class",
+                where,
+                ", ".join(names) or "none",
+                "give rows of at least two classes",
             )
         )
     if not several and any(len(labels) != 1 for labels in rows):
@@ -57,7 +60,7 @@ def read_classes(prepared: Prepared, spec: AlgorithmSpec, training: Training) ->
         raise DataError(codes.DATA_CLASSES(what, f"{spec.key}.problem_type", options.problem_type, hint))
     columns = {split: {LABEL: _column(each, numbers, len(names), several)} for split, each in facts.items()}
     shown = ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
-    kind = "a row has any number of them" if several else "a row has one"
+    kind = "a row has any number of classes" if several else "a row has one class"
     return RowClasses(Classes(names, several), columns, f"{len(names)}: {shown}; {kind}")
 
 

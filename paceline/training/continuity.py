@@ -32,8 +32,8 @@ def keep_global_batch(state: JsonObject, plan: Plan) -> tuple[Plan, list[Diagnos
         return plan, []  # same ranks, another batch: ``same_run`` reports it
     batch = resplit(rows, plan.batch.data_parallel_size, plan.batch.micro_batch)
     note = codes.RESUME_BATCH_RESPLIT(
-        f"the run takes {rows} rows a step since its start on {ranks} ranks; on {plan.world_size} ranks that"
-        f" is {batch}",
+        f"the run has had {rows} rows per step since its start on {ranks} ranks; on"
+        f" {plan.world_size} ranks that is {batch}",
         "training.per_device_train_batch_size",
         f"{plan.batch.micro_batch} × {plan.batch.accumulation} in the config",
         severity=Severity.NOTE,
@@ -52,12 +52,15 @@ def other_strategy(state: JsonObject, plan: Plan) -> list[Diagnostic]:
     where, found = "training.distributed_strategy", f"{before} in the checkpoint, {now} now"
     why = why_unreadable(state_form(before), state_form(now), fp16=plan.precision.scaler)
     if why:
-        what = f"a run under '{now}' cannot go on from a checkpoint of '{before}': {why}"
-        hint = f"distributed_strategy: {before}, or paceline export and a new run with model.name_or_path"
+        what = f"a run under '{now}' cannot resume from a checkpoint of '{before}': {why}"
+        hint = (
+            f"set distributed_strategy: {before}, or run paceline export and start a new run with"
+            " model.name_or_path"
+        )
         raise CheckpointError(codes.CHECKPOINT_OTHER_STRATEGY(what, where, found, hint))
     what = (
-        "the checkpoint was saved under another strategy; weights, optimizer and position are taken from it"
-        " whole"
+        "the checkpoint was saved under another strategy; weights, optimizer and position are"
+        " restored completely"
     )
     return [codes.RESUME_OTHER_STRATEGY(what, where, found, severity=Severity.NOTE)]
 
@@ -71,9 +74,9 @@ def not_compared(state: JsonObject, definition: str) -> Diagnostic | None:
     if saved == definition:
         return None
     what = (
-        "whether this is the data of the checkpoint cannot be told: its fingerprint was made by another"
-        " version of the program or of its libraries"
+        "it is unknown whether the data are those of the checkpoint: its fingerprint was made by"
+        " another version of the program or of its libraries"
     )
-    hint = "go on only if data.train, the tokenizer, the chat template and the lengths are what they were"
+    hint = "continue only if data.train, the tokenizer, the chat template and the lengths have not changed"
     found = f"{saved or 'an earlier definition'} in the checkpoint, {definition} now"
     return codes.RESUME_DATA_NOT_COMPARED(what, "data.train", found, hint, Severity.WARNING)

@@ -152,7 +152,7 @@ def _warmup_length(warmup: int) -> int:
 def _ramp(warmup: int, kind: str) -> Callable[[int], float | None]:
     """Return a function from step to the progress of the warm-up, 0 to 1, or None after it."""
     if kind not in ("log", "linear"):
-        raise ValueError(f"warmup_type is log or linear, not {kind!r}")
+        raise ValueError(f"warmup_type must be log or linear, not {kind!r}")
     length = _warmup_length(warmup)
 
     def gamma(step: int) -> float | None:

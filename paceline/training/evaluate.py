@@ -53,10 +53,10 @@ def evaluate(
     if sums.rows != num_rows:
         raise PacelineError(
             codes.TRAINING_EVAL_ROWS(
-                "evaluation did not see every row exactly once",
+                "the evaluation did not process every row exactly once",
                 "data.eval",
                 f"{sums.rows} rows evaluated of {num_rows}",
-                "report this: it is a defect of Paceline",
+                "please report this: it is a defect of Paceline",
             )
         )
     # Divide each sum by its weight: ``metric/term`` is a metric, a bare term is a part of the loss

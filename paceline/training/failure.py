@@ -35,7 +35,7 @@ def diagnose(
             f"rank {rank} ran out of memory",
             f"rank {rank}",
             (str(error).strip() or type(error).__name__).splitlines()[0][:300],
-            hint() if hint else "paceline plan shows what takes the room and what would fit",
+            hint() if hint else "paceline plan shows the memory by part and what would fit",
             evidence={"rank": rank},
         )
     frames = traceback.extract_tb(error.__traceback__)
@@ -45,10 +45,10 @@ def diagnose(
     if is_cascade(error):
         gone = f"; silent: rank {', '.join(map(str, silent_ranks))}" if silent_ranks else ""
         return codes.WORLD_PEER_LOST(
-            f"rank {rank} lost the connection to another rank, which left no error behind{gone}",
+            f"rank {rank} lost the connection to another rank, which reported no error{gone}",
             where,
             text,
-            "see that rank's log; a process that was killed (out of memory, kill -9) leaves none",
+            "see that rank's log; a process that was killed (out of memory, kill -9) reports none",
             evidence={"rank": rank, "silent_ranks": list(silent_ranks)},
         )
     # Refusals of the operating system; everything else is a plain exception

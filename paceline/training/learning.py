@@ -20,8 +20,8 @@ FEW, MANY = 3, 20  # steps in the mean that is compared with the first loss, and
 EXPLODED = (10.0, 10.0)  # times the first loss, plus nats: no untrained language model is that wrong
 RISEN = (2.0, 1.0)
 _HINT = (
-    "lower training.learning_rate or lengthen the warm-up (training.warmup_steps); resume from a checkpoint"
-    " before it"
+    "lower training.learning_rate or lengthen the warm-up (training.warmup_steps); resume from an"
+    " earlier checkpoint"
 )
 
 
@@ -72,10 +72,10 @@ class Learning:
     def _no_gradient(self, count: str) -> Diagnostic:
         return self._warning(
             codes.TRAINING_NO_GRADIENT,
-            f"no gradient reached the weights in {count}: nothing is learnt in them",
+            f"no gradient reached the weights in {count}: these steps change nothing",
             f"grad_norm 0, loss {self.recent[-1]:.4g}",
-            "see that something is trained (lora.target_modules) and that the loss has not run away;"
-            f" {_HINT}",
+            "check that something is trained (lora.target_modules) and that the loss has not"
+            f" diverged; {_HINT}",
         )
 
     def _diverged(self) -> list[Diagnostic]:

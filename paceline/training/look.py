@@ -204,12 +204,8 @@ def _checkpoint(config: Config, environ: Mapping[str, str], plan: Plan | None) -
 def _chosen(path: Path) -> Diagnostic:
     total = human_bytes(read_manifest(path).total_bytes)
     link = f", a link to {path.resolve()}" if path.is_symlink() else ""
-    what = (
-        f"the run goes on from {path.name}{link}: what it consists of is there, in the sizes that were saved"
-    )
-    found = (
-        f"{total} in {path}: `paceline train` compares every byte by its sha256 before it starts a process"
-    )
+    what = f"the run resumes from {path.name}{link}: all its files are there, with the sizes that were saved"
+    found = f"{total} in {path}: `paceline train` verifies every byte by sha256 before it starts a process"
     return checkpoint_codes.RESUME_CHOSEN(
         what, "training.resume_from_checkpoint", found, severity=Severity.NOTE
     )

@@ -43,6 +43,6 @@ def smaller(plan: Plan) -> list[str]:
         found.append("lora: {r: 16}")
     return [
         *found,
-        f"data.max_length below {plan.seq_len}",
-        "more ranks that share the states (distributed_strategy: fsdp)",
+        f"set data.max_length below {plan.seq_len}",
+        "use more ranks to shard the states (distributed_strategy: fsdp)",
     ]

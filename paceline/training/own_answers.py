@@ -159,9 +159,11 @@ def own_answers(
     assert options is not None
     table, fraction = source.table, spec.own_fraction(training)
     if not any(prompt_length(table.coded(i)) for i in range(len(table))):
-        what = "the student is to write answers of its own, and no row has a prompt to answer"
-        found = f"{len(table):,} documents, learnt from their first tokens on"
-        hint = f"conversations or instructions with data.train_on: assistant, or {spec.own_answers}: 0"
+        what = "the student should generate its own answers, but no row has a prompt"
+        found = f"{len(table):,} documents that carry loss from their first tokens"
+        hint = (
+            f"use conversations or instructions with data.train_on: assistant, or set {spec.own_answers}: 0"
+        )
         raise DataError(codes.TRAINING_NO_PROMPTS(what, f"{spec.key}.{spec.own_answers}", found, hint))
     return OwnAnswers(
         rows,

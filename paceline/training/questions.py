@@ -43,7 +43,7 @@ def open_questions(config: Config, plan: Plan | None, formats: Set[str]) -> dict
     ):
         needed = most_tokens(folder, config.model)
         if needed is None or needed > plan.shape.vocab:
-            found[MODEL] = "rows of the embedding for all tokens"
+            found[MODEL] = "embedding rows for all tokens"
     return found
 
 

@@ -183,7 +183,7 @@ def cached_columns(
         columns = {name: compute(source) for name, source in sources.items()}
         problem = cache.save(columns)
         took = human_seconds(clock() - started)
-        kept = f"not kept ({problem})" if problem else f"kept in {cache.path}"
+        kept = f"not cached ({problem})" if problem else f"cached in {cache.path}"
         note = f"log-probabilities of {sum(sizes.values()):,} answers computed in {took}, {kept}"
     return {name: {REFERENCE: column} for name, column in columns.items()}, note
 

@@ -85,7 +85,7 @@ def same_training(state: JsonObject, now: Mapping[str, Json]) -> list[Diagnostic
     )
     if unknown is not None or same_data:
         return [] if unknown is None else [unknown]
-    what = "the evaluation set is another than when this checkpoint was saved; what is trained is the same"
+    what = "the evaluation set differs from the one when this checkpoint was saved; training is the same"
     best, found = as_object(state.get("train")).get("best_metric"), ""
     if best is not None:
         found = f"the best value so far, {as_number(best):.4g}, was measured on the former set"

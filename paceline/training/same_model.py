@@ -19,7 +19,7 @@ from paceline.plan.parts import OptimizerSpec
 from paceline.plan.plan import Plan
 from paceline.training import codes
 
-_EXPORT = "paceline export RUN --to DIR and a new run with model.name_or_path: DIR"
+_EXPORT = "run paceline export RUN --to DIR and start a new run with model.name_or_path: DIR"
 _SIZES = ("hidden_size", "layers", "heads", "kv_heads", "head_dim", "intermediate")  # the vocabulary may grow
 _WHOLE = "modules_to_save"
 _ADAPTER = ("r", "alpha", "use_rslora", "target_modules", _WHOLE, "bias")
@@ -34,8 +34,8 @@ def other_training(state: JsonObject, plan: Plan, saved: JsonObject) -> list[Dia
     training = as_object(as_object(state.get("config")).get("training"))
     before = training.get("algorithm", plan.algorithm)
     if before != plan.algorithm:  # rows, heads and roles follow from it
-        what = f"the checkpoint is of a run by '{before}', and this one trains by '{plan.algorithm}'"
-        hint = f"algorithm: {before}; or to go on from its weights, {_EXPORT}"
+        what = f"the checkpoint is of a run with '{before}', but this one trains with '{plan.algorithm}'"
+        hint = f"set algorithm: {before}; or, to continue from its weights, {_EXPORT}"
         return [
             codes.RESUME_OTHER_ALGORITHM(
                 what, "training.algorithm", f"{before} in the checkpoint, {plan.algorithm} now", hint
@@ -53,8 +53,8 @@ def _optimizer(before: JsonObject, now: OptimizerSpec) -> list[Diagnostic]:
     if saved is None or _keeps(saved) == _keeps(now):  # older checkpoints lack it
         return []
     what, hint = (
-        "the checkpoint holds the state of another optimizer than this run's",
-        f"optim: {_named(saved)}; or {_EXPORT}, whose optimizer begins anew",
+        "the checkpoint contains the state of another optimizer than this run's",
+        f"set optim: {_named(saved)}; or {_EXPORT}, with a new optimizer state",
     )
     return [
         codes.RESUME_OTHER_OPTIMIZER(
@@ -76,10 +76,12 @@ def _keeps(optimizer: OptimizerSpec) -> tuple[str, int]:
 def _adapters(state: JsonObject, now: JsonObject | None, *, tied: bool) -> list[Diagnostic]:
     before = None if state.get("adapter") is None else as_object(state["adapter"])
     if (before is None) != (now is None):
-        held, trained = ("a whole model", "an adapter") if before is None else ("an adapter", "all weights")
+        held, trained = (
+            ("a complete model", "an adapter") if before is None else ("an adapter", "all weights")
+        )
         what, hint = (
-            f"the checkpoint holds {held}, and this run trains {trained}",
-            "the lora section it was made with, or a new run",
+            f"the checkpoint contains {held}, but this run trains {trained}",
+            "use the lora section it was saved with, or start a new run",
         )
         return [codes.RESUME_ADAPTER(what, "lora", held, hint)]
     if before is None or now is None:
@@ -92,10 +94,10 @@ def _adapters(state: JsonObject, now: JsonObject | None, *, tied: bool) -> list[
         other.remove("alpha")
     return [
         codes.RESUME_ADAPTER(
-            f"the adapter in the checkpoint was made with another {key}",
+            f"the adapter in the checkpoint was saved with another {key}",
             f"lora.{key}",
             f"{_shown(before[key])} in the checkpoint, {_shown(now[key])} now",
-            f"{key}: {_shown(before[key])}; or a new run",
+            f"{key}: {_shown(before[key])}; or start a new run",
         )
         for key in other
     ]
@@ -131,6 +133,6 @@ def _sizes(saved: JsonObject, plan: Plan) -> list[Diagnostic]:
     found = ", ".join(
         f"{name} {getattr(before, name)} in the checkpoint, {getattr(plan.shape, name)} now" for name in other
     )
-    what = "the checkpoint is of a model of other sizes"
-    hint = "the model it was made with, or a new run in another training.output_dir"
+    what = "the checkpoint belongs to a model of other sizes"
+    hint = "use the model it was saved from, or start a new run in another training.output_dir"
     return [codes.RESUME_OTHER_MODEL(what, plan.model_key, found, hint)]

@@ -26,10 +26,10 @@ def check_teacher_tokens(name: str, tokenizer: Path, where: str) -> None:
     """
     if found := other_tokens(name, tokenizer):
         what = (
-            "the teacher has other tokens than the student: next-token distributions cannot be compared token"
-            " by token"
+            "the tokens of teacher and student differ, so next-token distributions cannot be"
+            " compared token by token"
         )
-        hint = "a teacher of the same family, with the same tokenizer (and no tokens added)"
+        hint = "use a teacher of the same family, with the same tokenizer (and no tokens added)"
         raise ConfigError(codes.ALGORITHM_TEACHER_TOKENS(what, where, found, hint))
 
 

@@ -130,7 +130,7 @@ def same_base(state: Mapping[str, Json], adapter: Adapter | None, role: str = ""
                 "model.name_or_path",
                 f"{saved.get('name_or_path')} with fingerprint {theirs[:12]}; the weights here have"
                 f" {mine[:12]}",
-                "the model and revision it was made with",
+                "use the model and revision it was trained on",
             )
         )
 

@@ -71,5 +71,5 @@ def learning_rate_schedule(
 
 
 def _misfit(name: str, exc: Exception) -> ConfigError:
-    what, where = f"'{name}' does not take these arguments", "training.lr_scheduler_kwargs"
+    what, where = f"'{name}' does not accept these arguments", "training.lr_scheduler_kwargs"
     return ConfigError(codes.TRAINING_LR_SCHEDULER_KWARGS(what, where, str(exc)))

@@ -114,8 +114,8 @@ class Session:
         runner = make_runner(strategy)
         generation = algorithm_spec(self.plan.algorithm).generation(self.config.training)
         if generation is not None and not strategy.can_generate:
-            what = f"the strategy '{self.plan.strategy}' cannot generate while it trains"
-            hint = "export a checkpoint and ask that, or train with distributed_strategy: fsdp"
+            what = f"the strategy '{self.plan.strategy}' cannot generate during training"
+            hint = "export a checkpoint and use that, or train with distributed_strategy: fsdp"
             where = "training.distributed_strategy"
             raise ConfigError(codes.STRATEGY_PIPELINE_GENERATION(what, where, self.plan.strategy, hint))
         # Models: trained and frozen; a cached reference is computed before any weight changes
@@ -218,12 +218,12 @@ class Session:
             rows = source.num_rows(0)
             raise DataError(
                 codes.TRAINING_NO_STEPS(
-                    "the data cannot fill one step",
+                    "there are not enough data for one step",
                     "training.dataloader_drop_last",
                     f"{rows} rows for a global batch of {layout.global_batch} (micro-batch"
                     f" {layout.micro_batch} × accumulation {layout.accumulation} × {layout.dp_size} ranks)",
-                    "dataloader_drop_last: false (the last step is filled with rows of weight 0), a smaller"
-                    " batch, or fewer processes",
+                    "set dataloader_drop_last: false (the last step is filled with rows of weight"
+                    " 0), a smaller batch, or fewer processes",
                 )
             )
         found = check_feeds(source.num_rows(0), layout.dp_size)

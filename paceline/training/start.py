@@ -58,10 +58,10 @@ def parse_start(argv: Sequence[str], environ: Mapping[str, str]) -> Start:
         "--local-rank", "--local_rank", type=int, default=None, help="as given by torch.distributed.launch"
     )
     parser.add_argument(
-        "--deepspeed_config", "--deepspeed-config", metavar="JSON", help="wins over training.deepspeed"
+        "--deepspeed_config", "--deepspeed-config", metavar="JSON", help="overrides training.deepspeed"
     )
     parser.add_argument(
-        "--deepspeed", action="store_true", help="taken for compatibility: the config decides"
+        "--deepspeed", action="store_true", help="accepted for compatibility: the config sets it"
     )
     args = parser.parse_args(list(argv))
     if args.plan is not None:
@@ -129,14 +129,14 @@ def same_size(plan: Plan, env: RankEnv) -> None:
     """
     if (env.world_size, env.num_nodes) == (plan.world_size, plan.num_nodes):
         return
-    what = "the launcher has started other ranks than the plan is for"
+    what = "the launcher has started another number of ranks than planned"
     found = (
         f"{env.world_size} on {env.num_nodes} node(s) ({env.launcher}); planned: {plan.world_size} on"
         f" {plan.num_nodes}"
     )
     hint = (
-        "as many ranks as planned, or start with the YAML in place of plan.json: the plan is then made for"
-        " the ranks that there are"
+        "start as many ranks as planned, or pass the YAML instead of plan.json: the plan is then"
+        " made for the available ranks"
     )
     raise ConfigError(codes.TRAINING_PLAN_RANKS(what, "plan.json", found, hint))
 
@@ -168,7 +168,7 @@ def other_processes(loaded: Loaded, environ: Mapping[str, str]) -> tuple[Diagnos
     for path, count in started.items():
         requested, source = getattr(launch, path.partition(".")[2]), loaded.provenance.get(path)
         if source is not None and source.layer != DEFAULTS and requested not in (None, count):
-            what = f"{path} says {requested}, the launcher has started {count}: {count} is what runs"
+            what = f"{path} sets {requested}, but the launcher has started {count}: {count} is used"
             found.append(
                 codes.LAUNCH_OTHER_PROCESSES(
                     what,
@@ -194,8 +194,8 @@ def restarts(loaded: Loaded, environ: Mapping[str, str]) -> tuple[Diagnostic, ..
         return ()
     key = "training.resume_from_checkpoint"
     what = (
-        f"after a failure torchrun runs the same command again, up to {requested} times, and that does not go"
-        " on from the run's own last checkpoint"
+        f"after a failure torchrun runs the same command again, up to {requested} times, which does"
+        " not resume from the run's last checkpoint"
     )
     return (
         codes.LAUNCH_RESTARTS(

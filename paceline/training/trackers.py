@@ -150,9 +150,9 @@ def _unknown(name: str) -> Diagnostic:
 
 
 def _not_installed(name: str, exc: ImportError, severity: Severity) -> Diagnostic:
-    what = f"{name} is not installed: the run goes on without it"
+    what = f"{name} is not installed: the run continues without it"
     return plan_codes.TRACKER_NOT_INSTALLED(
-        what, "training.report_to", str(exc), f"{_INSTALL[name]}, or leave '{name}' out", severity
+        what, "training.report_to", str(exc), f"{_INSTALL[name]}, or remove '{name}'", severity
     )
 
 
@@ -164,9 +164,9 @@ def _offline(run: RunDir) -> Diagnostic:
 
 
 def _failed(name: str, exc: Exception) -> Diagnostic:
-    what = f"{name} failed and is left out from here on; events and logs go on"
+    what = f"{name} failed and is not used from here on; events and logs continue"
     return codes.TRACKER_FAILED(
-        what, "training.report_to", f"{type(exc).__name__}: {exc}", "look at its own logs", Severity.WARNING
+        what, "training.report_to", f"{type(exc).__name__}: {exc}", "see its own logs", Severity.WARNING
     )
 
 

@@ -137,7 +137,7 @@ class Trainer:
             self.state.skipped_no_labels += 1
             self._notice(
                 codes.TRAINING_NO_LABELS,
-                f"step {step} had no labelled token on any rank: no update was made",
+                f"step {step} had no token with loss on any rank: no update was made",
                 window.no_labels,
                 step,
             )

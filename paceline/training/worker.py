@@ -260,7 +260,7 @@ class Worker:
                 f"the logs of rank {world.rank} cannot be opened:"
                 f" {why.reason if why else exc.strerror or exc}"
             )
-            hint = why.hint if why else "look at the disk and its file system"
+            hint = why.hint if why else "check the disk and its file system"
             raise PacelineError(
                 launch_codes.RUN_NOT_WRITABLE(what, str(exc.filename or self.run_dir.root), str(exc), hint)
             ) from exc
@@ -331,13 +331,15 @@ class Worker:
         if not best.is_dir():
             raise CheckpointError(
                 codes.TRAINING_BEST_CHECKPOINT(
-                    "the best checkpoint is gone", str(best), hint="keep it: training.save_total_limit"
+                    "the best checkpoint no longer exists",
+                    str(best),
+                    hint="keep it with a larger training.save_total_limit",
                 )
             )
         if world.rank == 0 and self.observers is not None:
             self.observers.message(
-                f"best: step {trainer.state.best_step}, {trainer.best.metric}"
-                f" {trainer.state.best_metric:.4g}; `paceline export` takes it"
+                f"best: step {trainer.state.best_step},"
+                f" {trainer.best.metric} {trainer.state.best_metric:.4g}; `paceline export` uses it"
             )
         self.checkpoint = str(best)
 
@@ -369,11 +371,11 @@ class Worker:
         except OSError as exc:
             why = refusal_of(exc, self.run_dir.root)
             what = (
-                f"training is over ({outcome}), and its result could not be written:"
+                f"training has ended ({outcome}), but its result could not be written:"
                 f" {why.reason if why else exc.strerror or exc}"
             )
             kept = f"durable: {self.checkpoint}" if self.checkpoint else "no checkpoint was saved"
-            hint = why.hint if why else "look at the disk and its file system"
+            hint = why.hint if why else "check the disk and its file system"
             where = str(self.run_dir.result_json)
             raise PacelineError(codes.RUN_RESULT_LOST(what, where, kept, hint)) from exc
 

@@ -47,10 +47,9 @@ def judge(compared: ComparedRuns, tolerance: Tolerance) -> Verdict:
     parted = _parted(rows, compared["missing"], tolerance)
     if rows and not parted and abs(rows[-1]["loss"] - rows[0]["loss"]) < 100 * tolerance.loss:
         lines.append(
-            "note: the loss hardly moved, so little was proved; more --steps or a larger learning rate would"
-            " say more"
+            "note: the loss hardly changed, so this proves little; use more --steps or a larger learning rate"
         )
-    lines.append(f"they part: {parted}" if parted else "they agree")
+    lines.append(f"the runs differ: {parted}" if parted else "the runs agree")
     return Verdict(not parted, "\n".join(lines) + "\n", tuple(rows), parted)
 
 
@@ -72,15 +71,15 @@ def judge_probe(compared: Mapping[str, ComparedRuns], tolerance: Tolerance, firs
             _beyond(row["parameter_gap"], tolerance.parameter) or _beyond(row["loss_gap"], tolerance.loss)
         ):
             parted = (
-                f"cut as {cut}, the gradient of {row['parameter']} differs by {row['parameter_gap']:.1e} of"
-                " all gradients"
+                f"split as {cut}, the gradient of {row['parameter']} differs by"
+                f" {row['parameter_gap']:.1e} of all gradients"
             )
     gaps = ", ".join(f"{row['cut']} {row['parameter_gap']:.1e}" for row in rows)
     text = (
-        f"one global batch cut as {first} and as others: gradients differ by {gaps} (allowed"
+        f"one global batch split as {first} and in other ways: gradients differ by {gaps} (allowed"
         f" {tolerance.parameter:.0e})\n"
     )
-    text += f"they part: {parted}\n" if parted else "the cut makes no difference\n"
+    text += f"the runs differ: {parted}\n" if parted else "the split makes no difference\n"
     return Verdict(not parted, text, tuple(rows), parted)
 
 
@@ -106,20 +105,20 @@ def _parted(rows: list[StepRow], missing: list[str], tolerance: Tolerance) -> st
             f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         )
     if not rows:
-        return "no step was finished by both"
+        return "no step was completed by both"
     for row in rows:
         at = f"step {row['step']}"
         if row["samples_differ"]:
-            return f"at {at} they saw different samples"
+            return f"at {at} they processed different samples"
         if _beyond(row["loss_gap"], tolerance.loss):
             return (
-                f"at {at} the loss differs by {row['loss_gap']:.1e}; the parameter furthest apart is"
-                f" {row['parameter']}"
+                f"at {at} the loss differs by {row['loss_gap']:.1e}; the parameter with the largest"
+                f" difference is {row['parameter']}"
             )
         if _beyond(row["norm_gap"], tolerance.grad_norm):
             return (
-                f"at {at} the gradient norm differs by {row['norm_gap']:.1e} of it; the parameter furthest"
-                f" apart is {row['parameter']}"
+                f"at {at} the gradient norm differs by {row['norm_gap']:.1e} of it; the parameter"
+                f" with the largest difference is {row['parameter']}"
             )
         if _beyond(row["parameter_gap"], tolerance.parameter):
             return f"after {at} {row['parameter']} differs by {row['parameter_gap']:.1e} of its norm"

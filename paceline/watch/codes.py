@@ -9,8 +9,8 @@ PLOT_NO_EVENTS = Code(
     "The run has no events yet, so there is nothing to draw. Name a run directory, or wait for its first"
     " step.",
 )
-PLOT_WRITE = Code("plot.write", "The picture cannot be written to this path. Give --to with another file.")
+PLOT_WRITE = Code("plot.write", "The picture cannot be written to this path. Give another file with --to.")
 
 PLAN_PICTURE = Code(
-    "plan.picture", "The forecast's picture cannot be written to this path. Give --picture with another file."
+    "plan.picture", "The forecast's picture cannot be written to this path. Give another file with --picture."
 )

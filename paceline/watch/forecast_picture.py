@@ -46,8 +46,8 @@ def draw(forecast: Forecast, target: Path) -> Path:
     title = f"{forecast.name} on {forecast.spec.cluster.cards} × {machine.name}"
     figure.text(0.012, 1 - 0.36 / height, title, fontsize=15, color=INK, weight="bold")
     subtitle = (
-        f"{forecast.spec.rows} rows of {forecast.spec.seq_len} tokens a step; of every strategy its fastest"
-        " layout that fits, else the smallest"
+        f"{forecast.spec.rows} rows of {forecast.spec.seq_len} tokens per step; for every strategy"
+        " its fastest layout that fits, else the smallest"
     )
     figure.text(0.012, 1 - 0.66 / height, subtitle, fontsize=9.5, color=QUIET)
     _memory(left, rows, machine.memory / GIB)
@@ -98,7 +98,7 @@ def _memory(axes: Any, rows: list[Candidate], card: float) -> None:
         )
     axes.set_xlim(0, width)
     axes.set_title(
-        f"memory of the fullest rank, GiB (card: {card:.0f}; plans stay below the dashed line)",
+        f"memory of the fullest rank, GiB (device: {card:.0f}; plans stay below the dashed line)",
         fontsize=9,
         color=QUIET,
         loc="left",
@@ -135,7 +135,7 @@ def _speed(axes: Any, rows: list[Candidate], chosen: Candidate | None) -> None:
             speed + 0.012 * most, place, text, va="center", fontsize=8.5, color=INK if row.safe else "#c8372d"
         )
     axes.set_xlim(0, 1.38 * most)
-    axes.set_title("tokens a second a card", fontsize=9, color=QUIET, loc="left", pad=5)
+    axes.set_title("tokens per second and device", fontsize=9, color=QUIET, loc="left", pad=5)
     axes.tick_params(axis="y", labelleft=False, length=0)
     _plain(axes)
 
@@ -160,7 +160,7 @@ def _written(figure: Any, target: Path) -> Path:
             staged.unlink()
         raise ConfigError(
             codes.PLAN_PICTURE(
-                "the picture cannot be written", str(target), str(exc), "--picture another file"
+                "the picture cannot be written", str(target), str(exc), "give --picture another file"
             )
         ) from exc
     return target

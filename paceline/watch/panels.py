@@ -84,7 +84,7 @@ def reliability(ax: Any, history: History) -> None:
     ax.set_xlim(0.48, 1.02)
     ax.set_ylim(min(0.45, *right) - 0.05, 1.04)
     ax.set_xlabel("confidence", fontsize=9, color=QUIET)
-    ax.set_ylabel("ranked right", fontsize=9, color=QUIET)
+    ax.set_ylabel("ranked correctly", fontsize=9, color=QUIET)
     percents(ax)
     percents(ax, "x")
 
@@ -138,7 +138,7 @@ def rewards(ax: Any, history: History) -> None:
     if entropy:
         other = ax.twinx()
         other.plot(entropy.x, running_mean(entropy.y), color=QUIET, linewidth=1, linestyle=(0, (4, 3)))
-        other.set_ylabel("entropy of a token, nats (dashed)", fontsize=8.5, color=QUIET)
+        other.set_ylabel("entropy per token, nats (dashed)", fontsize=8.5, color=QUIET)
         other.tick_params(colors=QUIET, labelsize=9, length=0)
         other.spines[["top", "left", "bottom", "right"]].set_visible(False)
         other.set_ylim(bottom=0)
@@ -146,7 +146,7 @@ def rewards(ax: Any, history: History) -> None:
 
 def phases(ax: Any, history: History) -> None:
     """Draw the seconds of a step, by phase."""
-    title(ax, "Seconds of a step")
+    title(ax, "Seconds per step")
     steps = [s for s, e in history.steps.items() if "time/rollout" in e.extras]
     parts = [
         (name, colour, [history.steps[s].extras.get(f"time/{name}", 0.0) for s in steps])

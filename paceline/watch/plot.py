@@ -61,7 +61,7 @@ def plot_run(run: RunDir, to: Path | None = None) -> Path:
     """
     history = load_history(run)
     if history.started is None and not history.steps:
-        hint = "a run directory with an events folder; a run writes its first event when training begins"
+        hint = "give a run directory with an events folder; a run writes its first event when training begins"
         raise ConfigError(codes.PLOT_NO_EVENTS("there is nothing to plot yet", str(run.root), hint=hint))
     target = to or run.plot_png
     figure = _draw(history, run.root.name)
@@ -74,7 +74,7 @@ def plot_run(run: RunDir, to: Path | None = None) -> Path:
         with contextlib.suppress(OSError):
             staged.unlink()
         raise ConfigError(
-            codes.PLOT_WRITE("the picture cannot be written", str(target), str(exc), "--to another file")
+            codes.PLOT_WRITE("the picture cannot be written", str(target), str(exc), "give --to another file")
         ) from exc
     return target
 

@@ -122,3 +122,51 @@ def test_a_text_may_say_what_it_likes() -> None:
 def test_two_classes_of_one_name_are_seen() -> None:
     nested = source("def f():\n    class A: ...", "paceline/b.py")
     assert shared_names([source("class A: ..."), nested]) == {"A": ["paceline/a.py:1", "paceline/b.py:2"]}
+
+
+#: Phrases that no text shown to users may contain, and what to write instead.
+PHRASES = {
+    "shared out, share out, shares out": "sharded, divided among",
+    "is not built, are not built": "is not supported",
+    "somebody, whoever": "a user, anyone",
+    "without a word": "silently",
+    "is told, are told": "the name of what happens: receives, reads, is passed",
+    "sets nothing, set nothing": "has no effect",
+    "asked for, asks for": "requested, requests",
+    "not granted": "not applied, not supported",
+    "is gone": "no longer exists, has been removed",
+    "of one's own": "your own",
+}
+
+
+def shown_texts(file: Source) -> Iterator[tuple[ast.AST, str]]:
+    """Every text of ``file`` that has words, but docstrings; values in f-strings are left out."""
+    skip = {id(node.value) for node in file.nodes() if isinstance(node, ast.Expr)}
+    inside = {id(part) for node in file.nodes() if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in file.nodes():
+        if isinstance(node, ast.JoinedStr):
+            parts = [p.value for p in node.values if isinstance(p, ast.Constant) and isinstance(p.value, str)]
+            yield node, "…".join(parts)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in skip | inside:
+            yield node, node.value
+
+
+def dialect(files: Iterable[Source]) -> list[str]:
+    instead = {phrase.strip(): new for phrases, new in PHRASES.items() for phrase in phrases.split(",")}
+    return [
+        f"{file.at(node)}: {phrase}: {new}"
+        for file in files
+        for node, text in shown_texts(file)
+        for phrase, new in instead.items()
+        if phrase in text.lower()
+    ]
+
+
+def test_no_text_for_users_is_in_dialect() -> None:
+    assert dialect(sources()) == [], "write it as a PyTorch user would"
+
+
+def test_dialect_is_seen_in_every_kind_of_text() -> None:
+    for text in ("x = 'weights are shared out'", "f('a', hint=f'{a} is not built')", "x = 'Asked for: it'"):
+        assert dialect([source(text)])
+    assert dialect([source("'''weights are shared out'''\nx = 'sharded'  # shared out")]) == []

@@ -107,7 +107,7 @@ def test_another_algorithm_goes_on_from_a_finished_demo(demo: tuple[Path, Run]) 
     scores.write_text(json.dumps(claimed))
     done = paceline(folder, "demo", "--algorithm", "grpo", "--steps", "3")
     assert done.code == 0, done.out[-3000:] + done.err[-3000:]
-    assert "step 4 of the SFT demo in outputs/demo" in done.out and "Shorter than it takes" in done.out
+    assert "step 4 of the SFT demo in outputs/demo" in done.out and "Fewer steps than needed" in done.out
     root = folder / "outputs" / "demo-grpo"
     assert (
         not (root / "sft").exists()

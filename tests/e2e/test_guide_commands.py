@@ -114,7 +114,7 @@ def finish(process: subprocess.Popen[str]) -> Finished:
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, 9)
         out, err = process.communicate()
-        pytest.fail(f"no end within {DEADLINE_SECONDS} s\n{out[-4000:]}\n{err[-4000:]}")
+        pytest.fail(f"did not finish within {DEADLINE_SECONDS} s\n{out[-4000:]}\n{err[-4000:]}")
     return Finished(process.returncode, out, err)
 
 
@@ -260,7 +260,7 @@ def test_options_of_accelerate_launch_count(program: str, guide: Guide, tmp_path
     assert done.code == 0, done.text
     guide.check(world_size=2)
     assert guide.result()["strategy"] == "fsdp"
-    assert "by fsdp in 2 processes" in done.out and "bfloat16" in done.out, done.text
+    assert "with fsdp in 2 processes" in done.out and "bfloat16" in done.out, done.text
     assert "launch.option_wins" in done.err + done.out  # the YAML says ddp
 
 

@@ -45,7 +45,7 @@ def test_a_strategy_that_is_wrong_is_told_with_step_and_parameter(
         "out",
     )
     assert done.code == 1, done.out + done.err
-    assert "they part: at step 1" in done.out
+    assert "the runs differ: at step 1" in done.out
     report = json.loads((tmp_path / "out" / "verify.json").read_text())
     assert not report["agrees"] and report["rows"][0]["parameter"]
 
@@ -59,7 +59,7 @@ def test_ddp_is_right_and_the_cut_of_a_batch_makes_no_difference(
     )
     done = paceline("verify", str(yaml), "--nproc", "2", "--steps", "2", deadline=250)
     assert done.code == 0, done.out + done.err
-    assert "they agree" in done.out and "the cut makes no difference" in done.out
+    assert "the runs agree" in done.out and "the split makes no difference" in done.out
     assert not any(tmp_path.glob("run*"))  # the user's own run directory is untouched
 
 

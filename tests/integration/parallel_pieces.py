@@ -95,7 +95,7 @@ def tensor(world: World) -> dict[str, float]:
             with torch.no_grad():
                 worst = max(worst, float((module(batch, NLL)["nll"] - evaluated).abs()))
             found[f"{family} sequence={sequence} loss={loss}"] = worst
-            assert "cut over 2 ranks" in module.notes()["tensor"]
+            assert "sharded over 2 ranks" in module.notes()["tensor"]
     return found
 
 

@@ -145,7 +145,7 @@ def test_decoding_and_the_export_give_the_same_logits(found: Found, world_size: 
         expected = model(input_ids=torch.arange(4)[None] % 11).logits[0, :2].flatten()
     for rank in found[world_size]:
         assert torch.allclose(torch.tensor(rank["state"]["logits"]), expected, atol=1e-6)
-        assert rank["state"]["together"] == rank["state"]["logits"], "a layer gathered at a time"
+        assert rank["state"]["together"] == rank["state"]["logits"], "gathering one layer at a time"
         # then embedding, last norm and head alone
         assert rank["state"]["whole"] == [len(dict(model.named_parameters())), 3]
 

@@ -23,7 +23,7 @@ Tiny = Callable[..., dict[str, Any]]
 
 
 def ranks_of(process: subprocess.Popen[str], count: int) -> dict[int, int]:
-    """The pids of the workers that ``process`` has started, by rank."""
+    """The pids of the workers that ``process`` has started, from rank."""
     deadline = time.monotonic() + 60
     found: dict[int, int] = {}
     while len(found) < count:
@@ -47,7 +47,7 @@ def check_end(
     name, done = signal.Signals(number).name, end(process)
     assert done.code == 128 + number, done.err
     assert done.err.count("error[launch.") == 1 and f"rank {killed} was ended by {name}" in done.err
-    assert f"exit code {done.code}, by rank {killed}; how each rank ended: {run.exits()}" in done.err
+    assert f"exit code {done.code}, from rank {killed}; how each rank ended: {run.exits()}" in done.err
     data = json.loads(run.exits().read_text())
     assert (data["exit_code"], data["rank"], data["cause"]["evidence"]["signal"]) == (done.code, killed, name)
     assert {one["rank"]: one["pid"] for one in data["ranks"]} == ranks

@@ -58,7 +58,7 @@ def test_two_runs_preparing_the_same_set_do_the_work_once(tmp_path: Path) -> Non
     runs = [start(config, cache) for _ in range(2)]
     told = [run.communicate(timeout=240) for run in runs]
     assert [run.returncode for run in runs] == [0, 0], told
-    assert sorted("found prepared already" in out for out, _ in told) == [False, True]
+    assert sorted("found in the cache" in out for out, _ in told) == [False, True]
     assert len(list((cache / "prepared").iterdir())) == 1
 
 

@@ -49,7 +49,7 @@ def check_limits(seconds: Json = 10, memory_mb: Json = 512, **others: Json) -> N
     for name, value, least in (("seconds", seconds, 1), ("memory_mb", memory_mb, _LEAST_MEMORY_MB)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             what, hint = (
-                f"{name} of the reward 'code' is a whole number from {least} on",
+                f"{name} of the reward 'code' must be a whole number of {least} or more",
                 f"{name}: {10 * least}",
             )
             raise ConfigError(codes.REWARDS_OPTIONS(what, "training.rollout.rewards", repr(value), hint))
@@ -179,10 +179,10 @@ def _tried(*, namespaces: bool) -> Sandbox:
     sandbox = Sandbox(namespaces=namespaces)
     try:
         if not sandbox.passes(_HONEST, "assert f(1) == 1", seconds=10, memory_bytes=512 << 20):
-            who = "nobody, who runs them when root trains," if os.geteuid() == 0 else "this user"
+            who = "nobody, the user who runs them when root trains," if os.geteuid() == 0 else "this user"
             raise SandboxUnavailable(
-                f"an honest program failed in the sandbox: can {who} read the Python in {sys.prefix} and"
-                f" {sys.base_prefix}?"
+                f"a valid program failed in the sandbox: can {who} read the Python in"
+                f" {sys.prefix} and {sys.base_prefix}?"
             )
     except SandboxUnavailable:
         sandbox.close()
@@ -197,15 +197,16 @@ def check_isolation() -> None:
 
 def no_isolation(words: str) -> ConfigError:
     """Return the error for a machine without a sandbox."""
-    what = "programs of the model cannot be shut in on this machine, so none is run"
+    what = "this machine cannot isolate the model's programs in a sandbox, so none is run"
     return ConfigError(
         rules_codes.REWARDS_NO_ISOLATION(what, "training.rollout.rewards", words, NO_ISOLATION_HINT)
     )
 
 
 NO_ISOLATION_HINT = (
-    "Linux 5.12 or newer on x86_64 or aarch64 that lets this user make namespaces (sysctl"
-    " user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns; for a container: --security-opt"
-    " seccomp=unconfined), a reward that runs no code, or training.rollout.allow_unsandboxed_code: true where"
-    " everything that this user may change may be lost"
+    "use Linux 5.12 or newer on x86_64 or aarch64 with user namespaces for this user (sysctl"
+    " user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns; for a container:"
+    " --security-opt seccomp=unconfined), a reward that runs no code, or"
+    " training.rollout.allow_unsandboxed_code: true where losing all files of this user is"
+    " acceptable"
 )

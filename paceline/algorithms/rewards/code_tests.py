@@ -61,7 +61,7 @@ def read_tests(value: Json, entry_point: str = "") -> RowTests:
     if isinstance(value, Mapping) and {"inputs", "outputs"} <= set(value):
         return _of_pairs(value["inputs"], value["outputs"], str(value.get("fn_name") or ""))
     if not isinstance(value, str):
-        raise ValueError("neither Python nor inputs with outputs")
+        raise ValueError("neither Python code nor inputs with outputs")
     return RowTests(_python(value, entry_point))
 
 
@@ -91,11 +91,11 @@ def _of_pairs(inputs: Json, outputs: Json, name: str) -> RowTests:
         or len(inputs) != len(outputs)
         or not inputs
     ):
-        raise ValueError("inputs and outputs are two lists of the same length, of at least one")
+        raise ValueError("inputs and outputs must be two lists of the same length, with at least one item")
     if not name:
         return RowTests(pairs=tuple((_lines(i), _lines(o)) for i, o in zip(inputs, outputs, strict=True)))
     if not name.isidentifier():
-        raise ValueError(f"fn_name {name!r} is no name of a function")
+        raise ValueError(f"fn_name {name!r} is not the name of a function")
     calls = [
         [_arguments(i), json.loads(o) if isinstance(o, str) and isinstance(i, str) else o]
         for i, o in zip(inputs, outputs, strict=True)
@@ -114,7 +114,7 @@ def _lines(value: Json) -> str:
     if isinstance(value, list):
         return "\n".join(map(str, value))
     if not isinstance(value, str):
-        raise ValueError("what is read and written is text, or a list of lines")
+        raise ValueError("inputs and outputs must be text, or a list of lines")
     return value
 
 
@@ -131,7 +131,7 @@ def _python(text: str, entry_point: str) -> str:
         tree = ast.parse(text)
         requested = asked_names(tree)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ValueError(f"no Python: {error}") from error
+        raise ValueError(f"not valid Python: {error}") from error
     # HumanEval's check(candidate) needs a call; other tests must use something of the program
     check = next(
         (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "check"), None
@@ -139,7 +139,7 @@ def _python(text: str, entry_point: str) -> str:
     if check is not None and len(check.args.args) == 1 and not _calls(tree, "check"):
         if not entry_point:
             raise ValueError(
-                "check(candidate) is never called: no entry_point says which function it is to check"
+                "check(candidate) is never called: entry_point, the function to check, is missing"
             )
         text = f"{text}\ncheck({entry_point})\n"
     elif not requested and not entry_point and not _imports(tree) & set(PROGRAM_MODULES):
@@ -180,17 +180,17 @@ def _not_divisible(tree: ast.Module, requested: set[str]) -> Iterator[str]:
             and node.name.startswith("test")
             and _needs_arguments(node, tree)
         ):
-            yield f"{node.name} takes arguments: fixtures and parameters of pytest are not known here"
+            yield f"{node.name} has arguments: fixtures and parameters of pytest are not supported"
         if isinstance(node, (ast.Name, ast.Attribute)):
             name = node.id if isinstance(node, ast.Name) else node.attr
             replaces = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
             if name in _PRINTED or (replaces and name in ("stdout", "stdin", "input", "print")):
                 yield (
-                    f"{name}: what the program prints and reads is not seen from another process; give inputs"
-                    " and outputs"
+                    f"{name}: another process cannot see what the program prints and reads; give"
+                    " inputs and outputs"
                 )
         yield from (
-            f"{name}: a class of the program's is not known in another process"
+            f"{name}: another process does not know a class of the program"
             for name in _classes(node) & requested
         )
 

@@ -27,7 +27,7 @@ def numeric(sample: Sample, *, anywhere: bool = False) -> float:
     """
     expected = marked_number(sample.answer, anywhere=True)
     if expected is None:
-        raise ValueError(f"the expected answer holds no number: {sample.answer[:80]!r}")
+        raise ValueError(f"the expected answer contains no number: {sample.answer[:80]!r}")
     return float(marked_number(sample.completion, anywhere=anywhere) == expected)
 
 

@@ -162,7 +162,7 @@ class Scorer:
         values, failures, hangs = [math.nan] * len(samples), {}, 0
         for i, sample in enumerate(samples):
             if hangs >= _HANGS:
-                failures[i] = _failure(label, "not asked: it hung on the samples before", sample)
+                failures[i] = _failure(label, "not called: it did not return for earlier samples", sample)
                 continue
             one, failed = self._call(label, function, [sample])
             values[i] = one[0]
@@ -172,15 +172,15 @@ class Scorer:
                 if self.on_error == "error":
                     break
         if not failures:  # each sample passes alone: the function fails on batches
-            failures[0] = _failure(label, f"asked about all samples at once: {problem}", samples[0])
+            failures[0] = _failure(label, f"called with all samples at once: {problem}", samples[0])
         return values, failures
 
 
 def _function(spec: RewardSpec, allow_code: bool, code_runs: tuple[bool, int]) -> BatchReward:
     """Return the function of a reward, called with a batch of samples. Raises ConfigError."""
     if spec.name == "code" and not allow_code:
-        what = "this reward runs code that a model wrote"
-        hint = "training.rollout.allow_code_execution: true, on a machine where that may happen"
+        what = "this reward runs code written by the model"
+        hint = "set training.rollout.allow_code_execution: true, on a machine where this is acceptable"
         raise ConfigError(
             rules_codes.REWARDS_CODE_OFF(what, "training.rollout.allow_code_execution", "false", hint)
         )
@@ -214,10 +214,13 @@ def check_reward(spec: RewardSpec, columns: Collection[str] | None = None) -> No
     function = REWARDS.load(spec.name)
     where = "training.rollout.rewards"
     if not callable(function):
-        hint = "a function of prompts and completions (and of the rows' columns), which gives a number each"
+        hint = (
+            "use a function of prompts and completions (and of the rows' columns) that returns one"
+            " number each"
+        )
         raise ConfigError(
             codes.REWARDS_NOT_A_FUNCTION(
-                f"'{spec.name}' is no function", where, type(function).__name__, hint
+                f"'{spec.name}' is not a function", where, type(function).__name__, hint
             )
         )
     try:
@@ -232,11 +235,13 @@ def check_reward(spec: RewardSpec, columns: Collection[str] | None = None) -> No
     needed = {n for n, p in plain.items() if p.default is p.empty}
     missing = sorted(n for n in needed if _by_place(plain[n]) or (columns is not None and n not in given))
     if missing or unknown:
-        what = f"the reward '{spec.name}' cannot be called as rewards are"
+        what = f"the reward '{spec.name}' cannot be called with the arguments of a reward"
         found = ", ".join(
-            [*(f"it needs '{n}'" for n in missing), *(f"it takes no '{n}'" for n in sorted(unknown))]
+            [*(f"it needs '{n}'" for n in missing), *(f"it has no argument '{n}'" for n in sorted(unknown))]
         )
-        hint = f"def {spec.name.rpartition(':')[2]}(prompts, completions, **columns); its options by name"
+        hint = (
+            f"def {spec.name.rpartition(':')[2]}(prompts, completions, **columns), with its options by name"
+        )
         raise ConfigError(
             codes.REWARDS_SIGNATURE(what, where, f"{inspect.signature(function)}: {found}", hint)
         )
@@ -281,9 +286,11 @@ def _check_options(spec: RewardSpec, function: FunctionType | type) -> None:
         try:
             re.compile(str(spec.options["pattern"]))
         except re.error as error:
-            what = "the pattern is no regular expression"
+            what = "the pattern is not a valid regular expression"
             raise ConfigError(
-                codes.REWARDS_OPTIONS(what, "training.rollout.rewards", str(error), "Python's re syntax")
+                codes.REWARDS_OPTIONS(
+                    what, "training.rollout.rewards", str(error), "use the syntax of Python's re module"
+                )
             ) from error
 
 
@@ -313,10 +320,10 @@ def _words(error: BaseException) -> str:
 
 def _failure(label: str, found: str, sample: Sample) -> Diagnostic:
     return codes.REWARDS_FAILED(
-        f"the reward '{label}' gave no number for a sample",
+        f"the reward '{label}' returned no number for a sample",
         f"prompt {sample.prompt[-120:]!r}",
         found,
-        "correct the function, or training.rollout.on_reward_error: zero or skip",
+        "correct the function, or set training.rollout.on_reward_error: zero or skip",
         evidence={"prompt": sample.prompt[-2000:], "completion": sample.completion[:2000], "reward": label},
     )
 

@@ -80,8 +80,8 @@ _STRATEGY = {
 }
 _NOT_DRIVEN = ("MULTI_XPU", "MULTI_HPU", "MULTI_NPU", "MULTI_MLU", "MULTI_MUSA", "MULTI_SDAA", "MULTI_NEURON")
 REFUSED = {
-    "TPU": "TPUs and other XLA devices are not driven; accelerate's own launcher starts torch_xla",
-    "XLA": "TPUs and other XLA devices are not driven; accelerate's own launcher starts torch_xla",
+    "TPU": "TPUs and other XLA devices are not supported; accelerate's own launcher starts torch_xla",
+    "XLA": "TPUs and other XLA devices are not supported; accelerate's own launcher starts torch_xla",
     "MPS": "Apple's MPS device is not supported",
     "SAGEMAKER": "jobs are not sent to SageMaker; start `paceline train` inside the job",
 }
@@ -89,31 +89,34 @@ REFUSED = {
 SAID: dict[str, tuple[str, tuple[Json, ...]]] = {
     "debug": (
         (
-            "accelerate checks the shapes before each collective of its own; TORCH_DISTRIBUTED_DEBUG=DETAIL"
-            " has torch check those of a run"
+            "accelerate checks the shapes before each of its own collectives;"
+            " TORCH_DISTRIBUTED_DEBUG=DETAIL makes torch check those of a run"
         ),
         (),
     ),
-    "downcast_bf16": ("it turns float32 into bf16 on TPUs only", ("no",)),
+    "downcast_bf16": ("it converts float32 to bf16 on TPUs only", ("no",)),
     "enable_cpu_affinity": (
-        "processes are not bound to cores by this key; `deepspeed --bind_cores_to_rank` or numactl does",
+        "this key does not bind processes to cores; `deepspeed --bind_cores_to_rank` or numactl does",
         (),
     ),
     "gpu_ids": (
-        "each process drives the device of its local rank; set CUDA_VISIBLE_DEVICES to choose among them",
+        "each process uses the device of its local rank; set CUDA_VISIBLE_DEVICES to choose devices",
         ("all",),
     ),
-    "main_training_function": ("the program is `paceline train`", ("main",)),
-    "rdzv_backend": ("processes meet at main_process_ip:main_process_port in every case", ("static",)),
-    "log_level": ("training.log_level says it", ()),
-    "ipex_config": ("Intel's extension is not used; torch computes on the CPU itself", ()),
+    "main_training_function": ("the program is always `paceline train`", ("main",)),
+    "rdzv_backend": ("processes always connect through main_process_ip:main_process_port", ("static",)),
+    "log_level": ("set training.log_level instead", ()),
+    "ipex_config": ("Intel's extension is not used; torch itself computes on the CPU", ()),
     "mpirun_config": ("processes are started by `paceline train`, torchrun, srun, mpirun or deepspeed", ()),
-    "deepspeed_hostfile": ("give it to the launcher: `deepspeed --hostfile FILE main.py …`", ()),
+    "deepspeed_hostfile": ("pass it to the launcher: `deepspeed --hostfile FILE main.py …`", ()),
     "deepspeed_multinode_launcher": (
-        "one command a node (`paceline train` with launch.node_rank), or `deepspeed` with its own launcher",
+        (
+            "run one command per node (`paceline train` with launch.node_rank), or `deepspeed` with its"
+            " own launcher"
+        ),
         ("standard",),
     ),
-    "use_xpu": ("devices are found by themselves", ()),
+    "use_xpu": ("devices are detected automatically", ()),
     **dict.fromkeys(
         (
             "tpu_env",
@@ -126,7 +129,7 @@ SAID: dict[str, tuple[str, tuple[Json, ...]]] = {
             "commands",
             "command_file",
         ),
-        ("it is for TPU pods, which are not driven", ()),
+        ("it is for TPU pods, which are not supported", ()),
     ),
 }
 _PLAIN = (
@@ -169,8 +172,8 @@ def read(document: Document, found: Foreign, given: Mapping[str, Json] | None = 
     if eight_bits or data.get("fp8_config"):
         path = "mixed_precision" if eight_bits else "fp8_config"
         what = (
-            f"{path}: 8-bit matrix products are not built; bf16, which they approximate, is computed: more"
-            " exact and slower"
+            f"{path}: 8-bit matrix products are not supported; the run computes in bf16, which they"
+            " approximate: more exact and slower"
         )
         found.notes.append(document.note(path, what, "mixed_precision: bf16", Severity.WARNING))
         if eight_bits:
@@ -181,8 +184,8 @@ def read(document: Document, found: Foreign, given: Mapping[str, Json] | None = 
     _no_precision(document, found, given or {})
     if kind in _NOT_DRIVEN:
         what = (
-            f"distributed_type {kind}: devices of another kind than CUDA are not driven; the run takes CUDA"
-            " devices, or without one the CPU"
+            f"distributed_type {kind}: only CUDA devices are supported; the run uses CUDA devices,"
+            " or the CPU if there are none"
         )
         found.notes.append(
             document.note("distributed_type", what, "MULTI_GPU or MULTI_CPU", Severity.WARNING)
@@ -202,13 +205,13 @@ def read(document: Document, found: Foreign, given: Mapping[str, Json] | None = 
             what = f"{name} must be a mapping"
             found.problems.append(
                 codes.CONFIG_TYPE(
-                    what, document.place(name), shown(name, block), f"{name}: with keys below it"
+                    what, document.place(name), shown(name, block), f"{name}: with indented keys below it"
                 )
             )
         if not isinstance(block, dict) or not any(value is not None for value in block.values()):
             continue
         if wanted and kind not in (None, wanted):
-            what = f"{name} has no part in distributed_type {kind}, as with accelerate"
+            what = f"{name} is ignored with distributed_type {kind}, as in accelerate"
             found.notes.append(document.note(name, what, f"distributed_type: {wanted}"))
             continue
         take(document.part(name), found, data)
@@ -232,9 +235,9 @@ def _no_precision(document: Document, found: Foreign, given: Mapping[str, Json])
     if "distributed_type" not in data or named or elsewhere or "training.mixed_precision" in given:
         return
     found.entries.append(document.entry("training.mixed_precision", "no", "distributed_type"))
-    hint = "mixed_precision: bf16, or training.mixed_precision"
+    hint = "set mixed_precision: bf16, or training.mixed_precision"
     found.notes.append(
-        document.note("mixed_precision", "no mixed_precision: float32, as with accelerate", hint)
+        document.note("mixed_precision", "mixed_precision is absent: float32, as in accelerate", hint)
     )
 
 
@@ -281,7 +284,7 @@ def _distribution(document: Document, found: Foreign) -> str | None:
 
 
 def _refuse(document: Document, found: Foreign, path: str, value: str, why: str, hint: str = "") -> None:
-    hint = hint or "MULTI_GPU, FSDP or DEEPSPEED on the devices at hand"
+    hint = hint or "use MULTI_GPU, FSDP or DEEPSPEED on the available devices"
     found.problems.append(
         codes.ACCELERATE_NOT_BUILT(
             f"{path} {value}: {why}", where=document.place(path), found=value, hint=hint
@@ -305,7 +308,7 @@ def _processes(document: Document, found: Foreign) -> None:
                 "num_processes must be a multiple of num_machines",
                 where=document.place("num_processes"),
                 found=f"{total} over {machines}",
-                hint="processes of all machines together",
+                hint="set num_processes to the number of processes of all machines together",
             )
         )
         return
@@ -318,12 +321,12 @@ def _check_written(document: Document, found: Foreign) -> None:
         word = value.strip().lower() if isinstance(value, str) else value
         if word in (None, False, "", "no", "false") or word in ([], {}) or word in silent:
             continue
-        found.notes.append(document.note(key, f"{key}: {says}", "the line may go"))
+        found.notes.append(document.note(key, f"{key}: {says}", "you can remove the line"))
     machines = document.data.get("num_machines") or 1
     if document.data.get("same_network") is False and isinstance(machines, int) and machines > 1:
         what = (
-            "same_network: the machines must reach each other's ports; the first collective tells within its"
-            " timeout"
+            "same_network: the machines must reach each other's ports; if they cannot, the first"
+            " collective fails within its timeout"
         )
         found.notes.append(document.note("same_network", what))
     if document.data.get("use_mps_device") is True:

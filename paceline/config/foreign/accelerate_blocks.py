@@ -23,14 +23,15 @@ _DEEPSPEED = {
     "seq_parallel_communication_data_type": "seq_parallel_communication_data_type",
 }
 _DEEPSPEED_SAID = {
-    "zero3_init_flag": "ZeRO-3 always starts sharded: no process holds the whole model",
-    "is_train_batch_min": "the batch is that of training",
-    "deepspeed_hostfile": "give it to the launcher: `deepspeed --hostfile FILE main.py …`",
+    "zero3_init_flag": "ZeRO-3 always initialises sharded weights: no process holds the whole model",
+    "is_train_batch_min": "the batch size comes from training",
+    "deepspeed_hostfile": "pass it to the launcher: `deepspeed --hostfile FILE main.py …`",
     "deepspeed_multinode_launcher": (
-        "one command a node (`paceline train` with launch.node_rank), or `deepspeed` with its own launcher"
+        "run one command per node (`paceline train` with launch.node_rank), or `deepspeed` with its"
+        " own launcher"
     ),
-    "deepspeed_inclusion_filter": "give it to the launcher: `deepspeed --include …`",
-    "deepspeed_exclusion_filter": "give it to the launcher: `deepspeed --exclude …`",
+    "deepspeed_inclusion_filter": "pass it to the launcher: `deepspeed --include …`",
+    "deepspeed_exclusion_filter": "pass it to the launcher: `deepspeed --exclude …`",
 }
 # filled in from the training arguments by Accelerate
 _OPEN = (
@@ -42,14 +43,14 @@ _OPEN = (
 _MOE = ("deepspeed_moe_layer_cls_names", "transformer_moe_cls_names")
 _AXES = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
 _PARALLEL_SAID = {
-    "cp_backend": "context parallelism is Paceline's own",
-    "sp_backend": "Ulysses is Paceline's own on the native strategies, DeepSpeed's under DeepSpeed",
-    "sp_seq_length": "sequences may have any length; they are padded to a multiple",
-    "sp_seq_length_is_variable": "sequences may have any length; they are padded to a multiple",
+    "cp_backend": "Paceline uses its own context parallelism",
+    "sp_backend": "native strategies use Paceline's own Ulysses, DeepSpeed strategies use DeepSpeed's",
+    "sp_seq_length": "sequences may have any length; they are padded to a multiple of the size",
+    "sp_seq_length_is_variable": "sequences may have any length; they are padded to a multiple of the size",
     "sp_attn_implementation": (
-        "the attention kernel is model.attn_implementation's business; sequence parallelism works with sdpa"
+        "model.attn_implementation chooses the attention kernel; sequence parallelism works with sdpa"
     ),
-    "cp_comm_strategy": "keys and values are collected once (all-gather)",
+    "cp_comm_strategy": "keys and values are always gathered at once (all-gather)",
 }
 _MEGATRON = {
     "tp_degree": "training.parallelism.tp_size",
@@ -85,7 +86,7 @@ def deepspeed_block(document: Document, found: Foreign, whole: JsonObject) -> No
         for key in data:
             if key in _DEEPSPEED:
                 found.notes.append(
-                    document.note(key, f"{key}: the DeepSpeed file decides, as with accelerate")
+                    document.note(key, f"{key}: the DeepSpeed file takes precedence, as in accelerate")
                 )
             elif key != "deepspeed_config_file":
                 _deepspeed_other(document, found, key, {}, {})
@@ -127,15 +128,15 @@ def _deepspeed_other(
             origin["zero_optimization.leaf_module.classes"] = key
     elif key in ("enable_msamp", "msamp_opt_level"):
         if value not in (None, False):
-            what = f"{key}: 8-bit training is not built"
+            what = f"{key}: 8-bit training is not supported"
             found.problems.append(
                 codes.ACCELERATE_NOT_BUILT(what, document.place(key), str(value), "remove it")
             )
     elif key in table():
         json[key] = _merged(json.get(key), value)
         origin.update({path: path for path in document.lines if path == key or path.startswith(f"{key}.")})
-        what = f"{key}: a key of DeepSpeed's JSON, taken as one; accelerate itself leaves it alone here"
-        found.notes.append(document.note(key, what, "a JSON file, named by deepspeed_config_file"))
+        what = f"{key}: read as a key of DeepSpeed's JSON; accelerate itself ignores it here"
+        found.notes.append(document.note(key, what, "name a JSON file in deepspeed_config_file"))
     else:
         _unknown(
             document,
@@ -187,9 +188,9 @@ def parallelism_block(document: Document, found: Foreign, whole: JsonObject) -> 
             known = [f"parallelism_config_{n}" for n in (*_AXES, *_PARALLEL_SAID)]
             _unknown(document, found, "parallelism_config", key, known)
     if sizes.get("sp_size", 1) != 1 and sizes.get("cp_size", 1) != 1:
-        what = "sp_size and cp_size both split the sequence; one of them"
+        what = "sp_size and cp_size both split the sequence; only one can be used"
         found.problems.append(
-            codes.ACCELERATE_NOT_BUILT(what, document.place(""), str(sizes), "sp_size: 1, or cp_size: 1")
+            codes.ACCELERATE_NOT_BUILT(what, document.place(""), str(sizes), "set sp_size: 1, or cp_size: 1")
         )
         return
     # sp_size is Ulysses, cp_size gathers keys and values
@@ -220,13 +221,13 @@ def megatron_block(document: Document, found: Foreign, whole: JsonObject) -> Non
         if name in _MEGATRON:
             found.entries.append(document.entry(_MEGATRON[name], value, key))
         elif name in _MEGATRON_OFF and value not in (False, 1):
-            what = f"{key} is not built"
+            what = f"{key} is not supported"
             found.problems.append(
                 codes.ACCELERATE_NOT_BUILT(what, document.place(key), str(value), "remove it")
             )
         elif name != "use_distributed_optimizer":
             found.notes.append(
-                document.note(key, f"{key} belongs to Megatron's own training loop and is not taken")
+                document.note(key, f"{key} belongs to Megatron's own training loop and is ignored")
             )
     # Ranks beyond tp · pp · cp are data-parallel and shard weights and optimizer states
     tp, pp, cp = (data.get(name, ("", 1))[1] for name in ("tp_degree", "pp_degree", "context_parallel_size"))
@@ -239,8 +240,8 @@ def megatron_block(document: Document, found: Foreign, whole: JsonObject) -> Non
             document.entry("training.parallelism.dp_shard_size", total // split, "megatron_lm_tp_degree")
         )
     what = (
-        "Megatron-LM itself is not used: the same degrees on Paceline's own mesh, weights and optimizer"
-        " sharded over the data-parallel ranks"
+        "Megatron-LM itself is not used: the same parallel degrees are set on Paceline's mesh, with"
+        " weights and optimizer sharded over the data-parallel ranks"
     )
     found.notes.append(document.note("megatron_lm_use_distributed_optimizer", what))
 
@@ -257,4 +258,6 @@ def dynamo_block(document: Document, found: Foreign, whole: JsonObject) -> None:
         if name == "mode" and value not in (None, "default"):
             found.entries.append(document.entry("training.torch_compile_mode", value, path))
         elif name not in ("backend", "mode") and value not in (None, False):
-            found.notes.append(document.note(path, f"{path}: not taken; torch.compile chooses by itself"))
+            found.notes.append(
+                document.note(path, f"{path}: ignored; torch.compile chooses its own settings")
+            )

@@ -56,9 +56,11 @@ def blended(
 
 
 def _wins(launcher: Variables, path: str, value: Json, place: str, given: Json) -> Diagnostic:
-    what = f"{path} is {shown(path, value)}, as the launcher was told; {place} says {shown(path, given)}"
+    what = f"{path} is {shown(path, value)}, as set for the launcher; {place} sets {shown(path, given)}"
     where = launcher.place(path)
-    return codes.LAUNCH_OPTION_WINS(what, where, where.rpartition(" ")[2], "one of the two", Severity.WARNING)
+    return codes.LAUNCH_OPTION_WINS(
+        what, where, where.rpartition(" ")[2], "keep one of the two", Severity.WARNING
+    )
 
 
 def _canonical(path: str, same_key: Callable[[str], str]) -> str:

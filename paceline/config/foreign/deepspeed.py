@@ -61,25 +61,26 @@ class _Reader(Teller):
         if open_keys:
             # As in DeepSpeed; accumulation is 1 if only the total is given.
             what = (
-                f"{' and '.join(open_keys)} follow from train_batch_size {total} and the number of processes;"
-                " where it does not divide evenly, the nearest smaller product is what runs, and the plan"
-                " says so (DeepSpeed would refuse to start)"
+                f"{' and '.join(open_keys)} follow from train_batch_size {total} and the number of"
+                " processes; if it does not divide evenly, the nearest smaller product is used and"
+                " the plan notes it (DeepSpeed would refuse to start)"
             )
         elif isinstance(micro, int) and isinstance(steps, int):
             processes = total / (micro * steps)
             fits = (
                 f"holds for {int(processes)} process(es)"
                 if processes >= 1 and processes == int(processes)
-                else "is no multiple of it for any number of processes"
+                else "is not a multiple of it for any number of processes"
             )
             what = (
-                f"a step takes micro-batch {micro} x accumulation {steps} x processes; train_batch_size"
-                f" {total} {fits}, with another number the product is what runs"
+                f"a step has micro-batch {micro} x accumulation {steps} x processes rows;"
+                f" train_batch_size {total} {fits}; with another number of processes the product is"
+                " used"
             )
         else:
             what = (
-                f"train_batch_size {total} is not taken: a step takes micro-batch x accumulation x processes,"
-                " of which one or both come from training"
+                f"train_batch_size {total} is ignored: a step has micro-batch x accumulation x"
+                " processes rows, and one or both of these come from training"
             )
         self.note(_TOTAL, what, '"auto"')
 
@@ -95,9 +96,13 @@ class _Reader(Teller):
         more = [self._autocast(), self._amp()]
         carried = any(entry.path == "training.mixed_precision" for entry in self.found.entries)
         if not requested and not carried and not any(on == "auto" or is_on(on) for on in more):
-            hint = '"bf16": {"enabled": "auto"}, or mixed_precision: auto'
+            hint = 'set "bf16": {"enabled": "auto"}, or mixed_precision: auto'
             self.default(
-                "training.mixed_precision", "no", "", "no precision block: float32, as in DeepSpeed", hint
+                "training.mixed_precision",
+                "no",
+                "",
+                "no precision block: the run computes in float32, as in DeepSpeed",
+                hint,
             )
 
     def _autocast(self) -> Json:
@@ -109,7 +114,7 @@ class _Reader(Teller):
                 self.found.entries.append(
                     self.document.entry(f"training.{word}", True, "torch_autocast.enabled")
                 )
-            what = "mixed precision is training.mixed_precision's business, the same way under every strategy"
+            what = "training.mixed_precision sets mixed precision, the same way under every strategy"
             self.note("torch_autocast", f"torch_autocast: {what}", f"{word}: true" if word else "")
             return autocast.get("enabled", False)
         return None
@@ -137,13 +142,13 @@ class _Reader(Teller):
                 what,
                 "amp",
                 f"amp.enabled with stage {stage}, {level}",
-                'an "fp16" or "bf16" block instead of "amp"',
+                'use an "fp16" or "bf16" block instead of "amp"',
             )
         else:
             self.found.entries.append(self.document.entry("training.fp16", True, "amp.enabled"))
             self.note(
                 "amp",
-                "amp: read as fp16: true; Apex O1 is what torch's autocast with a gradient scaler does",
+                "amp: read as fp16: true; Apex O1 corresponds to torch's autocast with a gradient scaler",
                 '"fp16": {"enabled": true}',
             )
         return amp.get("enabled", False)
@@ -154,8 +159,8 @@ class _Reader(Teller):
         self.take("training.dataloader_drop_last", drop, "dataloader_drop_last")
         if self.normal.get("gradient_allreduce_op") == "sum":
             what = (
-                "gradients are averaged over the tokens of all processes; a sum would change with their"
-                " number"
+                "gradients are averaged over the tokens of all processes; a sum would change with"
+                " the number of processes"
             )
             self.problem(
                 codes.ZERO_NOT_BUILT,
@@ -167,10 +172,10 @@ class _Reader(Teller):
         block = self.normal.pop("compile", None)
         if isinstance(block, dict) and block:
             what = (
-                "compile: not taken; under DeepSpeed weights are gathered and cut inside the forward, which"
-                " is not compiled. The result is the same"
+                "compile: ignored; under DeepSpeed weights are gathered and partitioned inside the"
+                " forward, which cannot be compiled. The result is the same"
             )
-            self.note("compile", what, "torch_compile: true with distributed_strategy: ddp")
+            self.note("compile", what, "set torch_compile: true with distributed_strategy: ddp")
         self._monitors()
 
     def _monitors(self) -> None:
@@ -180,7 +185,7 @@ class _Reader(Teller):
             if isinstance(block, dict):
                 trackers += [name] * is_on(block)
                 what = (
-                    "read as report_to; its other settings belong to the tracker's own variables"
+                    "read as report_to; its other settings belong in the tracker's own variables"
                     if is_on(block)
                     else "switched off"
                 )
@@ -191,8 +196,8 @@ class _Reader(Teller):
             if isinstance(block, dict) and is_on(block):
                 self.note(
                     name,
-                    f"{name}: not written; the run's events hold every step, and training.report_to names the"
-                    " trackers there are",
+                    f"{name}: not written; the run's events contain every step, and"
+                    " training.report_to lists the available trackers",
                 )
 
 
@@ -217,11 +222,11 @@ def batch_of(deepspeed: Json, micro: int, steps: int, data_parallel_size: int) -
         steps = max(rows // micro, 1)
     product = micro * steps * data_parallel_size
     says = (
-        f"the DeepSpeed file's {total} rows a step over {data_parallel_size} ranks: micro-batch {micro},"
-        f" accumulation {steps}"
+        f"the DeepSpeed file's {total} rows per step over {data_parallel_size} ranks: micro-batch"
+        f" {micro}, accumulation {steps}"
     )
     return (
         micro,
         steps,
-        says if product == total else f"{says}; {total} does not divide evenly, {product} is what runs",
+        says if product == total else f"{says}; {total} does not divide evenly, so {product} rows are used",
     )

@@ -81,10 +81,10 @@ class Normaliser:
         if len(neox) > 1:
             foreign = [key for key in data if key not in table() and not key.startswith(_COMMENTS)]
             what = (
-                f"a GPT-NeoX file: {len(foreign)} keys of its own (model, data, schedule) are not DeepSpeed's"
-                " and not read from here, as DeepSpeed does not"
+                f"this is a GPT-NeoX file: {len(foreign)} keys of its own (model, data, schedule)"
+                " are not DeepSpeed's and are ignored, as in DeepSpeed"
             )
-            hint = "model:, data: and training: of the YAML say them"
+            hint = "set them in model:, data: and training: of the YAML"
             self._note(neox[0], f"{', '.join(foreign)}: {what}", hint, Severity.WARNING)
             data = {key: value for key, value in data.items() if key not in foreign}
         self.result = self._block(data, table(), "")
@@ -127,7 +127,7 @@ class Normaliser:
         new = RENAMED.get(block, {}).get(key)
         if new is None:
             return key
-        self._note(path, f"{key} is called {new} now", new)
+        self._note(path, f"{key} is now called {new}", new)
         return new
 
     def _known(self, name: str, path: str, value: Json, spec: str | Keys, found: JsonObject) -> None:
@@ -135,7 +135,7 @@ class Normaliser:
         if name in found and not same(found[name], value):
             self._problem(
                 codes.CONFIG_CONFLICT,
-                f"{path} is given twice, under an old and the new name",
+                f"{path} is given twice, by an old and by the new name",
                 path,
                 shown(name, value),
                 "one of the two",
@@ -151,9 +151,15 @@ class Normaliser:
             found[name] = self._block(inner, spec, f"{path}.")
         else:
             if isinstance(value, list) and spec.startswith(("int", "bool", "number")):
-                what = f"{path} is a list: a tuning space of DeepSpeed's autotuner, not the config of a run"
+                what = (
+                    f"{path} is a list: a tuning space for DeepSpeed's autotuner, not the config of one run"
+                )
                 self._problem(
-                    codes.ZERO_TUNING_SPACE, what, path, shown(name, value), f"one of {shown(name, value)}"
+                    codes.ZERO_TUNING_SPACE,
+                    what,
+                    path,
+                    shown(name, value),
+                    f"use one of {shown(name, value)}",
                 )
                 return
             try:
@@ -164,7 +170,7 @@ class Normaliser:
                     f"{path} {exc.message()}",
                     path,
                     shown(name, value),
-                    '"auto", or the value',
+                    'write "auto", or the value',
                 )
                 return
         # Notes on lossy features, and secrets
@@ -173,13 +179,13 @@ class Normaliser:
         if path in SAID and on:
             self._note(path, SAID[path])
         if isinstance(taken, str) and taken != "auto" and holds_secret(name, taken):
-            what = f"'{path}' holds a secret in plain text; it would reach logs and saved configs"
+            what = f"'{path}' contains a secret in plain text; it would appear in logs and saved configs"
             self._problem(
                 codes.SEC_SECRET_ON_CLI,
                 what,
                 path,
                 "*** (not shown)",
-                "remove it; set the tool's own variable in the environment",
+                "remove it, and set the tool's own variable in the environment",
             )
 
     def _special(self, canonical: str, path: str, value: Json, found: JsonObject) -> bool:
@@ -195,15 +201,17 @@ class Normaliser:
         elif block == "bf16" and name in LOSS_SCALE:
             self._note(
                 path,
-                "bf16 has float32's range and scales no loss; DeepSpeed 0.19 refuses the key",
+                "bf16 has float32's range and needs no loss scaling; DeepSpeed 0.19 refuses the key",
                 "remove it",
             )
         elif canonical in ("fp16.fp16", "bf16.bf16"):
-            self._note(path, "GPT-NeoX's spelling; enabled decides", '"enabled"')
+            self._note(path, "this is GPT-NeoX's spelling; `enabled` is used", '"enabled"')
             if is_on(value):
                 found.setdefault("enabled", True)
         elif canonical in ("fp16.opt_level", "fp16.fp16_scale_tolerance", "fp16.loss_scaling"):
-            self._note(path, "no key of DeepSpeed's fp16 block; it never had an effect there", "remove it")
+            self._note(
+                path, "DeepSpeed's fp16 block has no such key; it never had an effect there", "remove it"
+            )
         elif block == "zero_optimization" and name in (
             "cpu_offload",
             "cpu_offload_param",
@@ -214,7 +222,9 @@ class Normaliser:
             )
         elif canonical == "zero_optimization.cpu_offload_use_pin_memory":
             self._note(
-                path, "read as pin_memory of offload_optimizer and offload_param", '"pin_memory" inside them'
+                path,
+                "read as pin_memory of offload_optimizer and offload_param",
+                'set "pin_memory" inside these blocks',
             )
             found["_pin"] = value
         elif canonical in (
@@ -258,23 +268,23 @@ class Normaliser:
             del inner[key]
             self._note(
                 f"{path}.{key}",
-                "no key of DeepSpeed: AutoTP decides which matrices are cut and how, its groups are"
-                " consecutive ranks",
+                "DeepSpeed has no such key: AutoTP chooses which matrices it shards and how, and"
+                " its groups are consecutive ranks",
                 "remove it",
             )
         for written, size in sizes.items():
             if size is not None and inner.setdefault("autotp_size", size) != size:
                 self._problem(
                     codes.CONFIG_CONFLICT,
-                    "tensor_parallel gives two sizes",
+                    "tensor_parallel sets two different sizes",
                     f"{path}.{written}",
                     f"{written}: {size}, autotp_size: {inner['autotp_size']}",
-                    "autotp_size alone",
+                    "keep autotp_size alone",
                 )
             elif size is not None and "autotp_size" not in value:
                 self._note(
                     f"{path}.{written}",
-                    f"read as autotp_size: {size}; DeepSpeed itself does not split by this spelling",
+                    f"read as autotp_size: {size}; DeepSpeed itself does not shard with this spelling",
                     f'"autotp_size": {size}',
                 )
         known = table()["tensor_parallel"]
@@ -288,7 +298,7 @@ class Normaliser:
                 zero["stage"] = 2
                 self._note(
                     "zero_optimization.stage",
-                    '"auto" is 2, as with accelerate, where no strategy names it',
+                    '"auto" means 2, as in accelerate, if no strategy sets it',
                     '"stage": 2',
                 )
         pin = zero.pop("_pin", None)
@@ -300,14 +310,14 @@ class Normaliser:
                 block["device"] = "none"
                 self._note(
                     f"zero_optimization.{name}.device",
-                    '"auto" is none, as with accelerate',
-                    '"device": "cpu" to offload',
+                    '"auto" means none, as in accelerate',
+                    'set "device": "cpu" to offload',
                 )
             if pin is not None:
                 block.setdefault("pin_memory", is_on(pin))
             if block.get("device") == "nvme" and block.get("nvme_path") in (None, "auto", ""):
                 path = f"zero_optimization.{name}.device"
-                hint = '"nvme_path": "/a/folder/on/the/disk"'
+                hint = 'set "nvme_path": "/a/folder/on/the/disk"'
                 self._problem(
                     codes.ZERO_NVME_PATH,
                     f"{name} to nvme needs a folder",
@@ -338,14 +348,16 @@ class Normaliser:
         )
         if inside == "zero_optimization" and key != "stage":
             # Only ZeRO's stage changes the setup; its other keys affect memory and speed.
-            what = "DeepSpeed reads it inside zero_optimization only; at the top level it has no effect"
+            what = "DeepSpeed reads this key inside zero_optimization only; at the top level it has no effect"
             self._note(path, what, f'"zero_optimization": {{"{key}": …}}', Severity.WARNING)
         elif key not in IGNORED and (inside or near):
-            hint = f"did you mean '{near[0]}'?" if near and not inside else f'it belongs inside "{inside}"'
-            what = f"DeepSpeed knows no key '{key}' and would ignore it silently"
+            hint = f"did you mean '{near[0]}'?" if near and not inside else f'put it inside "{inside}"'
+            what = f"DeepSpeed has no key '{key}' and would ignore it silently"
             self._problem(codes.ZERO_UNKNOWN_TOPLEVEL, what, path, key, hint)
         else:
-            self._note(path, "no key of DeepSpeed's, which ignores it", "the line may go", Severity.WARNING)
+            self._note(
+                path, "DeepSpeed has no such key and ignores it", "you can remove the line", Severity.WARNING
+            )
 
     def _note(self, path: str, what: str, hint: str = "", severity: Severity = Severity.NOTE) -> None:
         self.found.notes.append(self.document.note(path, f"{path}: {what}", hint, severity))

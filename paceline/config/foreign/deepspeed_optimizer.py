@@ -66,10 +66,13 @@ class _OptimizerReader:
             return
         if rate is None and "lr" not in self.params:
             default = _RATES.get(self.optim, _RATE)
-            says = f"without lr DeepSpeed's {self.kind} learns at {default:g}, and so does this run"
+            says = (
+                f"DeepSpeed's {self.kind} without lr uses a learning rate of {default:g}, and so does"
+                " this run"
+            )
             self.teller.default("training.learning_rate", default, "optimizer.params", says, '"lr": "auto"')
         if is_on(self.params.get("torch_adam")) and "weight_decay" not in self.params:
-            says = f"without weight_decay torch's AdamW, which torch_adam chooses, takes {_TORCH_DECAY:g}"
+            says = f"without weight_decay, torch's AdamW (selected by torch_adam) uses {_TORCH_DECAY:g}"
             self.teller.default(
                 "training.weight_decay", _TORCH_DECAY, "optimizer.params", says, '"weight_decay": 0'
             )
@@ -82,24 +85,24 @@ class _OptimizerReader:
             self.optim = self.kind.lower()
             teller.note(
                 place,
-                f"{self.kind} is Transformers' name, not DeepSpeed's, which would refuse it; taken as"
+                f"{self.kind} is a Transformers name that DeepSpeed would refuse; it is read as"
                 " training.optim",
             )
         elif self.name in COMPRESSED:
             self.optim = OPTIMIZERS["adamw"]
-            what = f"{COMPRESSED[self.name]}; here AdamW runs, and moments are kept exact"
+            what = f"{COMPRESSED[self.name]}; here AdamW runs, with uncompressed moments"
             teller.warn(place, what, '"AdamW"')
         elif "training.optim" in teller.given or self.name in ("auto", ""):
             named = self.kind or "(no type)"
-            teller.note(place, f"DeepSpeed's optimizer {named} is not taken; training.optim decides")
+            teller.note(place, f"DeepSpeed's optimizer {named} is ignored; training.optim overrides it")
         else:
             reason = NO_OPTIMIZER.get(
-                self.name, "DeepSpeed and torch have no such optimizer that is built here"
+                self.name, "neither DeepSpeed nor torch has an optimizer of this name that is supported here"
             )
-            hint = '"AdamW", or training.optim in the YAML'
+            hint = 'use "AdamW", or set training.optim in the YAML'
             teller.problem(
                 codes.ZERO_OPTIMIZER,
-                f"the optimizer {self.kind} is not taken: {reason}",
+                f"the optimizer {self.kind} cannot be used: {reason}",
                 place,
                 self.kind,
                 hint,
@@ -114,8 +117,8 @@ class _OptimizerReader:
             teller.take("training.weight_decay", value, path)
             if number_in(value) and value > 0:
                 what = (
-                    "weight_decay: matrices decay, biases and norms do not, as in Transformers; DeepSpeed"
-                    " itself decays all it is given"
+                    "weight_decay: applied to matrices but not to biases and norms, as in"
+                    " Transformers; DeepSpeed itself applies it to every parameter"
                 )
                 teller.note(path, what)
         elif key == "betas":
@@ -123,7 +126,7 @@ class _OptimizerReader:
         elif key == "max_grad_norm":
             own = given_value(teller.normal.get("gradient_clipping"))
             teller.take("training.max_grad_norm", None if own else value, path)
-            what = "gradient_clipping decides" if own else "read as gradient_clipping"
+            what = "gradient_clipping overrides it" if own else "read as gradient_clipping"
             says = f"DeepSpeed refuses max_grad_norm among the optimizer's parameters; {what}"
             teller.note(path, says, '"gradient_clipping"')
         elif key in _ADAM_DEFAULTS:
@@ -140,21 +143,25 @@ class _OptimizerReader:
         """Report a parameter that has no counterpart."""
         teller = self.teller
         if key in _CODE:
-            teller.note(path, f"{key} chooses code for the same update, and is not taken")
+            teller.note(path, f"{key} selects an implementation of the same update, and is ignored")
         elif key in _COMPRESSION and self.name in (*COMPRESSED, "onebitlamb"):
-            teller.note(path, f"{key} belongs to compressed communication, which is not used")
+            teller.note(path, f"{key} belongs to compressed communication, which is not used, and is ignored")
         elif key == "fp32_optimizer_states":
             if not is_on(value):
                 teller.warn(
-                    path, "moments are kept in float32: more exact, and twice the memory of bf16 ones", "true"
+                    path,
+                    "moments are kept in float32: more exact, and twice the memory of bf16 moments",
+                    "true",
                 )
         elif self.optim is None:
-            teller.note(path, f"{key} goes with {self.kind or 'the optimizer'}, which is not taken")
+            teller.note(
+                path, f"{key} belongs to {self.kind or 'the optimizer'}, which is not used, and is ignored"
+            )
         else:
-            hint = f"remove it, or training.optim_args: {key}=… where the optimizer takes it"
+            hint = f"remove it, or set training.optim_args: {key}=… if the optimizer has this option"
             what = (
-                f"{self.kind} takes no parameter '{key}' that is built here; the update would not be the one"
-                " asked for"
+                f"{self.kind} has no parameter '{key}' that is supported here; the update would"
+                " differ from the one requested"
             )
             teller.problem(codes.ZERO_OPTIMIZER_PARAMS, what, path, f"{key}: {shown(key, value)}", hint)
 
@@ -162,26 +169,26 @@ class _OptimizerReader:
         if rate is None:
             self.teller.take("training.learning_rate", value, path)
         elif value != rate:
-            what = f"lr {value} has no effect, as in DeepSpeed: the schedule sets the rate, up to {rate:g}"
+            what = f"lr {value} has no effect, as in DeepSpeed: the scheduler sets the rate, up to {rate:g}"
             self.teller.note(path, what, '"auto"')
 
     def _adam_switch(self, key: str, value: Json, path: str) -> None:
         teller = self.teller
         if self.name in COMPRESSED:
             teller.warn(
-                path, f"{key} belongs to {self.kind} and is not taken: AdamW as it is runs instead", '"AdamW"'
+                path, f"{key} belongs to {self.kind} and is ignored: plain AdamW runs instead", '"AdamW"'
             )
             return
         if key == "adam_w_mode" and self.name == "adamw":
-            teller.note(path, "adam_w_mode has no effect beside the type AdamW, as in DeepSpeed")
+            teller.note(path, "adam_w_mode has no effect with the type AdamW, as in DeepSpeed")
             return
         if key == "adam_w_mode" and self.params.get("weight_decay", 0) in (0, 0.0, None):
             teller.note(path, "without weight decay Adam and AdamW are the same")
             return
         what = {
-            "adam_w_mode": "Adam with decay inside the gradient is not built, only AdamW",
-            "amsgrad": "amsgrad is not built",
-            "bias_correction": "Adam without bias correction is not built",
+            "adam_w_mode": "Adam with weight decay inside the gradient is not supported, only AdamW",
+            "amsgrad": "amsgrad is not supported",
+            "bias_correction": "Adam without bias correction is not supported",
         }[key]
         found = f"{key}: {shown(key, value)}"
         teller.problem(codes.ZERO_OPTIMIZER, f"{self.kind}: {what}", path, found, "remove the key")
@@ -202,17 +209,17 @@ class _OptimizerReader:
             found = shown(key, self.arguments[key])
             teller.problem(
                 codes.CONFIG_TYPE,
-                f"optimizer.params.{key} must be a number or true or false",
+                f"optimizer.params.{key} must be a number, true or false",
                 f"optimizer.params.{key}",
                 found,
-                "the value, or remove the key",
+                "give a valid value, or remove the key",
             )
         if "training.optim" in teller.given:
             names = ", ".join(self.arguments)
             teller.note(
                 path,
-                f"{names}: of {self.kind}; training.optim names another optimizer, whose parameters are"
-                " training.optim_args",
+                f"{names}: parameters of {self.kind}; training.optim selects another optimizer,"
+                " whose parameters are set in training.optim_args",
             )
         elif not wrong:
             teller.take("training.optim_args", ",".join(f"{k}={v}" for k, v in self.arguments.items()), path)

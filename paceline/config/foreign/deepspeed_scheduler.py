@@ -10,7 +10,7 @@ from paceline.core.json_types import JsonObject
 
 _WARMUP_STEPS = 1000  # default of WarmupLR, WarmupDecayLR and WarmupCosineLR
 _RATE = 1e-3  # default of WarmupDecayLR's warmup_max_lr and LRRangeTest's minimum
-_NAMES = '"WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "OneCycle" or "LRRangeTest"'
+_NAMES = 'use "WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "OneCycle" or "LRRangeTest"'
 #: schedule → (the parameter that becomes training.learning_rate, those that become lr_scheduler_kwargs)
 _PARAMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "warmup_lr": ("warmup_max_lr", ("warmup_min_lr", "warmup_type")),
@@ -45,8 +45,8 @@ def read_scheduler(teller: Teller) -> float | None:
     if block is None:
         if "training.lr_scheduler_type" not in teller.given and teller.typed("optimizer"):
             what = (
-                "no scheduler block: DeepSpeed alone would keep the rate as it is; training.lr_scheduler_type"
-                " decides, linear when nothing names it, as with Transformers"
+                "no scheduler block: DeepSpeed alone would keep the learning rate constant; here"
+                " training.lr_scheduler_type applies (linear by default, as in Transformers)"
             )
             teller.note("optimizer", what, "training.lr_scheduler_type: constant")
         return None
@@ -75,33 +75,33 @@ def _not_taken(teller: Teller, kind: str, params: JsonObject, known: bool) -> No
             teller.take("training.warmup_steps", value, f"scheduler.params.{key}")
         elif given_value(value):
             what = (
-                f"{key} belongs to the file's schedule and is not taken; training.lr_scheduler_kwargs has the"
-                " options of the one that runs"
+                f"{key} belongs to the file's scheduler and is ignored;"
+                " training.lr_scheduler_kwargs takes the options of the schedule that runs"
             )
             teller.note(f"scheduler.params.{key}", what)
     if known or "training.lr_scheduler_type" in teller.given or kind.lower() in ("auto", ""):
-        what = f"the schedule {kind or '(no type)'} is not taken over; training.lr_scheduler_type decides"
+        what = f"the scheduler {kind or '(no type)'} is ignored; training.lr_scheduler_type overrides it"
         teller.note("scheduler.type", what, _NAMES)
         return
     reason = NO_SCHEDULE.get(
-        kind.lower(), "DeepSpeed has no such schedule, and torch's own by this name is not built"
+        kind.lower(), "DeepSpeed has no such scheduler, and torch's scheduler of this name is not supported"
     )
-    hint = f"{_NAMES}, or lr_scheduler_type in the YAML"
-    what = f"the schedule {kind} is not taken: {reason}"
+    hint = f"use {_NAMES}, or set lr_scheduler_type in the YAML"
+    what = f"the scheduler {kind} cannot be used: {reason}"
     teller.problem(codes.ZERO_SCHEDULER, what, "scheduler.type", kind, hint)
 
 
 def _cycle(teller: Teller, params: JsonObject) -> bool:
     """Whether this OneCycle is supported: only the learning rate is scheduled here, not the momentum."""
     if "training.lr_scheduler_type" not in teller.given and is_on(params.get("cycle_momentum", True)):
-        what = "OneCycle moves the momentum too unless cycle_momentum says false, which is not built"
+        what = "OneCycle also cycles the momentum, which is not supported, unless cycle_momentum is false"
         path = "scheduler.params.cycle_momentum" if "cycle_momentum" in params else "scheduler.type"
-        hint = '"cycle_momentum": false, or training.lr_scheduler_type'
+        hint = 'set "cycle_momentum": false, or training.lr_scheduler_type'
         teller.problem(codes.ZERO_SCHEDULER, what, path, "cycle_momentum: true (the default)", hint)
         return False
     missing = [key for key in ("cycle_min_lr", "cycle_max_lr") if key not in params]
     for key in missing:
-        what = f"OneCycle needs {key}, in DeepSpeed too"
+        what = f"OneCycle requires {key}, in DeepSpeed as well"
         teller.problem(codes.CONFIG_VALUE, what, "scheduler.params", f"no {key}", f'"{key}": …')
     return not missing
 
@@ -127,13 +127,18 @@ def _kwargs(teller: Teller, kind: str, name: str, params: JsonObject) -> None:
     for key, value in taken.items():
         if key == "warmup_type" and value not in ("log", "linear"):
             teller.note(
-                f"scheduler.params.{key}", f"warmup_type {value} is none of DeepSpeed's, which takes log then"
+                f"scheduler.params.{key}",
+                f"warmup_type {value} is unknown to DeepSpeed, which uses log in that case",
             )
             taken[key] = "log"
         elif key != "warmup_type" and not isinstance(value, (int, float)):
             path = f"scheduler.params.{key}"
             teller.problem(
-                codes.CONFIG_TYPE, f"{path} must be a number", path, shown(key, value), '"auto", or a number'
+                codes.CONFIG_TYPE,
+                f"{path} must be a number",
+                path,
+                shown(key, value),
+                'write "auto", or a number',
             )
             taken[key] = None  # already reported: keep the rules from repeating it
     # Refuse parameters that this schedule does not have
@@ -150,7 +155,7 @@ def _kwargs(teller: Teller, kind: str, name: str, params: JsonObject) -> None:
     if name in ("warmup_decay_lr", "warmup_cosine_lr") and "total_num_steps" not in params:
         teller.note(
             "scheduler.params",
-            f"{kind} needs total_num_steps in DeepSpeed; the run's steps are taken",
+            f"{kind} requires total_num_steps in DeepSpeed; the number of steps of the run is used",
             '"total_num_steps": "auto"',
         )
     if taken:
@@ -167,7 +172,9 @@ def _rate(teller: Teller, kind: str, name: str, params: JsonObject) -> float | N
     if given_value(value):
         if name == "warmup_cosine_lr":
             teller.note(
-                path, f"DeepSpeed's {kind} has no {key} and refuses it: read as the optimizer's lr", '"lr"'
+                path,
+                f"DeepSpeed's {kind} has no {key} and refuses it: it is read as the optimizer's lr",
+                '"lr"',
             )
         optimizer = teller.typed("optimizer")
         if optimizer is not None and optimizer[1].get("lr") == value:
@@ -176,6 +183,6 @@ def _rate(teller: Teller, kind: str, name: str, params: JsonObject) -> float | N
         return float(value) if isinstance(value, (int, float)) else None
     if key in params or name in ("warmup_lr", "warmup_cosine_lr"):
         return None
-    says = f"without {key} DeepSpeed's {kind} takes {_RATE:g}, and so does this run"
+    says = f"without {key} DeepSpeed's {kind} uses {_RATE:g}, and so does this run"
     teller.default("training.learning_rate", _RATE, "scheduler.params", says, f'"{key}": "auto"')
     return _RATE

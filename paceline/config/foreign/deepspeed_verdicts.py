@@ -7,62 +7,74 @@ from __future__ import annotations
 
 from paceline.core.json_types import Json
 
-_OWN_CHECKPOINTS = "checkpoints are Paceline's own, written and read under plain-model names on any topology"
+_OWN_CHECKPOINTS = "Paceline writes its own checkpoints, under plain-model names that any topology can read"
 _GONE = "DeepSpeed 0.19 has removed it and refuses the key"
 
 #: path → (reason, what to write instead)
 REFUSED: dict[str, tuple[str, str]] = {
     "compression_training": (
-        f"quantisation and pruning in training are not built; {_GONE}",
+        f"quantisation and pruning during training are not supported; {_GONE}",
         "remove the block, or quantise the finished model",
     ),
     "quantize_training": (
-        f"mixture of quantisation is not built; {_GONE}",
-        "remove the block; for frozen 4-bit weights: quantization_bit: 4 with adapters",
+        f"mixture of quantisation is not supported; {_GONE}",
+        "remove the block; for frozen 4-bit weights set quantization_bit: 4 with adapters",
     ),
-    "eigenvalue": (f"it steers the mixture of quantisation, which is not built; {_GONE}", "remove the block"),
+    "eigenvalue": (
+        f"it controls the mixture of quantisation, which is not supported; {_GONE}",
+        "remove the block",
+    ),
     "sparse_attention": (
         f"sparse attention changes the model; {_GONE}",
         "remove the block; model.attn_implementation chooses the kernel",
     ),
     "elasticity": (
-        f"it would choose the batch size by the number of processes; {_GONE}",
-        "train_batch_size, train_micro_batch_size_per_gpu and gradient_accumulation_steps as numbers",
+        f"it would change the batch size with the number of processes; {_GONE}",
+        ("set train_batch_size, train_micro_batch_size_per_gpu and gradient_accumulation_steps to numbers"),
     ),
     "curriculum_learning": (
-        f"sequence lengths that grow during training are not built; {_GONE}",
-        "remove the block; data.max_length is the length",
+        f"sequence lengths that grow during training are not supported; {_GONE}",
+        "remove the block; data.max_length sets the length",
     ),
-    "progressive_layer_drop": (f"dropping layers changes the model; {_GONE}", "remove the block"),
+    "progressive_layer_drop": (f"skipping layers changes the model; {_GONE}", "remove the block"),
     "data_efficiency": (
         (
-            "curriculum sampling, dynamic batching and random token dropping are not built: the order of rows"
-            " is the same under every strategy"
+            "curriculum sampling, dynamic batching and random token dropping are not supported: the"
+            " order of rows is the same under every strategy"
         ),
         "remove the block",
     ),
     "weight_quantization": (
-        "quantised initial weights of DeepSpeed are not built",
-        "quantization_bit: 4 or 8 with adapters (lora)",
+        "DeepSpeed's quantised initial weights are not supported",
+        "set quantization_bit: 4 or 8 with adapters (lora)",
     ),
     "expert_parallel": (
-        "expert parallelism is not built",
-        "remove the block; the experts are sharded like every other weight",
+        "expert parallelism is not supported",
+        "remove the block; experts are sharded like all other weights",
     ),
     "zero_optimization.mics_shard_size": (
-        f"MiCS is gone: {_GONE}",
-        "fsdp: hybrid_shard shards inside a node and replicates over nodes",
+        f"MiCS is not available: {_GONE}",
+        "set fsdp: hybrid_shard, which shards inside a node and replicates over nodes",
     ),
-    "zero_optimization.mics_hierarchical_params_gather": (f"MiCS is gone: {_GONE}", "fsdp: hybrid_shard"),
+    "zero_optimization.mics_hierarchical_params_gather": (
+        f"MiCS is not available: {_GONE}",
+        "set fsdp: hybrid_shard",
+    ),
     "zero_optimization.zeropp_loco_param": (
-        f"error feedback for quantised gradients is gone: {_GONE}",
-        "zero_quantized_gradients alone",
+        f"error feedback for quantised gradients is not available: {_GONE}",
+        "use zero_quantized_gradients alone",
     ),
-    "fp16.fp16_master_weights_and_grads": ("trained weights keep float32 masters", "remove the key"),
-    "bf16.bf16_master_weights_and_grads": ("trained weights keep float32 masters", "remove the key"),
+    "fp16.fp16_master_weights_and_grads": (
+        "trained weights always have float32 master copies",
+        "remove the key",
+    ),
+    "bf16.bf16_master_weights_and_grads": (
+        "trained weights always have float32 master copies",
+        "remove the key",
+    ),
     "bf16.bf16_optimizer_states": (
-        "trained weights keep float32 masters and moments",
-        "remove the key; zero stage 2 shares the moments out, offload_optimizer keeps them in host memory",
+        "trained weights always have float32 master copies and moments",
+        "remove the key; ZeRO stage 2 shards the moments, offload_optimizer keeps them in host memory",
     ),
 }
 
@@ -74,33 +86,33 @@ DROPPED: dict[str, str] = {
     "zero_optimization.load_from_fp32_weights": _OWN_CHECKPOINTS,
     "zero_optimization.elastic_checkpoint": _OWN_CHECKPOINTS,
     "zero_optimization.pipeline_loading_checkpoint": _OWN_CHECKPOINTS,
-    "zero_optimization.legacy_stage1": "the old ZeRO-1 has no code of its own any more",
+    "zero_optimization.legacy_stage1": "DeepSpeed no longer has a separate implementation of the old ZeRO-1",
     "sparse_gradients": (
-        "gradients of embeddings are reduced dense, which gives the same result; DeepSpeed 0.19 refuses"
-        " the key"
+        "gradients of embeddings are reduced as dense tensors, with the same result; DeepSpeed 0.19"
+        " refuses the key"
     ),
-    "graph_harvesting": "CUDA graphs of DeepSpeed are gone; the result is the same without",
+    "graph_harvesting": "DeepSpeed's CUDA graphs no longer exist; the result is the same without them",
     "autotuning": (
-        "DeepSpeed's tuner starts runs of its own (`deepspeed --autotuning`) and has no part in one run;"
-        " `paceline plan` shows sizes before a start"
+        "DeepSpeed's autotuner starts its own runs (`deepspeed --autotuning`) and does not apply to"
+        " a single run; `paceline plan` shows sizes before a start"
     ),
     "hybrid_engine": (
-        "generation runs on the training weights as they are; DeepSpeed's inference kernels are not used"
+        "generation uses the training weights directly; DeepSpeed's inference kernels are not used"
     ),
-    "inference": "settings of DeepSpeed's inference engine, which has no part in training",
+    "inference": "these are settings of DeepSpeed's inference engine, which is not used in training",
     "pipeline": (
-        "DeepSpeed reads it for models built as PipelineModule only; here training.parallelism.pp_size makes"
-        " pipeline stages of any model"
+        "DeepSpeed reads it for models built as PipelineModule only; here"
+        " training.parallelism.pp_size splits any model into pipeline stages"
     ),
-    "disable_allgather": "DeepSpeed reads it no more",
+    "disable_allgather": "DeepSpeed no longer reads it",
     "vocabulary_size": (
         "DeepSpeed only checks that it is a multiple of 8; model.embedding_multiple pads the embedding"
     ),
     "managed_gradient_accumulation": (
-        "accumulation is counted by the trainer, the same way under every strategy"
+        "the trainer counts accumulation steps, the same way under every strategy"
     ),
-    "use_data_before_expert_parallelism": "it orders expert groups, of which there are none",
-    "fp16.auto_cast": "inputs are token ids, which are not cast",
+    "use_data_before_expert_parallelism": "it orders expert-parallel groups, which do not exist here",
+    "fp16.auto_cast": "inputs are token ids, which are not cast to another dtype",
 }
 
 #: keys found at the top level of published files that no version of DeepSpeed reads there
@@ -118,25 +130,25 @@ IGNORED = frozenset(
 #: path → what is done instead: the feature trades exactness for speed or memory; the exact result is computed
 NOT_GRANTED: dict[str, str] = {
     "zero_optimization.zenflow": (
-        "ZenFlow applies part of the gradients late to hide the offload; here every gradient is applied in"
-        " its own step, as ZeRO-Offload does"
+        "ZenFlow applies part of the gradients in a later step to hide the offload; here every"
+        " gradient is applied in its own step, as in ZeRO-Offload"
     ),
 }
 
 #: path → note on a key that is passed on, if it is on
 SAID: dict[str, str] = {
     "activation_checkpointing": (
-        "kept; these options act in models that call deepspeed.checkpointing themselves. Recomputation is"
-        " turned on by training.gradient_checkpointing"
+        "kept; these options affect only models that call deepspeed.checkpointing themselves."
+        " training.gradient_checkpointing switches recomputation on"
     ),
     "zero_optimization.zero_quantized_weights": (
-        "lossy: weights travel in 8 bits between the devices; needs CUDA"
+        "lossy: weights are sent between devices in 8 bits; needs CUDA"
     ),
     "zero_optimization.zero_quantized_gradients": (
-        "lossy: gradients travel in 4 bits between the devices; needs CUDA"
+        "lossy: gradients are sent between devices in 4 bits; needs CUDA"
     ),
     "zero_optimization.zero_quantized_nontrainable_weights": (
-        "lossy: frozen weights are kept in 8 bits; needs CUDA"
+        "lossy: frozen weights are stored in 8 bits; needs CUDA"
     ),
 }
 
@@ -154,18 +166,18 @@ OPTIMIZERS: dict[str, str] = {
 }
 #: Adams with compressed communication → the note; exact AdamW is computed instead
 COMPRESSED = {
-    "onebitadam": "1-bit Adam is Adam with moments sent in one bit",
-    "zerooneadam": "0/1 Adam is Adam with moments sent in one bit, or not at all",
+    "onebitadam": "1-bit Adam is Adam whose moments are sent in one bit",
+    "zerooneadam": "0/1 Adam is Adam whose moments are sent in one bit, or not at all",
 }
 NO_OPTIMIZER = {
-    "onebitlamb": "1-bit LAMB sends compressed moments, so losses would differ from every other strategy",
-    "lamb": "LAMB is not built",
-    "muadam": "µP optimizers need a model parametrised by mup",
-    "muadamw": "µP optimizers need a model parametrised by mup",
-    "musgd": "µP optimizers need a model parametrised by mup",
-    "muon": "Muon is not built",
+    "onebitlamb": "1-bit LAMB sends compressed moments, so its losses would differ from every other strategy",
+    "lamb": "LAMB is not supported",
+    "muadam": "µP optimizers need a model parametrised with mup",
+    "muadamw": "µP optimizers need a model parametrised with mup",
+    "musgd": "µP optimizers need a model parametrised with mup",
+    "muon": "Muon is not supported",
     "adafactor": (
-        "DeepSpeed takes torch's Adafactor, whose update is another one than Transformers' (training.optim:"
+        "DeepSpeed uses torch's Adafactor, whose update differs from Transformers' (training.optim:"
         " adafactor)"
     ),
 }

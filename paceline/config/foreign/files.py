@@ -57,11 +57,11 @@ def _deepspeed(
         place, _, name = launcher.partition("\n")
         if own is not None:
             what = (
-                f"DeepSpeed is as {name} says, the file that the launcher was given; {own.place('')}"
-                " describes it too"
+                f"DeepSpeed is configured by {name}, the file passed to the launcher;"
+                f" {own.place('')} configures it as well"
             )
             found.notes.append(
-                codes.LAUNCH_OPTION_WINS(what, place, name, "one of the two", Severity.WARNING)
+                codes.LAUNCH_OPTION_WINS(what, place, name, "keep one of the two", Severity.WARNING)
             )
         document = _file(name, _WHAT[_DEEPSPEED], Path("."), place, found)
         if document is None:
@@ -79,8 +79,10 @@ def _left_out(path: str, upper: Merged, found: Foreign) -> None:
     if block is None or winner is None:
         return
     place = block.partition("\n")[0] if isinstance(block, str) else block.place("")
-    what = f"{path} at {winner.source.place()} decides; what the Accelerate file says of it is not taken"
-    found.notes.append(codes.CONFIG_FOREIGN_NOT_TAKEN(what, place, path, "one of the two", Severity.WARNING))
+    what = f"{path} at {winner.source.place()} takes precedence; the Accelerate file's setting is ignored"
+    found.notes.append(
+        codes.CONFIG_FOREIGN_NOT_TAKEN(what, place, path, "keep one of the two", Severity.WARNING)
+    )
 
 
 def find_file(name: str, folder: Path) -> Path | None:
@@ -106,14 +108,14 @@ def read_document(file: Path, what: str, found: Foreign) -> Document:
         if loose:
             hint = "plain JSON, which every tool reads"
             says = (
-                "comments and commas too many are left out, as DeepSpeed does (Hjson); Transformers would"
-                " refuse the file"
+                "comments and trailing commas are dropped, as in DeepSpeed (Hjson); Transformers"
+                " would refuse the file"
             )
             found.notes.append(codes.CONFIG_FOREIGN_NOT_TAKEN(says, name, hint=hint, severity=Severity.NOTE))
     if not isinstance(data, dict):
         raise ConfigError(
             codes.CONFIG_NOT_A_MAPPING(
-                f"the {what} must hold keys and values", where=f"{name}:1", hint="{ … }"
+                f"the {what} must be a mapping of keys to values", where=f"{name}:1", hint="{ … }"
             )
         )
     found.problems += misplaced(leaves_of_data(data, lines, name), FOREIGN)
@@ -155,12 +157,12 @@ def _file(
         places = f"{folder / name}" + ("" if str(folder) in (".", "") else f" and {name}")
         found.notes.append(
             codes.CONFIG_FOREIGN_MISSING(
-                f"the {what} is not there, so none of its settings are known",
+                f"the {what} does not exist, so its settings are unknown",
                 where=place,
                 found=f"no file {places}",
                 hint=(
-                    "a path beside the YAML or from the current directory; a start is refused until it is"
-                    " there"
+                    "give a path relative to the YAML or to the current directory; a start is"
+                    " refused until the file exists"
                 ),
                 severity=Severity.WARNING,
             )
@@ -205,7 +207,7 @@ def _fsdp(upper: Merged, launcher: Document | str | None, folder: Path, found: F
         if not parallel:
             found.notes.append(
                 document.note(
-                    "", "fsdp_config without fsdp shards nothing, as in Transformers", "fsdp: full_shard"
+                    "", "fsdp_config without fsdp shards nothing, as in Transformers", "set fsdp: full_shard"
                 )
             )
     used = (

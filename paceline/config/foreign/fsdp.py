@@ -52,24 +52,24 @@ _RENAMED = {
 _SAYS: dict[str, tuple[Callable[[Json], bool], str]] = {
     "activation_cpu_offload": (
         lambda v: v is True,
-        "recomputed activations stay on the device: they are not offloaded",
+        "recomputed activations stay on the device; offloading them is not supported",
     ),
     "activation_checkpointing_offload": (
         lambda v: v is True,
-        "recomputed activations stay on the device: they are not offloaded",
+        "recomputed activations stay on the device; offloading them is not supported",
     ),
     "xla_fsdp_settings": (
         lambda v: bool(v),
-        "it would set torch_xla's wrapper (compute and buffer types, flattening)",
+        "it would set torch_xla's wrapper (compute and buffer dtypes, flattening)",
     ),
-    "xla_fsdp_v2": (lambda v: v is True, "it would shard by torch_xla's SPMD"),
+    "xla_fsdp_v2": (lambda v: v is True, "it would shard with torch_xla's SPMD"),
     "xla_fsdp_grad_ckpt": (
         lambda v: v is True,
         "it would recompute activations in the backward, inside each XLA FSDP unit",
     ),
     "xla": (
         lambda v: v is True,
-        "it would shard by torch_xla's FSDP on TPUs; nothing here runs on XLA devices",
+        "it would shard with torch_xla's FSDP on TPUs; XLA devices are not supported",
     ),
 }
 
@@ -198,10 +198,10 @@ class FsdpReader:
                 if self.sharding not in (None, named):
                     self._problem(
                         codes.FSDP_VALUE,
-                        "fsdp names two shardings",
+                        "fsdp names two sharding strategies",
                         place,
                         f"{self.sharding} and {word}",
-                        "one of them",
+                        "keep one of them",
                     )
                 self.sharding = named
             else:
@@ -253,7 +253,7 @@ class FsdpReader:
                 f"{path} {exc.message()}",
                 self.document.place(path),
                 shown(name, value),
-                f"{path.rpartition('.')[2]}: another value, or remove it",
+                f"{path.rpartition('.')[2]}: give a valid value, or remove it",
             )
             return
         self._paths[name] = path
@@ -261,7 +261,7 @@ class FsdpReader:
             self.found.notes.append(
                 self.document.note(
                     path,
-                    f"{path} {shown(name, read)} holds, not what training.fsdp says"
+                    f"{path} {shown(name, read)} applies, not the value in training.fsdp"
                     f" ({shown(name, self.options[name])})",
                 )
             )
@@ -286,7 +286,7 @@ class FsdpReader:
                 )
                 self._problem(
                     codes.FSDP_VALUE,
-                    f"{path} names no sharding",
+                    f"{path} is not a sharding strategy",
                     self.document.place(path),
                     shown(name, value),
                     hint,
@@ -299,9 +299,8 @@ class FsdpReader:
             self.found.notes.append(
                 self.document.note(
                     path,
-                    f"the sharding is {word}, as {path} says; another place ({self._words_place}) says"
-                    f" {self.sharding}",
-                    "one of the two",
+                    f"the sharding strategy is {word}, from {path}; {self._words_place} sets {self.sharding}",
+                    "keep one of the two",
                 )
             )
         self.sharding = word
@@ -309,7 +308,7 @@ class FsdpReader:
     def _policy(self, name: str, value: Json, path: str) -> None:
         if name == "ignored_modules":
             if value not in ([], ""):
-                what = "modules that FSDP leaves alone are not built: every parameter is sharded"
+                what = "modules ignored by FSDP are not supported: every parameter is sharded"
                 self._problem(
                     codes.FSDP_NOT_BUILT,
                     what,
@@ -329,10 +328,10 @@ class FsdpReader:
         }
         word = words.get(str(policy).lower().removeprefix("torch."))
         if word is None:
-            hint = "bf16, fp16 or fp32 (or mixed_precision of the training section)"
+            hint = "use bf16, fp16 or fp32 (or set mixed_precision in the training section)"
             self._problem(
                 codes.FSDP_VALUE,
-                f"{path} names no precision",
+                f"{path} is not a precision",
                 self.document.place(path),
                 shown(name, value),
                 hint,
@@ -353,13 +352,13 @@ class FsdpReader:
             and self.sharding is not None
             and self.sharding not in _OFFLOADABLE
         ):
-            what = f"offload goes with {' or '.join(_OFFLOADABLE)}, not with {self.sharding}"
+            what = f"offload works with {' or '.join(_OFFLOADABLE)}, not with {self.sharding}"
             self._problem(
                 codes.FSDP_OFFLOAD,
                 what,
                 self._words_place,
                 f"{self.sharding} and offload",
-                "fsdp: full_shard offload",
+                "set fsdp: full_shard offload",
             )
         if self.sharding is not None:
             self.options["reshard_after_forward"] = _RESHARDS[self.sharding]
@@ -372,8 +371,8 @@ class FsdpReader:
         policy = self.options.get("auto_wrap_policy")
         if policy is None and by_size and by_class:
             what = (
-                "min_num_params and transformer_layer_cls_to_wrap say two ways to cut the model, and exclude"
-                " each other"
+                "min_num_params and transformer_layer_cls_to_wrap are two ways to wrap the model,"
+                " and exclude each other"
             )
             place, found = self.document.place(self._paths["min_num_params"]), "both"
             self._problem(
@@ -381,7 +380,7 @@ class FsdpReader:
                 what,
                 place,
                 found,
-                "one of the two, or auto_wrap_policy: TRANSFORMER_BASED_WRAP or SIZE_BASED_WRAP",
+                "keep one of the two, or set auto_wrap_policy: TRANSFORMER_BASED_WRAP or SIZE_BASED_WRAP",
             )
             return
         if policy is None and (by_size or self._auto_wrap):
@@ -396,8 +395,8 @@ class FsdpReader:
         for name in unused.get(str(policy or ""), []):
             if self.options.pop(name, None):
                 path = self._paths[name]
-                what = f"{path} has no effect beside auto_wrap_policy {policy}, as with accelerate"
-                self.found.notes.append(self.document.note(path, what, "the line may go"))
+                what = f"{path} has no effect with auto_wrap_policy {policy}, as in accelerate"
+                self.found.notes.append(self.document.note(path, what, "you can remove the line"))
 
     def _problem(self, code: Code, what: str, where: str, found: str, hint: str) -> None:
         self.found.problems.append(code(what, where=where, found=found, hint=hint))
@@ -430,7 +429,7 @@ def read(
             if key not in ("fsdp", "fsdp_config") and not key.startswith(("_", "//", "#")):
                 found.problems.append(
                     codes.FSDP_UNKNOWN_KEY(
-                        f"a file of FSDP settings has no key '{key}' beside fsdp and fsdp_config",
+                        f"a file of FSDP settings has no key '{key}' apart from fsdp and fsdp_config",
                         where=document.place(key),
                         found=key,
                         hint="remove it",

@@ -62,7 +62,7 @@ def _strict(text: str, name: str, what: str) -> Json:
         return kind(word)
 
     def constant(word: str) -> Json:
-        raise _misfit(text, name, what, word, f"{word}, which is no JSON")
+        raise _misfit(text, name, what, word, f"{word}, which is not valid JSON")
 
     try:
         data = json.loads(
@@ -94,19 +94,19 @@ def _syntax(exc: json.JSONDecodeError, text: str, name: str, what: str) -> Confi
     if bare and bare[1] not in ("true", "false", "null"):
         return _problem(
             codes.CONFIG_JSON_TEMPLATE,
-            f"the {what} has a word without quotes where a value belongs: a placeholder of a template that"
-            " was not filled in",
+            f"the {what} has an unquoted word where a value is expected: a placeholder of a"
+            " template that was not filled in",
             f"{name}:{number}",
             bare[1],
-            "the value itself, or the word in quotes",
+            "write the value itself, or put the word in quotes",
         )
-    hint = "JSON; keys and words in double quotes"
+    hint = "use JSON, with keys and words in double quotes"
     if exc.pos >= len(text.rstrip()):
         hint = "the text ends too early: a closing bracket or quote is missing" if text.strip() else "{ … }"
     found = repr(line.strip()[:80])
     if slip := near_line(lines, number):
         line = lines[slip[0] - 1].strip()
-        what = f"{slip[1]} stands where a plain character belongs"
+        what = f"{slip[1]} is used where a plain character is expected"
         return _problem(codes.CONFIG_LOOKALIKE, what, f"{name}:{slip[0]}", repr(line[:80]), plain(line)[:80])
     return _problem(
         codes.CONFIG_JSON_SYNTAX, f"the {what} is not valid JSON: {exc.msg}", f"{name}:{number}", found, hint
@@ -117,7 +117,7 @@ def _misfit(text: str, name: str, what: str, word: str, says: str) -> ConfigErro
     found = word if len(word) <= _MOST_DIGITS else f"{word[:_MOST_DIGITS]}…"
     return _problem(
         codes.CONFIG_JSON_SYNTAX,
-        f"the {what} holds {says}",
+        f"the {what} contains {says}",
         f"{name}:{line_of(text, word)}",
         found,
         "a number",
@@ -132,7 +132,7 @@ def _too_deep(line: int, name: str, what: str) -> ConfigError:
 def _twice(key: str, first: int, second: int, name: str, what: str) -> Diagnostic:
     says = f"the {what} gives '{key}' twice, first in line {first}"
     found = f"line {first} and line {second}"
-    return codes.CONFIG_DUPLICATE_KEY(says, f"{name}:{second}", found, "one of the two lines")
+    return codes.CONFIG_DUPLICATE_KEY(says, f"{name}:{second}", found, "keep one of the two lines")
 
 
 def _problem(code: Code, what: str, where: str, found: str, hint: str) -> ConfigError:

@@ -133,7 +133,7 @@ def _taken(made: Launched) -> list[Diagnostic]:
             parts += [f"{path} ({block.names.get(path, '')})" for path in sorted(block.requested)]
     if not parts:
         return []
-    what = f"options of the launcher are taken: {', '.join(parts)}"
+    what = f"options of the launcher were read: {', '.join(parts)}"
     return [codes.LAUNCH_OPTIONS_TAKEN(what, ENVIRONMENT, severity=Severity.NOTE)]
 
 
@@ -233,7 +233,7 @@ def _check_environ(environ: Mapping[str, str], made: Launched) -> None:
             if value.strip().lower() not in _OFF or not name.startswith("ACCELERATE_"):
                 made.notes.append(
                     codes.LAUNCH_NO_EFFECT(
-                        f"{name} sets nothing here: {SAID[name]}", where, value, severity=Severity.NOTE
+                        f"{name} has no effect here: {SAID[name]}", where, value, severity=Severity.NOTE
                     )
                 )
         elif (
@@ -242,12 +242,12 @@ def _check_environ(environ: Mapping[str, str], made: Launched) -> None:
             and name not in SWITCHES
             and name not in OTHERS
         ):
-            what = f"{name} is no variable of accelerate 1.15 that is known here, and sets nothing"
+            what = f"{name} is not a known variable of accelerate 1.15, and has no effect"
             made.notes.append(codes.LAUNCH_NO_EFFECT(what, where, value, severity=Severity.WARNING))
     for variable, (block, _) in SWITCHES.items():
         idle = [n for n, (path, _) in READ.items() if path.startswith(f"{block}.") and n in environ]
         if idle and not _is_on(environ.get(variable, "")):
-            what = f"{', '.join(idle)}: no part without {variable}=true, as with accelerate"
+            what = f"{', '.join(idle)}: no effect without {variable}=true, as in accelerate"
             made.notes.append(
                 codes.LAUNCH_NO_EFFECT(
                     what, f"{ENVIRONMENT} {idle[0]}", environ[idle[0]], severity=Severity.NOTE
@@ -279,21 +279,21 @@ def _differs(entry: Entry, yaml: Mapping[str, Json]) -> bool:
 
 def _wins(entry: Entry, other: Entry) -> Diagnostic:
     what = (
-        f"{entry.path} is {shown(entry.path, entry.value)}, as the launcher was told; {other.source.place()}"
-        f" says {shown(entry.path, other.value)}"
+        f"{entry.path} is {shown(entry.path, entry.value)}, as set for the launcher;"
+        f" {other.source.place()} sets {shown(entry.path, other.value)}"
     )
     return codes.LAUNCH_OPTION_WINS(
-        what, entry.source.place(), entry.source.text, "one of the two", Severity.WARNING
+        what, entry.source.place(), entry.source.text, "keep one of the two", Severity.WARNING
     )
 
 
 def _gives_way(entry: Entry, other: Entry) -> Diagnostic:
     what = (
-        f"{entry.path} is {shown(entry.path, other.value)}, as {other.source.place()} says; the launcher says"
-        f" {shown(entry.path, entry.value)}"
+        f"{entry.path} is {shown(entry.path, other.value)}, as set at {other.source.place()}; the"
+        f" launcher sets {shown(entry.path, entry.value)}"
     )
     return codes.LAUNCH_OPTION_OVERRIDDEN(
-        what, entry.source.place(), entry.source.text, "one of the two", Severity.NOTE
+        what, entry.source.place(), entry.source.text, "keep one of the two", Severity.NOTE
     )
 
 

@@ -127,7 +127,7 @@ SWITCHES = {
     "ACCELERATE_USE_MEGATRON_LM": ("megatron_lm_config", "MEGATRON_LM"),
     "ACCELERATE_USE_PARALLELISM_CONFIG": ("parallelism_config", ""),
 }
-_DEVICES = "devices of another kind than CUDA are not driven"
+_DEVICES = "only CUDA devices and the CPU are supported"
 SAID: dict[str, str] = {
     **dict.fromkeys(
         (
@@ -143,21 +143,21 @@ SAID: dict[str, str] = {
     ),
     **dict.fromkeys(
         ("XLA_USE_BF16", "XLA_DOWNCAST_BF16", "ACCELERATE_DOWNCAST_BF16"),
-        "it is for TPUs and other XLA devices, which are not driven",
+        "it is for TPUs and other XLA devices, which are not supported",
     ),
     "ACCELERATE_TORCH_DEVICE": (
-        "a process drives the device of its local rank; training.use_cpu takes the CPU"
+        "each process uses the device of its local rank; training.use_cpu selects the CPU"
     ),
-    "ACCELERATE_USE_IPEX": "Intel's extension is not used; torch computes on the CPU itself",
+    "ACCELERATE_USE_IPEX": "Intel's extension is not used; torch itself computes on the CPU",
     "ACCELERATE_USE_XPU": _DEVICES,
-    "ACCELERATE_ALLOW_CP_STANDALONE": "context parallelism is Paceline's own",
-    "ACCELERATE_BYPASS_DEVICE_MAP": "each process holds its own model; there is no device map",
+    "ACCELERATE_ALLOW_CP_STANDALONE": "Paceline uses its own context parallelism",
+    "ACCELERATE_BYPASS_DEVICE_MAP": "each process holds its own model, so there is no device map",
 }
 REFUSED: dict[str, str] = {
-    "ACCELERATE_IN_TPU_POD": "TPUs and other XLA devices are not driven",
+    "ACCELERATE_IN_TPU_POD": "TPUs and other XLA devices are not supported",
     "ACCELERATE_USE_MPS_DEVICE": "Apple's MPS device is not supported",
     "ACCELERATE_SAGEMAKER_DISTRIBUTED_TYPE": (
-        "SageMaker's data-parallel library is not used; torchrun in the job starts the processes"
+        "SageMaker's data-parallel library is not used; start the processes with torchrun inside the job"
     ),
 }
 #: accelerate's internal variables, and variables read by other programs

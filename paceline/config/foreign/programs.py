@@ -206,11 +206,8 @@ def another_structure(data: Json, name: str) -> Diagnostic | None:
         if isinstance(value := _at(data, path), (str, int, float))
     ]
     begins = f", which begins {', '.join(known)}" if known else ""
-    hint = f"a YAML of Paceline's own (docs/guide.md){begins}"
-    what = (
-        f"this is a config of {program.name}, whose keys say other things in another order; nothing of it was"
-        " read"
-    )
+    hint = f"write a Paceline YAML (docs/guide.md){begins}"
+    what = f"this is a config of {program.name}, whose keys and structure are different; none of it was read"
     return codes.CONFIG_OTHER_PROGRAM(what, where=f"{name}:1", found=", ".join(list(data)[:4]), hint=hint)
 
 
@@ -225,9 +222,7 @@ def gathered(problems: Sequence[Diagnostic], data: Json, name: str) -> list[Diag
     keys = ", ".join(f"{p.found} (line {p.where.rpartition(':')[2]}{_near(p)})" for p in unknown)
     many = "1 of its keys has" if len(unknown) == 1 else f"{len(unknown)} of its keys have"
     what = f"this is a config of {program.name}; {many} no meaning here, the others were read"
-    hint = (
-        "remove them; docs/config.md has what each key of a training does here, docs/guide.md#data the data"
-    )
+    hint = "remove them; docs/config.md describes the keys of training, docs/guide.md#data the data"
     rest = [p for p in problems if p not in unknown]
     return [codes.CONFIG_OTHER_PROGRAM(what, where=unknown[0].where, found=keys, hint=hint), *rest]
 

@@ -68,4 +68,4 @@ class ModelSection(Section):
         ge=1,
         description="Pad the number of embedding rows to a multiple of this when they are resized.",
     )
-    low_cpu_mem: Bool = Field(default=True, description=f"Sets nothing: {IDLE['model.low_cpu_mem']}.")
+    low_cpu_mem: Bool = Field(default=True, description=f"Has no effect: {IDLE['model.low_cpu_mem']}.")

@@ -186,7 +186,9 @@ def _one_loss(values: JsonObject) -> JsonObject:
     # One loss of weight 1, with an optional SFT term
     alpha = by_name.pop("sft", None)
     if list(by_name.values()) != [1.0]:
-        raise ValueError(f"loss_type takes one of {', '.join(DPO_LOSSES)} with weight 1, and sft beside it")
+        raise ValueError(
+            f"loss_type accepts one of {', '.join(DPO_LOSSES)} with weight 1, and optionally sft"
+        )
     name = next(iter(by_name))
     values["loss_type"] = name
     if name == "sigmoid_norm":

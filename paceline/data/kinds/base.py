@@ -78,5 +78,5 @@ class RowKind(ABC):
 def row_kind(name: str) -> RowKind:
     """Return the kind that an algorithm's spec names. Raises ConfigError for an unknown one."""
     found = load_attr(ROW_KINDS.get(name, name))
-    assert isinstance(found, RowKind), f"{name} is no RowKind"
+    assert isinstance(found, RowKind), f"{name} is not a RowKind"
     return found

@@ -39,7 +39,7 @@ def detect_classified(rows: Sequence[Row], *, where: str, mapping: Mapping[str, 
     found = list(dict.fromkeys(name for row in rows for name in row))
     mapping = dict(mapping or {})
     seen = f"columns {', '.join(found) or 'none'}"
-    hint = "columns: {text: X, label: Y} (beside path:), X and Y being names in the file"
+    hint = "columns: {text: X, label: Y} (next to path:), where X and Y are names in the file"
     # The user's mapping must name known columns that exist.
     wrong = [k for k in mapping if k not in ("text", "label")] + [
         v for v in mapping.values() if v not in found
@@ -56,7 +56,7 @@ def detect_classified(rows: Sequence[Row], *, where: str, mapping: Mapping[str, 
             else [c for c in known if c in found and c not in mapping.values()]
         )
         if len(some) != 1:
-            what = f"the rows hold no {name}" if not some else f"the {name} could be any of {', '.join(some)}"
+            what = f"the rows have no {name}" if not some else f"the {name} could be any of {', '.join(some)}"
             raise DataError(codes.DATA_FORMAT_CLASSES(what, where, seen, hint))
         columns[name] = some[0]
     turns = any(isinstance(row.get(columns["text"]), list) for row in rows)

@@ -42,10 +42,10 @@ def detect_labelled(
     spoken = (
         ANSWER not in mapping and ANSWER not in found and bool(found & {*_TURNS, *map(mapping.get, _TURNS)})
     )
-    what = "the rows are no labelled answers (prompt, completion, label)"
+    what = "the rows are not labelled answers (prompt, completion, label)"
     hint = (
-        "columns: {prompt: X, completion: Y, label: Z} (beside path:), X, Y and Z being names in the file;"
-        " pairs (chosen, rejected) are for algorithm: dpo"
+        "columns: {prompt: X, completion: Y, label: Z} (next to path:), where X, Y and Z are names"
+        " in the file; pairs (chosen, rejected) are for algorithm: dpo"
     )
     wrong = codes.DATA_FORMAT_LABELLED(what, where, hint=hint)
     needed = (LABEL,) if spoken else (ANSWER, LABEL)
@@ -105,9 +105,12 @@ class Labelled(RowKind):
         labels = columns[LABEL]
         good = sum(1 for label in labels if label)
         if len(labels) and good in (0, len(labels)):
-            what = "all rows have the same label, so what tells good answers from bad ones cannot be learnt"
+            what = (
+                "all rows have the same label, so the model cannot learn what distinguishes good"
+                " answers from bad ones"
+            )
             found = f"{good:,} rows with label: true, {len(labels) - good:,} with label: false"
-            hint = f"rows with label: {'false' if good else 'true'} beside them"
+            hint = f"add rows with label: {'false' if good else 'true'}"
             yield codes.DATA_ONE_LABEL(what, where, found, hint, severity=Severity.WARNING)
 
     def trained_tokens(self, train_on: str) -> str:

@@ -43,10 +43,12 @@ def detect_pairs(
 
     Raises DataError without ``chosen`` and ``rejected``, or with several prompts.
     """
-    what = "the rows are no preference pairs (chosen, rejected)"
-    hint = "columns: {chosen: X, rejected: Y, prompt: Z} (beside path:), X, Y and Z being names in the file"
+    what = "the rows are not preference pairs (chosen, rejected)"
+    hint = (
+        "columns: {chosen: X, rejected: Y, prompt: Z} (next to path:), where X, Y and Z are names in the file"
+    )
     wrong = codes.DATA_FORMAT_PAIRS(what, where, hint=hint)
-    alone = "the prompt is what both answers begin with"
+    alone = "the prompt is the common beginning of both answers"
     return detect_answers(
         rows, ANSWERS, _BESIDE, wrong, requested=requested, mapping=mapping or {}, alone=alone
     )
@@ -82,7 +84,7 @@ def detect_answers(
         prompts = _preferred(prompts, mapping)
     if len(prompts) > 1:
         what = f"the prompt could be any of {', '.join(prompts)}"
-        hint = f"columns: {{{prompts[0]}: {columns[prompts[0]]}}} (beside path:)"
+        hint = f"columns: {{{prompts[0]}: {columns[prompts[0]]}}} (next to path:)"
         raise DataError(codes.DATA_FORMAT_AMBIGUOUS(what, wrong.where, seen, hint))
     # Turns or text? Only an instruction has an additional input.
     prompt = prompts[0] if prompts else None

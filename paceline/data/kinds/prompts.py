@@ -45,7 +45,7 @@ def detect_prompts(
     found = list(dict.fromkeys(name for row in rows for name in row))
     mapping = dict(mapping or {})
     seen = f"columns {', '.join(found) or 'none'}"
-    hint = "columns: {prompt: X, answer: Y} (beside path:), X and Y being names in the file"
+    hint = "columns: {prompt: X, answer: Y} (next to path:), where X and Y are names in the file"
     # The user's mapping must name known columns that exist.
     wrong = [k for k in mapping if k not in ("prompt", "answer", *_BESIDE)] + [
         v for v in mapping.values() if v not in found
@@ -59,7 +59,7 @@ def detect_prompts(
         prompts = ["prompt"]
     if len(prompts) != 1:
         what = (
-            "the rows hold no prompt" if not prompts else f"the prompt could be any of {', '.join(prompts)}"
+            "the rows have no prompt" if not prompts else f"the prompt could be any of {', '.join(prompts)}"
         )
         raise DataError(codes.DATA_FORMAT_PROMPTS(what, where, seen, hint))
     # Optional columns: the expected answer, input and system.
@@ -73,7 +73,9 @@ def detect_prompts(
     }
     turns = any(isinstance(row.get(prompts[0]), list) for row in rows)
     expected = (
-        f", the expected answer '{columns['answer']}'" if answers else ", no expected answer but in the turns"
+        f", the expected answer '{columns['answer']}'"
+        if answers
+        else ", no expected answer except in the turns"
     )
     return Shape(CONVERSATION if turns else PROMPT, columns, f"the prompt is '{prompts[0]}'{expected}")
 
@@ -124,7 +126,7 @@ def _json(facts: Row) -> str:
         text = json.dumps(facts, ensure_ascii=False, default=str)
         text.encode()
     except UnicodeEncodeError as error:
-        raise RowError("not_text", "a field holds half of a surrogate pair") from error
+        raise RowError("not_text", "a field contains half of a surrogate pair") from error
     except (TypeError, ValueError, RecursionError) as error:
         raise RowError("not_text", str(error)[:100]) from error
     return text

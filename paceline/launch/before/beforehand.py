@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 #: The checks take a second; imports of torch, Transformers and user modules from a slow disk take longer.
 SECONDS = 180.0
-_NO_TRIES = "--no-imports: what only an import can tell is found by the processes of the run"
+_NO_TRIES = "--no-imports: problems that only an import can show will appear in the processes of the run"
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Beforehand:
         decision = (
             Decision("imports", "not tried", f"{what}. {_NO_TRIES}", False)
             if self.skipped
-            else Decision("imports", "tried", f"{what}: in a process of its own")
+            else Decision("imports", "tried", f"{what}: in a separate process")
         )
         return replace(plan, decisions=(*plan.decisions, decision))
 
@@ -128,9 +128,11 @@ def check_bytes(where: str, run: RunDir) -> None:
         answer = Path(folder) / "answer.json"
         child = _started("paceline.checkpoint.every_byte", where, str(run.root), str(answer))
         if ended := _wait(child, None):
-            what = "the checkpoint could not be read through before the start"
+            what = "the checkpoint could not be verified before the start"
             raise ConfigError(
-                codes.TRIAL_UNFINISHED(what, "training.resume_from_checkpoint", ended, "paceline train again")
+                codes.TRIAL_UNFINISHED(
+                    what, "training.resume_from_checkpoint", ended, "run paceline train again"
+                )
             )
         found = list(_findings(json.loads(answer.read_text(encoding="utf-8"))))
     if found:
@@ -163,7 +165,7 @@ def _wait(child: subprocess.Popen[bytes], seconds: float | None) -> str:
     except subprocess.TimeoutExpired:
         os.killpg(child.pid, signal.SIGKILL)
         child.communicate()
-        return f"no end within {seconds:.0f} s"
+        return f"did not finish within {seconds:.0f} s"
     except BaseException:
         os.killpg(child.pid, signal.SIGKILL)
         child.communicate()
@@ -175,7 +177,7 @@ def _wait(child: subprocess.Popen[bytes], seconds: float | None) -> str:
 
 
 def _unfinished(reply: Mapping[str, Any], ended: str) -> Diagnostic:
-    name = reply.get("under_way") or "what the config names"
-    what = f"{name}: looking at it did not come to an end"
-    hint = "paceline plan --no-imports leaves it out; the processes of the run would meet the same"
+    name = reply.get("under_way") or "objects named in the config"
+    what = f"{name}: the check did not finish"
+    hint = "paceline plan --no-imports skips it; the processes of the run would have the same problem"
     return codes.TRIAL_UNFINISHED(what, found=ended, hint=hint, severity=Severity.WARNING)

@@ -30,8 +30,8 @@ def hub_findings(config: Config, known: bool, environ: Mapping[str, str]) -> Ite
     if m.revision and here and not m.trust_remote_code:
         what = (
             "the model is "
-            + ("made from scratch" if name is None else "a folder")
-            + ", and a revision is of the hub: it changes nothing"
+            + ("created from scratch" if name is None else "a folder")
+            + ", but a revision applies to the hub only and has no effect"
         )
         yield codes.MODEL_REVISION_UNREAD(
             what, "model.revision", m.revision, "remove it, or name the model on the hub", Severity.WARNING
@@ -63,5 +63,7 @@ def _of_hub(name: str) -> bool:
 
 
 def _offline(code: Code, which: str, key: str, name: str, variable: str) -> Diagnostic:
-    what = f"{which} is not on this machine, and {variable} is set: nothing will be fetched"
-    return code(what, key, name, f"hf download {name}, with the network on; or a folder", Severity.WARNING)
+    what = f"{which} is not on this machine, and {variable} is set, so nothing is downloaded"
+    return code(
+        what, key, name, f"run hf download {name} with network access, or name a folder", Severity.WARNING
+    )

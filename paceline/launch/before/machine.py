@@ -111,6 +111,6 @@ def _cache(loaded: Loaded) -> Iterator[Diagnostic]:
     if wrong := not_writable(folder):
         what, hint = (
             "prepared data cannot be written",
-            "data.cache_dir: a folder with room that can be written to",
+            "set data.cache_dir to a writable folder with free space",
         )
         yield codes.DATA_CACHE_WRITE(what, "data.cache_dir", f"{folder}: {wrong}"[:600], hint)

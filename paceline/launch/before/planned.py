@@ -244,10 +244,10 @@ def processes_of(loaded: Loaded, cluster: PlannedCluster) -> int:
     if "launch.nnodes" in requested and config.launch.nnodes != cluster.nodes:
         raise ConfigError(
             plan_codes.PLAN_HARDWARE_NODES(
-                f"the hardware named is {cluster.nodes} node(s) of {cluster.machine.node}",
+                f"the hardware is {cluster.nodes} node(s) of {cluster.machine.node}",
                 "--nnodes",
                 str(config.launch.nnodes),
-                "--hardware alone, with as many cards as all nodes have",
+                "use --hardware alone, with the number of devices of all nodes",
             )
         )
     if "launch.nproc" in requested and config.launch.nproc is not None:

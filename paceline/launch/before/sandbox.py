@@ -32,4 +32,4 @@ def code_sandbox(config: Config) -> str | None:
         )
         return str(json.loads(done.stdout)["refused"])
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        return f"the sandbox could not be tried: {error}"
+        return f"the sandbox could not be tested: {error}"

@@ -224,7 +224,7 @@ def live_reference(
         why = "the policy itself with its adapter switched off: no second model"
         return "adapter", {}, (Decision("reference", "adapter off", why),)
     named = f"{spec.key}.ref_model: {model}" if model else "the model that training starts from"
-    why = f"{named}, frozen beside the policy{more}"
+    why = f"{named}, kept frozen in addition to the policy{more}"
     return "live", {"reference": OtherModel(False, model)}, (Decision("reference", "live", why),)
 
 
@@ -248,15 +248,18 @@ def _own_spec(name: str) -> AlgorithmSpec:
         raise ConfigError(*(replace(d, where=where) for d in error.diagnostics)) from error
     if not isinstance(found, AlgorithmSpec):
         hint = (
-            "SPEC = AlgorithmSpec(implementation='my_module:MyAlgorithm'), of paceline.plan.algorithms.base"
+            "write SPEC = AlgorithmSpec(implementation='my_module:MyAlgorithm'), with AlgorithmSpec"
+            " from paceline.plan.algorithms.base"
         )
         raise ConfigError(
-            codes.ALGORITHM_NO_SPEC(f"'{name}' is no AlgorithmSpec", where, repr(found)[:99], hint)
+            codes.ALGORITHM_NO_SPEC(f"'{name}' is not an AlgorithmSpec", where, repr(found)[:99], hint)
         )
     module = name.partition(":")[0]
     if "torch" in sys.modules and not had_torch:
-        what = f"'{module}' imports torch, and a plan is made without it"
-        hint = f"the class in a module of its own, and in {module}: implementation='other_module:Class'"
+        what = f"'{module}' imports torch, but planning must not import torch"
+        hint = (
+            f"move the class to a module of its own, and set in {module}: implementation='other_module:Class'"
+        )
         raise ConfigError(codes.ALGORITHM_SPEC_TORCH(what, where, name, hint))
     return guarded(replace(found, name=name), where)
 

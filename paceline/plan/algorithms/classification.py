@@ -29,11 +29,13 @@ class Classifying(AlgorithmSpec):
         twice = sorted({name for name in own.labels if own.labels.count(name) > 1})
         if twice or (own.num_labels is not None and own.num_labels != len(own.labels)):
             what = (
-                f"labels names {', '.join(twice)} twice" if twice else "labels and num_labels are not as many"
+                f"labels contains {', '.join(twice)} twice"
+                if twice
+                else "labels and num_labels differ in number"
             )
             keys = (f"{self.key}.labels", f"{self.key}.num_labels")
             yield job.problem(
-                codes.CLASSIFICATION_LABELS, what, *keys, hint="each name once, and no num_labels"
+                codes.CLASSIFICATION_LABELS, what, *keys, hint="list each name once, and remove num_labels"
             )
 
 

@@ -30,10 +30,10 @@ class Kto(AlgorithmSpec):
         measured = not isinstance(own, KtoOptions) or own.loss_type == "kto"
         if rows == 1 and measured and not job.config.data.packing:
             what = (
-                "the KL is measured on answers to other prompts of the same step, and a step of one row has"
-                " none"
+                "the KL is measured on answers to other prompts of the same step, but a step of one"
+                " row has none"
             )
-            hint = "gradient_accumulation_steps: 8, or kto: {loss_type: apo_zero_unpaired}"
+            hint = "set gradient_accumulation_steps: 8, or kto: {loss_type: apo_zero_unpaired}"
             keys = ("training.per_device_train_batch_size", "training.gradient_accumulation_steps")
             yield job.problem(codes.KTO_ONE_ROW, what, *keys, hint=hint)
 

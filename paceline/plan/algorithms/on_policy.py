@@ -35,8 +35,8 @@ class OnPolicySpec(AlgorithmSpec):
         if self.value_model:
             name = self.model_named(training, "value")
             found["value"] = OtherModel(True, name)
-            start = name or "the model that training starts from, with a fresh head"
-            own = ", with an adapter of its own" if adapter is not None else ""
+            start = name or "the model that training starts from, with a new head"
+            own = ", with its own adapter" if adapter is not None else ""
             decisions += (Decision("value model", "trained", f"{start}{own}"),)
         judge = self.model_named(training, "reward")
         if judge is not None:
@@ -50,7 +50,7 @@ class OnPolicySpec(AlgorithmSpec):
         if not self.kl:
             return "", ()
         if not self.options_of(training)[self.kl]:
-            why = f"{key}.{self.kl} is 0: nothing holds the policy to a reference"
+            why = f"{key}.{self.kl} is 0, so no reference is used"
             return "", (Decision("reference", "none", why),)
         model = self.model_named(training, "reference")
         if switched_off(adapter, model):
@@ -58,7 +58,7 @@ class OnPolicySpec(AlgorithmSpec):
                 Decision("reference", "adapter off", "the policy itself with its adapter switched off"),
             )
         named = f"{key}.ref_model: {model}" if model else "the model that training starts from"
-        return "live", (Decision("reference", "live", f"{named}, frozen beside the policy"),)
+        return "live", (Decision("reference", "live", f"{named}, kept frozen in addition to the policy"),)
 
 
 GRPO = OnPolicySpec(

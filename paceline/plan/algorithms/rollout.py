@@ -57,7 +57,7 @@ def check_rollout(sizes: RolloutSizes) -> list[Diagnostic]:
     batch, group, pieces, answers = sizes.batch, sizes.group, sizes.pieces, sizes.answers
     if pieces % batch.accumulation:
         hint = f"steps_per_generation: {max(1, round(pieces / batch.accumulation)) * batch.accumulation}"
-        what = "a rollout is cut into whole optimizer steps"
+        what = "a rollout must consist of complete optimizer steps"
         found = f"steps_per_generation: {pieces}, gradient accumulation {batch.accumulation}"
         return [codes.ROLLOUT_STEPS(what, f"{_KEY}.steps_per_generation", found, hint)]
     if answers % group:
@@ -65,13 +65,13 @@ def check_rollout(sizes: RolloutSizes) -> list[Diagnostic]:
             (n for n in range(1, answers + 1) if answers % n == 0), key=lambda n: (abs(n - group), n)
         )[:2]
         what = (
-            "answers to one prompt would be cut over two rollouts: batch sizes count answers, and are to hold"
-            " whole groups"
+            "the answers to one prompt would be split between two rollouts: batch sizes count"
+            " answers, and a rollout must contain complete groups"
         )
-        found = f"{answers} answers a rollout ({batch}), num_generations: {group}"
+        found = f"{answers} answers per rollout ({batch}), num_generations: {group}"
         hint = (
-            f"num_generations: {' or '.join(map(str, sorted(near)))}, or a per_device_train_batch_size that"
-            " fits"
+            f"set num_generations: {' or '.join(map(str, sorted(near)))}, or a"
+            " per_device_train_batch_size that fits"
         )
         return [codes.ROLLOUT_GROUPS(what, f"{_KEY}.num_generations", found, hint)]
     return []
@@ -83,7 +83,7 @@ def rollout_decision(sizes: RolloutSizes) -> Decision:
     return Decision(
         "rollout",
         f"{sizes.answers // group} prompts × {group} answer{'s' if group > 1 else ''}",
-        f"then {steps} optimizer step{'s' if steps > 1 else ''} on it; batch sizes count answers",
+        f"then {steps} optimizer step{'s' if steps > 1 else ''} on them; batch sizes count answers",
     )
 
 
@@ -102,7 +102,11 @@ def with_generation(plan: Plan, hardware: Hardware) -> Plan:
     reason = (
         words if requested is None else f"{words}; {_KEY}.gather_for_generation: {str(requested).lower()}"
     )
-    choice = "the whole model on every rank" if whole else "all ranks together, a layer gathered at a time"
+    choice = (
+        "the complete model on every rank"
+        if whole
+        else "all ranks generate together, gathering one layer at a time"
+    )
     engine = plan.engine
     if not whole and isinstance(engine, (FsdpOptions, DeepSpeedOptions)):
         engine = replace(engine, gather_for_generation=False)
@@ -138,17 +142,19 @@ def gathered_problems(plan: Plan, hardware: Hardware) -> list[Diagnostic]:
     held = bytes_by_device(plan, ModelStates(states.parameters, 0, states.optimizer)).card
     if weights + held <= card:
         return []
-    what = "every rank gathers the whole model" + (
-        " to send it to the server that writes answers" if server else ""
+    what = "every rank gathers the complete model" + (
+        " to send it to the generation server" if server else ""
     )
-    found = f"weights {human_bytes(weights)} beside states {human_bytes(held)}, of {human_bytes(card)}"
+    found = f"weights {human_bytes(weights)} and states {human_bytes(held)}, of {human_bytes(card)}"
     hint = (
-        "without training.rollout.server all ranks answer together, a layer gathered at a time; or more"
-        " cards, or tp_size"
+        "remove training.rollout.server, so that all ranks generate together, gathering one layer"
+        " at a time; or use more devices, or tp_size"
     )
     if not server:
         return [
-            codes.ROLLOUT_GATHER_ROOM(what, f"{_KEY}.gather_for_generation", found, "false, or leave it out")
+            codes.ROLLOUT_GATHER_ROOM(
+                what, f"{_KEY}.gather_for_generation", found, "set false, or leave it out"
+            )
         ]
     return [codes.ROLLOUT_SERVER_ROOM(what, f"{_KEY}.server", found, hint)]
 
@@ -162,7 +168,7 @@ def _room_to_generate(plan: Plan, hardware: Hardware, rows: int) -> tuple[float 
     room = hardware.memory_bytes / (1 if hardware.device == "cuda" else local)
     shape, states = plan.shape, plan.memory and plan.memory.largest
     if shape is None or not states:
-        return None, room, "the model's size is not known"
+        return None, room, "the model's size is unknown"
     size = SIZES[plan.precision.compute]
     weights = shape.num_parameters * size / plan.mesh.tp
     cache = 2 * shape.layers * shape.kv_heads * shape.head_dim * plan.seq_len * rows * size / plan.mesh.tp
@@ -170,4 +176,4 @@ def _room_to_generate(plan: Plan, hardware: Hardware, rows: int) -> tuple[float 
     on_cpu = hardware.device == "cpu"
     held = float(kept.total if on_cpu else bytes_by_device(plan, kept).card)
     parts = f"weights {human_bytes(weights)}, {rows} answers {human_bytes(cache)}, states {human_bytes(held)}"
-    return weights + cache + held, room, f"whole it would take {parts} of {human_bytes(room)}"
+    return weights + cache + held, room, f"the gathered model would use {parts} of {human_bytes(room)}"

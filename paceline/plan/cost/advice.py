@@ -48,8 +48,9 @@ def advice(spec: SearchSpec, found: Sequence[Candidate], chosen: Candidate | Non
     if spec.rows % spec.cluster.cards:
         near = " or ".join(map(str, near_rows(spec)))
         lines.append(
-            f"{spec.rows} rows a step are no multiple of {spec.cluster.cards} cards: strategies that give"
-            f" every card rows of its own are left out; {near} rows bring them in"
+            f"{spec.rows} rows per step are not a multiple of {spec.cluster.cards} devices:"
+            f" strategies that give every device its own rows are excluded; {near} rows would"
+            " include them"
         )
     return [*lines, _bottleneck(chosen), _checkpoint(chosen), *_learning_rate(chosen)]
 
@@ -57,19 +58,21 @@ def advice(spec: SearchSpec, found: Sequence[Candidate], chosen: Candidate | Non
 def _what_would_fit(spec: SearchSpec, found: Sequence[Candidate]) -> list[str]:
     nearest = min((c for c in found if not c.impossible), key=lambda c: c.bytes, default=None)
     if nearest is None:
-        return ["nothing here can run: see the reasons in the table"]
+        return ["nothing can run here: see the reasons in the table"]
     more = math.ceil(nearest.bytes / nearest.limit)
-    lines = [f"nothing fits; nearest is {nearest.strategy} with {nearest.binding}"]
+    lines = [f"nothing fits; the nearest is {nearest.strategy} with {nearest.binding}"]
     lines.append(
-        f"what would make it fit: at least {more} × as many cards where states bind, or a card with"
-        f" {nearest.bytes / MARGIN / GIB:.0f} GiB"
+        f"what would make it fit: at least {more} × as many devices if states are the limit, or a"
+        f" device with {nearest.bytes / MARGIN / GIB:.0f} GiB"
     )
     if nearest.peak.logits > 0.2 * nearest.peak.total:
-        lines.append("logits bind: a shorter sequence, or tensor parallel with a parallel loss")
+        lines.append(
+            "logits are the limit: use shorter sequences, or tensor parallelism with a parallel loss"
+        )
     if nearest.work.adapter is None:
         lines.append(
-            "or LoRA (lora: {r: 16}): gradients and optimizer of the adapter only; with quantization_bit: 4"
-            " the weights take a quarter"
+            "or LoRA (lora: {r: 16}): only the adapter has gradients and optimizer states; with"
+            " quantization_bit: 4 the weights need a quarter"
         )
     return lines
 
@@ -77,14 +80,14 @@ def _what_would_fit(spec: SearchSpec, found: Sequence[Candidate]) -> list[str]:
 SLIGHT = 0.02  # a smaller share of the step time is not worth a remedy
 OTHERWISE = "a larger batch"
 REMEDIES = {
-    "data-parallel exchange": "more accumulation, or sharding inside a node (fsdp hybrid)",
-    "tensor-parallel exchange": "a smaller tp_size, or a larger micro-batch",
-    "context-parallel exchange": "a smaller cp_size, where the rows and the memory allow",
+    "data-parallel communication": "more accumulation, or sharding inside a node (fsdp hybrid)",
+    "tensor-parallel communication": "a smaller tp_size, or a larger micro-batch",
+    "context-parallel communication": "a smaller cp_size, if rows and memory allow",
     "the pipeline's bubble": "more micro-batches, or pp_schedule: interleaved",
-    "moving to host memory": "more cards, or recomputation in its place",
+    "offload to host memory": "more devices, or recomputation instead",
     "generation": (
-        "more answers at a time (per_device_train_batch_size), shorter ones (max_completion_length), or"
-        " rollout.server"
+        "more answers at a time (per_device_train_batch_size), shorter answers"
+        " (max_completion_length), or rollout.server"
     ),
     "arithmetic": "torch_compile, or a larger micro-batch",
 }
@@ -94,13 +97,13 @@ def _bottleneck(chosen: Candidate) -> str:
     speed = chosen.speed
     parts = {
         "arithmetic": speed.compute,
-        "tensor-parallel exchange": speed.tensor_parallel,
-        "context-parallel exchange": speed.context_parallel,
-        "data-parallel exchange": speed.data_parallel,
+        "tensor-parallel communication": speed.tensor_parallel,
+        "context-parallel communication": speed.context_parallel,
+        "data-parallel communication": speed.data_parallel,
         "the pipeline's bubble": speed.bubble,
-        "sends between stages": speed.pipeline,
-        "the optimizer's step": speed.optimizer,
-        "moving to host memory": speed.offload,
+        "communication between stages": speed.pipeline,
+        "the optimizer step": speed.optimizer,
+        "offload to host memory": speed.offload,
         "the other models": speed.others,
         "generation": speed.generation,
     }
@@ -108,11 +111,11 @@ def _bottleneck(chosen: Candidate) -> str:
     share = {name: parts[name] / speed.step for name in (first, second)}
     if share[second] < SLIGHT:
         return (
-            f"time goes to {first} ({share[first]:.0%}), little to anything else:"
+            f"most time is spent on {first} ({share[first]:.0%}), little on anything else:"
             f" {REMEDIES.get(first, OTHERWISE)}"
         )
     cure = REMEDIES.get(second if first == "arithmetic" else first, OTHERWISE)
-    return f"time goes to {first} ({share[first]:.0%}), then {second} ({share[second]:.0%}): {cure}"
+    return f"most time is spent on {first} ({share[first]:.0%}), then {second} ({share[second]:.0%}): {cure}"
 
 
 def _checkpoint(chosen: Candidate) -> str:
@@ -121,8 +124,9 @@ def _checkpoint(chosen: Candidate) -> str:
     interval = math.sqrt(2 * SECONDS_TO_SAVE * between)
     steps = max(1, round(interval / chosen.step))
     return (
-        f"save every {human_seconds(interval)} ({steps} steps): one failure in {human_seconds(between)} on"
-        f" {chosen.work.world} cards, {SECONDS_TO_SAVE:.0f} s a save (Young/Daly)"
+        f"save every {human_seconds(interval)} ({steps} steps): one failure per"
+        f" {human_seconds(between)} on {chosen.work.world} devices, {SECONDS_TO_SAVE:.0f} s per"
+        " save (Young/Daly)"
     )
 
 
@@ -131,6 +135,6 @@ def _learning_rate(chosen: Candidate) -> list[str]:
         return []
     dp = chosen.work.dp
     return [
-        f"learning rate against one card's: × {math.sqrt(dp):.3g} (square root, the guide's, for Adam) or ×"
-        f" {dp} (linear, for SGD) where the batch grew {dp} ×"
+        f"learning rate compared with one device: × {math.sqrt(dp):.3g} (square root, the guide's"
+        f" rule, for Adam) or × {dp} (linear, for SGD) if the batch grew {dp} ×"
     ]

@@ -43,7 +43,7 @@ def cluster_of_hardware(hardware: Hardware, nodes: int) -> AcceleratorCluster | 
     return AcceleratorCluster(
         machine,
         hardware.num_devices * nodes,
-        "this machine, links by the catalogue",
+        "this machine, links from the catalogue",
         card.bf16,
         card.capability,
         card.unverified,
@@ -67,7 +67,7 @@ def cluster_of_cpu(hardware: Hardware, ranks: int) -> AcceleratorCluster:
         host_memory=float(hardware.host_memory_bytes),
         context=False,
     )
-    return AcceleratorCluster(machine, max(1, ranks), "a guess at a CPU")
+    return AcceleratorCluster(machine, max(1, ranks), "an estimate for a CPU")
 
 
 def predicted_plan(plan: Plan, hardware: Hardware) -> Candidate | None:
@@ -170,17 +170,17 @@ def of_length(spec: SearchSpec, plan: Plan, epoch: tuple[int, int] | None) -> Se
     """
     training = plan.config.training
     if epoch is None or not epoch[0]:
-        full = f"rows counted as full, {spec.seq_len:,} tokens"
+        full = f"rows are assumed to be full, {spec.seq_len:,} tokens"
         needed = (
             "once the data is prepared: paceline prepare"
             if algorithm_spec(plan.algorithm).measured
             else "with training.max_steps"
         )
-        return replace(spec, basis=full if spec.steps else f"how long it all takes is told {needed}")
+        return replace(spec, basis=full if spec.steps else f"the total time is predicted {needed}")
     rows, tokens = epoch
     whole = rows // spec.rows if training.dataloader_drop_last else -(-rows // spec.rows)
     steps = spec.steps or math.ceil(training.num_train_epochs * whole)
-    basis = f"{rows:,} rows an epoch, {tokens / rows:,.0f} tokens each on average, as prepared"
+    basis = f"{rows:,} rows per epoch, {tokens / rows:,.0f} tokens each on average, as prepared"
     return replace(spec, steps=steps, row_tokens=tokens / rows, basis=basis)
 
 

@@ -99,7 +99,7 @@ def table(entries: Sequence[LedgerEntry]) -> str:
             f" {Path(e.model).name[:12]}"
         )
     lines.append(
-        "predicted → measured; later plans on a machine are multiplied by what its newest runs show:"
+        "predicted → measured; later plans on a machine are multiplied by the factors of its newest runs:"
     )
     for machine in dict.fromkeys(e.machine for e in entries):
         memory_factor, time_factor = corrections(entries, machine)

@@ -41,11 +41,11 @@ class Outlook:
         elif self.basis:
             parts.append(self.basis)
         many = f" × {self.kept} = {human_bytes(self.disk_bytes)}" if self.kept > 1 else ""
-        parts.append(f"a checkpoint takes {human_bytes(self.checkpoint_bytes)} of disk{many}")
+        parts.append(f"a checkpoint needs {human_bytes(self.checkpoint_bytes)} of disk{many}")
         if self.host_bytes_a_node:
-            parts.append(f"offload takes {human_bytes(self.host_bytes_a_node)} of host memory a node")
+            parts.append(f"offload needs {human_bytes(self.host_bytes_a_node)} of host memory per node")
         if self.nvme_bytes_a_node:
-            parts.append(f"offload takes {human_bytes(self.nvme_bytes_a_node)} of NVMe a node")
+            parts.append(f"offload needs {human_bytes(self.nvme_bytes_a_node)} of NVMe per node")
         return "; ".join(parts)
 
 

@@ -157,9 +157,9 @@ def text(f: Forecast) -> str:
     lines = [
         f"{f.name} on {f.spec.cluster.cards} × {machine.name} ({nodes}, {machine.memory / GIB:.1f} GiB each)",
         (
-            f"{human_count(shape.num_parameters)} parameters, {human_count(shape.matmul_parameters)} a token;"
-            f" {f.spec.rows} rows of {f.spec.seq_len} tokens a step"
-            f" ({human_count(f.spec.rows * f.spec.seq_len)})"
+            f"{human_count(shape.num_parameters)} parameters,"
+            f" {human_count(shape.matmul_parameters)} per token; {f.spec.rows} rows of"
+            f" {f.spec.seq_len} tokens per step ({human_count(f.spec.rows * f.spec.seq_len)})"
         ),
         "",
         (
@@ -185,7 +185,7 @@ def text(f: Forecast) -> str:
         lines += _wrapped("auto", "; ".join(f.steps))
     shown = f.own or f.chosen
     if shown is not None:
-        lines += _wrapped("whole", outlook(shown, f.spec).text())
+        lines += _wrapped("total", outlook(shown, f.spec).text())
     for sentence in f.advice:
         lines += _wrapped("note", sentence)
     # How reliable the numbers are.
@@ -193,24 +193,25 @@ def text(f: Forecast) -> str:
     slow, fast = spread("speed")
     lines += _wrapped(
         "spread",
-        f"measured over predicted, 80 % of published rows: memory {low:.2f} to {high:.2f}, speed {slow:.2f}"
-        f" to {fast:.2f} (docs/planner_accuracy.md)",
+        f"measured divided by predicted, for 80 % of published rows: memory {low:.2f} to"
+        f" {high:.2f}, speed {slow:.2f} to {fast:.2f} (docs/planner_accuracy.md)",
     )
     memory_factor, time_factor = f.spec.corrections
     if f.spec.corrections != (1.0, 1.0):
         lines += _wrapped(
             "ledger",
-            f"this machine's runs correct memory by × {memory_factor:.2f} and time by × {time_factor:.2f}",
+            f"runs on this machine correct memory by × {memory_factor:.2f} and time by × {time_factor:.2f}",
         )
     if f.spec.cluster.unverified:
         lines += _wrapped(
             "unsure",
-            f"nobody checked these numbers of {machine.name}: {', '.join(f.spec.cluster.unverified)}",
+            f"these numbers of {machine.name} have not been verified: {', '.join(f.spec.cluster.unverified)}",
         )
     lines.append(
-        "* fastest that fits (within 1 %: the leanest)  " + ("= this config" if f.own else "> auto's")
+        "* fastest that fits (within 1 %: the one with least memory)  "
+        + ("= this config" if f.own else "> auto's")
     )
-    lines.append("micro: micro-batch × accumulation, r: recomputed")
+    lines.append("micro: micro-batch × accumulation, r: with recomputation")
     return "\n".join(lines) + "\n"
 
 

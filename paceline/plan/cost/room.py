@@ -129,12 +129,12 @@ def room_problems(plan: Plan, hardware: Hardware, room: Room | None) -> list[Dia
     several = f" ({1 + len(plan.models)} models)" if plan.models else ""
     # Cards: states first, since a smaller startup would not help.
     if card and room.states_card is not None and room.states_card > card:
-        what = "the model states alone, without any activation, do not fit a card"
+        what = "the model states alone, without activations, do not fit on a device"
         found.append(_lacks(codes.PLAN_STATES_CARD, what, room.states_card, card, "card", _smaller(plan)))
     elif card and room.start_card > card:
         what = (
-            f"the start does not fit a card: {room.words}, and {plan.precision.master} weights take"
-            f" {whole}{several}"
+            f"the start does not fit on a device: {room.words}, and {plan.precision.master} weights"
+            f" need {whole}{several}"
         )
         found.append(_lacks(codes.PLAN_START_CARD, what, room.start_card, card, "card", _startable(plan)))
     if not host:
@@ -143,14 +143,14 @@ def room_problems(plan: Plan, hardware: Hardware, room: Room | None) -> list[Dia
     node = "this host" if plan.num_nodes == 1 else "a node"
     many = f"{processes} process{'es' if processes > 1 else ''} of {node}"
     if room.states_host is not None and room.states_host > host:
-        what = f"model states and interpreters of the {many} do not fit its memory"
+        what = f"model states and interpreters of the {many} do not fit in its memory"
         found.append(
             _lacks(codes.PLAN_STATES_HOST, what, room.states_host, host, "host memory", _smaller(plan))
         )
     elif room.start_host > host:
         what = (
-            f"the start of the {many} does not fit its memory: {room.words}, and {plan.precision.master}"
-            f" weights take {whole}{several}"
+            f"the start of the {many} does not fit in its memory: {room.words}, and"
+            f" {plan.precision.master} weights need {whole}{several}"
         )
         found.append(
             _lacks(codes.PLAN_START_HOST, what, room.start_host, host, "host memory", _startable(plan))
@@ -174,11 +174,12 @@ def rows_problems(plan: Plan, hardware: Hardware) -> list[Diagnostic]:
     if not room or need <= room:
         return []
     what = (
-        f"a micro-batch of {plan.batch.micro_batch:,} rows does not fit: its token ids and one hidden state"
-        " of each token alone are too much"
+        f"a micro-batch of {plan.batch.micro_batch:,} rows does not fit: its token ids and one"
+        " hidden state per token alone are too large"
     )
     hint = (
-        "per_device_train_batch_size: 8, say; gradient_accumulation_steps makes large batches of small ones"
+        "set per_device_train_batch_size: 8, for example; gradient_accumulation_steps builds large"
+        " batches from small ones"
     )
     of = "host memory" if cpu else "card"
     found = f"at least {human_bytes(need)} of {human_bytes(room)} of {of}"
@@ -192,23 +193,23 @@ def _lacks(code: Code, what: str, need: int, room: int, of: str, hint: str) -> D
 def _smaller(plan: Plan) -> str:
     adapter = "lora: {r: 16}, " if plan.adapter is None else ""
     return (
-        f"{adapter}more cards or nodes that share the states, or a smaller model; paceline plan --hardware"
-        " 16xH100 tries others"
+        f"{adapter}more devices or nodes to shard the states over, or a smaller model; paceline"
+        " plan --hardware 16xH100 tries others"
     )
 
 
 def _startable(plan: Plan) -> str:
     """Return a hint: what would start with less memory."""
     reads = (
-        "distributed_strategy: fsdp with fsdp: full_shard (rank 0 alone reads, no card holds more than its"
-        " share)"
+        "distributed_strategy: fsdp with fsdp: full_shard (only rank 0 reads, and no device holds"
+        " more than its shard)"
     )
     quantised = plan.adapter is not None and plan.adapter.quantization is not None
     if quantised:
-        return f"adapters on weights of 16 bits (quantization_bit: null) under {reads}, or a smaller model"
+        return f"adapters on 16-bit weights (quantization_bit: null) under {reads}, or a smaller model"
     one = strategy_spec(plan.strategy).start(plan.engine)
     if one is not None and one.one_reads:
-        return "a machine whose memory holds the whole model once, or a smaller model"
+        return "use a machine whose memory can hold the complete model once, or a smaller model"
     return f"{reads}, or a smaller model"
 
 
@@ -217,12 +218,12 @@ def room_decisions(plan: Plan, hardware: Hardware, room: Room | None) -> Iterato
     if room is None:
         return
     host = hardware.host_memory_bytes
-    parts = [f"{human_bytes(room.start_host)} of host memory a node"]
+    parts = [f"{human_bytes(room.start_host)} of host memory per node"]
     if hardware.device != "cpu" and room.start_card:
         parts.insert(0, f"{human_bytes(room.start_card)} a card")
     known = (
-        f"{human_bytes(host)} are there"
+        f"{human_bytes(host)} are available"
         if host
-        else "how much a node has is not known here: host_memory_gb in a YAML for --hardware says it"
+        else "the memory of a node is unknown here: set host_memory_gb in a YAML for --hardware"
     )
     yield Decision("start", " and ".join(parts), f"{room.words}; {known}")

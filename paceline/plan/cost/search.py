@@ -112,8 +112,8 @@ class Candidate:
             return ""
         if self.fits:
             return (
-                f"{self.bytes / GIB:.1f} GiB of {self.card / GIB:.1f}: fits with less to spare than a choice"
-                " keeps"
+                f"{self.bytes / GIB:.1f} GiB of {self.card / GIB:.1f}: fits, but with less than the"
+                " safety margin"
             )
         terms = self.peak.to_json()
         most = max(terms, key=lambda name: terms[name])
@@ -272,14 +272,14 @@ def why_not_start(work: StepSpec) -> str:
     on_card = card_peak(work.start, models) if work.machine.context else 0.0
     if on_card > work.machine.memory:
         return (
-            f"cannot start: {on_card / GIB:.0f} GiB of {work.machine.memory / GIB:.0f}, whole on each"
-            f" card{many}"
+            f"cannot start: {on_card / GIB:.0f} GiB of {work.machine.memory / GIB:.0f}, complete on"
+            f" each device{many}"
         )
     processes = min(work.machine.node, work.world)
     on_host, room = host_peak(work.start, models, processes), work.machine.host_memory
     if room and on_host > room:
         return (
-            f"cannot start: {on_host / GIB:.0f} GiB of {room / GIB:.0f} of a host, whole in"
+            f"cannot start: {on_host / GIB:.0f} GiB of {room / GIB:.0f} of a host, complete in"
             f" {work.start.readers(processes)} of its processes{many}"
         )
     return ""
@@ -337,7 +337,7 @@ def near_rows(spec: SearchSpec) -> list[int]:
 def _no_layout(spec: SearchSpec) -> Diagnostic:
     cards, near = spec.cluster.cards, near_rows(spec)
     return codes.PLAN_ROWS_CARDS(
-        f"{spec.rows} rows a step cannot be shared out evenly over {cards} cards by any strategy",
+        f"no strategy can divide {spec.rows} rows per step evenly among {cards} devices",
         "--rows",
         str(spec.rows),
         " or ".join(map(str, near)),

@@ -43,13 +43,13 @@ def why_not(plan: Plan) -> str:
     mesh = plan.mesh
     spec = strategy_spec(plan.strategy)
     if spec.simulated is Simulated.NOTHING:
-        return spec.not_simulated or f"'{plan.strategy}' is not known to run without real tensors"
+        return spec.not_simulated or f"it is not known whether '{plan.strategy}' runs without real tensors"
     if mesh.tp > 1:
         return "torch fails on tensor-parallel weights under fake tensors (aten.nonzero has no size there)"
     if mesh.cp > 1:
-        return "blocks of a sequence are exchanged by numbers that a simulation does not have"
+        return "blocks of a sequence are exchanged depending on values that a simulation does not have"
     if plan.adapter is not None and plan.adapter.quantization:
-        return "bitsandbytes packs real weights only"
+        return "bitsandbytes can quantise real weights only"
     return ""
 
 
@@ -91,7 +91,7 @@ def compare(plan: Plan, candidate: Candidate, measured: Simulation) -> list[Comp
         times, count = sent.get(kind, (None, None))
         expected = closed.get(kind, (None, None))
         rows.append(Compared(f"{kind}s a step", times, expected[0], "times"))
-        rows.append(Compared(f"{kind}, bytes a step", count, expected[1]))
+        rows.append(Compared(f"{kind}, bytes per step", count, expected[1]))
     return rows
 
 

@@ -35,11 +35,12 @@ class LoadingSpec:
 CARD = LoadingSpec(
     True,
     False,
-    "every process reads the whole model and moves it to its card before anything is cut, cast or packed",
+    "every process reads the complete model and moves it to its device before it is sharded, cast"
+    " or quantised",
 )
-HOST = LoadingSpec(False, False, "every process reads the whole model into host memory and keeps its part")
+HOST = LoadingSpec(False, False, "every process reads the complete model into host memory and keeps its part")
 FIRST = LoadingSpec(
-    False, True, "rank 0 reads the whole model into host memory and hands each rank its share"
+    False, True, "rank 0 reads the complete model into host memory and sends each rank its shard"
 )
 
 

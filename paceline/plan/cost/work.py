@@ -236,7 +236,7 @@ def why_not_run(work: StepSpec) -> str:
         return f"{work.pp * work.stages_a_rank} stages for {work.shape.layers} layers"
     head_at = next(place for place, stage in enumerate(work.stages) if stage.head)
     if head_at < work.pp - 2:
-        return f"{work.pp - 2 - head_at} stages would hold nothing"
+        return f"{work.pp - 2 - head_at} stages would be empty"
     if work.accumulation < work.pp - 1:
         return f"{work.accumulation} micro-batches for {work.pp} stages"
     return ""

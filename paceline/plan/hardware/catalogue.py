@@ -173,7 +173,7 @@ def card_named(name: str, where: str = "--hardware") -> Card:
     if found is None:
         raise ConfigError(
             codes.PLAN_HARDWARE_UNKNOWN(
-                "no accelerator of this name is in the catalogue", where, name, _near(name, known)
+                "the catalogue has no accelerator of this name", where, name, _near(name, known)
             )
         )
     return found
@@ -213,7 +213,7 @@ def cluster_of(text: str) -> AcceleratorCluster:
     count = int(match.group(1) or 1) if match else 0
     if match is None or count < 1:
         raise ConfigError(
-            codes.PLAN_HARDWARE_FORM("hardware is a number and a name", "--hardware", text, "16xH100")
+            codes.PLAN_HARDWARE_FORM("--hardware must be a number and a name", "--hardware", text, "16xH100")
         )
     card = card_named(match.group(2))
     return AcceleratorCluster(
@@ -232,7 +232,8 @@ def _whole_nodes(machine: Machine, count: int) -> Machine:
         lower, upper = count // machine.node * machine.node, -(-count // machine.node) * machine.node
         raise ConfigError(
             codes.PLAN_HARDWARE_NODES(
-                f"nodes with {machine.name} have {machine.node} cards, and all nodes are taken to be alike",
+                f"nodes with {machine.name} have {machine.node} devices, and all nodes are assumed"
+                " to be alike",
                 "--hardware",
                 str(count),
                 f"{lower} or {upper}, or a YAML with cards_per_node",
@@ -254,7 +255,7 @@ def _from_yaml(path: Path) -> AcceleratorCluster:
     if not isinstance(data, dict):
         raise ConfigError(
             codes.PLAN_HARDWARE_FILE(
-                "a hardware file holds one mapping", str(path), type(data).__name__, ", ".join(FIELDS)
+                "a hardware file must contain one mapping", str(path), type(data).__name__, ", ".join(FIELDS)
             )
         )
     # Check keys and values.
@@ -271,7 +272,7 @@ def _from_yaml(path: Path) -> AcceleratorCluster:
             isinstance(value, bool) or not isinstance(value, int | float) or value <= 0
         ):
             raise ConfigError(
-                codes.PLAN_HARDWARE_VALUE(f"{key} is a number above 0", f"{path}: {key}", repr(value))
+                codes.PLAN_HARDWARE_VALUE(f"{key} must be a number above 0", f"{path}: {key}", repr(value))
             )
     # Start from the named card, or require all of its numbers.
     card = card_named(str(data["card"]), f"{path}: card") if data.get("card") else None
@@ -281,7 +282,7 @@ def _from_yaml(path: Path) -> AcceleratorCluster:
     if missing:
         raise ConfigError(
             codes.PLAN_HARDWARE_MISSING(
-                "without a card from the catalogue these are needed", str(path), ", ".join(missing)
+                "without a device from the catalogue these keys are required", str(path), ", ".join(missing)
             )
         )
     count = int(data.get("cards", 1))

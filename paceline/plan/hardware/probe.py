@@ -107,7 +107,7 @@ def probe_hardware(
             host_memory,
             cpus,
             num_nodes,
-            f"{len(gpus)} CUDA device(s) are there, but this torch is a CPU build",
+            f"there are {len(gpus)} CUDA device(s), but this torch is a CPU build",
         )
     name, _, capability, _ = min(gpus, key=lambda gpu: gpu[2])  # the weakest device decides
     return Hardware(

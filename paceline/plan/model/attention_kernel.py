@@ -51,12 +51,15 @@ def attention_kernel(
     if call.own_scores:
         return (
             DOCUMENT_SCORES,
-            "no kernel has softcapped scores or sinks, so all scores of one document a call",
+            (
+                "no kernel supports softcapped scores or sinks, so all scores of one document are"
+                " computed per call"
+            ),
         )
     if device == "cpu":
         if call.window or call.dropout or call.width != call.value_width:
-            return DOCUMENT_SDPA, "a CPU has no variable-length kernel, so one call a document"
-        return DOCUMENT_FLASH, "a CPU has no variable-length kernel, so one causal call a document"
+            return DOCUMENT_SDPA, "a CPU has no variable-length kernel, so one call per document"
+        return DOCUMENT_FLASH, "a CPU has no variable-length kernel, so one causal call per document"
     obstacle = _no_flash(device, capability, dtype, call)
     if obstacle is None:
         return VARLEN_FLASH, "one variable-length flash kernel over all documents of a row"
@@ -82,9 +85,12 @@ def _no_flash(device: str, capability: float | None, dtype: str, call: Attention
             f" {capability})"
         )
     if width != call.value_width:
-        return f"the variable-length kernel takes heads of one size (here {width} and {call.value_width})"
+        return (
+            f"the variable-length kernel needs all heads to have one size (here {width} and"
+            f" {call.value_width})"
+        )
     if width % FLASH_MULTIPLE or width > FLASH_MAX_WIDTH or (width in _TIGHT_WIDTHS and capability in _TIGHT):
-        return f"the variable-length kernel does not take heads of {width}"
+        return f"the variable-length kernel does not support heads of size {width}"
     if call.dropout:
-        return "the variable-length kernel has no dropout"
+        return "the variable-length kernel does not support dropout"
     return None

@@ -72,9 +72,9 @@ def named_config(given: str) -> Mapping[str, Json]:
         "qwen257b",
         "gpt2",
     ]
-    hint = f"nearest: {', '.join(plain[n] for n in near)}; or a folder with a config.json"
+    hint = f"nearest: {', '.join(plain[n] for n in near)}; or give a folder with a config.json"
     raise ConfigError(
-        codes.PLAN_MODEL_UNKNOWN("no model of this name is in the built-in list", "--model", given, hint)
+        codes.PLAN_MODEL_UNKNOWN("the built-in list has no model of this name", "--model", given, hint)
     )
 
 

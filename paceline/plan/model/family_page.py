@@ -50,12 +50,12 @@ def _lines() -> Iterator[str]:
         ),
         "",
         (
-            f"**{len(trained)} are trained**, {len(packed)} of them packed: attention keeps the documents of"
-            " a row apart. The others get one padded row a document,"
+            f"**{len(trained)} are supported**, {len(packed)} of them packed: attention separates"
+            " the documents of a row. The others get one padded row per document,"
         ),
         (
-            "and `data.packing` is not granted. Where the size is marked *exact*, the plan's count of"
-            " parameters is Transformers' own; elsewhere it is about right"
+            "and `data.packing` does not apply. Where the size is marked *exact*, the plan's count"
+            " of parameters equals Transformers' own; elsewhere it is approximate"
         ),
         '(within a quarter), and the plan says "about".',
         "",
@@ -67,13 +67,14 @@ def _lines() -> Iterator[str]:
         ),
         "",
         (
-            f"({len(counted)} are counted exactly.) A family with state beside its parameters is not trained"
-            f" under a pipeline: {', '.join(sorted(kind for kind, row in trained.items() if row.buffers))}."
+            f"({len(counted)} are counted exactly.) A family with state other than its parameters"
+            " is not supported under a pipeline:"
+            f" {', '.join(sorted(kind for kind, row in trained.items() if row.buffers))}."
         ),
         "",
         (
-            "Rotary embeddings whose factor follows the length (dynamic NTK, LongRoPE) are computed for each"
-            " document by itself; they do not go with context"
+            "Rotary embeddings whose factor depends on the length (dynamic NTK, LongRoPE) are"
+            " computed for each document separately; they do not support context"
         ),
         (
             "parallelism. Falcon with ALiBi: Transformers' `eager` adds the bias twice, its `sdpa` once;"
@@ -83,8 +84,8 @@ def _lines() -> Iterator[str]:
         "## Refused",
         "",
         (
-            "A model with a tower for images or sound, whatever its family, and a balance loss of experts"
-            " (`output_router_logits: true`) are refused too."
+            "A model with a vision or audio tower, of any family, and a load-balancing loss of"
+            " experts (`output_router_logits: true`) are refused as well."
         ),
         "",
         "| `model_type` | why |",

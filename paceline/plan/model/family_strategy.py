@@ -20,20 +20,20 @@ def check_family(shape: ModelShape | None, mesh: Mesh) -> Iterator[Diagnostic]:
     cp, kind = "training.parallelism.cp_size", shape.model_type
     if mesh.cp > 1 and shape.rows == PADDED:
         what = (
-            f"context parallelism shares out packed rows, and models of type '{kind}' get a padded row a"
-            " document"
+            f"context parallelism shards packed rows, but models of type '{kind}' get one padded"
+            " row per document"
         )
         yield codes.PLAN_FAMILY_STRATEGY(what, cp, str(mesh.cp), "cp_size: 1")
     elif mesh.cp > 1 and shape.rope_by_length:
         what = (
-            "this model's rotary embedding follows the length of a whole document (dynamic or longrope), and"
-            " context parallelism gives a rank a part of it"
+            "this model's rotary embedding depends on the length of the complete document (dynamic"
+            " or longrope), but context parallelism gives a rank only a part of it"
         )
         yield codes.PLAN_FAMILY_STRATEGY(what, cp, str(mesh.cp), "cp_size: 1")
     if mesh.pp > 1 and shape.buffers:
         what = (
-            f"models of type '{kind}' have state beside their parameters (buffers), which a pipeline's stages"
-            " do not save"
+            f"models of type '{kind}' have state other than their parameters (buffers), which"
+            " pipeline stages do not save"
         )
         yield codes.PLAN_FAMILY_STRATEGY(
             what, "training.distributed_strategy", f"pipeline of {mesh.pp}", "distributed_strategy: fsdp"

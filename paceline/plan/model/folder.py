@@ -42,9 +42,9 @@ def check_model_folder(name: str, key: str) -> list[Diagnostic]:
         hint = (
             f"{key.rpartition('.')[2]}: {folder.parent}"
             if folder.parent != Path(".")
-            else "the folder that holds it"
+            else "give the folder that contains it"
         )
-        return [codes.MODEL_NOT_A_FOLDER("a model is a folder, and this is a file", key, name, hint)]
+        return [codes.MODEL_NOT_A_FOLDER("a model must be a folder, but this is a file", key, name, hint)]
     if not (folder / "config.json").is_file() and (folder / "adapter_config.json").is_file():
         return [_adapter(folder, key)]
     if special := special_files(folder):
@@ -57,7 +57,10 @@ def check_model_folder(name: str, key: str) -> list[Diagnostic]:
 
 
 def _special(folder: Path, special: list[str], key: str) -> Diagnostic:
-    what, hint = "the folder holds something that is no file", "remove it, or name another folder"
+    what, hint = (
+        "the folder contains something that is not a regular file",
+        "remove it, or name another folder",
+    )
     return codes.MODEL_SPECIAL_FILE(what, key, f"{folder}: {', '.join(special[:4])}", hint)
 
 
@@ -71,7 +74,7 @@ def _not_there(folder: Path, name: str, key: str) -> Iterator[Diagnostic]:
         return  # a hub name
     if address := _ADDRESS.match(name):
         yield codes.PLAN_MODEL_MISSING(
-            "this is an address of the web; a model on the hub goes by its name",
+            "this is a web address; give the hub name of the model",
             key,
             name,
             f"{key.rpartition('.')[2]}: {address[1]}",
@@ -79,7 +82,7 @@ def _not_there(folder: Path, name: str, key: str) -> Iterator[Diagnostic]:
         return
     found = f"{name}; in {folder.parent}: {', '.join(beside[:6]) or 'no models'}"
     yield codes.PLAN_MODEL_MISSING(
-        "there is no such folder", key, found, "an existing folder, or a hub name like org/model"
+        "there is no such folder", key, found, "give an existing folder, or a hub name like org/model"
     )
 
 
@@ -91,11 +94,10 @@ def _adapter(folder: Path, key: str) -> Diagnostic:
     there = (
         ""
         if base is None or not str(base).startswith(("/", ".")) or Path(base).exists()
-        else ", which is not there"
+        else ", which does not exist"
     )
     what = (
-        "this folder holds an adapter, without the model it belongs to"
-        f" ({base or 'which it does not name'}{there})"
+        f"this folder contains an adapter, without its base model ({base or 'which it does not name'}{there})"
     )
     hint = (
         f"{key.rpartition('.')[2]}: {base or 'the base model'}, with lora: {{adapter_name_or_path: {folder}}}"
@@ -122,12 +124,12 @@ def _shards(folder: Path, index: Path, key: str) -> Iterator[Diagnostic]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         what, found = "the index of the weights cannot be read", f"{type(error).__name__}: {error}"
         yield codes.MODEL_WEIGHTS_INDEX(
-            what, key, f"{index}: {found}"[:300], "the folder's files again, whole"
+            what, key, f"{index}: {found}"[:300], "download the folder's files again, completely"
         )
         return
     missing = [name for name in named if not (folder / name).is_file()]
     if missing:
-        what = f"{len(missing)} of {len(named)} files of weights that {_INDEX} names are missing"
+        what = f"{len(missing)} of {len(named)} weight files listed in {_INDEX} are missing"
         hint = "copy or download them again: hf download NAME --local-dir DIR"
         yield codes.MODEL_MISSING_SHARDS(what, key, ", ".join(missing[:4]), hint)
     for name in named:
@@ -137,7 +139,7 @@ def _shards(folder: Path, index: Path, key: str) -> Iterator[Diagnostic]:
 
 
 def _damaged(file: Path, found: str, key: str) -> Diagnostic:
-    what = "a file of the model's weights is damaged or was cut short"
+    what = "a weight file of the model is damaged or truncated"
     return codes.MODEL_DAMAGED_WEIGHTS(what, key, f"{file}: {found}", "copy or download it again")
 
 
@@ -164,14 +166,14 @@ def _no_weights(folder: Path, key: str, convert: str) -> Diagnostic:
             "the weights are pickle files, which can run code when they are read; only safetensors are read"
         )
         line = convert.format(quote(str(folder)), quote(f"{folder}-safetensors"))
-        hint = f"convert them once, where that code may run, and name the new folder: {line}"
+        hint = f"convert them once, where that code may run, and use the new folder: {line}"
         return codes.MODEL_PICKLED(what, key, ", ".join(pickles[:4]), hint)
     inside = ", ".join(sorted(p.name for p in folder.iterdir())[:8])
     hint = (
-        f"a folder with model.safetensors, or {_INDEX} and its files; or model.config in place of"
-        " model.name_or_path, to train from scratch"
+        f"use a folder with model.safetensors, or {_INDEX} and its files; or set model.config"
+        " instead of model.name_or_path, to train from scratch"
     )
-    return codes.MODEL_NO_WEIGHTS("the folder holds no weights", key, f"{folder}: {inside}", hint)
+    return codes.MODEL_NO_WEIGHTS("the folder contains no weights", key, f"{folder}: {inside}", hint)
 
 
 def damage(file: Path) -> str | None:
@@ -181,12 +183,12 @@ def damage(file: Path) -> str | None:
         with open_file(file) as stream:
             length = int.from_bytes(stream.read(8), "little")
             if size < 8 or not 2 <= length <= min(_MAX_HEADER_BYTES, size - 8):
-                return f"{size} bytes, which is no safetensors file"
+                return f"{size} bytes, which is not a safetensors file"
             header = json.loads(stream.read(length))
         ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         return f"{type(error).__name__}: {error}"[:200]
     need = 8 + length + max(ends, default=0)
     if not ends:
-        return "it holds no tensor"
+        return "it contains no tensor"
     return None if need == size else f"{size:,} bytes instead of {need:,}"

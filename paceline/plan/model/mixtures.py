@@ -94,7 +94,7 @@ def _number(config: Mapping[str, Json], names: tuple[str, ...], where: str) -> i
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
-                what = f"{name} is a whole number up to {_MOST:,}"
+                what = f"{name} must be a whole number up to {_MOST:,}"
                 raise ConfigError(
                     codes.PLAN_MODEL_SIZE(what, f"{where}.{name}", repr(value)[:100], f"{name}: 8")
                 )

@@ -35,9 +35,7 @@ def shape_from_config(config: Mapping[str, Json], where: str = "model.config") -
     family = str(config.get("model_type") or "")
     if not family:
         raise ConfigError(
-            codes.PLAN_MODEL_TYPE(
-                "the model's family is missing", where, "no model_type", "model_type: llama"
-            )
+            codes.PLAN_MODEL_TYPE("model_type is missing", where, "no model_type", "model_type: llama")
         )
     sizes = family_sizes(family)
     for name, spellings in SIZE_NAMES.items():
@@ -52,7 +50,7 @@ def shape_from_config(config: Mapping[str, Json], where: str = "model.config") -
         near = f"; or model_type: {' or '.join(close)}" if close else ""
         raise ConfigError(
             codes.PLAN_MODEL_SIZES(
-                f"'{family}' is not a family known here, and these sizes are missing",
+                f"the family '{family}' is unknown here, and these sizes are missing",
                 where,
                 ", ".join(missing),
                 "; ".join(f"{SIZE_NAMES[name][0]}: …" for name in missing) + near,
@@ -92,11 +90,11 @@ def config_from_path(path: str | Path) -> JsonObject:
         ) from exc
     except ValueError as exc:
         raise ConfigError(
-            codes.PLAN_MODEL_CONFIG("this config.json is no JSON", str(file), str(exc))
+            codes.PLAN_MODEL_CONFIG("this config.json is not valid JSON", str(file), str(exc))
         ) from exc
     if not isinstance(config, dict):
         raise ConfigError(
-            codes.PLAN_MODEL_CONFIG("a config.json holds one object", str(file), type(config).__name__)
+            codes.PLAN_MODEL_CONFIG("config.json must contain one object", str(file), type(config).__name__)
         )
     return config
 
@@ -120,7 +118,7 @@ def shape_of(model: ModelSection, environ: Mapping[str, str] | None = None) -> M
                 "there is no such folder",
                 "model.name_or_path",
                 name,
-                "an existing folder, or a hub name like org/model",
+                "give an existing folder, or a hub name like org/model",
             )
         )
     given = environ or {}
@@ -182,7 +180,7 @@ _USUAL = {
 
 def _whole(value: Json, name: str, where: str, largest: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= largest:
-        what = f"{name} is a whole number from 1 up to {largest:,}"
+        what = f"{name} must be a whole number from 1 to {largest:,}"
         raise ConfigError(
             codes.PLAN_MODEL_SIZE(
                 what, f"{where}.{name}", repr(value)[:100], f"{name}: {_USUAL.get(name, 512)}"

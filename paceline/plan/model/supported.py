@@ -94,8 +94,8 @@ def unsupported(
     found = [*_tower(config, where), *_balance(config, where)]
     if attention == "eager" and config.get("model_type") == "falcon" and config.get("alibi"):
         what = (
-            "Transformers' eager attention adds Falcon's ALiBi bias twice: its losses are those of another"
-            " model (sdpa adds it once)"
+            "Transformers' eager attention adds Falcon's ALiBi bias twice, so its losses are wrong"
+            " (sdpa adds it once)"
         )
         found.append(
             codes.PLAN_ALIBI_TWICE(what, "model.attn_implementation", "eager", "attn_implementation: auto")
@@ -118,8 +118,8 @@ def lost_tensors(names: Iterator[str] | list[str], where: str) -> list[Diagnosti
         return []
     kinds = sorted({".".join(name.split(".")[:2]) for name in towers})
     what = (
-        f"{len(towers)} tensors of this folder belong to a tower that a text model has no place for: they"
-        " would be lost"
+        f"{len(towers)} tensors of this folder belong to a vision or audio tower that a text model"
+        " does not have: they would be lost"
     )
     return [codes.PLAN_TOWER(what, where, f"{', '.join(kinds[:4])} ({towers[0]}, …)", _no_tower())]
 
@@ -139,7 +139,7 @@ def obstacle(config: Mapping[str, Json]) -> str | None:
     if config.get("is_causal") is False or config.get("use_bidirectional_attention"):
         return f"model_type {kind} is set to bidirectional attention"
     if families().get(str(kind), Family()).rows == "padded":
-        return f"documents of a row of model_type {kind} would change each other's losses"
+        return f"documents in a row of model_type {kind} would influence each other's losses"
     return None
 
 
@@ -164,14 +164,17 @@ def _tower(config: Mapping[str, Json], where: str) -> Iterator[Diagnostic]:
         else []
     )
     if inner or classes:
-        what = "this model reads images or sound beside text, and its tower would be lost or stay untrained"
+        what = (
+            "this model reads images or audio in addition to text, and its tower would be lost or stay"
+            " untrained"
+        )
         yield codes.PLAN_TOWER(what, where, ", ".join([*inner, *classes]), _no_tower())
 
 
 def _no_tower() -> str:
     return (
-        f"the text model of its family as a folder of its own (e.g. gemma3_text, qwen3); {LIST} lists what is"
-        " trained"
+        "use the text model of its family as a folder of its own (e.g. gemma3_text, qwen3);"
+        f" {LIST} lists the supported types"
     )
 
 
@@ -187,8 +190,8 @@ def _balance(config: Mapping[str, Json], where: str) -> Iterator[Diagnostic]:
     ):
         if one.get("output_router_logits") is True and one.get("router_aux_loss_coef") != 0:
             what = (
-                "the balance loss of the experts (output_router_logits with router_aux_loss_coef) is not"
-                " built: it would be left out"
+                "the load-balancing loss of the experts (output_router_logits with"
+                " router_aux_loss_coef) is not supported and would be left out"
             )
             found = (
                 "output_router_logits: true, router_aux_loss_coef:"
@@ -198,5 +201,5 @@ def _balance(config: Mapping[str, Json], where: str) -> Iterator[Diagnostic]:
                 what,
                 f"{place}.output_router_logits",
                 found,
-                "output_router_logits: false: trained without it",
+                "set output_router_logits: false to train without it",
             )

@@ -80,14 +80,14 @@ def weights_of(folder: Path, found: list[Diagnostic]) -> list[Path]:
         if any(not isinstance(name, str) for name in weight_map.values()) or any(
             os.sep in n or n in ("", ".", "..") for n in files
         ):
-            raise ValueError("weight_map names something else than files of this folder")
+            raise ValueError("weight_map names something other than files of this folder")
     except (OSError, ValueError) as error:
         found.append(_damaged(index, str(error)))
         return []
     missing = [name for name in files if not (folder / name).exists()]
     if missing:
         found.append(
-            _damaged(index, f"{len(missing)} of {len(files)} files are not there: {', '.join(missing[:3])}")
+            _damaged(index, f"{len(missing)} of {len(files)} files do not exist: {', '.join(missing[:3])}")
         )
         return []
     return [folder / name for name in files]
@@ -112,10 +112,10 @@ def header_of(file: Path) -> dict[str, StoredTensor]:
         start = opened.read(8)
         length = int.from_bytes(start, "little")
         if len(start) < 8 or not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
-            raise ValueError(f"the file has {size:,} bytes, its header would have {length:,}")
+            raise ValueError(f"the file has {size:,} bytes, but its header would have {length:,}")
         header = parse_json(opened.read(length), once=True)
     if not isinstance(header, dict):
-        raise ValueError("its header is no object")
+        raise ValueError("its header is not an object")
     tensors = {name: _stored(name, entry) for name, entry in header.items() if name != "__metadata__"}
     spans = sorted(tensor.span for tensor in tensors.values())
     end = size - 8 - length
@@ -129,18 +129,18 @@ def header_of(file: Path) -> dict[str, StoredTensor]:
 
 def _stored(name: str, entry: Json) -> StoredTensor:
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-        raise ValueError(f"the entry of {name!r:.80} is none")
+        raise ValueError(f"the entry of {name!r:.80} is not an object")
     kind, shape, offsets = entry["dtype"], _numbers(entry["shape"]), _numbers(entry["data_offsets"])
     if not isinstance(kind, str) or kind not in _BITS:
         raise ValueError(f"{name!r:.80} has the dtype {kind!r:.40}")
     if shape is None or offsets is None:
-        raise ValueError(f"{name!r:.80} has no shape, or no place")
+        raise ValueError(f"{name!r:.80} has no shape, or no offsets")
     if (
         len(shape) > 64
         or len(offsets) != 2
         or 8 * (offsets[1] - offsets[0]) != math.prod(shape) * _BITS[kind]
     ):
-        raise ValueError(f"{name!r:.80} has another size than its shape and dtype")
+        raise ValueError(f"the size of {name!r:.80} does not match its shape and dtype")
     return StoredTensor(kind, shape, (offsets[0], offsets[1]))
 
 
@@ -176,12 +176,12 @@ def _once(pairs: list[tuple[str, Json]]) -> JsonObject:
     found = dict(pairs)
     if len(found) != len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"a key stands twice: {next(n for n in names if names.count(n) > 1)!r:.80}")
+        raise ValueError(f"a key appears twice: {next(n for n in names if names.count(n) > 1)!r:.80}")
     return found
 
 
 def _damaged(file: Path, found: str) -> Diagnostic:
     what = "this file of the model is damaged"
     return codes.PLAN_MODEL_FILE(
-        what, str(file), found, "download the model again (hf download …), or another folder"
+        what, str(file), found, "download the model again (hf download …), or use another folder"
     )

@@ -62,8 +62,8 @@ def other_sizes(folder: Path, shape: ModelShape) -> list[Diagnostic]:
     wrong = list(_misfits(tensors, shape))
     if not wrong:
         return []
-    what = "the weights are those of another model than config.json describes"
-    hint = "the config.json that belongs to these weights (hf download …), or another folder"
+    what = "the weights belong to another model than config.json describes"
+    hint = "use the config.json that belongs to these weights (hf download …), or another folder"
     return [codes.PLAN_WEIGHTS_SIZES(what, "model.name_or_path", f"{folder}: {'; '.join(wrong[:3])}", hint)]
 
 
@@ -75,14 +75,14 @@ def _misfits(tensors: Mapping[str, StoredTensor], shape: ModelShape) -> Iterator
         size, place = list(entry.shape), _LAYER.search(name)
         if place is None:
             if ".".join(name.split(".")[-2:]) in _ROWS and len(size) == 2 and size[0] != shape.vocab:
-                yield f"{name} has {size[0]} rows, vocab_size is {shape.vocab}"
+                yield f"{name} has {size[0]} rows, but vocab_size is {shape.vocab}"
             continue
         layers.add(int(place[1]))
         a, b = inside.get(place[2].removesuffix(".weight"), (0, 0))
         if b and size != [b, a]:
-            yield f"{name} is {size}, config.json makes it {[b, a]}"
+            yield f"{name} is {size}, but config.json requires {[b, a]}"
     if inside and layers and len(layers) < shape.layers:
-        yield f"{len(layers)} layers, num_hidden_layers is {shape.layers}"
+        yield f"{len(layers)} layers, but num_hidden_layers is {shape.layers}"
 
 
 def adapter_sizes(folder: Path, adapter: AdapterSpec, shape: ModelShape) -> list[Diagnostic]:
@@ -103,14 +103,14 @@ def adapter_sizes(folder: Path, adapter: AdapterSpec, shape: ModelShape) -> list
         a, b = inside[linear]
         fits = [rank, a] if half == "A.weight" else [b, rank]
         if int(place[1]) >= shape.layers:
-            wrong.append(f"{name}, and the model has {shape.layers} layers")
+            wrong.append(f"{name}, but the model has {shape.layers} layers")
         elif list(entry.shape) != fits:
             wrong.append(f"{name} is {list(entry.shape)}, the model makes it {fits}")
     if not wrong:
         return []
-    what, key = "the adapter's weights are for another model", "lora.adapter_name_or_path"
+    what, key = "the adapter's weights belong to another model", "lora.adapter_name_or_path"
     return [
         codes.PLAN_WEIGHTS_SIZES(
-            what, key, f"{folder}: {'; '.join(wrong[:3])}", "an adapter that was trained on this model"
+            what, key, f"{folder}: {'; '.join(wrong[:3])}", "use an adapter that was trained on this model"
         )
     ]

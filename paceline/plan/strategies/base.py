@@ -192,8 +192,10 @@ def _own_spec(name: str) -> StrategySpec | None:
         return None
     if "torch" in sys.modules and not had_torch:
         module = name.partition(":")[0]
-        what = f"'{module}' imports torch, and a plan is made without it"
-        hint = f"the class in a module of its own, and in {module}: implementation='other_module:Class'"
+        what = f"'{module}' imports torch, but planning must not import torch"
+        hint = (
+            f"move the class to a module of its own, and set in {module}: implementation='other_module:Class'"
+        )
         raise ConfigError(codes.STRATEGY_SPEC_TORCH(what, where, name, hint))
     return guarded(replace(found, name=name), where)
 

@@ -57,8 +57,8 @@ class Threads(Replicated):
         findings.explain(
             "data_parallel",
             f"{devices} device(s) of one process",
-            "nn.DataParallel copies the model in every step and gathers on the first device; ddp is faster on"
-            " the same devices",
+            "nn.DataParallel copies the model in every step and gathers outputs on the first"
+            " device; ddp is faster on the same devices",
         )
         return ThreadOptions(devices)
 
@@ -85,5 +85,5 @@ DDP = Averaged(
     alone="single",
     state_form=TORCH,
     simulated=Simulated.MODULE_AND_STATES,
-    not_simulated="DDP's reducer reads real memory: what it sends stands in closed form",
+    not_simulated="DDP's reducer reads real memory: its communication is computed by formula",
 )

@@ -30,10 +30,10 @@ DEEPSPEED = StateForm(_PLAIN, "DeepSpeed's loss scaler")
 def why_unreadable(saved: StateForm, reads: StateForm, *, fp16: bool) -> str:
     """Return why a run that ``reads`` one format cannot resume from ``saved``; empty if it can."""
     if saved.tensors != reads.tensors:
-        return "state in a form of its own is read by the strategy that wrote it alone"
+        return "state in an engine's own format can be read only by the strategy that wrote it"
     if fp16 and saved.loss_scale != reads.loss_scale:
         return (
-            f"fp16 goes on with its loss scale, {saved.loss_scale} keeps other numbers than"
+            f"fp16 resumes with its loss scale, but {saved.loss_scale} stores other values than"
             f" {reads.loss_scale}"
         )
     return ""

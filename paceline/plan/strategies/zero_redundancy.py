@@ -65,7 +65,7 @@ ZERO_REDUNDANCY = ZeroRedundancySpec(
     state_form=TORCH,
     simulated=Simulated.MODULE,
     not_simulated=(
-        "DDP's reducer reads real memory, and the optimizer is another on each rank: both stand in closed"
-        " form"
+        "DDP's reducer reads real memory, and the optimizer differs on each rank: both are computed"
+        " by formula"
     ),
 )

@@ -46,10 +46,10 @@ def engine_config(plan: Plan, role: str = "") -> JsonObject:
     if stage and plan.precision.master == "float64":
         raise ConfigError(
             codes.STRATEGY_DEEPSPEED_FLOAT64(
-                f"ZeRO-{stage} keeps its masters in float32",
+                f"ZeRO-{stage} keeps its master weights in float32",
                 "model.dtype",
                 "float64",
-                "model.dtype: float32, or a native strategy (ddp, fsdp) for float64",
+                "set model.dtype: float32, or use a native strategy (ddp, fsdp) for float64",
             )
         )
     # Drop what Paceline owns (see above), then set what its arithmetic relies on.

@@ -35,7 +35,7 @@ def library(world: World) -> ModuleType:
             codes.STRATEGY_DEEPSPEED_MISSING(
                 "DeepSpeed is not installed",
                 "training.distributed_strategy",
-                hint=f"{INSTALL}, or training.distributed_strategy: fsdp",
+                hint=f"{INSTALL}, or set training.distributed_strategy: fsdp",
             )
         )
     publish(
@@ -108,7 +108,7 @@ def need_async_io(world: World) -> None:
                 "offload to NVMe needs DeepSpeed's async_io op, which cannot be built here",
                 "zero_optimization.offload_optimizer.device",
                 problem or "on another rank",
-                "apt-get install libaio-dev g++; pip install ninja; or device: cpu",
+                "apt-get install libaio-dev g++; pip install ninja; or set device: cpu",
             )
         )
 
@@ -139,7 +139,7 @@ def _check_accelerator(deepspeed: ModuleType, world: World) -> None:
     if found != world.device.type:
         raise ConfigError(
             codes.STRATEGY_DEEPSPEED_ACCELERATOR(
-                f"DeepSpeed has chosen another kind of device than this run's {world.device.type}",
+                f"DeepSpeed has chosen another type of device than this run's {world.device.type}",
                 "DS_ACCELERATOR",
                 str(found),
                 f"DS_ACCELERATOR={world.device.type}",

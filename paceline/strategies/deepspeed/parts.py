@@ -50,11 +50,11 @@ class ParameterSlice:
         if not sizes or not whole or cut["conversion"].get("unsupported_reason") or cut["sub_param_sizes"]:
             raise PacelineError(
                 codes.STRATEGY_DEEPSPEED_LAYOUT(
-                    "AutoTP cuts this parameter in pieces that do not lie side by side, which a checkpoint"
-                    " here cannot hold",
+                    "AutoTP splits this parameter into pieces that are not contiguous, which a"
+                    " checkpoint cannot store",
                     name,
                     str(cut["partition_type"]),
-                    "distributed_strategy: fsdp with tp_size",
+                    "set distributed_strategy: fsdp with tp_size",
                 )
             )
         dim = cut["partition_dim"]

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from paceline.strategies.deepspeed.engine import Engine
 
 SAID = (
-    "flops profile: matrix products alone are counted, from shapes: tokens × weight for every layer (all"
-    " tokens of the micro-batch, the head its labelled positions), 2 × length² × width for attention, a"
-    " document at a time and as if it were not causal. A layer without latency is computed inside a kernel of"
-    " the module around it, which has its time."
+    "flops profile: only matrix products are counted, from shapes: tokens × weight for every layer"
+    " (all tokens of the micro-batch, for the head its labelled positions), 2 × length² × width for"
+    " attention, per document and as if it were not causal. A layer without latency is computed"
+    " inside a kernel of the module around it, which has its time."
 )
 
 

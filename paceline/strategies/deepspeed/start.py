@@ -64,8 +64,8 @@ def start_engine(
                 "DeepSpeed refuses this configuration",
                 "training.deepspeed",
                 f"{type(error).__name__}: {' '.join(str(error).split())[:400]}",
-                "change in training.deepspeed what its message names, or distributed_strategy: fsdp, which"
-                " needs no DeepSpeed",
+                "change what its message names in training.deepspeed, or set distributed_strategy:"
+                " fsdp, which does not need DeepSpeed",
             )
         ) from error
     check_engine(engine, config, world, sequence_parallel)
@@ -87,7 +87,8 @@ def check_packed(root: nn.Module, config: Mapping[str, Json]) -> None:
                 " precision",
                 "lora.quantization_bit",
                 f"{len(packed)} weights ({packed[0]}, …)",
-                "distributed_strategy: fsdp, or adapters on whole weights (quantization_bit: null)",
+                "set distributed_strategy: fsdp, or use adapters on unquantised weights"
+                " (quantization_bit: null)",
             )
         )
 
@@ -154,7 +155,7 @@ def check_engine(
         )
     if engine.sequence_parallel_size != sequence_parallel:
         wrong.append(
-            f"sequences are shared by {engine.sequence_parallel_size} ranks instead of {sequence_parallel}"
+            f"sequences are sharded over {engine.sequence_parallel_size} ranks instead of {sequence_parallel}"
         )
     if stage == 3:
         wrong += _whole_parameters(engine, world)
@@ -166,10 +167,11 @@ def check_engine(
     if wrong:
         raise PacelineError(
             codes.STRATEGY_DEEPSPEED_TRAP(
-                "DeepSpeed has started, but not what the plan says",
+                "DeepSpeed has started, but its setup differs from the plan",
                 "training.deepspeed",
                 "; ".join(wrong),
-                "an issue with this message: the run would have trained something else than it says",
+                "please report this message as an issue: the run would have trained something else"
+                " than planned",
             )
         )
 

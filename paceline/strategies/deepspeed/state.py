@@ -146,15 +146,15 @@ def check_tensor(reader: ShardReader, role: str, name: str, shape: tuple[int, ..
             codes.CHECKPOINT_MISSING_TENSOR(
                 f"the checkpoint has no '{name}' ({PARAM}) for the {role}",
                 found=name,
-                hint="the config's model must be the one that was saved",
+                hint="use the model that was saved",
             )
         )
     if tuple(reader.shape(role, name, PARAM)) != shape:
         raise CheckpointError(
             codes.CHECKPOINT_SHAPE(
                 f"'{name}' has another shape in the checkpoint",
-                found=f"{tuple(reader.shape(role, name, PARAM))}, the model has {shape}",
-                hint="the config's model (and its vocabulary) must be the one that was saved",
+                found=f"{tuple(reader.shape(role, name, PARAM))}, but the model has {shape}",
+                hint="use the model (and vocabulary) that was saved",
             )
         )
 

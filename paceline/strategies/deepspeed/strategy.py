@@ -252,10 +252,10 @@ def check_optimizer(spec: OptimizerSpec, stage: int) -> None:
     if stage and not elementwise(spec.name):
         raise ConfigError(
             codes.STRATEGY_DEEPSPEED_OPTIMIZER(
-                f"ZeRO-{stage} cuts the optimizer's state into flat partitions, and {spec.name}'s rows and"
-                " columns are lost in them",
+                f"ZeRO-{stage} partitions the optimizer's state into flat buffers, which do not"
+                f" preserve {spec.name}'s rows and columns",
                 "training.optim",
                 spec.name,
-                "adamw_torch_fused, sgd, rmsprop or adagrad; or training.distributed_strategy: fsdp",
+                "use adamw_torch_fused, sgd, rmsprop or adagrad; or training.distributed_strategy: fsdp",
             )
         )

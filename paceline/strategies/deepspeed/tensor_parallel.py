@@ -23,7 +23,7 @@ def prepare_root(root: RootModule, stage: int) -> None:
     if not stage:
         raise ConfigError(
             plan_codes.STRATEGY_DEEPSPEED_TP_STAGE(
-                "AutoTP without ZeRO clips each rank's part of the model by itself",
+                "AutoTP without ZeRO clips each rank's part of the model separately",
                 "zero_optimization.stage",
                 "0 with tensor_parallel",
                 '"stage": 1',
@@ -41,10 +41,10 @@ def check_tp_plan(config: PretrainedConfig) -> None:
     if not getattr(config, "base_model_tp_plan", None):
         raise ConfigError(
             plan_codes.STRATEGY_DEEPSPEED_TP_PLAN(
-                "AutoTP needs the model's own tensor-parallel plan, and this model has none",
+                "AutoTP needs the model's own tensor-parallel plan, but this model has none",
                 "training.deepspeed",
                 f"model_type {getattr(config, 'model_type', None)} with tensor_parallel.autotp_size",
-                "a model with one (llama, qwen2, mistral, gemma2, …), or autotp_size: 1",
+                "use a model that has one (llama, qwen2, mistral, gemma2, …), or autotp_size: 1",
             )
         )
 
@@ -53,7 +53,7 @@ def unsharded(root: RootModule) -> list[str]:
     """Return what is wrong with the sharding: no layer replaced, weights of full size, or a sharded head."""
     replaced = [m for m in root.modules() if type(m).__module__.startswith("deepspeed.module_inject")]
     if not replaced:
-        return ["AutoTP has replaced no layer: every rank computes the whole model"]
+        return ["AutoTP has replaced no layer: every rank computes the complete model"]
     whole = [
         name
         for name, p in root.named_parameters()
@@ -61,8 +61,8 @@ def unsharded(root: RootModule) -> list[str]:
         and cut["partition_dim"] is not None
         and tuple(getattr(p, "ds_shape", p.shape)) == tuple(cut["original_shape"])
     ]
-    wrong = [f"AutoTP has left {len(whole)} weights whole ({whole[0]}, …)"] if whole else []
+    wrong = [f"AutoTP has left {len(whole)} weights unsharded ({whole[0]}, …)"] if whole else []
     head = root.hf.get_output_embeddings()
     if head is not None and type(head).__module__.startswith("deepspeed"):
-        wrong.append("AutoTP has cut the head, whose whole weight the loss needs")
+        wrong.append("AutoTP has sharded the head, whose complete weight the loss needs")
     return wrong

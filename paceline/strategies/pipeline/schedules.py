@@ -58,11 +58,11 @@ class StageLayout:
         ):
             raise ConfigError(
                 codes.STRATEGY_PIPELINE_SCHEDULE(
-                    "no such pipeline",
+                    "there is no such pipeline",
                     "training.parallelism.pp_schedule",
                     f"{self.schedule}, {self.ranks} ranks, {self.each} stages each",
-                    "two ranks or more; 1f1b or gpipe with one stage a rank, interleaved or zero_bubble with"
-                    " one or more, zbv with two",
+                    "use two ranks or more: 1f1b or gpipe with one stage per rank, interleaved or"
+                    " zero_bubble with one or more, zbv with two",
                 )
             )
 

@@ -164,10 +164,10 @@ class Pipeline(FSDP):
         if plan.mesh.cp > 1:
             raise ConfigError(
                 codes.STRATEGY_PIPELINE_CP(
-                    "a pipeline does not share out sequences",
+                    "a pipeline cannot shard sequences",
                     "training.parallelism.cp_size",
                     str(plan.mesh.cp),
-                    "cp_size: 1, or distributed_strategy: fsdp without pp_size",
+                    "set cp_size: 1, or distributed_strategy: fsdp without pp_size",
                 )
             )
         engine = plan.engine if isinstance(plan.engine, PipelineOptions) else PipelineOptions()
@@ -193,7 +193,7 @@ class Pipeline(FSDP):
 
     def _shard(self, role: Role, root: RootModule) -> PipelineHandle:
         """Keep this rank's stages of ``root``; free the rest."""
-        assert isinstance(root, RoleModule), "a pipeline cuts Hugging Face models"
+        assert isinstance(root, RoleModule), "a pipeline can only split Hugging Face models"
         stages = split(root, self.stage_layout.count, self.stage_layout.own(self.place_in_row))
         if self.plan.mesh.tp > 1:
             how = self.how

@@ -35,10 +35,10 @@ def gives_no_number(name: str, architectures: Sequence[str], labels: int) -> Dia
         return None
     found = f"{name}: {', '.join(architectures) or 'no architecture'}, {labels} labels"
     hint = (
-        "a model trained with algorithm: reward and exported, or any AutoModelForSequenceClassification of"
-        " one label"
+        "use a model trained with algorithm: reward and exported, or any"
+        " AutoModelForSequenceClassification with one label"
     )
-    return codes.REWARDS_MODEL("this model gives no single number", _REWARDS, found, hint)
+    return codes.REWARDS_MODEL("this model does not return a single number", _REWARDS, found, hint)
 
 
 def missing_key(name: str | None, environ: Mapping[str, str]) -> Diagnostic | None:

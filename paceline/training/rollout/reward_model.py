@@ -60,14 +60,14 @@ def check_reward_model(name: str, tokenizer: Path) -> None:
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
         message = str(error).split("\n")[0]
-        hint = "the folder of `paceline export` after algorithm: reward"
+        hint = "use the folder written by `paceline export` after algorithm: reward"
         if (Path(name) / "adapter_config.json").is_file():
-            hint = "export it as a whole model: paceline export RUN --to FOLDER --merge"
-        what = "there is no reward model that could be loaded"
+            hint = "export it as a complete model: paceline export RUN --to FOLDER --merge"
+        what = "the reward model cannot be loaded"
         raise ConfigError(codes.REWARDS_MODEL(what, _WHERE, f"{name}: {message}", hint)) from error
     if wrong := gives_no_number(name, config.architectures or (), config.num_labels):
         raise ConfigError(wrong)
     if found := other_tokens(name, tokenizer):
-        what = "the reward model reads other tokens than the policy writes: it would judge another text"
-        hint = "a reward model trained from the same base model, with the same tokenizer"
+        what = "the reward model and the policy have different tokens, so it would read a different text"
+        hint = "use a reward model trained from the same base model, with the same tokenizer"
         raise ConfigError(codes.REWARDS_TOKENIZER(what, _WHERE, found, hint))

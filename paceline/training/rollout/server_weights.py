@@ -55,13 +55,14 @@ class WeightSync:
         place = self.folder / f"weights-{self.sent:06d}"
         if words := open_to_strangers(self.folder):
             what = (
-                "the folder for the server's weights is not safe: somebody else could put other weights there"
+                "the folder for the server's weights is not safe: another user could replace the"
+                " weights in it"
             )
-            hint = "training.rollout.server.weights_dir: a folder of your own, or none"
+            hint = "set training.rollout.server.weights_dir to a folder of your own, or remove it"
             raise ConfigError(
                 codes.ROLLOUT_SERVER_WEIGHTS(what, "training.rollout.server.weights_dir", words, hint)
             )
-        with named_errors(place, what="the weights for the server that writes answers cannot be written"):
+        with named_errors(place, what="the weights for the generation server cannot be written"):
             shutil.rmtree(place, ignore_errors=True)
             place.mkdir(parents=True)
             entries = hub_entries(hf, list(whole(hf, self.dtype)))

@@ -174,10 +174,10 @@ class RolloutSetup:
             if count:
                 more = f"; and {count - _ROWS_NAMED} more" if count > _ROWS_NAMED else ""
                 what = (
-                    "the reward 'code' cannot use the tests of some rows: they run in a process of their own"
-                    " and see plain values"
+                    "the reward 'code' cannot use the tests of some rows: they run in a separate"
+                    " process and see plain values"
                 )
-                hint = "correct or remove these rows; docs/rollouts.md tells what tests may hold"
+                hint = "correct or remove these rows; docs/rollouts.md describes what tests may contain"
                 text = "; ".join(first[:_ROWS_NAMED]) + more
                 raise ConfigError(codes.REWARDS_CODE_TESTS(what, "training.rollout.rewards", text, hint))
 

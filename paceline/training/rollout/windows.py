@@ -104,10 +104,11 @@ class RolloutWindows:
     def _no_labels(self) -> str:
         """Return what to do about a step whose answers were all left out."""
         if not self.filter_groups:
-            return "a reward that judges the answers: no reward judged any of them"
+            return "use a reward that scores the answers: no reward scored any of them"
         return (
-            "filter_groups leaves out every prompt whose answers all score the same: a reward that tells"
-            f" answers apart, a higher temperature, or training.rollout.max_redraws above {self.max_redraws}"
+            "filter_groups drops every prompt whose answers all have the same score: use a reward"
+            " that distinguishes answers, a higher temperature, or training.rollout.max_redraws"
+            f" above {self.max_redraws}"
         )
 
     def _prompt(self, place: int) -> Prompt:
@@ -133,7 +134,7 @@ class RolloutWindows:
 
     def _read(self, epoch: int, number: int) -> Rollout:
         """Read the rollout during which the checkpoint was saved."""
-        assert self.reader is not None, "a run begins with a rollout"
+        assert self.reader is not None, "a run must begin with a rollout"
         self.draws.resume(epoch, number)
         fields = self.algorithm.fields()
         size, accumulation = self.layout.batch_layout.micro_batch, self.layout.batch_layout.accumulation
@@ -319,16 +320,16 @@ def _nothing_learnt(judged: Judged, spread: Tensor, compares: bool) -> list[Diag
     """Warn if no group of a rollout has two different scores."""
     if not bool(judged.judged.any()):
         what, hint = (
-            "no answer of this rollout was judged: nothing is learnt of it",
-            "see why the rewards left all out",
+            "no answer of this rollout was scored, so it has no gradient",
+            "find out why the rewards skipped all answers",
         )
     elif compares and bool((spread == 0).all()):
         what = (
-            "within each group all rewards are equal: every advantage is 0 and nothing is learnt of this"
-            " rollout"
+            "within each group all rewards are equal: every advantage is 0, so this rollout has no gradient"
         )
         hint = (
-            "num_generations of 2 and more, a temperature above 0, or a reward that tells these answers apart"
+            "use num_generations of 2 or more, a temperature above 0, or a reward that"
+            " distinguishes these answers"
         )
     else:
         return []

@@ -85,7 +85,7 @@ def _not_built(config: Config, error: Exception) -> Diagnostic:
     lines = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
     if isinstance(error, (ValueError, ImportError)) and (m.attn_implementation != "auto" or not odd):
         what = "the model cannot be built with this attention"
-        hint = "attn_implementation: auto (or eager, sdpa)"
+        hint = "set attn_implementation: auto (or eager, sdpa)"
         return codes.MODEL_ATTENTION(
             what, "model.attn_implementation", f"{m.attn_implementation}: {lines}"[:400], hint
         )
@@ -98,10 +98,10 @@ def _not_built(config: Config, error: Exception) -> Diagnostic:
 def _numbers(config: Config, plan: Plan, root: RootModule) -> None:
     """Reject numbers that every class accepts but that nothing can be computed with."""
     if wrong := impossible(model_config(config.model, current())):
-        what = "no step can be computed with these numbers of the model's config"
+        what = "a step cannot be computed with these values in the model's config"
         raise ConfigError(
             models_codes.MODELS_BAD_CONFIG(
-                what, _where(config), ", ".join(wrong), "epsilons above 0, dropouts from 0 to 1"
+                what, _where(config), ", ".join(wrong), "epsilons must be above 0, dropouts from 0 to 1"
             )
         )
 
@@ -121,7 +121,7 @@ def _frequencies(config: Config, plan: Plan, root: RootModule) -> None:
         wrong = [name for name, buffer in made.named_buffers() if not bool(torch.isfinite(buffer).all())]
         if wrong:
             what, found = (
-                "the rotary positions of this model's config are no numbers",
+                "the rotary positions of this model's config are not finite numbers",
                 f"{kind.__name__}: {wrong[0]}",
             )
             rope = getattr(made.config, "rope_parameters", None)
@@ -139,7 +139,7 @@ def _where(config: Config) -> str:
     return "model.config" if config.model.config else "model.name_or_path"
 
 
-_HINT = "what its message asks for, or no such key: the family's own value then holds"
+_HINT = "follow its message, or remove the key: the family's default value is then used"
 
 
 @dataclass(frozen=True)

@@ -117,10 +117,10 @@ def _tried(
     except (Exception, SystemExit) as error:  # a library's own error, without a code
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         what, found = (
-            f"the {name} cannot be had",
+            f"the {name} cannot be loaded",
             f"{type(error).__name__}: {lines[0] if lines else ''}"[:400],
         )
-        return [codes.TRIAL_FAILED(what, _KEYS[name], found, "what its message asks for, or another value")]
+        return [codes.TRIAL_FAILED(what, _KEYS[name], found, "follow its message, or use another value")]
 
 
 _KEYS = {
@@ -183,7 +183,7 @@ def _compile(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
     modes = list(list_mode_options())
     if t.torch_compile_backend not in (None, *backends):
         yield codes.TRAIN_COMPILE_BACKEND(
-            "torch has no such compile backend here",
+            "torch has no such compile backend",
             "training.torch_compile_backend",
             str(t.torch_compile_backend),
             f"one of {', '.join(backends)}",
@@ -210,7 +210,7 @@ def _model(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
     except PacelineError as error:
         first = error.diagnostics[0]
         yield codes.TRIAL_NOT_HERE(
-            f"the model's class was not looked at: {first.what}",
+            f"the model's class was not checked: {first.what}",
             first.where,
             first.found,
             first.hint,

@@ -400,24 +400,24 @@ def test_no_cheat_between_input_and_output(
 UNUSABLE: list[tuple[Any, str]] = [
     ("assert True", "nothing that a program would define"),
     ("", "nothing that a program would define"),
-    ("assert f(2 == 4", "no Python"),
-    (17, "neither Python nor inputs"),
-    ([1], "neither Python nor inputs"),
-    ({"a": 1}, "neither Python nor inputs"),
+    ("assert f(2 == 4", "not valid Python"),
+    (17, "neither Python code nor inputs"),
+    ([1], "neither Python code nor inputs"),
+    ({"a": 1}, "neither Python code nor inputs"),
     ({"inputs": ["1"], "outputs": []}, "two lists"),
     ({"inputs": [], "outputs": []}, "at least one"),
     ({"inputs": [1], "outputs": ["1"]}, "text, or a list of lines"),
-    ({"inputs": [1], "outputs": [1], "fn_name": "a b"}, "no name of a function"),
-    ("def check(candidate):\n    assert candidate(1)", "no entry_point"),
+    ({"inputs": [1], "outputs": [1], "fn_name": "a b"}, "not the name of a function"),
+    ("def check(candidate):\n    assert candidate(1)", "entry_point, the function to check, is missing"),
     ("import no_such_module\nassert f(2)", "not installed"),
     ("from . import x\nassert f(2)", "not installed"),
-    ("def test_a(tmp_path):\n    assert f(2)", "takes arguments"),
-    ("def test_a(capsys):\n    f(2)", "takes arguments"),
+    ("def test_a(tmp_path):\n    assert f(2)", "has arguments"),
+    ("def test_a(capsys):\n    f(2)", "has arguments"),
     ("import sys, io\nsys.stdout = o = io.BytesIO()\nf(2)", "what the program prints"),
-    ("assert isinstance(f(2), Node)", "a class of the program's"),
-    ("class A(Base): pass\nassert f(2)", "a class of the program's"),
-    ("try:\n    f(2)\nexcept MyError: pass", "a class of the program's"),
-    ("import pytest\nwith pytest.raises(MyError):\n    f(2)", "a class of the program's"),
+    ("assert isinstance(f(2), Node)", "a class of the program"),
+    ("class A(Base): pass\nassert f(2)", "a class of the program"),
+    ("try:\n    f(2)\nexcept MyError: pass", "a class of the program"),
+    ("import pytest\nwith pytest.raises(MyError):\n    f(2)", "a class of the program"),
 ]
 
 
@@ -441,5 +441,5 @@ def test_small_things(reward: CodeReward) -> None:
     )
     assert program_of("a\n```py\nb\n```") == "b\n"
     for wrong in ({"seconds": 0}, {"seconds": "10"}, {"memory_mb": 1}, {"seconds": True}):
-        with pytest.raises(ConfigError, match="a whole number from"):
+        with pytest.raises(ConfigError, match="a whole number of"):
             CodeReward(**wrong)

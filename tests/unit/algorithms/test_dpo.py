@@ -189,7 +189,7 @@ def test_who_is_asked_for_the_reference() -> None:
     assert (DPO(reference_free=True).reference_roles, DPO(reference_free=True).frozen) == ((), ())
     batch, logprobs = batch_of(4, seed=1)
     bare = replace(batch, extras={})
-    with pytest.raises(AssertionError, match="asked"):
+    with pytest.raises(AssertionError, match="missing"):
         DPO().losses(Role.POLICY, {"logprobs": logprobs}, bare)
     informed = DPO().attach_outputs(Role.REFERENCE, {"logprobs": logprobs.detach()}, bare)
     assert float(

@@ -165,7 +165,7 @@ def test_the_reference_is_a_model_beside_or_the_policy_without_its_adapter() -> 
         (),
     )
     bare = batch_of([0, 1])
-    with pytest.raises(AssertionError, match="nobody asked"):
+    with pytest.raises(AssertionError, match="outputs are missing"):
         KTO().losses(Role.POLICY, {Output.LOGPROBS.value: logprobs(1, [0, 1])}, bare)
     filler = batch_of([-1])
     empty = KTO().losses(Role.POLICY, {Output.LOGPROBS.value: logprobs(1, [])}, filler)

@@ -192,7 +192,7 @@ def test_a_function_that_hangs_is_ended(mine: str) -> None:
     many = scored(
         RewardSpec(f"{mine}:sleeps"), samples=[said("x")] * 50, on_error="skip", timeout_seconds=0.1
     )
-    assert all(map(math.isnan, many.total)) and "not asked" in many.problems[-1].found
+    assert all(map(math.isnan, many.total)) and "not called" in many.problems[-1].found
     pattern = scored(
         RewardSpec("regex", 1.0, {"pattern": "(a+)+$"}),
         samples=[said("a" * 60 + "b")],
@@ -235,7 +235,7 @@ def isolated() -> bool:
 
 def test_code_runs_in_a_child_that_is_shut_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not isolated():
-        with pytest.raises(ConfigError, match="cannot be shut in"):
+        with pytest.raises(ConfigError, match="cannot isolate"):
             Scorer([RewardSpec("code")], allow_code=True)
         return
     monkeypatch.setenv("A_SECRET", "42")

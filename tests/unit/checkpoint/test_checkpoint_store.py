@@ -250,7 +250,7 @@ def test_disk_full_in_the_middle_leaves_everything_as_it_was(
     monkeypatch.setattr(disk, "_write_all", tight)
     with pytest.raises(CheckpointError, match="checkpoint.disk_full") as caught:
         save(2)
-    assert "untouched" in str(caught.value)
+    assert "unchanged" in str(caught.value)
     assert names_in(run) == before
     monkeypatch.undo()
     assert find_checkpoint("latest", run) == run.checkpoint(1)
@@ -324,7 +324,7 @@ def test_keep_zero_is_refused(run: RunDir) -> None:
 
 
 def test_the_same_tensor_twice_is_refused(run: RunDir) -> None:
-    with pytest.raises(CheckpointError, match="comes twice"):
+    with pytest.raises(CheckpointError, match="is given twice"):
         Checkpointer(run, OneRank()).save(1, [whole("w", torch.ones(1))] * 2, {}, {})
 
 

@@ -137,7 +137,7 @@ def broken(run: RunDir, change: Callable[[Any], None], **kwargs: Any) -> Path:
 
 def test_not_a_number_is_named(run: RunDir, tmp_path: Path) -> None:
     path = broken(run, lambda m: m.lm_head.weight[0].fill_(float("nan")))
-    with pytest.raises(CheckpointError, match="'lm_head.weight' holds 16 values"):
+    with pytest.raises(CheckpointError, match="'lm_head.weight' contains 16 values"):
         export_hf(path, tmp_path / "out")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run"]
 
@@ -145,7 +145,7 @@ def test_not_a_number_is_named(run: RunDir, tmp_path: Path) -> None:
 def test_what_float16_cannot_hold_is_named(run: RunDir, tmp_path: Path) -> None:
     path = broken(run, lambda m: m.model.norm.weight[0].fill_(1e5))
     with pytest.raises(
-        CheckpointError, match=r"'model.norm.weight' reaches 1e\+05, which float16 cannot hold"
+        CheckpointError, match=r"'model.norm.weight' reaches 1e\+05, which float16 cannot represent"
     ):
         export_hf(path, tmp_path / "out", "float16")
     export_hf(path, tmp_path / "out", "bfloat16")
@@ -160,7 +160,9 @@ def test_tensors_that_do_not_fit_the_config_are_named(run: RunDir, tmp_path: Pat
     with pytest.raises(CheckpointError, match="unknown: model.layers.1.input_layernorm.weight"):
         export_hf(path, tmp_path / "out")
     path = saved(run, model, config={**model.config.to_dict(), "vocab_size": 41})
-    with pytest.raises(CheckpointError, match="of another shape: lm_head.weight, model.embed_tokens.weight"):
+    with pytest.raises(
+        CheckpointError, match="have another shape: lm_head.weight, model.embed_tokens.weight"
+    ):
         export_hf(path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -123,7 +123,7 @@ def test_latest_is_only_a_hint(run: RunDir, save: Save, hint: str) -> None:
 
 def test_paths_that_are_none(run: RunDir, save: Save, tmp_path: Path) -> None:
     save(1)
-    with pytest.raises(CheckpointError, match="does not exist; there are step-00000001") as caught:
+    with pytest.raises(CheckpointError, match="does not exist; available: step-00000001") as caught:
         find_checkpoint(str(run.checkpoints / "step-00000009"), run)
     assert caught.value.diagnostics[0].code == "resume.not_a_checkpoint"
     (tmp_path / "hf").mkdir()

@@ -43,7 +43,7 @@ def test_two_folders_renamed_into_each_other_are_refused_by_name(run: RunDir, sa
     one, other = save(2), save(3)
     swap(one, other)
     for path, named, inside in ((one, 2, 3), (other, 3, 2)):
-        assert f"called step {named}, its manifest is of step {inside}" in refused(path, run)
+        assert f"named step {named}, but its manifest is of step {inside}" in refused(path, run)
     notes: list[Diagnostic] = []
     assert find_checkpoint("latest", run, notes) == run.checkpoint(1)
     assert [n.evidence.get("cause") for n in notes[:-1]] == ["checkpoint.misplaced"] * 2
@@ -56,7 +56,7 @@ def test_one_under_another_steps_name_is_refused_and_under_any_other_name_taken(
     wrong = run.checkpoints / name
     right = save(2).rename(wrong)
     assert "checkpoint.misplaced" in refused(right, run)
-    with pytest.raises(CheckpointError, match=r"resume\.only_incomplete.*\n.*called step"):
+    with pytest.raises(CheckpointError, match=r"resume\.only_incomplete.*\n.*named step"):
         find_checkpoint("auto", run)
     kept = right.rename(run.checkpoints / "my-favourite")
     assert find_checkpoint(str(kept), run) == kept
@@ -122,7 +122,7 @@ def test_a_link_that_leads_nowhere_or_to_another_step_is_named(
     run: RunDir, save: Save, tmp_path: Path
 ) -> None:
     save(1)
-    for target, said in ((tmp_path / "gone", "incomplete"), (run.checkpoint(1), "not of one save")):
+    for target, said in ((tmp_path / "gone", "incomplete"), (run.checkpoint(1), "do not belong to one save")):
         link = run.checkpoint(2)
         link.symlink_to(target)
         notes: list[Diagnostic] = []

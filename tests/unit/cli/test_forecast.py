@@ -60,7 +60,7 @@ def config_at(folder: Path, **training: Any) -> Path:
 def test_a_config_is_planned_for_the_hardware_named(tmp_path: Path) -> None:
     config = str(config_at(tmp_path, per_device_train_batch_size=2))
     told = asked(config, "--hardware", "16xH100")
-    assert "by zero3 in 16 processes on cuda" in told and "\n= zero3" in told
+    assert "with zero3 in 16 processes on cuda" in told and "\n= zero3" in told
     found = json.loads(asked(config, "--hardware", "16xH100", "--json"))
     terms, states = found["forecast"]["planned"]["memory_terms"], found["memory"]["largest"]
     assert (terms["parameters"], terms["gradients"]) == (

@@ -161,7 +161,7 @@ def test_a_port_in_use_by_each_command(
                 runpy.run_path(str(ROOT / words[0]), run_name="__main__")
     err = capsys.readouterr().err
     assert stop.value.code == 2 and "launch.port_in_use" in err
-    assert re.search(hint.replace("N", r"\d+"), err.partition("write:")[2]), err
+    assert re.search(hint.replace("N", r"\d+"), err.partition("fix:")[2]), err
     assert "launch.master_port" in err
 
 

@@ -201,9 +201,9 @@ FSDP_DIFFERS = {
         " says so"
     ),
     "backward_prefetch": "the next layer is gathered while one computes: the same numbers",
-    "state_dict_type": "checkpoints are Paceline's own, written in shards",
-    "state_dict_config": "checkpoints are Paceline's own",
-    "optim_state_dict_config": "checkpoints are Paceline's own",
+    "state_dict_type": "Paceline writes its own checkpoints, written in shards",
+    "state_dict_config": "Paceline writes its own checkpoints",
+    "optim_state_dict_config": "Paceline writes its own checkpoints",
     "cpu_ram_efficient_loading": (
         "rank 0 reads and hands out: the same weights, less host memory; the plan says so"
     ),
@@ -280,7 +280,7 @@ def test_an_accelerate_file_without_a_key_means_the_cluster_configs_default(acce
     loaded = accelerate_plan("distributed_type: MULTI_GPU\n")
     c = loaded.config
     assert c.training.mixed_precision == "no"
-    assert [n for n in loaded.notes if "no mixed_precision: float32" in n.what]
+    assert [n for n in loaded.notes if "mixed_precision is absent: float32" in n.what]
     ours = {
         "num_processes": -1 if c.launch.nproc is None else c.launch.nproc,
         "machine_rank": c.launch.node_rank,

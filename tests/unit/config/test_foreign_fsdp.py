@@ -187,7 +187,7 @@ def test_a_named_policy_decides_and_the_other_is_said_to_have_no_effect(load, wo
     assert options["auto_wrap_policy"] == policy
     assert {"min_num_params", "transformer_layer_cls_to_wrap"} & set(options) == {left} - {""}
     dropped = settings.count("min_num_param") + settings.count("transformer_layer") - bool(left)
-    assert len([n for n in loaded.notes if "no effect beside auto_wrap_policy" in n.what]) == dropped
+    assert len([n for n in loaded.notes if "no effect with auto_wrap_policy" in n.what]) == dropped
 
 
 @pytest.mark.parametrize("words", ["full_shard", "full_shard auto_wrap"])

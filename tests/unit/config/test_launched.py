@@ -306,7 +306,7 @@ def test_deepspeed(load: Load) -> None:
     assert (t.gradient_accumulation_steps, t.max_grad_norm) == (4, 0.5)
     assert t.deepspeed["zero_optimization"] == {"stage": 3, "offload_optimizer": {"device": "cpu"}}
     (wins,) = notes(loaded, "launch.option_wins")
-    assert "gradient_accumulation_steps is 4" in wins and "config.yaml:2 says 2" in wins
+    assert "gradient_accumulation_steps is 4" in wins and "config.yaml:2 sets 2" in wins
 
 
 def test_deepspeed_alone_is_stage_2_as_in_accelerate_and_leaves_a_short_form_alone(load: Load) -> None:
@@ -352,7 +352,7 @@ def test_options_go_into_the_yamls_own_block_and_a_difference_is_said(load: Load
     zero = loaded.config.training.deepspeed["zero_optimization"]
     assert zero == {"stage": 3, "overlap_comm": True, "offload_param": {"device": "cpu"}}
     (wins,) = notes(loaded, "launch.option_wins")
-    assert "zero_optimization.stage is 3" in wins and "config.yaml:3 says 2" in wins
+    assert "zero_optimization.stage is 3" in wins and "config.yaml:3 sets 2" in wins
     fsdp = load(
         "training:\n  fsdp: shard_grad_op\n  fsdp_config: {cpu_offload: false, forward_prefetch: true}\n",
         environ={**FSDP, "FSDP_OFFLOAD_PARAMS": "true"},
@@ -372,7 +372,7 @@ def test_a_yamls_other_strategy_gives_way_with_a_warning(load: Load) -> None:
     loaded = load("training:\n  distributed_strategy: ddp\n", environ=FSDP)
     assert loaded.config.training.distributed_strategy == "fsdp"
     (found,) = [n for n in loaded.notes if n.code == "launch.option_wins"]
-    assert found.severity is Severity.WARNING and "config.yaml:2 says ddp" in found.what
+    assert found.severity is Severity.WARNING and "config.yaml:2 sets ddp" in found.what
     assert found.where == "environment ACCELERATE_USE_FSDP"
 
 
@@ -433,7 +433,7 @@ def test_what_sets_nothing_is_named_and_what_cannot_be_is_refused(load: Load, re
     where = {n.where for n in loaded.notes}
     assert {f"environment {name}" for name in said} <= where
     idle = load("training: {}\n", environ={**PLAIN, "FSDP_OFFLOAD_PARAMS": "true"})
-    assert "no part without ACCELERATE_USE_FSDP" in notes(idle, "launch.no_effect")[0]
+    assert "no effect without ACCELERATE_USE_FSDP" in notes(idle, "launch.no_effect")[0]
     found = refuse("training: {}\n", environ={**PLAIN, "ACCELERATE_IN_TPU_POD": "1"}).diagnostics
     assert [d.code for d in found] == ["accelerate.not_built"]
 
@@ -471,4 +471,4 @@ def test_an_accelerate_files_block_that_gives_way_is_said(load: Load, tmp_path: 
         "distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config: {fsdp_offload_params: true}\n"
     )
     loaded = load("training:\n  accelerate_config: acc.yaml\n  fsdp: shard_grad_op\n")
-    assert [n for n in loaded.notes if "what the Accelerate file says of it is not taken" in n.what]
+    assert [n for n in loaded.notes if "the Accelerate file's setting is ignored" in n.what]

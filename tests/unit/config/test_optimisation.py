@@ -46,7 +46,7 @@ def test_a_name_that_is_not_built_is_refused_with_what_to_write(refuse: Refuse, 
     error = refuse(f"model: x\ntraining:\n  optim: {name}\n")
     [found] = [f for f in error.diagnostics if f.code == "train.optimizer"]
     why, instead = not_built(name)
-    assert "no optimizer has this name" not in why
+    assert "there is no optimizer of this name" not in why
     assert found.where.endswith("config.yaml:3") and name in found.found
     first = found.hint.removeprefix("optim: ").split()[0].rstrip(",;")
     assert first in BUILT, found.hint

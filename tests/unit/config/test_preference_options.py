@@ -138,5 +138,5 @@ def test_a_loss_of_llama_factory_that_is_an_algorithm_here(tmp_path: Path) -> No
         },
     ).training
     assert training.cpo is not None and (training.cpo.cpo_alpha, training.cpo.simpo_gamma) == (0.5, 0.4)
-    with pytest.raises(ConfigError, match=r"training\.algorithm is given two values"):
+    with pytest.raises(ConfigError, match=r"training\.algorithm is given two different values"):
         load(tmp_path, {"stage": "sft", "pref_loss": "orpo"})

@@ -68,11 +68,11 @@ def test_lists_are_several_classes_or_none() -> None:
 @pytest.mark.parametrize(
     ("rows", "options", "said"),
     [
-        (["a", "z"], {"labels": ("a", "b")}, "does not name"),
+        (["a", "z"], {"labels": ("a", "b")}, "does not list"),
         ([0, 5], {"num_labels": 3}, "beyond num_labels"),
-        (["a", "b"], {"num_labels": 3}, "num_labels says 3"),
-        (["a", "a"], {}, "one class"),
-        (["a", 1], {}, "name some classes and number others"),
+        (["a", "b"], {"num_labels": 3}, "num_labels is 3"),
+        (["a", "a"], {}, "the same class"),
+        (["a", 1], {}, "some rows give class names, others class numbers"),
         ([["a", "b"], []], {"problem_type": "single_label_classification"}, "several classes, or none"),
     ],
 )

@@ -105,9 +105,10 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "deep meta": lambda f: (f / "meta.json").write_text("[" * 100_000),
     "list for meta": lambda f: (f / "meta.json").write_text("[]"),
     "one more": lambda f: (f / "tokenizer" / "added_tokens.json").write_text("{}"),
-    "link to nothing": lambda f: ((f / "train.npy").unlink(), (f / "train.npy").symlink_to("/nonexistent"))[
-        0
-    ],
+    "dangling symbolic link": lambda f: (
+        (f / "train.npy").unlink(),
+        (f / "train.npy").symlink_to("/nonexistent"),
+    )[0],
     "folder for a file": lambda f: ((f / "train.npy").unlink(), (f / "train.npy").mkdir())[0],
     "old format": (
         lambda f: (f / "meta.json").write_text(

@@ -43,10 +43,10 @@ BAD_LINES = {
     ),
     "beyond floats": ('{"prompt": 1e999, "completion": "A"}', "1e999"),
     "an integer without end": ('{"prompt": ' + "9" * 5000 + ', "completion": "A"}', "4300"),
-    "a key twice": ('{"prompt": "Q", "prompt": "R", "completion": "A"}', "'prompt' stands twice"),
+    "a key twice": ('{"prompt": "Q", "prompt": "R", "completion": "A"}', "'prompt' appears twice"),
     "a key twice, deeper": (
         '{"prompt": "Q", "completion": "A", "x": [{"b": 1, "b": 2}]}',
-        "'b' stands twice",
+        "'b' appears twice",
     ),
     "nested lists": ('{"prompt": "Q", "completion": "A", "x": ' + deep(900) + "}", "nested too deeply"),
     "nested objects": (
@@ -121,7 +121,7 @@ def test_two_columns_of_one_name(tmp_path: Path) -> None:
         pa.table([pa.array(["a"]), pa.array(["b"])], names=["text", "text"]), tmp_path / "b.parquet"
     )
     for name, code in (("a.csv", "not_csv"), ("b.parquet", "not_parquet")):
-        with pytest.raises(DataError, match=rf"data\.{code}(.*\n)*.*two columns are called 'text'"):
+        with pytest.raises(DataError, match=rf"data\.{code}(.*\n)*.*two columns are named 'text'"):
             list(read_rows(locate(str(tmp_path / name), "train"), "train"))
 
 

@@ -326,10 +326,10 @@ def test_the_command_prepares_and_tells(
     assert main(["--config-json", str(config), "--cache", str(tmp_path / "cache")]) == 0
     out = capsys.readouterr().out
     assert "20 read, 20 used, 0 skipped" in out
-    assert "18 to train on, 2 held out" in out
+    assert "18 for training, 2 held out" in out
     assert "% full" in out
     assert main(["--plan", str(plan), "--cache", str(tmp_path / "cache")]) == 0
-    assert "found prepared already" in capsys.readouterr().out
+    assert "found in the cache" in capsys.readouterr().out
     os.unlink(rows)
     assert main(["--plan", str(plan), "--cache", str(tmp_path / "cache")]) == 2
     assert "data.missing" in capsys.readouterr().err

@@ -132,7 +132,7 @@ def keys() -> set[str]:
 
 def test_every_verb_that_is_named_exists() -> None:
     # an English "the"
-    said = "paceline VERB --help tells the arguments of one verb; paceline --version the version."
+    said = "paceline VERB --help shows the arguments of a verb; paceline --version the version."
     wrong = [
         (p, found)
         for p, text in texts()

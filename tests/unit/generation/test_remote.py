@@ -119,7 +119,7 @@ def test_tokens_are_read_from_either_dialect() -> None:
         ((200, choice([3, 4, 5, 6, 7])), "5 tokens"),
         ((200, choice([])), "0 tokens"),
         ((200, choice([3, 4, 5, 6], [-1.0])), "1 log-probabilities"),
-        ((200, choice([3, 4, 5, 6], [-1.0, -1.0, float("nan"), -1.0])), "no number"),
+        ((200, choice([3, 4, 5, 6], [-1.0, -1.0, float("nan"), -1.0])), "not a number"),
     ],
 )
 def test_what_is_no_answer_is_said(reply: tuple[int, bytes], said: str) -> None:

@@ -112,7 +112,7 @@ def test_one_process_where_several_were_asked_for_is_said(environ: dict[str, str
     line = shlex.split("accelerate launch --cpu --num_processes 2 main.py") if not environ else []
     (note,) = translate(simple, [line]).notes
     assert note.code == "launch.one_process" and note.severity is Severity.WARNING
-    assert "has started one" in note.what and "--multi_gpu" in note.hint
+    assert "but started one" in note.what and "--multi_gpu" in note.hint
     several = {**simple, "RANK": "0", "WORLD_SIZE": "2"}
     assert not translate(several, [line]).notes
     assert not translate(

@@ -50,7 +50,7 @@ def test_several_nodes_and_no_address_are_refused(node: int) -> None:
         check_address(several("127.0.0.1", node), named=False)
     (found,) = caught.value.diagnostics
     assert found.code == "launch.master_addr" and "wait for itself" in found.what
-    assert found.hint.startswith("--master-addr ")
+    assert found.hint.startswith("use --master-addr ")
 
 
 def test_a_loopback_address_somebody_wrote_is_a_warning() -> None:

@@ -103,7 +103,7 @@ def code_of(environ: Mapping[str, str]) -> str:
 
 
 def test_every_row_of_the_table_is_tried() -> None:
-    assert {*SEEN, "a process manager that speaks PMI"} == {manager.name for manager in MANAGERS}
+    assert {*SEEN, "a process manager with PMI"} == {manager.name for manager in MANAGERS}
 
 
 @pytest.mark.parametrize("name", SEEN)

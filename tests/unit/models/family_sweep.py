@@ -49,17 +49,17 @@ LARGEST = 3_000_000  # parameters of a model that counts as small
 CLOSE = 1e-5
 LENGTHS = (5, 12, 3, 9)
 
-TOWER = "it reads images or sound too: the tower would be neither trained nor looked after"
+TOWER = "it also reads images or audio: its tower would be neither trained nor saved"
 #: Families whose verdict a small model cannot give, and what the plan says of them.
 BY_HAND = {
-    "blt": "a model of bytes with a second model that cuts them into patches",
+    "blt": "a byte-level model with a second model that splits bytes into patches",
     "qwen4_exp": "its config class has no sizes to build from",
     "qwen4_exp_text": "its config class has no sizes to build from",
-    "dots3_note": "its layers have sizes of their own, which are not counted",
-    "dots3_note_text": "its layers have sizes of their own, which are not counted",
+    "dots3_note": "its layers have sizes of different kinds, which are not counted",
+    "dots3_note_text": "its layers have sizes of different kinds, which are not counted",
     "dbrx": "its config class cannot be built by Transformers 5.23",
     "fuyu": TOWER,
-    "reformer": "its attention draws at random which tokens see each other",
+    "reformer": "its attention chooses at random which tokens attend to each other",
 }
 ENCODER = "an encoder, or one half of an encoder-decoder"
 
@@ -167,14 +167,14 @@ def with_counts(table: dict[str, Any]) -> dict[str, Any]:
         if found is None:
             done[kind] = {
                 "refused": (
-                    "its memory is not counted yet (it has no attention heads, or sizes of another kind)"
+                    "its memory cannot be predicted yet (no attention heads, or other kinds of sizes)"
                 )
             }
         elif found[0]:
             done[kind]["counted"] = True
         elif not 0.8 <= found[1] <= 1.25:
             done[kind] = {
-                "refused": f"its parameters are not counted right yet (to {found[1]:.2g} of what they are)"
+                "refused": f"its parameter count is not correct yet ({found[1]:.2g} times the actual number)"
             }
     return done
 
@@ -215,7 +215,7 @@ def examine(kind: str) -> Verdict:
         config = tiny_config(kind)
     except (ValueError, TypeError, AttributeError, StrictDataclassError) as error:
         return Verdict(
-            None, f"no small model of it can be made to try it ({' '.join(str(error).split())[:100]})"
+            None, f"no small model of it can be created to test it ({' '.join(str(error).split())[:100]})"
         )
     padded, module = _verdict_of(config, "sdpa")
     if module is None:
@@ -235,7 +235,7 @@ def _verdict_of(config: dict[str, Any], attention: str) -> tuple[str, RoleModule
         build = HFModelFactory(Source(config=config), attention=attention)
         small = sum(p.numel() for p in build(BuildOptions(device=torch.device("meta"))).parameters())
         if small > LARGEST:
-            return "no small model of it can be made to try it", None
+            return "no small model of it can be created to test it", None
         module = build()
         spread_out(module)
         return losses_otherwise(module.train()), module
@@ -259,7 +259,7 @@ def losses_otherwise(module: RoleModule) -> str:
     if float((got - expected).detach().abs().max()) > CLOSE:
         return "documents change each other's losses"
     if _sees_ahead(module, batch, got):
-        return "later tokens change earlier ones: it is no causal language model"
+        return "later tokens change earlier ones: it is not a causal language model"
     module(batch, frozenset({Output.NLL}))["nll"].backward()
     (-expected.sum()).backward()
     theirs = dict(clean.named_parameters())
@@ -342,9 +342,7 @@ def exported_otherwise(config: dict[str, Any], module: RoleModule) -> str:
             "transformers_version"
         }
         differ = sorted(key for key in keys if not _same(said.get(key), expected.get(key)))
-        return (
-            f"its exported config is another than save_pretrained's ({', '.join(differ)})" if differ else ""
-        )
+        return f"its exported config differs from save_pretrained's ({', '.join(differ)})" if differ else ""
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -142,5 +142,5 @@ def test_a_class_with_a_head_of_its_own_teaches_only_whole() -> None:
     head.fused = False
     LentHead(head)
     head.linear.weight = torch.nn.Parameter(torch.empty(0))  # as ZeRO-3 leaves it between two forwards
-    with pytest.raises(ConfigError, match="head of its own"):
+    with pytest.raises(ConfigError, match="its own head"):
         LentHead(head)

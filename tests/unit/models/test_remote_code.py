@@ -107,11 +107,11 @@ def test_whatever_changes_in_the_code_is_refused_by_name(change: str, tmp_path: 
             json.dumps({"auto_map": {"AutoTokenizer": ["helper_x.B", None]}})
         )
     found = refusal(folder, digest)
-    assert found is not None and "it has changed" in found.what and read_code(folder).digest in found.hint
+    assert found is not None and "has changed since" in found.what and read_code(folder).digest in found.hint
     if change in ("edit", "helper"):
-        newest = found.found.partition("here are ")[2]
+        newest = found.found.partition("contains ")[2]
         assert newest.startswith(f"{changed.name} (changed"), "the newest first: it is the one that changed"
-    with pytest.raises(ConfigError, match="it has changed"):
+    with pytest.raises(ConfigError, match="has changed since"):
         check_code(str(folder), digest)
 
 
@@ -256,7 +256,7 @@ def test_a_tokenizer_runs_code_only_from_the_pinned_folder(tmp_path: Path) -> No
         for m in (pinned, {**pinned, "tokenizer": str(other)}, {"name_or_path": str(folder)})
     ]
     assert [spec.code_revision for spec in specs] == [digest, None, None]
-    with pytest.raises(ConfigError, match="it has changed"):
+    with pytest.raises(ConfigError, match="has changed since"):
         (folder / "helper_x.py").write_text("")
         tokenizer_spec(Config.model_validate({"model": pinned}).model)
 
@@ -317,7 +317,7 @@ def test_a_folder_that_strangers_can_write_is_named(tmp_path: Path) -> None:
     )
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
-    assert "everybody may write" in open_to_strangers(tmp_path / "open" / "run")
+    assert "is writable by every user" in open_to_strangers(tmp_path / "open" / "run")
     (tmp_path / "open").chmod(0o1777)
     assert open_to_strangers(tmp_path / "open" / "run") == ""
     if os.geteuid() == 0:

@@ -152,7 +152,7 @@ def test_fsdp_s_options_and_what_is_said_of_them(plan_of: Any) -> None:
     assert engine.wrap == Wrap("transformer", ("LlamaDecoderLayer",), 0)
     assert engine.meta_start is False and engine.loss_parallel is False
     told = said(plan)
-    assert told["fsdp_version"].choice == "2" and "1 was asked for" in told["fsdp_version"].reason
+    assert told["fsdp_version"].choice == "2" and "1 was requested" in told["fsdp_version"].reason
     assert not told["fsdp_config.use_orig_params"].granted and told["fsdp_config.sync_module_states"].granted
     assert not told["fsdp_config.state_dict_type"].granted and "saves nothing" in told["fsdp offload"].reason
     by_size = plan_of({"fsdp": "full_shard", "fsdp_config": {"min_num_params": 1000}}).engine

@@ -58,7 +58,7 @@ def test_8b_is_whole_on_a_card_and_70b_is_not(strategy: str) -> None:
     small = plan_of("llama-3-8b", distributed_strategy=strategy)
     assert (
         "gather_for_generation" not in small.engine.to_json()
-        and said(small)[0] == "the whole model on every rank"
+        and said(small)[0] == "the complete model on every rank"
     )
     large = plan_of(LARGE[strategy], "128xH100", distributed_strategy=strategy)
     assert large.engine.gather_for_generation is False and "together" in said(large)[0]

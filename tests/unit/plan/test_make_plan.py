@@ -176,8 +176,8 @@ def test_deepspeed_by_name_is_refused_where_it_is_not_installed(config: Any) -> 
 def test_an_unknown_size_is_said(config: Any) -> None:
     hub = config(model={"config": None, "tokenizer": None, "name_or_path": "org/model"})
     plan = plan_of(hub, A100, 4)
-    assert plan.strategy == "ddp" and "not known" in plan.strategy_reason and plan.shape is None
-    assert "not known" in explain(plan)
+    assert plan.strategy == "ddp" and "unknown" in plan.strategy_reason and plan.shape is None
+    assert "size is unknown" in explain(plan)
 
 
 @pytest.mark.parametrize(
@@ -322,4 +322,4 @@ def test_the_text_is_at_most_a_hundred_columns_and_tells_every_decision(config: 
     plan = plan_of(config({"dataloader_num_workers": 2}))
     text = explain(plan)
     assert max(map(len, text.splitlines())) <= WIDTH
-    assert all(d.subject in text for d in plan.decisions) and text.count("NOT GRANTED") == 1
+    assert all(d.subject in text for d in plan.decisions) and text.count("NOT APPLIED") == 1

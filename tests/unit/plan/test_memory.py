@@ -156,7 +156,7 @@ def test_a_large_world_is_counted_by_its_corners_and_an_unknown_size_is_said(pla
     assert plan.memory is not None and plan.memory.largest.parameters >= plan.memory.smallest.parameters
     unknown = dataclasses.replace(plan, shape=None)
     assert memory_of(unknown, CPU).largest is None
-    assert "not known yet" in explain(dataclasses.replace(unknown, memory=memory_of(unknown, CPU)))
+    assert "size is unknown" in explain(dataclasses.replace(unknown, memory=memory_of(unknown, CPU)))
 
 
 def test_the_table_stands_in_the_plan_s_text_and_in_its_json(plan_of: Any) -> None:
@@ -273,7 +273,7 @@ def test_the_four_models_of_ppo_are_counted_each(plan_of: Any, tmp_path: Path) -
         ("reward", "frozen"),
     ):
         assert f"of them the {role}, {kind}" in told
-    assert "data.packing                     off: rows are made of rollouts" in told
+    assert "data.packing                     off: rows are built from rollouts" in told
     adapted = plan_of({**asked, "distributed_strategy": "single"}, 1, lora={"r": 3})
     assert (
         set(adapted.models) == {"value", "reward"}

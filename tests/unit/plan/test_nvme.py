@@ -60,7 +60,7 @@ def test_a_part_of_a_mebibyte_is_where_it_begins(hidden: int, ranks: int, there:
     wide = 8 * hidden * hidden // ranks >= 2**20
     assert square is there and said.granted is wide
     if wide:
-        assert "get there" in said.reason  # norms never do
+        assert "are moved there" in said.reason  # norms never do
 
 
 def test_states_go_by_sub_groups() -> None:

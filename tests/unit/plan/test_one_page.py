@@ -116,8 +116,8 @@ def test_what_is_said_twice_is_said_alike(hardware: str, every: bool, tmp_path: 
         decisions = {d.subject: d for d in plan.decisions}
         chosen = decisions["training.distributed_strategy"]
         assert (chosen.choice, chosen.reason) == (plan.strategy, plan.strategy_reason), case
-        assert f" by {plan.strategy} in {plan.world_size} process" in told.splitlines()[0], case
-        assert f"{plan.batch.global_batch} rows a step, {plan.precision.compute}" in told.splitlines()[0], (
+        assert f" with {plan.strategy} in {plan.world_size} process" in told.splitlines()[0], case
+        assert f"{plan.batch.global_batch} rows per step, {plan.precision.compute}" in told.splitlines()[0], (
             case
         )
         assert decisions["batch"].choice == str(plan.batch), case
@@ -131,7 +131,7 @@ def test_what_is_said_twice_is_said_alike(hardware: str, every: bool, tmp_path: 
             continue
         own = forecast.own
         assert forecast.spec.rows == plan.batch.global_batch, case
-        assert f"{plan.batch.global_batch} rows of {plan.seq_len} tokens a step" in told, case
+        assert f"{plan.batch.global_batch} rows of {plan.seq_len} tokens per step" in told, case
         row = ROW.search(told)
         assert row is not None, case
         assert row.group(1) in (plan.strategy, "single"), case
@@ -192,9 +192,9 @@ def test_of_a_file_s_batch_everything_says_what_runs(
     runs, total = plan.batch.global_batch, given["train_batch_size"]
     said = [f"{d.what} {d.hint}" for d in (*loaded.notes, *warnings) if "batch" in d.what]
     said += [f"{d.choice} {d.reason}" for d in plan.decisions if "batch" in d.subject]
-    assert f"{runs} rows a step" in str(plan.batch)
+    assert f"{runs} rows per step" in str(plan.batch)
     for sentence in said:
-        for claim in (r"(\d+) is what runs", r"(\d+) stays", r"= (\d+)$", r"(\d+) rows a step ="):
+        for claim in (r"(\d+) is what runs", r"(\d+) stays", r"= (\d+)$", r"(\d+) rows per step ="):
             for number in re.findall(claim, sentence):
                 assert int(number) == runs, sentence
     if isinstance(total, int) and total != runs:

@@ -82,7 +82,7 @@ def test_prepared_data_gives_steps_and_the_time_of_the_tokens_that_are_there() -
     told = outlook(layout, measured)
     assert told.steps == 3 * 63, "the last step of an epoch is filled"
     assert told.seconds == pytest.approx(told.steps * layout.step / 8), "an eighth of every row is there"
-    assert "1,000 rows an epoch, 512 tokens each on average" in told.text()
+    assert "1,000 rows per epoch, 512 tokens each on average" in told.text()
     dropped = plan_of(num_train_epochs=3, per_device_train_batch_size=1, dataloader_drop_last=True)
     assert of_length(ask, dropped, (1000, 512_000)).steps == 3 * 62
 
@@ -93,4 +93,6 @@ def test_without_prepared_data_what_is_assumed_is_said() -> None:
         asked = search_spec_of(plan, ASK.cluster)
         assert asked is not None
         told = outlook(taken(asked, "fsdp"), of_length(asked, plan, None))
-        assert said in told.text() and ("rows counted as full, 4,096 tokens" in told.text()) is bool(training)
+        assert said in told.text() and ("rows are assumed to be full, 4,096 tokens" in told.text()) is bool(
+            training
+        )

@@ -57,7 +57,7 @@ def test_a_spec_of_ones_own_is_planned_as_a_built_in_one() -> None:
 @pytest.mark.usefixtures("examples")
 def test_of_a_class_alone_the_plan_says_that_nothing_is_known() -> None:
     plan = plan_of("custom_strategy:CompressedDDP")
-    assert "memory and speed are not known" in plan.strategy_reason and predicted_plan(plan, H100) is None
+    assert "memory and speed are unknown" in plan.strategy_reason and predicted_plan(plan, H100) is None
     assert plan.memory is not None and plan.memory.largest is None
     assert state_form("custom_strategy:CompressedDDP") != state_form("ddp")
     assert "custom_strategy" not in sys.modules, "a class is not imported where a plan is made"

@@ -218,7 +218,7 @@ def test_rows_that_some_strategies_cannot_share_are_told_with_the_nearest() -> N
     ask = SearchSpec(model_shape("llama-3-8b"), cluster_of("8xH100"), rows=12)
     said = advice(ask, search(ask), fastest(search(ask)))
     assert any(
-        "12 rows a step are no multiple of 8 cards" in sentence and "8 or 16 rows" in sentence
+        "12 rows per step are not a multiple of 8 devices" in sentence and "8 or 16 rows" in sentence
         for sentence in said
     )
     assert SearchSpec(model_shape("llama-3-8b"), cluster_of("7xH100")).rows == 133, (
@@ -258,7 +258,7 @@ def test_between_running_and_being_chosen_there_is_a_margin() -> None:
     }
     assert [(c.fits, c.safe) for c in spare.values()] == [(True, True), (True, False), (False, False)]
     assert (
-        "less to spare" in spare[0.92].binding
+        "less than the safety margin" in spare[0.92].binding
         and "most of it" in spare[0.96].binding
         and not spare[0.89].binding
     )

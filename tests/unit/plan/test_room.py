@@ -108,7 +108,7 @@ def test_what_starts_with_less_is_planned_and_says_what_it_takes() -> None:
     for training in ({"fsdp": "full_shard"}, {"parallelism": {"pp_size": 8}}):
         plan = plan_of("llama-3-70b", "64xH100", gradient_accumulation_steps=16, **training)
         (start,) = [d for d in plan.decisions if d.subject == "start"]
-        assert "not known here" in start.reason and "a card" not in start.choice
+        assert "unknown here" in start.reason and "a card" not in start.choice
         assert ("264.83 GiB" if "fsdp" in training else "2.06 TiB") in start.choice
 
 
@@ -177,7 +177,7 @@ def test_the_search_leaves_out_what_cannot_start_and_says_so() -> None:
     }
     assert (
         set(hosts) == {layout.name for layout in layouts() if layout.start is HOST}
-        and "whole in 8" in hosts["pipeline + fsdp"]
+        and "complete in 8" in hosts["pipeline + fsdp"]
     )
 
 

@@ -137,11 +137,11 @@ def step(number: int, loss: float, other: float, gap: float = 0.0, **more: Any) 
 def test_the_verdict_names_the_first_step_and_the_parameter() -> None:
     tolerance = TOLERANCES["float32"]
     good = {"steps": [step(1, 5.0, 5.0), step(2, 4.0, 4.0 + 1e-7)], "missing": []}
-    assert judge(good, tolerance).agrees and "they agree" in judge(good, tolerance).text
+    assert judge(good, tolerance).agrees and "the runs agree" in judge(good, tolerance).text
     cases = {
         "after step 2 w differs": [step(1, 5.0, 5.0), step(2, 4.0, 4.0, 0.5), step(3, 3.0, 2.0)],
         "at step 1 the loss differs": [step(1, 5.0, 5.1)],
-        "at step 1 they saw different samples": [step(1, 5.0, 5.0, samples_differ=True)],
+        "at step 1 they processed different samples": [step(1, 5.0, 5.0, samples_differ=True)],
         "at step 1 the gradient norm": [{**step(1, 5.0, 5.0), "grad_norm": [float("nan"), 1.0]}],
         "no step": [],
     }
@@ -150,7 +150,7 @@ def test_the_verdict_names_the_first_step_and_the_parameter() -> None:
         assert not verdict.agrees and words in verdict.parted, verdict.parted
     assert "x" in judge({"steps": [step(1, 5.0, 5.0)], "missing": ["x"]}, tolerance).parted
     assert (
-        "hardly moved"
+        "hardly changed"
         in judge({"steps": [step(1, 5.0, 5.0), step(2, 5.0, 5.0)], "missing": []}, tolerance).text
     )
 

@@ -16,7 +16,7 @@ from paceline.runtime.seed import seed_for
 
 def test_pick_device() -> None:
     assert pick_device("cpu", 3) == torch.device("cpu")
-    with pytest.raises(PacelineError, match="no device is called 'tpu'"):
+    with pytest.raises(PacelineError, match="no device named 'tpu'"):
         pick_device("tpu", 0)
 
 

@@ -110,9 +110,9 @@ def test_inner_units_come_before_outer_ones() -> None:
 
 
 def test_one_process_and_factored_optimizers_are_refused() -> None:
-    with pytest.raises(ConfigError, match="there is one"):
+    with pytest.raises(ConfigError, match="there is only one"):
         make_strategy("fsdp", World.single(), None)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="whole matrices"):
+    with pytest.raises(ConfigError, match="complete matrices"):
         _check_optimizer(OptimizerSpec(name="adafactor"))
 
 

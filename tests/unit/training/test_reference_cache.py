@@ -42,7 +42,7 @@ def ask(
 def test_the_same_question_is_asked_once_and_answered_bit_for_bit(tmp_path: Path) -> None:
     model = Asked()
     first, said = ask(tmp_path / "new", model, {"weights": "a"})
-    assert model.times == 2 and "computed" in said and "kept in" in said
+    assert model.times == 2 and "computed" in said and "cached in" in said
     second, said = ask(tmp_path / "new", model, {"weights": "a"})
     assert model.times == 2 and "computed" not in said
     assert set(first) == {"train", "eval"} and set(first["train"]) == {"reference_logps"}
@@ -79,7 +79,7 @@ def test_a_flipped_bit_is_no_number_to_train_on(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_said_and_stops_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     columns, said = ask(tmp_path / "file", Asked(), {})
-    assert "not kept" in said and len(columns["train"]["reference_logps"]) == 4
+    assert "not cached" in said and len(columns["train"]["reference_logps"]) == 4
 
 
 def test_weights_are_told_apart_by_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

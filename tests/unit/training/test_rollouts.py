@@ -498,7 +498,7 @@ def test_whole_groups_and_whole_steps(rollout: dict[str, Any], code: str | None)
     found = check_rollout(rollout_sizes(algorithm_spec("grpo"), training, batch))
     assert [d.code for d in found] == ([code] if code else [])
     if code:
-        with pytest.raises(ConfigError, match="write"):
+        with pytest.raises(ConfigError, match="fix:"):
             raise ConfigError(*found)
 
 
@@ -534,7 +534,7 @@ def test_rows_that_a_reward_cannot_use_are_named_alike_on_every_rank() -> None:
     setup.check_rows(Table(), "data.train")
 
 
-@pytest.mark.parametrize(("filtered", "told"), [(True, "max_redraws above 2"), (False, "no reward judged")])
+@pytest.mark.parametrize(("filtered", "told"), [(True, "max_redraws above 2"), (False, "no reward scored")])
 def test_a_step_whose_answers_were_all_left_out_tells_of_the_reward(filtered: bool, told: str) -> None:
     window = windows(Ranks(0, {}), BatchLayout(4, 1, 0, 1), filtered=filtered, redraws=2 * filtered).window(0)
     assert told in window.no_labels and "max_length" not in window.no_labels

@@ -167,7 +167,7 @@ def test_a_rollout_run_shows_rewards_and_where_the_time_goes(run: RunDir) -> Non
     panels = {ax.get_title(loc="left"): ax for ax in plot._draw(load_history(run), "run").axes}
     labels = [t.get_text() for t in panels["Reward of sampled answers"].get_legend().get_texts()]
     assert labels == ["reward", "exact_match", "length"]
-    assert [t.get_text() for t in panels["Seconds of a step"].get_legend().get_texts()] == [
+    assert [t.get_text() for t in panels["Seconds per step"].get_legend().get_texts()] == [
         "generate",
         "train",
     ]

@@ -104,7 +104,7 @@ class Sandbox:
 
     def __init__(self, *, namespaces: bool = True) -> None:
         if sys.platform != "linux":
-            raise SandboxUnavailable(f"namespaces are Linux's; this is {sys.platform}")
+            raise SandboxUnavailable(f"namespaces exist on Linux only; this is {sys.platform}")
         # the server removes it
         self._folder = "" if namespaces else tempfile.mkdtemp(prefix="paceline-code-")
         self._readable = readable_folders()
@@ -129,7 +129,7 @@ class Sandbox:
             mine.settimeout(_START_SECONDS)
             hello = json.loads(mine.recv(MAX_MESSAGE) or b'{"refused": "the server of the sandbox ended"}')
         except OSError as error:
-            hello = {"refused": f"the server of the sandbox: {error}"}
+            hello = {"refused": f"the sandbox server: {error}"}
         if "refused" in hello:
             self.close()
             raise SandboxUnavailable(str(hello["refused"]))
@@ -209,7 +209,7 @@ class Sandbox:
             except OSError as error:
                 alive.close()
                 hears.close()
-                raise SandboxUnavailable(f"the server of the sandbox has ended: {error}") from error
+                raise SandboxUnavailable(f"the sandbox server has ended: {error}") from error
         return _Running(alive, hears, limits["seconds"] + _GRACE + _START_SECONDS)
 
 

@@ -58,7 +58,7 @@ def run_tests(text: str, channel: socket.socket) -> dict[str, str]:
         return {"unsuitable": str(error)}
     except BaseException as error:  # noqa: BLE001 - any error, an invalid reply or a dead program: not passed
         return {"failed": f"{type(error).__name__}: {error}"[:300]}
-    return {"passed": ""} if program.num_requests else {"unsuitable": "the tests ask nothing of the program"}
+    return {"passed": ""} if program.num_requests else {"unsuitable": "the tests use nothing of the program"}
 
 
 def _run(text: str, program: RemoteProgram, names: list[str]) -> None:
@@ -159,7 +159,7 @@ class RemoteProgram:
         if "raised" in reply:
             raise _exception(reply, self._received)
         if "value" not in reply:
-            raise ProgramError("a reply that is none")
+            raise ProgramError("an invalid reply")
         return reply
 
     def _called_back(self, message: JsonObject) -> JsonObject:
@@ -178,7 +178,7 @@ class RemoteProgram:
             number = next(self._numbers)
             self._functions[number] = value
             return ["function", number]
-        raise Unsuitable(f"the tests give the program an object of the class {type(value).__qualname__}")
+        raise Unsuitable(f"the tests pass the program an object of the class {type(value).__qualname__}")
 
     def _received(self, data: list[Json]) -> RemoteObject | Function:
         if data[0] == "object" and type(data[1]) is int:
@@ -200,7 +200,7 @@ def _own(name: str, claimed: list[str]) -> types.ModuleType | Function:
             return found
         if inner == [name] and isinstance(part := getattr(found, name, None), (type, *_FUNCTIONS)):
             return part
-    raise ProgramError(f"{name} is said to be {'.'.join(claimed)}")
+    raise ProgramError(f"{name} claims to be {'.'.join(claimed)}")
 
 
 def _become(given: Value, after: Value) -> None:
@@ -271,13 +271,13 @@ class RemoteObject:
             yield from items
             count += len(items)
             if count > _MAX_ITEMS:
-                raise ProgramError("an iterator without an end")
+                raise ProgramError("an endless iterator")
 
     def __contains__(self, item: Value) -> bool:
         return any(item == each for each in self)
 
     def __bool__(self) -> bool:
-        raise TypeError("an object of the program's is neither true nor false")
+        raise TypeError("an object of the program is neither true nor false")
 
     def __eq__(self, other: object) -> bool:
         return self is other

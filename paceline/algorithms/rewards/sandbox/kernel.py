@@ -38,7 +38,9 @@ def machine() -> str:
     """Return x86_64 or aarch64. Raises OSError on others, whose system call numbers are not known here."""
     name = platform.machine()
     if name not in _PIVOT_ROOT:
-        raise OSError(f"this processor's system calls are not known here ({name}; x86_64 and aarch64 are)")
+        raise OSError(
+            f"the system calls of this processor are not known ({name}; only x86_64 and aarch64 are)"
+        )
     return name
 
 

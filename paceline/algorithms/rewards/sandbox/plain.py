@@ -104,7 +104,7 @@ def decode(data: Json, other: Callable[[list[Json]], T]) -> Plain[T]:
     if data is None or isinstance(data, (int, float, str)):
         return data
     if not isinstance(data, list) or not data or not isinstance(name := data[0], str):
-        raise NotPlain("a message that no plain value has")
+        raise NotPlain("a message that does not encode a plain value")
     rest = data[1:]
     try:
         if name == "dict":
@@ -150,14 +150,14 @@ def _array(kind: Json, shape: Json, values: Json) -> numpy.ndarray:
     import numpy
 
     if str(kind)[1:2] not in tuple("biufc") or not isinstance(shape, list):
-        raise NotPlain("an array of something else than numbers")
+        raise NotPlain("an array of something other than numbers")
     return numpy.array(decode(values, _nothing), numpy.dtype(str(kind))).reshape(
         [int(str(size)) for size in shape]
     )
 
 
 def _nothing(data: list[Json]) -> NoReturn:
-    raise NotPlain("a message that no plain value has")
+    raise NotPlain("a message that does not encode a plain value")
 
 
 _COLLECTIONS = frozenset({"list", "tuple", "set", "frozenset", "deque"})
@@ -188,7 +188,7 @@ def receive(channel: socket.socket) -> JsonObject:
     try:
         message: Json = json.loads(_exactly(channel, size))
     except (ValueError, RecursionError) as error:
-        raise NotPlain("a message that is no JSON") from error
+        raise NotPlain("a message that is not valid JSON") from error
     if not isinstance(message, dict):
         raise NotPlain("a message that is no object")
     return message

@@ -79,7 +79,7 @@ def _enter(peer: socket.socket, readable: list[str], entered: int, mapped: int) 
     walls.enter_namespaces()
     os.write(entered, b"1")
     if not os.read(mapped, 1):
-        raise OSError("the user namespace got no users")
+        raise OSError("the user namespace could not map its users")
     kernel.die_with_parent(parent)
     first = os.fork()
     if not first:

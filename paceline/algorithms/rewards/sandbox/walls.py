@@ -119,7 +119,7 @@ def _followed(path: str) -> str:
         if not os.path.islink(f"/old{path}"):
             return f"/old{path}"
         path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(f"/old{path}")))
-    raise OSError(f"{path}: a link that leads in a circle")
+    raise OSError(f"{path}: a circular link")
 
 
 def private_files(readable: Sequence[str]) -> None:

@@ -51,23 +51,21 @@ _OURS = frozenset(
 )
 # Blocks that change the training, the batch or the weights: refused if enabled, dropped if disabled.
 _REFUSED = {
-    "curriculum_learning": (
-        "rows are taken in the order of their difficulty: the order of data is Paceline's own arithmetic"
-    ),
-    "data_efficiency": "it drops tokens and reorders data; the order of data is Paceline's own arithmetic",
-    "progressive_layer_drop": "it skips layers at random, which Hugging Face models do not take part in",
-    "compression_training": "it quantises and prunes the weights while they are trained",
-    "quantize_training": "it quantises the weights while they are trained",
+    "curriculum_learning": ("it orders rows by difficulty, but Paceline computes the order of data itself"),
+    "data_efficiency": "it drops tokens and reorders data, but Paceline computes the order of data itself",
+    "progressive_layer_drop": "it skips layers at random, which Hugging Face models do not support",
+    "compression_training": "it quantises and prunes the weights during training",
+    "quantize_training": "it quantises the weights during training",
     "elasticity": (
-        "it chooses the batch by itself; here a resumed run keeps its global batch on another number of"
-        " processes"
+        "it chooses the batch size itself; here a resumed run keeps its global batch on another"
+        " number of processes"
     ),
-    "autotuning": "it starts many trial runs by a launcher of its own",
+    "autotuning": "it starts many trial runs with its own launcher",
     "hybrid_engine": (
-        "it replaces the model's layers by kernels for generation that exist for CUDA and old models only"
+        "it replaces the model's layers with generation kernels that exist only for CUDA and old models"
     ),
-    "sparse_attention": "it replaces attention by kernels that exist for old models only",
-    "eigenvalue": "it serves DeepSpeed's quantised training only",
+    "sparse_attention": "it replaces attention with kernels that exist only for old models",
+    "eigenvalue": "it applies only to DeepSpeed's quantised training",
     "amp": "Apex amp is not supported with ZeRO",
 }
 # Trackers and checkpoints, which Paceline writes itself.
@@ -75,16 +73,16 @@ _LEFT_OUT = {
     "tensorboard": "training.report_to: tensorboard writes the run's own events",
     "wandb": "training.report_to: wandb",
     "csv_monitor": "every step is in the run's events",
-    "comet": "training.report_to names the trackers there are",
-    "monitor_config": "training.report_to names the trackers there are",
-    "checkpoint": "checkpoints are Paceline's: any strategy reads any other's",
-    "nebula": "checkpoints are Paceline's: any strategy reads any other's",
-    "datastates_ckpt": "checkpoints are Paceline's: any strategy reads any other's",
-    "load_universal_checkpoint": "checkpoints are Paceline's: any strategy reads any other's",
-    "dataloader_drop_last": "training.dataloader_drop_last decides",
-    "compile": "training.torch_compile decides",
-    "seed": "training.seed decides",
-    "pipeline": "pipelines are distributed_strategy: pipeline",
+    "comet": "training.report_to lists the available trackers",
+    "monitor_config": "training.report_to lists the available trackers",
+    "checkpoint": "Paceline writes its own checkpoints, which any strategy can read",
+    "nebula": "Paceline writes its own checkpoints, which any strategy can read",
+    "datastates_ckpt": "Paceline writes its own checkpoints, which any strategy can read",
+    "load_universal_checkpoint": "Paceline writes its own checkpoints, which any strategy can read",
+    "dataloader_drop_last": "training.dataloader_drop_last overrides it",
+    "compile": "training.torch_compile overrides it",
+    "seed": "training.seed overrides it",
+    "pipeline": "for pipelines use distributed_strategy: pipeline",
 }
 _TP_KEYS = (
     "tp_overlap_comm",
@@ -155,7 +153,9 @@ def _blocks(user: Mapping[str, Json], findings: Findings) -> JsonObject:
     for key in ("comms_logger", "flops_profiler", "wall_clock_breakdown", "memory_breakdown"):
         if key in made and _is_on(made[key]):
             findings.explain(
-                f"deepspeed {key}", "on", "asked for: DeepSpeed prints its tables; each step waits for them"
+                f"deepspeed {key}",
+                "on",
+                "requested: DeepSpeed prints its tables, and each step waits for them",
             )
     return made
 
@@ -184,7 +184,7 @@ def _batch(user: Mapping[str, Json], batch: BatchSplit, findings: Findings) -> N
     findings.explain(
         "train_batch_size",
         str(batch.global_batch),
-        f"the file says {total}, which is not {product} data-parallel ranks; the product is what runs"
+        f"the file sets {total}, which is not {product} data-parallel ranks; the product is used"
         " (DeepSpeed alone would refuse to start)",
         granted=False,
     )
@@ -200,8 +200,8 @@ def _precision(
     half = {"bfloat16": "bf16", "float16": "fp16"}.get(precision.compute)
     if half and stage == 0:
         why = (
-            "without ZeRO DeepSpeed's own half precision drifts from the reference; layers compute with"
-            " copies of fp32 weights, as under ddp"
+            "without ZeRO, DeepSpeed's own half precision drifts from the reference; layers compute"
+            " with copies of fp32 weights, as under ddp"
         )
         findings.explain("deepspeed precision", f"{half} outside DeepSpeed", why)
         half = None
@@ -218,7 +218,7 @@ def _precision(
     made["data_types"] = {"grad_accum_dtype": accumulate}
     made.setdefault("communication_data_type", "fp32")
     requested = (
-        "the file asks for it" if types or "communication_data_type" in user else "as on every strategy"
+        "requested in the file" if types or "communication_data_type" in user else "as on every strategy"
     )
     findings.explain(
         "deepspeed precision",
@@ -239,19 +239,19 @@ def _ownership(user: Mapping[str, Json], job: Job, findings: Findings) -> None:
         findings.explain(
             "deepspeed optimizer",
             job.training.optim,
-            f"{kind or 'the block'} of the file is this optimizer, its numbers the ones below; DeepSpeed is"
-            " handed the optimizer ready-made",
+            f"{kind or 'the block'} of the file is read as this optimizer, with the values below;"
+            " DeepSpeed receives the optimizer ready-made",
         )
     block = user.get("scheduler")
     if isinstance(block, dict):
         findings.explain(
             "deepspeed scheduler",
             job.training.lr_scheduler_type,
-            f"{block.get('type', '')} of the file is read as this schedule; the learning rate of each step is"
-            " handed to DeepSpeed",
+            f"{block.get('type', '')} of the file is read as this schedule; DeepSpeed receives the"
+            " learning rate of each step",
         )
     if user.get("zero_force_ds_cpu_optimizer") is True:
-        why = "the optimizer is torch's own, fused on a CPU as well; it resumes bit for bit"
+        why = "torch's own optimizer is used, fused on a CPU as well; it resumes bit for bit"
         findings.explain("zero_force_ds_cpu_optimizer", "false", why, granted=False)
 
 
@@ -262,13 +262,13 @@ def _tensor_parallel(user: Mapping[str, Json], size: int, findings: Findings) ->
     known = {*_TP_KEYS, "autotp_size", "tp_size", "tp", "tensor_parallel", "enabled"}
     own_loss = sorted({"vocab_parallel_lm_head", "vocab_parallel_ce_backend"} & set(block))
     if any(block[key] for key in own_loss):
-        why = "the loss is Paceline's, from the head's whole weight"
+        why = "Paceline computes the loss, with the complete weight of the head"
         findings.explain("tensor_parallel", ", ".join(own_loss) + ": off", why, granted=False)
     dropped = sorted(set(block) - known - set(own_loss))
     if dropped:
         why = (
-            "DeepSpeed has no such keys: AutoTP decides how each matrix is cut, and its groups are always"
-            " consecutive ranks"
+            "DeepSpeed has no such keys: AutoTP chooses how each matrix is sharded, and its groups"
+            " are always consecutive ranks"
         )
         findings.explain("tensor_parallel", ", ".join(dropped) + ": off", why, granted=False)
     return made
@@ -281,13 +281,13 @@ def _activation_checkpointing(user: Mapping[str, Json], job: Job, findings: Find
     requested = ", ".join(sorted(key for key, value in block.items() if value is True))
     if job.training.gradient_checkpointing:
         why = (
-            "handed to DeepSpeed; layers are recomputed by torch (training.gradient_checkpointing), which"
-            " keeps their inputs where they are"
+            "passed to DeepSpeed; torch recomputes layers (training.gradient_checkpointing) and"
+            " keeps their inputs on their device"
         )
     else:
         why = (
-            "handed to DeepSpeed, where it only says how its own recomputation stores;"
-            " training.gradient_checkpointing: true turns recomputation on"
+            "passed to DeepSpeed, where it only configures how its own recomputation stores"
+            " activations; training.gradient_checkpointing: true switches recomputation on"
         )
     findings.explain("activation_checkpointing", requested, why, granted=False)
 
@@ -298,7 +298,7 @@ def _without_auto(block: JsonObject, findings: Findings, path: str = "") -> Json
     for key, item in block.items():
         at = f"{path}.{key}" if path else str(key)
         if item == "auto":
-            findings.explain(at, "DeepSpeed's default", '"auto" in the file; nothing in the YAML says it')
+            findings.explain(at, "DeepSpeed's default", '"auto" in the file, and the YAML does not set it')
         else:
             made[key] = _without_auto(item, findings, at) if isinstance(item, dict) else item
     return made

@@ -39,25 +39,25 @@ def deepspeed_mesh(job: Job, findings: Findings) -> Mesh:
         if job.axis(axis) > 1:
             findings.refuse(
                 codes.PAR_DEEPSPEED,
-                f"{axis}_size is an axis of the native strategies; DeepSpeed has data parallel, AutoTP and"
-                " Ulysses",
+                f"{axis}_size is an axis of the native strategies; DeepSpeed has data parallelism,"
+                " AutoTP and Ulysses",
                 f"{PARALLELISM}.{axis}_size",
                 f"{axis}_size: {job.axis(axis)}",
-                f"{instead}, or {axis}_size: 1",
+                f"{instead}, or set {axis}_size: 1",
             )
     if tp > 1 and cp > 1:
         findings.refuse(
             codes.PAR_DEEPSPEED,
-            "DeepSpeed's AutoTP and Ulysses do not combine",
+            "DeepSpeed's AutoTP and Ulysses cannot be combined",
             KEY,
             f"autotp_size {tp} with sequence_parallel_size {cp}",
-            "one of the two, or distributed_strategy: fsdp with tp_size and cp_size",
+            "keep one of the two, or set distributed_strategy: fsdp with tp_size and cp_size",
         )
     # The remaining ranks are data-parallel.
     if job.world_size % (tp * cp):
         findings.refuse(
             codes.PAR_DEEPSPEED,
-            f"{job.world_size} processes cannot be shared out in groups of {tp * cp}",
+            f"{job.world_size} processes cannot be divided into groups of {tp * cp}",
             KEY,
             f"autotp_size {tp}" if tp > 1 else f"sequence_parallel_size {cp}",
             f"a divisor of {job.world_size}",
@@ -83,7 +83,7 @@ def _check_degrees(tp: int, cp: int, job: Job, findings: Findings) -> None:
     if heads is not None and heads % tp and job.axis("tp") == 1:
         findings.refuse(
             codes.PAR_TP_HEADS,
-            f"{heads} attention heads cannot be divided by {tp}",
+            f"{heads} attention heads are not divisible by {tp}",
             KEY,
             f"autotp_size: {tp}",
             f"a divisor of {heads}",
@@ -91,10 +91,10 @@ def _check_degrees(tp: int, cp: int, job: Job, findings: Findings) -> None:
     if job.shape is not None and tp > 1 and job.shape.model_type in NO_TENSOR_PLAN:
         findings.refuse(
             codes.STRATEGY_DEEPSPEED_TP_PLAN,
-            "AutoTP needs the model's own tensor-parallel plan, and this model has none",
+            "AutoTP needs the model's own tensor-parallel plan, but this model has none",
             KEY,
             f"model_type {job.shape.model_type} with autotp_size {tp}",
-            "a model with one (llama, qwen2, mistral, gemma2, …), or autotp_size: 1",
+            "use a model that has one (llama, qwen2, mistral, gemma2, …), or autotp_size: 1",
         )
     kv_heads = job.shape.kv_heads if job.shape else None
     if (
@@ -106,21 +106,21 @@ def _check_degrees(tp: int, cp: int, job: Job, findings: Findings) -> None:
     ):
         findings.refuse(
             codes.PAR_TP_KV_HEADS,
-            f"{kv_heads} key-value head{'s' if kv_heads > 1 else ''} for {tp} ranks: each rank of AutoTP"
-            " needs one of its own",
+            f"{kv_heads} key-value head{'s' if kv_heads > 1 else ''} for {tp} ranks: each rank of"
+            " AutoTP needs its own",
             KEY,
             f"autotp_size: {tp}",
             (
                 f"autotp_size: {math.gcd(kv_heads, tp)}"
                 if math.gcd(kv_heads, tp) > 1
-                else "distributed_strategy: fsdp or zero3, without autotp_size"
+                else "set distributed_strategy: fsdp or zero3, without autotp_size"
             ),
         )
     # Ulysses divides heads; AutoTP groups stay inside a node.
     if heads is not None and heads % cp and job.axis("cp") == 1:
         findings.refuse(
             codes.PAR_CP_HEADS,
-            f"Ulysses shares {heads} attention heads out over {cp} ranks",
+            f"Ulysses cannot divide {heads} attention heads evenly among {cp} ranks",
             KEY,
             f"sequence_parallel_size: {cp}",
             f"a divisor of {heads}",
@@ -128,14 +128,14 @@ def _check_degrees(tp: int, cp: int, job: Job, findings: Findings) -> None:
     if job.num_nodes > 1 and job.ranks_per_node % tp and job.axis("tp") == 1:
         findings.refuse(
             codes.PAR_TP_NODE,
-            f"a tensor-parallel group of {tp} would reach over nodes of {job.ranks_per_node} processes: it"
-            " talks in every layer",
+            f"a tensor-parallel group of {tp} would span nodes of {job.ranks_per_node} processes,"
+            " although it communicates in every layer",
             KEY,
             f"autotp_size: {tp}",
             f"autotp_size: {math.gcd(tp, job.ranks_per_node)}",
         )
     if cp > 1 and job.parallelism.cp_method == "allgather":
-        why = "under DeepSpeed sequences are shared out by Ulysses; distributed_strategy: fsdp has allgather"
+        why = "under DeepSpeed, Ulysses shards sequences; distributed_strategy: fsdp has allgather"
         findings.explain(f"{PARALLELISM}.cp_method", "ulysses", why, granted=False)
 
 
@@ -149,7 +149,7 @@ def _agreed(axis: str, in_file: int, job: Job, findings: Findings) -> int:
             f"{axis}_size and the DeepSpeed file's {name} differ",
             f"{PARALLELISM}.{axis}_size",
             f"{given} and {in_file}",
-            "the same number, or one of the two",
+            "set the same number in both, or only one of the two",
         )
     return max(given, in_file)
 
@@ -175,7 +175,7 @@ def autotp_size(user: Mapping[str, Json], findings: Findings) -> int:
     if len(set(given.values())) > 1:
         found = ", ".join(f"{name}: {size}" for name, size in given.items())
         findings.refuse(
-            codes.PAR_DS_TP_MISMATCH, "the tensor-parallel degree is named twice", KEY, found, "autotp_size"
+            codes.PAR_DS_TP_MISMATCH, "the tensor-parallel degree is set twice", KEY, found, "autotp_size"
         )
     size = max(given.values(), default=1)
     if size > 1 and "autotp_size" not in given:
@@ -186,7 +186,9 @@ def autotp_size(user: Mapping[str, Json], findings: Findings) -> int:
             else "DeepSpeed accepts the key and silently trains without tensor parallel"
         )
         findings.explain(
-            "tensor_parallel", f"autotp_size: {size}", f"{key} in the file: {why}; this is its own spelling"
+            "tensor_parallel",
+            f"set autotp_size: {size}",
+            f"{key} in the file: {why}; this is its own spelling",
         )
     return size
 
@@ -219,8 +221,8 @@ def _stage_that_counts(stage: int, mesh: Mesh, precision: Precision, findings: F
     """
     if stage == 1 and mesh.cp > 1 and precision.compute == "bfloat16":
         why = (
-            "1 was asked for; in bfloat16 DeepSpeed's stage 1 loses the gradient norm where ranks share a"
-            " sequence. The same numbers, gradients shared out as well"
+            "1 was requested; in bfloat16, DeepSpeed's stage 1 loses the gradient norm when ranks"
+            " share a sequence. Same numbers, with gradients sharded as well"
         )
         findings.explain("ZeRO stage", "2", why, granted=False)
         return 2
@@ -232,10 +234,10 @@ def _check_stage(stage: int, tp: int, job: Job, precision: Precision, findings: 
     if tp > 1 and not stage:
         findings.refuse(
             codes.STRATEGY_DEEPSPEED_TP_STAGE,
-            "AutoTP without ZeRO clips each rank's part of the model by itself",
+            "AutoTP without ZeRO clips each rank's part of the model separately",
             KEY,
             f"stage 0 with autotp_size {tp}",
-            '"zero_optimization": {"stage": 1}',
+            'set "zero_optimization": {"stage": 1}',
         )
     hardware = job.hardware
     if (
@@ -246,20 +248,21 @@ def _check_stage(stage: int, tp: int, job: Job, precision: Precision, findings: 
     ):
         findings.refuse(
             codes.STRATEGY_DEEPSPEED_FP16,
-            f"ZeRO-{stage} keeps the weights in float16, and DeepSpeed refuses that on a CPU without float16"
-            f" products ({hardware.device_name})",
+            f"ZeRO-{stage} keeps the weights in float16, which DeepSpeed refuses on a CPU without"
+            f" float16 products ({hardware.device_name})",
             "training.mixed_precision",
             "fp16",
-            "bf16: true, mixed_precision: no, or distributed_strategy: ddp, whose masters stay float32",
+            "set bf16: true, mixed_precision: no, or distributed_strategy: ddp, whose master"
+            " weights stay float32",
         )
 
 
 def _say_engine(engine: DeepSpeedOptions, mesh: Mesh, findings: Findings) -> None:
     shared = {
-        0: "whole copies on every rank, gradients averaged",
-        1: "optimizer states shared out",
-        2: "optimizer states and gradients shared out",
-        3: "optimizer states, gradients and weights shared out",
+        0: "complete copies on every rank, gradients averaged",
+        1: "optimizer states sharded",
+        2: "optimizer states and gradients sharded",
+        3: "optimizer states, gradients and weights sharded",
     }
     findings.explain(
         f"ZeRO-{engine.zero_stage}", f"over {mesh.dp_shard * mesh.cp} ranks", shared[engine.zero_stage]
@@ -268,7 +271,7 @@ def _say_engine(engine: DeepSpeedOptions, mesh: Mesh, findings: Findings) -> Non
         findings.explain(
             "AutoTP",
             f"{engine.autotp_size} ranks share each matrix",
-            "checked at the start: the weights must really be cut, or the run ends",
+            "checked at the start: the run stops if the weights are not sharded",
         )
     if engine.sequence_parallel_size > 1:
         findings.explain(
@@ -279,7 +282,7 @@ def _say_engine(engine: DeepSpeedOptions, mesh: Mesh, findings: Findings) -> Non
     parts = (("offload_optimizer", "optimizer states"), ("offload_param", "weights"))
     for (part, name), place in zip(parts, engine.places, strict=True):
         if place != "none":
-            findings.explain(part, place, f"asked for: {name} live there between steps")
+            findings.explain(part, place, f"requested: {name} are kept there between steps")
 
 
 def _whole(value: Json) -> int:

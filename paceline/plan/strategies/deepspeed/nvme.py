@@ -52,18 +52,20 @@ def _decision(part: str, name: str, parts: list[int], least: int, of: str) -> De
     there, all_ = sum(n for n in parts if n >= least), sum(parts)
     subject = f"zero_optimization.{part}"
     why = (
-        f"DeepSpeed moves nothing under {human_bytes(least)} to a drive, and keeps {of} in memory where it is"
-        " smaller"
+        f"DeepSpeed moves nothing under {human_bytes(least)} to a drive, and keeps {of} in memory"
+        " if it is smaller"
     )
     if there == all_:
-        return Decision(subject, "nvme", f"{human_bytes(there)} of {name} a rank")
+        return Decision(subject, "nvme", f"{human_bytes(there)} of {name} per rank")
     if there:
         return Decision(
-            subject, "nvme", f"{human_bytes(there)} of {human_bytes(all_)} of {name} a rank get there: {why}"
+            subject,
+            "nvme",
+            f"{human_bytes(there)} of {human_bytes(all_)} of {name} per rank are moved there: {why}",
         )
     return Decision(
         subject,
         "in memory",
-        f"nothing of {human_bytes(all_)} of {name} a rank gets to the drive: {why}",
+        f"none of the {human_bytes(all_)} of {name} per rank is moved to the drive: {why}",
         granted=False,
     )

@@ -27,7 +27,7 @@ ZERO = Storage(weight=2.0, gradient=4.0, optimizer=12.0)
 # bf16 stage 1 keeps the last 16-bit gradients besides fp32 sums
 LAST_GRADIENTS = Storage(weight=2.0, gradient=6.0, optimizer=12.0)
 _STORAGE = (WHOLE, LAST_GRADIENTS, ZERO, ZERO)
-_ENGINE = "DeepSpeed's engine reads real memory: its states and what it sends stand in closed form"
+_ENGINE = "DeepSpeed's engine reads real memory: its states and communication are computed by formula"
 _KEEPS_PACKED = 2  # the stage at which quantized weights are neither sharded nor cast
 
 

@@ -32,8 +32,8 @@ _REMOVED = {
     ),
     "mics_hierarchical_params_gather": "MiCS has been removed from DeepSpeed",
     "legacy_stage1": "DeepSpeed no longer has its old stage 1",
-    "elastic_checkpoint": "checkpoints are Paceline's: any number of ranks reads them",
-    "load_from_fp32_weights": "checkpoints are Paceline's and always hold fp32 masters",
+    "elastic_checkpoint": "Paceline writes its own checkpoints, which any number of ranks can read",
+    "load_from_fp32_weights": "Paceline writes its own checkpoints, which always contain fp32 master weights",
 }
 # What "auto" means, from the hidden size h (Transformers 5.23, integrations/deepspeed.py).
 _AUTO_FROM_HIDDEN: dict[str, Callable[[int], int]] = {
@@ -88,7 +88,7 @@ def _fill(block: JsonObject, job: Job, findings: Findings) -> None:
         if hidden is None:
             del block[key]
             findings.explain(
-                f"zero_optimization.{key}", "DeepSpeed's default", "auto; the hidden size is not known yet"
+                f"zero_optimization.{key}", "DeepSpeed's default", "auto; the hidden size is unknown"
             )
         else:
             block[key] = rule(hidden)
@@ -107,7 +107,7 @@ def _offload(block: JsonObject, part: str, engine: DeepSpeedOptions, findings: F
     if device not in _DEVICES:
         findings.refuse(
             codes.ZERO_OFFLOAD,
-            f"{part} knows the devices none, cpu and nvme",
+            f"{part} supports the devices none, cpu and nvme",
             KEY,
             f"device: {device}",
             '"device": "cpu"',
@@ -125,7 +125,7 @@ def _offload(block: JsonObject, part: str, engine: DeepSpeedOptions, findings: F
             f"{part} needs ZeRO-1 or higher",
             KEY,
             f"device: {device} with stage 0",
-            '"stage": 1, or no offload',
+            'set "stage": 1, or remove offload',
         )
     if device == "nvme" and not given.get("nvme_path"):
         findings.refuse(
@@ -138,16 +138,16 @@ def _offload(block: JsonObject, part: str, engine: DeepSpeedOptions, findings: F
     if device == "nvme" and engine.zero_stage < 3:
         findings.refuse(
             codes.ZERO_NVME_STAGE,
-            "only ZeRO-3 reads and writes NVMe",
+            "only ZeRO-3 can use NVMe",
             KEY,
             f"{part} to nvme with stage {engine.zero_stage}",
-            '"stage": 3, or "device": "cpu"',
+            'set "stage": 3, or "device": "cpu"',
         )
     ratio = given.get("ratio", 1.0)
     if isinstance(ratio, (int, float)) and ratio < 1.0 and engine.zero_stage != 3:
         findings.refuse(
             codes.ZERO_OFFLOAD_RATIO,
-            "a part of the optimizer is offloaded by ZeRO-3 only",
+            "only ZeRO-3 can offload a part of the optimizer",
             KEY,
             f"ratio: {ratio}",
             "1.0",
@@ -163,7 +163,7 @@ def _loss_less(block: JsonObject, job: Job, findings: Findings) -> None:
         if job.hardware.device == "cpu":
             findings.refuse(
                 codes.ZERO_QUANTISED,
-                f"{key} has kernels for CUDA only",
+                f"{key} has CUDA kernels only",
                 KEY,
                 f"{key}: true",
                 f'"{key}": false',
@@ -172,7 +172,7 @@ def _loss_less(block: JsonObject, job: Job, findings: Findings) -> None:
             findings.explain(
                 f"zero_optimization.{key}",
                 "on",
-                "asked for: numbers travel quantised, so losses differ from the other strategies'",
+                "requested: data are sent quantised, so losses differ from those of other strategies",
             )
 
 
@@ -183,15 +183,13 @@ def _second_copy(block: JsonObject, stage: int, job: Job, findings: Findings) ->
         return
     subject = f"zero_optimization.{key}"
     if stage < 3:
-        findings.explain(
-            subject, "off", f"only ZeRO-3 shares weights out; this is ZeRO-{stage}", granted=False
-        )
+        findings.explain(subject, "off", f"only ZeRO-3 shards weights; this is ZeRO-{stage}", granted=False)
         return
     if job.world_size % min(size, job.world_size):
         legal = ", ".join(str(n) for n in range(2, size) if job.world_size % n == 0) or "1"
         findings.refuse(
             codes.ZERO_HPZ,
-            f"{job.world_size} processes cannot be shared out in groups of {size}",
+            f"{job.world_size} processes cannot be divided into groups of {size}",
             KEY,
             f"{key}: {size}",
             f'"{key}": {legal}',
@@ -201,8 +199,8 @@ def _second_copy(block: JsonObject, stage: int, job: Job, findings: Findings) ->
     findings.explain(
         subject,
         str(held),
-        f"asked for: a second copy of the weights shared out over {held} ranks, in the dtype of the forward;"
-        " counted among the parameters below",
+        f"requested: a second copy of the weights, sharded over {held} ranks, in the dtype of the"
+        " forward; counted in the parameters below",
     )
 
 

@@ -54,9 +54,9 @@ def _data_axes(
         findings.explain(
             "fsdp groups",
             "one",
-            f"{requested.sharding}: weights are shared out inside a node and copied between nodes; all {left}"
-            " ranks stand on one node, so there is one copy. training.parallelism.dp_shard_size makes"
-            " smaller groups",
+            f"{requested.sharding}: weights are sharded inside a node and replicated between nodes;"
+            f" all {left} ranks are on one node, so there is one copy."
+            " training.parallelism.dp_shard_size sets smaller groups",
         )
     return left // inside, inside
 
@@ -67,19 +67,19 @@ def _check_sharding(requested: FsdpAsked, replicate: int, shard: int, findings: 
         other = "hybrid_shard" if requested.sharding == "full_shard" else "hybrid_shard_zero2"
         findings.refuse(
             codes.PAR_SHARDING,
-            f"{requested.sharding} shares the weights out over all data-parallel ranks, and the mesh has"
-            f" {replicate} copies of them",
+            f"{requested.sharding} shards the weights over all data-parallel ranks, but the mesh"
+            f" has {replicate} copies of them",
             PARALLELISM,
             f"dp_replicate_size: {replicate} with fsdp: {requested.sharding}",
-            f"fsdp: {other}, or dp_replicate_size: 1",
+            f"set fsdp: {other}, or dp_replicate_size: 1",
         )
     if requested.sharding == "no_shard" and shard > 1:
         findings.refuse(
             codes.PAR_SHARDING,
-            "no_shard keeps whole weights on every rank, and the mesh shares them out",
+            "no_shard keeps complete weights on every rank, but the mesh shards them",
             PARALLELISM,
             f"dp_shard_size: {shard} with fsdp: no_shard",
-            "fsdp: full_shard, or dp_replicate_size instead of dp_shard_size",
+            "set fsdp: full_shard, or dp_replicate_size instead of dp_shard_size",
         )
 
 
@@ -93,7 +93,7 @@ def _check_width(tp: int, job: Job, findings: Findings) -> None:
         why = (
             "has no tensor-parallel plan"
             if family in NO_TENSOR_PLAN
-            else "has a plan that cuts experts, which is not built"
+            else "has a plan that shards experts, which is not supported"
         )
         findings.refuse(
             code,
@@ -109,10 +109,10 @@ def _check_width(tp: int, job: Job, findings: Findings) -> None:
     fitting = max(size for size in range(1, tp + 1) if width % size == 0)
     findings.refuse(
         codes.PAR_TP_WIDTH,
-        f"an MLP {width} wide cannot be cut in {tp} equal parts",
+        f"an MLP of width {width} cannot be split into {tp} equal parts",
         f"{PARALLELISM}.tp_size",
         f"tp_size: {tp}",
-        f"tp_size: {fitting}, and the other ranks by dp_shard_size",
+        f"tp_size: {fitting}, and use the other ranks for dp_shard_size",
     )
 
 
@@ -124,7 +124,7 @@ def fsdp_engine(job: Job, mesh: Mesh, findings: Findings) -> FsdpOptions:
     if requested.offload and sharding not in ("full_shard", "shard_grad_op"):
         findings.refuse(
             config_codes.FSDP_OFFLOAD,
-            f"offload goes with full_shard or shard_grad_op, not with {sharding}",
+            f"offload works with full_shard or shard_grad_op, not with {sharding}",
             KEY,
             f"offload with {sharding}",
             "fsdp: [full_shard, offload]",
@@ -159,8 +159,8 @@ def _loss_parallel(job: Job, mesh: Mesh, findings: Findings) -> bool:
     if job.shape is None or job.shape.vocab % mesh.tp == 0:
         return True
     why = (
-        f"a vocabulary of {job.shape.vocab} cannot be shared out over {mesh.tp} ranks;"
-        f" model.embedding_multiple: {mesh.tp} pads one that is resized"
+        f"a vocabulary of {job.shape.vocab} cannot be divided among {mesh.tp} ranks; if the"
+        f" embedding is resized, model.embedding_multiple: {mesh.tp} pads it"
     )
     findings.explain(f"{PARALLELISM}.loss_parallel", "off", why, granted=False)
     return False
@@ -170,20 +170,20 @@ def _sharding(requested: FsdpAsked, mesh: Mesh) -> tuple[str, str]:
     """Return (sharding, reason) from the config and the mesh."""
     why = {
         "full_shard": (
-            "weights, gradients and optimizer shared out; weights are let go between forward and backward"
+            "weights, gradients and optimizer sharded; weights are freed between forward and backward"
         ),
         "shard_grad_op": (
-            "weights, gradients and optimizer shared out; weights stay gathered between forward and backward"
+            "weights, gradients and optimizer sharded; weights stay gathered between forward and backward"
         ),
-        "no_shard": "whole weights on every rank, gradients averaged",
-        "hybrid_shard": f"shared out over {mesh.dp_shard} ranks, {mesh.dp_replicate} copies",
+        "no_shard": "complete weights on every rank, gradients averaged",
+        "hybrid_shard": f"sharded over {mesh.dp_shard} ranks, {mesh.dp_replicate} copies",
         "hybrid_shard_zero2": (
-            f"shared out over {mesh.dp_shard} ranks, {mesh.dp_replicate} copies; weights stay gathered until"
-            " the backward"
+            f"sharded over {mesh.dp_shard} ranks, {mesh.dp_replicate} copies; weights stay gathered"
+            " until the backward"
         ),
     }
     if requested.sharding is not None:
-        return requested.sharding, f"asked for: {why[requested.sharding]}"
+        return requested.sharding, f"requested: {why[requested.sharding]}"
     if mesh.dp_shard == 1 and mesh.dp_replicate > 1:
         return "no_shard", f"the mesh only replicates: {why['no_shard']}"
     if mesh.dp_replicate > 1:
@@ -191,21 +191,21 @@ def _sharding(requested: FsdpAsked, mesh: Mesh) -> tuple[str, str]:
     if mesh.pp > 1:
         return (
             "shard_grad_op",
-            f"{why['shard_grad_op']}; gathering for every micro-batch of a pipeline would cost more",
+            (f"{why['shard_grad_op']}; gathering them for every micro-batch of a pipeline would cost more"),
         )
-    return "full_shard", f"when nothing is asked: {why['full_shard']}"
+    return "full_shard", f"default: {why['full_shard']}"
 
 
 def _explain_main(
     engine: FsdpOptions, requested: FsdpAsked, job: Job, pipeline: bool, findings: Findings
 ) -> None:
-    version = "by FSDP2 (torch's fully_shard)"
+    version = "with FSDP2 (torch's fully_shard)"
     if requested.version == 1:
         findings.explain(
             "fsdp_version",
             "2",
-            f"1 was asked for; its shardings are computed {version}: the same numbers, parameters cut one by"
-            " one instead of joined into flat ones",
+            f"1 was requested; its sharding strategies are computed {version}: the same numbers,"
+            " with parameters sharded one by one instead of in flat buffers",
         )
     else:
         findings.explain("fsdp_version", "2", version)
@@ -214,26 +214,26 @@ def _explain_main(
         findings.explain(
             "fsdp wrap",
             f"modules of {wrap.min_num_params:,} parameters or more",
-            "asked for: each is gathered as one",
+            "requested: each is gathered as one unit",
         )
     elif wrap.policy == "none":
         findings.explain(
             "fsdp wrap",
-            "the whole model at once",
-            "NO_WRAP asked for: all weights are gathered together in a forward",
+            "the complete model at once",
+            "NO_WRAP requested: all weights are gathered together in a forward",
         )
     else:
         names = ", ".join(wrap.classes) or "the model's own decoder layers"
         reason = (
-            "asked for"
+            "requested"
             if requested.wrap
-            else "nothing asked; gathering layer by layer gives the same numbers in less memory"
+            else "default; gathering layer by layer gives the same numbers with less memory"
         )
         findings.explain("fsdp wrap", names, reason)
     if engine.cpu_offload:
         host = "; on a CPU this saves nothing" if job.hardware.device == "cpu" else ""
         findings.explain(
-            "fsdp offload", "cpu", f"asked for: shards and their optimizer live in host memory{host}"
+            "fsdp offload", "cpu", f"requested: shards and their optimizer states are in host memory{host}"
         )
     _explain_start(engine.meta_start, requested, pipeline, findings)
 
@@ -241,15 +241,15 @@ def _explain_main(
 def _explain_start(meta_start: bool, requested: FsdpAsked, pipeline: bool, findings: Findings) -> None:
     """Explain which ranks read the weights; mark an explicit setting that is not applied."""
     if meta_start:
-        why = "rank 0 reads the weights and hands each rank its share; the others allocate nothing whole"
+        why = "rank 0 reads the weights and sends each rank its shard; the others allocate only their shards"
         findings.explain("fsdp start", "rank 0 reads", why)
         return
-    why = "every rank reads the whole model before it is cut"
+    why = "every rank reads the complete model before it is sharded"
     if requested.meta_start:
         why += (
             ", to keep its own stages"
             if pipeline
-            else ": quantised weights cannot be made without their data"
+            else ": quantised weights cannot be created without their data"
         )
     named = requested.cpu_ram_efficient_loading is True
     findings.explain("fsdp start", "all ranks read", why, granted=not (requested.meta_start and named))
@@ -257,12 +257,16 @@ def _explain_start(meta_start: bool, requested: FsdpAsked, pipeline: bool, findi
 
 def _say_axes(engine: FsdpOptions, mesh: Mesh, job: Job, findings: Findings) -> None:
     if mesh.tp > 1:
-        parts = ["attention heads and MLP columns are shared out"]
+        parts = ["attention heads and MLP columns are sharded"]
         parts.append(
-            "norms along the sequence too" if engine.sequence_parallel else "norms are computed by each"
+            "norms are sharded along the sequence as well"
+            if engine.sequence_parallel
+            else "every rank computes the norms"
         )
         parts.append(
-            "head and loss by vocabulary" if engine.loss_parallel else "logits are gathered for the loss"
+            "head and loss are sharded by vocabulary"
+            if engine.loss_parallel
+            else "logits are gathered for the loss"
         )
         findings.explain("tensor parallel", f"{mesh.tp} ranks", "; ".join(parts))
     elif job.parallelism.sequence_parallel:
@@ -290,8 +294,7 @@ def _explain_settings(requested: FsdpAsked, job: Job, findings: Findings) -> Non
         )
     elif state:
         why = (
-            "checkpoints are written in shards by every rank; the export makes one Hugging Face folder of"
-            " them"
+            "every rank writes its shards to checkpoints; the export converts them to one Hugging Face folder"
         )
         findings.explain(
             "fsdp_config.state_dict_type", "sharded_state_dict", why, granted=state == "sharded_state_dict"
@@ -300,5 +303,5 @@ def _explain_settings(requested: FsdpAsked, job: Job, findings: Findings) -> Non
         findings.explain(
             "fsdp prefetch",
             f"backward: {requested.backward_prefetch}, forward: {str(requested.forward_prefetch).lower()}",
-            "asked for: when the next layer's weights are gathered; the numbers are the same",
+            "requested: when the next layer's weights are gathered; the numbers do not change",
         )

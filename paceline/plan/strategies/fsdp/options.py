@@ -12,8 +12,8 @@ KEY, CONFIG = "training.fsdp", "training.fsdp_config"
 #: Settings that cannot be changed here, and why.
 FIXED = {
     "use_orig_params": "FSDP2 keeps every parameter under its own name",
-    "limit_all_gathers": "FSDP2 frees gathered weights in stream order, so they never pile up",
-    "sync_module_states": "every rank begins with rank 0's weights",
+    "limit_all_gathers": "FSDP2 frees gathered weights in stream order, so they never accumulate",
+    "sync_module_states": "every rank starts with rank 0's weights",
 }
 SIZE_BASED_DEFAULT = 100_000_000  # torch's own default of size_based_auto_wrap_policy
 

@@ -24,18 +24,19 @@ def pipeline_engine(job: Job, mesh: Mesh, batch: BatchSplit, findings: Findings)
     if mesh.pp == 1:
         findings.refuse(
             codes.PAR_PP_SIZE,
-            "a pipeline needs stages",
+            "a pipeline needs at least two stages",
             f"{PARALLELISM}.pp_size",
             "pp_size: 1",
-            f"pp_size: {min(2, job.world_size)} or more, or distributed_strategy: fsdp",
+            f"set pp_size: {min(2, job.world_size)} or more, or distributed_strategy: fsdp",
         )
     if job.shape is not None and job.shape.model_type in NO_STAGES:
         findings.refuse(
             codes.MODELS_NO_STAGES,
-            "this model class cannot be cut into pipeline stages",
+            "this model class cannot be split into pipeline stages",
             f"{PARALLELISM}.pp_size",
-            f"model_type {job.shape.model_type}: its stages would compute something else than the whole",
-            "distributed_strategy: fsdp (or zero3) shards it without cutting it",
+            f"model_type {job.shape.model_type}: its stages would compute other results than the"
+            " complete model",
+            "use distributed_strategy: fsdp (or zero3), which shards it without splitting it",
         )
     _check_stages(schedule, stages, findings)
     _check_layers(job, mesh, stages, findings)
@@ -43,13 +44,13 @@ def pipeline_engine(job: Job, mesh: Mesh, batch: BatchSplit, findings: Findings)
     idle = (
         f"about {bubble:.0%} of a step idle"
         if schedule in ("1f1b", "gpipe", "interleaved")
-        else "gradients of weights fill the gaps"
+        else "weight gradients fill the idle time"
     )
     findings.explain(
         "pipeline",
         f"{schedule}, {mesh.pp * stages} stages on {mesh.pp} ranks",
-        f"{batch.accumulation} micro-batches a step (gradient_accumulation_steps): {idle}; the micro-batches"
-        " of a step are padded to one shape",
+        f"{batch.accumulation} micro-batches per step (gradient_accumulation_steps): {idle}; the"
+        " micro-batches of a step are padded to one shape",
     )
     return PipelineOptions(schedule, stages, fsdp_engine(job, mesh, findings))
 
@@ -59,7 +60,7 @@ def _check_stages(schedule: str, stages: int, findings: Findings) -> None:
     if schedule == "zbv" and stages != 2:
         findings.refuse(
             codes.PAR_PP_STAGES,
-            "a V of stages holds two a process: one on the way down, one on the way up",
+            "the V schedule has two stages per process: one on the way down, one on the way up",
             where,
             str(stages),
             "2",
@@ -67,10 +68,10 @@ def _check_stages(schedule: str, stages: int, findings: Findings) -> None:
     if schedule not in MULTI_STAGE and stages > 1:
         findings.refuse(
             codes.PAR_PP_STAGES,
-            f"the schedule {schedule} has one stage a process",
+            f"the schedule {schedule} has one stage per process",
             where,
             str(stages),
-            "1, or pp_schedule: interleaved",
+            "1, or set pp_schedule: interleaved",
         )
 
 
@@ -79,8 +80,8 @@ def _check_layers(job: Job, mesh: Mesh, stages: int, findings: Findings) -> None
         return
     findings.refuse(
         codes.PAR_PP_LAYERS,
-        f"{job.shape.layers} layers cannot be cut into {mesh.pp * stages} stages",
+        f"{job.shape.layers} layers cannot be split into {mesh.pp * stages} stages",
         f"{PARALLELISM}.pp_size",
-        f"pp_size: {mesh.pp} × {stages} stage(s) a process",
-        f"at most {job.shape.layers} stages in all",
+        f"pp_size: {mesh.pp} × {stages} stage(s) per process",
+        f"at most {job.shape.layers} stages in total",
     )

@@ -75,5 +75,5 @@ PIPELINE = PipelineSpec(
     loss_scale=False,
     quantised_base=False,
     state_form=TORCH,
-    not_simulated="a pipeline's schedule needs the other stages' answers",
+    not_simulated="a pipeline schedule needs the outputs of the other stages",
 )
