@@ -97,7 +97,10 @@ def serve(link: socket.socket) -> NoReturn:
 def received(link: socket.socket, length: int) -> bytes:
     data = b""
     while len(data) < length:
-        data += link.recv(length - len(data))
+        part = link.recv(length - len(data))
+        if not part:  # who asked has ended in the middle of it
+            os._exit(0)
+        data += part
     return data
 
 

@@ -90,7 +90,7 @@ def compare(plan: Plan, candidate: Candidate, measured: Simulation) -> list[Comp
     for kind in sorted({*closed, *sent}):
         times, count = sent.get(kind, (None, None))
         expected = closed.get(kind, (None, None))
-        rows.append(Compared(f"{kind}s a step", times, expected[0], "times"))
+        rows.append(Compared(f"{kind}s per step", times, expected[0], "times"))
         rows.append(Compared(f"{kind}, bytes per step", count, expected[1]))
     return rows
 

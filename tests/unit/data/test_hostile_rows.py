@@ -36,10 +36,10 @@ def deep(levels: int, kind: str = "[") -> str:
 
 
 BAD_LINES = {
-    "NaN": ('{"prompt": NaN, "completion": "A"}', "NaN is no JSON number"),
+    "NaN": ('{"prompt": NaN, "completion": "A"}', "NaN is not a JSON number"),
     "Infinity in a column nobody reads": (
         '{"prompt": "Q", "completion": "A", "x": -Infinity}',
-        "-Infinity is no JSON number",
+        "-Infinity is not a JSON number",
     ),
     "beyond floats": ('{"prompt": 1e999, "completion": "A"}', "1e999"),
     "an integer without end": ('{"prompt": ' + "9" * 5000 + ', "completion": "A"}', "4300"),

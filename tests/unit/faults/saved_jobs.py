@@ -21,7 +21,6 @@ from paceline.data.prepare import train_fingerprint_of
 from paceline.launch.before import beforehand
 from paceline.launch.before.planned import planned
 from paceline.plan.algorithms.base import algorithm_spec
-from paceline.plan.codec import to_json
 from paceline.plan.plan import Plan
 from paceline.training.look import look
 from paceline.training.saving import run_state
@@ -53,11 +52,7 @@ def save(job: Job, settings: dict[str, Any] | None = None, step: int = 2) -> Pat
         config.data, config.model, config.training.seed, cache, most_bytes=1 << 20, kind=kind
     )
     assert rows is not None
-    adapter = (
-        None
-        if plan.adapter is None
-        else SimpleNamespace(spec=to_json(plan.adapter), base={"fingerprint": "f"})
-    )
+    adapter = None if plan.adapter is None else SimpleNamespace(spec=plan.adapter, base={"fingerprint": "f"})
     state = run_state(
         TrainState(step=step),
         None,

@@ -59,17 +59,17 @@ def test_fsdp_in_a_world_of_512_holds_sends_and_keeps_what_the_closed_form_says(
     assert all(row.simulated and row.apart == 0 for row in states), states
     assert rows["activations"].apart == pytest.approx(0, abs=0.05)
     assert rows["head, for its backward"].apart == pytest.approx(0, abs=0.05)
-    sent = [row for name, row in rows.items() if "a step" in name]
+    sent = [row for name, row in rows.items() if "per step" in name]
     assert len(sent) == 4 and all(row.simulated and row.apart == 0 for row in sent), sent
     assert not dist.is_initialized()
 
 
 def test_a_large_model_scatters_its_gradients_after_every_micro_batch() -> None:
     plan = plan_of("16xH100", "fsdp")
-    small = rows_of(plan, "16xH100")["reduce-scatters a step"]
+    small = rows_of(plan, "16xH100")["reduce-scatters per step"]
     assert isinstance(plan.engine, FsdpOptions)
     engine = replace(plan.engine, whole_gradient_bytes=1)
-    large = rows_of(replace(plan, engine=engine), "16xH100")["reduce-scatters a step"]
+    large = rows_of(replace(plan, engine=engine), "16xH100")["reduce-scatters per step"]
     assert small.apart == large.apart == 0 and large.simulated == 3 * (small.simulated or 0)
 
 
