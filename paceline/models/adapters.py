@@ -30,6 +30,7 @@ from paceline.core.json_types import Json, JsonObject
 from paceline.core.patterns import is_pattern
 from paceline.core.units import human_count
 from paceline.models import codes
+from paceline.models.arrival import standing_in
 from paceline.plan.parts import AdapterSpec
 from paceline.runtime.seed import seed_for
 
@@ -75,18 +76,24 @@ def add_adapter(
     seed: int,
     base: Mapping[str, Any],
     rows: tuple[int, int] | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> Adapter:
     """Inject the adapters and freeze the rest; initialize from the seed (A uniform, B zero: outputs do not
     change) or from a folder's weights.
 
     ``base`` names the model (``name_or_path``, ``revision``); ``rows`` are the (old, new) embedding rows if
-    they were resized. The adapters depend on ``seed`` alone: equal on every rank and under every strategy.
+    they were resized; what is trained gets ``dtype``. The adapters depend on ``seed`` alone: equal on every
+    rank and under every strategy.
     Raises ConfigError with a ``models.adapter_*`` code.
     """
     fingerprint = base_fingerprint(hf)
-    config = _inject(hf, spec, seed)
+    with standing_in(hf, dtype):
+        config = _inject(hf, spec, seed)
     _check_layers(hf)
     saved = _train_whole(hf, spec.modules_to_save)
+    for parameter in hf.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(dtype)
     if rows is not None and rows[1] > rows[0] and not _all_trained(hf.get_input_embeddings()):
         raise ConfigError(_new_rows(rows))
     trained = {name: plain_name(name) for name, p in hf.named_parameters() if p.requires_grad}

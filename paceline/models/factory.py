@@ -20,17 +20,20 @@ from paceline.core.json_types import Json, JsonObject
 from paceline.core.remote_code import check_code
 from paceline.models import codes
 from paceline.models.adapters import Adapter, add_adapter, base_fingerprint
+from paceline.models.arrival import arrive
 from paceline.models.attention import choose_attention, register
 from paceline.models.device_facts import device_memory
 from paceline.models.hub_code import refuse_hub_attention
 from paceline.models.materialise import from_config, skeleton
 from paceline.models.norms import fuse_norms
+from paceline.models.precision import low_alone
 from paceline.models.qkv import fuse_attention
 from paceline.models.quantised import quantise
 from paceline.models.recompute import enable_recompute
 from paceline.models.roles import RoleModule
 from paceline.models.rope import rope_by_document
 from paceline.models.scalar_head import HEAD, SCALAR_ROLES, Classes, auto_class
+from paceline.models.stored_dtype import buffers_keep_dtype, stored_dtype
 from paceline.models.swiglu import fuse_mlps
 from paceline.plan.model.head_chunk import head_chunk_bytes
 from paceline.plan.parts import AdapterSpec
@@ -163,12 +166,11 @@ class HFModelFactory:
             hf = self._from_weights(implementation)
         hf.config.use_cache = False
         hf.config.architectures = [type(hf).__name__]  # tells an export a causal LM from a classifier
-        hf.to(device=device, dtype=self._master_dtype)  # type: ignore[call-arg]
         self.fingerprint = base_fingerprint(hf) or self.fingerprint
-        adapter = self._adapt(hf)  # before the kernels: they skip what an adapter wraps
+        adapter = self._adapt(hf, device)  # before the kernels: they skip what an adapter wraps
         if self.frozen:
             hf.requires_grad_(False)
-        self.swap_kernels(hf, options)
+        self._move(hf, device, options)
         module = RoleModule(
             self.role,
             hf,
@@ -185,6 +187,23 @@ class HFModelFactory:
             module.compile_trunk(**self._compile_options)
         return module
 
+    def _move(self, hf: HFModel, device: torch.device, options: BuildOptions) -> None:
+        """Bring the model to ``device`` in the masters' dtype and swap kernels. Frozen weights that are kept
+        there in low precision alone come so: then kernels are swapped, and probed, on the host.
+        """
+        low = self._compute_dtype in (torch.bfloat16, torch.float16) and not options.engine_casts
+        frozen = self.frozen or self._adapter is not None
+        if device.type == "meta" or not (low and frozen):
+            arrive(hf, device, self._master_dtype)
+            self.swap_kernels(hf, options)
+            return
+        for tensor in (*hf.parameters(), *hf.buffers()):
+            if tensor.dim() < 2 and tensor.is_floating_point():  # norms are probed too, and stay fp32
+                tensor.data = tensor.data.to(self._master_dtype)
+        self.swap_kernels(hf, options)
+        kept = low_alone(hf.base_model, hf.get_output_embeddings(), self._compute_dtype, device)
+        arrive(hf, device, self._master_dtype, kept, self._compute_dtype)
+
     def swap_kernels(self, hf: HFModel, options: BuildOptions) -> None:
         """Swap in Paceline's own kernels wherever they compute the same as the model's classes."""
         rope_by_document(hf)
@@ -193,7 +212,7 @@ class HFModelFactory:
             fuse_mlps(hf)
             fuse_attention(hf)
 
-    def _adapt(self, hf: HFModel) -> Adapter | None:
+    def _adapt(self, hf: HFModel, device: torch.device) -> Adapter | None:
         """Inject the adapters, then quantize the weights under them if set; None if all weights are
         trained.
         """
@@ -206,10 +225,11 @@ class HFModelFactory:
         spec = self._adapter
         if self.role in SCALAR_ROLES:  # a fresh head, if frozen, would score at random
             spec = replace(spec, modules_to_save=tuple(sorted({*spec.modules_to_save, HEAD})))
-        adapter = add_adapter(hf, spec, self._seed, base, rows)
+        adapter = add_adapter(hf, spec, self._seed, base, rows, self._master_dtype)
         if spec.quantization is None:
             return adapter
-        return adapter.noting(quantise(hf, spec.quantization, self._compute_dtype))
+        packed = quantise(hf, spec.quantization, self._compute_dtype, device, self._master_dtype)
+        return adapter.noting(packed)
 
     def _from_scratch(self, attention: str | None) -> HFModel:
         """Initialize on the CPU from the seed alone: the same weights on every rank, device and thread
@@ -243,7 +263,7 @@ class HFModelFactory:
                     name,
                     config=self._load_config(),
                     revision=self._model.revision or "main",
-                    dtype=torch.float32,
+                    dtype=self._stored_dtype(attention),
                     attn_implementation=attention,
                     use_safetensors=True,
                     output_loading_info=True,
@@ -263,8 +283,26 @@ class HFModelFactory:
         # Make room for the tokenizer's new tokens.
         old = hf.get_input_embeddings().weight.shape[0]
         if self._rows != old:
+            for module in (hf.get_input_embeddings(), hf.get_output_embeddings()):
+                if module is not None:
+                    module.float()  # the new rows' mean is not rounded
             resize_embeddings(hf, self._rows, self._seed)
+        hf.config.dtype = hf.config.get_text_config().dtype = torch.float32
         return hf
+
+    def _stored_dtype(self, attention: str | None) -> torch.dtype:
+        """Return the dtype to read the weights in: the stored one where no value of the model changes by
+        it.
+        """
+        model, plain = self._model, self._config.to_dict().get("quantization_config") is None
+        if model.name_or_path is None or model.trust_remote_code or not plain:
+            return torch.float32
+        needed = frozenset({f"{HEAD}.weight"}) if self.role in SCALAR_ROLES else frozenset[str]()
+        found = stored_dtype(model.name_or_path, model.revision, needed)
+        keeps = found == torch.float32 or buffers_keep_dtype(
+            auto_class(self.role), self._load_config(), attention, found
+        )
+        return found if keeps else torch.float32
 
 
 def load_hf_config(model: ModelSource) -> PreTrainedConfig:

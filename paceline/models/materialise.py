@@ -40,17 +40,25 @@ Kernel = tuple[str, dict[str, Json]]  # norm, attention or mlp, and the attribut
 
 
 def skeleton(
-    auto: AutoClass, config: PreTrainedConfig, attention: str | None, code: Mapping[str, bool | str | None]
+    auto: AutoClass,
+    config: PreTrainedConfig,
+    attention: str | None,
+    code: Mapping[str, bool | str | None],
+    dtype: torch.dtype = torch.float32,
 ) -> HFModel:
     """Return the Hugging Face model that ``auto`` builds from ``config``, without storage. ``code``: whether
     Python code from the hub runs, and its commit.
     """
     with torch.device("meta"):
-        return from_config(auto, config, attention, code)
+        return from_config(auto, config, attention, code, dtype)
 
 
 def from_config(
-    auto: AutoClass, config: PreTrainedConfig, attention: str | None, code: Mapping[str, bool | str | None]
+    auto: AutoClass,
+    config: PreTrainedConfig,
+    attention: str | None,
+    code: Mapping[str, bool | str | None],
+    dtype: torch.dtype = torch.float32,
 ) -> HFModel:
     """Call ``auto.from_config``, with ``code_revision`` only if the class will be downloaded from the hub.
 
@@ -63,7 +71,7 @@ def from_config(
     )
     brings_code = auto.__name__ in (getattr(config, "auto_map", None) or {}) and not registered
     options = dict(code) if brings_code else {k: v for k, v in code.items() if k != "code_revision"}
-    return auto.from_config(config, dtype=torch.float32, attn_implementation=attention, **options)
+    return auto.from_config(config, dtype=dtype, attn_implementation=attention, **options)
 
 
 class _Decisions(TypedDict):

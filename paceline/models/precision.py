@@ -172,6 +172,27 @@ class LowPrecisionCast(Function):
         return grad.float()
 
 
+def low_alone(
+    trunk: nn.Module, head: nn.Module | None, dtype: torch.dtype, device: torch.device
+) -> frozenset[int]:
+    """Return the ids of the frozen parameters that ``LowPrecisionCopies`` keeps on ``device`` in ``dtype``
+    alone. Swaps classes as it does; call it after the kernels are swapped.
+    """
+    owners, unknown = _owners(trunk, head)
+    if unknown or product_dtype(dtype, device) != dtype:
+        return frozenset()
+    swaps = [(module, _swap_for(module)) for module in owners]
+    masters = [p for module, swap in swaps if swap is not None for p in swap(module)]
+    return frozenset(id(p) for p in masters if not p.requires_grad)
+
+
+def _owners(trunk: nn.Module, head: nn.Module | None) -> tuple[list[nn.Module], list[str]]:
+    """Return the modules with parameters of their own, and the names of the classes that are unknown."""
+    modules = [*trunk.modules(), *(() if head is None else head.modules())]
+    owners = [m for m in modules if next(m.parameters(recurse=False), None) is not None]
+    return owners, sorted({type(m).__name__ for m in owners if _swap_for(m) is None})
+
+
 class LowPrecisionCopies:
     """The low-precision copies of one model and the class swaps that read them.
 
@@ -187,9 +208,7 @@ class LowPrecisionCopies:
         self.dtype = dtype
         self._masters: list[nn.Parameter] = []
         # Modules with parameters of their own must all be of a known class.
-        modules = [*trunk.modules(), *(() if head is None else head.modules())]
-        owners = [m for m in modules if next(m.parameters(recurse=False), None) is not None]
-        unknown = sorted({type(m).__name__ for m in owners if _swap_for(m) is None})
+        owners, unknown = _owners(trunk, head)
         self.cached = not unknown
         self.reason = (
             f"no low-precision form of {', '.join(unknown)}: torch.autocast"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
+from paceline.models.arrival import widened
 from paceline.models.attention import PACKED_ATTENTION, packed_attention
 from paceline.models.attention_context import recording, sequence_info_of
 from paceline.models.autograd import Function, FunctionContext
@@ -152,7 +153,8 @@ def fuse_attention(model: HFModel) -> int:
     for module in model.modules():
         if isinstance(module, FusedAttention) or not _looks_plain(module):
             continue
-        passes = _passes(module)
+        with widened(module):
+            passes = _passes(module)
         if passes is not None:
             module.paceline_passes = passes
             module.__class__ = replace_forward(FusedAttention, type(module))

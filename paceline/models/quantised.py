@@ -18,9 +18,15 @@ if TYPE_CHECKING:
 
 
 @torch.no_grad()
-def quantise(hf: HFModel, spec: Quantization, compute: torch.dtype) -> str:
-    """Replace every frozen ``nn.Linear`` of the trunk by bitsandbytes' 4-bit layer, in place; return a line
-    for the log.
+def quantise(
+    hf: HFModel,
+    spec: Quantization,
+    compute: torch.dtype,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> str:
+    """Replace every frozen ``nn.Linear`` of the trunk by bitsandbytes' 4-bit layer on ``device``, in place;
+    return a line for the log. One weight at a time is there whole, in ``dtype``.
 
     ``spec`` is ``Plan.adapter.quantization``; ``compute`` is the dtype that weights are dequantized to for
     a product. The head, embeddings, norms and everything trained stay as they are. Call it after the adapters
@@ -30,7 +36,9 @@ def quantise(hf: HFModel, spec: Quantization, compute: torch.dtype) -> str:
     from bitsandbytes.nn import Linear4bit, Params4bit
 
     before = after = 0
-    for parent, name, linear in list(_frozen_linears(hf)):
+    for parent, name in [(parent, name) for parent, name, _ in _frozen_linears(hf)]:
+        linear = getattr(parent, name)
+        weight = linear.weight.detach().to(device=device, dtype=dtype)
         # A 4-bit layer of the same shape, without storage, then its weight (packed when moved to the device).
         layer: Any = Linear4bit(  # type: ignore[no-untyped-call]
             linear.in_features,
@@ -43,7 +51,7 @@ def quantise(hf: HFModel, spec: Quantization, compute: torch.dtype) -> str:
             device="meta",
         )
         layer.weight = Params4bit(
-            linear.weight.detach(),
+            weight,
             requires_grad=False,
             compress_statistics=spec.double_quant,
             quant_type=spec.type,
@@ -51,9 +59,9 @@ def quantise(hf: HFModel, spec: Quantization, compute: torch.dtype) -> str:
             module=layer,
         )
         if linear.bias is not None:
-            layer.bias = nn.Parameter(linear.bias.detach().to(compute), requires_grad=False)
-        before += linear.weight.nbytes
-        layer = layer.to(linear.weight.device)  # packs the weight
+            layer.bias = nn.Parameter(linear.bias.detach().to(device, compute), requires_grad=False)
+        before += weight.nbytes
+        layer = layer.to(device)  # packs the weight
         after += layer.weight.nbytes + sum(t.nbytes for t in scales_of(layer))
         # In evaluation bitsandbytes re-packs the weight for an avx512bf16 kernel that has no backward: every
         # gradient after the first evaluation would be None, without an error, and train() does not undo it.

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from paceline.models.arrival import widened
 from paceline.models.autograd import Function, FunctionContext
 from paceline.models.precision import ComputeLinear, activation_dtype, compute_copy, product_dtype
 from paceline.models.replace_forward import replace_forward
@@ -145,7 +146,9 @@ def fuse_mlps(model: nn.Module) -> int:
             continue
         key = (type(module), module.gate_proj.weight.shape)
         if key not in verdicts:
-            verdicts[key] = _same(module)
+            assert isinstance(module, nn.Module)
+            with widened(module):
+                verdicts[key] = _same(module)
         if verdicts[key]:
             module.__class__ = replace_forward(FusedSwiGLU, type(module))
             count += 1

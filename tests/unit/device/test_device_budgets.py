@@ -159,7 +159,6 @@ def test_before_the_first_step_the_device_holds_the_planned_weights(precision: s
         assert machine.peak == pytest.approx(plan.memory.largest.parameters, rel=0.05), held
 
 
-@pytest.mark.xfail(strict=True, reason="a model with adapters is put on the device in fp32 before it is cast")
 def test_before_the_first_step_an_adapters_base_takes_what_is_planned() -> None:
     config, plan = planned(WIDE, "bf16", (9, 0), lora={"r": 4})
     assert plan.memory is not None and plan.memory.largest is not None

@@ -1,0 +1,88 @@
+"""A model arrives on its device tensor by tensor, each in the dtype that is kept there.
+
+Moved whole and cast afterwards, a frozen model of 8 B parameters that stays there in 16 GB of bf16 would
+first need 32 GB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+Table = dict[str, Tensor | None]
+
+
+@torch.no_grad()
+def arrive(
+    root: nn.Module,
+    device: torch.device,
+    dtype: torch.dtype,
+    low: frozenset[int] = frozenset(),
+    compute_dtype: torch.dtype = torch.float32,
+) -> None:
+    """Move all parameters and buffers of ``root`` to ``device``, one by one: what a tensor held on the host
+    is free before the next one moves. Ties hold.
+
+    Floating tensors become ``dtype``, parameters in ``low`` (their ids) ``compute_dtype``. Layers packed
+    in 4 bits already stay as they are: a cast would read their bytes as numbers.
+    """
+    places: dict[int, list[tuple[Table, str]]] = {}
+    for module in root.modules():
+        if getattr(module, "quant_state", None) is None:
+            for table in (module._parameters, module._buffers):
+                for name, tensor in table.items():
+                    if tensor is not None:
+                        places.setdefault(id(tensor), []).append((table, name))  # type: ignore[arg-type]
+    for key, found in places.items():
+        table, name = found[0]
+        made = _moved(table[name], device, compute_dtype if key in low else dtype)
+        for table, name in found:
+            table[name] = made
+
+
+def _moved(tensor: Tensor | None, device: torch.device, dtype: torch.dtype) -> Tensor:
+    # Module.to keeps a parameter the same object, with its attributes
+    holder = nn.Module()
+    if isinstance(tensor, nn.Parameter):
+        holder.register_parameter("held", tensor)
+    else:
+        holder.register_buffer("held", tensor)
+    held = holder.to(device=device, dtype=dtype).held
+    assert isinstance(held, Tensor)
+    return held
+
+
+@contextmanager
+def standing_in(root: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    """Inside the context every floating parameter says that it is of ``dtype``, by a value without storage.
+
+    peft casts new adapters to the dtype of the layer under them: bf16 would round their first values.
+    """
+    kept = [
+        (p, p.data) for p in root.parameters() if p.is_floating_point() and p.dtype != dtype and not p.is_meta
+    ]
+    for parameter, data in kept:
+        parameter.data = torch.zeros((), dtype=dtype, device=data.device).expand(data.shape)
+    try:
+        yield
+    finally:
+        for parameter, data in kept:
+            parameter.data = data
+
+
+@contextmanager
+def widened(module: nn.Module) -> Iterator[None]:
+    """Inside the context the parameters of ``module`` that are narrower than fp32 are fp32: probes compare to
+    fp32's tolerance.
+    """
+    kept = [(p, p.data) for p in module.parameters() if p.is_floating_point() and p.dtype.itemsize < 4]
+    for parameter, data in kept:
+        parameter.data = data.float()
+    try:
+        yield
+    finally:
+        for parameter, data in kept:
+            parameter.data = data
