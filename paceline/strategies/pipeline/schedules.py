@@ -129,7 +129,9 @@ class _Stage(PipelineStage):
 
     def get_local_bwd_output(self, mb_index: int) -> tuple[Tensor | None, ...]:
         """Return the gradients for the previous stage, on the same rank; none in an evaluation."""
-        return super().get_local_bwd_output(mb_index) if self.has_backward else ()  # type: ignore[no-untyped-call]
+        if not self.has_backward:
+            return ()
+        return super().get_local_bwd_output(mb_index)  # type: ignore[no-untyped-call]
 
     def set_local_bwd_input(self, next_stage_bwd_outputs: tuple[Tensor | None, ...], mb_index: int) -> None:
         """Take what ``get_local_bwd_output`` of the next stage returned."""
