@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from paceline.cli import codes
@@ -119,16 +120,17 @@ def forecast_of_plan(plan: Plan, cluster: AcceleratorCluster | None) -> Forecast
     from paceline.core.tables import CHOOSERS
     from paceline.plan.cost.from_plan import cluster_of_hardware, of_length, planned_candidate, search_spec_of
     from paceline.plan.cost.report import forecast
+    from paceline.plan.hardware.kinds import is_accelerator
     from paceline.plan.hardware.probe import Hardware
 
-    if plan.device != "cuda":
+    if not is_accelerator(plan.device):
         return None
     corrections = (1.0, 1.0)
     if cluster is None:
         from paceline.cli.ledger import corrections_here
         from paceline.plan.hardware.probe import probe_hardware
 
-        probed: Hardware = probe_hardware()
+        probed: Hardware = probe_hardware(os.environ)
         cluster = cluster_of_hardware(probed, plan.num_nodes)
         corrections = corrections_here(probed)
     spec = search_spec_of(plan, cluster, corrections) if cluster else None

@@ -30,7 +30,9 @@ def ledger_path(environ: Mapping[str, str] = os.environ) -> Path | None:
 
 def machine_name(hardware: Hardware) -> str:
     """Return the number of devices per node and their name; runs are compared by this key."""
-    count = hardware.num_devices if hardware.device == "cuda" else hardware.cpu_count
+    from paceline.plan.hardware.kinds import is_accelerator
+
+    count = hardware.num_devices if is_accelerator(hardware.device) else hardware.cpu_count
     return f"{count} × {hardware.device_name}"
 
 

@@ -25,6 +25,7 @@ VERBS = {
     "train": "train from one YAML: paceline train config.yaml training.learning_rate=1e-4 --nproc 2",
     "prepare": "tokenise and store the data ahead of training",
     "plan": "show what a training run would do here, and why, without starting it",
+    "doctor": "check this machine: devices, driver, memory, compiler, packages, and how to fix what is wrong",
     "config": "config show CONFIG: every effective value and the file and line that set it",
     "chat": "chat with the model that a run has trained",
     "export": "write a run's model as a Hugging Face folder",

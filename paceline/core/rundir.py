@@ -60,6 +60,10 @@ class RunDir:
         """Append-only typed events of one rank, JSON lines."""
         return self.events_dir / f"rank-{rank:05d}.events.jsonl"
 
+    def flight(self, rank: int) -> Path:
+        """The last collectives of a rank that ended in a time-out, as torch's flight recorder has them."""
+        return self.events_dir / f"flight_{rank}.json"
+
     def heartbeat(self, rank: int) -> Path:
         return self.events_dir / f"rank-{rank:05d}.heartbeat"
 

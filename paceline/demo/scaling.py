@@ -115,10 +115,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def default_processes() -> list[int]:
     """Return 1, 2, 4, … up to the number of GPUs, or of usable cores without GPUs; at most 8."""
+    from paceline.launch.environ import current
+    from paceline.plan.hardware.kinds import is_accelerator
     from paceline.plan.hardware.probe import probe_hardware
 
-    hardware = probe_hardware()
-    most = min(8, hardware.num_devices if hardware.device == "cuda" else len(os.sched_getaffinity(0)))
+    hardware = probe_hardware(current())
+    most = min(8, hardware.num_devices if is_accelerator(hardware.device) else len(os.sched_getaffinity(0)))
     return [n for n in (1, 2, 4, 8) if n <= max(2, most)]
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from paceline.config import codes as config_codes
+from paceline.core.cache import cache_folder as cache_folder
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.launch import codes
 from paceline.launch.addresses import is_loopback
@@ -212,8 +212,3 @@ def keep_compiled_code_private(environ: Mapping[str, str]) -> None:
     Torch's default is a folder in /tmp that another user could create first, and torch executes code from it.
     """
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder(environ) / "inductor"))
-
-
-def cache_folder(environ: Mapping[str, str]) -> Path:
-    """Return the default cache directory of prepared data: $PACELINE_CACHE, else ~/.cache/paceline."""
-    return Path(environ.get("PACELINE_CACHE") or Path.home() / ".cache" / "paceline")

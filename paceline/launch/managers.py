@@ -256,6 +256,10 @@ def _shell(environ: Mapping[str, str]) -> bool:
     return whole(step, _STEPS_OF_SHELLS) >= _STEPS_OF_SHELLS
 
 
+#: ``RankEnv.launcher`` of those that may show each process devices of its own (srun --gpus-per-task=1).
+OWN_DEVICES = ("slurm", "mpirun")
+
+
 def whole(text: str, default: int = 0) -> int:
     """Parse a non-negative integer of at most 12 digits; return ``default`` for anything else."""
     return int(text) if re.fullmatch(r"\s*[0-9]{1,12}\s*", text) else default

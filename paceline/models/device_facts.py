@@ -6,12 +6,14 @@ from typing import Any
 
 import torch
 
+from paceline.plan.hardware.kinds import CUDA
+
 
 def device_capability(device: torch.device) -> float | None:
-    """Return CUDA's compute capability (8.6); None for any other device."""
-    if device.type != "cuda":
+    """Return CUDA's compute capability (8.6); None for any other device, AMD's included."""
+    if device.type != CUDA.name or torch.version.hip is not None:
         return None
-    major, minor = torch.cuda.get_device_capability(device)
+    major, minor = torch.get_device_module(device).get_device_capability(device)
     return float(f"{major}.{minor}")
 
 

@@ -36,6 +36,79 @@ ALGORITHM_SPEC_TORCH = Code(
     " class in another module and name it in the spec's implementation.",
 )
 
+DEVICE_ARCH = Code(
+    "device.arch",
+    "torch is compiled for a list of generations of cards, and the one in this machine is not among them: its"
+    " first kernel would fail. Use a release of torch, or an index of wheels, that supports"
+    " it.",
+)
+DEVICE_CPU_TORCH = Code(
+    "device.cpu_torch",
+    "There is an accelerator in this machine, and the installed torch is the build for CPUs, which cannot"
+    " use it."
+    " Install the build that fits the card and its driver, as shown, or set training.use_cpu: true.",
+)
+DEVICE_DRIVER_OLD = Code(
+    "device.driver_old",
+    "The NVIDIA driver is older than the CUDA release that torch was built with needs. A newer driver runs"
+    " every"
+    " torch; where it cannot be had, a torch built for an older CUDA, as shown.",
+)
+DEVICE_HIDDEN = Code(
+    "device.hidden",
+    "A variable of the environment hides every accelerator from this process; Slurm sets it so for a job"
+    " that requested"
+    " no GPU. Request one, unset the variable, or set training.use_cpu: true.",
+)
+DEVICE_MEMORY_TAKEN = Code(
+    "device.memory_taken",
+    "Other processes hold memory of the accelerator. The plan uses what is free at this moment; what"
+    " they allocate"
+    " later is not available to the run.",
+)
+DEVICE_MIG_EMPTY = Code(
+    "device.mig_empty",
+    "An NVIDIA card in MIG mode computes only in instances, and there is none. Create one, or disable the"
+    " mode.",
+)
+DEVICE_MIXED = Code(
+    "device.mixed",
+    "The machine's cards are unequal, and the weakest of those that train together decides about memory,"
+    " precision"
+    " and speed of all. The set with the most memory in all is used; the variable that is shown takes"
+    " another one.",
+)
+DEVICE_PACKAGE = Code(
+    "device.package",
+    "torch supports this accelerator only with a package of its vendor, which is not installed. Install it as"
+    " shown, or"
+    " set training.use_cpu: true.",
+)
+DEVICE_SILENT = Code(
+    "device.silent",
+    "A device file shows an accelerator, but neither torch nor the driver's tool answered in time, so"
+    " nothing is"
+    " known about it. A driver that hangs shows up in the kernel's log (dmesg).",
+)
+DEVICE_TORCH_SILENT = Code(
+    "device.torch_silent",
+    "torch, queried in a separate process, did not report which accelerators it sees. The driver's tool lists"
+    " some, and"
+    " the plan uses those; the ranks may run into whatever kept torch from answering.",
+)
+DEVICE_UNDRIVEN = Code(
+    "device.undriven",
+    "Paceline supports CUDA and ROCm devices, Intel's XPU, Ascend NPUs, and Apple's MPS with one process. It"
+    " does not"
+    " silently train on the CPU where another accelerator is there: set training.use_cpu: true.",
+)
+DEVICE_UNUSED = Code(
+    "device.unused",
+    "There is an accelerator, but torch does not see it: its driver is not loaded, the container was"
+    " started without"
+    " it, or this user may not open its files. `paceline doctor` shows what torch and the driver's tool see.",
+)
+
 TRACKER_NOT_INSTALLED = Code(
     "tracker.not_installed",
     "The package of a tracker listed in training.report_to is not installed. Install it as shown,"

@@ -8,6 +8,7 @@ from paceline.config.idle import IDLE
 from paceline.config.schema import Config, field_of
 from paceline.config.sections.data import DataSection
 from paceline.config.sections.training import TrainingSection
+from paceline.plan.hardware.kinds import CPU, CUDA, is_accelerator, kind_of
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.attention_kernel import AttentionCall, attention_kernel
 from paceline.plan.model.shape import PACKED, ModelShape
@@ -30,11 +31,14 @@ def choose_backend(requested: str, hardware: Hardware, timeout_seconds: int) -> 
     """Return the process group's backend and the decision; the config rules refuse unavailable ones."""
     subject = "training.ddp_backend"
     if requested == "auto":
-        backend = "nccl" if hardware.device == "cuda" else "gloo"
+        kind = kind_of(hardware.device)
+        backend = kind.backend or CPU.backend
         reason = (
-            "auto: NVIDIA devices communicate with NCCL"
-            if backend == "nccl"
-            else "auto: processes on CPUs communicate with gloo"
+            "auto: processes on CPUs communicate with gloo"
+            if backend == CPU.backend
+            else "auto: NVIDIA devices communicate with NCCL"
+            if kind is CUDA
+            else f"auto: {kind.label} devices communicate with {backend}"
         )
         return backend, Decision(
             subject,
@@ -42,8 +46,9 @@ def choose_backend(requested: str, hardware: Hardware, timeout_seconds: int) -> 
             f"{reason}; the timeout of a collective is {timeout_seconds} s (training.ddp_timeout)",
         )
     reason = "requested"
-    if requested == "gloo" and hardware.device == "cuda":
-        reason += "; on CUDA devices nccl is several times faster"
+    if requested == CPU.backend and is_accelerator(hardware.device):
+        kind = kind_of(hardware.device)
+        reason += f"; on {kind.label} devices {kind.backend} is several times faster" if kind.backend else ""
     return requested, Decision(
         subject,
         requested,

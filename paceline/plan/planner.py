@@ -27,6 +27,7 @@ from paceline.plan.engine_options import (
     optimizer_decision,
     option_decisions,
 )
+from paceline.plan.hardware.kinds import is_accelerator, kind_of
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.read_shape import ModelShape, scoring
 from paceline.plan.parts import OtherModel
@@ -119,6 +120,7 @@ def _assembled(job: Job, resolved: Resolved, found: Sequence[Diagnostic]) -> Pla
         world_size=job.world_size,
         num_nodes=job.num_nodes,
         device=hardware.device,
+        device_indices=hardware.device_indices,
         backend=backend,
         timeout_seconds=training.ddp_timeout,
         precision=precision,
@@ -174,7 +176,7 @@ def _main_decisions(
         Decision(
             "processes",
             where,
-            on_each_node if hardware.device == "cuda" else f"{hardware.cpu_count} cores per node",
+            on_each_node if is_accelerator(hardware.device) else f"{hardware.cpu_count} cores per node",
         ),
         Decision(
             "batch",
@@ -217,10 +219,11 @@ def check_world(hardware: Hardware, world_size: int, num_nodes: int) -> list[Dia
         ]
     found = []
     per_node = world_size // num_nodes
-    if hardware.device == "cuda" and per_node > hardware.num_devices:
+    if is_accelerator(hardware.device) and per_node > hardware.num_devices:
         found.append(
             codes.PLAN_TOO_FEW_DEVICES(
-                f"{per_node} processes per node, but only {hardware.num_devices} CUDA device(s) are visible",
+                f"{per_node} processes per node, but only {hardware.num_devices}"
+                f" {kind_of(hardware.device).label} device(s) are visible",
                 "--nproc",
                 str(per_node),
                 f"use --nproc {hardware.num_devices}, or training.use_cpu=true",

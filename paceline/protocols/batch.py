@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, fields, replace
 import torch
 from torch import Tensor
 
+from paceline.plan.hardware.kinds import CPU, KINDS
+
 IGNORE_INDEX = -100
 MISMATCHED = "mismatched"  # in ``Batch.others``: the same prompts, each with the answer to another one
 
@@ -85,8 +87,8 @@ class Batch:
         return self.cu_seqlens.to(self.labels.device, non_blocking=True).long()
 
     def pinned(self) -> Batch:
-        """Return the same batch in pinned memory, so that copies to CUDA are asynchronous; ``cu_seqlens``
-        stays as it is.
+        """Return the same batch in pinned memory, so that copies to the device are asynchronous;
+        ``cu_seqlens`` stays as it is.
         """
         moved = {
             f.name: getattr(self, f.name).pin_memory()
@@ -122,6 +124,12 @@ class Batch:
             if isinstance(getattr(self, f.name), Tensor) and f.name not in ("cu_seqlens", "places")
         }
         moved["places"] = self.label_places().to(device, non_blocking=True)
-        extras = {name: value.to(device, non_blocking=True) for name, value in self.extras.items()}
+        narrow = not KINDS.get(device.type, CPU).float64  # meta is no kind
+        extras = {
+            name: (value.float() if narrow and value.dtype == torch.float64 else value).to(
+                device, non_blocking=True
+            )
+            for name, value in self.extras.items()
+        }
         tokens = {name: value.to(device, non_blocking=True) for name, value in self.tokens.items()}
         return replace(self, **moved, extras=extras, tokens=tokens)

@@ -155,7 +155,7 @@ _BACKEND_FROM = {
     "mpi": "a torch built from source with MPI",
     "ccl": "Intel's bindings (pip install oneccl_bind_pt)",
     "xccl": "a torch for Intel GPUs",
-    "hccl": "Habana's torch",
+    "hccl": "Ascend's torch_npu, and under the same name Habana's torch",
     "nccl": "a torch for CUDA",
 }
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from paceline.config import codes as config_codes
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.plan.hardware.kinds import CUDA
 from paceline.rules import codes
 from paceline.rules.base import Context, Rule
 
@@ -28,7 +29,7 @@ def foreign_files(c: Context) -> Iterator[Diagnostic]:
 def locked_memory(c: Context) -> Iterator[Diagnostic]:
     """host.memlock"""
     f = c.facts
-    if f.device == "cuda" and (f.num_nodes or 1) > 1 and f.infiniband and f.memlock_unlimited is False:
+    if f.device == CUDA.name and (f.num_nodes or 1) > 1 and f.infiniband and f.memlock_unlimited is False:
         yield codes.HOST_MEMLOCK(
             "NCCL registers memory with InfiniBand devices, which fails with this shell's limit of"
             " locked memory",

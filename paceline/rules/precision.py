@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from paceline.config import codes as config_codes
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.plan.hardware.kinds import is_accelerator
 from paceline.rules import codes
 from paceline.rules.base import Context, Rule
 
@@ -13,8 +14,8 @@ _MIXED = "training.mixed_precision"
 
 
 def _device(c: Context) -> str:
-    return c.facts.device_name or {"cpu": "this CPU", "cuda": "this GPU"}.get(
-        c.facts.device or "", "this device"
+    return c.facts.device_name or (
+        "this device" if not c.facts.device else "this GPU" if is_accelerator(c.facts.device) else "this CPU"
     )
 
 

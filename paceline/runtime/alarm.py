@@ -2,6 +2,7 @@
 
     failing rank   publishes its diagnostic in the store → waits until the others have read it → exits
     other ranks    see it within a second → callback (writes it to this rank's log) → acknowledge → exit
+    dead rank      its line to rank 0 is cut: named by rank 0 after ``GONE_SECONDS`` without a word
     silent rank    (stopped, frozen, disconnected): a warning after ``QUIET_SECONDS``; after the world's
                    timeout every rank that still runs ends the run
 
@@ -23,11 +24,20 @@ from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ExitCode
 from paceline.runtime import codes
 from paceline.runtime.bounded import within
+from paceline.runtime.flight import active
 from paceline.runtime.leaving import leave
 from paceline.runtime.meeting import Arrival, connect_store, name_of
 from paceline.runtime.message import failure_message, parsed_failure
+from paceline.runtime.presence import Presence, own_address
 from paceline.runtime.signed import SignedStore
-from paceline.runtime.silence import rank_silent, store_forged, store_lost, store_silent
+from paceline.runtime.silence import (
+    collective_stuck,
+    rank_died,
+    rank_silent,
+    store_forged,
+    store_lost,
+    store_silent,
+)
 from paceline.runtime.vigil import Beat, Pulse, Vigil
 from paceline.runtime.world import World
 
@@ -46,6 +56,10 @@ _FOLLOW_SECONDS = 1.0  # the other ranks let the failing rank exit first
 _CALLBACK_SECONDS = 5.0
 _LATE_SECONDS = 0.1  # normal jitter of a thread's wake-up
 _BEATS_PER_SECOND = 1024  # maximum that rank 0 reads
+GONE_SECONDS = 8.0  # for the words of a rank whose line was cut; longer than an error takes to be published
+FLIGHT_SECONDS = 5.0  # between looks at the collectives under way
+_LINE_SECONDS = 20.0
+_LINES = "lines"
 
 OnForeign = Callable[[int, Diagnostic, int], None]
 
@@ -90,6 +104,8 @@ class Alarm:
         self._foreign: tuple[int, Diagnostic] | None = None
         self.silent_ranks: list[int] = []
         self._threads: list[threading.Thread] = []
+        self._presence = Presence(world.rank, world.world_size, world.secret, self._line_cut)
+        self._next_flight = now + FLIGHT_SECONDS
 
     def start(self) -> Alarm:
         """Connect to the store and start watching; return self.
@@ -101,6 +117,7 @@ class Alarm:
         env = self._world.env
         store = connect_store(env, min(60.0, self._world.timeout_seconds), may_host=False)
         self._store = SignedStore(store, self._world.secret, name_of(env), self._forged)
+        self._open_line()
         for name, run in (("alarm", self._talk), ("alarm-clock", self._keep_clock)):
             thread = threading.Thread(target=run, name=f"paceline-{name}", daemon=True)
             self._threads.append(thread)
@@ -113,6 +130,7 @@ class Alarm:
         Called on success, after the last collective, before ``World.close(ok=True)`` returns.
         """
         self._stop.set()
+        self._presence.stop()
         deadline = time.monotonic() + _ASK_SECONDS
         for thread in self._threads:
             if thread is not threading.current_thread():
@@ -170,6 +188,45 @@ class Alarm:
             return within(_READ_SECONDS + _ASK_SECONDS, publish, "publishing an error")
         except (RuntimeError, TimeoutError):
             return True  # the store is gone or silent: no one left to inform
+
+    # -- the line to rank 0, which breaks when a process dies
+
+    def _open_line(self) -> None:
+        """Rank 0 publishes where it listens; the others connect. Without a line heartbeats remain."""
+        store, env = self._store, self._world.env
+        assert store is not None
+        try:
+            if self._world.rank == 0:
+                place = ""  # nowhere: the others wait for the answer
+                try:
+                    place = self._presence.listen(own_address(env.meeting_host, env.master_port))
+                finally:
+                    store.set(_LINES, place)
+            else:
+                place = within(_LINE_SECONDS, lambda: store.get_all([_LINES])[0] or "", "rank 0's address")
+                self._presence.connect(place)
+        except (RuntimeError, ValueError, OSError) as exc:  # TimeoutError is an OSError
+            what = f"rank {self._world.rank} has no connection to rank 0 that would report its death"
+            hint = "open the ports between the nodes; else a death is noticed after training.ddp_timeout"
+            where = f"rank {self._world.rank}"
+            self._warn(
+                codes.RUNTIME_NO_LINE(what, where, str(exc)[:200], hint, Severity.WARNING),
+                self._world.rank < 2,
+            )
+
+    def _line_cut(self, rank: int) -> None:
+        """Another rank's process is gone: what it or its launcher says of it within seconds counts first."""
+        last = time.monotonic() + GONE_SECONDS
+        while time.monotonic() < last:
+            if self._stop.wait(TICK_SECONDS) or self._own.is_set() or self._following.is_set():
+                return
+        if self._vigil.last_beat_said_done(rank):
+            return
+        self._following.set()
+        found = rank_died(rank, self._vigil.last_seen(rank))
+        self._report(rank, found, ExitCode.PEER_FAILED)
+        self._publish(found, ExitCode.PEER_FAILED, 1)
+        leave(ExitCode.PEER_FAILED)
 
     # -- the thread that talks to the store
 
@@ -248,6 +305,11 @@ class Alarm:
         hears = unanswered < _DEAF_SECONDS
         if hears and (silent := self._vigil.silent(now, self._limit)):
             self._end_in_silence(self._rank_silent(silent, self._limit))
+        if now >= self._next_flight:
+            self._next_flight = now + FLIGHT_SECONDS
+            stuck = [one for one in active() if one.seconds > self._limit]
+            if stuck:
+                self._end_in_silence(collective_stuck(self._world.rank, stuck[0].describe()))
         loud = self._world.rank in (0, 1)  # rank 1 reports if rank 0 is the silent one
         if unanswered > self._quiet and not self._store_missed:
             self._warn(self._store_silent(unanswered, Severity.WARNING), loud)
@@ -279,7 +341,7 @@ class Alarm:
         """Report the silent ranks, here and through the store if it responds, and exit this process."""
         self._following.set()
         silent = diagnostic.evidence.get("silent_ranks") or [0]
-        self._report(silent[0], diagnostic, ExitCode.PEER_SILENT)
+        self._report(diagnostic.evidence.get("rank", silent[0]), diagnostic, ExitCode.PEER_SILENT)
         if diagnostic.code != codes.RUNTIME_STORE_SILENT.name:
             self._publish(diagnostic, ExitCode.PEER_SILENT, len(silent))
         leave(ExitCode.PEER_SILENT)

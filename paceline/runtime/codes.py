@@ -14,6 +14,55 @@ RUNTIME_DEVICE = Code(
     " device, or sees fewer than processes were started. Start fewer processes, install a torch"
     " with CUDA, or set use_cpu: true.",
 )
+RUNTIME_DEVICE_SHARED = Code(
+    "runtime.device_shared",
+    "Two ranks of a node took the same card, which NCCL does not allow. A job manager showed both the same"
+    " one:"
+    " request one card per task, or all cards in every task.",
+)
+RUNTIME_FIRST_REDUCE = Code(
+    "runtime.first_reduce",
+    "Before the first step every axis of the mesh sums a number over its ranks, with a limit of one minute."
+    " Either a"
+    " rank that is named did not arrive, or all arrived but no data is transferred. The NCCL variables"
+    " that are"
+    " shown select another path.",
+)
+RUNTIME_LINK_SLOW = Code(
+    "runtime.link_slow",
+    "In the first all-reduce a group of ranks was far slower than the others, or a rank came late. Every"
+    " step waits"
+    " for the slowest.",
+)
+RUNTIME_RANKS_DIFFER = Code(
+    "runtime.ranks_differ",
+    "Ranks that train together have different kinds of devices, or different releases of torch, NCCL or"
+    " CUDA. They"
+    " would wait for each other forever, so no process group is created. Start all in the same environment.",
+)
+RUNTIME_RANKS_UNEQUAL = Code(
+    "runtime.ranks_unequal",
+    "The ranks' cards or drivers are not the same. That works; the slowest and smallest card sets the limits"
+    " for all.",
+)
+RUNTIME_RANK_DIED = Code(
+    "runtime.rank_died",
+    "A rank's process or its machine ended without a message: its connection to rank 0 was cut. See"
+    " that"
+    " rank's log, its launcher's output and the kernel's log of its node (dmesg: Out of memory, Xid).",
+)
+RUNTIME_NO_LINE = Code(
+    "runtime.no_line",
+    "A rank could not connect to rank 0 beside the store, so that its death would be noticed only by"
+    " missing signs of"
+    " life, after training.ddp_timeout. A firewall between the nodes allows too few ports.",
+)
+RUNTIME_COLLECTIVE_STUCK = Code(
+    "runtime.collective_stuck",
+    "All ranks are alive, but one has waited in a collective for as long as training.ddp_timeout allows:"
+    " another one"
+    " is not in it. events/flight_RANK.json has each rank's last collectives.",
+)
 RUNTIME_ENV_LOCAL_RANK = Code(
     "runtime.env_local_rank",
     "The local rank is the index of a process on its node, from 0 to one less than the number of"

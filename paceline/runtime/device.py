@@ -2,54 +2,93 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
+from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
+from paceline.plan.hardware.kinds import CPU, CUDA, KINDS, UNDRIVEN, is_accelerator, kind_of
 from paceline.runtime import codes
 
 
-def pick_device(kind: str, local_rank: int) -> torch.device:
-    """Return ``cpu``, ``cuda`` (this rank's own) or, for ``auto``, the better of them.
+def pick_device(
+    kind: str, local_rank: int, *, indices: Sequence[int] = (), alone: bool = False
+) -> torch.device:
+    """Return ``cpu``, this rank's own device of ``kind``, or for ``auto`` the accelerator if there is one.
 
-    Raises ``runtime.device`` if it is not available.
+    ``indices``: of the visible devices those that train, in the order of the local ranks (empty: all);
+    ``alone``: a job manager shows each process a device of its own. Raises ``runtime.device`` if there is no
+    such device for this rank.
     """
+    known = import_device_packages()
+    found = torch.accelerator.current_accelerator(check_available=True)
     if kind == "auto":
-        kind = "cuda" if torch.cuda.is_available() else "cpu"
-    if kind == "cpu":
-        return torch.device("cpu")
-    if kind != "cuda":
-        raise PacelineError(
-            codes.RUNTIME_DEVICE(f"there is no device named '{kind}'", found=kind, hint="use cpu or cuda")
+        kind = CPU.name if found is None else found.type
+    if not is_accelerator(kind):
+        return torch.device(CPU.name)
+    if kind not in KINDS:
+        what = (
+            f"there is no device named '{kind}'"
+            if kind not in UNDRIVEN
+            else f"{UNDRIVEN[kind]} is not supported"
         )
-    if not torch.cuda.is_available():
-        reason = "this torch is a CPU build" if torch.version.cuda is None else "torch sees no CUDA device"
+        raise PacelineError(codes.RUNTIME_DEVICE(what, found=kind, hint=f"use {' or '.join(KINDS)}"))
+    if found is None or found.type != kind:
+        raise PacelineError(_missing(kind, known or "torch sees no such device"))
+    count = torch.accelerator.device_count()
+    places = tuple(indices) or (
+        tuple(range(count)) if not (alone and count == 1) else (0,) * (local_rank + 1)
+    )
+    if local_rank >= len(places) or places[local_rank] >= count:
         raise PacelineError(
             codes.RUNTIME_DEVICE(
-                "the plan requires CUDA, but this process has no CUDA device",
-                found=reason,
-                hint="set use_cpu: true, or install a torch with CUDA",
+                f"there is no {KINDS[kind].label} device for local rank {local_rank}",
+                found=f"{count} visible, {len(places)} of them used for training",
+                hint=f"start at most {len(places)} processes on this node, or change {KINDS[kind].visible[0]}"
+                if KINDS[kind].visible
+                else f"start at most {len(places)} processes on this node",
             )
         )
-    count = torch.cuda.device_count()
-    if local_rank >= count:
-        raise PacelineError(
-            codes.RUNTIME_DEVICE(
-                f"there is no GPU for local rank {local_rank}",
-                found=f"{count} GPUs visible",
-                hint=f"start at most {count} processes on this node, or change CUDA_VISIBLE_DEVICES",
-            )
-        )
-    return torch.device("cuda", local_rank)
+    return torch.device(kind, places[local_rank])
+
+
+def _missing(kind: str, why: str) -> Diagnostic:
+    reason = why
+    if kind == CUDA.name and torch.version.cuda is None and torch.version.hip is None:
+        reason = "this torch is a CPU build"
+    return codes.RUNTIME_DEVICE(
+        f"the plan requires {KINDS[kind].label}, but this process has no {KINDS[kind].label} device",
+        found=reason,
+        hint=f"set use_cpu: true, or install a torch with {KINDS[kind].label}",
+    )
+
+
+def import_device_packages() -> str:
+    """Import what torch needs to know a device (``torch_npu``); return why one could not be imported."""
+    for kind in KINDS.values():
+        if kind.package and importlib.util.find_spec(kind.package) is not None:
+            try:
+                importlib.import_module(kind.package)
+            except Exception as exc:  # noqa: BLE001 - whatever a driver's package raises
+                return f"{kind.package} cannot be imported: {type(exc).__name__}: {exc}"
+    return ""
+
+
+def sum_dtype(device: torch.device) -> torch.dtype:
+    """Return the dtype in which sums are kept on a device: float64, or float32 where that does not exist."""
+    return torch.float64 if kind_of(device.type).float64 else torch.float32
 
 
 def memory_bytes(device: torch.device) -> int:
-    """Return this process's peak memory: VmHWM (resident set) on a CPU, torch's allocated maximum on CUDA."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
+    """Return this process's peak memory: VmHWM (resident set) on a CPU, else torch's allocated maximum."""
+    if is_accelerator(device.type):
+        return _allocated(device)
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -64,8 +103,37 @@ def memory_bytes(device: torch.device) -> int:
 
 
 def device_name(device: torch.device) -> str:
-    """Return the driver's name of a CUDA device; the device type of any other."""
-    return str(torch.cuda.get_device_name(device)) if device.type == "cuda" else device.type
+    """Return the driver's name of an accelerator; the device type where there is none."""
+    if not is_accelerator(device.type):
+        return device.type
+    name = getattr(torch.get_device_module(device), "get_device_name", None)
+    return str(name(device)) if name is not None else kind_of(device.type).label
+
+
+def device_memory(device: torch.device) -> int | None:
+    """Return an accelerator's memory in bytes; None if its driver does not tell."""
+    try:
+        return int(torch.accelerator.get_memory_info(device)[1])
+    except (RuntimeError, AttributeError):
+        return None
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Return what is free of an accelerator's memory now, in bytes; None on a CPU or if it is unknown."""
+    if not is_accelerator(device.type):
+        return None
+    try:
+        return int(torch.accelerator.get_memory_info(device)[0])
+    except (RuntimeError, AttributeError):
+        return None
+
+
+def _allocated(device: torch.device) -> int:
+    try:
+        return int(torch.accelerator.max_memory_allocated(device))
+    except (RuntimeError, AttributeError):  # MPS has no statistics of its allocator
+        current = getattr(torch.get_device_module(device), "current_allocated_memory", None)
+        return int(current()) if current is not None else 0
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype, seconds: float = 0.15) -> float:
@@ -74,16 +142,16 @@ def matmul_rate(device: torch.device, dtype: torch.dtype, seconds: float = 0.15)
     A product counts 2 n³ operations. A step's speed is given relative to it on a device without a data-sheet
     peak.
     """
-    size = 8192 if device.type == "cuda" else 1024
+    size = 8192 if is_accelerator(device.type) else 1024
     left = torch.randn(size, size, device=device).to(dtype)
     right = torch.randn(size, size, device=device).to(dtype)
     out = left @ right  # warm-up: kernels are chosen and loaded
-    _synchronize(device)
+    synchronize(device)
     best, deadline = float("inf"), time.perf_counter() + seconds
     while True:
         started = time.perf_counter()
         torch.mm(left, right, out=out)
-        _synchronize(device)
+        synchronize(device)
         now = time.perf_counter()
         best = min(best, now - started)
         if now >= deadline:
@@ -117,6 +185,7 @@ def _usable_cores() -> int:
     return cores
 
 
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done what was queued; nothing on a CPU."""
+    if is_accelerator(device.type):
+        torch.accelerator.synchronize(device)

@@ -26,6 +26,28 @@ def rank_silent(ranks: Sequence[int], seconds: float, seen: Sequence[str], stood
     )
 
 
+def rank_died(rank: int, seen: str) -> Diagnostic:
+    """A rank's connection was cut without a farewell. ``seen``: what is known of the rank."""
+    what = f"the process of rank {rank} ended without a message"
+    hint = (
+        "see that rank's log, its launcher's output and its node's kernel log (dmesg: Out of memory,"
+        " NVRM: Xid)"
+    )
+    return codes.RUNTIME_RANK_DIED(what, f"rank {rank}", seen, hint, evidence={"silent_ranks": [rank]})
+
+
+def collective_stuck(rank: int, waits: str) -> Diagnostic:
+    """This ``rank`` waits in a collective for as long as is allowed, and all ranks give signs of life."""
+    what = (
+        f"rank {rank} waits in {waits}, although every rank is alive: another rank is not in this collective"
+    )
+    hint = (
+        "see events/flight_*.json: the rank whose last collective has a lower number is behind;"
+        " training.ddp_timeout sets the wait"
+    )
+    return codes.RUNTIME_COLLECTIVE_STUCK(what, f"rank {rank}", waits, hint, evidence={"rank": rank})
+
+
 def store_silent(
     env: RankEnv, seconds: float, sign: Callable[[int], str], stood_still: float, severity: Severity
 ) -> Diagnostic:

@@ -118,6 +118,10 @@ class Vigil:
         )
         return "; ".join(filter(None, (seen, self._sign(rank))))
 
+    def last_beat_said_done(self, rank: int) -> bool:
+        """Whether the last heartbeat of ``rank`` was its last."""
+        return self._is_done(rank)
+
     def news(self, now: float) -> list[Diagnostic]:
         """Return what is new to report: silence that begins or ends, a rank that is slow."""
         found = []

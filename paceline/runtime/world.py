@@ -14,11 +14,16 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
+from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
+from paceline.launch.managers import OWN_DEVICES
+from paceline.plan.hardware.kinds import CPU, CUDA, KINDS, is_accelerator, kind_of
 from paceline.runtime import codes
 from paceline.runtime.bounded import within
-from paceline.runtime.device import pick_device
+from paceline.runtime.device import free_memory, pick_device, synchronize
+from paceline.runtime.first_reduce import first_reduce
 from paceline.runtime.meeting import arrive, connect_store
+from paceline.runtime.peers import agree_on_devices, own_facts
 from paceline.runtime.rank_env import RankEnv
 
 __all__ = ["RankEnv", "World", "environment"]
@@ -34,7 +39,8 @@ class World:
 
     Every method that takes or returns values is a collective: all ranks call it, in the same order. Nothing
     is pickled: JSON bytes travel in uint8 tensors with a size limit. In a world of one nothing is sent and
-    there is no process group.
+    there is no process group. ``notes``: warnings about the ranks and their links; ``links``: their speed;
+    ``free_bytes``: of the accelerator as the world opened.
     """
 
     rank: int
@@ -48,6 +54,9 @@ class World:
     timeout_seconds: float = 1800.0
     secret: bytes = field(default=b"", repr=False)
     closed: bool = False
+    notes: list[Diagnostic] = field(default_factory=list)
+    links: list[str] = field(default_factory=list)
+    free_bytes: int | None = None
 
     @staticmethod
     def single(device: torch.device | str = "cpu") -> World:
@@ -70,6 +79,7 @@ class World:
         env: RankEnv,
         *,
         device: str,
+        device_indices: Sequence[int] = (),
         backend: str = "auto",
         timeout_seconds: float = 1800.0,
         secret: bytes = b"",
@@ -77,25 +87,25 @@ class World:
     ) -> World:
         """Rendezvous with the other ranks and create the process group. Collective.
 
-        ``device``: ``cpu`` or ``cuda``; ``backend``: ``gloo``, ``nccl`` or ``auto``; ``secret``: the run's
+        ``device``: ``cpu`` or an accelerator's type; ``device_indices``: those that train, by local rank;
+        ``backend``: its own, ``gloo`` or ``auto``; ``secret``: the run's
         (``launch/secret.py``). ``met`` is called when all ranks have arrived, before the process group
         exists: a watchdog can start there. Raises PacelineError: ``runtime.port_in_use``,
-        ``runtime.rendezvous``, ``runtime.ranks_missing``, ``runtime.store_secret``, ``runtime.device``.
+        ``runtime.rendezvous``, ``runtime.ranks_missing``, ``runtime.store_secret``, ``runtime.device``,
+        ``runtime.ranks_differ``, ``runtime.device_shared``, ``runtime.first_reduce``.
         """
-        chosen = pick_device(device, env.local_rank)
-        if chosen.type == "cuda":
-            torch.cuda.set_device(chosen)
+        chosen = pick_device(
+            device, env.local_rank, indices=device_indices, alone=env.launcher in OWN_DEVICES
+        )
+        if is_accelerator(chosen.type):
+            torch.accelerator.set_device_index(chosen.index or 0)
+        free_bytes = free_memory(chosen)
         if env.world_size == 1:
             alone = World(0, env.local_rank, 1, 1, chosen, "none", None, env, timeout_seconds)
+            alone.free_bytes = free_bytes
             met(alone)
             return alone
-        name = ("nccl" if chosen.type == "cuda" else "gloo") if backend == "auto" else backend
-        if name == "nccl" and chosen.type != "cuda":
-            raise PacelineError(
-                codes.RUNTIME_BACKEND(
-                    "nccl transfers CUDA tensors only", found=f"device {chosen}", hint="set ddp_backend: gloo"
-                )
-            )
+        name = _backend(backend, chosen)
         store = connect_store(env, timeout_seconds)
         arrive(store, env, timeout_seconds, secret)
         world = World(
@@ -110,12 +120,24 @@ class World:
             timeout_seconds,
             secret,
         )
+        world.free_bytes = free_bytes
         met(world)
+        world.notes += agree_on_devices(store, env, secret, own_facts(chosen), timeout_seconds)
         try:
             world._open_group(name, dist.PrefixStore("group", store))
         except RuntimeError as exc:
             raise _group_error(exc, env, name) from exc
+        world.try_links("all ranks", None)
         return world
+
+    def try_links(self, axis: str, group: dist.ProcessGroup | None) -> None:
+        """Time the first all-reduce over a group of this rank and the others like it. Collective.
+
+        Raises PacelineError ``runtime.first_reduce``.
+        """
+        lines, warnings = first_reduce(self, axis, group)
+        self.links += lines
+        self.notes += warnings
 
     def require_group(self) -> None:
         """Create a process group in a world of one, for engines that need one (DeepSpeed).
@@ -123,16 +145,20 @@ class World:
         ``close`` destroys it.
         """
         if self.world_size == 1 and not dist.is_initialized():
-            self._open_group("nccl" if self.device.type == "cuda" else "gloo", dist.HashStore())
+            self._open_group(_backend("auto", self.device), dist.HashStore())
 
     def _open_group(self, name: str, store: dist.Store) -> None:
+        kind = kind_of(self.device.type)
+        own = name == kind.backend and is_accelerator(kind.name)
+        # beside a backend without float64 gloo carries what Paceline itself sends
+        beside = own and not kind.wire_float64
         dist.init_process_group(
-            name,
+            f"{CPU.name}:{CPU.backend},{kind.name}:{name}" if beside else name,
             store=store,
             rank=self.rank,
             world_size=self.world_size,
             timeout=datetime.timedelta(seconds=self.timeout_seconds),
-            device_id=self.device if name == "nccl" else None,
+            device_id=self.device if own and not beside else None,
         )
 
     @property
@@ -222,8 +248,7 @@ class World:
             return True
         try:
             self.barrier()
-            if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)
+            synchronize(self.device)
             dist.destroy_process_group()
         except RuntimeError:
             return False
@@ -253,7 +278,8 @@ class World:
     @property
     def _wire(self) -> torch.device:
         """The device of tensors that are sent."""
-        return self.device if self.backend == "nccl" else torch.device("cpu")
+        kind = kind_of(self.device.type)
+        return self.device if self.backend == kind.backend and kind.wire_float64 else torch.device(CPU.name)
 
     def _reduce(
         self, values: Sequence[int] | Sequence[float], dtype: torch.dtype, op: dist.ReduceOp.RedOpType
@@ -267,13 +293,29 @@ class World:
         return tensor.tolist()
 
 
+def _backend(requested: str, device: torch.device) -> str:
+    """Return the process group's backend. Raises ``runtime.backend`` for one that another device has."""
+    kind = kind_of(device.type)
+    name = (kind.backend or CPU.backend) if requested == "auto" else requested
+    others = {other.backend: other.label for other in KINDS.values() if is_accelerator(other.name)}
+    if name != kind.backend and name in others:
+        raise PacelineError(
+            codes.RUNTIME_BACKEND(
+                f"{name} transfers {others[name]} tensors only",
+                found=f"device {device}",
+                hint=f"set ddp_backend: {kind.backend or CPU.backend}",
+            )
+        )
+    return name
+
+
 def environment() -> Mapping[str, str]:
     """Return a copy of the process's environment; the torch side reads it nowhere else."""
     return dict(os.environ)
 
 
 def _group_error(exc: Exception, env: RankEnv, backend: str) -> PacelineError:
-    variable = "NCCL_SOCKET_IFNAME" if backend == "nccl" else "GLOO_SOCKET_IFNAME"
+    variable = f"{CPU.backend if backend == CPU.backend else CUDA.backend}_SOCKET_IFNAME".upper()
     return PacelineError(
         codes.RUNTIME_GROUP(
             f"the ranks connected to the store at {env.master_addr}:{env.master_port}, but rank"

@@ -20,6 +20,7 @@ from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Output, Role
 from paceline.protocols.shard import Shard, ShardReader
 from paceline.protocols.window import EvalSums, StepOutcome, StepResult
+from paceline.runtime.device import sum_dtype
 from paceline.runtime.world import World
 from paceline.strategies import state
 from paceline.strategies.handle import Handle, Handles
@@ -158,9 +159,9 @@ class Strategy(ABC):
         if handle.scaler is not None:
             handle.scaler.unscale_(handle.stepper)
         grads = [p.grad for p in handle.parameters() if p.grad is not None]
-        own = torch.zeros((), dtype=torch.float64, device=self.world.device)
+        own = torch.zeros((), dtype=sum_dtype(self.world.device), device=self.world.device)
         if grads and self.world.is_main:
-            own = squares(grads).sum().sqrt().to(own.device)
+            own = squares(grads).sum().sqrt().to(own)
         return self.world.all_reduce_tensor(own)
 
     def _step(self, handle: Handle) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import ConfigError
+from paceline.plan.hardware.kinds import is_accelerator
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.options import ThreadOptions
 from paceline.protocols.algorithm import Objective
@@ -125,11 +126,11 @@ class DataParallel(Strategy):
 
     def devices_of(self, count: int) -> list[torch.device]:
         """Return the devices to use. The first one holds the model, its optimizer and all sums."""
-        if self.world.device.type != "cuda" or count <= 1:
+        if not is_accelerator(self.world.device.type) or count <= 1:
             return [self.world.device]
         first = self.world.device.index or 0
-        others = [i for i in range(torch.cuda.device_count()) if i != first]
-        return [torch.device("cuda", i) for i in [first, *others][:count]]
+        others = [i for i in range(torch.accelerator.device_count()) if i != first]
+        return [torch.device(self.world.device.type, i) for i in [first, *others][:count]]
 
     # --- life of a model
 

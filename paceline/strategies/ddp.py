@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from paceline.plan.hardware.kinds import CUDA, is_accelerator
 from paceline.plan.plan import Plan
 from paceline.protocols.algorithm import Objective
 from paceline.protocols.batch import Batch
@@ -39,7 +40,7 @@ class DDP(Strategy):
             return root
         return DistributedDataParallel(
             root,
-            device_ids=[self.world.device.index] if self.world.device.type == "cuda" else None,
+            device_ids=[self.world.device.index] if is_accelerator(self.world.device.type) else None,
             bucket_cap_mb=self.ddp_options.bucket_cap_mb
             or (CPU_BUCKET_CAP_MB if self.world.device.type == "cpu" else None),
             find_unused_parameters=self.ddp_options.find_unused_parameters,
@@ -80,11 +81,14 @@ class DDP(Strategy):
         """
         if not isinstance(handle.module, DistributedDataParallel):
             return
-        devices = [self.world.device] if self.world.device.type == "cuda" else []
+        accelerated = is_accelerator(self.world.device.type)
+        devices = [self.world.device] if accelerated else []
         buffers = [(b, b.clone()) for b in handle.root.buffers()]
         local_batch = batch.to(self.world.device)
         handle.root.train()
-        with torch.random.fork_rng(devices=devices):
+        with torch.random.fork_rng(
+            devices=devices, device_type=self.world.device.type if accelerated else CUDA.name
+        ):
             for _ in range(2):
                 handle.stepper.zero_grad(set_to_none=True)
                 outputs = handle.module(local_batch, algorithm.required_outputs(handle.role, training=True))

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from paceline.runtime.device import sum_dtype
+
 CHUNK = 1 << 16  # elements summed in the gradient's own dtype; the partial sums are added in float64
 
 
@@ -18,7 +20,8 @@ def squares(gradients: Sequence[Tensor]) -> Tensor:
     the last bits.
     """
     if gradients[0].device.type != "cpu":
-        return torch.stack([n.double() for n in torch._foreach_norm(list(gradients), 2.0)]).square()
+        norms = torch._foreach_norm(list(gradients), 2.0)
+        return torch.stack([n.to(sum_dtype(gradients[0].device)) for n in norms]).square()
     return torch.stack([_square(g.detach().reshape(-1)) for g in gradients])
 
 

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch import Tensor, nn
 
+from paceline.plan.hardware.kinds import is_accelerator
 from paceline.protocols.batch import Batch
 
 T = TypeVar("T")
@@ -40,7 +41,9 @@ def side_by_side(calls: Sequence[Callable[[], T]], devices: Sequence[torch.devic
         try:
             with (
                 torch.set_grad_enabled(with_grad),
-                torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext(),
+                torch.accelerator.device_index(device.index or 0)
+                if is_accelerator(device.type)
+                else contextlib.nullcontext(),
             ):
                 results[index] = calls[index]()
         except BaseException as error:  # noqa: BLE001 - raised below, in the caller's thread

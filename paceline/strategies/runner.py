@@ -18,6 +18,7 @@ from paceline.protocols.algorithm import Objective
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.roles import Output, Role
 from paceline.protocols.window import EvalSums, StepOutcome, StepResult
+from paceline.runtime.device import sum_dtype
 from paceline.strategies import codes
 from paceline.strategies.base import Runner, Strategy
 from paceline.strategies.handle import Handle, Handles
@@ -75,7 +76,10 @@ class WindowRunner:
         # Forward and backward of all micro-batches, then one optimizer step per trained model.
         trained = [handles[role] for role in algorithm.trains]
         names = [*sorted(weights), *algorithm.train_metrics]
-        sums = {name: torch.zeros((), dtype=torch.float64, device=self.world.device) for name in names}
+        sums = {
+            name: torch.zeros((), dtype=sum_dtype(self.world.device), device=self.world.device)
+            for name in names
+        }
         for handle in trained:
             handle.module.train()
             self.strategy.zero_grad(handle)
@@ -258,7 +262,9 @@ class WindowRunner:
         """Add one micro-batch's losses and metrics to ``sums`` (float64)."""
         found = {**algorithm.losses(role, outputs, batch), **algorithm.metrics(role, outputs, batch)}
         for name, value in found.items():
-            sums[name] = sums.get(name, 0.0) + value.detach().to(self.world.device, torch.float64)
+            sums[name] = sums.get(name, 0.0) + value.detach().to(
+                self.world.device, sum_dtype(self.world.device)
+            )
 
     # --- arithmetic over ranks
 

@@ -23,6 +23,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.models.qkv import FusedAttention
 from paceline.models.swiglu import FusedSwiGLU
+from paceline.plan.hardware.kinds import kind_of
 from paceline.plan.strategies.options import FsdpOptions
 from paceline.strategies import codes
 
@@ -108,7 +109,9 @@ def shard(root: nn.Module, trunk: nn.Module, mesh: DeviceMesh, how: FsdpOptions,
     """
     # a unit's output may be a view (the fused MLP under the size policy), but it is never written in place
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning)
-    offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if how.cpu_offload else OffloadPolicy()
+    offload = (
+        CPUOffloadPolicy(pin_memory=kind_of(mesh.device_type).pins) if how.cpu_offload else OffloadPolicy()
+    )
     inner = [
         fully_shard(
             unit,

@@ -9,8 +9,6 @@ import platform
 from collections.abc import Callable
 from typing import Generic, TypedDict, TypeVar
 
-import torch
-
 import paceline
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ExitCode, PacelineError
@@ -53,15 +51,15 @@ def share_plan(world: World, make: Callable[[], T]) -> T:
     return received["plan"]
 
 
-def identity(config_digest: str, data_fingerprint: str, device: torch.device) -> dict[str, str]:
-    """Return what must be equal on all ranks."""
+def identity(config_digest: str, data_fingerprint: str) -> dict[str, str]:
+    """Return what must be equal on all ranks, besides what they compared before the group opened
+    (``runtime.peers``).
+    """
     return {
         "paceline": paceline.__version__,
-        "torch": torch.__version__,
         "python": ".".join(platform.python_version_tuple()[:2]),
         "config": config_digest,
         "data": data_fingerprint,
-        "device": device.type,
     }
 
 

@@ -17,13 +17,17 @@ from paceline.training.out_of_memory import is_out_of_memory
 
 
 def diagnose(
-    error: BaseException, rank: int, silent_ranks: Sequence[int] = (), hint: Callable[[], str] | None = None
+    error: BaseException,
+    rank: int,
+    silent_ranks: Sequence[int] = (),
+    hint: Callable[[], str] | None = None,
+    memory: Callable[[], str] = lambda: "",
 ) -> Diagnostic:
     """Return the diagnostic for an exception.
 
     That is its own first one, or one made of its type, message and innermost line of code. ``silent_ranks``
     are those that gave no sign of life while this rank waited for the cause of a lost connection; ``hint``
-    returns what would fit if memory ran out.
+    returns what would fit if memory ran out, ``memory`` what was used of it.
     """
     # Errors that have a diagnostic, or are recognised as out of memory
     if isinstance(error, PacelineError):
@@ -34,7 +38,9 @@ def diagnose(
         return codes.TRAINING_OUT_OF_MEMORY(
             f"rank {rank} ran out of memory",
             f"rank {rank}",
-            (str(error).strip() or type(error).__name__).splitlines()[0][:300],
+            "; ".join(
+                filter(None, ((str(error).strip() or type(error).__name__).splitlines()[0][:300], memory()))
+            ),
             hint() if hint else "paceline plan shows the memory by part and what would fit",
             evidence={"rank": rank},
         )

@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch
 
 from paceline.config.sections.training import TrainingSection
+from paceline.plan.hardware.kinds import kind_of
 
 T = TypeVar("T")
 AHEAD = 2  # items per thread unless configured, as in torch's DataLoader
@@ -30,11 +31,11 @@ class Loading:
 
     @staticmethod
     def of(training: TrainingSection, device: torch.device) -> Loading:
-        """Read the config's ``training.dataloader_…`` keys; memory is pinned only on CUDA."""
+        """Read the config's ``training.dataloader_…`` keys; memory is pinned for devices that gain by it."""
         return Loading(
             training.dataloader_num_workers,
             training.dataloader_prefetch_factor or AHEAD,
-            training.dataloader_pin_memory and device.type == "cuda",
+            training.dataloader_pin_memory and kind_of(device.type).pins,
             device,
         )
 
@@ -61,6 +62,6 @@ class Loading:
                     future.cancel()
 
     def _enter(self) -> None:
-        """Set the thread's CUDA device, so that memory is pinned for this process's device."""
+        """Set the thread's device, so that memory is pinned for this process's device."""
         if self.pin:
-            torch.cuda.set_device(self.device)
+            torch.accelerator.set_device_index(self.device.index or 0)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from paceline.plan.hardware.catalogue import data_sheet_peak
+from paceline.plan.hardware.kinds import is_accelerator
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.parts import AdapterSpec
 from paceline.runtime.device import device_name, matmul_rate
@@ -26,7 +27,7 @@ class PeakFlops:
     @staticmethod
     def of(device: torch.device, compute: str) -> PeakFlops:
         """Return the peak of ``device`` in the dtype named ``compute``; timed if no data sheet is known."""
-        known = data_sheet_peak(device_name(device), compute) if device.type == "cuda" else None
+        known = data_sheet_peak(device_name(device), compute) if is_accelerator(device.type) else None
         return (
             PeakFlops(timed_rate(device, getattr(torch, compute)), False)
             if known is None
@@ -88,6 +89,6 @@ def timed_rate(device: torch.device, compute: torch.dtype) -> float:
     rate = matmul_rate(device, compute)
     return (
         rate
-        if device.type == "cuda" or compute == torch.float32
+        if is_accelerator(device.type) or compute == torch.float32
         else max(rate, matmul_rate(device, torch.float32))
     )

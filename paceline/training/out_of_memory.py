@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from paceline.plan.hardware.probe import probe_hardware
+import torch
+
+from paceline.core.units import human_bytes
+from paceline.plan.cost.from_plan import cluster_of_hardware, planned_candidate, search_spec_of
+from paceline.plan.hardware.kinds import is_accelerator
+from paceline.plan.hardware.peaks import peak_flops
+from paceline.plan.hardware.probe import Hardware, probe_hardware
 from paceline.plan.plan import Plan
 from paceline.plan.remedy import what_fits
+from paceline.runtime.device import device_memory, device_name, memory_bytes
+from paceline.runtime.world import World
 
 OUT_OF_MEMORY = "OutOfMemoryError"  # torch's, on CUDA; by name, so that torch need not be imported
 _WORDS = ("can't allocate memory", "Cannot allocate memory", "CUDA out of memory", "not enough memory")
@@ -18,14 +27,42 @@ def is_out_of_memory(error: BaseException) -> bool:
     return named or any(words in str(error) for words in _WORDS)
 
 
-def out_of_memory_hint(plan: Plan, environ: Mapping[str, str]) -> str:
+def out_of_memory_hint(plan: Plan, environ: Mapping[str, str], device: torch.device) -> str:
     """Return what would fit on this machine, as YAML, else what makes the same training smaller.
 
-    The search takes at most a second and starts nothing.
+    ``device``: this rank's own. The search takes at most a second and starts nothing.
     """
-    hardware = probe_hardware(environ, use_cpu=plan.device == "cpu", num_nodes=plan.num_nodes)
-    fits = what_fits(plan, hardware, ran_out=True)
+    fits = what_fits(plan, hardware_here(plan, environ, device), ran_out=True)
     return "; or ".join([*fits, *([] if fits else smaller(plan))])
+
+
+def hardware_here(plan: Plan, environ: Mapping[str, str], device: torch.device) -> Hardware:
+    """Return the hardware as this process sees it: no driver's tool and no process is started for it."""
+    host = probe_hardware(environ, use_cpu=True, num_nodes=plan.num_nodes)
+    if not is_accelerator(device.type):
+        return host
+    total = device_memory(device)
+    return replace(
+        host,
+        device=device.type,
+        device_name=device_name(device),
+        num_devices=max(1, plan.world_size // plan.num_nodes),
+        memory_bytes=total or host.memory_bytes,
+        peak_flops=peak_flops(device_name(device)),
+    )
+
+
+def memory_used(plan: Plan, world: World) -> str:
+    """Return the measured peak of this rank beside the planned one, and what was free at its start."""
+    parts = [f"measured peak {human_bytes(memory_bytes(world.device))}"]
+    cluster = cluster_of_hardware(hardware_here(plan, {}, world.device), plan.num_nodes)
+    spec = search_spec_of(plan, replace(cluster, cards=plan.world_size)) if cluster else None
+    planned = planned_candidate(plan, spec) if spec else None
+    if planned is not None:
+        parts.append(f"planned {human_bytes(planned.bytes)}")
+    if world.free_bytes:
+        parts.append(f"{human_bytes(world.free_bytes)} were free at the start")
+    return ", ".join(parts)
 
 
 def smaller(plan: Plan) -> list[str]:

@@ -21,6 +21,7 @@ from paceline.data.table import decode_labels
 from paceline.generation.engine import Completion, Request, RolloutSampling
 from paceline.generation.noise import stream_of
 from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.hardware.kinds import kind_of
 from paceline.plan.plan import Plan
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.shard import Shard
@@ -174,5 +175,5 @@ def own_answers(
         RolloutSampling(options.temperature, options.top_p, options.top_k),
         Limits(options.max_completion_length, plan.seq_len),
         training.seed,
-        training.dataloader_pin_memory and strategy.world.device.type == "cuda",
+        training.dataloader_pin_memory and kind_of(strategy.world.device.type).pins,
     )

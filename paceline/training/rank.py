@@ -13,6 +13,8 @@ from pathlib import Path
 
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
 from paceline.core.private import written_for
+from paceline.core.rundir import RunDir
+from paceline.launch.device_settings import apply_device_settings, device_settings
 from paceline.launch.environ import current
 from paceline.launch.line import Line
 from paceline.launch.managers import standing, whole
@@ -52,9 +54,11 @@ def run_rank(argv: Sequence[str], environ: Mapping[str, str], line: Line) -> int
         rank = env.rank
         plan = start.plan or plan_here(start, env, environ)
         same_size(plan, env)
+        settings = device_settings(environ, plan.device, env.world_size, RunDir.at(plan.run_dir))
+        apply_device_settings(settings)
         from paceline.training.worker import worker_of  # torch, Transformers
 
-        worker = worker_of(start, env, plan, environ, line)
+        worker = worker_of(start, env, plan, environ, line, settings)
     except PacelineError as exc:
         if not first and not line.held:  # a foreign launcher kills all ranks once one has ended
             time.sleep(_LATER_SECONDS)

@@ -17,7 +17,7 @@ from paceline.core.rundir import RunDir
 from paceline.launch.before.once import once_a_node
 from paceline.launch.before.planned import found_for_ranks, with_files
 from paceline.launch.environ import cache_folder, translate
-from paceline.launch.managers import standing, whole
+from paceline.launch.managers import OWN_DEVICES, standing, whole
 from paceline.launch.processes import MARK
 from paceline.launch.spec import Cluster
 from paceline.plan.algorithms.roles import named_shapes
@@ -146,7 +146,12 @@ def plan_here(start: Start, env: RankEnv, environ: Mapping[str, str]) -> Plan:
     config = start.config
     job = Job(
         config,
-        probe_hardware(environ, use_cpu=config.training.use_cpu, num_nodes=env.num_nodes),
+        probe_hardware(
+            environ,
+            use_cpu=config.training.use_cpu,
+            num_nodes=env.num_nodes,
+            tasks=env.local_world_size if env.launcher in OWN_DEVICES else 1,
+        ),
         world_size=env.world_size,
         num_nodes=env.num_nodes,
         launcher=env.launcher,

@@ -24,6 +24,7 @@ from paceline.core.json_types import JsonObject
 from paceline.core.private import written_for
 from paceline.core.refusals import refusal_of
 from paceline.core.rundir import RunDir
+from paceline.core.units import human_bytes
 from paceline.data.kinds.base import row_kind
 from paceline.data.main import Bar, summary
 from paceline.data.prepare import Prepared, prepare
@@ -44,15 +45,17 @@ from paceline.runlog.stacks import stacks_to
 from paceline.runtime.alarm import Alarm
 from paceline.runtime.cascade import is_cascade, is_timeout
 from paceline.runtime.device import set_threads, threads_per_rank
+from paceline.runtime.flight import write_flight
 from paceline.runtime.heartbeat import sign_of
 from paceline.runtime.leaving import leave
+from paceline.runtime.mesh import limit_groups
 from paceline.runtime.quiet import quiet_libraries
 from paceline.runtime.world import RankEnv, World
 from paceline.training import codes
 from paceline.training.agree import check_same, identity, share_plan
 from paceline.training.failure import diagnose, exit_code_of
 from paceline.training.observers import Observers
-from paceline.training.out_of_memory import out_of_memory_hint
+from paceline.training.out_of_memory import memory_used, out_of_memory_hint
 from paceline.training.print_diagnostics import print_diagnostics
 from paceline.training.resuming import open_resume
 from paceline.training.saving import run_state
@@ -67,8 +70,18 @@ ECHO_SECONDS = 1.0  # how long a rank that cannot join the world waits for the l
 ROOT_CAUSE_SECONDS = 5.0  # how long a rank that lost its peers waits for the failed one's error
 
 
-def worker_of(start: Start, env: RankEnv, plan: Plan, environ: Mapping[str, str], line: Line) -> Worker:
-    """Prepare the data and return the worker of this rank. Raises PacelineError and OSError."""
+def worker_of(
+    start: Start,
+    env: RankEnv,
+    plan: Plan,
+    environ: Mapping[str, str],
+    line: Line,
+    settings: Mapping[str, tuple[str, str]],
+) -> Worker:
+    """Prepare the data and return the worker of this rank. ``settings``: variables that this process has set.
+
+    Raises PacelineError and OSError.
+    """
     quiet_libraries(
         quantised=start.config.lora is not None and start.config.lora.quantization_bit is not None
     )
@@ -78,7 +91,7 @@ def worker_of(start: Start, env: RankEnv, plan: Plan, environ: Mapping[str, str]
     keep_compiled_code_private(environ)
     if "OMP_NUM_THREADS" not in environ:
         set_threads(threads_per_rank(env.local_world_size))
-    return Worker(start, env, plan, prepared, seconds, environ, line)
+    return Worker(start, env, plan, prepared, seconds, environ, line, settings)
 
 
 def prepare_data(start: Start, plan: Plan, rank: int, environ: Mapping[str, str]) -> Prepared:
@@ -117,7 +130,9 @@ class Worker:
         prepare_seconds: float,
         environ: Mapping[str, str],
         line: Line,
+        settings: Mapping[str, tuple[str, str]],
     ) -> None:
+        self.settings = settings
         self.start, self.env, self.plan, self.prepared, self.environ = start, env, plan, prepared, environ
         self.line = line
         self.own_error = threading.Event()  # this rank reports its own error, so no other rank's
@@ -142,6 +157,7 @@ class Worker:
             world = World.open(
                 self.env,
                 device=self.plan.device,
+                device_indices=self.plan.device_indices,
                 backend=self.plan.backend,
                 timeout_seconds=self.plan.timeout_seconds,
                 secret=read_secret(self.environ),
@@ -197,7 +213,14 @@ class Worker:
         open_port = (
             None if reported else unsigned(self.environ, world.num_nodes, world.world_size, ours=False)
         )
-        for note in (*self.start.notes, *self.prepared.notes, *filter(None, (open_port,))):
+        if world.rank == 0:
+            set_here = [f"set       {name}={value}: {why}" for name, (value, why) in self.settings.items()]
+            free = world.free_bytes
+            room = [f"memory    {human_bytes(free)} of this device were free at the start"] if free else []
+            for line in (*room, *world.links, *set_here):
+                self.observers.message(line)
+        of_ranks = world.notes if world.rank == 0 else ()
+        for note in (*of_ranks, *self.start.notes, *self.prepared.notes, *filter(None, (open_port,))):
             self.observers.note(note)
         # Resume: compare the checkpoint's state with this run's
         data = self.prepared
@@ -219,6 +242,7 @@ class Worker:
         # Build everything, then log what the run consists of
         session = Session(world, self.plan, self.config, self.prepared, self.run_dir, reader)
         trainer = self.trainer = session.build(self.observers.all(), signals.requested, self.published)
+        limit_groups(world)
         total = trainer.cadence.total_steps
         self.observers.begin(
             events.RunStarted(
@@ -299,7 +323,7 @@ class Worker:
             return data
 
         shared = Plan.from_json(share_plan(world, make))
-        check_same(world, identity(self.config.digest(), self.prepared.fingerprint, world.device))
+        check_same(world, identity(self.config.digest(), self.prepared.fingerprint))
         self.plan = shared
         self.run_dir = RunDir.at(shared.run_dir)
 
@@ -398,6 +422,8 @@ class Worker:
         In a broken process group it ends without destructors, since they can hang.
         """
         echo = world.world_size > 1 and is_cascade(error)
+        if echo and is_timeout(error):
+            write_flight(self.run_dir.flight(world.rank))
         if echo:
             # the launcher may also end this process meanwhile
             alarm.await_root_cause(ROOT_CAUSE_SECONDS, timed_out=is_timeout(error))
@@ -405,8 +431,9 @@ class Worker:
         code = (
             ExitCode.INTERRUPTED if isinstance(error, KeyboardInterrupt) else exit_code_of(error, echo=echo)
         )
-        hint = partial(out_of_memory_hint, self.plan, self.environ)
-        finding = self.redact.diagnostic(diagnose(error, world.rank, alarm.silent_ranks, hint))
+        hint = partial(out_of_memory_hint, self.plan, self.environ, world.device)
+        memory = partial(memory_used, self.plan, world)
+        finding = self.redact.diagnostic(diagnose(error, world.rank, alarm.silent_ranks, hint, memory))
         if not echo:
             self.line.failed(code, finding)
         alarm.raise_error(finding, code)
@@ -435,6 +462,7 @@ class Worker:
         if self.observers is not None:
             self.write_down(rank, finding, code, None)
         if code == ExitCode.PEER_SILENT:
+            write_flight(self.run_dir.flight(self.env.rank))
             self.line.failed(code, finding)
         else:
             self.line.ended(code)

@@ -18,6 +18,8 @@ OWN = {
     "config/foreign/deepspeed_normal.py": "Paceline's own table",
     "config/reading.py": "/dev/stdin and a shell's <(…), which have a writer",
     "plan/hardware/probe.py": "/proc and /sys",
+    "plan/hardware/nodes.py": "/sys, and the installed torch's own version.py",
+    "plan/hardware/ask_torch.py": "/proc, and what an earlier start of this user wrote",
     "plan/model/catalogue.py": "Paceline's own table",
     "plan/hardware/catalogue.py": "Paceline's own table",
     "plan/model/supported.py": "Paceline's own table",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from paceline.core.rundir import RunDir
 from paceline.launch.environ import started_by
+from paceline.plan.hardware.kinds import CUDA
 from paceline.plan.model.config_json import pretrained_dtype
 from paceline.plan.model.family_words import family_words
 from paceline.rules.base import Facts
@@ -59,7 +60,7 @@ def facts(
         memlock_unlimited=memlock_unlimited(),
         max_open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         interfaces=frozenset(os.listdir("/sys/class/net")) if Path("/sys/class/net").is_dir() else None,
-        nccl_socket_ifname=environ.get("NCCL_SOCKET_IFNAME") if hardware.device == "cuda" else None,
+        nccl_socket_ifname=environ.get("NCCL_SOCKET_IFNAME") if hardware.device == CUDA.name else None,
         slurm_ntasks_per_node=int(ntasks) if ntasks.isdigit() else None,
         torch_xla=importlib.util.find_spec("torch_xla") is not None,
         inside_srun=started_by(environ) == "srun",

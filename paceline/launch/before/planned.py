@@ -15,7 +15,9 @@ from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
 from paceline.core.tables import STRATEGIES
 from paceline.launch.before.machine import OF_ANOTHER_RUN, of_machine
+from paceline.launch.managers import OWN_DEVICES
 from paceline.plan import codes as plan_codes
+from paceline.plan.hardware.kinds import is_accelerator
 
 if TYPE_CHECKING:
     from paceline.config.load import Loaded, NotLoaded
@@ -72,17 +74,19 @@ def _planned(
     from paceline.launch.op_build import op_lock_problems
     from paceline.launch.spec import Cluster
     from paceline.launch.start import launcher_for
-    from paceline.plan.hardware.probe import probe_hardware
+    from paceline.plan.hardware.probe import probe
     from paceline.plan.strategies.job import Job
     from paceline.rules.planning import try_plan
 
     config = loaded.config
     if cluster is None:
         nodes = ranks.cluster.num_nodes if ranks else config.launch.nnodes
-        hardware = probe_hardware(os.environ, use_cpu=config.training.use_cpu, num_nodes=nodes)
+        tasks = ranks.cluster.nproc if ranks and ranks.launcher in OWN_DEVICES else 1
+        probed = probe(os.environ, use_cpu=config.training.use_cpu, num_nodes=nodes, tasks=tasks)
+        hardware, of_devices = probed.hardware, probed.findings
         processes = ranks.cluster if ranks else Cluster(num_processes(config, hardware), nodes)
     else:
-        hardware = cluster.hardware()
+        hardware, of_devices = cluster.hardware(), ()
         processes = Cluster(processes_of(loaded, cluster), cluster.nodes)
     launcher = ranks.launcher if ranks else launcher_for(processes, launcher)
     run = RunDir.at(config.run_directory())
@@ -123,7 +127,7 @@ def _planned(
         if cluster is not None
         else of_machine(loaded, hardware, processes.world_size, shape is not None, run, met=ranks is not None)
     )
-    seen = (*here, *looked.found)
+    seen = (*of_devices, *here, *looked.found)
     wrong = merged(errors(found), (*problems, *errors(seen)), loaded.provenance)
     if wrong or plan is None:
         raise ConfigError(*wrong)
@@ -259,7 +263,7 @@ def num_processes(config: Config, hardware: Hardware) -> int:
     """Return the processes of this node: the configured number, else one per GPU, or one on a CPU."""
     if config.launch.nproc is not None:
         return config.launch.nproc
-    return hardware.num_devices if hardware.device == "cuda" and not alone(config) else 1
+    return hardware.num_devices if is_accelerator(hardware.device) and not alone(config) else 1
 
 
 def alone(config: Config) -> bool:

@@ -13,6 +13,7 @@ from paceline.plan.algorithms.base import AlgorithmSpec, algorithm_spec
 from paceline.plan.batch import BatchSplit
 from paceline.plan.cost.room import bytes_by_device
 from paceline.plan.cost.states import SIZES
+from paceline.plan.hardware.kinds import is_accelerator
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.parts import ModelStates
 from paceline.plan.plan import Decision, Plan
@@ -137,7 +138,7 @@ def gathered_problems(plan: Plan, hardware: Hardware) -> list[Diagnostic]:
         return []
     weights = shape.num_parameters * SIZES[plan.precision.compute] / plan.mesh.tp
     card = hardware.memory_bytes / (
-        1 if hardware.device == "cuda" else max(1, plan.world_size // plan.num_nodes)
+        1 if is_accelerator(hardware.device) else max(1, plan.world_size // plan.num_nodes)
     )
     held = bytes_by_device(plan, ModelStates(states.parameters, 0, states.optimizer)).card
     if weights + held <= card:
@@ -165,7 +166,7 @@ def _room_to_generate(plan: Plan, hardware: Hardware, rows: int) -> tuple[float 
     Needed: weights, KV cache of ``rows`` answers, and the rank's states.
     """
     local = max(1, plan.world_size // plan.num_nodes)
-    room = hardware.memory_bytes / (1 if hardware.device == "cuda" else local)
+    room = hardware.memory_bytes / (1 if is_accelerator(hardware.device) else local)
     shape, states = plan.shape, plan.memory and plan.memory.largest
     if shape is None or not states:
         return None, room, "the model's size is unknown"

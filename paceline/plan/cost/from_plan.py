@@ -15,6 +15,7 @@ from paceline.plan.cost.search import Candidate, SearchSpec, own_kernels, predic
 from paceline.plan.cost.states import SIZES
 from paceline.plan.cost.work import AdapterSize, Machine, RolloutSpec, StepSpec
 from paceline.plan.hardware.catalogue import FULL_PRECISION, AcceleratorCluster, card_named
+from paceline.plan.hardware.kinds import is_accelerator
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.read_shape import ModelShape
 from paceline.plan.parts import AdapterSpec
@@ -29,7 +30,7 @@ def cluster_of_hardware(hardware: Hardware, nodes: int) -> AcceleratorCluster | 
     """Return the probed machine with the catalogue's bandwidths; None for a CPU or an unlisted card."""
     from paceline.core.errors import ConfigError
 
-    if hardware.device != "cuda":
+    if not is_accelerator(hardware.device):
         return None
     try:
         card = card_named(hardware.device_name)

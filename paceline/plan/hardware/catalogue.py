@@ -17,7 +17,9 @@ from paceline.core.json_types import Json
 from paceline.plan import codes
 from paceline.plan.codec import from_json
 from paceline.plan.cost.work import Machine
-from paceline.plan.hardware.probe import Hardware, peak_flops
+from paceline.plan.hardware.kinds import CPU, CUDA
+from paceline.plan.hardware.peaks import peak_flops
+from paceline.plan.hardware.probe import Hardware
 
 GIB = 2**30
 USABLE = 0.985  # share of the nominal memory, if what torch reports is unknown (80 GB A100: 79.15 GiB, 0.989)
@@ -96,7 +98,7 @@ class AcceleratorCluster:
         """Return one node as ``Hardware``, for the plan's other rules."""
         flops = {"bfloat16": self.machine.flops, "float16": self.machine.flops}
         return Hardware(
-            device="cuda",
+            device=CUDA.name,
             device_name=self.machine.name,
             num_devices=min(self.cards, self.machine.node),
             memory_bytes=int(self.machine.memory),
@@ -106,7 +108,7 @@ class AcceleratorCluster:
             fp16=True,
             cpu_count=128,
             peak_flops=flops if self.bf16 else {"float16": self.machine.flops},
-            torch_backends=("nccl", "gloo"),
+            torch_backends=(CUDA.backend, CPU.backend),
             device_note=f"given by --hardware, {self.source}",
             capability=self.capability,
             packages=None,

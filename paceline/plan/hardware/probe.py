@@ -1,17 +1,23 @@
-"""Probe this machine's hardware without torch: ``/proc``, cgroup limits, ``nvidia-smi``."""
+"""This machine's hardware, found without importing torch: ``/proc``, cgroup limits, and who sees a device."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
-import subprocess
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from importlib import metadata
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-NVIDIA_SMI_SECONDS = 10
+from paceline.core.cache import cache_folder
+from paceline.core.diagnostics import Diagnostic
+from paceline.plan.hardware.ask_torch import ask_torch
+from paceline.plan.hardware.choose import choose
+from paceline.plan.hardware.kinds import CPU, is_accelerator
+from paceline.plan.hardware.nodes import device_nodes, installed_wheel
+from paceline.plan.hardware.peaks import peak_flops
+from paceline.plan.hardware.seen import Sights
+from paceline.plan.hardware.smi import nvidia_smi, rocm_smi
+
 OPTIONAL_PACKAGES = ("deepspeed", "peft", "bitsandbytes", "torch_xla")
 # CPU flags for multiplying bf16 (fp16), or converting it in one instruction. bf16 is the upper half of
 # fp32, so any CPU computes it correctly, if slowly; fp16 without a conversion instruction is refused.
@@ -22,40 +28,6 @@ PRODUCT_FLAGS = {
     "bfloat16": frozenset({"avx512_bf16", "amx_bf16", "bf16"}),
     "float16": frozenset({"avx512_fp16", "amx_fp16", "fphp"}),
 }
-
-# Dense tensor-core peaks with fp32 accumulation, FLOP/s (data sheets), matched in order by name.
-PEAK_BF16_FLOPS: tuple[tuple[str, float], ...] = (
-    ("GB300", 2.5e15),
-    ("B300", 2.25e15),
-    ("GB200", 2.5e15),
-    ("B200", 2.25e15),
-    ("H100 NVL", 835e12),
-    ("H100 PCIe", 756e12),
-    ("GH200", 989e12),
-    ("H200", 989e12),
-    ("H100", 989e12),
-    ("H800", 989e12),
-    ("H20", 148e12),
-    ("A100", 312e12),
-    ("A800", 312e12),
-    ("A30", 165e12),
-    ("A40", 149.7e12),
-    ("A6000", 154.8e12),
-    ("L40S", 362e12),
-    ("L40", 181e12),
-    ("L4", 121e12),
-    ("A10G", 70e12),
-    ("A10", 125e12),
-    ("RTX 5090", 209.5e12),
-    ("RTX 4090", 165.2e12),
-    ("RTX 3090", 71e12),
-)
-PEAK_FP16_ONLY_FLOPS: tuple[tuple[str, float], ...] = (
-    ("V100", 125e12),
-    ("T4", 65e12),
-    ("2080", 53.8e12),
-    ("TITAN RTX", 65.2e12),
-)
 
 
 @dataclass(frozen=True)
@@ -68,7 +40,8 @@ class Hardware:
     ``emulated``: dtypes computed correctly but without native instructions. ``device_note``: why this device.
     ``capability``: CUDA compute capability (8.0), None elsewhere. ``packages``: installed ones of
     ``OPTIONAL_PACKAGES`` (None: unknown). ``products``: low-precision dtypes that this CPU multiplies in
-    hardware (others: matmuls in fp32).
+    hardware (others: matmuls in fp32). ``device_indices``: of the visible devices those that train, empty
+    for all.
     """
 
     device: str
@@ -87,51 +60,81 @@ class Hardware:
     capability: float | None = None
     packages: tuple[str, ...] | None = None
     products: tuple[str, ...] = ()
+    device_indices: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Probed:
+    """This node's hardware, and what is to be said of it: errors where an accelerator would lie idle."""
+
+    hardware: Hardware
+    findings: tuple[Diagnostic, ...] = ()
 
 
 def probe_hardware(
-    environ: Mapping[str, str] | None = None, *, use_cpu: bool = False, num_nodes: int = 1
+    environ: Mapping[str, str] | None = None, *, use_cpu: bool = False, num_nodes: int = 1, tasks: int = 1
 ) -> Hardware:
-    """Return this node's hardware, without importing torch.
+    """Return ``probe``'s hardware."""
+    return probe(environ, use_cpu=use_cpu, num_nodes=num_nodes, tasks=tasks).hardware
 
-    ``environ`` gives ``CUDA_VISIBLE_DEVICES``; ``use_cpu`` ignores accelerators.
+
+def probe(
+    environ: Mapping[str, str] | None = None, *, use_cpu: bool = False, num_nodes: int = 1, tasks: int = 1
+) -> Probed:
+    """Return this node's hardware and the findings about it, without importing torch here.
+
+    ``environ``: this process's environment, for the child that asks torch and for the variables that hide
+    devices; ``use_cpu``: look at no accelerator; ``tasks``: processes of this node to each of which a job
+    manager shows devices of its own. Where a device file or a driver's tool shows an accelerator, torch is
+    asked in a process of its own, for at most two minutes, and the answer kept (``ask_torch``).
     """
     host_memory, cpus = host_memory_bytes(), cpu_count()
     if use_cpu:
-        return _cpu(host_memory, cpus, num_nodes, "training.use_cpu is set")
-    gpus = visible_gpus(query_gpus(), (environ or {}).get("CUDA_VISIBLE_DEVICES"))
-    if not gpus:
-        return _cpu(host_memory, cpus, num_nodes, "no CUDA device is visible")
-    if torch_is_cpu_build():
-        return _cpu(
-            host_memory,
-            cpus,
-            num_nodes,
-            f"there are {len(gpus)} CUDA device(s), but this torch is a CPU build",
-        )
-    name, _, capability, _ = min(gpus, key=lambda gpu: gpu[2])  # the weakest device decides
-    return Hardware(
-        device="cuda",
-        device_name=name,
-        num_devices=len(gpus),
-        memory_bytes=min(gpu[1] for gpu in gpus),
+        return Probed(_cpu(host_memory, cpus, num_nodes, "training.use_cpu is set"))
+    given = environ or {}
+    choice = choose(look(given), given)
+    if not is_accelerator(choice.kind.name):
+        return Probed(_cpu(host_memory, cpus, num_nodes, choice.note), choice.findings)
+    weakest, count, note = choice.weakest, len(choice.used), choice.note
+    if count == 1 < tasks:
+        count, note = tasks, f"{note}; one visible to each of the {tasks} tasks of a node"
+    found = Hardware(
+        device=choice.kind.name,
+        device_name=weakest.name,
+        num_devices=count,
+        # a device without memory of its own (GB10, MPS) shares the host's
+        memory_bytes=choice.memory_bytes or host_memory,
         host_memory_bytes=host_memory,
         num_nodes=num_nodes,
-        bf16=capability >= 8.0,
-        fp16=capability >= 5.3,
+        bf16=choice.bf16,
+        fp16=choice.fp16,
         cpu_count=cpus,
-        peak_flops=peak_flops(name),
-        torch_backends=("nccl", "gloo"),
-        device_note=f"{len(gpus)} CUDA device{'s' if len(gpus) > 1 else ''}, compute capability {capability}",
-        capability=capability,
+        peak_flops=peak_flops(weakest.name),
+        torch_backends=tuple(dict.fromkeys(filter(None, (choice.kind.backend, CPU.backend)))),
+        device_note=note,
+        capability=weakest.capability,
         packages=installed_packages(),
+        device_indices=choice.device_indices,
     )
+    return Probed(found, choice.findings)
+
+
+def look(environ: Mapping[str, str]) -> Sights:
+    """Return what every witness sees. Starts processes only where a file or a program hints at a device."""
+    wheel, nodes = installed_wheel(), device_nodes()
+    nvidia, amd = nvidia_smi(), rocm_smi()
+    sights = Sights(wheel, nodes, nvidia, amd)
+    hinted = nodes.certain or sights.of_tools or nodes.unsure or (nodes.renders and wheel.xpu)
+    if not hinted or not wheel.version or wheel.on_cpu_only and not nodes.unsure:
+        return sights
+    answer, silence = ask_torch(environ, wheel, cache_folder(environ))
+    return replace(sights, torch=answer, silence=silence)
 
 
 def _cpu(host_memory: int, cpus: int, num_nodes: int, note: str) -> Hardware:
     flags, name = cpu_flags()
     return Hardware(
-        device="cpu",
+        device=CPU.name,
         device_name=name,
         num_devices=1,
         memory_bytes=host_memory,
@@ -141,7 +144,7 @@ def _cpu(host_memory: int, cpus: int, num_nodes: int, note: str) -> Hardware:
         fp16=bool(flags & FP16_FLAGS),
         cpu_count=cpus,
         peak_flops=None,
-        torch_backends=("gloo",),
+        torch_backends=(CPU.backend,),
         device_note=note,
         emulated=() if flags & BF16_FLAGS else ("bf16",),
         packages=installed_packages(),
@@ -208,78 +211,6 @@ def cpu_count(root: Path = Path("/")) -> int:
     if quota.isdigit() and period.isdigit() and int(period):
         count = min(count, max(1, int(quota) // int(period)))
     return max(1, count)
-
-
-def query_gpus() -> list[tuple[str, int, float, str]]:
-    """Return (name, memory in bytes, compute capability, uuid) per NVIDIA device; empty without a driver.
-
-    Devices are in nvidia-smi's order.
-    """
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
-    query = [program, "--query-gpu=name,memory.total,compute_cap,uuid", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return parse_gpus(done.stdout) if done.returncode == 0 else []
-
-
-def parse_gpus(text: str) -> list[tuple[str, int, float, str]]:
-    """Parse ``nvidia-smi --query-gpu=name,memory.total,compute_cap,uuid --format=csv,noheader,nounits``.
-
-    nvidia-smi's memory is in MiB.
-    """
-    gpus = []
-    for line in text.splitlines():
-        fields = [field.strip() for field in line.split(",")]
-        if len(fields) != 4:
-            continue
-        name, memory, capability, uuid = fields
-        try:
-            gpus.append((name, int(float(memory)) * 1024 * 1024, float(capability), uuid))
-        except ValueError:  # "[N/A]" on a device without that property
-            continue
-    return gpus
-
-
-def visible_gpus(
-    gpus: list[tuple[str, int, float, str]], visible: str | None
-) -> list[tuple[str, int, float, str]]:
-    """Return the devices in ``CUDA_VISIBLE_DEVICES``; as in CUDA, the list ends at the first unknown name."""
-    if visible is None:
-        return gpus
-    chosen = []
-    for name in (part.strip() for part in visible.split(",")):
-        found = [
-            g
-            for i, g in enumerate(gpus)
-            if name == str(i) or (name.startswith("GPU-") and g[3].startswith(name))
-        ]
-        if not found:
-            break
-        chosen.append(found[0])
-    return chosen
-
-
-def peak_flops(name: str) -> dict[str, float] | None:
-    """Return the dense peak in FLOP/s by dtype name, from the device's data sheet; None if unknown."""
-    for known, value in PEAK_BF16_FLOPS:
-        if known.lower() in name.lower():
-            return {"bfloat16": value, "float16": value}
-    for known, value in PEAK_FP16_ONLY_FLOPS:
-        if known.lower() in name.lower():
-            return {"float16": value}
-    return None
-
-
-def torch_is_cpu_build() -> bool:
-    """Whether the installed torch is a CPU build, from its metadata (torch is not imported)."""
-    try:
-        return "+cpu" in metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        return False
 
 
 def _read(path: str | Path) -> str:

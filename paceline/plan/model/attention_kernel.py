@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from paceline.core.json_types import Json
+from paceline.plan.hardware.kinds import kind_of
 
 VARLEN_FLASH = "varlen_flash"  # one flash call over all documents of a row
 PADDED_SDPA = "padded_sdpa"  # one call over a padded row a document
@@ -75,7 +76,7 @@ def has_own_scores(config: Mapping[str, Json]) -> bool:
 def _no_flash(device: str, capability: float | None, dtype: str, call: AttentionCall) -> str | None:
     """Return why the variable-length flash kernel cannot be called, or None."""
     width = call.width
-    if device != "cuda":
+    if not kind_of(device).varlen:
         return f"{device} has no variable-length kernel"
     if dtype not in ("bfloat16", "float16"):
         return f"{dtype} has no variable-length kernel"

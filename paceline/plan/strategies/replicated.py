@@ -12,6 +12,7 @@ from paceline.plan.cost.pieces import Piece, tp_share
 from paceline.plan.cost.starts import CARD, LoadingSpec
 from paceline.plan.cost.states import whole_states
 from paceline.plan.cost.work import StepSpec
+from paceline.plan.hardware.kinds import is_accelerator
 from paceline.plan.mesh import Mesh
 from paceline.plan.parts import ModelStates
 from paceline.plan.plan import Plan, Precision
@@ -53,7 +54,7 @@ class Threads(Replicated):
     def options(
         self, job: Job, mesh: Mesh, batch: BatchSplit, precision: Precision, findings: Findings
     ) -> EngineOptions:
-        devices = max(1, job.hardware.num_devices) if job.hardware.device == "cuda" else 1
+        devices = max(1, job.hardware.num_devices) if is_accelerator(job.hardware.device) else 1
         findings.explain(
             "data_parallel",
             f"{devices} device(s) of one process",

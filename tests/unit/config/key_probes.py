@@ -372,12 +372,11 @@ def launch(tree: Tree) -> Any:
 def device(tree: Tree) -> Any:
     """What the run finds itself on, on a machine with a GPU."""
     from paceline.plan.hardware import probe as hardware
+    from paceline.plan.hardware.seen import SeenDevice, Sights, SmiAnswer
 
     config = Config.from_json(plain(tree))
-    with (
-        mock.patch.object(hardware, "query_gpus", lambda: [("NVIDIA A100", GIB, 8.0, "GPU-0")]),
-        mock.patch.object(hardware, "torch_is_cpu_build", lambda: False),
-    ):
+    sights = Sights(nvidia=SmiAnswer((SeenDevice("NVIDIA A100", GIB, GIB, 8.0, "GPU-0"),)))
+    with mock.patch.object(hardware, "look", lambda environ: sights):
         return hardware.probe_hardware({}, use_cpu=config.training.use_cpu).device
 
 

@@ -103,8 +103,8 @@ def nccl_group(monkeypatch: pytest.MonkeyPatch) -> bool:
 
 def own_device(monkeypatch: pytest.MonkeyPatch) -> bool:
     """``runtime.device.pick_device`` gives each rank of a node a GPU of its own."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 8)
     return [device_room.pick_device("cuda", rank).index for rank in (0, 3)] == [0, 3]
 
 
@@ -142,7 +142,7 @@ def all_devices(monkeypatch: pytest.MonkeyPatch) -> bool:
     """``strategies.data_parallel.DataParallel.devices_of``: one process drives as many GPUs as the plan
     counts, its own first.
     """
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 8)
     process = SimpleNamespace(world=SimpleNamespace(device=torch.device("cuda", 2)))
     found = data_parallel.DataParallel.devices_of(process, 8)  # type: ignore[arg-type]
     return [d.index for d in found] == [2, 0, 1, 3, 4, 5, 6, 7]

@@ -2,41 +2,51 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from paceline.plan.codec import from_json, to_json
+from paceline.plan.hardware import ask_torch as ask
 from paceline.plan.hardware import probe as hardware
+from paceline.plan.hardware.cards import best_set, runs_on, visible_cards
+from paceline.plan.hardware.nodes import device_nodes
+from paceline.plan.hardware.peaks import peak_flops
 from paceline.plan.hardware.probe import (
     Hardware,
     cpu_count,
     cpu_flags,
     host_memory_bytes,
-    parse_gpus,
-    peak_flops,
     probe_hardware,
-    visible_gpus,
 )
+from paceline.plan.hardware.seen import Nodes, SeenDevice, TorchAnswer, Wheel
+from paceline.plan.hardware.smi import parse_nvidia
 
-ROWS = """NVIDIA A100-SXM4-80GB, 81920, 8.0, GPU-aaaa-1
-NVIDIA A100-SXM4-80GB, 81920, 8.0, GPU-bbbb-2
-Tesla T4, 15360, 7.5, GPU-cccc-3
-Broken, [N/A], [N/A], GPU-dddd-4
+ROWS = """NVIDIA A100-SXM4-80GB, 81920, 81000, 8.0, GPU-aaaa-1, 580.95.05, Disabled
+NVIDIA A100-SXM4-80GB, 81920, 81000, 8.0, GPU-bbbb-2, 580.95.05, Disabled
+Tesla T4, 15360, 14900, 7.5, GPU-cccc-3, 580.95.05, [N/A]
+Unified, [N/A], [N/A], [N/A], GPU-dddd-4, 580.95.05, [N/A]
 """
 
 
-def test_gpus_are_read_in_bytes_and_broken_rows_left_out() -> None:
-    gpus = parse_gpus(ROWS)
-    assert [g[0] for g in gpus] == ["NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB", "Tesla T4"]
-    assert gpus[0][1] == 81920 * 1024 * 1024 and gpus[2][2] == 7.5
-    assert parse_gpus("") == [] and parse_gpus("No devices were found") == []
+def test_cards_are_read_in_bytes_and_what_one_has_not_is_unknown() -> None:
+    answer = parse_nvidia(ROWS)
+    gpus = answer.devices
+    assert answer.driver == "580.95.05" and not answer.failure
+    assert [g.name for g in gpus][2:] == ["Tesla T4", "Unified"]
+    assert gpus[0].total_bytes == 81920 * 1024 * 1024 and gpus[2].capability == 7.5
+    assert (gpus[3].total_bytes, gpus[3].free_bytes, gpus[3].capability) == (None, None, None)
+    assert parse_nvidia("").devices == () == parse_nvidia("No devices were found").devices
+    assert parse_nvidia("No devices were found").failure == "No devices were found"
 
 
 @pytest.mark.parametrize(
     ("visible", "expected"),
     [
-        (None, [1, 2, 3]),
+        (None, [1, 2, 3, 4]),
         ("1", [2]),
         ("2,0", [3, 1]),
         ("GPU-bbbb", [2]),
@@ -47,36 +57,146 @@ def test_gpus_are_read_in_bytes_and_broken_rows_left_out() -> None:
     ],
 )
 def test_cuda_visible_devices_as_cuda_reads_it(visible: str | None, expected: list[int]) -> None:
-    assert [int(g[3][-1]) for g in visible_gpus(parse_gpus(ROWS), visible)] == expected
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert [int(g.uuid[-1]) for g in visible_cards(parse_nvidia(ROWS).devices, environ)] == expected
 
 
-def a_machine_with(monkeypatch: pytest.MonkeyPatch, rows: str, cpu_build: bool = False) -> None:
-    monkeypatch.setattr(hardware, "query_gpus", lambda: parse_gpus(rows))
-    monkeypatch.setattr(hardware, "torch_is_cpu_build", lambda: cpu_build)
+def seen(
+    capability: float | None = None, arch: str = "", gib: float = 24.0, free: float | None = None
+) -> SeenDevice:
+    free_bytes = None if free is None else int(free * 2**30)
+    return SeenDevice(f"{capability} {gib}", int(gib * 2**30), free_bytes, capability, arch=arch)
 
 
-def test_the_weakest_of_mixed_devices_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    a_machine_with(monkeypatch, ROWS)
-    mixed = probe_hardware({})
-    assert (mixed.device, mixed.num_devices, mixed.device_name, mixed.bf16, mixed.fp16) == (
-        "cuda",
-        3,
-        "Tesla T4",
-        False,
-        True,
+@pytest.mark.parametrize(
+    ("device", "archs", "runs"),
+    [
+        (seen(8.6), "sm_80 sm_90", True),  # machine code of the same generation, an older member
+        (seen(8.0), "sm_86 sm_90", False),
+        (seen(7.0), "sm_75 sm_80 compute_120", False),
+        (seen(12.1), "sm_90 sm_120 compute_120", True),
+        (seen(12.1), "sm_90 compute_90", True),  # compiled on first use
+        (seen(9.0), "sm_90a", True),
+        (seen(10.3), "sm_100a", False),  # code for one member alone
+        (seen(10.3), "sm_100f", True),
+        (seen(6.1), "sm_50 sm_60 sm_70", True),
+        (seen(arch="gfx942"), "gfx90a gfx942", True),
+        (seen(arch="gfx1030"), "gfx90a gfx942", False),
+        (seen(), "", True),
+    ],
+)
+def test_which_cards_torch_has_code_for(device: SeenDevice, archs: str, runs: bool) -> None:
+    assert runs_on(device, archs.split()) is runs
+
+
+@pytest.mark.parametrize(
+    ("devices", "used"),
+    [
+        ([seen(8.9), seen(6.1, gib=2)], (0,)),
+        ([seen(6.1, gib=2), seen(8.9)], (1,)),
+        ([seen(8.6, gib=24), seen(8.6, gib=12)], (0, 1)),  # as much memory in all either way: both compute
+        ([seen(8.0, gib=80), seen(8.0, gib=80), seen(8.0, gib=40)], (0, 1)),
+        ([seen(8.0, gib=80), seen(7.5, gib=80), seen(7.5, gib=80)], (0,)),  # bf16 or not
+        ([seen(7.0, gib=16), seen(7.5, gib=16)], (0, 1)),
+        ([seen(8.9, gib=24, free=3), seen(8.9, gib=24, free=24)], (1,)),  # somebody else's
+    ],
+)
+def test_unequal_cards_of_which_the_weakest_would_decide(
+    devices: list[SeenDevice], used: tuple[int, ...]
+) -> None:
+    assert best_set(devices, range(len(devices))) == used
+
+
+def test_hardware_survives_json() -> None:
+    one = probe_hardware({}, use_cpu=True)
+    assert from_json(Hardware, to_json(one)) == one and one.device_note == "training.use_cpu is set"
+
+
+def folder(root: Path, files: str) -> Path:
+    for name in files.split():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("files", "nodes"),
+    [
+        ("dev/null dev/nvidiactl dev/nvidia-uvm", Nodes()),
+        ("dev/nvidiactl dev/nvidia0 dev/nvidia11", Nodes(nvidia=2)),
+        ("dev/davinci0 dev/davinci_manager", Nodes(ascend=1)),
+        ("dev/hl0 dev/hl_controlD0", Nodes(gaudi=1)),
+        ("dev/dxg", Nodes(unsure=True)),
+        ("dev/dri/renderD128 dev/dri/card0", Nodes(renders=True)),
+        ("dev/kfd", Nodes()),
+    ],
+)
+def test_device_files(tmp_path: Path, files: str, nodes: Nodes) -> None:
+    assert device_nodes(folder(tmp_path, files)) == nodes
+
+
+@pytest.mark.parametrize(
+    ("target", "nodes"), [("90402", Nodes(amd=1)), ("110003", Nodes(unsure=True)), ("0", Nodes(unsure=True))]
+)
+def test_a_graphics_unit_within_an_amd_processor_is_no_card(
+    tmp_path: Path, target: str, nodes: Nodes
+) -> None:
+    nodes_folder = "sys/class/kfd/kfd/topology/nodes"
+    folder(tmp_path, f"dev/kfd {nodes_folder}/0/properties {nodes_folder}/1/properties")
+    topology = tmp_path / nodes_folder
+    (topology / "0/properties").write_text("cpu_cores_count 16\nsimd_count 0\n")
+    (topology / "1/properties").write_text(f"simd_count 304\ngfx_target_version {target}\n")
+    assert device_nodes(tmp_path) == nodes
+
+
+def test_the_installed_torch_is_read_and_not_imported() -> None:
+    program = (
+        "import sys; from paceline.plan.hardware.nodes import installed_wheel as f;"
+        " print(f().version, 'torch' in sys.modules)"
     )
-    assert mixed.memory_bytes == 15360 * 1024 * 1024
-    one = probe_hardware({"CUDA_VISIBLE_DEVICES": "0"})
-    assert (one.num_devices, one.bf16, one.torch_backends) == (1, True, ("nccl", "gloo"))
-    assert from_json(Hardware, to_json(one)) == one
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [metadata.version("torch"), "False"]
 
 
-def test_a_cpu_build_of_torch_or_use_cpu_stays_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    a_machine_with(monkeypatch, ROWS, cpu_build=True)
-    assert "CPU build" in probe_hardware({}).device_note and probe_hardware({}).device == "cpu"
-    a_machine_with(monkeypatch, ROWS)
-    assert probe_hardware({}, use_cpu=True).device == "cpu"
-    assert probe_hardware({"CUDA_VISIBLE_DEVICES": ""}).device == "cpu"
+ANSWER = TorchAnswer("2.13.0+cu130", "cuda", (SeenDevice("NVIDIA L4", 22 * 2**30, 2**30, 8.9),), cuda="13.0")
+
+
+def test_an_answer_with_devices_is_kept_for_what_it_depends_on_and_free_memory_never(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replies = [(ANSWER, "")] * 3
+    monkeypatch.setattr(ask, "_query_child", lambda environ: replies.pop())
+    wheel = Wheel("2.13.0+cu130", cuda="13.0")
+    first, _ = ask.ask_torch({}, wheel, tmp_path)
+    again, _ = ask.ask_torch({}, wheel, tmp_path)
+    assert first == ANSWER and len(replies) == 2
+    assert again is not None and again.devices[0].total_bytes == 22 * 2**30
+    assert (again.fresh, again.devices[0].free_bytes) == (False, None)
+    ask.ask_torch({"CUDA_VISIBLE_DEVICES": "0"}, wheel, tmp_path)
+    assert len(replies) == 1, "another selection of devices is another question"
+    ask.ask_torch({}, Wheel("2.14.0+cu130", cuda="13.0"), tmp_path)
+    assert replies == [], "so is another torch"
+
+
+@pytest.mark.parametrize("reply", [(None, "no answer"), (TorchAnswer("2.13.0+cu130"), "")])
+def test_an_answer_without_devices_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reply: tuple[TorchAnswer | None, str]
+) -> None:
+    monkeypatch.setattr(ask, "_query_child", lambda environ: reply)
+    assert (
+        ask.ask_torch({}, Wheel("2.13.0+cu130"), tmp_path) == reply and list(tmp_path.rglob("*.json")) == []
+    )
+
+
+def test_a_kept_answer_that_is_damaged_is_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ask, "_query_child", lambda environ: (ANSWER, ""))
+    wheel = Wheel("2.13.0+cu130")
+    ask.ask_torch({}, wheel, tmp_path)
+    (record,) = tmp_path.rglob("*.json")
+    record.write_text("{")
+    assert ask.ask_torch({}, wheel, tmp_path) == (ANSWER, "")
 
 
 def test_processor_flags() -> None:
@@ -95,9 +215,8 @@ def test_processor_flags() -> None:
 def test_what_a_processor_can_do(
     monkeypatch: pytest.MonkeyPatch, flags: str, fp16: bool, emulated: tuple[str, ...]
 ) -> None:
-    a_machine_with(monkeypatch, "")
     monkeypatch.setattr(hardware, "cpu_flags", lambda: (frozenset(flags.split()), "Some CPU"))
-    found = probe_hardware({})
+    found = probe_hardware({}, use_cpu=True)
     assert (found.bf16, found.fp16, found.emulated) == (True, fp16, emulated)
 
 

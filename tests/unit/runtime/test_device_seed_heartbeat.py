@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from paceline.core.errors import PacelineError
-from paceline.runtime.device import matmul_rate, memory_bytes, pick_device, threads_per_rank
+from paceline.runtime.device import matmul_rate, memory_bytes, pick_device, sum_dtype, threads_per_rank
 from paceline.runtime.heartbeat import Heartbeat, read_heartbeat
 from paceline.runtime.seed import seed_for
 
@@ -24,6 +24,47 @@ def test_pick_device() -> None:
 def test_cuda_without_a_gpu_is_refused_with_the_reason() -> None:
     with pytest.raises(PacelineError, match="runtime.device"):
         pick_device("cuda", 0)
+
+
+@pytest.fixture
+def four(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine whose torch sees four Intel devices."""
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device("xpu"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 4)
+
+
+@pytest.mark.usefixtures("four")
+def test_a_rank_takes_its_own_device_of_whatever_kind_torch_sees() -> None:
+    assert pick_device("auto", 2) == pick_device("xpu", 2) == torch.device("xpu", 2)
+    assert pick_device("cpu", 2) == torch.device("cpu")
+    assert pick_device("xpu", 1, indices=(3, 1)) == torch.device("xpu", 1)
+    assert pick_device("xpu", 0, indices=(3, 1)) == torch.device("xpu", 3)
+    with pytest.raises(PacelineError, match="there is no XPU device for local rank 4"):
+        pick_device("xpu", 4)
+    with pytest.raises(PacelineError, match="there is no XPU device for local rank 2"):
+        pick_device("xpu", 2, indices=(3, 1))
+    with pytest.raises(PacelineError, match="the plan requires CUDA"):
+        pick_device("cuda", 0)
+
+
+@pytest.mark.usefixtures("four")
+def test_one_visible_device_a_task_is_every_ranks_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pick_device("xpu", 3, alone=True) == torch.device("xpu", 3), "all are visible: by local rank"
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+    assert pick_device("xpu", 3, alone=True) == torch.device("xpu", 0)
+    with pytest.raises(PacelineError, match="there is no XPU device for local rank 3"):
+        pick_device("xpu", 3)
+
+
+def test_an_accelerator_that_is_not_driven_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device("hpu"))
+    with pytest.raises(PacelineError, match="Intel Gaudi is not supported"):
+        pick_device("auto", 0)
+
+
+def test_sums_are_float64_where_it_exists() -> None:
+    dtypes = [sum_dtype(torch.device(name)) for name in ("cpu", "cuda", "mps")]
+    assert dtypes == [torch.float64, torch.float64, torch.float32]
 
 
 def test_peak_memory_grows_with_what_is_touched() -> None:

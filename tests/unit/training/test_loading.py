@@ -168,9 +168,9 @@ class Recorded:
 
         monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
         monkeypatch.setattr(
-            torch.cuda,
-            "set_device",
-            lambda device: self.devices.append((threading.current_thread().name, device)),
+            torch.accelerator,
+            "set_device_index",
+            lambda index: self.devices.append((threading.current_thread().name, torch.device("cuda", index))),
         )
 
     def has(self, tensor: torch.Tensor) -> bool:

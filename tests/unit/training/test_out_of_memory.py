@@ -18,6 +18,8 @@ from paceline.plan.plan import Plan
 from paceline.plan.remedy import what_fits
 from paceline.plan.strategies.job import Job
 from paceline.rules.planning import make_plan
+from paceline.runtime.world import World
+from paceline.training import out_of_memory
 from paceline.training.failure import diagnose
 from paceline.training.out_of_memory import is_out_of_memory, out_of_memory_hint, smaller
 
@@ -111,6 +113,28 @@ def test_where_nothing_can_be_searched_only_what_is_not_set_is_named() -> None:
     plan = plan_of("gpt2", CPU, 1, per_device_train_batch_size=1, gradient_checkpointing=True)
     unknown = replace(plan, shape=None)
     assert what_fits(unknown, CPU) == []
-    hint = out_of_memory_hint(unknown, {})
+    hint = out_of_memory_hint(unknown, {}, torch.device("cpu"))
     assert "max_length" in hint and "per_device" not in hint and "gradient_checkpointing" not in hint
     assert smaller(replace(plan, recompute=False))[0] == "gradient_checkpointing: true"
+
+
+def test_on_an_accelerator_the_measured_peak_stands_beside_the_planned_and_what_was_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No tool and no process is started for it: the failing process knows its device."""
+    hardware = cluster_of("8xA100").hardware()
+    plan = plan_of("llama-3.2-1b", hardware, 8, distributed_strategy="ddp", per_device_train_batch_size=2)
+    device = torch.device("cuda", 0)
+    for name, value in (("device_name", hardware.device_name), ("device_memory", hardware.memory_bytes)):
+        monkeypatch.setattr(out_of_memory, name, lambda device, value=value: value)
+    monkeypatch.setattr(out_of_memory, "memory_bytes", lambda device: 70 * 2**30)
+    here = out_of_memory.hardware_here(plan, {}, device)
+    assert (here.device, here.num_devices, here.memory_bytes) == ("cuda", 8, hardware.memory_bytes)
+    world = World(0, 0, 8, 1, device, "nccl", None, free_bytes=77 * 2**30)
+    text = out_of_memory.memory_used(plan, world)
+    assert text.startswith("measured peak 70.00 GiB, planned ") and "77.00 GiB were free at the start" in text
+    assert " fits, " in out_of_memory_hint(plan, {}, device)
+    found = diagnose(torch.OutOfMemoryError("CUDA out of memory"), 0, memory=lambda: text)
+    assert found.found == f"CUDA out of memory; {text}"
+    on_cpu = out_of_memory.memory_used(plan, World.single("cpu"))
+    assert on_cpu == "measured peak 70.00 GiB"

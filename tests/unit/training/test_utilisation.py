@@ -13,7 +13,7 @@ import paceline.training.metrics as metrics
 from paceline.plan.cost.speed import speed_of
 from paceline.plan.cost.work import Machine, StepSpec
 from paceline.plan.hardware.catalogue import cards, data_sheet_peak
-from paceline.plan.hardware.probe import peak_flops
+from paceline.plan.hardware.peaks import peak_flops
 from paceline.plan.model.read_shape import shape_from_config
 from paceline.runlog.events import Step
 from paceline.runlog.lines import step_line, utilisation

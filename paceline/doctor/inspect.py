@@ -1,0 +1,132 @@
+"""What this machine has for a training: collected once, without torch in this process."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+from paceline.launch.before.facts import infiniband, memlock_unlimited
+from paceline.plan.hardware.choose import Choice, choose
+from paceline.plan.hardware.probe import look
+from paceline.plan.hardware.seen import Sights
+
+#: Packages that a run may use, by the name that pip knows.
+_NAMES = (
+    "torch transformers tokenizers safetensors peft bitsandbytes deepspeed triton torchao flash-attn"
+    " liger-kernel vllm accelerate wandb torch-npu"
+)
+PACKAGES = tuple(_NAMES.split())
+_SECONDS = 20
+_HOLDERS = (
+    "nvidia-smi",
+    "--query-compute-apps=pid,used_memory,process_name",
+    "--format=csv,noheader,nounits",
+)
+_PEERS = ("nvidia-smi", "topo", "-p2p", "r")
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """The facts. Sizes in bytes; ``None``: unknown here.
+
+    ``holders``: (pid, bytes, program) of processes that hold a card's memory now; ``pairs``: pairs of cards,
+    and
+    how many of them copy to each other directly; ``packages``: installed versions by name.
+    """
+
+    sights: Sights
+    choice: Choice
+    shm_bytes: int | None = None
+    memlock_unlimited: bool = True
+    infiniband: bool = False
+    open_files: int = 0
+    compiler: str = ""
+    headers: str = ""
+    holders: tuple[tuple[int, int, str], ...] = ()
+    pairs: tuple[int, int] = (0, 0)
+    packages: Mapping[str, str] = field(default_factory=dict)
+
+
+def inspect(environ: Mapping[str, str]) -> Inspection:
+    """Look at this machine. Starts the driver's tools, and torch where there is a device."""
+    sights = look(environ)
+    headers = Path(sysconfig.get_path("include")) / "Python.h"
+    return Inspection(
+        sights,
+        choose(sights, environ),
+        shm_bytes=_size_of(Path("/dev/shm")),
+        memlock_unlimited=memlock_unlimited(),
+        infiniband=infiniband(environ),
+        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        compiler=environ.get("CC")
+        or next((p for name in ("gcc", "cc", "clang") if (p := shutil.which(name))), ""),
+        headers=str(headers) if headers.is_file() else "",
+        holders=parse_holders(_output(_HOLDERS)),
+        pairs=parse_pairs(_output(_PEERS)),
+        packages=_packages(),
+    )
+
+
+def parse_holders(text: str) -> tuple[tuple[int, int, str], ...]:
+    """Parse ``nvidia-smi --query-compute-apps``: (pid, bytes, program); 0 bytes where it is not told."""
+    found = []
+    for line in text.splitlines():
+        fields = [part.strip() for part in line.split(",", 2)]
+        if len(fields) == 3 and fields[0].isdigit():
+            mib = int(fields[1]) if fields[1].isdigit() else 0
+            found.append((int(fields[0]), mib * 2**20, fields[2]))
+    return tuple(found)
+
+
+def parse_pairs(text: str) -> tuple[int, int]:
+    """Parse ``nvidia-smi topo -p2p r``: (ordered pairs of cards, how many read each other directly)."""
+    pairs = direct = 0
+    for line in text.splitlines():
+        cells = line.split()
+        if len(cells) > 2 and cells[0].startswith("GPU") and not cells[1].startswith("GPU"):
+            others = [cell for cell in cells[1:] if cell != "X"]
+            pairs, direct = pairs + len(others), direct + others.count("OK")
+    return pairs, direct
+
+
+def _size_of(folder: Path) -> int | None:
+    try:
+        return shutil.disk_usage(folder).total
+    except OSError:
+        return None
+
+
+def _packages() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _output(command: tuple[str, ...]) -> str:
+    """Return what a program prints; nothing without it, or if it fails or hangs."""
+    program = shutil.which(command[0])
+    if program is None:
+        return ""
+    try:
+        done = subprocess.run(
+            [program, *command[1:]], capture_output=True, text=True, timeout=_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def environment() -> Mapping[str, str]:
+    """Return a copy of this process's environment."""
+    return dict(os.environ)

@@ -1,0 +1,112 @@
+"""A look at the machine as text and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from paceline.core.diagnostics import Diagnostic, render_all
+from paceline.core.json_types import Json
+from paceline.doctor.inspect import Inspection
+from paceline.plan.codec import to_json
+from paceline.plan.hardware.kinds import is_accelerator
+from paceline.plan.hardware.seen import SeenDevice, SmiAnswer
+from paceline.plan.model.attention_kernel import AttentionCall, attention_kernel
+
+GIB = 2**30
+_WIDTH = 128  # head dim that the kernel is told for
+
+
+def text(seen: Inspection, found: Sequence[Diagnostic]) -> str:
+    """Return the report: a line a fact, then the findings."""
+    lines = [f"{subject:<11}{fact}" for subject, fact in _facts(seen)]
+    return "\n".join([*lines, render_all(found) if found else "no problems found"])
+
+
+def as_json(seen: Inspection, found: Sequence[Diagnostic]) -> dict[str, Json]:
+    """Return the report as plain JSON types."""
+    choice = seen.choice
+    return {
+        "device": choice.kind.name,
+        "devices": [device.name for device in choice.devices],
+        "memory_bytes": choice.memory_bytes,
+        "precision": precision(seen),
+        "attention": kernel(seen),
+        "seen": to_json(seen.sights),
+        "shm_bytes": seen.shm_bytes,
+        "memlock_unlimited": seen.memlock_unlimited,
+        "infiniband": seen.infiniband,
+        "open_files": seen.open_files,
+        "compiler": seen.compiler,
+        "python_headers": seen.headers,
+        "holders": [{"pid": pid, "bytes": size, "program": name} for pid, size, name in seen.holders],
+        "p2p_pairs": {"all": seen.pairs[0], "direct": seen.pairs[1]},
+        "packages": dict(seen.packages),
+        "findings": [finding.to_json() for finding in found],
+    }
+
+
+def precision(seen: Inspection) -> str:
+    """Return the dtype that ``mixed_precision: auto`` can take on the devices."""
+    choice = seen.choice
+    if not is_accelerator(choice.kind.name):
+        return "float32"
+    return "bfloat16" if choice.bf16 else "float16" if choice.fp16 else "float32"
+
+
+def kernel(seen: Inspection) -> str:
+    """Return the attention kernel of a plain model there, with the reason."""
+    choice = seen.choice
+    capability = choice.weakest.capability if choice.devices else None
+    call = AttentionCall(_WIDTH, _WIDTH)
+    name, why = attention_kernel(choice.kind.name, capability, precision(seen), call)
+    return f"{name}: {why}"
+
+
+def _facts(seen: Inspection) -> Iterator[tuple[str, str]]:
+    sights, choice = seen.sights, seen.choice
+    yield "device", f"{choice.kind.name}: {choice.note}"
+    for device in choice.devices:
+        yield "", describe(device)
+    yield "torch", _by_torch(seen)
+    yield "nvidia-smi", _by_tool(sights.nvidia)
+    yield "rocm-smi", _by_tool(sights.amd)
+    nodes = {"nvidia": sights.nodes.nvidia, "amd": sights.nodes.amd, "ascend": sights.nodes.ascend}
+    yield "/dev", ", ".join(f"{count} {name}" for name, count in nodes.items() if count) or "no accelerator"
+    yield "precision", precision(seen)
+    yield "attention", kernel(seen)
+    for pid, size, name in seen.holders:
+        yield "in use", f"{size / GIB:.1f} GiB: {name} (pid {pid})"
+    if seen.pairs[0]:
+        yield "p2p", f"{seen.pairs[1]} of {seen.pairs[0]} pairs of cards copy directly"
+    shm = "none" if seen.shm_bytes is None else f"{seen.shm_bytes / GIB:.1f} GiB"
+    locked = "unlimited" if seen.memlock_unlimited else "limited"
+    ib = "yes" if seen.infiniband else "no"
+    yield "system", f"/dev/shm {shm}, locked memory {locked}, open files {seen.open_files}, InfiniBand {ib}"
+    yield "compiler", f"{seen.compiler or 'none'}, {seen.headers or 'no Python.h'}"
+    yield "packages", ", ".join(f"{name} {version}" for name, version in seen.packages.items()) or "none"
+
+
+def describe(device: SeenDevice) -> str:
+    """Return a device in a line: name, memory, what of it is free."""
+    total = "memory unknown" if device.total_bytes is None else f"{device.total_bytes / GIB:.1f} GiB"
+    free = "" if device.free_bytes is None else f", {device.free_bytes / GIB:.1f} GiB free now"
+    able = f", compute capability {device.capability}" if device.capability else ""
+    return f"{device.name}: {total}{free}{able}"
+
+
+def _by_torch(seen: Inspection) -> str:
+    wheel, answer = seen.sights.wheel, seen.sights.torch
+    built = wheel.cuda and f"CUDA {wheel.cuda}" or wheel.hip and f"ROCm {wheel.hip}" or wheel.xpu and "XPU"
+    version = f"{wheel.version} ({built or 'CPU'} build)" if wheel.version else "not installed"
+    if answer is None:
+        return f"{version}; {seen.sights.silence or 'not queried: no sign of a device that it supports'}"
+    nccl = f"; NCCL {answer.nccl}" if answer.nccl else ""
+    kept = "" if answer.fresh else "; queried earlier since the last boot"
+    return f"{version}; sees {len(answer.devices)} {answer.type or 'accelerators'}{nccl}{kept}"
+
+
+def _by_tool(tool: SmiAnswer | None) -> str:
+    if tool is None:
+        return "not installed"
+    driver = f"driver {tool.driver}; " if tool.driver else ""
+    return driver + (", ".join(card.name for card in tool.devices) or tool.failure)

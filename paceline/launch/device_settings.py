@@ -1,0 +1,61 @@
+"""Variables that a rank sets for its accelerator before torch is imported, unless the user has set them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from paceline.core.rundir import RunDir
+from paceline.plan.hardware.kinds import CUDA, kind_of
+from paceline.plan.hardware.nodes import driver_version, installed_wheel
+
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+FLIGHT_ENTRIES = "2000"  # collectives that torch's flight recorder remembers
+# GeForce cards without peer-to-peer copies, which drivers before this one offered to NCCL all the same
+_WITHOUT_P2P, _TELLS_P2P = ("RTX 40", "RTX 4090"), (550, 40)
+
+
+def device_settings(
+    environ: Mapping[str, str], device: str, world_size: int, run: RunDir, root: Path = Path("/")
+) -> dict[str, tuple[str, str]]:
+    """Return (value, reason) by variable, for a rank that computes on ``device``; empty on a CPU.
+
+    ``root``: where ``/proc`` and ``/sys`` lie.
+    """
+    kind, found = kind_of(device), dict[str, tuple[str, str]]()
+    if kind is not CUDA:
+        return found
+    on_windows = (root / "dev/dxg").exists()
+    if not installed_wheel().hip and not on_windows and not any(name in environ for name in ALLOCATOR):
+        why = "rows of varying length do not fragment the allocator's memory"
+        found[ALLOCATOR[0]] = ("expandable_segments:True", why)
+    if world_size > 1:
+        found["TORCH_FR_BUFFER_SIZE"] = (FLIGHT_ENTRIES, "records the last collectives")
+        found["TORCH_NCCL_DUMP_ON_TIMEOUT"] = ("1", "writes them at a time-out")
+        found["TORCH_FR_DUMP_TEMP_FILE"] = (
+            str(run.events_dir / "nccl_trace_rank_"),
+            "where they are written",
+        )
+        if _hangs_on_p2p(root):
+            why = "cards of this series have no peer-to-peer copies, but this driver offers them"
+            found["NCCL_P2P_DISABLE"] = ("1", why)
+    return {name: setting for name, setting in found.items() if name not in environ}
+
+
+def apply_device_settings(settings: Mapping[str, tuple[str, str]]) -> None:
+    """Set the variables in this process; call it before torch is imported."""
+    for name, (value, _) in settings.items():
+        os.environ.setdefault(name, value)
+
+
+def _hangs_on_p2p(root: Path) -> bool:
+    """Whether this node's GeForce cards lack peer-to-peer copies and their driver does not say so."""
+    names = [
+        line.partition(":")[2].strip()
+        for path in (root / "proc/driver/nvidia/gpus").glob("*/information")
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines()
+        if line.startswith("Model:")
+    ]
+    version = tuple(int(part) for part in driver_version(root).split(".")[:2] if part.isdigit())
+    return bool(version) and version < _TELLS_P2P and any(one in n for n in names for one in _WITHOUT_P2P)

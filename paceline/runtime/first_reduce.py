@@ -1,0 +1,165 @@
+"""The first all-reduce over each axis of the mesh, with a short limit: who does not come is named, and the
+bandwidth told.
+
+A link that does not carry data, or a rank that is somewhere else, would otherwise be met in the first step
+and
+waited for until the process group's time-out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.errors import PacelineError
+from paceline.plan.hardware.kinds import CPU
+from paceline.runtime import codes
+from paceline.runtime.bounded import within
+from paceline.runtime.device import synchronize
+
+if TYPE_CHECKING:
+    from paceline.runtime.world import World
+
+LIMIT_SECONDS = 60.0  # ranks have just met: what takes longer is no delay
+LATE_SECONDS = 5.0
+SLOW_SHARE = 1 / 3  # of the other groups' bandwidth
+_BYTES, _BYTES_ON_CPU = 64 << 20, 1 << 20
+_POLL_SECONDS = 0.002
+_NAMED = 8
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One rank's first all-reduce: seconds that it waited for the others, then seconds of a timed one."""
+
+    waited: float
+    seconds: float
+    group: tuple[int, ...]
+
+
+def first_reduce(
+    world: World, axis: str, group: dist.ProcessGroup | None, limit_seconds: float = LIMIT_SECONDS
+) -> tuple[list[str], list[Diagnostic]]:
+    """All-reduce over ``group`` (None: all ranks) once to meet and once timed. Collective.
+
+    Returns rank 0's lines for the log and warnings (a late rank, a slow link); nothing elsewhere. Raises
+    PacelineError ``runtime.first_reduce`` after ``limit_seconds``, naming who has not come.
+    """
+    store = world.store
+    if store is None or dist.get_world_size(group) == 1:
+        return [], []
+    ranks = tuple(dist.get_process_group_ranks(group if group is not None else dist.group.WORLD))
+    limit = min(limit_seconds, world.timeout_seconds)
+    on_host = world.backend == CPU.backend
+    device = torch.device(CPU.name) if on_host else world.device
+    block = torch.zeros((_BYTES_ON_CPU if on_host else _BYTES) // 4, device=device)
+
+    def reduce(tensor: torch.Tensor) -> float:
+        begun = time.monotonic()
+        work = dist.all_reduce(tensor, group=group, async_op=True)
+        assert work is not None
+        while not work.is_completed():
+            if time.monotonic() - begun > limit:
+                raise PacelineError(_stuck(store, axis, ranks, limit))
+            time.sleep(_POLL_SECONDS)
+        work.wait()
+        synchronize(device)
+        return time.monotonic() - begun
+
+    store.set(_here(axis, world.rank), "1")
+    waited, seconds = reduce(block[:1]), reduce(block)
+    store.set(_done(axis, world.rank), json.dumps([waited, seconds, ranks]))
+    if world.rank != 0:
+        return [], []
+    everyone: list[Timed] = []
+    with contextlib.suppress(RuntimeError, TimeoutError):  # a rank died behind it: the alarm names it
+        everyone = within(limit, _reader(store, axis, world.world_size), "the first all-reduce's times")
+    return summary(axis, everyone, block.nbytes) if everyone else ([], [])
+
+
+def summary(axis: str, everyone: Sequence[Timed], size: int) -> tuple[list[str], list[Diagnostic]]:
+    """Return (lines for the log, warnings) of one axis. Bandwidth is the bus's: 2 (n - 1) / n bytes a byte
+    (nccl-tests' PERFORMANCE.md).
+    """
+    speeds: dict[tuple[int, ...], float] = {}
+    for timed in everyone:
+        n = len(timed.group)
+        speed = size * 2 * (n - 1) / n / max(timed.seconds, 1e-9)
+        speeds[timed.group] = min(speed, speeds.get(timed.group, speed))
+    usual, slowest = statistics.median(speeds.values()), min(speeds, key=lambda group: speeds[group])
+    count = f"{len(speeds)} groups of " if len(speeds) > 1 else ""
+    line = (
+        f"links     {axis}: {count}{len(slowest)} ranks, all-reduce of {size >> 20} MiB at"
+        f" {usual / 1e9:.2g} GB/s"
+    )
+    warnings = []
+    if speeds[slowest] < SLOW_SHARE * usual:
+        what = f"the ranks {_ranks(slowest)} of axis {axis} exchange data slower than the other groups"
+        shown = f"{speeds[slowest] / 1e9:.2g} GB/s there, {usual / 1e9:.2g} GB/s in the middle"
+        hint = "check their cards' links (nvidia-smi topo -m), the nodes' network and load"
+        warnings.append(
+            codes.RUNTIME_LINK_SLOW(what, f"rank {_ranks(slowest)}", shown, hint, Severity.WARNING)
+        )
+    first = max(timed.waited for timed in everyone)
+    late = [rank for rank, timed in enumerate(everyone) if first - timed.waited > LATE_SECONDS]
+    if late and len(late) < len(everyone):
+        least = min(timed.waited for timed in everyone)
+        what = f"rank {_ranks(late)} came {first - least:.0f} s after the first one"
+        warnings.append(
+            codes.RUNTIME_LINK_SLOW(
+                what, f"rank {_ranks(late)}", axis, "check its node's disk and load", Severity.WARNING
+            )
+        )
+    return [line], warnings
+
+
+def _reader(store: dist.Store, axis: str, world_size: int) -> Callable[[], list[Timed]]:
+    def read() -> list[Timed]:
+        found = []
+        for start in range(0, world_size, 1024):
+            keys = [_done(axis, rank) for rank in range(start, min(world_size, start + 1024))]
+            for text in store.multi_get(keys):
+                waited, seconds, group = json.loads(text)
+                found.append(Timed(float(waited), float(seconds), tuple(group)))
+        return found
+
+    return read
+
+
+def _stuck(store: dist.Store, axis: str, ranks: Sequence[int], limit: float) -> Diagnostic:
+    missing: list[int] = []
+    with contextlib.suppress(RuntimeError, TimeoutError):
+        came = within(2.0, lambda: [store.check([_here(axis, rank)]) for rank in ranks], "who came")
+        missing = [rank for rank, there in zip(ranks, came, strict=True) if not there]
+    if missing:
+        what = f"rank {_ranks(missing)} did not come to the first all-reduce over {axis} within {limit:.0f} s"
+        hint = "see its log and its machine"
+    else:
+        what = f"the ranks {_ranks(ranks)} came to the first all-reduce over {axis}, but no data arrives"
+        hint = (
+            "set NCCL_DEBUG=INFO to see the path that is used; NCCL_P2P_DISABLE=1 if cards cannot reach each"
+            " other, NCCL_SOCKET_IFNAME=<interface> if nodes cannot, NCCL_IB_DISABLE=1 to try without"
+            " InfiniBand"
+        )
+    return codes.RUNTIME_FIRST_REDUCE(what, f"axis {axis}", hint=hint, evidence={"silent_ranks": missing})
+
+
+def _here(axis: str, rank: int) -> str:
+    return f"links/{axis}/here/{rank}"
+
+
+def _done(axis: str, rank: int) -> str:
+    return f"links/{axis}/done/{rank}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks[:_NAMED])) + (" …" if len(ranks) > _NAMED else "")

@@ -1,0 +1,174 @@
+"""Before a process group opens: every rank says what it is, and a rank that differs is named on all of them.
+
+Ranks of different kinds of devices would open groups of different backends and wait for each other until the
+time-out; ranks of different torch or NCCL releases hang or crash in their first collective. So each rank
+writes
+what it is into the store; rank 0 compares, and all read its verdict.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import socket
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+
+from paceline.core.diagnostics import Diagnostic, Severity, errors
+from paceline.core.errors import PacelineError
+from paceline.plan.hardware.kinds import is_accelerator
+from paceline.plan.hardware.nodes import driver_version
+from paceline.runtime import codes
+from paceline.runtime.bounded import within
+from paceline.runtime.device import device_name
+from paceline.runtime.meeting import name_of
+from paceline.runtime.probe import nccl_version
+from paceline.runtime.rank_env import RankEnv
+from paceline.runtime.signed import SignedStore
+
+#: What has to be equal on all ranks, and what may differ with a warning.
+SAME = {"device": "kind of device", "torch": "torch", "comm": "NCCL", "compiled_for": "torch's CUDA or ROCm"}
+LIKELY = {"name": "device", "driver": "driver"}
+_VERDICT, _READ = "peers/verdict", "peers/read"
+_LINGER_SECONDS = 5.0
+_READ_AT_ONCE = 1024
+_NAMED = 8
+
+
+def own_facts(device: torch.device) -> dict[str, str]:
+    """Return what the others compare: kind and name of the device, releases; ``uuid`` of the card."""
+    accelerated = is_accelerator(device.type)
+    properties = torch.get_device_module(device).get_device_properties(device) if accelerated else None
+    return {
+        "host": socket.gethostname(),
+        "device": device.type,
+        "torch": torch.__version__,
+        "comm": (nccl_version() or "none") if accelerated else "none",
+        "compiled_for": str(torch.version.cuda or torch.version.hip or "none"),
+        "name": device_name(device),
+        "driver": driver_version() if accelerated else "",
+        "uuid": str(getattr(properties, "uuid", "") or ""),
+    }
+
+
+def agree_on_devices(
+    store: dist.Store, env: RankEnv, secret: bytes, mine: Mapping[str, str], timeout_seconds: float
+) -> tuple[Diagnostic, ...]:
+    """Return the warnings about unequal ranks. All ranks have arrived and call this.
+
+    Raises PacelineError ``runtime.ranks_differ`` or ``runtime.device_shared`` with the same findings on every
+    rank, or ``runtime.ranks_missing`` if one died meanwhile.
+    """
+    signed = SignedStore(store, secret, name_of(env))
+    signed.set(_facts_of(env.rank), json.dumps(mine))
+
+    def verdict() -> str:
+        if env.rank == 0:
+            found = compare(_everyones(signed, env.world_size))
+            signed.set(_VERDICT, json.dumps([finding.to_json() for finding in found]))
+        store.wait([_VERDICT], datetime.timedelta(seconds=timeout_seconds))
+        text = signed.get(_VERDICT) or "[]"
+        signed.add(_READ, 1)
+        return text
+
+    try:
+        text = within(timeout_seconds, verdict, "comparing the ranks' devices")
+    except (RuntimeError, TimeoutError) as exc:
+        raise PacelineError(
+            codes.RUNTIME_RANKS_MISSING(
+                "a rank connected to the store, but did not report its device",
+                found=str(exc).splitlines()[0][:200],
+                hint="see the ranks' logs; ddp_timeout sets the wait",
+            )
+        ) from exc
+    findings = tuple(Diagnostic.from_json(item) for item in json.loads(text))
+    if wrong := errors(findings):
+        if env.rank == 0:
+            _await_readers(signed, env.world_size)
+        raise PacelineError(*wrong)
+    return findings
+
+
+def _await_readers(signed: SignedStore, count: int) -> None:
+    """Rank 0 hosts the store: it stays until all have read the verdict, or a few seconds."""
+    deadline = time.monotonic() + _LINGER_SECONDS
+    with contextlib.suppress(RuntimeError, TimeoutError):
+        while within(_LINGER_SECONDS, lambda: signed.add(_READ, 0), "readers") < count:
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.02)
+
+
+def compare(everyone: Sequence[Mapping[str, str]]) -> list[Diagnostic]:
+    """Return a finding for every group of ranks that differs from most, and for cards that two ranks took.
+
+    An even split is told as seen from rank 0.
+    """
+    found = []
+    for keys, code, severity in (
+        (SAME, codes.RUNTIME_RANKS_DIFFER, Severity.ERROR),
+        (LIKELY, codes.RUNTIME_RANKS_UNEQUAL, Severity.WARNING),
+    ):
+        for key, label in keys.items():
+            values = [facts.get(key, "") for facts in everyone]
+            counts = Counter(values)
+            usual = max(counts, key=lambda value: (counts[value], value == values[0]))
+            for value in counts:
+                ranks = [rank for rank, own in enumerate(values) if own == value]
+                if value != usual:
+                    what = f"{_ranks(ranks)} has another {label} than the other ranks"
+                    where = ", ".join(
+                        dict.fromkeys(everyone[rank].get("host", "") for rank in ranks[:_NAMED])
+                    )
+                    shown = f"{value or 'unknown'} there, {usual or 'unknown'} on the {counts[usual]} others"
+                    hint = "the same machine, driver and environment for every rank"
+                    found.append(code(what, where, shown, hint, severity, {"ranks": ranks, "key": key}))
+    return found + _shared_cards(everyone)
+
+
+def _shared_cards(everyone: Sequence[Mapping[str, str]]) -> list[Diagnostic]:
+    owners: dict[tuple[str, str], list[int]] = {}
+    for rank, facts in enumerate(everyone):
+        if facts.get("uuid"):
+            owners.setdefault((facts.get("host", ""), facts["uuid"]), []).append(rank)
+    return [
+        codes.RUNTIME_DEVICE_SHARED(
+            f"{_ranks(ranks)} took one and the same card",
+            host,
+            uuid,
+            "one card a task (srun --gpus-per-task=1), or all cards visible to every task of the node",
+            evidence={"ranks": ranks},
+        )
+        for (host, uuid), ranks in owners.items()
+        if len(ranks) > 1
+    ]
+
+
+def _everyones(signed: SignedStore, world_size: int) -> list[dict[str, str]]:
+    texts: list[str | None] = []
+    for start in range(0, world_size, _READ_AT_ONCE):
+        ranks = range(start, min(world_size, start + _READ_AT_ONCE))
+        texts += signed.get_all([_facts_of(rank) for rank in ranks])
+    return [_parsed(text) for text in texts]
+
+
+def _parsed(text: str | None) -> dict[str, str]:
+    try:
+        data = json.loads(text or "{}")
+        return {str(key): str(value) for key, value in data.items()}
+    except (ValueError, AttributeError):
+        return {}
+
+
+def _facts_of(rank: int) -> str:
+    return f"peers/{rank}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:_NAMED])) + (" …" if len(ranks) > _NAMED else "")
+    return f"rank {shown}"

@@ -1,0 +1,168 @@
+"""A line from every rank to rank 0 that the kernel cuts when a process dies, whatever the backend.
+
+NCCL tells nobody that a rank is gone, and heartbeats cannot tell a dead process from one that stands still.
+An
+open connection can: the kernel of a dead process closes it at once, that of a stopped one keeps answering
+for it,
+and a lost machine stops answering probes (``TCP_USER_TIMEOUT``) after some seconds. Who connects proves by
+the
+run's secret that it is a rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import secrets
+import selectors
+import socket
+import threading
+from collections.abc import Callable
+
+_PROBE_AFTER, _PROBE_EVERY, _PROBES = 4, 2, 3  # seconds, seconds, times: a machine that is gone in 10 s
+_BYE, _DIGEST, _NONCE = b"bye\n", 64, 32
+_HELLO_SECONDS, _TICK_SECONDS = 10.0, 0.5
+_LONGEST = 256
+
+OnDeath = Callable[[int], None]
+
+
+class Presence:
+    """One end of the lines. ``on_death(rank)`` is called, from a thread of its own, for a line that was cut
+    without a farewell: at rank 0 for each other rank, at the others for rank 0.
+    """
+
+    def __init__(self, rank: int, world_size: int, secret: bytes, on_death: OnDeath) -> None:
+        self._rank, self._world_size = rank, world_size
+        self._secret, self._on_death = secret, on_death
+        self._stop = threading.Event()
+        self._lines: dict[int, socket.socket] = {}
+        self._thread: threading.Thread | None = None
+
+    def listen(self, address: str) -> str:
+        """Accept lines at an own ``address``; return where. Raises OSError."""
+        server = socket.create_server((address, 0), backlog=4096)
+        server.settimeout(_TICK_SECONDS)
+        self._begin(lambda: self._serve(server))
+        return f"{address} {server.getsockname()[1]}"
+
+    def connect(self, place: str) -> None:
+        """Open the line to rank 0. Raises OSError, ValueError or TimeoutError."""
+        host, port = place.split()
+        line = socket.create_connection((host, int(port)), timeout=_HELLO_SECONDS)
+        nonce = _exactly(line, _NONCE)
+        line.sendall(f"{self._rank:<10}".encode() + self._proof(nonce, self._rank))
+        _watch(line)
+        self._lines[0] = line
+        self._begin(self._listen_to_lines)
+
+    def stop(self) -> None:
+        """Say farewell and close all lines."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(2 * _TICK_SECONDS + 1)
+        for line in self._lines.values():
+            with contextlib.suppress(OSError):
+                line.sendall(_BYE)
+            line.close()
+        self._lines.clear()
+
+    # -- threads
+
+    def _begin(self, run: Callable[[], None]) -> None:
+        self._thread = threading.Thread(target=run, name="paceline-presence", daemon=True)
+        self._thread.start()
+
+    def _serve(self, server: socket.socket) -> None:
+        """Let the ranks in one by one, then listen; late ones are let in between."""
+        with server, selectors.DefaultSelector() as ready:
+            ready.register(server, selectors.EVENT_READ, None)
+            while not self._stop.is_set():
+                for key, _ in ready.select(_TICK_SECONDS):
+                    if key.data is None:
+                        rank = self._admit(server)
+                        if rank is not None:
+                            ready.register(self._lines[rank], selectors.EVENT_READ, rank)
+                    elif self._ended(key.data):
+                        ready.unregister(self._lines[key.data])
+
+    def _listen_to_lines(self) -> None:
+        with selectors.DefaultSelector() as ready:
+            ready.register(self._lines[0], selectors.EVENT_READ, 0)
+            while not self._stop.is_set():
+                if ready.select(_TICK_SECONDS) and self._ended(0):
+                    return
+
+    def _admit(self, server: socket.socket) -> int | None:
+        """Take in a rank that proves to be one; return it. Anybody else is hung up on."""
+        with contextlib.suppress(OSError, ValueError, TimeoutError):
+            line, _ = server.accept()
+            try:
+                line.settimeout(_HELLO_SECONDS)
+                nonce = secrets.token_hex(_NONCE // 2).encode()
+                line.sendall(nonce)
+                rank = int(_exactly(line, 10))
+                proof = _exactly(line, _DIGEST)
+                known = 0 < rank < self._world_size and rank not in self._lines
+                if known and hmac.compare_digest(proof, self._proof(nonce, rank)):
+                    _watch(line)
+                    self._lines[rank] = line
+                    return rank
+            except (OSError, ValueError):
+                pass
+            line.close()
+        return None
+
+    def _ended(self, rank: int) -> bool:
+        """Read what came; whether the line is over. A line without a farewell is a death."""
+        try:
+            data = self._lines[rank].recv(_LONGEST)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if data and not data.endswith(_BYE):
+            return False
+        if not data and not self._stop.is_set():
+            threading.Thread(
+                target=self._on_death, args=(rank,), name="paceline-presence-lost", daemon=True
+            ).start()
+        return True
+
+    def _proof(self, nonce: bytes, rank: int) -> bytes:
+        return (
+            hmac.new(self._secret or b"none", nonce + str(rank).encode(), hashlib.sha256).hexdigest().encode()
+        )
+
+
+def own_address(towards: str, port: int) -> str:
+    """Return this machine's own address in the network in which ``towards`` lies; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((towards, port))
+        return str(probe.getsockname()[0])
+
+
+def _watch(line: socket.socket) -> None:
+    """Let the kernel notice a machine that does not answer any more."""
+    line.setblocking(False)
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    options = {
+        "TCP_KEEPIDLE": _PROBE_AFTER,
+        "TCP_KEEPINTVL": _PROBE_EVERY,
+        "TCP_KEEPCNT": _PROBES,
+        "TCP_USER_TIMEOUT": 1000 * (_PROBE_AFTER + _PROBE_EVERY * _PROBES),
+    }
+    for name, value in options.items():
+        if hasattr(socket, name):  # Linux; macOS has some of them
+            line.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _exactly(line: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        part = line.recv(count - len(data))
+        if not part:
+            raise OSError("hung up")
+        data += part
+    return data

@@ -1,0 +1,111 @@
+"""``python -m paceline.runtime.probe``: print what torch knows of this machine's accelerators, as JSON.
+
+Started by ``plan.hardware.ask_torch``, so that planning itself needs no torch, and a driver that hangs or
+crashes takes this process alone with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import warnings
+from dataclasses import replace
+from types import ModuleType
+
+import torch
+
+from paceline.launch.outlet import redacted
+from paceline.plan.codec import to_json
+from paceline.plan.hardware.kinds import CUDA, KINDS, kind_of
+from paceline.plan.hardware.seen import SeenDevice, TorchAnswer
+from paceline.runtime.device import import_device_packages
+
+
+@redacted
+def main() -> int:
+    """Print the answer as the last line of the output; return 0."""
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        answer = look(import_device_packages())
+    text = "; ".join(dict.fromkeys(str(one.message).strip().splitlines()[0][:400] for one in heard))
+    text_heard = "; ".join(filter(None, (answer.warnings, text)))
+    print(json.dumps(to_json(replace(answer, warnings=text_heard))), flush=True)
+    return 0
+
+
+def look(refusal: str = "") -> TorchAnswer:
+    """Return what torch sees. ``refusal``: what is known to be wrong before."""
+    plain = TorchAnswer(
+        torch.__version__,
+        cuda=torch.version.cuda,
+        hip=torch.version.hip,
+        xpu=getattr(torch.version, "xpu", None),
+        warnings=refusal,
+    )
+    found = torch.accelerator.current_accelerator(check_available=True)
+    if found is None:
+        return plain
+    module = torch.get_device_module(found)
+    if found.type not in KINDS:
+        return replace(plain, type=found.type)
+    archs: tuple[str, ...] = ()
+    with contextlib.suppress(Exception):
+        archs = tuple(module.get_arch_list())
+    count = torch.accelerator.device_count()
+    seen = tuple(_device(found.type, module, index) for index in range(count))
+    return replace(plain, type=found.type, devices=seen, nccl=nccl_version(), arch_list=archs)
+
+
+def _device(kind: str, module: ModuleType, index: int) -> SeenDevice:
+    """Describe one device; what its module does not tell stays None."""
+    properties: object = None
+    with contextlib.suppress(Exception):
+        properties = module.get_device_properties(index)
+    name, total = kind_of(kind).label, None
+    with contextlib.suppress(Exception):
+        name = str(module.get_device_name(index))
+    capability = None
+    if kind == CUDA.name and torch.version.hip is None:
+        with contextlib.suppress(Exception):
+            major, minor = module.get_device_capability(index)
+            capability = float(f"{major}.{minor}")
+    total = getattr(properties, "total_memory", None)
+    free = None
+    with contextlib.suppress(Exception):
+        free, all_of_it = torch.accelerator.get_memory_info(index)
+        total = total or all_of_it
+    if total is None:
+        with contextlib.suppress(Exception):
+            total = module.recommended_max_memory()
+    uuid = str(getattr(properties, "uuid", "") or "")
+    return SeenDevice(
+        getattr(properties, "name", "") or name,
+        None if total is None else int(total),
+        None if free is None else int(free),
+        capability,
+        uuid,
+        str(getattr(properties, "gcnArchName", "") or "").partition(":")[0],
+        None if capability is not None else _computes_bf16(f"{kind}:{index}"),
+    )
+
+
+def _computes_bf16(device: str) -> bool:
+    try:
+        ones = torch.ones(8, 8, dtype=torch.bfloat16, device=device)
+        return bool((ones @ ones)[0, 0].item() == 8.0)
+    except Exception:  # noqa: BLE001 - a device without it raises what its library likes
+        return False
+
+
+def nccl_version() -> str | None:
+    """Return the version of NCCL (RCCL on AMD) that torch was built with; None without it."""
+    try:
+        version = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+    except Exception:  # noqa: BLE001 - a build without NCCL has no such function
+        return None
+    return ".".join(map(str, version)) if isinstance(version, tuple) else str(version)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""``paceline doctor``: each finding with its remedy, text and JSON, the exit code; no torch in it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from paceline.cli import doctor as verb
+from paceline.core.rundir import RunDir
+from paceline.doctor.checks import findings
+from paceline.doctor.flights import compare_flights, run_findings
+from paceline.doctor.inspect import Inspection, parse_holders, parse_pairs
+from paceline.doctor.report import as_json, text
+from paceline.plan.hardware.choose import choose
+from paceline.plan.hardware.seen import Nodes, SeenDevice, Sights, SmiAnswer, TorchAnswer, Wheel
+
+CARDS = tuple(SeenDevice("NVIDIA L4", 22 << 30, 21 << 30, 8.9, f"GPU-{i}") for i in range(2))
+SIGHTS = Sights(
+    Wheel("2.13.0+cu130", cuda="13.0"),
+    Nodes(nvidia=2),
+    SmiAnswer(CARDS, "580.95.05"),
+    torch=TorchAnswer(
+        "2.13.0+cu130", "cuda", CARDS, cuda="13.0", nccl="2.28.9", arch_list=("sm_80", "sm_86")
+    ),
+)
+SOUND = Inspection(
+    SIGHTS,
+    choose(SIGHTS, {}),
+    shm_bytes=16 << 30,
+    open_files=65536,
+    compiler="/usr/bin/gcc",
+    headers="/usr/include/python3.12/Python.h",
+    holders=((4242, 3 << 30, "python serve.py"),),
+    pairs=(2, 2),
+    packages={"torch": "2.13.0+cu130", "triton": "3.6.0"},
+)
+IDLE = replace(SIGHTS, wheel=Wheel("2.13.0+cpu"), torch=None)
+
+
+def test_a_sound_machine_has_no_finding_and_the_report_has_every_witness() -> None:
+    assert findings(SOUND) == ()
+    report = text(SOUND, ())
+    for words in (
+        "cuda: torch 2.13.0+cu130 sees 2 CUDA devices, compute capability 8.9",
+        "NVIDIA L4: 22.0 GiB, 21.0 GiB free now, compute capability 8.9",
+        "2.13.0+cu130 (CUDA 13.0 build); sees 2 cuda; NCCL 2.28.9",
+        "driver 580.95.05; NVIDIA L4, NVIDIA L4",
+        "2 nvidia",
+        "bfloat16",
+        "varlen_flash",
+        "3.0 GiB: python serve.py (pid 4242)",
+        "2 of 2 pairs of cards copy directly",
+        "/dev/shm 16.0 GiB",
+        "triton 3.6.0",
+        "no problems found",
+    ):
+        assert words in report, words
+
+
+@pytest.mark.parametrize(
+    ("changed", "code", "severity"),
+    [
+        ({"sights": IDLE, "choice": choose(IDLE, {})}, "device.cpu_torch", "error"),
+        ({"sights": replace(SIGHTS, wheel=Wheel())}, "doctor.no_torch", "error"),
+        ({"shm_bytes": 64 << 20}, "doctor.shm", "warning"),
+        ({"infiniband": True, "memlock_unlimited": False}, "doctor.memlock", "warning"),
+        ({"open_files": 1024}, "doctor.files", "note"),
+        ({"compiler": ""}, "doctor.compiler", "note"),
+        ({"headers": ""}, "doctor.headers", "note"),
+        ({"pairs": (2, 0)}, "doctor.p2p", "warning"),
+    ],
+)
+def test_what_is_missing_is_found_with_its_remedy(changed: dict[str, Any], code: str, severity: str) -> None:
+    seen = replace(SOUND, **changed)
+    [finding] = findings(seen)
+    assert (finding.code, finding.severity.value) == (code, severity) and finding.hint
+    assert code in text(seen, [finding])
+    assert [one["code"] for one in json.loads(json.dumps(as_json(seen, [finding])))["findings"]] == [code]
+
+
+def test_exit_code_and_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verb, "inspect", lambda environ: SOUND)
+    done = CliRunner().invoke(verb.app, ["--json"])
+    report = json.loads(done.stdout)
+    assert done.exit_code == 0 and report["device"] == "cuda" and report["precision"] == "bfloat16"
+    assert report["seen"]["torch"]["nccl"] == "2.28.9" and report["attention"].startswith("varlen_flash")
+    bad = replace(SOUND, sights=IDLE, choice=choose(IDLE, {}))
+    monkeypatch.setattr(verb, "inspect", lambda environ: bad)
+    done = CliRunner().invoke(verb.app, [])
+    assert done.exit_code == 1 and "pip install --force-reinstall torch==2.13.0" in done.stdout
+
+
+def test_what_the_tools_print_is_read() -> None:
+    assert parse_holders("4242, 3072, python serve.py\n77, [N/A], x, y\nno such\n") == (
+        (4242, 3 << 30, "python serve.py"),
+        (77, 0, "x, y"),
+    )
+    matrix = (
+        " \tGPU0\tGPU1\t\n GPU0\tX\tOK\t\n GPU1\tCNS\tX\t\n\nLegend:\n  X    = Self\n  OK   = Status Ok\n"
+    )
+    assert parse_pairs(matrix) == (2, 1) and parse_pairs("") == (0, 0)
+
+
+def _dump(number: int) -> str:
+    entry = {"collective_seq_id": number, "process_group": ["3", "dp_shard"], "profiling_name": "x"}
+    return json.dumps({"entries": [entry]})
+
+
+def test_a_run_that_timed_out_names_the_rank_that_is_behind(tmp_path: Path) -> None:
+    run = RunDir.at(tmp_path)
+    run.events_dir.mkdir()
+    for rank in range(3):
+        run.flight(rank).write_text(_dump(409 if rank == 2 else 412))
+    [finding] = run_findings(run)
+    assert finding.code == "doctor.stuck"
+    assert finding.found == "group dp_shard: rank 2 at 409; the others at collective 412"
+    assert compare_flights({0: _dump(1), 1: _dump(1)}) == [] == compare_flights({0: "nonsense"})
+
+
+def test_no_torch_in_its_process() -> None:
+    program = (
+        "import sys; import paceline.cli.doctor as d; from paceline.doctor import inspect as i;"
+        " from paceline.doctor.checks import findings; s = i.inspect({}); findings(s);"
+        " print(s.choice.kind.name, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == "False"

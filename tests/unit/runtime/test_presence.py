@@ -1,0 +1,78 @@
+"""A line that a dead process leaves behind is told from one that was said farewell on; strangers get none."""
+
+from __future__ import annotations
+
+import queue
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from paceline.runtime.presence import Presence, own_address
+
+SECRET = b"s" * 32
+Dead = queue.Queue[tuple[int, int]]  # (who noticed, who is gone)
+
+
+class Ranks:
+    """Three ranks' ends in one process."""
+
+    def __init__(self) -> None:
+        self.dead: Dead = queue.Queue()
+        self.ends = [
+            Presence(rank, 3, SECRET, lambda gone, rank=rank: self.dead.put((rank, gone)))  # type: ignore[misc]
+            for rank in range(3)
+        ]
+        self.place = self.ends[0].listen("127.0.0.1")
+
+    def connect(self, *ranks: int) -> None:
+        for rank in ranks:
+            self.ends[rank].connect(self.place)
+
+    def cut(self, rank: int) -> None:
+        """As the kernel does for a process that died."""
+        self.ends[rank]._stop.set()
+        for line in self.ends[rank]._lines.values():
+            line.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture
+def ranks() -> Iterator[Ranks]:
+    made = Ranks()
+    yield made
+    for end in made.ends[::-1]:
+        end.stop()
+
+
+def test_the_death_of_a_rank_is_seen_by_rank_0_and_no_farewell_is(ranks: Ranks) -> None:
+    ranks.connect(1, 2)
+    ranks.ends[2].stop()
+    ranks.cut(1)
+    assert ranks.dead.get(timeout=30) == (0, 1)
+    ranks.ends[0].stop()
+    assert ranks.dead.empty()
+
+
+def test_the_death_of_rank_0_is_seen_by_the_others(ranks: Ranks) -> None:
+    ranks.connect(1, 2)
+    while len(ranks.ends[0]._lines) < 2:
+        pass
+    ranks.cut(0)
+    assert {ranks.dead.get(timeout=30) for _ in range(2)} == {(1, 0), (2, 0)}
+
+
+def test_who_does_not_know_the_secret_speaks_for_no_rank(ranks: Ranks) -> None:
+    host, port = ranks.place.split()
+    for hello in (b"", b"1         " + b"0" * 64, b"nonsense"):
+        with socket.create_connection((host, int(port)), timeout=10) as stranger:
+            stranger.sendall(hello)
+    other = Presence(1, 3, b"another secret" * 3, lambda gone: None)
+    other.connect(ranks.place)
+    other.stop()
+    ranks.connect(2)
+    ranks.cut(2)
+    assert ranks.dead.get(timeout=30) == (0, 2) and ranks.dead.empty()
+
+
+def test_ones_own_address_is_that_of_the_network_in_between() -> None:
+    assert own_address("127.0.0.1", 29500) == "127.0.0.1"
