@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from paceline.core.json_types import Json
 
-#: An option's kind: number, size (a number ≥ 0), whole, switch, pair (of numbers),
+#: An option's kind: number, size (a number ≥ 0), whole, switch, pair, three (numbers),
 #: betas (two numbers in [0, 1)), or a tuple of valid words.
 Kind = str | tuple[str, ...]
 
@@ -18,6 +18,7 @@ _TEXTS = {
     "whole": "a whole number",
     "switch": "true or false",
     "pair": "two numbers",
+    "three": "three numbers",
     "betas": "two numbers from 0 to below 1",
 }
 
@@ -46,6 +47,8 @@ def fits(value: Json, kind: Kind) -> bool:
         return value in kind
     if kind == "switch":
         return isinstance(value, bool) or str(value) in ("true", "false", "True", "False")
+    if kind == "three":
+        return isinstance(value, (list, tuple)) and len(value) == 3 and all(fits(n, "number") for n in value)
     if kind in ("pair", "betas"):
         if not isinstance(value, (list, tuple)) or len(value) != 2:
             return False

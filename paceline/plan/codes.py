@@ -491,6 +491,12 @@ STRATEGY_ADAFACTOR = Code(
     "strategy.adafactor",
     "Adafactor's statistics are means over complete rows and columns, which shards do not have.",
 )
+STRATEGY_OPTIMIZER_SPLIT = Code(
+    "strategy.optimizer_split",
+    "The optimizer's state cannot be split over ranks as this strategy does. Quantised moments have a scale"
+    " per block of a tensor, and Muon needs complete matrices: ZeRO's flat partitions preserve neither."
+    " Schedule-free optimizers need the state of every weight on a rank. Use another optimizer or strategy.",
+)
 
 MODELS_NO_STAGES = Code(
     "models.no_stages",

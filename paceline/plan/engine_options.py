@@ -12,7 +12,6 @@ from paceline.plan.hardware.kinds import CPU, CUDA, is_accelerator, kind_of
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.attention_kernel import AttentionCall, attention_kernel
 from paceline.plan.model.shape import PACKED, ModelShape
-from paceline.plan.parts import OptimizerSpec
 from paceline.plan.plan import Decision, Precision
 from paceline.plan.strategies.base import strategy_spec
 
@@ -90,13 +89,6 @@ def choose_attention(
             )
         ),
     )
-
-
-def optimizer_decision(optimizer: OptimizerSpec) -> Decision:
-    """Return the decision on the optimizer."""
-    fused = optimizer.name.endswith("_fused")
-    why = "one kernel for all parameters, on this device as well" if fused else "requested"
-    return Decision("training.optim", optimizer.name, why)
 
 
 def choose_packing(data: DataSection, *, prompts: bool, answered: bool, apart: bool) -> Decision:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib import util
 from pathlib import Path
 
+from paceline.config.optimizers import BUILT
 from paceline.config.schema import Config
 from paceline.config.source import DEFAULTS, Source
 from paceline.core.diagnostics import Diagnostic, Severity
@@ -50,6 +51,11 @@ def check_packages(
         )
     yield from _data(config, find)
     t = config.training
+    package = BUILT[t.optim].package if t.optim in BUILT else ""
+    if package and find(package) is None:
+        what = f"the optimizer {t.optim} needs the package {package}"
+        hint = "pip install 'paceline[optimizers]', or set optim: adamw_torch_fused"
+        yield _missing(what, "training.optim", package, hint)
     if (
         t.torch_compile
         and t.torch_compile_backend in (None, "inductor")

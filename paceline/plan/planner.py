@@ -24,12 +24,12 @@ from paceline.plan.engine_options import (
     choose_packing,
     idle_decisions,
     keeps_apart,
-    optimizer_decision,
     option_decisions,
 )
 from paceline.plan.hardware.kinds import is_accelerator, kind_of
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.read_shape import ModelShape, scoring
+from paceline.plan.optimizer_decisions import optimizer_decision
 from paceline.plan.parts import OtherModel
 from paceline.plan.plan import WARNING, Decision, Plan
 from paceline.plan.remedy import what_fits
@@ -106,7 +106,7 @@ def _assembled(job: Job, resolved: Resolved, found: Sequence[Diagnostic]) -> Pla
         *adapter_decisions(adapter, shape),
         *about_models,
         *([rollout_decision(resolved.rollout)] if resolved.rollout else []),
-        optimizer_decision(resolved.optimizer),
+        optimizer_decision(resolved.optimizer, hardware, shape),
         packing,
         *option_decisions(training, hardware, resolved.chosen.strategy, prompts=spec.on_policy),
         *idle_decisions(config),

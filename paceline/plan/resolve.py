@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from paceline.config.foreign.deepspeed import batch_of
-from paceline.config.optimizers import parse_optim_args
+from paceline.config.optim_args import parse_optim_args
+from paceline.config.optimizers import BUILT
+from paceline.config.sections.training import TrainingSection
 from paceline.core.diagnostics import Diagnostic, errors
 from paceline.core.errors import ConfigError
 from paceline.core.tables import CHOOSERS
@@ -82,7 +84,7 @@ def resolve(chosen: StrategyChoice | None, job: Job, found: list[Diagnostic]) ->
         weight_decay=training.weight_decay,
         betas=(training.adam_beta1, training.adam_beta2),
         eps=training.adam_epsilon,
-        args=args or {},
+        args={**_arguments_of(training), **(args or {})},
     )
     if chosen is not None and training.distributed_strategy in CHOOSERS:
         attempt(lambda: check_whole(chosen, optimizer, compiled=training.torch_compile), found)
@@ -105,6 +107,14 @@ def resolve(chosen: StrategyChoice | None, job: Job, found: list[Diagnostic]) ->
     if errors(found) or chosen is None or engine is None:
         raise ConfigError(*errors(found))
     return Resolved(chosen, adapter, optimizer, precision, engine, rollout)
+
+
+def _arguments_of(training: TrainingSection) -> dict[str, int]:
+    """Return the keys of ``training`` that the optimizer takes as arguments of its own."""
+    known = BUILT.get(training.optim)
+    if known is None or "warmup_steps" not in known.takes or training.warmup_steps < 1:
+        return {}
+    return {"warmup_steps": int(training.warmup_steps)}
 
 
 def attempt(choice: Callable[[], T], found: list[Diagnostic]) -> T | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from paceline.config.optimizers import elementwise
+from paceline.config.optimizers import BUILT, supports
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.tables import CHOOSERS
@@ -97,20 +97,18 @@ def check_whole(chosen: StrategyChoice, optimizer: OptimizerSpec, *, compiled: b
 
     For a strategy named in the config, the rules check this.
     """
-    if strategy_spec(chosen.strategy).whole_modules:
-        return
+    spec = strategy_spec(chosen.strategy)
     found = []
-    if compiled:
+    if compiled and not spec.whole_modules:
         what = (
             "torch.compile is supported for unsharded models; this strategy gathers or shards"
             " weights inside the forward"
         )
         found.append((codes.STRATEGY_COMPILE, what, "training.torch_compile", "torch_compile: false"))
-    if not elementwise(optimizer.name):
-        what = (
-            "Adafactor uses means over rows and columns of complete matrices; a shard has only a part of them"
-        )
-        found.append((codes.STRATEGY_ADAFACTOR, what, "training.optim", "optim: adamw_torch_fused"))
+    if not supports(optimizer.name, spec.state_split):
+        known = BUILT[optimizer.name]
+        code = codes.STRATEGY_ADAFACTOR if known.factored else codes.STRATEGY_OPTIMIZER_SPLIT
+        found.append((code, known.splits_why, "training.optim", "optim: adamw_torch_fused"))
     if found:
         requested = f"auto → {chosen.strategy} ({chosen.reason.removeprefix('auto: ')})"
         raise ConfigError(

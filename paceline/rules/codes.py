@@ -69,6 +69,22 @@ TRAIN_OPTIMIZER = Code(
     "Transformers has this optimizer, but it is not supported here. The message gives the reason"
     " and an alternative; the reference lists the supported optimizers.",
 )
+TRAIN_OPTIMIZER_DEVICE = Code(
+    "train.optimizer_device",
+    "The optimizer does not run on this type of device: bitsandbytes pages moments between a GPU and its"
+    " host. The optimizers without paged_ in their name also run on a CPU.",
+)
+TRAIN_OPTIMIZER_FLOAT64 = Code(
+    "train.optimizer_float64",
+    "The optimizer computes in float32 and would round float64 weights in every step. Set model.dtype:"
+    " float32 or another training.optim.",
+)
+TRAIN_SCHEDULE_FREE = Code(
+    "train.schedule_free",
+    "A schedule-free optimizer averages the weights instead of following a schedule, and needs a constant"
+    " learning rate: set lr_scheduler_type: constant, warmup_steps as a number of steps, and adam_beta1 above"
+    " 0.",
+)
 TRAIN_LEARNING_RATE = Code(
     "train.learning_rate",
     "The learning rate is far outside the usual range: above it the weights diverge within a few"

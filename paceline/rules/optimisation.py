@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 from paceline.config import codes as config_codes
 from paceline.config.metrics import evaluation_metrics
-from paceline.config.optimizers import BUILT, contradictions, not_built, parse_optim_args
+from paceline.config.optim_args import contradictions, parse_optim_args
+from paceline.config.optimizers import BUILT
+from paceline.config.optimizers_not_built import not_built
 from paceline.config.options import misfits
 from paceline.config.schedules import OPTIONS, STATEFUL, unmet
 from paceline.core.diagnostics import Diagnostic, Severity
@@ -15,6 +17,7 @@ from paceline.rules import codes
 from paceline.rules.base import Context, Rule
 
 _OPTIM, _ARGS = "training.optim", "training.optim_args"
+_CONSTANT = "constant"  # the schedule that is none
 _SCHEDULE, _KWARGS = "training.lr_scheduler_type", "training.lr_scheduler_kwargs"
 
 
@@ -28,6 +31,43 @@ def optimizer(c: Context) -> Iterator[Diagnostic]:
             f"the optimizer '{name}' is not supported: {why}",
             _OPTIM,
             hint=f"optim: {instead}",
+        )
+
+
+def optimizer_machine(c: Context) -> Iterator[Diagnostic]:
+    """train.optimizer_device, train.optimizer_float64"""
+    name = c.config.training.optim
+    known, device = BUILT.get(name), c.facts.device
+    if known is None:
+        return
+    if known.devices and device is not None and device not in known.devices:
+        what = f"the optimizer {name} runs only on {' or '.join(known.devices)}, but this run uses {device}"
+        yield c.problem(codes.TRAIN_OPTIMIZER_DEVICE, what, _OPTIM, hint=f"set optim: {known.elsewhere}")
+    if not known.float64 and c.config.model.dtype == "float64":
+        what = f"the optimizer {name} computes in float32, but the weights are float64"
+        hint = "set dtype: float32, or optim: adamw_torch"
+        yield c.problem(codes.TRAIN_OPTIMIZER_FLOAT64, what, "model.dtype", _OPTIM, hint=hint)
+
+
+def schedule_free(c: Context) -> Iterator[Diagnostic]:
+    """train.schedule_free"""
+    t = c.config.training
+    if t.optim not in BUILT or not BUILT[t.optim].averaged:
+        return
+    if t.lr_scheduler_type != _CONSTANT:
+        what = f"{t.optim} needs a constant learning rate, but lr_scheduler_type is {t.lr_scheduler_type}"
+        yield c.problem(
+            codes.TRAIN_SCHEDULE_FREE, what, _SCHEDULE, _OPTIM, hint=f"set lr_scheduler_type: {_CONSTANT}"
+        )
+    if t.warmup_steps and ("warmup_steps" not in BUILT[t.optim].takes or t.warmup_steps < 1):
+        takes = "warmup_steps" in BUILT[t.optim].takes
+        what = f"{t.optim} {'needs its warm-up as a number of steps' if takes else 'has a built-in warm-up'}"
+        hint = "set warmup_steps: 100" if takes else "set warmup_steps: 0"
+        yield c.problem(codes.TRAIN_SCHEDULE_FREE, what, "training.warmup_steps", _OPTIM, hint=hint)
+    if "betas" in BUILT[t.optim].takes and t.adam_beta1 == 0:
+        what = f"{t.optim} weights its average by 1 / adam_beta1, and adam_beta1 is 0"
+        yield c.problem(
+            codes.TRAIN_SCHEDULE_FREE, what, "training.adam_beta1", _OPTIM, hint="set adam_beta1: 0.9"
         )
 
 
@@ -163,6 +203,8 @@ OPTIMISATION_RULES: tuple[Rule, ...] = (
     rate,
     decay,
     optimizer,
+    optimizer_machine,
+    schedule_free,
     optimizer_options,
     schedule,
     schedule_options,

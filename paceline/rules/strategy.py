@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from paceline.config.optimizers import elementwise
+from paceline.config.optimizers import BUILT, supports
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import JsonObject, as_object
@@ -111,13 +111,13 @@ def recomputed_twice(c: Context) -> Iterator[Diagnostic]:
         )
 
 
-def factored(c: Context) -> Iterator[Diagnostic]:
-    """strategy.adafactor"""
-    if c.strategy is not None and not c.strategy.whole_modules and not elementwise(c.config.training.optim):
+def optimizer_split(c: Context) -> Iterator[Diagnostic]:
+    """strategy.adafactor, strategy.optimizer_split"""
+    name = c.config.training.optim
+    if c.strategy is not None and not supports(name, c.strategy.state_split):
         yield c.problem(
-            plan_codes.STRATEGY_ADAFACTOR,
-            "Adafactor uses means over rows and columns of complete matrices; a shard has only a"
-            " part of them",
+            plan_codes.STRATEGY_ADAFACTOR if BUILT[name].factored else plan_codes.STRATEGY_OPTIMIZER_SPLIT,
+            BUILT[name].splits_why,
             "training.optim",
             _STRATEGY,
             hint="set optim: adamw_torch_fused, or distributed_strategy: ddp",
@@ -178,6 +178,6 @@ STRATEGY_RULES: tuple[Rule, ...] = (
     fp16,
     compiled,
     recomputed_twice,
-    factored,
+    optimizer_split,
     threads_of_one_process,
 )

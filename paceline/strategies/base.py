@@ -25,7 +25,7 @@ from paceline.runtime.world import World
 from paceline.strategies import state
 from paceline.strategies.handle import Handle, Handles
 from paceline.strategies.norms import squares
-from paceline.strategies.optimizer import build_optimizer
+from paceline.strategies.optimizer import build_optimizer, set_learning_rate
 from paceline.strategies.skipping import scale_of, skipping_unless_finite, skips_on_device
 
 if TYPE_CHECKING:
@@ -129,8 +129,7 @@ class Strategy(ABC):
 
         ``max_grad_norm`` None or 0 does not clip. If the norm is not finite, no step is made.
         """
-        for group in handle.stepper.param_groups:
-            group["lr"] = lr
+        set_learning_rate(handle.stepper, lr)
         # Unscale and measure; every rank takes the same decision from the same norm.
         norm = self._grad_norm(handle)
         if skips_on_device(handle.stepper, norm):
@@ -176,7 +175,7 @@ class Strategy(ABC):
     @contextlib.contextmanager
     def generating(self, handle: Handle) -> Iterator[RootModule]:
         """Yield the whole model, in eval mode and without gradients, for decoding."""
-        with evaluating(handle.root):
+        with handle.averaged(), evaluating(handle.root):
             yield handle.root
 
     # --- a checkpoint

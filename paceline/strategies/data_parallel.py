@@ -38,6 +38,11 @@ class ReplicatedHandle(Handle):
         """The root and its replicas."""
         return (self.root, *self.replicas)
 
+    def refresh(self) -> None:
+        """Renew the low-precision copies, and the replicas."""
+        super().refresh()
+        send_weights(self)
+
 
 class ReplicatedRunner(WindowRunner):
     """Scatters each micro-batch over the devices of a handle's replicas."""

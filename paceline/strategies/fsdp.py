@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from paceline.config.optimizers import elementwise
+from paceline.config.optimizers import StateSplit, supports
 from paceline.core.errors import ConfigError
 from paceline.models.context_parallel import batch_sharder, check_context_parallel
 from paceline.models.materialise import copy_decisions, fill
@@ -30,6 +30,7 @@ from paceline.runtime.world import World
 from paceline.strategies import codes, sharded_state
 from paceline.strategies.base import Strategy, evaluating
 from paceline.strategies.handle import Handle
+from paceline.strategies.muon import MuonWithAdamW
 from paceline.strategies.norms import squares
 from paceline.strategies.optimizer import build_optimizer
 from paceline.strategies.sharded_state import ShardedHandle, blocks_of
@@ -101,6 +102,8 @@ class FSDP(Strategy):
         handle = self._shard(role, root)
         if optimizer is not None:
             handle.optimizer = build_optimizer(optimizer, handle.named())
+            if isinstance(handle.optimizer, MuonWithAdamW):
+                handle.optimizer.cut = {block.local: block for block in handle.blocks}
             handle.scaler = (
                 torch.amp.GradScaler(self.world.device.type) if self.plan.precision.scaler else None
             )
@@ -168,7 +171,7 @@ class FSDP(Strategy):
         (``collective_decoding``).
         """
         units = _units(handle)
-        with evaluating(handle.root):
+        with handle.averaged(), evaluating(handle.root):
             if self.collective_decoding:
                 units.reshard_between_layers()
             else:
@@ -268,7 +271,7 @@ def _units(handle: Handle) -> Units:
 
 
 def _check_optimizer(spec: OptimizerSpec | None) -> None:
-    if spec is not None and not elementwise(spec.name):
+    if spec is not None and not supports(spec.name, StateSplit.SHARDS):
         raise ConfigError(
             codes.STRATEGY_OPTIMIZER_SHARDED(
                 f"{spec.name} needs complete matrices, but each rank has only a part of each",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,9 @@ from paceline.models.precision import compute_copy
 from paceline.models.quantised import scales_of
 from paceline.protocols.model import RootModule
 from paceline.protocols.roles import Role
+from paceline.strategies.averaged import averaged
 from paceline.strategies.measure import storage_bytes
+from paceline.strategies.quantised_bnb import TABLES
 
 
 @dataclass
@@ -51,11 +54,21 @@ class Handle:
         """Return the trained parameters, in the root's plain order."""
         return [p for _, p in self.root.plain_named_parameters() if p.requires_grad]
 
+    def refresh(self) -> None:
+        """Renew whatever is copied from the weights, after they have changed."""
+        self.root.refresh_compute_weights()
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Inside the context the model has the weights that its optimizer averages (schedule-free), where it
+        does: for evaluation, and for what rollouts compute. Enter it before ``Strategy.inference``.
+        """
+        return averaged(self.optimizer, self.refresh)
+
     def state_bytes(self) -> dict[str, int]:
         """Return the measured bytes of ``parameters``, ``gradients`` and ``optimizer`` on this rank.
 
         Parameters include low-precision copies and the scales of packed weights; optimizer bytes include
-        moments but not step counters.
+        moments but not step counters, nor lookup tables that all tensors share.
         """
         parameters = list(self.root.parameters())
         states = self.optimizer.state.values() if self.optimizer is not None else ()
@@ -63,7 +76,10 @@ class Handle:
             "parameters": storage_bytes([*parameters, *map(compute_copy, parameters), *scales_of(self.root)]),
             "gradients": storage_bytes(p.grad for p in parameters if p.grad is not None),
             "optimizer": storage_bytes(
-                v for state in states for v in state.values() if isinstance(v, Tensor) and v.ndim
+                v
+                for state in states
+                for k, v in state.items()
+                if isinstance(v, Tensor) and v.ndim and k not in TABLES
             ),
         }
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
@@ -20,4 +21,7 @@ def _storages(tensors: Iterable[Tensor]) -> Iterator[torch.UntypedStorage]:
     for tensor in tensors:
         with torch.no_grad():
             local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-        yield local.untyped_storage()
+        # a quantised moment has a tensor for its codes, its scales and its lookup table
+        names = local.__tensor_flatten__()[0] if is_traceable_wrapper_subclass(local) else None
+        for one in [local] if names is None else [getattr(local, name) for name in names]:
+            yield one.untyped_storage()

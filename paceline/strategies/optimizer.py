@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from paceline.config.optimizers import BUILT, not_built
+from paceline.config.optimizers import BUILT
+from paceline.config.optimizers_not_built import not_built
 from paceline.config.options import misfits
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject
 from paceline.core.registry import load_attr
-from paceline.plan.model.parameters import NO_DECAY
+from paceline.plan.model.parameters import NO_DECAY, orthogonalised
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.strategies import codes
+from paceline.strategies.averaged import averages
+from paceline.strategies.muon import ORTHOGONAL
+
+Group = dict[str, list[nn.Parameter] | float]
 
 
 @dataclass(frozen=True)
@@ -25,19 +30,31 @@ class Recipe:
     """The arguments of an optimizer: ``cls(groups, **kwargs)``."""
 
     cls: type[torch.optim.Optimizer]
-    groups: list[dict[str, list[nn.Parameter] | float]]
+    groups: list[Group]
     kwargs: Mapping[str, Any]
 
 
 def build_optimizer(spec: OptimizerSpec, named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
     """Return the optimizer over the parameters that require grad. Raises as ``recipe_of``."""
     recipe = recipe_of(spec, named)
-    return recipe.cls(recipe.groups, **recipe.kwargs)
+    made = recipe.cls(recipe.groups, **recipe.kwargs)
+    if averages(made):
+        made.train()  # the weights in place are those that it steps
+    return made
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Set the rate of every group; torchao keeps it in a tensor, which its compiled step reads."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
 
 
 def recipe_of(spec: OptimizerSpec, named: Iterable[tuple[str, nn.Parameter]]) -> Recipe:
-    """Return class, parameter groups and arguments: one group with weight decay (matrices) and one without
-    (biases, norms).
+    """Return class, parameter groups and arguments: a group with weight decay (matrices) and one without
+    (biases, norms), before them the matrices that Muon steps.
 
     Raises ConfigError: ``strategy.optimizer_unsupported``, ``strategy.optimizer_args``,
     ``strategy.nothing_to_train``.
@@ -47,16 +64,43 @@ def recipe_of(spec: OptimizerSpec, named: Iterable[tuple[str, nn.Parameter]]) ->
         raise _refusal(spec.name)
     known = BUILT[spec.name]
     cls = load_attr(known.made_by)
+    rate: float | torch.Tensor = spec.learning_rate
+    if known.compiles:
+        rate = torch.tensor(rate, dtype=torch.float32)
+        cls = cls if trained[0][1].device.type == "cuda" else _eager(cls)
     # others use torch's defaults, as transformers.Trainer does
-    of_config = {"betas": spec.betas, "eps": spec.eps} if known.adam else {}
-    kwargs = {"lr": spec.learning_rate, **of_config, **known.fixed, **_checked_args(spec)}
-    decay = [p for name, p in trained if decays(name, p)]
-    rest = [p for name, p in trained if not decays(name, p)]
-    groups: list[dict[str, list[nn.Parameter] | float]] = [
-        {"params": decay, "weight_decay": spec.weight_decay},
-        {"params": rest, "weight_decay": 0.0},
+    of_config = {name: value for name, value in _of_config(spec).items() if name in known.takes}
+    kwargs = {"lr": rate, **of_config, **known.fixed, **_checked_args(spec)}
+    return Recipe(cls, _groups(spec, trained), kwargs)
+
+
+def _groups(spec: OptimizerSpec, trained: list[tuple[str, nn.Parameter]]) -> list[Group]:
+    """Return the parameter groups that are not empty: Muon's matrices, then others with and without decay."""
+    by_muon = {
+        id(p) for name, p in trained if BUILT[spec.name].orthogonalises and orthogonalised(name, p.ndim)
+    }
+    others = [(name, p) for name, p in trained if id(p) not in by_muon]
+    groups: list[Group] = [
+        {
+            "params": [p for _, p in trained if id(p) in by_muon],
+            "weight_decay": spec.weight_decay,
+            ORTHOGONAL: True,
+        },
+        {"params": [p for name, p in others if decays(name, p)], "weight_decay": spec.weight_decay},
+        {"params": [p for name, p in others if not decays(name, p)], "weight_decay": 0.0},
     ]
-    return Recipe(cls, [g for g in groups if g["params"]], kwargs)
+    return [group for group in groups if group["params"]]
+
+
+def _eager(cls: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """Return a subclass whose step is not compiled: on a CPU compiling takes far longer than it saves."""
+
+    class Eager(cls):  # type: ignore[valid-type, misc]
+        def step(self, closure: Callable[[], float] | None = None) -> float | None:
+            with torch.compiler.set_stance("force_eager"):
+                return super().step(closure)
+
+    return Eager
 
 
 def trained_parameters(named: Iterable[tuple[str, nn.Parameter]]) -> list[tuple[str, nn.Parameter]]:
@@ -75,6 +119,10 @@ def decays(name: str, parameter: nn.Parameter) -> bool:
     (as ``transformers.Trainer``).
     """
     return parameter.ndim >= 2 and NO_DECAY.search(name) is None
+
+
+def _of_config(spec: OptimizerSpec) -> JsonObject:
+    return {"betas": spec.betas, "eps": spec.eps}
 
 
 def _checked_args(spec: OptimizerSpec) -> JsonObject:

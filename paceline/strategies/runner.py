@@ -213,6 +213,7 @@ class WindowRunner:
         rows = 0
         with contextlib.ExitStack() as stack:
             for role in algorithm.trains:
+                stack.enter_context(handles[role].averaged())
                 stack.enter_context(self.strategy.inference(handles[role]))
             for batch in self._evaluated(handles, self._given(micro_batches), algorithm, sums):
                 rows += batch.num_rows

@@ -14,7 +14,7 @@ from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from paceline.plan.mesh import Mesh
 from paceline.protocols.shard import BUFFER, PARAM, Shard, ShardReader
-from paceline.strategies import state
+from paceline.strategies import averaged, quantised_state, state
 from paceline.strategies.handle import Handle
 from paceline.strategies.sharding import Units
 
@@ -42,6 +42,40 @@ class Block:
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(self.local.shape)
+
+    @property
+    def cuts_matrices(self) -> bool:
+        """Whether the last two dims are cut over ranks; the same on every rank, also on one whose shard is
+        empty.
+        """
+        tensor: Tensor = self.parameter
+        if not isinstance(tensor, DTensor):
+            return False
+        sizes = tensor.device_mesh.shape
+        return any(
+            size > 1 and isinstance(p, (TensorShard, _StridedShard)) and p.dim >= tensor.ndim - 2
+            for p, size in zip(tensor.placements, sizes, strict=True)
+        )
+
+    def gathered(self, shard: Tensor) -> Tensor:
+        """Return the whole tensor from every rank's shard of it. Collective."""
+        tensor: Tensor = self.parameter
+        if not isinstance(tensor, DTensor):
+            return shard
+        with torch.no_grad():
+            cut = DTensor.from_local(
+                shard,
+                tensor.device_mesh,
+                tensor.placements,
+                run_check=False,
+                shape=tensor.shape,
+                stride=tensor.stride(),
+            )
+            return cut.full_tensor()
+
+    def own(self, whole: Tensor) -> Tensor:
+        """Return this rank's shard of a whole tensor."""
+        return whole[tuple(slice(o, o + n) for o, n in zip(self.offsets, self.shape, strict=True))]
 
 
 @dataclass
@@ -115,10 +149,13 @@ def export_state(handle: ShardedHandle, rank: int) -> Iterator[Shard]:
         # Ranks with copies of the same blocks save every n-th one each.
         if index % block.copies != block.copy:
             continue
-        states = handle.optimizer.state.get(block.local, {}) if handle.optimizer is not None else {}
-        for kind, tensor in {PARAM: block.local.detach(), **state.moments(states)}.items():
+        optimizer = handle.optimizer
+        kinds = {} if optimizer is None else state.saved_moments(optimizer, block.local, block.offsets)
+        for kind, tensor in {PARAM: state.weights_of(optimizer, block.local), **kinds}.items():
             # Elementwise state is sharded like its parameter; anything else belongs to the whole parameter.
-            if tensor.shape == block.local.shape:
+            if quantised_state.is_of_shard(kind):
+                yield Shard(role, block.name, kind, tuple(tensor.shape), (0,) * tensor.ndim, tensor)
+            elif tensor.shape == block.local.shape:
                 if tensor.numel():
                     yield Shard(role, block.name, kind, block.global_shape, block.offsets, tensor)
             # a value of the whole parameter: saved by the rank with its first shard
@@ -142,6 +179,7 @@ def import_state(handle: ShardedHandle, reader: ShardReader) -> None:
             state.check(reader, role, block.name, PARAM, block.global_shape)
             if block.local.numel():
                 block.local.copy_(reader.read_block(role, block.name, PARAM, block.offsets, block.shape))
+                averaged.read_trained(handle.optimizer, reader, role, block.name, block.offsets, block.local)
             if handle.optimizer is not None and block.local.requires_grad:
                 _import_moments(handle.optimizer, block, reader, role)
     state.import_beside_parameters(handle, reader)
@@ -149,6 +187,9 @@ def import_state(handle: ShardedHandle, reader: ShardReader) -> None:
 
 
 def _import_moments(optimizer: torch.optim.Optimizer, block: Block, reader: ShardReader, role: str) -> None:
+    if state.import_quantised(optimizer, block.local, block.offsets, reader, role, block.name):
+        return
+
     def read(kind: str) -> Tensor:
         if reader.shape(role, block.name, kind) != block.global_shape:
             return reader.read(role, block.name, kind)
@@ -156,7 +197,7 @@ def _import_moments(optimizer: torch.optim.Optimizer, block: Block, reader: Shar
             return torch.empty(block.shape, dtype=block.local.dtype)
         return reader.read_block(role, block.name, kind, block.offsets, block.shape)
 
-    kinds = [k for k in reader.kinds(role, block.name) if k not in (PARAM, BUFFER)]
+    kinds = [k for k in reader.kinds(role, block.name) if k not in (PARAM, BUFFER, averaged.Y)]
     if kinds:
         optimizer.state[block.local] = state.moments_from(
             optimizer, block.local, {kind: read(kind) for kind in kinds}

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from paceline.core.errors import CheckpointError
 from paceline.protocols.shard import BUFFER, PARAM, Shard, ShardReader
-from paceline.strategies import codes
+from paceline.strategies import averaged, codes, quantised_state
 from paceline.strategies.handle import Handle
 
 SCALER = "grad_scaler"  # name of the fp16 scaler's two values in a checkpoint; no parameter has it
@@ -27,7 +27,7 @@ def export_state(
     A parameter and its moments stay together. Tensors are not copied: save them before the next step.
     ``keepers``: parameter → the only rank that has its moments, and that saves both.
     """
-    states = _states(handle)
+    states, parameters = _states(handle), dict(handle.root.plain_named_parameters())
     # all ranks must compute the same assignment: do not count moments that one rank alone has
     sizes = {
         name: kinds[PARAM].nbytes if name in keepers else sum(t.nbytes for t in kinds.values())
@@ -37,7 +37,8 @@ def export_state(
     for name, kinds in states.items():
         if owner[name] != rank:
             continue
-        for kind, tensor in kinds.items():
+        for kind, held in kinds.items():
+            tensor = weights_of(handle.optimizer, parameters[name]) if kind == PARAM else held
             yield Shard(
                 handle.role.value, name, kind, tuple(tensor.shape), (0,) * tensor.ndim, tensor.detach()
             )
@@ -73,6 +74,7 @@ def import_state(
     with torch.no_grad():
         for name, parameter in handle.root.plain_named_parameters():
             _read_into(parameter, reader, role, name, PARAM)
+            averaged.read_trained(handle.optimizer, reader, role, name, (0,) * parameter.ndim, parameter)
             if handle.optimizer is not None and parameter.requires_grad and keepers.get(name, rank) == rank:
                 _import_moments(handle.optimizer, parameter, reader, role, name)
     import_beside_parameters(handle, reader)
@@ -98,7 +100,7 @@ def _states(handle: Handle) -> dict[str, dict[str, Tensor]]:
     for name, parameter in handle.root.plain_named_parameters():
         found[name] = {PARAM: parameter.data}
         if handle.optimizer is not None:
-            found[name] |= moments(handle.optimizer.state.get(parameter, {}))
+            found[name] |= saved_moments(handle.optimizer, parameter, (0,) * parameter.ndim)
     return found | beside_parameters(handle)
 
 
@@ -116,7 +118,29 @@ def beside_parameters(handle: Handle) -> dict[str, dict[str, Tensor]]:
     return found
 
 
-def moments(state: Mapping[str, Tensor | float | None]) -> dict[str, Tensor]:
+def weights_of(optimizer: torch.optim.Optimizer | None, parameter: nn.Parameter) -> Tensor:
+    """Return the weights that a checkpoint holds as ``param``: the averaged ones where there are any."""
+    found = averaged.average_of(optimizer, parameter)
+    return parameter.detach() if found is None else found
+
+
+def saved_moments(
+    optimizer: torch.optim.Optimizer, parameter: nn.Parameter, offsets: tuple[int, ...]
+) -> dict[str, Tensor]:
+    """Return the optimizer's state of ``parameter``, the shard at ``offsets`` of its tensor, by kind."""
+    state, codec = optimizer.state.get(parameter, {}), quantised_state.codec_of(optimizer)
+    if not state:
+        return {}
+    if averaged.has_average(optimizer, parameter):
+        numbers = averaged.numbers_of(optimizer, parameter)
+        return {averaged.Y: parameter.detach(), **moments({**state, **numbers})}
+    if codec is None:
+        return moments(state)
+    of_shards = quantised_state.shard_parts(codec, state, offsets, tuple(parameter.shape))
+    return of_shards | moments({"step": state["step"]})
+
+
+def moments(state: Mapping[str, object]) -> dict[str, Tensor]:
     """Return an optimizer's state of one parameter as tensors; Python numbers become scalars with a suffix in
     their kind (``step.int``).
     """
@@ -133,10 +157,32 @@ def moments(state: Mapping[str, Tensor | float | None]) -> dict[str, Tensor]:
 def _import_moments(
     optimizer: torch.optim.Optimizer, parameter: nn.Parameter, reader: ShardReader, role: str, name: str
 ) -> None:
-    kinds = [k for k in reader.kinds(role, name) if k not in (PARAM, BUFFER)]
+    if import_quantised(optimizer, parameter, (0,) * parameter.ndim, reader, role, name):
+        return
+    kinds = [k for k in reader.kinds(role, name) if k not in (PARAM, BUFFER, averaged.Y)]
     if kinds:
         read = {kind: reader.read(role, name, kind) for kind in kinds}
         optimizer.state[parameter] = moments_from(optimizer, parameter, read)
+
+
+def import_quantised(
+    optimizer: torch.optim.Optimizer,
+    parameter: nn.Parameter,
+    offsets: tuple[int, ...],
+    reader: ShardReader,
+    role: str,
+    name: str,
+) -> bool:
+    """Load the state of an optimizer with quantised moments; return False for any other optimizer."""
+    codec = quantised_state.codec_of(optimizer)
+    if codec is None:
+        return False
+    read = quantised_state.read_state(codec, parameter, offsets, reader, role, name)
+    if read is not None:
+        steps = [k for k in reader.kinds(role, name) if k.partition(".")[0] == "step"]
+        given = {kind: reader.read(role, name, kind) for kind in steps}
+        optimizer.state[parameter] = {**read, **moments_from(optimizer, parameter, given)}
+    return True
 
 
 def moments_from(
@@ -153,6 +199,7 @@ def moments_from(
         # torch keeps ``step`` on the CPU unless a fused or capturable kernel reads it on the device
         on_device = kind != "step" or group.get("fused") or group.get("capturable")
         state[kind] = value.to(parameter.device if on_device else "cpu", copy=True)
+    averaged.take_numbers(optimizer, parameter, state)
     return state
 
 

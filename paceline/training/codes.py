@@ -232,6 +232,12 @@ RESUME_OTHER_STRATEGY = Code(
     "The run resumes under another strategy than the one that saved the checkpoint. Checkpoints"
     " contain complete tensors in blocks, and each process reads the blocks it needs.",
 )
+RESUME_REQUANTISED = Code(
+    "resume.requantised",
+    "The optimizer's moments have 8 or 4 bits, with a scale per block of a rank's shard, and this run's"
+    " shards differ from those of the checkpoint. The moments are dequantised and quantised"
+    " again: each is restored within the rounding of its block, not bit for bit.",
+)
 RESUME_OTHER_EVALUATION = Code(
     "resume.other_evaluation",
     "The run resumes with another evaluation set than before, or with none. Training does not"

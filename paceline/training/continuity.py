@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from paceline.config.optimizers import BUILT, StateSplit
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError
 from paceline.core.json_types import JsonObject, as_number
 from paceline.plan.batch import resplit
 from paceline.plan.plan import Plan
-from paceline.plan.strategies.base import state_form
+from paceline.plan.strategies.base import state_form, strategy_spec
 from paceline.plan.strategies.state_form import why_unreadable
 from paceline.training import codes
 
@@ -63,6 +64,26 @@ def other_strategy(state: JsonObject, plan: Plan) -> list[Diagnostic]:
         " restored completely"
     )
     return [codes.RESUME_OTHER_STRATEGY(what, where, found, severity=Severity.NOTE)]
+
+
+def shard_layout(plan: Plan) -> list[int]:
+    """Return over how many ranks a tensor's optimizer state is cut: by FSDP, and by tensor parallelism."""
+    if strategy_spec(plan.strategy).state_split is not StateSplit.SHARDS:
+        return [1, 1]
+    return [plan.mesh.dp_shard * plan.mesh.cp, plan.mesh.tp]
+
+
+def requantised(state: JsonObject, plan: Plan) -> list[Diagnostic]:
+    """Return a note if moments in few bits were saved on other shards than this run's."""
+    before, now = state.get("shard_layout"), shard_layout(plan)
+    if not BUILT[plan.optimizer.name].quantised or before in (None, now):
+        return []
+    what = (
+        f"the moments of {plan.optimizer.name} are quantised per shard, and this run's shards differ from the"
+        " checkpoint's: they are dequantised and quantised again, not restored bit for bit"
+    )
+    found = f"dp_shard × cp, tp: {before} in the checkpoint, {now} now"
+    return [codes.RESUME_REQUANTISED(what, "training.optim", found, severity=Severity.NOTE)]
 
 
 def not_compared(state: JsonObject, definition: str) -> Diagnostic | None:

@@ -37,7 +37,7 @@ from paceline.plan.model.weights_sizes import adapter_sizes
 from paceline.plan.plan import Plan
 from paceline.training import codes
 from paceline.training.class_numbers import class_numbers
-from paceline.training.continuity import FIXED, keep_global_batch, not_compared, other_strategy
+from paceline.training.continuity import FIXED, keep_global_batch, not_compared, other_strategy, requantised
 from paceline.training.rollout.named import check_reward_folder, missing_key
 from paceline.training.same_model import other_training
 
@@ -188,6 +188,7 @@ def _checkpoint(config: Config, environ: Mapping[str, str], plan: Plan | None) -
             return
         yield from _findings_of(lambda: keep_global_batch(state, plan)[1])
         yield from _findings_of(lambda: other_strategy(state, plan))
+        yield from requantised(state, plan)
     # The same data and order, as far as they are known before the start
     now = _state_now(config, environ, plan, state)
     unknown = not_compared(state, definition())

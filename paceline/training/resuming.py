@@ -18,7 +18,7 @@ from paceline.plan.plan import Plan
 from paceline.runtime.world import World
 from paceline.training import codes
 from paceline.training.agree import share_plan
-from paceline.training.continuity import FIXED, keep_global_batch, not_compared, other_strategy
+from paceline.training.continuity import FIXED, keep_global_batch, not_compared, other_strategy, requantised
 from paceline.training.same_model import other_training
 
 
@@ -62,6 +62,7 @@ def open_resume(
         raise CheckpointError(*other)
     kept, changes = keep_global_batch(reader.state, plan)
     changes += other_strategy(reader.state, plan)
+    changes += requantised(reader.state, plan)
     changes += same_training(reader.state, {**state_now, "global_batch": kept.batch.global_batch})
     changes += changed_keys(as_object(reader.state.get("config")), as_object(state_now["config"]))
     return Resumed(reader, kept, (*notes, *changes))

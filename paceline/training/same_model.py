@@ -23,7 +23,8 @@ _EXPORT = "run paceline export RUN --to DIR and start a new run with model.name_
 _SIZES = ("hidden_size", "layers", "heads", "kv_heads", "head_dim", "intermediate")  # the vocabulary may grow
 _WHOLE = "modules_to_save"
 _ADAPTER = ("r", "alpha", "use_rslora", "target_modules", _WHOLE, "bias")
-_MATRIX = (8, 6)  # any shape: optimizers of one class with equally large state for it are compatible
+# any shape large enough to be quantised: optimizers of one class with as many bytes for it are compatible
+_MATRIX = (64, 128)
 
 
 def other_training(state: JsonObject, plan: Plan, saved: JsonObject) -> list[Diagnostic]:
@@ -70,7 +71,11 @@ def _named(optimizer: OptimizerSpec) -> str:
 
 def _keeps(optimizer: OptimizerSpec) -> tuple[str, int]:
     built = BUILT.get(optimizer.name)
-    return (optimizer.name, 0) if built is None else (built.made_by, built.kept(_MATRIX, optimizer.args))
+    return (
+        (optimizer.name, 0)
+        if built is None
+        else (built.made_by, built.moment_bytes(_MATRIX, optimizer.args, 4))
+    )
 
 
 def _adapters(state: JsonObject, now: JsonObject | None, *, tied: bool) -> list[Diagnostic]:

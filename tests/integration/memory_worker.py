@@ -52,7 +52,11 @@ def plan_of(case: dict[str, Any], world: World, out: Path) -> Plan:
     path = out / f"config{world.rank}.json"
     training = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, **case["training"]}
     whole = {
-        "model": {"config": {**MODEL, **case.get("model", {})}, "tokenizer": "o/t"},
+        "model": {
+            "config": {**MODEL, **case.get("model", {})},
+            "tokenizer": "o/t",
+            **case.get("section", {}),
+        },
         "data": {"train": "rows.jsonl", "max_length": 64},
     }
     path.write_text(
@@ -70,9 +74,10 @@ def storages(tensors: Iterable[Tensor | None]) -> int:
         if tensor is None or tensor.device.type == "meta":
             continue
         plain = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-        storage = plain.untyped_storage()
-        if storage.nbytes():
-            found[storage.data_ptr()] = storage.nbytes()
+        inner = [getattr(plain, name) for name in ("codes", "scale", "qmap") if hasattr(plain, "codes")]
+        for storage in (one.untyped_storage() for one in inner or [plain]):
+            if storage.nbytes():
+                found[storage.data_ptr()] = storage.nbytes()
     return sum(found.values())
 
 
@@ -114,7 +119,9 @@ def moments(handle: Handle, scalars: bool) -> Iterator[Tensor | None]:
     assert handle.optimizer is not None
     for state in handle.optimizer.state.values():
         yield from (
-            value for value in state.values() if isinstance(value, Tensor) and (value.ndim == 0) == scalars
+            value
+            for kind, value in state.items()
+            if isinstance(value, Tensor) and (value.ndim == 0) == scalars and not kind.startswith("qmap")
         )
 
 

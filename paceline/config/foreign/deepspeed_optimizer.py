@@ -5,7 +5,8 @@ from __future__ import annotations
 from paceline.config import codes
 from paceline.config.foreign.deepspeed_teller import Teller, given_value, number_in
 from paceline.config.foreign.deepspeed_verdicts import COMPRESSED, NO_OPTIMIZER, OPTIMIZERS, is_on
-from paceline.config.optimizers import BUILT, KNOWN
+from paceline.config.optimizers import BUILT
+from paceline.config.optimizers_not_built import KNOWN
 from paceline.config.source import shown
 from paceline.core.json_types import Json, JsonObject
 

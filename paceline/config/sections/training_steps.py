@@ -6,7 +6,8 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-from paceline.config.optimizers import BUILT, KNOWN
+from paceline.config.optimizers import BUILT
+from paceline.config.optimizers_not_built import KNOWN
 from paceline.config.sections.types import (
     Bool,
     Float,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
+from paceline.config.optimizer_bytes import one
 from paceline.config.optimizers import BUILT
 from paceline.plan.cost.pieces import Piece
+from paceline.plan.model.parameters import orthogonalised
 from paceline.plan.parts import ModelStates, OptimizerSpec
 from paceline.plan.plan import Plan
 
@@ -25,8 +27,8 @@ def whole_states(plan: Plan, pieces: Sequence[Piece]) -> ModelStates:
     return ModelStates(
         parameters=sum(p.numel * _size(p, copies) for p in pieces),
         gradients=sum(p.numel * p.size for p in trained),
-        optimizer=sum(p.size * moments(p.shape, plan.optimizer) for p in trained),
-        counters=counter_bytes(plan.optimizer) * len(trained),
+        optimizer=sum(piece_moments(p, plan.optimizer) for p in trained),
+        counters=sum(piece_counters(p, plan.optimizer) for p in trained),
     )
 
 
@@ -48,8 +50,10 @@ def sharded_states(plan: Plan, pieces: Sequence[Piece], rank: int) -> ModelState
     return ModelStates(
         parameters=sum(p.size * _padded(p.shape, ranks) for p in pieces),
         gradients=sum(p.size * _padded(p.shape, ranks) for p in trained),
-        optimizer=sum(p.size * moments((kept[id(p)], *p.shape[1:]), plan.optimizer) for p in trained),
-        counters=counter_bytes(plan.optimizer) * len(trained),
+        optimizer=sum(
+            piece_moments(replace(p, shape=(kept[id(p)], *p.shape[1:])), plan.optimizer) for p in trained
+        ),
+        counters=sum(piece_counters(p, plan.optimizer) for p in trained),
     )
 
 
@@ -76,9 +80,35 @@ def _padded(shape: tuple[int, ...], ranks: int) -> int:
     return count
 
 
-def moments(shape: tuple[int, ...], optimizer: OptimizerSpec) -> int:
-    """Return the number of optimizer state elements for a tensor of ``shape``, from the optimizers' table."""
-    return BUILT[optimizer.name].kept(shape, optimizer.args)
+def piece_moments(piece: Piece, optimizer: OptimizerSpec) -> int:
+    """Return the bytes of the optimizer's states for ``piece``, from the optimizers' table."""
+    if _by_muon(piece, optimizer):
+        return one(piece.shape, optimizer.args, piece.size)
+    return moment_bytes(piece.shape, optimizer, piece.size)
+
+
+def piece_counters(piece: Piece, optimizer: OptimizerSpec) -> int:
+    """Return the bytes of the step counter of ``piece``."""
+    return 0 if _by_muon(piece, optimizer) else counter_bytes(optimizer)
+
+
+def group_of(piece: Piece, optimizer: OptimizerSpec) -> int:
+    """Return the parameter group of ``piece``, as ``strategies.optimizer`` orders them: Muon's, with weight
+    decay, without.
+    """
+    return 0 if _by_muon(piece, optimizer) else 1 if piece.decays else 2
+
+
+def _by_muon(piece: Piece, optimizer: OptimizerSpec) -> bool:
+    return BUILT[optimizer.name].orthogonalises and orthogonalised(piece.name, len(piece.shape))
+
+
+def moment_bytes(shape: tuple[int, ...], optimizer: OptimizerSpec, size: int) -> int:
+    """Return the bytes of the optimizer's states for a tensor of ``shape``, from the optimizers' table.
+
+    ``size``: bytes per element of the master weight.
+    """
+    return BUILT[optimizer.name].moment_bytes(shape, optimizer.args, size)
 
 
 def counter_bytes(optimizer: OptimizerSpec) -> int:

@@ -15,6 +15,19 @@ SCORE = "score.weight"  # the scalar head
 Named = tuple[str, tuple[int, ...]]
 
 
+_OF_A_LAYER = re.compile(r"\.\d+\.")
+
+
+def orthogonalised(name: str, dims: int) -> bool:
+    """Whether Muon steps a parameter of ``dims`` dims: a matrix of a hidden layer, or its stack of experts.
+
+    Embeddings, heads, biases, norms and convolutions are not.
+    """
+    if NO_DECAY.search(name) or _OF_A_LAYER.search(name) is None or "embed" in name:
+        return False
+    return dims == 2 or (dims == 3 and ".experts." in name)
+
+
 @dataclass(frozen=True)
 class Parameter:
     """One parameter by its Hugging Face name; ``layer`` is None for embedding, final norm and head."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from paceline.config.optimizers import StateSplit
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject
@@ -56,7 +57,8 @@ class StrategySpec:
     process. ``zero_stage``: the ZeRO stage, if the name fixes it. ``substitute``: (strategy,
     ``training.fsdp``) that shards the same states if a required package is missing. ``sharding``:
     ``training.fsdp`` when ``auto`` chooses this strategy. ``shards_weights``: weights are sharded.
-    ``whole_modules``: forward and optimizer see unsharded weights. ``whole_rows``: every rank runs unsharded
+    ``whole_modules``: the forward sees unsharded weights. ``state_split``: how the
+    optimizer's state is split over ranks. ``whole_rows``: every rank runs unsharded
     layers on full rows. ``stages``: the model is split into pipeline stages. ``score_axes``: mesh axes over
     which log-probabilities of full answers and generation are supported. ``float64``: supports float64.
     ``loss_scale``: supports fp16 loss scaling. ``engine_casts``: the engine casts weights to the compute
@@ -81,6 +83,7 @@ class StrategySpec:
     sharding: str | None = None
     shards_weights: bool = False
     whole_modules: bool = True
+    state_split: StateSplit = StateSplit.WHOLE
     whole_rows: bool = True
     stages: bool = False
     score_axes: frozenset[str] = frozenset()

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from paceline.config.optimizers import StateSplit
 from paceline.plan.cost.layout import WHOLE, StrategyLayout
 from paceline.plan.cost.pieces import Piece
-from paceline.plan.cost.states import counter_bytes, moments
+from paceline.plan.cost.states import group_of, piece_counters, piece_moments
 from paceline.plan.mesh import Mesh
 from paceline.plan.parts import ModelStates
 from paceline.plan.plan import Plan
@@ -27,11 +28,11 @@ class ZeroRedundancySpec(Averaged):
 
     def states(self, plan: Plan, pieces: Sequence[Piece], rank: int) -> ModelStates | None:
         whole = super().states(plan, pieces, rank)
-        own = [p for p, keeper in _keepers(pieces, plan.world_size) if keeper == rank]
+        own = [p for p, keeper in _keepers(pieces, plan) if keeper == rank]
         return whole and replace(
             whole,
-            optimizer=sum(p.size * moments(p.shape, plan.optimizer) for p in own),
-            counters=counter_bytes(plan.optimizer) * len(own),
+            optimizer=sum(piece_moments(p, plan.optimizer) for p in own),
+            counters=sum(piece_counters(p, plan.optimizer) for p in own),
         )
 
     def layouts(self) -> tuple[StrategyLayout, ...]:
@@ -41,15 +42,16 @@ class ZeroRedundancySpec(Averaged):
         return self.layouts()[0]
 
 
-def _keepers(pieces: Sequence[Piece], ranks: int) -> list[tuple[Piece, int]]:
+def _keepers(pieces: Sequence[Piece], plan: Plan) -> list[tuple[Piece, int]]:
     """Return which rank updates each trained tensor, as ``_partition_parameters`` of torch 2.13 assigns them.
 
-    Per parameter group (weight decay first), largest tensors first, each unsplit to the rank with the fewest
-    elements so far. A rank may get none.
+    Per parameter group (Muon's, with weight decay, without), largest tensors first, each unsplit to the rank
+    with the fewest elements so far. A rank may get none.
     """
-    load, found = [0] * ranks, []
-    for decays in (True, False):
-        group = [p for p in pieces if p.trained and p.decays == decays]
+    load: list[int] = [0] * plan.world_size
+    found: list[tuple[Piece, int]] = []
+    for number in range(3):
+        group = [p for p in pieces if p.trained and group_of(p, plan.optimizer) == number]
         for piece in sorted(group, key=lambda p: -p.numel):
             rank = load.index(min(load))
             load[rank] += piece.numel
@@ -62,6 +64,7 @@ ZERO_REDUNDANCY = ZeroRedundancySpec(
     axes=frozenset({"dp_shard"}),
     training_keys=DDP.training_keys | {"parameters_as_bucket_view"},
     alone=DDP.alone,
+    state_split=StateSplit.TENSORS,
     state_form=TORCH,
     simulated=Simulated.MODULE,
     not_simulated=(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from paceline.config.optimizers import elementwise
+from paceline.config.optimizers import BUILT, StateSplit, supports
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import as_object
 from paceline.models.context_parallel import ULYSSES, ContextParallel, check_context_parallel
@@ -249,11 +249,11 @@ def check_optimizer(spec: OptimizerSpec, stage: int) -> None:
     """Raise ConfigError for an optimizer whose state does not have the parameter's shape: ZeRO splits flat
     partitions.
     """
-    if stage and not elementwise(spec.name):
+    if stage and not supports(spec.name, StateSplit.FLAT):
         raise ConfigError(
             codes.STRATEGY_DEEPSPEED_OPTIMIZER(
-                f"ZeRO-{stage} partitions the optimizer's state into flat buffers, which do not"
-                f" preserve {spec.name}'s rows and columns",
+                f"ZeRO-{stage} partitions the optimizer's state into flat buffers:"
+                f" {BUILT[spec.name].splits_why}",
                 "training.optim",
                 spec.name,
                 "use adamw_torch_fused, sgd, rmsprop or adagrad; or training.distributed_strategy: fsdp",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -285,10 +286,17 @@ class RolloutWindows:
         )
 
     def _batches(self, answers: Mapping[int, Answer | None]) -> list[list[Batch]]:
-        """Return micro-batches by update and micro-step, with the precomputed fields.
+        """Return micro-batches by update and micro-step, with the precomputed fields, by the weights that
+        have written the answers.
 
         Collective: equal forwards on all ranks.
         """
+        with ExitStack() as stack:
+            for handle in self.handles.values():
+                stack.enter_context(handle.averaged())
+            return self._precomputed(answers)
+
+    def _precomputed(self, answers: Mapping[int, Answer | None]) -> list[list[Batch]]:
         layout, found = self.layout.batch_layout, []
         for update in range(self.layout.updates):
             row = []

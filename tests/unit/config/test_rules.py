@@ -234,7 +234,48 @@ CASES = [
     ),
     case("train.logging_steps", _t(logging_steps=0), _t(logging_steps=0.1)),
     case("train.report_to", _t(report_to=["mlflow"]), _t(report_to=["wandb"])),
-    case("train.optimizer", _t(optim="adamw_bnb_8bit"), _t(optim="sgd")),
+    case("train.optimizer", _t(optim="galore_adamw"), _t(optim="sgd")),
+    case(
+        "train.optimizer_device",
+        _t(optim="paged_lion_8bit"),
+        _t(optim="lion_8bit"),
+        facts=Facts(device="cpu"),
+    ),
+    case(
+        "train.optimizer_float64",
+        {**_t(optim="adamw_bnb_8bit"), "model.dtype": "float64"},
+        {**_t(optim="adamw_torch"), "model.dtype": "float64"},
+    ),
+    case(
+        "train.schedule_free",
+        _t(optim="schedule_free_adamw"),
+        _t(optim="schedule_free_adamw", lr_scheduler_type="constant"),
+    ),
+    case(
+        "train.schedule_free",
+        _t(optim="schedule_free_adamw", lr_scheduler_type="constant", warmup_steps=0.1),
+        _t(optim="schedule_free_adamw", lr_scheduler_type="constant", warmup_steps=10),
+    ),
+    case(
+        "train.schedule_free",
+        _t(optim="schedule_free_radam", lr_scheduler_type="constant", adam_beta1=0),
+        _t(optim="schedule_free_radam", lr_scheduler_type="constant"),
+    ),
+    case(
+        "strategy.optimizer_split",
+        _t(optim="muon", distributed_strategy="zero3"),
+        _t(optim="muon", distributed_strategy="zero_redundancy"),
+    ),
+    case(
+        "strategy.optimizer_split",
+        _t(optim="schedule_free_sgd", lr_scheduler_type="constant", distributed_strategy="zero_redundancy"),
+        _t(optim="schedule_free_sgd", lr_scheduler_type="constant", distributed_strategy="ddp"),
+    ),
+    case(
+        "strategy.optimizer_split",
+        _t(optim="adamw_bnb_8bit", distributed_strategy="zero2"),
+        _t(optim="adamw_bnb_8bit", distributed_strategy="fsdp"),
+    ),
     case(
         "train.optim_args",
         _t(optim="sgd", optim_args="momentun=0.9"),

@@ -19,7 +19,7 @@ from paceline.models.factory import HFModelFactory
 from paceline.plan.algorithms.roles import named_shapes
 from paceline.plan.cost.from_plan import cluster_of_cpu, planned_candidate, search_spec_of
 from paceline.plan.cost.memory import memory_of, model_states
-from paceline.plan.cost.states import moments, sum_of
+from paceline.plan.cost.states import moment_bytes, sum_of
 from paceline.plan.explain import WIDTH, explain
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.parameters import parameters_of
@@ -178,12 +178,13 @@ def test_the_table_stands_in_the_plan_s_text_and_in_its_json(plan_of: Any) -> No
         ({"name": "rmsprop", "args": {"centered": True}}, 48),
         ({"name": "adagrad"}, 24),
         ({"name": "adafactor"}, 10),
+        ({"name": "lion_32bit"}, 24),
     ],
 )
 def test_moments_are_those_that_the_optimizers_make(optimizer: dict[str, Any], found: int) -> None:
     from paceline.strategies.optimizer import build_optimizer
 
-    assert moments((4, 6), OptimizerSpec(**optimizer)) == found
+    assert moment_bytes((4, 6), OptimizerSpec(**optimizer), 4) == 4 * found
     parameter = torch.nn.Parameter(torch.ones(4, 6))
     built = build_optimizer(
         OptimizerSpec(name=optimizer["name"], args=optimizer.get("args", {})), [("layer.weight", parameter)]

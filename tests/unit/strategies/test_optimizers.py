@@ -25,14 +25,17 @@ def named() -> list[tuple[str, nn.Parameter]]:
     return [(name, nn.Parameter(torch.randn(shape))) for name, shape in shapes.items()]
 
 
-@pytest.mark.parametrize("name", sorted(BUILT))
+@pytest.mark.parametrize("name", sorted(n for n, o in BUILT.items() if not o.devices))
 def test_every_supported_name_steps(name: str) -> None:
+    if BUILT[name].package:
+        pytest.importorskip(BUILT[name].package)
     parameters = named()
     optimizer = build_optimizer(OptimizerSpec(name=name, learning_rate=0.01, weight_decay=0.1), parameters)
     before = [p.detach().clone() for _, p in parameters]
-    for _, p in parameters:
-        p.grad = torch.ones_like(p)
-    optimizer.step()
+    for _ in range(8):  # RAdam's first steps are silent
+        for _, p in parameters:
+            p.grad = torch.ones_like(p)
+        optimizer.step()
     assert all(not torch.equal(b, p) for b, (_, p) in zip(before, parameters, strict=True))
 
 
@@ -88,7 +91,7 @@ def test_betas_eps_and_text_arguments_arrive() -> None:
 @pytest.mark.parametrize(
     ("spec", "code", "word"),
     [
-        (OptimizerSpec(name="paged_adamw_8bit"), "strategy.optimizer_unsupported", "bitsandbytes"),
+        (OptimizerSpec(name="paged_ademamix_8bit"), "strategy.optimizer_unsupported", "AdEMAMix"),
         (OptimizerSpec(name="galore_adamw"), "strategy.optimizer_unsupported", "lora"),
         (OptimizerSpec(name="adamw_tourch"), "strategy.optimizer_unsupported", "adamw_torch"),
         (OptimizerSpec(args={"amsgard": True}), "strategy.optimizer_args", "amsgrad"),

@@ -13,10 +13,12 @@ import pytest
 from paceline.core.errors import CheckpointError
 from paceline.core.tables import STRATEGIES
 from paceline.plan.batch import BatchSplit
+from paceline.plan.mesh import Mesh
+from paceline.plan.parts import OptimizerSpec
 from paceline.plan.plan import Precision
 from paceline.plan.strategies.base import state_form, strategy_specs
 from paceline.plan.strategies.state_form import why_unreadable
-from paceline.training.continuity import keep_global_batch, other_strategy
+from paceline.training.continuity import keep_global_batch, other_strategy, requantised, shard_layout
 from paceline.training.resuming import same_training
 
 FP32 = Precision("float32", "float32", "float32", False, "")
@@ -46,6 +48,21 @@ NOW = {
 
 def plan(strategy: str, precision: Precision = FP32) -> Any:
     return SimpleNamespace(strategy=strategy, precision=precision)
+
+
+def test_moments_in_few_bits_on_other_shards_are_said() -> None:
+    def run(strategy: str, optim: str, **mesh: int) -> Any:
+        return SimpleNamespace(strategy=strategy, optimizer=OptimizerSpec(name=optim), mesh=Mesh(**mesh))
+
+    saved = {"shard_layout": shard_layout(run("fsdp", "lion_8bit", dp_shard=2, cp=2))}
+    assert saved == {"shard_layout": [4, 1]}
+    [note] = requantised(saved, run("fsdp", "lion_8bit", dp_shard=2))
+    assert (note.code, note.severity.value) == ("resume.requantised", "note")
+    assert requantised(saved, run("fsdp", "lion_8bit", dp_shard=4)) == []
+    assert requantised(saved, run("fsdp", "lion_32bit", dp_shard=2)) == []
+    whole = {"shard_layout": shard_layout(run("single", "lion_8bit"))}
+    assert requantised(whole, run("zero_redundancy", "lion_8bit", dp_shard=2)) == []
+    assert requantised(whole, run("fsdp", "lion_8bit", dp_shard=2)) != []
 
 
 def test_every_strategy_says_in_what_form_its_state_is() -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from ast import literal_eval
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import count
 from types import SimpleNamespace
@@ -153,7 +153,7 @@ def windows(
         world=world,
         runner=Runner(),
         algorithm=algorithm,
-        handles={Role.POLICY: None},
+        handles={Role.POLICY: SimpleNamespace(averaged=nullcontext)},
         prompts=Prompts(),
         generator=answerer,
         sampling=RolloutSampling(),

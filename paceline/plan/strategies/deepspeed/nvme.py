@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from paceline.core.json_types import as_object
 from paceline.core.units import human_bytes
 from paceline.plan.cost.pieces import pieces_of
-from paceline.plan.cost.states import SIZES, moments
+from paceline.plan.cost.states import SIZES, moment_bytes
 from paceline.plan.plan import Decision, Plan
 from paceline.plan.strategies.deepspeed.written import whole
 from paceline.plan.strategies.options import DeepSpeedOptions
@@ -41,7 +41,7 @@ def nvme_decisions(plan: Plan) -> Iterator[Decision]:
         own = sum(-(-p.numel // ranks) for p in pieces if p.trained)
         size = whole(zero, "sub_group_size", SUB_GROUP)
         groups = [size] * (own // size) + [own % size] * bool(own % size)
-        copies = 1 + moments((1,), plan.optimizer)  # masters and moments are separate tensors
+        copies = 1 + moment_bytes((1,), plan.optimizer, 1)  # masters and moments are separate tensors
         parts = [4 * group for group in groups for _ in range(copies)]
         yield _decision(
             "offload_optimizer", "optimizer states", parts, least, "a sub-group of a rank's states"

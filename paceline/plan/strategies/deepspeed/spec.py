@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from paceline.config.optimizers import StateSplit
 from paceline.core.json_types import JsonObject
 from paceline.plan.batch import BatchSplit
 from paceline.plan.cost.layout import WHOLE, Storage, StrategyLayout
@@ -125,6 +126,7 @@ def _zero(name: str, stage: int | None, sharding: str) -> DeepSpeedSpec:
         substitute=("fsdp", sharding),
         shards_weights=stage == 3,
         whole_modules=False,
+        state_split=StateSplit.FLAT,
         float64=False,
         quantised_base=stage == _KEEPS_PACKED,
         engine_casts=True,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from paceline.core.json_types import Json, as_object
 from paceline.plan.cost.pieces import Piece
-from paceline.plan.cost.states import SIZES, counter_bytes, moments, shard_of
+from paceline.plan.cost.states import SIZES, counter_bytes, moment_bytes, shard_of
 from paceline.plan.parts import ModelStates
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.deepspeed.written import whole
@@ -31,7 +31,7 @@ def zero_states(plan: Plan, engine: DeepSpeedOptions, pieces: Sequence[Piece], r
     return ModelStates(
         parameters=frozen + low * sum(flat) + MASTER * partition,
         gradients=_gradients(plan, engine, groups, flat, ranks, index, low),
-        optimizer=MASTER * moments((partition,), plan.optimizer),
+        optimizer=moment_bytes((partition,), plan.optimizer, MASTER),
         counters=counter_bytes(plan.optimizer) * len(groups),
     )
 
@@ -99,7 +99,7 @@ def _stage3(
     return ModelStates(
         parameters=low * (sum(parts.values()) + gathered + copied) + MASTER * own,
         gradients=accumulation_size(engine, low) * own,
-        optimizer=MASTER * moments((own,), plan.optimizer),
+        optimizer=moment_bytes((own,), plan.optimizer, MASTER),
         counters=counter_bytes(plan.optimizer) * _sub_groups(trained, parts, zero),
     )
 

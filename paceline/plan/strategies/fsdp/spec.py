@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from paceline.config.optimizers import StateSplit
 from paceline.core.json_types import JsonObject
 from paceline.plan.batch import BatchSplit
 from paceline.plan.cost.layout import WHOLE, Storage, StrategyLayout
@@ -129,6 +130,7 @@ FSDP = Fsdp(
     sharding="full_shard",
     shards_weights=True,
     whole_modules=False,
+    state_split=StateSplit.SHARDS,
     score_axes=frozenset({"tp"}),
     state_form=TORCH,
     simulated=Simulated.ALL,

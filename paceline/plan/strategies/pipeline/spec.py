@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from paceline.config.optimizers import StateSplit
 from paceline.plan.batch import BatchSplit
 from paceline.plan.cost.layout import WHOLE, StrategyLayout
 from paceline.plan.cost.pieces import OwnStages, Piece, own_stages, tp_share
@@ -70,6 +71,7 @@ PIPELINE = PipelineSpec(
     "pipeline",
     sections=frozenset({"fsdp"}),
     whole_modules=False,
+    state_split=StateSplit.SHARDS,
     whole_rows=False,
     stages=True,
     loss_scale=False,

@@ -1,0 +1,44 @@
+"""What the plan says of the optimizer: where its states are kept, and what its first step costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from paceline.config.optimizers import BUILT, Optimizer
+from paceline.plan.hardware.probe import Hardware
+from paceline.plan.model.parameters import parameters_of
+from paceline.plan.model.shape import ModelShape
+from paceline.plan.parts import OptimizerSpec
+from paceline.plan.plan import Decision
+
+
+def optimizer_decision(optimizer: OptimizerSpec, hardware: Hardware, shape: ModelShape | None) -> Decision:
+    """Return the decision on ``training.optim``, with everything about it that is not usual."""
+    reasons = _reasons(BUILT[optimizer.name], hardware, shape)
+    return Decision("training.optim", optimizer.name, "; ".join(reasons) or "requested")
+
+
+def _reasons(known: Optimizer, hardware: Hardware, shape: ModelShape | None) -> Iterator[str]:
+    if known.fixed.get("fused"):
+        yield "one kernel for all parameters, on this device as well"
+    if known.orthogonalises:
+        yield (
+            "Muon updates the matrices of hidden layers (fused experts one by one), AdamW the embeddings, the"
+            " head and vectors; a sharded matrix is gathered, and each rank orthogonalises it"
+        )
+    if known.averaged:
+        yield (
+            "evaluation, generation and checkpoints use the averaged weights; during evaluation and"
+            " generation a copy of the trained weights takes extra memory; a checkpoint contains both"
+        )
+    if known.quantised:
+        yield (
+            "moments in 8 or 4 bits with an fp32 scale per block for tensors of at least 4,096 elements;"
+            " smaller ones stay in floating point; a resume with other shards dequantises them"
+        )
+    if known.compiles and hardware.device == "cpu":
+        yield "its step is not compiled on a CPU"
+    elif known.compiles:
+        shapes = {(p.shape, p.decays) for p in parameters_of(shape)} if shape is not None else None
+        count = "each tensor shape" if shapes is None else f"each of {len(shapes)} tensor shapes"
+        yield f"the first step compiles a kernel for {count}, which takes some seconds each"

@@ -1,0 +1,124 @@
+"""Muon for the matrices of hidden layers, AdamW for embeddings, head and vectors, as one optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz
+
+_EPS = 1e-7  # of the orthogonalisation, as in ``torch.optim.Muon``
+ORTHOGONAL = "orthogonal"  # key of the parameter groups that Muon steps
+
+
+class CutMatrix(Protocol):
+    """A parameter of which this rank may hold a shard."""
+
+    @property
+    def global_shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def cuts_matrices(self) -> bool:
+        """Whether the last two dims are cut over ranks; the same on every rank."""
+        ...
+
+    def gathered(self, shard: Tensor) -> Tensor:
+        """Return the whole tensor from every rank's shard. Collective."""
+        ...
+
+    def own(self, whole: Tensor) -> Tensor:
+        """Return this rank's shard of a whole tensor."""
+        ...
+
+
+class MuonWithAdamW(torch.optim.Optimizer):
+    """``torch.optim.Muon`` over the groups with ``orthogonal``, ``torch.optim.AdamW`` over the others.
+
+    Muon (Jordan et al. 2024; arXiv:2502.16982) orthogonalises the momentum of a whole matrix by five
+    Newton-Schulz iterations in bfloat16. The momentum is kept in shards like its parameter; a matrix that is
+    cut over ranks (``cut``) is gathered for the iterations, which every rank of the shards repeats, so that
+    all take the same update. A tensor of three dims is a stack of matrices (fused experts): each is
+    orthogonalised by itself, without a gather where whole ones lie on a rank.
+
+    ``adjust_lr_fn`` scales the rate by the matrix' size as in ``torch.optim.Muon``; the default here,
+    ``match_rms_adamw``, gives updates of AdamW's size, so that both take one learning rate.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[dict[str, object]],
+        lr: float = 1e-3,
+        weight_decay: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        ns_coefficients: tuple[float, float, float] = (3.4445, -4.7750, 2.0315),
+        ns_steps: int = 5,
+        adjust_lr_fn: str = "match_rms_adamw",
+    ) -> None:
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "weight_decay": weight_decay,
+                "betas": betas,
+                "eps": eps,
+                "momentum": momentum,
+                "nesterov": nesterov,
+                "ns_coefficients": tuple(ns_coefficients),
+                "ns_steps": ns_steps,
+                "adjust_lr_fn": adjust_lr_fn,
+                ORTHOGONAL: False,
+            },
+        )
+        self.cut: Mapping[nn.Parameter, CutMatrix] = {}
+        others = [group for group in self.param_groups if not group[ORTHOGONAL]]
+        self._adamw: torch.optim.AdamW | None = None
+        if others:  # the same groups, and the state in the same mapping
+            self._adamw = torch.optim.AdamW(others, fused=True)
+            self._adamw.state = self.state
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Make one step over all parameters that have a gradient."""
+        loss = closure() if closure is not None else None
+        for group in self.param_groups:
+            if group[ORTHOGONAL]:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        self._step_matrix(parameter, group)
+        if self._adamw is not None:
+            self._adamw.step()
+        return loss
+
+    def _step_matrix(self, parameter: nn.Parameter, group: Mapping[str, object]) -> None:
+        """One parameter's step; ``_single_tensor_muon`` of torch 2.13 with the gather in its middle."""
+        grad, state = parameter.grad, self.state[parameter]
+        assert grad is not None
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(grad)
+        momentum, rate = float(str(group["momentum"])), float(str(group["lr"]))
+        buffer = state["momentum_buffer"].lerp_(grad, 1 - momentum)
+        update = grad.lerp(buffer, momentum) if group["nesterov"] else buffer.clone()
+        cut = self.cut.get(parameter)
+        if cut is None or not cut.cuts_matrices:
+            update = _orthogonal(update, group)
+        else:
+            update = cut.own(_orthogonal(cut.gathered(update), group))
+        matrix = parameter.shape[-2:] if cut is None else torch.Size(cut.global_shape[-2:])
+        scaled = _adjust_lr(rate, str(group["adjust_lr_fn"]), matrix)
+        parameter.mul_(1 - rate * float(str(group["weight_decay"])))
+        parameter.add_(update, alpha=-scaled)
+
+
+def _orthogonal(update: Tensor, group: Mapping[str, object]) -> Tensor:
+    """Return the matrix, or each matrix of a stack, with singular values near 1, in bfloat16."""
+    if update.ndim > 2:
+        each = [_orthogonal(matrix, group) for matrix in update]
+        return torch.stack(each) if each else update.bfloat16()
+    coefficients = group["ns_coefficients"]
+    assert isinstance(coefficients, tuple)
+    return _zeropower_via_newtonschulz(update, coefficients, int(str(group["ns_steps"])), _EPS)

@@ -1,0 +1,199 @@
+"""Optimizers under every strategy: the library's own steps on a rank's tensors, the losses of one process,
+resumed bit for bit on the same shards, and on others as close as the states allow.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ranks import run_ranks
+
+from paceline.config.optimizers import BUILT
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(280)]
+WORKER = Path(__file__).with_name("optimizer_worker.py")
+WIDE = {"hidden_size": 120, "intermediate_size": 256, "num_hidden_layers": 2}
+CROSSED = [["single", "fsdp"], ["fsdp", "single"]]
+
+
+def case(optim: str, ways: list[str], crossed: list[list[str]] = CROSSED, **more: Any) -> dict[str, Any]:
+    training = {"optim": optim, "learning_rate": 1e-3, "weight_decay": 0.1, **more.pop("training", {})}
+    model = {**WIDE, "vocab_size": 14, **more.pop("model", {})}
+    return {"training": training, "model": model, "ways": ways, "crossed": crossed, **more}
+
+
+#: quantised moments: where shards differ from whole tensors, blocks begin elsewhere
+QUANTISED = {
+    "bnb 8 bit": case("adamw_bnb_8bit", ["single", "zero_redundancy", "fsdp", "tp"], shadow=True),
+    "lion 8 bit": case("lion_8bit", ["single", "fsdp"], [], shadow=True),
+    "torchao 8 bit": case("adamw_torch_8bit", ["single", "zero_redundancy"], [], shadow=True),
+    "torchao 4 bit": case("adamw_torch_4bit", ["single", "fsdp"], [["fsdp", "single"]], shadow=True),
+}
+EXACT = {"lion": case("lion_32bit", ["single", "fsdp", "pipeline", "zero2"], [])}
+
+
+MUON = {
+    "muon": case(
+        "muon",
+        ["single", "zero_redundancy", "fsdp", "tp", "pipeline"],
+        [["fsdp", "tp"], ["zero_redundancy", "pipeline"]],
+        section={"dtype": "float64"},
+        model={"hidden_size": 60, "intermediate_size": 96},
+    ),
+    "experts": case(
+        "muon",
+        ["single", "fsdp"],
+        [],
+        model={
+            "model_type": "qwen3_moe",
+            "hidden_size": 60,
+            "moe_intermediate_size": 24,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": True,
+        },
+    ),
+    "float32": case("muon", ["single", "fsdp"], [], model={"hidden_size": 60, "intermediate_size": 96}),
+}
+CONSTANT = {"lr_scheduler_type": "constant"}
+AVERAGED = {
+    "adamw": case(
+        "schedule_free_adamw",
+        ["single", "fsdp", "pipeline"],
+        [["fsdp", "single"], ["single", "pipeline"]],
+        training={**CONSTANT, "warmup_steps": 3},
+        section={"dtype": "float64"},
+        shadow=True,
+        evaluate=True,
+    ),
+    "sgd": case(
+        "schedule_free_sgd",
+        ["single", "fsdp"],
+        [],
+        training={**CONSTANT, "learning_rate": 0.1},
+        section={"dtype": "float64"},
+        evaluate=True,
+    ),
+}
+
+
+class Found(dict[str, list[dict[str, Any]]]):
+    """What every rank of a world of 2 found, by family; each is run when it is first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def of(self, family: str, cases: dict[str, Any]) -> list[dict[str, Any]]:
+        if family not in self:
+            out = self.folder / family
+            assert not out.exists(), "this family has failed already"
+            out.mkdir()
+            (out / "cases.json").write_text(json.dumps(cases))
+            codes, output = run_ranks("all", 2, out, deadline=240, script=WORKER)
+            assert codes == [0, 0], "\n".join(line[-4000:] for line in output)
+            self[family] = [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
+        return self[family]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    return Found(tmp_path_factory.mktemp("optimizers"))
+
+
+def installed(cases: dict[str, Any]) -> dict[str, Any]:
+    packages = {name: BUILT[c["training"]["optim"]].package for name, c in cases.items()}
+    return {name: c for name, c in cases.items() if not packages[name] or find_spec(packages[name])}
+
+
+def apart(a: dict[str, list[float]], b: dict[str, list[float]]) -> float:
+    assert a.keys() == b.keys()
+    return max(max(abs(x - y) for x, y in zip(a[name], b[name], strict=True)) for name in a)
+
+
+def check_resumed(case: dict[str, Any]) -> None:
+    for way in case:
+        if "again" in case[way]:
+            assert case[way]["again"]["losses"] == case[way]["losses"][4:], way
+            assert case[way]["again"]["parameters"] == case[way]["parameters"], way
+
+
+def test_lion_in_32_bits(found: Found) -> None:
+    """Under every strategy as in one process; a sign may differ where a gradient is rounding alone."""
+    cases = installed(EXACT)
+    if not cases:
+        pytest.skip("bitsandbytes is not installed")
+    for rank in found.of("exact", cases):
+        check_resumed(rank["lion"])
+    made = found["exact"][0]["lion"]
+    for way in cases["lion"]["ways"]:
+        assert made[way]["losses"] == pytest.approx(made["single"]["losses"], rel=1e-3), way
+        assert made[way]["losses"][-1] < 0.8 * made[way]["losses"][0], way
+
+
+@pytest.mark.parametrize("name", MUON)
+def test_muon(found: Found, name: str) -> None:
+    """In float64 every mesh makes the steps of one process, experts one by one. In float32 the rounding of a
+    gradient may change a bfloat16 digit inside the orthogonalisation: losses differ by some 1e-5.
+    """
+    for rank in found.of("muon", MUON):
+        check_resumed(rank[name])
+    made, exact = found["muon"][0][name], name == "muon"
+    alone = made["single"]
+    assert alone["losses"][-1] < 0.9 * alone["losses"][0]
+    for way, run in made.items():
+        losses = run["losses"]
+        assert losses == pytest.approx(alone["losses"][-len(losses) :], rel=1e-10 if exact else 5e-5), way
+        assert apart(run["parameters"], alone["parameters"]) < (1e-10 if exact else 2e-3), way
+
+
+@pytest.mark.parametrize("name", AVERAGED)
+def test_averaged_weights(found: Found, name: str) -> None:
+    """The package's own steps; every mesh as one process; an evaluation in the middle changes nothing, and
+    is that of the weights that the save holds as ``param``.
+    """
+    if find_spec("schedulefree") is None:
+        pytest.skip("schedulefree is not installed")
+    for rank in found.of("averaged", AVERAGED):
+        check_resumed(rank[name])
+    made = found["averaged"][0][name]
+    alone = made["single"]
+    # 8 steps of 1e-3 are little for SGD
+    assert name != "adamw" or alone["losses"][-1] < 0.9 * alone["losses"][0]
+    for way, run in made.items():
+        losses = run["losses"]
+        assert losses == pytest.approx(alone["losses"][-len(losses) :], rel=1e-10), way
+        assert apart(run["parameters"], alone["parameters"]) < 1e-10, way
+        if "again" in run:
+            middle, last, saved = run["evaluated"]
+            assert middle == pytest.approx(saved, rel=1e-12) and last != middle, way
+            assert run["library"] in (0.0, -1.0), way
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_quantised_moments(found: Found, name: str) -> None:
+    """The library's own optimizer on the same tensors makes the same bits; a resume on the same shards goes
+    on bit for bit; on others within the rounding of the moments; losses fall as with fp32 moments.
+    """
+    cases = installed(QUANTISED)
+    if name not in cases:
+        pytest.skip("the package is not installed")
+    for rank in found.of("quantised", cases):
+        made = rank[name]
+        assert ("single" in made) == (rank is found["quantised"][0])
+        check_resumed(made)
+        for way in cases[name]["ways"]:
+            if way in made:
+                assert made[way]["library"] == 0.0, way
+                assert made[way]["losses"][-1] < 0.8 * made[way]["losses"][0], way
+    alone, made = found["quantised"][0][name]["single"], found["quantised"][0][name]
+    for way in cases[name]["ways"]:
+        assert abs(made[way]["losses"][-1] / alone["losses"][-1] - 1) < 0.02, way
+        if way == "zero_redundancy":  # whole tensors: the same blocks
+            assert apart(made[way]["parameters"], alone["parameters"]) < 2e-3, way
+    for source, target in cases[name]["crossed"]:
+        onward = made[f"{source} to {target}"]
+        assert abs(onward["losses"][-1] / alone["losses"][-1] - 1) < 0.05, f"{source} to {target}"
