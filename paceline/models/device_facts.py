@@ -10,16 +10,25 @@ from paceline.plan.hardware.kinds import CUDA
 
 
 def device_capability(device: torch.device) -> float | None:
-    """Return CUDA's compute capability (8.6); None for any other device, AMD's included."""
+    """Return CUDA's compute capability (8.6); None for any other device, AMD's included, and for a device
+    that is not there, of which fake tensors are.
+    """
     if device.type != CUDA.name or torch.version.hip is not None:
         return None
-    major, minor = torch.get_device_module(device).get_device_capability(device)
+    driver = torch.get_device_module(device)
+    if not driver.is_available():
+        return None
+    major, minor = driver.get_device_capability(device)
     return float(f"{major}.{minor}")
 
 
 def device_memory(device: torch.device) -> int:
-    """Return an accelerator's memory in bytes; 0 for a CPU, and for a device that does not say."""
+    """Return an accelerator's memory in bytes; 0 for a CPU, and for a device that does not say or is not
+    there.
+    """
     driver: Any = getattr(torch, device.type, None)
     if device.type in ("cpu", "meta") or not hasattr(driver, "get_device_properties"):
+        return 0
+    if not driver.is_available():
         return 0
     return int(driver.get_device_properties(device).total_memory)
