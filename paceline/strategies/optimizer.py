@@ -16,6 +16,7 @@ from paceline.config.options import misfits
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject
 from paceline.core.registry import load_attr
+from paceline.plan.hardware.kinds import CUDA
 from paceline.plan.model.parameters import NO_DECAY, orthogonalised
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.strategies import codes
@@ -67,7 +68,7 @@ def recipe_of(spec: OptimizerSpec, named: Iterable[tuple[str, nn.Parameter]]) ->
     rate: float | torch.Tensor = spec.learning_rate
     if known.compiles:
         rate = torch.tensor(rate, dtype=torch.float32)
-        cls = cls if trained[0][1].device.type == "cuda" else _eager(cls)
+        cls = cls if trained[0][1].device.type == CUDA.name else _eager(cls)
     # others use torch's defaults, as transformers.Trainer does
     of_config = {name: value for name, value in _of_config(spec).items() if name in known.takes}
     kwargs = {"lr": rate, **of_config, **known.fixed, **_checked_args(spec)}

@@ -47,7 +47,9 @@ def test_without_a_gpu_it_says_so_and_fails(capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.integration
 def test_the_script_against_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two quick cases: a resume and an export, and an answer by refusal; a page that says no GPU was used."""
+    """Two quick cases: a resume and an export, and an optimizer with quantised states; a page that says no
+    GPU was used.
+    """
     main = runpy.run_path(str(HERE / "__main__.py"))["main"]
     target = tmp_path / "page.md"
     before = PAGE.read_bytes()
@@ -57,7 +59,7 @@ def test_the_script_against_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "| sft fp32 | ✓ | losses within 0.0e+00 of the CPU's; resume bit for bit; logits" in text
     assert "no GPU was used" in text and PAGE.read_bytes() == before
     assert main([*chosen, "--only", "8-bit"], started=warm.Popen) == 0
-    assert "| sft bf16, 8-bit AdamW | – | refused: " in target.read_text(encoding="utf-8")
+    assert "| sft bf16, 8-bit AdamW | ✓ | losses within " in target.read_text(encoding="utf-8")
     assert "1 hold;" in capsys.readouterr().out
 
 
@@ -67,7 +69,7 @@ def test_a_case_that_fails_is_told_and_the_next_goes_on(
 ) -> None:
     checker = DeviceChecker(Programs(tmp_path, warm.Popen), "cpu")
     case = BY_NAME["sft bf16, recompute"]
-    refused = replace(case, name="refused", training={"optim": "adamw_bnb_8bit"})
+    refused = replace(case, name="refused", training={"optim": "paged_adamw_8bit"})
     found = checker.check(refused)
     assert found.result == "fails" and found.text.startswith("refused: ")
     monkeypatch.setitem(TOLERANCE, "bf16", -1.0)  # no difference is small enough

@@ -139,7 +139,7 @@ def test_a_cut_wire_to_the_store_ends_both_sides(job: Job) -> None:
 
 def test_a_slow_wire_is_no_silence(job: Job) -> None:
     port = free_port()
-    wire = Wire(port, delay=0.4)
+    wire = Wire(port, delay=0.15)  # a start takes some ten round trips, within TIMEOUT
     try:
         job.start(2, {1: wire}, port)
         time.sleep(LEAST + 3)
