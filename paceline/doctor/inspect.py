@@ -37,8 +37,7 @@ class Inspection:
     """The facts. Sizes in bytes; ``None``: unknown here.
 
     ``holders``: (pid, bytes, program) of processes that hold a card's memory now; ``pairs``: pairs of cards,
-    and
-    how many of them copy to each other directly; ``packages``: installed versions by name.
+    and how many of them copy to each other directly; ``packages``: installed versions by name.
     """
 
     sights: Sights

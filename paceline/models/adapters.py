@@ -83,8 +83,7 @@ def add_adapter(
 
     ``base`` names the model (``name_or_path``, ``revision``); ``rows`` are the (old, new) embedding rows if
     they were resized; what is trained gets ``dtype``. The adapters depend on ``seed`` alone: equal on every
-    rank and under every strategy.
-    Raises ConfigError with a ``models.adapter_*`` code.
+    rank and under every strategy. Raises ConfigError with a ``models.adapter_*`` code.
     """
     fingerprint = base_fingerprint(hf)
     with standing_in(hf, dtype):

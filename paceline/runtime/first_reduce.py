@@ -2,8 +2,7 @@
 bandwidth told.
 
 A link that does not carry data, or a rank that is somewhere else, would otherwise be met in the first step
-and
-waited for until the process group's time-out.
+and waited for until the process group's time-out.
 """
 
 from __future__ import annotations

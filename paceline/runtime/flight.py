@@ -1,8 +1,7 @@
 """torch's flight recorder: which collective this rank waits in, and a file of the last ones.
 
 Recorded if ``TORCH_FR_BUFFER_SIZE`` was set before torch was imported (``launch.device_settings``). Read as
-JSON
-in this process; what torch itself writes at a time-out is a pickle, which nobody here opens.
+JSON in this process; what torch itself writes at a time-out is a pickle, which nobody here opens.
 """
 
 from __future__ import annotations

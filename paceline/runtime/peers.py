@@ -2,8 +2,7 @@
 
 Ranks of different kinds of devices would open groups of different backends and wait for each other until the
 time-out; ranks of different torch or NCCL releases hang or crash in their first collective. So each rank
-writes
-what it is into the store; rank 0 compares, and all read its verdict.
+writes what it is into the store; rank 0 compares, and all read its verdict.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """A line from every rank to rank 0 that the kernel cuts when a process dies, whatever the backend.
 
 NCCL tells nobody that a rank is gone, and heartbeats cannot tell a dead process from one that stands still.
-An
-open connection can: the kernel of a dead process closes it at once, that of a stopped one keeps answering
-for it,
-and a lost machine stops answering probes (``TCP_USER_TIMEOUT``) after some seconds. Who connects proves by
-the
-run's secret that it is a rank.
+An open connection can: the kernel of a dead process closes it at once, that of a stopped one keeps answering
+for it, and a lost machine stops answering probes (``TCP_USER_TIMEOUT``) after some seconds. Who connects
+proves by the run's secret that it is a rank.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""One rank that sums numbers with the others until OUT/stop is there:
-``python silence_worker.py OUT TIMEOUT LEAST_LIMIT QUIET``; what it hears goes to
-``OUT/<rank>.heard.json``.
+"""One rank that sums numbers with the others until OUT/stop is there: ``python silence_worker.py OUT TIMEOUT
+LEAST_LIMIT QUIET``; what it hears goes to ``OUT/<rank>.heard.json``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""One rank that trains a small model under ddp and under zero_redundancy:
-``python zero_redundancy_worker.py all OUT_DIR``; reads ``OUT_DIR/cases.json``, writes
-``OUT_DIR/<rank>.json``. A case is (optimizer, its arguments, what is trained by the start of its name,
-options of the strategy).
+"""One rank that trains a small model under ddp and under zero_redundancy: ``python zero_redundancy_worker.py
+all OUT_DIR``; reads ``OUT_DIR/cases.json``, writes ``OUT_DIR/<rank>.json``. A case is (optimizer, its
+arguments, what is trained by the start of its name, options of the strategy).
 """
 
 from __future__ import annotations

@@ -100,8 +100,7 @@ def best_set(devices: Sequence[SeenDevice], able: Sequence[int]) -> tuple[int, .
     """Return which of the ``able`` devices train together: the weakest of a set decides for all of it.
 
     Cards without bf16 are left out beside cards that have it; then the set with the most memory in all,
-    counting
-    each card as its smallest one.
+    counting each card as its smallest one.
     """
     modern = [i for i in able if (devices[i].capability or 9.0) >= BF16_CAPABILITY]
     among = modern or list(able)

@@ -29,8 +29,7 @@ class Choice:
     """The devices of a run on this node.
 
     ``used``: their indices among the ``visible`` ones; ``note``: how they came about; ``findings``: errors
-    where
-    an accelerator would lie idle, warnings where one is used with less than it has.
+    where an accelerator would lie idle, warnings where one is used with less than it has.
     """
 
     kind: DeviceKind

@@ -30,10 +30,8 @@ class TorchAnswer:
     """What torch said in a process of its own.
 
     ``type``: of the accelerator that it would take, None if it sees none; ``cuda``, ``hip``, ``xpu``,
-    ``nccl``:
-    versions that it was built with; ``arch_list``: what it has kernels for; ``warnings``: what it said while
-    it
-    looked; ``fresh``: free memory is as it is now.
+    ``nccl``: versions that it was built with; ``arch_list``: what it has kernels for; ``warnings``: what it
+    said while it looked; ``fresh``: free memory is as it is now.
     """
 
     version: str
