@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from paceline.protocols.rollout import Sum
+from paceline.runtime.device import widened
 
 GROUP_EPSILON = 1e-4  # added to the std of a group's rewards, as in TRL
 WHITEN_EPSILON = 1e-8
@@ -56,7 +57,7 @@ def _padded(flat: Tensor, segments: Tensor) -> tuple[Tensor, tuple[Tensor, Tenso
 
 def moments(values: Tensor) -> Tensor:
     """Return float64 [3]: count, sum and sum of squares; their sum over ranks is ``total`` of ``whiten``."""
-    wide = values.detach().double()
+    wide = widened(values.detach())
     return torch.stack([wide.new_tensor(float(wide.numel())), wide.sum(), wide.square().sum()])
 
 
@@ -69,7 +70,7 @@ def whiten(values: Tensor, total: Tensor, *, shift_mean: bool = True) -> Tensor:
     count, first, second = (float(x) for x in total)
     mean = first / count if count else 0.0
     spread = max(0.0, (second - count * mean * mean) / (count - 1)) if count > 1 else 1.0
-    centred = (values.double() - mean) * (spread + WHITEN_EPSILON) ** -0.5
+    centred = (widened(values) - mean) * (spread + WHITEN_EPSILON) ** -0.5
     return (centred if shift_mean else centred + mean).to(values.dtype)
 
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from paceline.runtime.device import widened
+
 BINS = 10
 _PREFIX = "calibration"
 _PARTS = ("count", "confidence", "correct")
@@ -20,10 +22,10 @@ def calibration_sums(gap: Tensor, real: Tensor) -> dict[str, Tensor]:
     is better is σ(|gap|), from 0.5 to 1; it is correct if the gap is positive. Bin k of ``BINS`` starts at
     confidence 0.5 + k / (2 BINS).
     """
-    confidence = torch.sigmoid(gap.double().abs())
+    confidence = torch.sigmoid(widened(gap).abs())
     index = ((confidence - 0.5) * 2 * BINS).long().clamp_(max=BINS - 1)
-    weight = real.double()
-    found = {"count": weight, "confidence": confidence * weight, "correct": (gap > 0).double() * weight}
+    weight = widened(real)
+    found = {"count": weight, "confidence": confidence * weight, "correct": widened(gap > 0) * weight}
     sums = {name: value.new_zeros(BINS).index_add(0, index, value) for name, value in found.items()}
     return {f"{_PREFIX}/{k}/{name}": sums[name][k] for name in _PARTS for k in range(BINS)}
 

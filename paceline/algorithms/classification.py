@@ -12,6 +12,7 @@ from paceline.algorithms.base import Algorithm
 from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
+from paceline.runtime.device import widened
 
 TERM = "documents"
 LABEL = "label"  # in ``Batch.extras``: the class index of each document [D], or 0/1 for each class [D, K]
@@ -58,11 +59,11 @@ class Classification(Algorithm):
         else:
             predicted = F.one_hot(logits.argmax(-1), logits.shape[1]).bool()
             true = F.one_hot(labels.long(), logits.shape[1]).bool()
-        found = {f"accuracy/{TERM}": (predicted == true).all(-1).double().sum()}
+        found = {f"accuracy/{TERM}": widened((predicted == true).all(-1)).sum()}
         if torch.is_grad_enabled():  # training reports only the accuracy
             return found
         counts = {"tp": predicted & true, "fp": predicted & ~true, "fn": ~predicted & true}
-        sums = {name: one.double().sum(0) for name, one in counts.items()}
+        sums = {name: widened(one).sum(0) for name, one in counts.items()}
         return found | {f"f1/{k}/{n}/{TERM}": sums[n][k] for n in sums for k in range(logits.shape[1])}
 
     def summary(self, means: Mapping[str, float]) -> dict[str, float]:

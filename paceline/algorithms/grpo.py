@@ -31,6 +31,7 @@ from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
 from paceline.protocols.rollout import PrecomputedField
+from paceline.runtime.device import widened
 
 
 class GRPO(OnPolicy):
@@ -141,7 +142,7 @@ class GRPO(OnPolicy):
         _, seen = self._token_losses(logprobs, batch, LabelledTokens.of(batch))
         seen = {"kl": torch.zeros_like(logprobs), **seen, "entropy": outputs[Output.ENTROPY.value].detach()}
         seen = {**seen, "tokens": torch.ones_like(logprobs)}
-        return {f"{name}/{TERM}": value.double().sum() for name, value in seen.items()}
+        return {f"{name}/{TERM}": widened(value).sum() for name, value in seen.items()}
 
     def summary(self, means: Mapping[str, float]) -> dict[str, float]:
         found = per_token(means)

@@ -14,6 +14,7 @@ from paceline.core.json_types import Json
 from paceline.protocols.algorithm import WindowMeans
 from paceline.protocols.batch import MISMATCHED, Batch
 from paceline.protocols.roles import Output, Role
+from paceline.runtime.device import widened
 
 TERM = "answers"
 # in ``Batch.extras``: [D], the window's mean KL before clamping; 1 for a desirable answer, else 0
@@ -58,7 +59,7 @@ class KTO(Referenced):
         self, outputs: Mapping[Role, Mapping[str, Tensor]], batch: Batch
     ) -> Mapping[str, tuple[Tensor, Tensor]]:
         policy, reference = (
-            outputs[role][Output.LOGPROBS.value].double() for role in (Role.POLICY, Role.REFERENCE)
+            widened(outputs[role][Output.LOGPROBS.value]) for role in (Role.POLICY, Role.REFERENCE)
         )
         real = _real(batch)
         return {KL: (sum_of(document_sums(policy - reference, batch), real), real.sum())}
@@ -76,7 +77,7 @@ class KTO(Referenced):
         return {TERM: sum_of(losses, _real(batch))}
 
     def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
-        logps = document_sums(outputs[Output.LOGPROBS.value].detach(), batch).double()
+        logps = widened(document_sums(outputs[Output.LOGPROBS.value].detach(), batch))
         rewards = self.beta * (logps - self.reference_logps(logps, batch))
         real, good = _real(batch), batch.extras[LABEL] > 0
         chosen, rejected = real & good, real & ~good

@@ -15,6 +15,7 @@ from paceline.config.sections.preference import OrpoOptions
 from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
+from paceline.runtime.device import widened
 
 _RATIO, _ODDS = f"log_odds_ratio/{TERM}", f"log_odds_chosen/{TERM}"
 
@@ -62,7 +63,7 @@ class ORPO(PairPolicy):
 
     def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
         real = real_pairs(batch)
-        logps = document_sums(outputs[Output.LOGPROBS.value].detach(), batch).double()
+        logps = widened(document_sums(outputs[Output.LOGPROBS.value].detach(), batch))
         chosen, rejected = halves(log_odds(token_means(logps, batch)))
         gap = chosen - rejected
         return {

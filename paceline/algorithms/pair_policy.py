@@ -11,6 +11,7 @@ from paceline.algorithms.base import Algorithm
 from paceline.algorithms.pairs import document_labels, document_sums, halves, real_pairs, sum_of
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
+from paceline.runtime.device import widened
 
 TERM, SFT_TERM = "pairs", "sft"
 _METRICS = (
@@ -69,13 +70,13 @@ class PairPolicy(Algorithm):
     def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
         real = real_pairs(batch)
         rewards, logps = self.rewards_and_logps(
-            document_sums(outputs[Output.LOGPROBS.value].detach(), batch).double(), batch
+            widened(document_sums(outputs[Output.LOGPROBS.value].detach(), batch)), batch
         )
         (chosen, rejected), (chosen_logps, rejected_logps) = halves(self.beta * rewards), halves(logps)
         values = (
             chosen,
             rejected,
-            (chosen > rejected).double(),
+            widened(chosen > rejected),
             chosen - rejected,
             chosen_logps,
             rejected_logps,

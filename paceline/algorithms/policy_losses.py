@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from paceline.runtime.device import sum_dtype, widened
+
 NORMALISATIONS = ("grpo", "dapo", "bnpo", "dr_grpo", "cispo")
 
 
@@ -100,8 +102,8 @@ def value_loss(values: Tensor, old: Tensor, returns: Tensor, *, clip: float | No
 def token_shares(normalisation: str, segments: Tensor, lengths: Tensor) -> Tensor:
     """Return the factor of each token's loss [L]: 1 / length of its answer for ``grpo``, else 1."""
     if normalisation == "grpo":
-        return 1.0 / lengths.clamp(min=1).to(torch.float64)[segments]
-    return torch.ones_like(segments, dtype=torch.float64)
+        return 1.0 / widened(lengths.clamp(min=1))[segments]
+    return torch.ones_like(segments, dtype=sum_dtype(segments.device))
 
 
 def loss_weight(normalisation: str, num_answers: Tensor, num_tokens: Tensor, max_length: int) -> Tensor:

@@ -29,6 +29,7 @@ from paceline.core.json_types import Json, JsonObject, as_number, as_object
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
 from paceline.protocols.rollout import PrecomputedField, RolloutAnswers, Sum
+from paceline.runtime.device import widened
 
 VALUE = "value"
 _POLICY = ("entropy", "kl", "ratio", "clip_low", "clip_high", "approx_kl", "sampling_gap")
@@ -114,7 +115,7 @@ class PPO(OnPolicy):
         estimates = [
             generalised_advantages(
                 reward,
-                batch.at_labels("values").double(),
+                widened(batch.at_labels("values")),
                 where.segments,
                 discount=self.gamma,
                 trace=self.lam,
@@ -137,8 +138,8 @@ class PPO(OnPolicy):
         """Return the KL between the policy of this rollout and the reference: float64 [L], 0 without a
         reference.
         """
-        old = batch.at_labels("old").double()
-        reference = batch.at_labels("reference").double() if self.has_reference else old
+        old = widened(batch.at_labels("old"))
+        reference = widened(batch.at_labels("reference")) if self.has_reference else old
         return divergence(old, reference, self.estimator)
 
     def _rewards(self, batch: Batch, where: LabelledTokens, kl: Tensor) -> Tensor:
@@ -146,7 +147,7 @@ class PPO(OnPolicy):
 
         Until it is replaced, ``advantage`` holds the answer's score at each token.
         """
-        scores = of_answers(batch.at_labels("advantage").double(), where)
+        scores = of_answers(widened(batch.at_labels("advantage")), where)
         return token_rewards(scores, None if self.in_loss else kl, where.segments, coefficient=self.kl_coef)
 
     def _statistics(
@@ -163,9 +164,9 @@ class PPO(OnPolicy):
         for batch, where, kl, advantage, value in zip(batches, places, kls, advantages, returns, strict=True):
             last = torch.ones_like(where.segments, dtype=torch.bool)
             last[:-1] = where.segments[1:] != where.segments[:-1]
-            score = batch.at_labels("advantage").double()[last].sum()
-            expected = batch.at_labels("values").double().sum()
-            counts = [where.lengths.sum().double(), last.sum().double()]
+            score = widened(batch.at_labels("advantage"))[last].sum()
+            expected = widened(batch.at_labels("values")).sum()
+            counts = [widened(where.lengths.sum()), widened(last.sum())]
             sums += torch.stack(
                 [*counts, kl.sum(), score, advantage.sum(), advantage.square().sum(), value.sum(), expected]
             )
@@ -220,11 +221,11 @@ class PPO(OnPolicy):
 
     def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
         if role is Role.VALUE:
-            values = outputs[Output.VALUES.value].detach().double()
-            return {f"{n}/{VALUE}": v.double().sum() for n, v in self._value_losses(values, batch)[1].items()}
+            values = widened(outputs[Output.VALUES.value].detach())
+            return {f"{n}/{VALUE}": widened(v).sum() for n, v in self._value_losses(values, batch)[1].items()}
         _, seen = self._policy_losses(outputs[Output.LOGPROBS.value].detach(), batch)
         seen["entropy"] = outputs[Output.ENTROPY.value].detach()
-        return {f"{name}/{TERM}": value.double().sum() for name, value in seen.items()}
+        return {f"{name}/{TERM}": widened(value).sum() for name, value in seen.items()}
 
     def summary(self, means: Mapping[str, float]) -> dict[str, float]:
         """Return the means, with the value errors as explained variance, 1 - Var(R - V) / Var(R)."""

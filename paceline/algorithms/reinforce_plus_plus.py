@@ -30,6 +30,7 @@ from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
 from paceline.protocols.rollout import PrecomputedField, RolloutAnswers
+from paceline.runtime.device import sum_dtype, widened
 
 _SEEN = ("entropy", "kl", "ratio", "clip_low", "clip_high", "sampling_gap")
 
@@ -114,9 +115,10 @@ class ReinforcePlusPlus(OnPolicy):
         has no KL.
         """
         if not self.beta or self.in_loss:
-            return torch.zeros_like(batch.at_labels("sampled"), dtype=torch.float64)
+            sampled = batch.at_labels("sampled")
+            return torch.zeros_like(sampled, dtype=sum_dtype(sampled.device))
         return divergence(
-            batch.at_labels("old").double(), batch.at_labels("reference").double(), self.estimator
+            widened(batch.at_labels("old")), widened(batch.at_labels("reference")), self.estimator
         )
 
     def _returns(self, batch: Batch, where: LabelledTokens, kl: Tensor) -> Tensor:
@@ -124,7 +126,7 @@ class ReinforcePlusPlus(OnPolicy):
 
         Until it is replaced, ``advantage`` holds the answer's score at each of its tokens.
         """
-        scores = of_answers(batch.at_labels("advantage").double(), where)
+        scores = of_answers(widened(batch.at_labels("advantage")), where)
         rewards = token_rewards(scores, kl, where.segments, coefficient=self.beta)
         nothing = torch.zeros_like(rewards)  # no value model: returns are sums of rewards
         return generalised_advantages(rewards, nothing, where.segments, discount=self.gamma, trace=1.0)[1]
@@ -157,7 +159,7 @@ class ReinforcePlusPlus(OnPolicy):
     def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
         _, seen = self._token_losses(outputs[Output.LOGPROBS.value].detach(), batch)
         seen["entropy"] = outputs[Output.ENTROPY.value].detach()
-        return {f"{name}/{TERM}": value.double().sum() for name, value in seen.items()}
+        return {f"{name}/{TERM}": widened(value).sum() for name, value in seen.items()}
 
     def summary(self, means: Mapping[str, float]) -> dict[str, float]:
         """Return the means unchanged; without a reference there is no KL."""

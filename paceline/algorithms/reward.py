@@ -20,6 +20,7 @@ from paceline.config.sections.preference import RewardOptions
 from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
+from paceline.runtime.device import widened
 
 TERM, CENTER = "pairs", "center"
 _TOLD = ("accuracy", "margin", "reward_chosen", "reward_rejected", "reward_mean", "reward_std")
@@ -80,7 +81,7 @@ class Reward(Algorithm):
 
     def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
         real = real_pairs(batch)
-        chosen, rejected = (half.detach().double() for half in halves(outputs[Output.SCORES.value]))
+        chosen, rejected = (widened(half.detach()) for half in halves(outputs[Output.SCORES.value]))
         values = {
             "accuracy": (chosen > rejected).to(chosen.dtype),
             "margin": chosen - rejected,

@@ -25,6 +25,7 @@ from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
 from paceline.protocols.rollout import PrecomputedField, RolloutAnswers
+from paceline.runtime.device import widened
 
 _OF_TOKENS, _OF_ANSWERS = ("entropy", "sampling_gap"), ("ratio", "clip_low", "clip_high")
 
@@ -104,7 +105,7 @@ class RLOO(OnPolicy):
 
     def _divergences(self, batch: Batch, where: LabelledTokens) -> Tensor:
         """Return log (π_old(y | x) / π_ref(y | x)) of each answer, float64 [D]."""
-        kl = divergence(batch.at_labels("old").double(), batch.at_labels("reference").double(), "k1")
+        kl = divergence(widened(batch.at_labels("old")), widened(batch.at_labels("reference")), "k1")
         return segment_sums(kl, where.segments, len(where.lengths))
 
     # --- a step
@@ -144,7 +145,7 @@ class RLOO(OnPolicy):
             "clip_low": clipped.low,
             "clip_high": clipped.high,
         }
-        return {f"{name}/{TERM}": value.double().sum() for name, value in seen.items()}
+        return {f"{name}/{TERM}": widened(value).sum() for name, value in seen.items()}
 
     def summary(self, means: Mapping[str, float]) -> dict[str, float]:
         """Return entropy and sampling gap as means over tokens, ratio and clips as means over answers."""

@@ -54,7 +54,7 @@ class RolloutAnswers:
         """
         table = torch.zeros(len(self.groups), dtype=torch.float64)
         for where, values in zip(self.places, own, strict=True):
-            table[where] = values.detach().double().cpu()
+            table[where] = values.detach().cpu().double()
         return torch.tensor(self.total(table.tolist()), dtype=torch.float64)
 
 

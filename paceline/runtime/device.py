@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
@@ -82,7 +83,12 @@ def import_device_packages() -> str:
 
 def sum_dtype(device: torch.device) -> torch.dtype:
     """Return the dtype in which sums are kept on a device: float64, or float32 where that does not exist."""
-    return torch.float64 if kind_of(device.type).float64 else torch.float32
+    return torch.float64 if KINDS.get(device.type, CPU).float64 else torch.float32  # meta is no kind
+
+
+def widened(values: torch.Tensor) -> torch.Tensor:
+    """Return the same numbers in the dtype in which sums are kept on their device (``sum_dtype``)."""
+    return values.to(sum_dtype(values.device))
 
 
 def memory_bytes(device: torch.device) -> int:
@@ -129,11 +135,12 @@ def free_memory(device: torch.device) -> int | None:
 
 
 def _allocated(device: torch.device) -> int:
-    try:
-        return int(torch.accelerator.max_memory_allocated(device))
-    except (RuntimeError, AttributeError):  # MPS has no statistics of its allocator
-        current = getattr(torch.get_device_module(device), "current_allocated_memory", None)
-        return int(current()) if current is not None else 0
+    peak = 0
+    with contextlib.suppress(RuntimeError, AttributeError):
+        peak = int(torch.accelerator.max_memory_allocated(device))
+    # MPS has no statistics of its allocator: what is held now
+    current = getattr(torch.get_device_module(device), "current_allocated_memory", None)
+    return peak or (int(current()) if current is not None else 0)
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype, seconds: float = 0.15) -> float:

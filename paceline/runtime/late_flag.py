@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from paceline.plan.hardware.kinds import is_accelerator, kind_of
 from paceline.runtime.world import World
 
 
@@ -15,7 +16,8 @@ class LateFlag:
     """Whether any rank has set its flag: on an accelerator in the call before, else in this one. Collective.
 
     The flags are reduced on the device and copied to the host asynchronously; a stop request is thus seen by
-    all ranks after the same step, one later than it was made.
+    all ranks after the same step, one later than it was made. Where the group moves tensors of the host, or
+    the device has no events, it is seen in the same step, by a wait.
     """
 
     def __init__(self, world: World) -> None:
@@ -25,13 +27,13 @@ class LateFlag:
     def __call__(self, flag: bool) -> bool:
         """Return the earlier flags' maximum and start reducing this one."""
         world = self._world
-        if world.world_size == 1 or world.device.type == "cpu" or world.backend == "gloo":
+        event = _event(world)
+        if event is None:
             return world.any(flag)
         earlier = self._read()
         mine = torch.tensor([int(flag)], dtype=torch.int32).to(world.device, non_blocking=True)
         dist.all_reduce(mine, dist.ReduceOp.MAX)
         copied = mine.to("cpu", non_blocking=True)
-        event = getattr(torch, world.device.type).Event()
         event.record()
         self._copied = copied, event
         return earlier
@@ -42,3 +44,12 @@ class LateFlag:
         copied, event = self._copied
         event.synchronize()
         return bool(copied[0])
+
+
+def _event(world: World) -> Any:
+    """Return an event of the device's stream; None if the flag is read without one."""
+    own = kind_of(world.device.type)
+    if world.world_size == 1 or not is_accelerator(own.name) or world.backend != own.backend:
+        return None
+    made = getattr(torch.get_device_module(world.device), "Event", None)
+    return None if made is None else made()

@@ -25,6 +25,7 @@ from paceline.protocols.model import BuildOptions, ModelFactory, RootModule
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
 from paceline.protocols.shard import Shard, ShardReader
+from paceline.runtime.device import sum_dtype
 from paceline.runtime.mesh import device_mesh, sharding_mesh
 from paceline.runtime.world import World
 from paceline.strategies import codes, sharded_state
@@ -234,9 +235,9 @@ class FSDP(Strategy):
             scaler.unscale_(handle.stepper)
         # A shard that several ranks hold is counted once: divide by its number of copies.
         held = [(b.local.grad, b.copies) for b in sharded.blocks if b.local.grad is not None]
-        total = torch.zeros((), dtype=torch.float64, device=self.world.device)
+        total = torch.zeros((), dtype=sum_dtype(self.world.device), device=self.world.device)
         if held:
-            copies = torch.tensor([c for _, c in held], dtype=torch.float64)
+            copies = torch.tensor([c for _, c in held], dtype=total.dtype)
             copies = copies.to(self.world.device, non_blocking=True)
             total = (squares([g for g, _ in held]).to(copies.device) / copies).sum()
         square = self.world.all_reduce_tensor(total)

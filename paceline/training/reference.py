@@ -91,7 +91,7 @@ def reference_column(
     for micro_step in range(math.ceil(rows / (layout.micro_batch * layout.dp_size))):
         local_batch = strategy.shard_batch(source.batch(0, layout.positions(0, micro_step, rows)))
         outputs = runner.forward_no_grad(handles, role, local_batch, frozenset({Output.LOGPROBS}))
-        sums = document_sums(outputs[Output.LOGPROBS.value], local_batch).double().cpu().numpy()
+        sums = document_sums(outputs[Output.LOGPROBS.value], local_batch).cpu().double().numpy()
         ids = local_batch.document_ids.cpu().numpy()
         found[ids[ids >= 0]] = sums[: len(ids)][ids >= 0]
     for start in range(0, len(found), _AT_ONCE):

@@ -1,7 +1,7 @@
 """One rank of a whole run on the CPU or on an emulated device: ``python device_worker.py CASE.json``.
 
-The case has the run's config, where it runs (``cpu``, ``cuda`` or ``xpu``), the card and its capability.
-NCCL is gloo on the numbers inside.
+The case has the run's config, where it runs (``cpu``, ``cuda``, ``npu``, …), the card and its capability.
+The device's backend is gloo on the numbers inside.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from paceline.config.load import load_config
 from paceline.launch.environ import current
 from paceline.launch.line import Line
 from paceline.plan.hardware.catalogue import cluster_of
+from paceline.plan.hardware.kinds import CPU, CUDA, KINDS, is_accelerator
 from paceline.plan.strategies.job import Job
 from paceline.rules.planning import make_plan
 from paceline.runtime.leaving import leave
@@ -54,6 +55,12 @@ def write_plan(case: dict[str, Any], rank: int, world_size: int) -> Path:
         packages=PACKAGES,
         host_memory_bytes=64 << 30,
     )
+    kind = KINDS[case["where"]]
+    if is_accelerator(kind.name) and kind is not CUDA:
+        backends = (kind.backend or CPU.backend, CPU.backend)
+        hardware = replace(
+            hardware, device=kind.name, device_name=kind.label, capability=None, torch_backends=backends
+        )
     run_dir = loaded.config.training.output_dir
     plan = make_plan(
         Job(loaded.config, hardware, world_size=world_size, launcher="torchrun", run_dir=str(run_dir))
@@ -68,7 +75,7 @@ def write_plan(case: dict[str, Any], rank: int, world_size: int) -> Path:
 def opened(name: str, **options: Any) -> Any:
     """``init_process_group``: gloo moves the numbers."""
     options.pop("device_id", None)
-    return REAL_INIT("gloo" if name == "nccl" else name, **options)
+    return REAL_INIT(CPU.backend, **options)
 
 
 REAL_INIT = dist.init_process_group

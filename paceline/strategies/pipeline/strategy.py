@@ -23,6 +23,7 @@ from paceline.protocols.batch import Batch
 from paceline.protocols.model import BuildOptions, ModelFactory, RootModule
 from paceline.protocols.roles import Role
 from paceline.protocols.shard import ShardReader
+from paceline.runtime.device import sum_dtype
 from paceline.runtime.mesh import sharding_mesh
 from paceline.runtime.world import World
 from paceline.strategies import codes, sharded_state
@@ -143,7 +144,9 @@ class PipelineRunner(WindowRunner):
             self._kept.pop((role, False), None)  # it holds buffers for its micro-batches' hidden states
         holder = stage_layout.rank_of(stage_layout.count - 1) * (self.world.world_size // stage_layout.ranks)
         for name in self.world.broadcast_json(sorted(sums), src=holder):
-            sums.setdefault(name, torch.zeros((), dtype=torch.float64, device=self.world.device))
+            sums.setdefault(
+                name, torch.zeros((), dtype=sum_dtype(self.world.device), device=self.world.device)
+            )
 
 
 class Pipeline(FSDP):

@@ -44,7 +44,7 @@ class RewardModel:
                 answer_batch([*rows, *[None] * (self.rows - len(rows))], self.pad_id, self.dtype)
             )
             out = self.runner.forward_no_grad(self.handles, Role.REWARD, batch, frozenset({Output.SCORES}))
-            scores = out[Output.SCORES.value].double().cpu().tolist()
+            scores = out[Output.SCORES.value].cpu().double().tolist()
             found += [0.0 if ids is None else score for ids, score in zip(part, scores, strict=False)]
         return found
 

@@ -12,6 +12,7 @@ memory of its own (DDP's reducer), and no gradient that crosses from the device 
 from __future__ import annotations
 
 import contextlib
+import types
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,19 @@ from emulated_rules import Emulation
 from emulated_tensor import DeviceTensor
 from torch import Tensor, nn
 
+from paceline.plan.hardware.kinds import KINDS, NPU
+
 _PINNED = "_emulated_pinned"
+
+
+def register(kind: str) -> None:
+    """What importing ``torch_npu`` does: torch knows the device by this name, for the rest of the process."""
+    module = types.ModuleType(f"torch.{kind}")
+    vars(module).update(_driver(Machine(kind)))
+    vars(module).update(is_available=lambda: False, device_count=lambda: 0)
+    if not hasattr(torch, kind):
+        torch.utils.rename_privateuse1_backend(kind)
+        torch._register_device_module(kind, module)
 
 
 @contextlib.contextmanager
@@ -31,6 +44,8 @@ def emulated(
     capability: tuple[int, int] = (9, 0), kind: str = "cuda", count: int = 1, index: int = 0
 ) -> Iterator[Machine]:
     """Everything inside sees ``count`` devices of this kind; this process's is number ``index``."""
+    if kind == NPU.name:
+        register(kind)
     machine = Machine(kind, capability, count, index)
     with contextlib.ExitStack() as stack:
         for owner, names in _fakes(machine):
@@ -104,6 +119,8 @@ def _driver(machine: Machine) -> dict[str, Callable[..., Any]]:
         **dict.fromkeys(("current_stream", "default_stream"), lambda *_: _Stream()),
         "device_count": lambda: machine.count,
         "current_device": lambda: machine.index,
+        "current_allocated_memory": lambda: machine.live,
+        "recommended_max_memory": lambda: machine.memory_bytes,
         "set_device": lambda *_: None,
         "device": lambda *_: contextlib.nullcontext(),
         "stream": lambda *_: contextlib.nullcontext(),
@@ -143,7 +160,15 @@ def _accelerator(machine: Machine) -> dict[str, Callable[..., Any]]:
         "get_memory_info": lambda *_: (machine.memory_bytes - machine.live, machine.memory_bytes),
         "reset_peak_memory_stats": lambda *_: machine.forget(),
         "get_device_capability": lambda *_: {"supported_dtypes": set()},
+        **({} if KINDS[machine.kind].pins else dict.fromkeys(_OF_ALLOCATOR, _no_statistics)),
     }
+
+
+_OF_ALLOCATOR = ("max_memory_allocated", "memory_allocated", "get_memory_info")
+
+
+def _no_statistics(*_: object) -> int:
+    raise RuntimeError("Allocator for mps is not a DeviceAllocator.")
 
 
 class _Stream:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import paceline
+from paceline.plan.hardware.kinds import KINDS
 
 _PACKAGE = str(Path(paceline.__file__).parent)
 
@@ -22,7 +23,7 @@ _PACKAGE = str(Path(paceline.__file__).parent)
 class Machine:
     """One process's view of its devices.
 
-    kind        ``cuda`` or ``xpu``: what a tensor's ``device.type`` says
+    kind        ``cuda``, ``xpu``, ``npu`` or ``mps``: what a tensor's ``device.type`` says
     capability  which kernels exist: CUDA's compute capability
     waits       places where the host waited for the device: reads of a result, results whose size depends on
                 values, copies that are not asynchronous (what ``torch.cuda.set_sync_debug_mode`` reports)
@@ -49,6 +50,15 @@ class Machine:
     @property
     def device(self) -> torch.device:
         return torch.device(self.kind, self.index)
+
+    def refuse_float64(self, dtype: torch.dtype, wire: bool = False) -> None:
+        """Raise where a tensor of this dtype cannot be made on the device, or not sent by its backend."""
+        if dtype not in (torch.float64, torch.complex128):
+            return
+        if not KINDS[self.kind].float64:
+            raise TypeError(f"Cannot convert a {self.kind} tensor to {dtype}: the device has no float64")
+        if wire and not KINDS[self.kind].wire_float64:
+            raise RuntimeError(f"{KINDS[self.kind].backend} does not transfer {dtype}")
 
     def is_ours(self, device: object) -> bool:
         return isinstance(device, (str, torch.device)) and torch.device(device).type == self.kind

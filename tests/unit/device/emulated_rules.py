@@ -37,6 +37,7 @@ _COPIES = frozenset(["copy_", "_to_copy"])
 _ALLOCATES = frozenset(
     ["empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "set_", "resize_"]
 )
+_COLLECTIVES = ("c10d", "_c10d")
 _NEVER_MIXED = ("c10d", "_c10d", "fsdp")  # collectives take lists of either
 
 
@@ -68,6 +69,8 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     machine = next(iter(known.values())).machine
     name = func._schema.name.partition("::")[2]
     _refuse_mixes(func, name, args, leaves, machine)
+    for sent in leaves if func._schema.name.startswith(_COLLECTIVES) else ():
+        machine.refuse_float64(sent.dtype, wire=True)
     _note_waits(name, args, machine)
     if _launches(func):
         machine.kernels[name] += 1

@@ -22,6 +22,7 @@ class DeviceTensor(Tensor):
 
     @staticmethod
     def __new__(cls, numbers: Tensor, machine: Machine, requires_grad: bool = False) -> DeviceTensor:
+        machine.refuse_float64(numbers.dtype)
         made: DeviceTensor = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls,
             numbers.size(),
@@ -49,6 +50,7 @@ class DeviceTensor(Tensor):
     device = property(lambda self: self.machine.device)  # type: ignore[assignment]
     is_cuda = property(lambda self: self.machine.kind == "cuda")  # type: ignore[assignment]
     is_xpu = property(lambda self: self.machine.kind == "xpu")  # type: ignore[assignment]
+    is_mps = property(lambda self: self.machine.kind == "mps")  # type: ignore[assignment]
     is_cpu = property(lambda self: False)  # type: ignore[assignment]
     is_meta = property(lambda self: False)  # type: ignore[assignment]
 

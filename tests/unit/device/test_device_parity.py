@@ -34,6 +34,16 @@ def test_pairs_train_as_on_a_cpu(algorithm: str, precision: str) -> None:
     assert device.norms == pytest.approx(cpu.norms, rel=2e-2)
 
 
+@pytest.mark.parametrize("algorithm", ["reward", "dpo", "orpo", "cpo", "simpo"])
+@pytest.mark.parametrize("kind", ["mps", "xpu"])
+def test_pairs_train_on_other_devices_as_on_a_cpu(algorithm: str, kind: str) -> None:
+    """MPS has no float64: a tensor of that dtype there raises."""
+    options = {"training": {"algorithm": algorithm}}
+    cpu, device = train("cpu", "bf16", **options), train(kind, "bf16", **options)
+    assert device.losses == pytest.approx(cpu.losses, abs=2 * CLOSE["bf16"])
+    assert device.norms == pytest.approx(cpu.norms, rel=2e-2)
+
+
 def test_adapters_train_as_on_a_cpu() -> None:
     cpu, device = train("cpu", "bf16", lora={"r": 4}), train("cuda", "bf16", lora={"r": 4})
     assert device.losses == pytest.approx(cpu.losses, abs=CLOSE["bf16"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import emulated_machine
 import pytest
 import torch
 from device_steps import micro_batches, train
@@ -13,9 +14,10 @@ from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
 from paceline.models.attention_context import PackedSequenceInfo
+from paceline.plan.hardware.kinds import XPU
 from paceline.protocols.batch import Batch
 
-KINDS = ("cuda", "xpu")
+KINDS = ("cuda", "xpu", "mps")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -139,6 +141,34 @@ def test_flash_is_attention_a_document_with_its_gradient(window: tuple[int, int]
             [out, *(x.grad for x in low)], [expected, *(x.grad for x in wide)], strict=True
         ):
             assert torch.allclose(found.cpu().double(), reference.detach(), rtol=0.05, atol=0.05)
+
+
+def test_float64_is_refused_where_it_does_not_exist() -> None:
+    with emulated(kind="mps"):
+        there = torch.ones(3, device="mps")
+        for action in (
+            there.double,
+            lambda: torch.zeros(2, dtype=torch.float64, device="mps"),
+            lambda: torch.ones(2, dtype=torch.float64).to("mps"),
+            lambda: there / torch.ones(3, dtype=torch.float64, device="mps"),
+        ):
+            with pytest.raises(TypeError, match="float64"):
+                action()
+        assert (there * torch.tensor(2.0, dtype=torch.float64)).dtype == torch.float32
+
+
+def test_float64_is_not_sent_where_the_backend_does_not_sum_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on ``npu``, a name that torch knows only after ``torch_npu`` was imported."""
+    monkeypatch.setitem(emulated_machine.KINDS, "xpu", replace(XPU, wire_float64=False))
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        with emulated(kind="xpu"):
+            torch.distributed.all_reduce(torch.ones(2, device="xpu"))
+            with pytest.raises(RuntimeError, match="does not transfer"):
+                torch.distributed.all_reduce(torch.ones(2, dtype=torch.float64, device="xpu"))
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 # --- defects that a CPU does not show
