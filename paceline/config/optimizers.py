@@ -41,8 +41,8 @@ class Optimizer:
     ``fixed``: arguments that are always passed; ``takes``: arguments from the config;
     ``counts``: keeps a step count per tensor (a float32 scalar); ``splits``: how its state may be split over
     ranks, and ``splits_why``: why not otherwise; ``package``: the optional package that it needs;
-    ``devices``: the only kinds of device that it runs on (empty: any), and ``elsewhere``: the optimizer that
-    makes the same updates on others; ``quantised``: moments are stored in 8 or 4 bits with a scale per block;
+    ``devices``: the only kinds of device that it runs on (empty: any), and ``elsewhere``: the optimizer to
+    take on others; ``quantised``: moments are stored in 8 or 4 bits with a scale per block;
     ``factored``: keeps means over rows and columns of matrices; ``orthogonalises``: steps the matrices of
     hidden layers by Muon, with one moment, and other parameters as ``moment_bytes`` says;
     ``averaged``: evaluation, generation and saves take averaged weights, and no schedule goes beside it;
@@ -71,6 +71,7 @@ class Optimizer:
     largest_rate: float = 0.3
 
 
+_LOW_BIT_DEVICES = ("cpu", "cuda", "xpu")  # of which bitsandbytes and torchao have kernels
 _CODE: dict[str, Kind] = {"foreach": "switch", "maximize": "switch", "differentiable": "switch"}
 _FUSED: dict[str, Kind] = {**_CODE, "fused": "switch"}
 _ADAM: dict[str, Kind] = {
@@ -100,8 +101,8 @@ def _bnb(cls: str, moments: int, bits: int, unpaged: str = "") -> Optimizer:
         splits=_SHAPED if bits == 8 else _ALL,
         splits_why=_BLOCKS if bits == 8 else "",
         package="bitsandbytes",
-        devices=("cuda",) if unpaged else (),
-        elsewhere=unpaged,
+        devices=("cuda",) if unpaged else _LOW_BIT_DEVICES,
+        elsewhere=unpaged or "adamw_torch",
         quantised=bits == 8,
         float64=False,
         largest_rate=0.03 if lion else 0.3,
@@ -117,6 +118,8 @@ def _torchao(cls: str, bits: int, block: int) -> Optimizer:
         splits=_SHAPED,
         splits_why=_BLOCKS,
         package="torchao",
+        devices=_LOW_BIT_DEVICES,
+        elsewhere="adamw_torch",
         quantised=True,
         compiles=True,
         float64=False,

@@ -15,6 +15,7 @@ from paceline.rules.backend import BACKEND_RULES
 from paceline.rules.base import Context, Facts, Rule
 from paceline.rules.batch import BATCH_RULES
 from paceline.rules.data import DATA_RULES
+from paceline.rules.device import DEVICE_RULES
 from paceline.rules.host import HOST_RULES
 from paceline.rules.model import MODEL_RULES
 from paceline.rules.optimisation import OPTIMISATION_RULES
@@ -31,6 +32,7 @@ RULES: tuple[Rule, ...] = (
     *PRECISION_RULES,
     *OPTIMISATION_RULES,
     *BACKEND_RULES,
+    *DEVICE_RULES,
     *PARALLEL_RULES,
     *STRATEGY_RULES,
     *ALGORITHM_RULES,

@@ -218,6 +218,22 @@ BACK_NCCL_CPU = Code(
     "NCCL transfers data between CUDA devices. On a CPU the backend is gloo; `auto` chooses it.",
 )
 BACK_NOT_BUILT = Code("back.not_built", "This build of torch does not include the backend.")
+DEVICE_FLOAT64 = Code(
+    "device.float64",
+    "The device, or the backend that sums over its processes, has no float64: MPS has none at all, Ascend's"
+    " hccl transfers none. Losses and norms are then summed in float32, or over gloo.",
+)
+DEVICE_ALONE = Code(
+    "device.alone",
+    "torch has no process-group backend for tensors of this device (MPS), so one process trains on it,"
+    " without an engine that needs a process group.",
+)
+DEVICE_GLOO = Code(
+    "device.gloo", "gloo transfers tensors of the CPU and of CUDA devices; other devices have a backend."
+)
+DEVICE_QUANTISED = Code(
+    "device.quantised", "bitsandbytes quantises weights to 4 bits on CPUs, CUDA and Intel devices only."
+)
 BACK_MASTER_PORT_RANGE = Code("back.master_port_range", "A TCP port is a number from 0 to 65535.")
 BACK_NODE_RANK = Code("back.node_rank", "Node ranks start at 0.")
 BACK_MULTI_NODE_PORT = Code(

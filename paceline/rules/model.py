@@ -10,6 +10,7 @@ from paceline.core import codes as core_codes
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.patterns import is_pattern
 from paceline.core.remote_code import COMMIT, unpinned
+from paceline.plan.hardware.kinds import CPU, MPS
 from paceline.rules import codes
 from paceline.rules.base import Context, Rule
 
@@ -137,7 +138,9 @@ def attention(c: Context) -> Iterator[Diagnostic]:
                 " commit you have reviewed, with trust_remote_code: true"
             ),
         )
-    if name.startswith("flash_attention") and (c.facts.device == "cpu" or c.config.training.use_cpu):
+    if name.startswith("flash_attention") and (
+        c.config.training.use_cpu or c.facts.device in (CPU.name, MPS.name)
+    ):
         yield c.problem(
             codes.MODEL_ATTENTION_CPU,
             f"{name} needs a CUDA device",

@@ -17,7 +17,7 @@ class DeviceKind:
     ``package``: imported before torch knows the device; ``visible``: variables that restrict which devices a
     process sees, the first is the usual one; ``float64``: tensors of that dtype exist there;
     ``wire_float64``: the backend reduces them; ``varlen``: torch has a variable-length flash kernel for it;
-    ``pins``: copies from pinned host memory are faster.
+    ``pins``: copies from pinned host memory are faster; ``bitsandbytes``: has kernels for it.
     """
 
     name: str
@@ -29,6 +29,7 @@ class DeviceKind:
     wire_float64: bool = True
     varlen: bool = False
     pins: bool = True
+    bitsandbytes: bool = True
 
 
 CPU = DeviceKind("cpu", "CPU", "gloo", pins=False)
@@ -41,9 +42,15 @@ CUDA = DeviceKind(
 )
 XPU = DeviceKind("xpu", "XPU", "xccl", visible=("ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR"))
 NPU = DeviceKind(
-    "npu", "NPU", "hccl", package="torch_npu", visible=("ASCEND_RT_VISIBLE_DEVICES",), wire_float64=False
+    "npu",
+    "NPU",
+    "hccl",
+    package="torch_npu",
+    visible=("ASCEND_RT_VISIBLE_DEVICES",),
+    wire_float64=False,
+    bitsandbytes=False,
 )
-MPS = DeviceKind("mps", "MPS", "", float64=False, wire_float64=False, pins=False)
+MPS = DeviceKind("mps", "MPS", "", float64=False, wire_float64=False, pins=False, bitsandbytes=False)
 
 KINDS: Mapping[str, DeviceKind] = {kind.name: kind for kind in (CPU, CUDA, XPU, NPU, MPS)}
 #: Accelerators that torch may name and that Paceline does not drive: they are refused by name.

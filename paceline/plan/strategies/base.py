@@ -62,10 +62,10 @@ class StrategySpec:
     layers on full rows. ``stages``: the model is split into pipeline stages. ``score_axes``: mesh axes over
     which log-probabilities of full answers and generation are supported. ``float64``: supports float64.
     ``loss_scale``: supports fp16 loss scaling. ``engine_casts``: the engine casts weights to the compute
-    dtype. ``simulated``, ``not_simulated``: how much torch runs without real tensors, and why not the rest.
-    ``quantised_base``: trains adapters on a 4-bit base. ``state_form``: its checkpoint format (None: its
-    own). ``strategy_options``: options of a user-defined strategy with defaults, which set their types; they
-    are given in ``training.strategy_options``.
+    dtype. ``needs_group``: needs a process group even in one process. ``simulated``, ``not_simulated``: how
+    much torch runs without real tensors, and why not the rest. ``quantised_base``: trains adapters on a 4-bit
+    base. ``state_form``: its checkpoint format (None: its own). ``strategy_options``: options of a user-
+    defined strategy with defaults, which set their types; they are given in ``training.strategy_options``.
     """
 
     name: str = ""
@@ -90,6 +90,7 @@ class StrategySpec:
     float64: bool = True
     loss_scale: bool = True
     engine_casts: bool = False
+    needs_group: bool = False
     simulated: Simulated = Simulated.NOTHING
     not_simulated: str = ""
     quantised_base: bool = True

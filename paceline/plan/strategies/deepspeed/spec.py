@@ -130,6 +130,7 @@ def _zero(name: str, stage: int | None, sharding: str) -> DeepSpeedSpec:
         float64=False,
         quantised_base=stage == _KEEPS_PACKED,
         engine_casts=True,
+        needs_group=True,
         simulated=Simulated.MODULE,
         not_simulated=_ENGINE,
         state_form=FORM,
