@@ -22,9 +22,11 @@ from paceline.models import codes
 from paceline.models.attention_context import PackedSequenceInfo, kernels_of, record_of, sequence_info_of
 from paceline.models.context_attention import context_attention
 from paceline.models.documents import CpuDocuments, documents_generic, documents_padded, scores_attention
+from paceline.models.flex import documents_flex
 from paceline.models.kernel_choice import AttentionKernels
 from paceline.models.precision import product_dtype
-from paceline.plan.model.attention_kernel import DOCUMENT_FLASH, PADDED_SDPA, VARLEN_FLASH
+from paceline.models.varlen import documents_varlen
+from paceline.plan.model.attention_kernel import DOCUMENT_FLASH, FLEX, PADDED_SDPA, VARLEN_FLASH
 from paceline.plan.model.supported import obstacle
 
 PACKED_ATTENTION = "paceline"
@@ -164,51 +166,36 @@ def document_attention(
 
     ``kernels`` chooses, and keeps the kernel's name.
     """
+    if query.dtype != value.dtype:  # under autocast: rotated by an fp32 cosine
+        query, key = query.to(value.dtype), key.to(value.dtype)
     # A window that covers the longest document is none.
-    window = window if window is not None and window < layout.max_seqlen else None
-    kernel = (kernels or AttentionKernels()).choose(
+    window = window if window is not None and window < layout.longest_keys else None
+    kernels = kernels or AttentionKernels()
+    kernel = kernels.choose(
         query,
         value,
         window=window is not None,
-        own_scores=softcap is not None or sinks is not None,
+        softcap=softcap is not None,
+        sinks=sinks is not None,
         dropout=dropout > 0.0,
     )
     if kernel == DOCUMENT_FLASH:
         product = product_dtype(query.dtype, query.device)
         return CpuDocuments.apply(query, key, value, layout.bounds, scale, product)
     if kernel == VARLEN_FLASH:
-        return _varlen(query, key, value, layout, scale, window)
+        return documents_varlen(query, key, value, layout, scale=scale, window=window, sinks=sinks)
+    if kernel == FLEX:
+        seen = layout.visible(window)
+        return documents_flex(
+            kernels.flex(), query, key, value, seen, scale=scale, softcap=softcap, sinks=sinks
+        )
     if kernel == PADDED_SDPA:
-        return documents_padded(query, key, value, layout, scale=scale, dropout=dropout, window=window)
+        return documents_padded(
+            query, key, value, layout, scale=scale, dropout=dropout, window=window, sinks=sinks
+        )
     return documents_generic(
         query, key, value, layout, scale=scale, dropout=dropout, window=window, softcap=softcap, sinks=sinks
     )
-
-
-def _varlen(
-    query: Tensor, key: Tensor, value: Tensor, layout: PackedSequenceInfo, scale: float, window: int | None
-) -> Tensor:
-    """torch's variable-length flash attention (CUDA, bf16 and fp16); it counts a window's keys before the
-    query, without its own.
-    """
-    from torch.nn.attention.varlen import varlen_attn
-
-    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    longest = layout.max_seqlen
-    out = varlen_attn(
-        q,
-        k,
-        v,
-        layout.cu_seqlens,
-        layout.cu_seqlens,
-        longest,
-        longest,
-        scale=scale,
-        window_size=(-1 if window is None else window - 1, 0),
-        enable_gqa=q.shape[1] != k.shape[1],
-    )
-    assert isinstance(out, Tensor)
-    return out.transpose(0, 1).unsqueeze(0)
 
 
 def _unpacked(

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +17,7 @@ from paceline.models.context_parallel import ContextBatch, ContextParallel
 from paceline.models.kernel_choice import AttentionKernels
 from paceline.models.padded_rows import PaddedRows
 from paceline.models.shared_prompts import SharedPrompts
+from paceline.models.visible_keys import VisibleKeys
 from paceline.protocols.batch import Batch
 
 _ATTRIBUTE = "_paceline_layout"
@@ -30,7 +31,8 @@ class PackedSequenceInfo:
 
     ``shared``: prompts that the trunk computes once (``bounds`` are those of whole documents), or None.
     ``context``: the context-parallel group that the tokens are sharded over (``bounds`` cover all of them),
-    or None.
+    or None. ``keys``: the boundaries of the documents' keys where they have more than queries (a document's
+    queries are then its last ones), else None.
     """
 
     bounds: tuple[int, ...]
@@ -38,6 +40,8 @@ class PackedSequenceInfo:
     max_seqlen: int
     context: ContextParallel | None = None
     shared: SharedPrompts | None = None
+    keys: PackedSequenceInfo | None = None
+    _visible: dict[int | None, VisibleKeys] = field(default_factory=dict, repr=False, compare=False)
 
     @staticmethod
     def of(batch: Batch, shared: SharedPrompts | None = None) -> PackedSequenceInfo:
@@ -63,6 +67,19 @@ class PackedSequenceInfo:
     def padded(self) -> PaddedRows:
         """Where the tokens lie in one padded row a document: computed once a micro-batch."""
         return PaddedRows.of(self.cu_seqlens, self.max_seqlen, self.bounds[-1])
+
+    @property
+    def longest_keys(self) -> int:
+        """How many keys the document with the most of them has."""
+        return (self.keys or self).max_seqlen
+
+    def visible(self, window: int | None) -> VisibleKeys:
+        """Return what each query sees: computed once a micro-batch for all layers that share a window."""
+        if window not in self._visible:
+            keys = self.keys or self
+            counts = self.bounds[-1], keys.bounds[-1]
+            self._visible[window] = VisibleKeys.of(self.cu_seqlens, keys.cu_seqlens, *counts, window)
+        return self._visible[window]
 
     def whole(self) -> PackedSequenceInfo:
         """Return the same documents with all tokens on this rank."""

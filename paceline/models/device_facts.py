@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from paceline.plan.hardware.kinds import CUDA
+from paceline.plan.hardware.toolchain import triton_obstacle
 
 
 def device_capability(device: torch.device) -> float | None:
@@ -20,6 +21,13 @@ def device_capability(device: torch.device) -> float | None:
         return None
     major, minor = driver.get_device_capability(device)
     return float(f"{major}.{minor}")
+
+
+def triton_missing(device: torch.device) -> str:
+    """Return why Triton's kernels cannot be compiled for an accelerator here; empty if they can, and on a
+    CPU, where none is called.
+    """
+    return "" if device.type == "cpu" else triton_obstacle()
 
 
 def device_memory(device: torch.device) -> int:

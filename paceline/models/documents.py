@@ -8,6 +8,7 @@ from torch import Tensor
 
 from paceline.models.attention_context import PackedSequenceInfo
 from paceline.models.autograd import Function, FunctionContext
+from paceline.plan.model.attention_kernel import FLASH_MULTIPLE
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -195,16 +196,23 @@ def documents_padded(
     scale: float,
     dropout: float = 0.0,
     window: int | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """One causal SDPA call on [D, heads, longest, width]: for accelerators, where one call per document would
     be bound by kernel launches.
 
     Padding is at the end of each row, so no real position attends to it. Shapes and window as in
-    ``documents_generic``.
+    ``documents_generic``. A sink is a key before the document that all see: its score is the sink, its value
+    0. Heads get zeros up to a multiple of 8, as kernels of other sizes keep all scores.
     """
-    rows = layout.padded
+    rows, own = layout.padded, value.shape[-1]
     q, k, v = (rows.pad(x[0].transpose(0, 1)).transpose(1, 2) for x in (query, key, value))
-    mask = None if window is None else causal_mask(layout.max_seqlen, window, query.device)
+    if sinks is not None:
+        q, k, v = _before_all(q, k, v, sinks.float() / scale)
+    q, k, v = (_in_multiples(x) for x in (q, k, v))
+    mask = None if window is None else causal_mask(q.shape[2], window, query.device)
+    if mask is not None and sinks is not None:
+        mask[:, 0] = True
     out = F.scaled_dot_product_attention(
         q,
         k,
@@ -215,4 +223,24 @@ def documents_padded(
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
     )
-    return rows.unpad(out.transpose(1, 2)).transpose(0, 1).unsqueeze(0)
+    if sinks is not None:
+        out = out[:, :, 1:]
+    return rows.unpad(out[..., :own].transpose(1, 2)).transpose(0, 1).unsqueeze(0)
+
+
+def _before_all(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Put a key before all others whose product with every query is ``sinks`` [H], and a query that is none.
+
+    Heads get a component that is 1 in queries and 0 in keys but the new one. As each query head has a sink of
+    its own, heads of keys that several share are repeated. Values get zeros up to the size of queries.
+    """
+    groups = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
+    q = F.pad(F.pad(q, (0, 1), value=1.0), (0, 0, 1, 0))
+    at_sink = F.pad(sinks.to(k.dtype)[:, None, None], (k.shape[-1], 0)).expand(k.shape[0], -1, -1, -1)
+    return q, torch.cat([at_sink, F.pad(k, (0, 1))], dim=2), F.pad(v, (0, q.shape[-1] - v.shape[-1], 1, 0))
+
+
+def _in_multiples(x: Tensor) -> Tensor:
+    missing = -x.shape[-1] % FLASH_MULTIPLE
+    return F.pad(x, (0, missing)) if missing else x

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from paceline.models.device_facts import device_capability
+from paceline.models import flex
+from paceline.models.device_facts import device_capability, triton_missing
 from paceline.plan.model.attention_kernel import AttentionCall, attention_kernel
 
 
@@ -14,18 +15,28 @@ class AttentionKernels:
 
     def __init__(self) -> None:
         self.ran: set[str] = set()
-        self._capability: dict[torch.device, float | None] = {}
+        self._facts: dict[torch.device, tuple[float | None, str]] = {}
+        self._flex: flex.FlexCall | None = None
 
-    def choose(self, query: Tensor, value: Tensor, *, window: bool, own_scores: bool, dropout: bool) -> str:
+    def choose(
+        self, query: Tensor, value: Tensor, *, window: bool, softcap: bool, sinks: bool, dropout: bool
+    ) -> str:
         """Return, and record, the kernel for query [1, H, T, D] and value [1, K, T, E]."""
         device = query.device
-        if device not in self._capability:
-            self._capability[device] = device_capability(device)
-        call = AttentionCall(query.shape[-1], value.shape[-1], window, own_scores, dropout)
+        if device not in self._facts:
+            self._facts[device] = device_capability(device), triton_missing(device)
+        call = AttentionCall(query.shape[-1], value.shape[-1], window, softcap, sinks, dropout)
         dtype = str(query.dtype).removeprefix("torch.")
-        name, _ = attention_kernel(device.type, self._capability[device], dtype, call)
+        capability, missing = self._facts[device]
+        name, _ = attention_kernel(device.type, capability, dtype, call, missing)
         self.ran.add(name)
         return name
+
+    def flex(self) -> flex.FlexCall:
+        """Return ``flex_attention``, compiled by the first call of it."""
+        if self._flex is None:
+            self._flex = flex.compiled_flex()
+        return self._flex
 
     def describe(self) -> str:
         """Return the kernels that were called, for the log; empty before the first forward."""

@@ -123,8 +123,10 @@ def _kernel(hardware: Hardware, precision: Precision, shape: ModelShape | None) 
     elif shape.latent is not None:
         call = AttentionCall(shape.latent.nope + shape.latent.rope, shape.latent.value)
     else:
-        call = AttentionCall(shape.head_dim, shape.head_dim, own_scores=shape.own_scores)
-    name, reason = attention_kernel(hardware.device, hardware.capability, precision.compute, call)
+        call = AttentionCall(shape.head_dim, shape.head_dim, softcap=shape.softcap, sinks=shape.sinks)
+    name, reason = attention_kernel(
+        hardware.device, hardware.capability, precision.compute, call, hardware.uncompiled
+    )
     return f"{name}: {reason}"
 
 

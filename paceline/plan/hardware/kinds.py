@@ -17,7 +17,8 @@ class DeviceKind:
     ``package``: imported before torch knows the device; ``visible``: variables that restrict which devices a
     process sees, the first is the usual one; ``float64``: tensors of that dtype exist there;
     ``wire_float64``: the backend reduces them; ``varlen``: torch has a variable-length flash kernel for it;
-    ``pins``: copies from pinned host memory are faster; ``bitsandbytes``: has kernels for it.
+    ``flex``: torch compiles ``flex_attention`` for it, forward and backward; ``pins``: copies from pinned
+    host memory are faster; ``bitsandbytes``: has kernels for it.
     """
 
     name: str
@@ -28,6 +29,7 @@ class DeviceKind:
     float64: bool = True
     wire_float64: bool = True
     varlen: bool = False
+    flex: bool = False
     pins: bool = True
     bitsandbytes: bool = True
 
@@ -39,6 +41,7 @@ CUDA = DeviceKind(
     "nccl",
     visible=("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
     varlen=True,
+    flex=True,
 )
 XPU = DeviceKind("xpu", "XPU", "xccl", visible=("ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR"))
 NPU = DeviceKind(

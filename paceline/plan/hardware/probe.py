@@ -17,6 +17,7 @@ from paceline.plan.hardware.nodes import device_nodes, installed_wheel
 from paceline.plan.hardware.peaks import peak_flops
 from paceline.plan.hardware.seen import Sights
 from paceline.plan.hardware.smi import nvidia_smi, rocm_smi
+from paceline.plan.hardware.toolchain import triton_obstacle
 
 OPTIONAL_PACKAGES = ("deepspeed", "peft", "bitsandbytes", "torch_xla")
 # CPU flags for multiplying bf16 (fp16), or converting it in one instruction. bf16 is the upper half of
@@ -41,7 +42,8 @@ class Hardware:
     ``capability``: CUDA compute capability (8.0), None elsewhere. ``packages``: installed ones of
     ``OPTIONAL_PACKAGES`` (None: unknown). ``products``: low-precision dtypes that this CPU multiplies in
     hardware (others: matmuls in fp32). ``device_indices``: of the visible devices those that train, empty
-    for all.
+    for all. ``uncompiled``: why Triton's kernels cannot be compiled there, empty if they can or if that is
+    unknown.
     """
 
     device: str
@@ -61,6 +63,7 @@ class Hardware:
     packages: tuple[str, ...] | None = None
     products: tuple[str, ...] = ()
     device_indices: tuple[int, ...] = ()
+    uncompiled: str = ""
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,7 @@ def probe(
         capability=weakest.capability,
         packages=installed_packages(),
         device_indices=choice.device_indices,
+        uncompiled=triton_obstacle(),
     )
     return Probed(found, choice.findings)
 

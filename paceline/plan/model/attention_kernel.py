@@ -11,6 +11,7 @@ from paceline.core.json_types import Json
 from paceline.plan.hardware.kinds import kind_of
 
 VARLEN_FLASH = "varlen_flash"  # one flash call over all documents of a row
+FLEX = "flex"  # torch's flex_attention, compiled by Triton: one call over all documents of a row
 PADDED_SDPA = "padded_sdpa"  # one call over a padded row a document
 DOCUMENT_FLASH = "document_flash"  # a CPU's flash kernel, document by document
 DOCUMENT_SDPA = "document_sdpa"  # torch's own choice, document by document
@@ -18,6 +19,8 @@ DOCUMENT_SCORES = "document_scores"  # all scores of a document, for what no ker
 
 FLASH_CAPABILITY = 8.0  # Ampere: what torch's flash_api.cpp (``mha_varlen_fwd``) requires
 FLASH_MAX_WIDTH, FLASH_MULTIPLE = 256, 8
+FLEX_CAPABILITY = 8.0  # bf16 products; before it Triton has few of the instructions
+FLEX_MIN_WIDTH, FLEX_MAX_WIDTH = 16, 256  # of one product in Triton; of the tile sizes that torch knows
 # widths of a head whose backward lacks shared memory there (torch's sdp_utils.cpp)
 _TIGHT_WIDTHS, _TIGHT = range(193, 225), (8.6, 8.9, 12.0, 12.1)
 
@@ -31,51 +34,67 @@ _SOFTCAP, _CAPPED = "attn_logit_softcapping", frozenset({"gemma2", "vaultgemma"}
 @dataclass(frozen=True)
 class AttentionCall:
     """What a call of attention needs: the head dim of queries and keys, and of values; a sliding window
-    shorter than a document; scores that are changed before the softmax (softcap, sinks); dropout.
+    shorter than a document; scores that are capped before the softmax; a learned sink a head, which takes
+    part in the softmax without a value; dropout.
     """
 
     width: int
     value_width: int
     window: bool = False
-    own_scores: bool = False
+    softcap: bool = False
+    sinks: bool = False
     dropout: bool = False
 
 
 def attention_kernel(
-    device: str, capability: float | None, dtype: str, call: AttentionCall
+    device: str, capability: float | None, dtype: str, call: AttentionCall, uncompiled: str = ""
 ) -> tuple[str, str]:
     """Return the kernel's name and the reason.
 
     ``capability``: CUDA's compute capability (7.5), None elsewhere or if unknown; ``dtype``: of the
-    activations (``bfloat16``).
+    activations (``bfloat16``); ``uncompiled``: why Triton's kernels cannot be compiled there
+    (``hardware.toolchain``), empty if they can.
     """
-    if call.own_scores:
-        return (
-            DOCUMENT_SCORES,
-            (
-                "no kernel supports softcapped scores or sinks, so all scores of one document are"
-                " computed per call"
-            ),
-        )
     if device == "cpu":
-        if call.window or call.dropout or call.width != call.value_width:
-            return DOCUMENT_SDPA, "a CPU has no variable-length kernel, so one call per document"
-        return DOCUMENT_FLASH, "a CPU has no variable-length kernel, so one causal call per document"
+        return _on_cpu(call)
+    if call.softcap:
+        obstacle = _no_flex(device, capability, dtype, call, uncompiled)
+        if obstacle is None:
+            return FLEX, "one compiled kernel over all documents of a row, which caps the scores as it goes"
+        return DOCUMENT_SCORES, f"{obstacle}, so all capped scores of one document are computed per call"
     obstacle = _no_flash(device, capability, dtype, call)
     if obstacle is None:
         return VARLEN_FLASH, "one variable-length flash kernel over all documents of a row"
     return PADDED_SDPA, f"{obstacle}, so one padded call"
 
 
-def has_own_scores(config: Mapping[str, Json]) -> bool:
-    """Whether a model with this ``config.json`` changes its scores before the softmax: softcap or sinks."""
-    family = config.get("model_type")
-    return family in _SINKS or config.get(_SOFTCAP, family in _CAPPED) not in (None, False)
+def _on_cpu(call: AttentionCall) -> tuple[str, str]:
+    if call.softcap or call.sinks:
+        why = "a CPU has no kernel for capped scores or sinks, so all scores of one document are computed"
+        return DOCUMENT_SCORES, f"{why} per call"
+    if call.window or call.dropout or call.width != call.value_width:
+        return DOCUMENT_SDPA, "a CPU has no variable-length kernel, so one call per document"
+    return DOCUMENT_FLASH, "a CPU has no variable-length kernel, so one causal call per document"
+
+
+def flash_width(width: int, value_width: int) -> int:
+    """Return the head dim that the flash kernel computes in: heads of another or of two sizes get zeros."""
+    return -(-max(width, value_width) // FLASH_MULTIPLE) * FLASH_MULTIPLE
+
+
+def has_softcap(config: Mapping[str, Json]) -> bool:
+    """Whether a model with this ``config.json`` caps its attention scores."""
+    return config.get(_SOFTCAP, config.get("model_type") in _CAPPED) not in (None, False)
+
+
+def has_sinks(config: Mapping[str, Json]) -> bool:
+    """Whether a model with this ``config.json`` has layers with a learned sink a head."""
+    return config.get("model_type") in _SINKS
 
 
 def _no_flash(device: str, capability: float | None, dtype: str, call: AttentionCall) -> str | None:
     """Return why the variable-length flash kernel cannot be called, or None."""
-    width = call.width
+    width = flash_width(call.width, call.value_width)
     if not kind_of(device).varlen:
         return f"{device} has no variable-length kernel"
     if dtype not in ("bfloat16", "float16"):
@@ -85,13 +104,31 @@ def _no_flash(device: str, capability: float | None, dtype: str, call: Attention
             f"the variable-length kernel needs compute capability {FLASH_CAPABILITY} (this device:"
             f" {capability})"
         )
-    if width != call.value_width:
-        return (
-            f"the variable-length kernel needs all heads to have one size (here {width} and"
-            f" {call.value_width})"
-        )
-    if width % FLASH_MULTIPLE or width > FLASH_MAX_WIDTH or (width in _TIGHT_WIDTHS and capability in _TIGHT):
+    if width > FLASH_MAX_WIDTH or (width in _TIGHT_WIDTHS and capability in _TIGHT):
         return f"the variable-length kernel does not support heads of size {width}"
     if call.dropout:
         return "the variable-length kernel does not support dropout"
+    return None
+
+
+def _no_flex(
+    device: str, capability: float | None, dtype: str, call: AttentionCall, uncompiled: str
+) -> str | None:
+    """Return why the compiled kernel for capped scores cannot be called, or None."""
+    width = max(call.width, call.value_width)
+    if not kind_of(device).flex:
+        return f"{device} has no kernel for capped scores"
+    if dtype not in ("bfloat16", "float16"):
+        return f"{dtype} has no kernel for capped scores"
+    if capability is not None and capability < FLEX_CAPABILITY:
+        return (
+            f"the kernel for capped scores needs compute capability {FLEX_CAPABILITY} (this device:"
+            f" {capability})"
+        )
+    if uncompiled:
+        return f"the kernel for capped scores must be compiled, but {uncompiled}"
+    if width > FLEX_MAX_WIDTH:
+        return f"the kernel for capped scores does not support heads of size {width}"
+    if call.dropout:
+        return "the kernel for capped scores does not support dropout"
     return None

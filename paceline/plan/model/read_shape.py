@@ -12,7 +12,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.files import read_text
 from paceline.core.json_types import Json, JsonObject
 from paceline.plan import codes
-from paceline.plan.model.attention_kernel import has_own_scores
+from paceline.plan.model.attention_kernel import has_sinks, has_softcap
 from paceline.plan.model.counts import with_counts
 from paceline.plan.model.families import FAMILY_SIZES, LARGEST, LARGEST_SIZE, SIZE_NAMES, family_sizes
 from paceline.plan.model.mixtures import latent_of, mixture_of
@@ -254,7 +254,8 @@ def _build(family: str, sizes: dict[str, int], config: Mapping[str, Json], where
         mixture=mixture,
         latent=latent,
         rows=PACKED if obstacle(config) is None else PADDED,
-        own_scores=has_own_scores(config),
+        softcap=has_softcap(config),
+        sinks=has_sinks(config),
         rope_by_length=by_length(config),
         buffers=known.buffers,
     )

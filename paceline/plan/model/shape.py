@@ -20,8 +20,9 @@ class ModelShape:
     et al. 2020, arXiv:2001.08361, eq. 2.2) plus attention. ``exact`` is False for a family whose parameters
     are not listed here: it is counted as a Llama. ``scalar_head``: the head gives ``head_outputs`` numbers
     per document in place of logits. ``rows``: documents are packed into rows (``packed``) or get a padded row
-    each (``padded``). ``own_scores``: attention scores are capped, or have sinks. ``rope_by_length``:
-    rotary frequencies depend on the document's length. ``buffers``: its state includes buffers.
+    each (``padded``). ``softcap``: attention scores are capped; ``sinks``: layers have a learned sink a head.
+    ``rope_by_length``: rotary frequencies depend on the document's length. ``buffers``: its state includes
+    buffers.
     """
 
     model_type: str
@@ -44,7 +45,8 @@ class ModelShape:
     scalar_head: bool = False
     head_outputs: int = field(default=1, metadata=UNLESS_DEFAULT)
     rows: str = PACKED
-    own_scores: bool = field(default=False, metadata=UNLESS_DEFAULT)
+    softcap: bool = field(default=False, metadata=UNLESS_DEFAULT)
+    sinks: bool = field(default=False, metadata=UNLESS_DEFAULT)
     rope_by_length: bool = False
     buffers: bool = False
 

@@ -71,9 +71,15 @@ class Trained:
 
 
 def planned(
-    model: Mapping[str, Any], precision: str, capability: tuple[int, int], **sections: Any
+    model: Mapping[str, Any],
+    precision: str,
+    capability: tuple[int, int],
+    no_triton: str = "",
+    **sections: Any,
 ) -> tuple[Config, Plan]:
-    """The config of a job for one card of this capability, and its plan."""
+    """The config of a job for one card of this capability, and its plan. ``no_triton``: why no kernel can be
+    compiled there.
+    """
     if "lora" in sections:
         import peft  # noqa: F401  # before a device is emulated: bitsandbytes looks for one when imported
     training = {
@@ -92,6 +98,7 @@ def planned(
     hardware = replace(
         cluster_of("1x" + CARDS.get(capability, "H100")).hardware(),
         capability=float("{}.{}".format(*capability)),
+        uncompiled=no_triton,
         packages={"peft": "0.19", "bitsandbytes": "0.49"},
     )
     return config, make_plan(Job(config, hardware, world_size=1, launcher="single", run_dir="none"))
@@ -126,13 +133,16 @@ def train(
     windows: int = 2,
     batches: Any = None,
     accumulation: int = 2,
+    no_triton: str = "",
     **sections: Any,
 ) -> Trained:
     """Train on ``cpu`` or on an emulated ``cuda`` or ``xpu`` of this capability; as planned for the card."""
-    config, plan = planned(model, precision, capability, **sections)
+    config, plan = planned(model, precision, capability, no_triton, **sections)
     make = batches or partial(micro_batches, paired=plan.algorithm != "sft")
     place = contextlib.nullcontext() if where == "cpu" else emulated(capability, where)
     with place as machine:
+        if machine is not None:
+            machine.no_triton = no_triton
         return _windows(config, plan, machine, windows, lambda step: make(accumulation, step))
 
 

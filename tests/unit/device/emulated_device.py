@@ -18,12 +18,14 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import emulated_flex
 import torch
 from emulated_machine import Machine
 from emulated_rules import Emulation
 from emulated_tensor import DeviceTensor
 from torch import Tensor, nn
 
+from paceline.models import flex, kernel_choice
 from paceline.plan.hardware.kinds import KINDS, NPU
 
 _PINNED = "_emulated_pinned"
@@ -99,6 +101,8 @@ def _fakes(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
         return {(place.get(d, d), dtype): found for (d, dtype), found in group(tensors, *args).items()}
 
     yield torch._C, {"_group_tensors_by_device_and_dtype": grouped}
+    yield flex, {"compiled_flex": lambda: emulated_flex.call}
+    yield kernel_choice, {"triton_missing": lambda _: machine.no_triton}
 
 
 def _driver(machine: Machine) -> dict[str, Callable[..., Any]]:

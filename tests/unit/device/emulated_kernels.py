@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from emulated_flex import OWN_FLEX
 from emulated_tensor import DeviceTensor
 from torch import Tensor
 
@@ -30,10 +31,10 @@ def flash_varlen(
     machine = query.machine
     _accepts(query, key, value, cu_query, cu_key)
     out, sums = torch.empty_like(query.numbers), torch.empty(query.shape[1], query.shape[0])
-    for rows, probabilities, log_sum in _documents(query, key, cu_query, is_causal, scale, window):
-        _, _, v = _wide(query, key, value, rows)
-        out[rows] = (probabilities @ v).transpose(0, 1).to(out.dtype)
-        sums[:, rows] = log_sum
+    for rows, own, scores in _documents(query, key, cu_query, cu_key, is_causal, scale, window):
+        _, _, v = _wide(query, key, value, rows, own)
+        out[rows] = (scores.softmax(-1) @ v).transpose(0, 1).to(out.dtype)
+        sums[:, rows] = scores.logsumexp(-1)
     return tuple(DeviceTensor(x, machine) for x in (out, sums, torch.zeros(2, dtype=torch.uint64)))
 
 
@@ -53,22 +54,26 @@ def flash_varlen_backward(
     scale: float | None = None,
     window: list[int] | None = None,
 ) -> tuple[Tensor, ...]:
-    """``torch_attn::_varlen_attn_backward``: the gradients of query, key and value."""
+    """``torch_attn::_varlen_attn_backward``: the gradients of query, key and value, from the output and the
+    log-sums that are given, as the kernel computes them.
+    """
     _accepts(query, key, value, cu_query, cu_key)
     if grad.stride(-1) != 1:
         raise RuntimeError("dout tensor must have contiguous last dimension")
-    grads = [torch.empty_like(x.numbers) for x in (query, key, value)]
+    if log_sums.dtype != torch.float32 or out.dtype != query.dtype:
+        raise RuntimeError("the log-sums are fp32, the output has the query's dtype")
+    grads = [torch.zeros_like(x.numbers) for x in (query, key, value)]
     factor = query.shape[-1] ** -0.5 if scale is None else scale
     copies = query.shape[1] // key.shape[1]
-    for rows, p, _ in _documents(query, key, cu_query, is_causal, scale, window):
-        q, k, v = _wide(query, key, value, rows)
-        g = grad.numbers[rows].transpose(0, 1).float()
-        inner = g @ v.mT
-        scores = p * (inner - (inner * p).sum(-1, keepdim=True)) * factor
-        found = (scores @ k, scores.mT @ q, p.mT @ g)
-        for whole, part, shared in zip(grads, found, (1, copies, copies), strict=True):
+    for rows, own, raw in _documents(query, key, cu_query, cu_key, is_causal, scale, window):
+        q, k, v = _wide(query, key, value, rows, own)
+        g, o = (x.numbers[rows].transpose(0, 1).float() for x in (grad, out))
+        p = (raw - log_sums.numbers[:, rows, None]).exp()
+        scores = p * (g @ v.mT - (g * o).sum(-1, keepdim=True)) * factor
+        found = ((scores @ k, 1, rows), (scores.mT @ q, copies, own), (p.mT @ g, copies, own))
+        for whole, (part, shared, place) in zip(grads, found, strict=True):
             summed = part.unflatten(0, (-1, shared)).sum(1)
-            whole[rows] = summed.transpose(0, 1).to(whole.dtype)
+            whole[place] = summed.transpose(0, 1).to(whole.dtype)
     return tuple(DeviceTensor(g, query.machine) for g in grads)
 
 
@@ -93,37 +98,43 @@ def _accepts(query: DeviceTensor, key: DeviceTensor, value: DeviceTensor, *bound
         raise RuntimeError("Number of heads in key/value must divide number of heads in query")
 
 
-def _wide(query: DeviceTensor, key: DeviceTensor, value: DeviceTensor, rows: slice) -> tuple[Tensor, ...]:
+def _wide(
+    query: DeviceTensor, key: DeviceTensor, value: DeviceTensor, rows: slice, own: slice
+) -> tuple[Tensor, ...]:
     """fp32 [H, t, D] of one document; heads that queries share are repeated."""
     copies = query.shape[1] // key.shape[1]
-    q, k, v = (x.numbers[rows].transpose(0, 1).float() for x in (query, key, value))
-    return q, k.repeat_interleave(copies, 0), v.repeat_interleave(copies, 0)
+    q = query.numbers[rows].transpose(0, 1).float()
+    k, v = (x.numbers[own].transpose(0, 1).float().repeat_interleave(copies, 0) for x in (key, value))
+    return q, k, v
 
 
 def _documents(
     query: DeviceTensor,
     key: DeviceTensor,
-    cu_seqlens: Tensor,
+    cu_query: Tensor,
+    cu_key: Tensor,
     is_causal: bool,
     scale: float | None,
     window: list[int] | None,
-) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Yield the rows, probabilities [H, t, t] and log-sums [H, t] of each document."""
-    assert isinstance(cu_seqlens, DeviceTensor)
-    bounds = cu_seqlens.numbers.tolist()
+) -> Iterator[tuple[slice, slice, Tensor]]:
+    """Yield the rows of queries and of keys and the scores [H, t, s] of each document, -inf where a query
+    does not see: the last query sees the last key.
+    """
+    assert isinstance(cu_query, DeviceTensor) and isinstance(cu_key, DeviceTensor)
+    at, to = (x.numbers.tolist() for x in (cu_query, cu_key))
     left, right = window or (-1, -1)
     factor = query.shape[-1] ** -0.5 if scale is None else scale
-    for start, end in zip(bounds, bounds[1:], strict=False):
-        q, k, _ = _wide(query, key, key, slice(start, end))
-        place = torch.arange(end - start)
-        ahead = place[None, :] - place[:, None]  # how far a key lies after the query
+    for start, end, first, last in zip(at, at[1:], to, to[1:], strict=False):
+        rows, own = slice(start, end), slice(first, last)
+        q, k, _ = _wide(query, key, key, rows, own)
+        place = torch.arange(end - start) + (last - first) - (end - start)
+        ahead = torch.arange(last - first)[None, :] - place[:, None]  # how far a key lies after the query
         seen = torch.ones_like(ahead, dtype=torch.bool)
         if is_causal or right >= 0:
             seen &= ahead <= max(right, 0)
         if left >= 0:
             seen &= -ahead <= left
-        scores = (q @ k.mT * factor).masked_fill(~seen, float("-inf"))
-        yield slice(start, end), scores.softmax(-1), scores.logsumexp(-1)
+        yield rows, own, (q @ k.mT * factor).masked_fill(~seen, float("-inf"))
 
 
 def histogram(x: DeviceTensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -136,4 +147,5 @@ OWN = {
     "aten::histc": histogram,
     "torch_attn::_varlen_attn": flash_varlen,
     "torch_attn::_varlen_attn_backward": flash_varlen_backward,
+    **OWN_FLEX,
 }

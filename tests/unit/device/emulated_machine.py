@@ -29,6 +29,7 @@ class Machine:
                 values, copies that are not asynchronous (what ``torch.cuda.set_sync_debug_mode`` reports)
     copies      asynchronous copies from the host by place; ``pageable``: those out of memory not pinned
     kernels     operations by name that start at least one kernel (views and allocations start none)
+    no_triton   why no kernel can be compiled there; empty if one can
     live, peak  bytes that tensors on the device hold, each storage once
     """
 
@@ -41,6 +42,7 @@ class Machine:
     copies: Counter[str] = field(default_factory=Counter)
     pageable: Counter[str] = field(default_factory=Counter)
     kernels: Counter[str] = field(default_factory=Counter)
+    no_triton: str = ""
     live: int = 0
     peak: int = 0
     to_host: bool = False  # an explicit ``.cpu()`` or ``.to("cpu")`` is running

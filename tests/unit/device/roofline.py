@@ -3,8 +3,9 @@ an H100 by a roofline. No timing: what the window asks of a device, however larg
 
     PYTHONPATH=. python tests/unit/device/roofline.py [llama-3-8b | qwen2.5-0.5b | gemma-2-2b]
 
-Products at 72 % of 989 TFLOP/s, flash at 40 %, memory at 88 % of 3.35 TB/s; each kernel takes the longer of
-the two, launches are free. Two depths are counted, and the whole model follows, as layers are alike.
+Products at 72 % of 989 TFLOP/s, flash and flex at 40 %, memory at 88 % of 3.35 TB/s; each kernel takes the
+longer of the two, launches are free. Two depths are counted, and the whole model follows, as layers are
+alike.
 """
 
 from __future__ import annotations
@@ -34,9 +35,11 @@ from emulated_device import emulated
 from emulated_kernels import OWN
 from emulated_machine import Machine
 from emulated_tensor import DeviceTensor
+from roofline_flex import FLEX_WITHOUT_NUMBERS, flex_flops, visible_and_counted
 
 from paceline.algorithms.registry import algorithm_class
 from paceline.models.materialise import replace_tensors
+from paceline.models.visible_keys import VisibleKeys
 from paceline.plan.model.catalogue import named_config
 from paceline.plan.model.head_chunk import head_chunk_bytes
 from paceline.protocols.batch import Batch
@@ -76,7 +79,7 @@ class Roofline:
             moved = sum(_size(x) for x in {**given, **made}.values())
             moved += sum(_size(x) for key, x in made.items() if key in given)  # in place: read and written
         flops = _flops(func, name, args, kwargs, out)
-        rate = FLASH if "attn" in name or "attention" in name else PRODUCTS
+        rate = FLASH if "attn" in name or "attention" in name or "flex" in name else PRODUCTS
         self.kernels += 1
         self.bytes += moved
         self.flops += flops
@@ -112,6 +115,8 @@ def _flops(func: Any, name: str, args: Any, kwargs: Any, out: Any) -> float:
         documents = bounds.shape[0] - 1
         square = query.shape[0] ** 2 / documents / 2
         return float(4 * query.shape[1] * query.shape[2] * square * (2.5 if backward else 1))
+    if name in ("flex", "flex_backward"):
+        return flex_flops(name, args)
     if name in ("addmm_", "baddbmm_"):  # in place: not in torch's table
         return 2.0 * args[1].numel() * args[2].shape[-1]
     found = flop_registry.get(func._overloadpacket)
@@ -148,7 +153,11 @@ class _Answers(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-WITHOUT_NUMBERS = {"torch_attn::_varlen_attn": _flash, "torch_attn::_varlen_attn_backward": _flash_backward}
+WITHOUT_NUMBERS = {
+    "torch_attn::_varlen_attn": _flash,
+    "torch_attn::_varlen_attn_backward": _flash_backward,
+    **FLEX_WITHOUT_NUMBERS,
+}
 
 
 @contextmanager
@@ -225,6 +234,9 @@ def window(config: Mapping[str, Any], tokens: int, documents: int) -> Window:
     with ExitStack() as stack:
         stack.enter_context(_another_machine())
         stack.enter_context(mock.patch.dict(OWN, WITHOUT_NUMBERS))
+        stack.enter_context(
+            mock.patch.object(VisibleKeys, "of", visible_and_counted(batch.cu_seqlens.tolist()))
+        )
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         module = FakeFactory(plan, config, mode)()
         machine = [stack.enter_context(c) for c in (mode, FakeValues(), _Answers(), emulated())][-1]

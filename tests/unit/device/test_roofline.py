@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
+import emulated_flex
 import pytest
 import torch
 from emulated_device import emulated
-from roofline import FLASH, MEMORY, PRODUCTS, WINDOWS, Roofline, _counting, whole
+from roofline import (
+    FLASH,
+    MEMORY,
+    PRODUCTS,
+    WINDOWS,
+    Roofline,
+    _counting,
+    whole,
+)
+from roofline_flex import blocks_of, visible_and_counted
 from torch.nn.attention.varlen import varlen_attn
 
+from paceline.models.attention_context import PackedSequenceInfo
+from paceline.models.flex import documents_flex
+from paceline.models.visible_keys import VisibleKeys
+
 #: milliseconds of an H100 by the roofline, and kernels, as of November 2026: a smaller number is written here
-BUDGETS = {"llama-3-8b": (1652, 4042), "qwen2.5-0.5b": (186, 3449), "gemma-2-2b": (1765, 6845)}
+BUDGETS = {"llama-3-8b": (1652, 4042), "qwen2.5-0.5b": (186, 3449), "gemma-2-2b": (973, 5163)}
 
 
 def test_a_product_is_one_kernel_of_its_flops_and_bytes() -> None:
@@ -42,6 +58,43 @@ def test_flash_is_causal_attention_a_document() -> None:
             out.float().sum().backward()
         assert found.flops == forward * 3.5
         assert found.seconds["_varlen_attn"] >= forward / FLASH
+
+
+def _blocks_one_by_one(bounds: list[int], window: int | None) -> int:
+    """Of 128 x 128 scores, those in which any is seen: by the whole mask."""
+    at = torch.arange(bounds[-1])
+    document = torch.bucketize(at, torch.tensor(bounds[1:]), right=True)
+    behind = at[:, None] - at[None, :]
+    mask = (document[:, None] == document[None, :]) & (behind >= 0)
+    mask &= behind < (window or bounds[-1])
+    blocks = -(-bounds[-1] // 128)
+    whole = torch.zeros(blocks * 128, blocks * 128, dtype=torch.bool)
+    whole[: bounds[-1], : bounds[-1]] = mask
+    return int(whole.unflatten(0, (blocks, 128)).unflatten(2, (blocks, 128)).any(3).any(1).sum())
+
+
+@pytest.mark.parametrize(
+    ("bounds", "window"), [([0, 300, 301, 900], None), ([0, 1000], 130), ([0, 7, 640], 1)]
+)
+def test_flex_is_the_blocks_that_are_not_empty(bounds: list[int], window: int | None) -> None:
+    blocks = blocks_of(bounds, window)
+    assert blocks == _blocks_one_by_one(bounds, window)
+    with emulated() as machine, mock.patch.object(VisibleKeys, "of", visible_and_counted(bounds)):
+        cu_seqlens = torch.tensor(bounds, dtype=torch.int32).to(machine.device)
+        layout = PackedSequenceInfo(tuple(bounds), cu_seqlens, bounds[-1])
+        shapes = ((1, 4, bounds[-1], 32), (1, 2, bounds[-1], 32), (1, 2, bounds[-1], 16))
+        inputs = [torch.ones(s, dtype=torch.bfloat16, device="cuda").requires_grad_() for s in shapes]
+        seen = layout.visible(window)
+        with _counting(Roofline()) as found:
+            out = documents_flex(emulated_flex.call, *inputs, seen, scale=1.0, softcap=2.0)
+            forward = 2 * 4 * blocks * 128 * 128 * (32 + 16)
+            assert found.flops == forward and found.kernels == 1
+            out.sum().backward()
+    assert found.flops == forward + 2 * 4 * blocks * 128 * 128 * (4 * 32 + 3 * 16)
+    assert found.seconds["flex"] >= forward / FLASH
+    tables = sum(x.numel() for x in (seen.first, seen.last, *seen.blocks)) * 4
+    moved = sum(x.numel() for x in (*inputs, out)) * 2 + 4 * bounds[-1] * 4 + tables
+    assert found.bytes > moved * 2
 
 
 @pytest.mark.slow
