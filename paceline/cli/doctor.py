@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli.options import existing_run
 from paceline.core.diagnostics import errors
 from paceline.core.errors import ExitCode
 from paceline.core.rundir import RunDir
@@ -25,7 +26,12 @@ def doctor(
     run: Annotated[Path | None, typer.Argument(metavar="RUN", help=_RUN)] = None,
     as_json_: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
 ) -> None:
-    """Check this machine: devices as torch, the driver's tool and /dev see them, and how to fix problems."""
+    """Check this machine: devices as torch, the driver's tool and /dev see them, and how to fix problems.
+
+    Exit code: 0 if nothing stands in the way of a training, 1 if something does, 2 if RUN is no run.
+    """
+    if run is not None:
+        existing_run(run)
     seen = inspect(environment())
     found = [*findings(seen), *(run_findings(RunDir.at(run)) if run is not None else ())]
     if as_json_:

@@ -6,11 +6,13 @@ import sysconfig
 from collections.abc import Iterator
 
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.units import human_bytes
 from paceline.doctor import codes
 from paceline.doctor.inspect import Inspection
 
 SHM_BYTES = 1 << 30
 OPEN_FILES = 4096
+_ONLY = "only torch.compile and Triton kernels need it"
 
 
 def findings(seen: Inspection) -> tuple[Diagnostic, ...]:
@@ -54,7 +56,7 @@ def _system(seen: Inspection) -> Iterator[Diagnostic]:
         yield codes.DOCTOR_MEMLOCK(
             "locked memory is limited beside an InfiniBand device",
             "ulimit -l",
-            "a limit",
+            human_bytes(seen.memlock_bytes),
             "use ulimit -l unlimited (docker run --ulimit memlock=-1), or set NCCL_IB_DISABLE=1",
             Severity.WARNING,
         )
@@ -74,13 +76,14 @@ def _compiler(seen: Inspection) -> Iterator[Diagnostic]:
             "there is no C compiler",
             "PATH",
             "no gcc, cc or clang",
-            "use apt-get install gcc, or set CC=…",
+            f"use apt-get install gcc, or set CC to the path of one; {_ONLY}",
             Severity.NOTE,
         )
     if not seen.headers:
         yield codes.DOCTOR_HEADERS(
             "Python.h is missing",
             sysconfig.get_path("include"),
-            hint="use apt-get install python3-dev (of this Python's version)",
+            found=f"Python {seen.python}",
+            hint=f"use apt-get install python3-dev of this version; {_ONLY}",
             severity=Severity.NOTE,
         )

@@ -27,6 +27,11 @@ DOCTOR_NO_TORCH = Code(
     "doctor.no_torch",
     "torch is not installed in this environment. Plans can be made here, but nothing can be trained.",
 )
+DOCTOR_NO_FLIGHTS = Code(
+    "doctor.no_flights",
+    "The run's ranks left no record of their last collectives, so there is nothing to compare. Ranks with"
+    " NCCL leave one when a collective exceeds training.ddp_timeout.",
+)
 DOCTOR_P2P = Code(
     "doctor.p2p",
     "The cards cannot copy to each other directly, so their transfers go through the host's"

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 
-from paceline.core.diagnostics import Diagnostic
+from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.json_types import JsonObject, as_number
 from paceline.core.rundir import RunDir
 from paceline.doctor import codes
@@ -20,6 +20,14 @@ def run_findings(run: RunDir) -> Iterator[Diagnostic]:
     for path in sorted(run.events_dir.glob("flight_*.json")):
         if match := re.fullmatch(r"flight_(\d+)\.json", path.name):
             texts[int(match[1])] = path.read_text(encoding="utf-8", errors="replace")
+    if len(texts) < 2:
+        yield codes.DOCTOR_NO_FLIGHTS(
+            "the run has no collectives of several ranks to compare",
+            str(run.events_dir),
+            f"{len(texts)} of the files flight_RANK.json",
+            "nothing is to be done: ranks on accelerators leave them when a collective exceeds ddp_timeout",
+            Severity.NOTE,
+        )
     for line in compare_flights(texts):
         hint = "see the logs of the ranks that are behind, at that time"
         yield codes.DOCTOR_STUCK("the ranks waited for each other", str(run.events_dir), line, hint)

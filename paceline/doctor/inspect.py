@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import resource
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from paceline.launch.before.facts import infiniband, memlock_unlimited
 from paceline.plan.hardware.choose import Choice, choose
-from paceline.plan.hardware.probe import look
+from paceline.plan.hardware.probe import cpu_count, host_memory_bytes, look
 from paceline.plan.hardware.seen import Sights
 
 #: Packages that a run may use, by the name that pip knows.
@@ -36,6 +37,7 @@ _PEERS = ("nvidia-smi", "topo", "-p2p", "r")
 class Inspection:
     """The facts. Sizes in bytes; ``None``: unknown here.
 
+    ``host_bytes``, ``cores``: what this process may use of the host; ``memlock_bytes``: what it may lock;
     ``holders``: (pid, bytes, program) of processes that hold a card's memory now; ``pairs``: pairs of cards,
     and how many of them copy to each other directly; ``packages``: installed versions by name.
     """
@@ -44,6 +46,7 @@ class Inspection:
     choice: Choice
     shm_bytes: int | None = None
     memlock_unlimited: bool = True
+    memlock_bytes: int = 0
     infiniband: bool = False
     open_files: int = 0
     compiler: str = ""
@@ -51,6 +54,9 @@ class Inspection:
     holders: tuple[tuple[int, int, str], ...] = ()
     pairs: tuple[int, int] = (0, 0)
     packages: Mapping[str, str] = field(default_factory=dict)
+    host_bytes: int = 0
+    cores: int = 0
+    python: str = ""
 
 
 def inspect(environ: Mapping[str, str]) -> Inspection:
@@ -62,6 +68,7 @@ def inspect(environ: Mapping[str, str]) -> Inspection:
         choose(sights, environ),
         shm_bytes=_size_of(Path("/dev/shm")),
         memlock_unlimited=memlock_unlimited(),
+        memlock_bytes=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         infiniband=infiniband(environ),
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         compiler=environ.get("CC")
@@ -70,6 +77,9 @@ def inspect(environ: Mapping[str, str]) -> Inspection:
         holders=parse_holders(_output(_HOLDERS)),
         pairs=parse_pairs(_output(_PEERS)),
         packages=_packages(),
+        host_bytes=host_memory_bytes(),
+        cores=cpu_count(),
+        python=platform.python_version(),
     )
 
 

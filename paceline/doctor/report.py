@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 
 from paceline.core.diagnostics import Diagnostic, render_all
 from paceline.core.json_types import Json
+from paceline.core.units import human_bytes
 from paceline.doctor.inspect import Inspection
 from paceline.plan.codec import to_json
+from paceline.plan.hardware.cards import taken_bytes
 from paceline.plan.hardware.kinds import is_accelerator
 from paceline.plan.hardware.seen import SeenDevice, SmiAnswer
 from paceline.plan.model.attention_kernel import AttentionCall, attention_kernel
@@ -34,6 +37,7 @@ def as_json(seen: Inspection, found: Sequence[Diagnostic]) -> dict[str, Json]:
         "seen": to_json(seen.sights),
         "shm_bytes": seen.shm_bytes,
         "memlock_unlimited": seen.memlock_unlimited,
+        "memlock_bytes": None if seen.memlock_unlimited else seen.memlock_bytes,
         "infiniband": seen.infiniband,
         "open_files": seen.open_files,
         "compiler": seen.compiler,
@@ -41,6 +45,9 @@ def as_json(seen: Inspection, found: Sequence[Diagnostic]) -> dict[str, Json]:
         "holders": [{"pid": pid, "bytes": size, "program": name} for pid, size, name in seen.holders],
         "p2p_pairs": {"all": seen.pairs[0], "direct": seen.pairs[1]},
         "packages": dict(seen.packages),
+        "host_memory_bytes": seen.host_bytes,
+        "cpu_cores": seen.cores,
+        "python": seen.python,
         "findings": [finding.to_json() for finding in found],
     }
 
@@ -72,18 +79,29 @@ def _facts(seen: Inspection) -> Iterator[tuple[str, str]]:
     yield "rocm-smi", _by_tool(sights.amd)
     nodes = {"nvidia": sights.nodes.nvidia, "amd": sights.nodes.amd, "ascend": sights.nodes.ascend}
     yield "/dev", ", ".join(f"{count} {name}" for name, count in nodes.items() if count) or "no accelerator"
-    yield "precision", precision(seen)
+    yield "precision", f"{precision(seen)} (what mixed_precision: auto takes here)"
     yield "attention", kernel(seen)
-    for pid, size, name in seen.holders:
-        yield "in use", f"{size / GIB:.1f} GiB: {name} (pid {pid})"
+    yield from _in_use(seen)
     if seen.pairs[0]:
         yield "p2p", f"{seen.pairs[1]} of {seen.pairs[0]} pairs of cards copy directly"
     shm = "none" if seen.shm_bytes is None else f"{seen.shm_bytes / GIB:.1f} GiB"
-    locked = "unlimited" if seen.memlock_unlimited else "limited"
+    locked = "unlimited" if seen.memlock_unlimited else human_bytes(seen.memlock_bytes)
     ib = "yes" if seen.infiniband else "no"
+    yield "host", f"{seen.cores} CPU cores, {human_bytes(seen.host_bytes)} of memory"
     yield "system", f"/dev/shm {shm}, locked memory {locked}, open files {seen.open_files}, InfiniBand {ib}"
-    yield "compiler", f"{seen.compiler or 'none'}, {seen.headers or 'no Python.h'}"
+    yield "compiler", f"{seen.compiler or 'no C compiler'}, {seen.headers or 'no Python.h'}"
+    yield "python", f"{seen.python}, {sys.executable}"
     yield "packages", ", ".join(f"{name} {version}" for name, version in seen.packages.items()) or "none"
+
+
+def _in_use(seen: Inspection) -> Iterator[tuple[str, str]]:
+    """Return who holds memory of the cards now."""
+    for pid, size, name in seen.holders:
+        yield "in use", f"{size / GIB:.1f} GiB: {name} (pid {pid})"
+    taken = sum(taken_bytes(device) for device in seen.choice.devices)
+    if taken and not seen.holders:
+        by = "this container does not see" if seen.sights.nvidia else "no tool here lists"
+        yield "in use", f"{taken / GIB:.1f} GiB, by processes that {by}"
 
 
 def describe(device: SeenDevice) -> str:

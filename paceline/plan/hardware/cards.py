@@ -54,12 +54,17 @@ def with_tool_memory(devices: Sequence[SeenDevice], sights: Sights) -> tuple[See
     )
 
 
+def taken_bytes(device: SeenDevice) -> int:
+    """Return what other processes hold of a device's memory; 0 if it is unknown or the driver's own."""
+    if device.total_bytes is None or device.free_bytes is None:
+        return 0
+    taken = device.total_bytes - device.free_bytes
+    return taken if taken > TAKEN_BYTES else 0
+
+
 def usable_bytes(device: SeenDevice) -> int | None:
     """Return the device's memory less what other processes hold; None if it is unknown."""
-    if device.total_bytes is None or device.free_bytes is None:
-        return device.total_bytes
-    taken = device.total_bytes - device.free_bytes
-    return device.free_bytes if taken > TAKEN_BYTES else device.total_bytes
+    return None if device.total_bytes is None else device.total_bytes - taken_bytes(device)
 
 
 def computes_bf16(device: SeenDevice, kind: DeviceKind) -> bool:

@@ -9,10 +9,10 @@ from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.plan import codes
 from paceline.plan.hardware import refuse
 from paceline.plan.hardware.cards import (
-    TAKEN_BYTES,
     best_set,
     computes_bf16,
     runs_on,
+    taken_bytes,
     usable_bytes,
     visible_cards,
     with_tool_memory,
@@ -156,13 +156,13 @@ def _left_out(
 def _taken(chosen: Sequence[SeenDevice], sights: Sights) -> list[Diagnostic]:
     found = []
     for device in chosen:
-        if device.total_bytes is None or device.free_bytes is None:
-            continue
-        taken = device.total_bytes - device.free_bytes
-        if taken > TAKEN_BYTES:
+        taken = taken_bytes(device)
+        if taken:
+            assert device.total_bytes is not None
+            free = device.total_bytes - taken
             what = (
                 f"other processes hold {taken / GIB:.1f} GiB of {device.name}: the plan counts on the"
-                f" {device.free_bytes / GIB:.1f} GiB that are free now"
+                f" {free / GIB:.1f} GiB that are free now"
             )
             hint = "use `paceline doctor` to list these processes; end them, or train on another card"
             found.append(

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.cli import doctor as verb
+from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
 from paceline.doctor.checks import findings
 from paceline.doctor.flights import compare_flights, run_findings
@@ -70,7 +71,11 @@ def test_a_sound_machine_has_no_finding_and_the_report_has_every_witness() -> No
         ({"sights": IDLE, "choice": choose(IDLE, {})}, "device.cpu_torch", "error"),
         ({"sights": replace(SIGHTS, wheel=Wheel())}, "doctor.no_torch", "error"),
         ({"shm_bytes": 64 << 20}, "doctor.shm", "warning"),
-        ({"infiniband": True, "memlock_unlimited": False}, "doctor.memlock", "warning"),
+        (
+            {"infiniband": True, "memlock_unlimited": False, "memlock_bytes": 65536},
+            "doctor.memlock",
+            "warning",
+        ),
         ({"open_files": 1024}, "doctor.files", "note"),
         ({"compiler": ""}, "doctor.compiler", "note"),
         ({"headers": ""}, "doctor.headers", "note"),
@@ -97,6 +102,30 @@ def test_exit_code_and_json(monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.exit_code == 1 and "pip install --force-reinstall torch==2.13.0" in done.stdout
 
 
+def test_a_run_that_is_none_is_refused_before_the_machine_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verb, "inspect", lambda environ: pytest.fail("looked at"))
+    for folder, words in ((tmp_path / "nosuch", "no such run directory"), (tmp_path, "is not a run")):
+        done = CliRunner().invoke(verb.app, [str(folder)])
+        assert isinstance(done.exception, ConfigError) and words in str(done.exception)
+
+
+def test_memory_that_nobody_is_seen_to_hold_is_said() -> None:
+    full = tuple(replace(card, free_bytes=2 << 30) for card in CARDS)
+    sights = replace(SIGHTS, nvidia=replace(SIGHTS.nvidia, devices=full))
+    seen = replace(SOUND, sights=sights, choice=choose(sights, {}), holders=())
+    assert "in use     40.0 GiB, by processes that this container does not see" in text(seen, ())
+    assert "in use" not in text(replace(SOUND, holders=()), ())
+
+
+def test_a_limit_is_told_as_a_number() -> None:
+    seen = replace(SOUND, infiniband=True, memlock_unlimited=False, memlock_bytes=65536)
+    [finding] = findings(seen)
+    assert finding.found == "64.00 KiB" and "locked memory 64.00 KiB" in text(seen, ())
+    assert as_json(seen, ())["memlock_bytes"] == 65536 and as_json(SOUND, ())["memlock_bytes"] is None
+
+
 def test_what_the_tools_print_is_read() -> None:
     assert parse_holders("4242, 3072, python serve.py\n77, [N/A], x, y\nno such\n") == (
         (4242, 3 << 30, "python serve.py"),
@@ -121,6 +150,10 @@ def test_a_run_that_timed_out_names_the_rank_that_is_behind(tmp_path: Path) -> N
     [finding] = run_findings(run)
     assert finding.code == "doctor.stuck"
     assert finding.found == "group dp_shard: rank 2 at 409; the others at collective 412"
+    run.flight(0).unlink()
+    run.flight(1).unlink()
+    [finding] = run_findings(run)
+    assert (finding.code, finding.severity.value) == ("doctor.no_flights", "note")
     assert compare_flights({0: _dump(1), 1: _dump(1)}) == [] == compare_flights({0: "nonsense"})
 
 
