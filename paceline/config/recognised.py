@@ -124,9 +124,6 @@ RECOGNISED: dict[str, Recognised] = {
     "push_to_hub_organization": _note(_HUB),
     "ignore_data_skip": _refuse("a resumed run continues at its exact position in the data", False),
     "restore_callback_states_from_checkpoint": _note("a resumed run restores all of its state"),
-    "full_determinism": _warn(
-        "runs are bit-for-bit reproducible on a CPU; torch's deterministic CUDA kernels are not forced", False
-    ),
     "accelerator_config": _refuse(
         "the data order is computed; Accelerate's options to dispatch and split batches do not apply"
     ),

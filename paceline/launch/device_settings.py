@@ -17,11 +17,17 @@ _WITHOUT_P2P, _TELLS_P2P = ("RTX 40", "RTX 4090"), (550, 40)
 
 
 def device_settings(
-    environ: Mapping[str, str], device: str, world_size: int, run: RunDir, root: Path = Path("/")
+    environ: Mapping[str, str],
+    device: str,
+    world_size: int,
+    run: RunDir,
+    root: Path = Path("/"),
+    *,
+    deterministic: bool = False,
 ) -> dict[str, tuple[str, str]]:
     """Return (value, reason) by variable, for a rank that computes on ``device``; empty on a CPU.
 
-    ``root``: where ``/proc`` and ``/sys`` lie.
+    ``root``: where ``/proc`` and ``/sys`` lie; ``deterministic``: ``training.full_determinism``.
     """
     kind, found = kind_of(device), dict[str, tuple[str, str]]()
     if kind is not CUDA:
@@ -30,6 +36,10 @@ def device_settings(
     if not installed_wheel().hip and not on_windows and not any(name in environ for name in ALLOCATOR):
         why = "rows of varying length do not fragment the allocator's memory"
         found[ALLOCATOR[0]] = ("expandable_segments:True", why)
+    if deterministic:
+        why = "cuBLAS is deterministic only with workspaces of its own"
+        found["CUBLAS_WORKSPACE_CONFIG"] = (":4096:8", why)
+        found["FLASH_ATTENTION_DETERMINISTIC"] = ("1", "Transformers' flash attention sums in one order")
     if world_size > 1:
         found["TORCH_FR_BUFFER_SIZE"] = (FLIGHT_ENTRIES, "records the last collectives")
         found["TORCH_NCCL_DUMP_ON_TIMEOUT"] = ("1", "writes them at a time-out")

@@ -231,6 +231,11 @@ DEVICE_ALONE = Code(
 DEVICE_GLOO = Code(
     "device.gloo", "gloo transfers tensors of the CPU and of CUDA devices; other devices have a backend."
 )
+DEVICE_DETERMINISM = Code(
+    "device.determinism",
+    "full_determinism needs deterministic kernels of every library that computes; torch tells of CUDA's and"
+    " of the CPU's. On other devices sums may come in another order in each run.",
+)
 DEVICE_QUANTISED = Code(
     "device.quantised", "bitsandbytes quantises weights to 4 bits on CPUs, CUDA and Intel devices only."
 )

@@ -84,4 +84,23 @@ def device_quantised(c: Context) -> Iterator[Diagnostic]:
         )
 
 
-DEVICE_RULES: tuple[Rule, ...] = (device_float64, device_alone, device_gloo, device_quantised)
+def device_determinism(c: Context) -> Iterator[Diagnostic]:
+    """device.determinism"""
+    kind = _kind(c)
+    if kind not in (None, CUDA) and c.config.training.full_determinism:
+        assert kind is not None
+        yield c.problem(
+            codes.DEVICE_DETERMINISM,
+            f"deterministic kernels are not known for {kind.label} devices",
+            "training.full_determinism",
+            hint=f"set full_determinism: false, or {_OR_CPU}",
+        )
+
+
+DEVICE_RULES: tuple[Rule, ...] = (
+    device_float64,
+    device_alone,
+    device_gloo,
+    device_quantised,
+    device_determinism,
+)

@@ -54,7 +54,13 @@ def run_rank(argv: Sequence[str], environ: Mapping[str, str], line: Line) -> int
         rank = env.rank
         plan = start.plan or plan_here(start, env, environ)
         same_size(plan, env)
-        settings = device_settings(environ, plan.device, env.world_size, RunDir.at(plan.run_dir))
+        settings = device_settings(
+            environ,
+            plan.device,
+            env.world_size,
+            RunDir.at(plan.run_dir),
+            deterministic=start.config.training.full_determinism,
+        )
         apply_device_settings(settings)
         from paceline.training.worker import worker_of  # torch, Transformers
 

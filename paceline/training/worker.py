@@ -44,6 +44,7 @@ from paceline.runlog.result import write_result
 from paceline.runlog.stacks import stacks_to
 from paceline.runtime.alarm import Alarm
 from paceline.runtime.cascade import is_cascade, is_timeout
+from paceline.runtime.determinism import use_deterministic_kernels
 from paceline.runtime.device import set_threads, threads_per_rank
 from paceline.runtime.flight import write_flight
 from paceline.runtime.heartbeat import sign_of
@@ -89,6 +90,8 @@ def worker_of(
     prepared = prepare_data(start, plan, env.rank, environ)
     seconds = time.monotonic() - begun
     keep_compiled_code_private(environ)
+    if start.config.training.full_determinism:
+        use_deterministic_kernels()
     if "OMP_NUM_THREADS" not in environ:
         set_threads(threads_per_rank(env.local_world_size))
     return Worker(start, env, plan, prepared, seconds, environ, line, settings)

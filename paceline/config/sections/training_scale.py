@@ -228,6 +228,15 @@ class ScaleFields(OptionsFields):  # type: ignore[valid-type, misc]  # created f
     torch_compile_mode: OptText = Field(default=None, description="Mode of torch.compile.")
     use_cpu: Bool = Field(default=False, description="Train on the CPU even if there is an accelerator.")
 
+    full_determinism: Bool = Field(
+        default=False,
+        description=(
+            "Use deterministic kernels only, so that a run can be repeated bit for bit on the same GPUs; "
+            "an operation that has none ends the run by name. Slower on GPUs; on a CPU runs repeat "
+            "bit for bit without it. Refused on XPU, NPU and MPS."
+        ),
+    )
+
     deepspeed: Annotated[str | dict[str, Any] | None, BeforeValidator(to_path_or_mapping)] = Field(
         default=None,
         description=(

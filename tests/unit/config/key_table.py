@@ -332,6 +332,9 @@ TABLE: dict[str, Key | Read] = {
     ),
     **under(T, p.trainer, {}, save_strategy="epoch", save_steps=7),
     "training.save_total_limit": Key(p.saver, 2),
+    "training.full_determinism": Read(
+        "training/worker.py", "worker_of", "tests/unit/runtime/test_determinism.py"
+    ),
     "training.resume_from_checkpoint": Read("training/worker.py", "train", "tests/integration/test_train.py"),
     "training.output_dir": Key(p.run_directory, "/elsewhere"),
     "training.experiment_name": Key(p.run_directory, "other"),

@@ -263,6 +263,13 @@ CASES = [
         good_facts=Facts(device="cuda", world_size=2),
     ),
     case(
+        "device.determinism",
+        _t(full_determinism=True),
+        _t(full_determinism=True),
+        Facts(device="xpu", world_size=1),
+        good_facts=Facts(device="cuda", world_size=1),
+    ),
+    case(
         "device.quantised",
         {"lora.quantization_bit": 4},
         {"lora.quantization_bit": 4},
