@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import io
 import json
+import tokenize
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -42,12 +45,31 @@ def fingerprint(parts: Mapping[str, Json]) -> str:
 
 
 def code_version() -> JsonObject:
-    """Return what in the program determines the tokens: our sources and templates, library versions."""
+    """Return what in the program determines the tokens: our sources and templates, library versions.
+
+    Comments, docstrings and empty lines of the sources are no part of it.
+    """
     own, here = hashlib.sha256(), Path(__file__).parent
     named = (here / f"{name}.py" for name in _CODE)
     for path in (*named, *sorted(here.glob("kinds/*.py")), *sorted(here.glob("templates/*.jinja"))):
-        own.update(path.read_bytes())
+        text = path.read_text(encoding="utf-8")
+        own.update((without_comments(text) if path.suffix == ".py" else text).encode())
     return {"format": FORMAT_VERSION, "source": own.hexdigest()[:16], **versions()}
+
+
+def without_comments(source: str) -> str:
+    """Return a Python source without comments, docstrings and empty lines: the same under every Python."""
+    lines = source.splitlines()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = node.body[0].value if node.body and isinstance(node.body[0], ast.Expr) else None
+            if isinstance(text, ast.Constant) and isinstance(text.value, str):
+                lines[text.lineno - 1 : text.end_lineno] = [""] * ((text.end_lineno or 0) - text.lineno + 1)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column]
+    return "\n".join(line.rstrip() for line in lines if line.strip())
 
 
 def definition() -> str:

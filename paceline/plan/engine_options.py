@@ -91,13 +91,18 @@ def choose_attention(
     )
 
 
-def choose_packing(data: DataSection, *, prompts: bool, answered: bool, apart: bool) -> Decision:
+def choose_packing(
+    data: DataSection, *, documents: int, prompts: bool, answered: bool, apart: bool
+) -> Decision:
     """Return the decision on packing: ``choice`` on or off; not applied if documents would see each other.
 
-    ``prompts``: rows are prompts, answered in training; ``answered``: the model generates the answers of some
-    or all rows in training; ``apart``: attention keeps packed documents apart.
+    ``documents``: of a row before packing, each of up to ``max_length`` tokens; ``prompts``: rows are
+    prompts, answered in training; ``answered``: the model generates the answers of some or all rows in
+    training; ``apart``: attention keeps packed documents apart.
     """
     subject, alone = "data.packing", f"one document per row, up to {data.max_length} tokens"
+    if documents > 1:
+        alone = f"{documents} documents per row, each up to {data.max_length} tokens"
     if prompts:
         why = "rows are built from rollouts: a micro-batch concatenates its answers, without padding"
         return Decision(subject, "off", why)
@@ -112,7 +117,8 @@ def choose_packing(data: DataSection, *, prompts: bool, answered: bool, apart: b
             " micro-batch"
         )
         return Decision(subject, "off", why, False)
-    together = f"rows of {data.max_length} tokens contain several documents that do not attend to each other"
+    room = data.max_length * documents
+    together = f"rows of {room} tokens contain several documents that do not attend to each other"
     return Decision(subject, "on", f"{together}; no padding")
 
 

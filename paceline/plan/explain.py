@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 
 from paceline.core.units import human_bytes, human_count
+from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.plan import Plan
 
 WIDTH = 100
@@ -16,7 +17,8 @@ def explain(plan: Plan) -> str:
     lines = [f"Plan {plan.digest()[:12]}: {plan.headline()}"]
     lines += _entry("model", _model(plan), "")
     lines += _entry("mesh", str(plan.mesh), "")
-    lines += _entry("row", f"{plan.seq_len} tokens{', packed' if plan.packing else ''}", "")
+    row = plan.seq_len * algorithm_spec(plan.algorithm).documents_a_row
+    lines += _entry("row", f"{row} tokens{', packed' if plan.packing else ''}", "")
     for decision in plan.decisions:
         mark = "" if decision.granted else "NOT APPLIED: "
         lines += _entry(decision.subject, mark + decision.choice, decision.reason)

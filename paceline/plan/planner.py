@@ -93,6 +93,7 @@ def _assembled(job: Job, resolved: Resolved, found: Sequence[Diagnostic]) -> Pla
     spec = job.algorithm
     packing = choose_packing(
         data,
+        documents=spec.documents_a_row,
         prompts=spec.on_policy,
         answered=spec.generation(training) is not None,
         apart=keeps_apart(requested, shape),

@@ -147,6 +147,10 @@ class AlgorithmSpec:
         """Return the number of answers per prompt."""
         return (training.rollout or RolloutOptions()).num_generations or self.num_generations
 
+    def forwards_of(self, training: Training) -> int:
+        """Return ``further_forwards`` under these options."""
+        return self.further_forwards
+
     def own_fraction(self, training: Training) -> float:
         """Return the fraction of rows whose answer the model generates itself in training."""
         if self.own_answers:

@@ -23,6 +23,10 @@ class Kto(AlgorithmSpec):
     ) -> tuple[str, dict[str, OtherModel], tuple[Decision, ...]]:
         return live_reference(self, training, adapter)
 
+    def forwards_of(self, training: Training) -> int:
+        """Return 0 for a loss without a KL: nothing is asked of answers to other prompts."""
+        return self.further_forwards if self.options_of(training)["loss_type"] == "kto" else 0
+
     def check(self, job: JobToCheck) -> Iterator[Diagnostic]:
         t = job.config.training
         rows = t.per_device_train_batch_size * t.gradient_accumulation_steps * (job.world_size or 2)

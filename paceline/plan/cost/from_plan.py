@@ -127,6 +127,7 @@ def search_spec_of(
         corrections=corrections,
         rollout=_rollout(plan),
         frozen_size=_frozen_size(plan),
+        further_forwards=algorithm_spec(plan.algorithm).forwards_of(plan.config.training),
     )
     return _with_length(spec, plan)
 
@@ -146,7 +147,10 @@ def _rollout(plan: Plan) -> RolloutSpec | None:
     if options is None or (spec.on_policy and plan.config.training.rollout is None):
         return None
     sizes = rollout_sizes(spec, plan.config.training, plan.batch)
-    return RolloutSpec(options.max_completion_length, sizes.windows, sizes.passes, options.generation_rows)
+    share = spec.own_fraction(plan.config.training)
+    return RolloutSpec(
+        options.max_completion_length, sizes.windows, sizes.passes, options.generation_rows, share
+    )
 
 
 def _with_length(spec: SearchSpec, plan: Plan) -> SearchSpec:
@@ -247,6 +251,7 @@ def step_spec_of(plan: Plan, spec: SearchSpec, layout: StrategyLayout) -> StepSp
         element=size,
         rollout=spec.rollout,
         frozen_size=spec.frozen_size,
+        further_forwards=spec.further_forwards,
         start=layout.start,
         master=float(SIZES.get(plan.precision.master, 4)),
     )

@@ -49,6 +49,7 @@ class SearchSpec:
     kept: int = 1  # number of checkpoints kept
     rollout: RolloutSpec | None = None
     frozen_size: float = 1.0  # parameters of a frozen model / those of the main model
+    further_forwards: int | None = None  # None: as the algorithm's spec says
     nvme: frozenset[str] = frozenset()  # of {optimizer, parameters}: those offloaded to NVMe
     corrections: tuple[float, float] = (1.0, 1.0)  # factors on memory and time, from the machine's ledger
 
@@ -220,6 +221,7 @@ def _batches(layout: StrategyLayout, spec: SearchSpec, mesh: Mesh) -> Iterator[C
                 kernels=own_kernels(spec, mesh.tp, layout.whole_submodules),
                 rollout=spec.rollout,
                 frozen_size=spec.frozen_size,
+                further_forwards=spec.further_forwards,
                 start=started(layout.start, spec.adapter),
             )
             replicated = layout.zero == 0

@@ -278,4 +278,4 @@ def _generation(work: StepSpec, c: SpeedCoefficients) -> float:
     cached = 2 * 2.0 * shape.layers * shape.kv_heads * shape.head_dim * work.seq_len / 2 * answers / cut
     a_token = (weights + cached) / (0.6 * work.machine.hbm) * work.pp
     whole = rollout.answer * max(a_token, c.launch * 1e-3 / 3 * shape.layers)
-    return whole / (rollout.windows * rollout.passes)
+    return rollout.share * whole / (rollout.windows * rollout.passes)

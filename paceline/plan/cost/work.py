@@ -58,13 +58,14 @@ class AdapterSize:
 class RolloutSpec:
     """A rollout: ``answer`` tokens per answer, used for ``windows`` optimizer steps × ``passes`` epochs.
 
-    ``rows``: rows generated at a time.
+    ``rows``: rows generated at a time; ``share``: of all rows, those whose answer the model generates.
     """
 
     answer: int
     windows: int = 1
     passes: int = 1
     rows: int = 64
+    share: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,7 @@ class StepSpec:
     rollout: RolloutSpec | None = None  # None: answers of half a row, one step per rollout
     start: LoadingSpec | None = None  # None: not checked
     frozen_size: float = 1.0  # parameters of a frozen model / those of the main model
+    further_forwards: int | None = None  # None: as the algorithm's spec says
     master: float = 4.0  # bytes per parameter of the whole model held at startup
 
     @cached_property
@@ -146,8 +148,13 @@ class StepSpec:
 
     @property
     def forwards_beside(self) -> float:
-        """Forwards without backward per row of a step, in units of the main model's forward."""
-        return self.frozen_models * self.frozen_size + self.spec.further_forwards
+        """Forwards without backward per row of a step, in units of the main model's forward.
+
+        A reference that is the trained model with its adapter disabled is one more forward of that model.
+        """
+        further = self.spec.further_forwards if self.further_forwards is None else self.further_forwards
+        own = self.spec.frozen_beside - self.frozen_models
+        return self.frozen_models * self.frozen_size + own + further
 
     @property
     def trained_models(self) -> int:

@@ -218,3 +218,54 @@ def test_what_was_remembered_is_believed_only_whole(tokenizer: Path, tmp_path: P
     assert tokenizer_identity(spec, tmp_path) == want
     remember(tmp_path / "x", {"a": 1})
     assert recall(tmp_path / "x") == {"a": 1}
+
+
+SOURCE = '''"""What it is."""
+
+import json  # for rows
+
+
+class Rows:
+    """Rows.
+
+    Many.
+    """
+
+    mark = "# no comment"
+
+    def read(self) -> str:
+        """Return one."""
+        # the first
+        text = """not a
+        docstring"""
+        return text
+'''
+
+
+def test_another_comment_or_docstring_prepares_nothing_anew() -> None:
+    bare = fingerprint.without_comments(SOURCE)
+    assert ast.literal_eval(bare.split("mark = ")[1].splitlines()[0]) == "# no comment"
+    assert "not a\n        docstring" in bare and "Return one" not in bare and "the first" not in bare
+    for old, new in (
+        ("What it is", "Rows of data"),
+        ("for rows", "said anew"),
+        ("Many.", "A few.\n\n    More."),
+    ):
+        assert fingerprint.without_comments(SOURCE.replace(old, new)) == bare
+    for old, new in (("no comment", "a mark"), ("not a", "no"), ("return text", "return text * 2")):
+        assert fingerprint.without_comments(SOURCE.replace(old, new)) != bare
+    here = (HERE / "fingerprint.py").read_text(encoding="utf-8")
+    assert "Return 40 hex" not in fingerprint.without_comments(here)
+
+
+def test_the_programs_version_follows_its_code_and_not_its_comments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in fingerprint._CODE:
+        (tmp_path / f"{name}.py").write_text('"""A module."""\nx = 1\n')
+    monkeypatch.setattr(fingerprint, "__file__", str(tmp_path / "fingerprint.py"))
+    first = fingerprint.code_version()["source"]
+    (tmp_path / "build.py").write_text('"""Another text."""\n\nx = 1  # one\n')
+    assert fingerprint.code_version()["source"] == first
+    (tmp_path / "build.py").write_text('"""A module."""\nx = 2\n')
+    assert fingerprint.code_version()["source"] != first

@@ -323,3 +323,16 @@ def test_the_text_is_at_most_a_hundred_columns_and_tells_every_decision(config: 
     text = explain(plan)
     assert max(map(len, text.splitlines())) <= WIDTH
     assert all(d.subject in text for d in plan.decisions) and text.count("NOT APPLIED") == 1
+
+
+@pytest.mark.parametrize(("algorithm", "tokens"), [("sft", 128), ("dpo", 256), ("reward", 256), ("kto", 128)])
+def test_a_row_has_room_for_all_its_documents(config: Any, algorithm: str, tokens: int) -> None:
+    """As data are packed: a pair is two documents of up to ``max_length`` tokens each."""
+    for packing, said in ((True, f"rows of {tokens} tokens contain several"), (False, "up to 128 tokens")):
+        plan = plan_of(config({"algorithm": algorithm}, data={"packing": packing}))
+        text = explain(plan)
+        [row] = [line for line in text.splitlines() if line.split()[:1] == ["row"]]
+        assert f"{tokens} tokens{', packed' if packing else ''}" in row
+        [about] = [d.reason for d in plan.decisions if d.subject == "data.packing"]
+        assert said in about
+        assert packing or ("2 documents per row" in about) is (tokens == 256)

@@ -96,3 +96,19 @@ def test_without_prepared_data_what_is_assumed_is_said() -> None:
         assert said in told.text() and ("rows are assumed to be full, 4,096 tokens" in told.text()) is bool(
             training
         )
+
+
+def test_what_the_config_spares_is_not_predicted() -> None:
+    """KTO without a KL asks nothing of answers to other prompts; a student answers a share of the prompts."""
+    for loss, forwards in (("kto", 3), ("apo_zero_unpaired", 1)):
+        plan = plan_of(algorithm="kto", kto={"loss_type": loss}, distributed_strategy="fsdp")
+        ask = search_spec_of(plan, ASK.cluster)
+        assert ask is not None and taken(ask, "fsdp").work.forwards_beside == forwards
+    times = []
+    for lmbda in (1.0, 0.25):
+        taught = {"teacher_model": "org/teacher", "lmbda": lmbda, "max_completion_length": 64}
+        plan = plan_of(algorithm="distillation", distillation=taught, distributed_strategy="fsdp")
+        ask = search_spec_of(plan, ASK.cluster)
+        assert ask is not None
+        times.append(taken(ask, "fsdp").speed.generation)
+    assert 0 < times[1] == pytest.approx(times[0] / 4)

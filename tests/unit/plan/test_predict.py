@@ -137,13 +137,13 @@ def test_weights_that_are_sent_again_after_whole_gradients_cost_one_more_pass() 
 
 def test_a_forward_over_the_rows_of_a_step_costs_a_third_of_its_products() -> None:
     """KTO: the reference's, and both models' on answers to other prompts; with an adapter the reference is
-    the model itself.
+    the model itself, run once more without it.
     """
     for algorithm, adapter, forwards in (
         ("sft", None, 0),
         ("reward", None, 0),
         ("kto", None, 3),
-        ("kto", AdapterSize(10**6), 2),
+        ("kto", AdapterSize(10**6), 3),
     ):
         found = speed_of(work(algorithm=algorithm, adapter=adapter), S)
         assert found.others == pytest.approx(found.compute * forwards / 3), algorithm
@@ -304,3 +304,22 @@ def test_a_rollout_takes_the_length_of_its_answers_and_its_steps_share_it() -> N
     assert seconds(RolloutSpec(256, windows=1, passes=4)) == pytest.approx(seconds(RolloutSpec(256)) / 4)
     assert seconds(RolloutSpec(256)) / 2 <= seconds(RolloutSpec(256, windows=2)) < seconds(RolloutSpec(256))
     assert seconds(None) == seconds(RolloutSpec(2048))  # half a row
+
+
+def test_forwards_beside_a_step_are_those_that_are_run() -> None:
+    """In units of the trained model's forward."""
+    lora = AdapterSize(1_000_000, 2.0)
+    assert work(algorithm="dpo").forwards_beside == work(algorithm="dpo", adapter=lora).forwards_beside == 1
+    assert work(algorithm="dpo", frozen_size=0.5).forwards_beside == 0.5
+    assert work(algorithm="dpo", adapter=lora, frozen_size=0.5).forwards_beside == 1  # the model itself
+    assert work(algorithm="kto").forwards_beside == 3
+    assert work(algorithm="kto", further_forwards=0).forwards_beside == 1
+    assert work(algorithm="sft", adapter=lora).forwards_beside == 0
+
+
+def test_generation_is_predicted_for_the_share_of_rows_that_is_generated() -> None:
+    times = [
+        speed_of(work(algorithm="distillation", rollout=RolloutSpec(128, share=share)), S).generation
+        for share in (1.0, 0.5)
+    ]
+    assert 0 < times[1] == pytest.approx(times[0] / 2)
