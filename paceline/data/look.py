@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -104,17 +104,29 @@ def columns_of(data: DataSection) -> frozenset[str] | None:
     return frozenset(names)
 
 
-def first_examples(data: DataSection, reading: Reading) -> tuple[list[Example], bool]:
-    """Return the examples of the first usable rows of ``data.train``, and whether these are all its rows.
+@dataclass(frozen=True)
+class FirstExamples:
+    """The ``examples`` of the first usable rows; ``whole``: these are all rows; ``everywhere``: every data
+    set was read, so that they have the format of all rows.
+    """
+
+    examples: list[Example]
+    whole: bool
+    everywhere: bool
+
+
+def first_examples(data: DataSection, reading: Reading, *keys: str) -> FirstExamples:
+    """Return the first examples of ``data.train`` and ``data.eval``, or of those that ``keys`` name.
 
     Data sets that are not read here count as further rows. Raises DataError as ``look_at_sets`` finds it.
     """
     found: list[Example] = []
-    whole = True
-    for section in data.train:
-        [data_set] = find_sets("data.train", (section,))
+    whole = everywhere = True
+    sections = {"data.train": data.train, "data.eval": data.eval or ()}
+    for key, section in [(name, one) for name in keys or sections for one in sections[name]]:
+        [data_set] = find_sets(key, (section,))
         if not _is_looked_into(data_set):
-            whole = False
+            whole = everywhere = False
             continue
         looked = look(data_set, reading)
         whole = whole and len(looked.head) < LOOKED_AT
@@ -122,7 +134,7 @@ def first_examples(data: DataSection, reading: Reading) -> tuple[list[Example], 
         for row in looked.head:
             read = () if row.value is None else reader.read(row.value, row.where)
             found += () if isinstance(read, Problem) else read
-    return found, whole
+    return FirstExamples(found, whole, everywhere)
 
 
 def _at(key: str, section: Dataset, finding: Diagnostic) -> Diagnostic:

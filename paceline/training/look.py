@@ -38,6 +38,7 @@ from paceline.plan.plan import Plan
 from paceline.training import codes
 from paceline.training.class_numbers import class_numbers
 from paceline.training.continuity import FIXED, keep_global_batch, not_compared, other_strategy, requantised
+from paceline.training.no_prompts import no_prompts
 from paceline.training.rollout.named import check_reward_folder, missing_key
 from paceline.training.same_model import other_training
 
@@ -60,6 +61,7 @@ def look(config: Config, environ: Mapping[str, str], plan: Plan | None = None) -
         lambda: _models(config, plan),
         lambda: [*of_data, *look_at_tokenizer(config.model, formats, reading_of(config).kind)],
         lambda: _labels(config),
+        lambda: _own_answers(config),
         lambda: _rollout(config, environ),
         lambda: _checkpoint(config, environ, plan),
     ]
@@ -123,21 +125,42 @@ def _models(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
 
 
 def _labels(config: Config) -> Iterator[Diagnostic]:
-    """Check the labels of the first rows: classes that the config does not describe, or one label alone."""
+    """Check the labels of the first rows, also of the evaluation data: classes that the config does not
+    describe; of the training data alone that they have more than one label.
+    """
     spec, reading = algorithm_spec(config.training.algorithm), reading_of(config)
     if not reading.kind.classes and not reading.kind.columns:
         return
     try:
-        examples, all_rows = first_examples(config.data, reading)
+        keys = () if reading.kind.classes else ("data.train",)
+        first = first_examples(config.data, reading, *keys)
     except DataError:
         return  # reported with the data sets
     if reading.kind.classes:
         options = ClassificationOptions.model_validate(spec.options_of(config.training))
-        rows = [json.loads(example.facts)["labels"] for example in examples]
-        class_numbers(rows, options, f"{spec.key}.labels", all_rows=all_rows and not config.data.eval)
-    elif all_rows:
-        columns = {name: [e.values.get(name, 0.0) for e in examples] for name in reading.kind.columns}
+        rows = [json.loads(example.facts)["labels"] for example in first.examples]
+        class_numbers(rows, options, f"{spec.key}.labels", all_rows=first.whole)
+    elif first.whole:
+        columns = {name: [e.values.get(name, 0.0) for e in first.examples] for name in reading.kind.columns}
         yield from reading.kind.unlearnable(columns, "data.train")
+
+
+def _own_answers(config: Config) -> Iterator[Diagnostic]:
+    """Check that some row has a prompt, if the model answers rows of data itself: none has where every token
+    carries loss, or every data set is plain text.
+    """
+    spec, reading = algorithm_spec(config.training.algorithm), reading_of(config)
+    if spec.on_policy or not spec.own_fraction(config.training):
+        return
+    if reading.kind.trained_tokens(reading.train_on) == "all":
+        yield no_prompts(spec, f"data.train_on: {reading.train_on}")
+        return
+    try:
+        first = first_examples(config.data, reading, "data.train")
+    except DataError:
+        return  # reported with the data sets
+    if first.everywhere and first.examples and not any(example.messages for example in first.examples):
+        yield no_prompts(spec, "rows of plain text")
 
 
 def _rollout(config: Config, environ: Mapping[str, str]) -> Iterator[Diagnostic]:

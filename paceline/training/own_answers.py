@@ -28,7 +28,7 @@ from paceline.protocols.shard import Shard
 from paceline.protocols.window import Report, Window
 from paceline.strategies.base import Strategy
 from paceline.strategies.handle import Handle
-from paceline.training import codes
+from paceline.training.no_prompts import no_prompts
 from paceline.training.rollout.answers import Limits, OpenEngine
 from paceline.training.rollout.setup import local_engine
 from paceline.training.windows import WindowSource
@@ -160,12 +160,8 @@ def own_answers(
     assert options is not None
     table, fraction = source.table, spec.own_fraction(training)
     if not any(prompt_length(table.coded(i)) for i in range(len(table))):
-        what = "the student should generate its own answers, but no row has a prompt"
         found = f"{len(table):,} documents that carry loss from their first tokens"
-        hint = (
-            f"use conversations or instructions with data.train_on: assistant, or set {spec.own_answers}: 0"
-        )
-        raise DataError(codes.TRAINING_NO_PROMPTS(what, f"{spec.key}.{spec.own_answers}", found, hint))
+        raise DataError(no_prompts(spec, found))
     return OwnAnswers(
         rows,
         strategy,

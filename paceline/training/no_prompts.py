@@ -1,0 +1,17 @@
+"""Rows without prompts, of a run whose model generates its own answers. No torch."""
+
+from __future__ import annotations
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.plan.algorithms.base import AlgorithmSpec
+from paceline.training import codes
+
+
+def no_prompts(spec: AlgorithmSpec, found: str) -> Diagnostic:
+    """Return the error for data of which no row has a prompt."""
+    return codes.TRAINING_NO_PROMPTS(
+        "the student should generate its own answers, but no row has a prompt",
+        f"{spec.key}.{spec.own_answers}",
+        found,
+        f"use conversations or instructions with data.train_on: assistant, or set {spec.own_answers}: 0",
+    )
