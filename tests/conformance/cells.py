@@ -286,7 +286,7 @@ def preferences() -> list[Cell]:
     ]
     tp = [
         Cell(named["tp"], "full", precision, name)
-        for name in ("dpo", "kto")
+        for name in ("dpo", "kto", *REFERENCE_FREE)
         for precision in ("fp32", "fp64")
     ]
     return [*cells, *tp, *(Cell(named[name], "QLoRA", "fp32", "dpo") for name in _QUANTISED)]
@@ -313,7 +313,8 @@ ALGORITHMS["distillation"] = {
 }
 
 
-ALGORITHMS["distillation, own answers"] = {
+_ANSWERED = "distillation, own answers"
+ALGORITHMS[_ANSWERED] = {
     "distillation": {
         "teacher_model": "{teacher}",
         "beta": 0.1,
@@ -339,8 +340,14 @@ def taught() -> list[Cell]:
         if precision == "fp32" or (named[name].native and name != "single")
     ]
     alone = [Cell(named["data_parallel (one device)"], "full", "fp32", "distillation")]
+    answered = [
+        *(Cell(named[name], "full", "fp32", _ANSWERED) for name in _DATA_PARALLEL),
+        *(Cell(named[name], "LoRA", "fp32", _ANSWERED) for name in _QUANTISED[1:]),
+        *(Cell(named[name], "full", "fp64", _ANSWERED) for name in _QUANTISED[1:]),
+    ]
     return [
         *cells,
         *alone,
+        *answered,
         *(Cell(named["cp ulysses"], "full", precision, "distillation") for precision in ("fp32", "fp64")),
     ]
