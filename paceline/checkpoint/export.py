@@ -109,10 +109,7 @@ def export_hf(
         need_space(to.parent, sum(e.num_bytes for e in entries))
         with staged(to, overwrite) as stage:
             if adapter and not merge:
-                write_adapter_files(stage, reader)
-                write_tensors(stage / WEIGHTS, entries, {"format": "pt"})
-                if checked:
-                    check_adapter(stage, entries, checkpoint)
+                _write_adapter(stage, reader, entries, checkpoint if checked else None)
             else:
                 write_side_files(stage, reader, config, remote)
                 released = entries if skeleton is None else hub_entries(skeleton, entries)
@@ -124,6 +121,16 @@ def export_hf(
         count = sum(torch.Size(e.shape).numel() for e in entries)
         kind = "model" if not adapter else "merged model" if merge else "adapter"
         return ExportReport(to, reader.step, dtype, len(entries), count, size, files, checked, kind)
+
+
+def _write_adapter(
+    stage: Path, reader: CheckpointReader, entries: list[TensorEntry], checked: Path | None
+) -> None:
+    """Write an adapter's folder; with ``checked``, load it and compare it with that checkpoint."""
+    write_adapter_files(stage, reader)
+    write_tensors(stage / WEIGHTS, entries, {"format": "pt"})
+    if checked is not None:
+        check_adapter(stage, entries, checked)
 
 
 def _role(reader: CheckpointReader, requested: str) -> str:

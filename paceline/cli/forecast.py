@@ -51,7 +51,6 @@ def forecast_of_model(
     ``bits``: 4 for QLoRA; ``tokens``: tokens of the whole training. Raises ConfigError with the nearest names
     for an unknown one.
     """
-    from paceline.core.tables import ALGORITHMS
     from paceline.plan.cost.from_plan import adapter_work
     from paceline.plan.cost.report import forecast
     from paceline.plan.cost.search import SearchSpec
@@ -59,7 +58,34 @@ def forecast_of_model(
     from paceline.plan.model.catalogue import model_shape
     from paceline.plan.parts import AdapterSpec, Quantization
 
-    # Refuse options that do not go together
+    model, hardware = _together(model, hardware, lora, bits, algorithm)
+    shape = model_shape(model)
+    adapter = None
+    if lora is not None:
+        quantization = Quantization(bits) if bits else None
+        adapter = adapter_work(
+            shape, AdapterSpec(lora, 2 * lora, target_modules=ALL_LINEAR, quantization=quantization)
+        )
+    return forecast(
+        model,
+        SearchSpec(
+            shape,
+            cluster_of(hardware),
+            seq_len,
+            rows or 0,
+            adapter,
+            algorithm=algorithm,
+            tokens=tokens or 0.0,
+        ),
+    )
+
+
+def _together(
+    model: str | None, hardware: str | None, lora: int | None, bits: int | None, algorithm: str
+) -> tuple[str, str]:
+    """Return the model and the hardware. Raises ConfigError for options that do not go together."""
+    from paceline.core.tables import ALGORITHMS
+
     if model is None or hardware is None:
         missing = "--model" if model is None else "--hardware"
         raise ConfigError(
@@ -88,26 +114,7 @@ def forecast_of_model(
                 f"{', '.join(ALGORITHMS.names())}, or module:SPEC",
             )
         )
-    # Search the layouts for this model, adapter and cluster
-    shape = model_shape(model)
-    adapter = None
-    if lora is not None:
-        quantization = Quantization(bits) if bits else None
-        adapter = adapter_work(
-            shape, AdapterSpec(lora, 2 * lora, target_modules=ALL_LINEAR, quantization=quantization)
-        )
-    return forecast(
-        model,
-        SearchSpec(
-            shape,
-            cluster_of(hardware),
-            seq_len,
-            rows or 0,
-            adapter,
-            algorithm=algorithm,
-            tokens=tokens or 0.0,
-        ),
-    )
+    return model, hardware
 
 
 def forecast_of_plan(plan: Plan, cluster: AcceleratorCluster | None) -> Forecast | None:

@@ -19,6 +19,7 @@ from paceline.rules import at_start
 from paceline.runlog.redact import Redactor
 
 if TYPE_CHECKING:
+    from paceline.config.load import Loaded
     from paceline.config.source import Source
     from paceline.launch.spec import Cluster
     from paceline.plan.plan import Plan
@@ -39,14 +40,13 @@ def start(
 
     ``one_process``: use one process unless the config sets ``launch.nproc``, whatever the machine has.
     """
-    from paceline.launch.before.beforehand import check_bytes
-    from paceline.launch.claim import check_claim, claim
+    from paceline.launch.claim import check_claim
     from paceline.launch.spec import malloc_settings, worker_argv
     from paceline.launch.start import launch, launcher_for, make_specs
     from paceline.plan.explain import explain
     from paceline.plan.hardware.probe import cpu_count
 
-    # Everything that can be refused is refused here, before any process starts or a file is written
+    # Everything that can be refused is refused before any process starts or a file is written
     loaded = load_to_start(config_file, overrides, options.flags())
     if one_process and loaded.config.launch.nproc is None:
         options = replace(options, nproc=1)
@@ -57,9 +57,9 @@ def start(
     cluster = cluster_of(loaded.config, plan)
     launcher, cores = launcher_for(cluster, options.launcher), cpu_count()
     make_specs(launcher, worker_argv(), cluster, environ=os.environ, cores=cores)  # raises if it cannot start
-    training = loaded.config.training
-    run_dir, resume = RunDir.at(plan.run_dir), bool(training.resume_from_checkpoint)
+    run_dir, training = RunDir.at(plan.run_dir), loaded.config.training
     if cluster.node_rank == 0:
+        resume = bool(training.resume_from_checkpoint)
         check_claim(run_dir, overwrite=training.overwrite_output_dir, resume=resume)
     # Print the plan; a dry run ends here
     print_diagnostics((*loaded.notes, *warnings))
@@ -69,20 +69,7 @@ def start(
         arguments = outside_arguments(config_file, overrides, replace(options, node_rank=None))
         print_commands(launcher, worker_argv(*arguments), cluster, cores, settings)
         return 0
-    # Verify the checkpoint to resume from, and claim the run directory
-    if resume and cluster.node_rank == 0:
-        with_lines(lambda: check_bytes(str(training.resume_from_checkpoint), run_dir), loaded.provenance)
-    if plan.num_nodes == 1:
-        with written_for(run_dir.root, training.output_access):
-            notes = claim(
-                run_dir,
-                plan=plan.to_json(),
-                config_file=str(config_file),
-                overwrite=training.overwrite_output_dir,
-                resume=resume,
-                redact=Redactor.of(os.environ),
-            )
-        print_diagnostics(notes)
+    _claim(loaded, plan, config_file, first=cluster.node_rank == 0)
     # Start the workers, wait for them, and record the run
     worker = worker_argv(*worker_arguments(config_file, overrides, options, plan))
     code = with_lines(
@@ -102,6 +89,28 @@ def start(
 
         record(plan)
     return code
+
+
+def _claim(loaded: Loaded, plan: Plan, config_file: Path, *, first: bool) -> None:
+    """Verify the checkpoint to resume from, on the ``first`` node, and claim the run directory."""
+    from paceline.launch.before.beforehand import check_bytes
+    from paceline.launch.claim import claim
+
+    training, run_dir = loaded.config.training, RunDir.at(plan.run_dir)
+    resume = bool(training.resume_from_checkpoint)
+    if resume and first:
+        with_lines(lambda: check_bytes(str(training.resume_from_checkpoint), run_dir), loaded.provenance)
+    if plan.num_nodes == 1:
+        with written_for(run_dir.root, training.output_access):
+            notes = claim(
+                run_dir,
+                plan=plan.to_json(),
+                config_file=str(config_file),
+                overwrite=training.overwrite_output_dir,
+                resume=resume,
+                redact=Redactor.of(os.environ),
+            )
+        print_diagnostics(notes)
 
 
 def with_lines(do: Callable[[], T], provenance: Mapping[str, Source]) -> T:

@@ -75,23 +75,7 @@ def load_config(
     are reported along with the others. Raises ConfigError with all violations; NotLoaded if the valid part of
     the config is usable.
     """
-    # Read each layer by itself, so that an error in one does not hide those of the others
-    collectors: list[Collector] = []
-    problems: list[Diagnostic] = []
-    top: dict[str, int] = {}
-    readers: tuple[Callable[[Collector], None], ...] = (
-        lambda collector: top.update(_yaml(path, collector)),
-        lambda collector: _environment(environ or {}, collector),
-        lambda collector: _command_line(overrides, flags or {}, collector),
-    )
-    for collect in readers:
-        collector = Collector()
-        try:
-            collect(collector)
-        except ConfigError as exc:
-            problems += exc.diagnostics
-        collectors.append(collector)
-        problems += collector.problems
+    collectors, problems, top = _layers(path, overrides, environ or {}, flags or {})
     # Foreign files are named by upper layers: merge those first, read the files, then merge all
     yaml, *others = (collector.entries for collector in collectors)
     below = merge([yaml])
@@ -125,6 +109,32 @@ def load_config(
             raise ConfigError(*found)
         raise NotLoaded(found, loaded, doubted(problems, provenance, str(path), top))
     return loaded
+
+
+def _layers(
+    path: str | None, overrides: Sequence[str], environ: Mapping[str, str], flags: Mapping[str, Json]
+) -> tuple[list[Collector], list[Diagnostic], dict[str, int]]:
+    """Read each layer by itself, so that an error in one does not hide those of the others.
+
+    Return what was collected of each, all problems, and the lines of the file's top keys.
+    """
+    collectors: list[Collector] = []
+    problems: list[Diagnostic] = []
+    top: dict[str, int] = {}
+    readers: tuple[Callable[[Collector], None], ...] = (
+        lambda collector: top.update(_yaml(path, collector)),
+        lambda collector: _environment(environ, collector),
+        lambda collector: _command_line(overrides, flags, collector),
+    )
+    for collect in readers:
+        collector = Collector()
+        try:
+            collect(collector)
+        except ConfigError as exc:
+            problems += exc.diagnostics
+        collectors.append(collector)
+        problems += collector.problems
+    return collectors, problems, top
 
 
 def _yaml(path: str | None, collector: Collector) -> Mapping[str, int]:

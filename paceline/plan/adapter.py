@@ -71,7 +71,6 @@ def check_adapter(
     if adapter is None:
         return []
     found = []
-    # Checks for every adapter.
     if installed("peft") is None:
         found.append(_not_installed("peft", "adapters need peft", "lora", "lora", here))
     axes = [axis for axis in ("pp", "tp", "cp") if getattr(mesh, axis) > 1]
@@ -86,9 +85,22 @@ def check_adapter(
                 " train all weights: remove the lora section",
             )
         )
-    # Further checks for a 4-bit base.
-    if adapter.quantization is None:
-        return found
+    return (
+        found
+        if adapter.quantization is None
+        else [*found, *_quantised(spec, compute, engine, installed, here)]
+    )
+
+
+def _quantised(
+    spec: StrategySpec,
+    compute: str,
+    engine: EngineOptions,
+    installed: Callable[[str], ModuleSpec | None],
+    here: bool,
+) -> list[Diagnostic]:
+    """The further checks of ``check_adapter`` for a 4-bit base."""
+    found = []
     if installed("bitsandbytes") is None:
         found.append(
             _not_installed(

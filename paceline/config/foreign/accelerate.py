@@ -65,6 +65,7 @@ KNOWN = frozenset(
 )
 _STRATEGY = {
     "NO": "single",
+    "MPS": "single",
     "MULTI_GPU": "ddp",
     "MULTI_CPU": "ddp",
     "MULTI_XPU": "ddp",
@@ -78,11 +79,10 @@ _STRATEGY = {
     "FSDP": "fsdp",
     "MEGATRON_LM": "",
 }
-_NOT_DRIVEN = ("MULTI_XPU", "MULTI_HPU", "MULTI_NPU", "MULTI_MLU", "MULTI_MUSA", "MULTI_SDAA", "MULTI_NEURON")
+_NOT_DRIVEN = ("MULTI_HPU", "MULTI_MLU", "MULTI_MUSA", "MULTI_SDAA", "MULTI_NEURON")
 REFUSED = {
     "TPU": "TPUs and other XLA devices are not supported; accelerate's own launcher starts torch_xla",
     "XLA": "TPUs and other XLA devices are not supported; accelerate's own launcher starts torch_xla",
-    "MPS": "Apple's MPS device is not supported",
     "SAGEMAKER": "jobs are not sent to SageMaker; start `paceline train` inside the job",
 }
 #: key → (the note if its value requests something, values besides null, false and "" that do not)
@@ -167,7 +167,30 @@ def read(document: Document, found: Foreign, given: Mapping[str, Json] | None = 
     kind = _distribution(document, found)
     if kind is None and "distributed_type" in data:
         return
-    # Precision and other plain keys
+    _plain_keys(document, found)
+    _no_precision(document, found, given or {})
+    if kind in _NOT_DRIVEN:
+        what = (
+            f"distributed_type {kind}: such devices are not supported; on a machine with them a start is"
+            " refused without use_cpu: true"
+        )
+        found.notes.append(
+            document.note("distributed_type", what, "MULTI_GPU or MULTI_CPU", Severity.WARNING)
+        )
+    if kind == "MULTI_CPU":
+        found.entries.append(document.entry("training.use_cpu", True, "distributed_type"))
+    _processes(document, found)
+    _check_written(document, found)
+    if isinstance(data.get("dynamo_backend"), str):
+        blocks.dynamo_block(
+            Document({"dynamo_backend": data["dynamo_backend"]}, document.name, document.lines), found, data
+        )
+    _blocks(document, found, kind)
+
+
+def _plain_keys(document: Document, found: Foreign) -> None:
+    """Read the precision and other plain keys."""
+    data = document.data
     eight_bits = str(data.get("mixed_precision")).lower() == "fp8"
     if eight_bits or data.get("fp8_config"):
         path = "mixed_precision" if eight_bits else "fp8_config"
@@ -181,24 +204,11 @@ def read(document: Document, found: Foreign, given: Mapping[str, Json] | None = 
     for key, to in _PLAIN:
         if data.get(key) not in (None, "") and not (key == "mixed_precision" and eight_bits):
             found.entries.append(document.entry(to, data[key], key))
-    _no_precision(document, found, given or {})
-    if kind in _NOT_DRIVEN:
-        what = (
-            f"distributed_type {kind}: only CUDA devices are supported; the run uses CUDA devices,"
-            " or the CPU if there are none"
-        )
-        found.notes.append(
-            document.note("distributed_type", what, "MULTI_GPU or MULTI_CPU", Severity.WARNING)
-        )
-    if kind == "MULTI_CPU":
-        found.entries.append(document.entry("training.use_cpu", True, "distributed_type"))
-    _processes(document, found)
-    _check_written(document, found)
-    if isinstance(data.get("dynamo_backend"), str):
-        blocks.dynamo_block(
-            Document({"dynamo_backend": data["dynamo_backend"]}, document.name, document.lines), found, data
-        )
-    # Blocks: only those of this distributed_type are used
+
+
+def _blocks(document: Document, found: Foreign, kind: str | None) -> None:
+    """Read the blocks of this distributed_type; others are ignored, as in Accelerate."""
+    data = document.data
     for name, (wanted, take) in _BLOCKS.items():
         block = data.get(name)
         if block and not isinstance(block, dict):
@@ -329,5 +339,3 @@ def _check_written(document: Document, found: Foreign) -> None:
             " collective fails within its timeout"
         )
         found.notes.append(document.note("same_network", what))
-    if document.data.get("use_mps_device") is True:
-        _refuse(document, found, "use_mps_device", "true", REFUSED["MPS"])

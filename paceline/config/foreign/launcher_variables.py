@@ -127,15 +127,14 @@ SWITCHES = {
     "ACCELERATE_USE_MEGATRON_LM": ("megatron_lm_config", "MEGATRON_LM"),
     "ACCELERATE_USE_PARALLELISM_CONFIG": ("parallelism_config", ""),
 }
-_DEVICES = "only CUDA devices and the CPU are supported"
+_DEVICES = "this kind of device is not supported"
+_TORCHS = "each process uses the accelerator that torch sees; training.use_cpu selects the CPU"
 SAID: dict[str, str] = {
     **dict.fromkeys(
         (
-            "ZE_AFFINITY_MASK",
             "MLU_VISIBLE_DEVICES",
             "SDAA_VISIBLE_DEVICES",
             "MUSA_VISIBLE_DEVICES",
-            "ASCEND_RT_VISIBLE_DEVICES",
             "HABANA_VISIBLE_MODULES",
             "NEURON_RT_VISIBLE_CORES",
         ),
@@ -149,13 +148,12 @@ SAID: dict[str, str] = {
         "each process uses the device of its local rank; training.use_cpu selects the CPU"
     ),
     "ACCELERATE_USE_IPEX": "Intel's extension is not used; torch itself computes on the CPU",
-    "ACCELERATE_USE_XPU": _DEVICES,
+    **dict.fromkeys(("ACCELERATE_USE_XPU", "ACCELERATE_USE_MPS_DEVICE"), _TORCHS),
     "ACCELERATE_ALLOW_CP_STANDALONE": "Paceline uses its own context parallelism",
     "ACCELERATE_BYPASS_DEVICE_MAP": "each process holds its own model, so there is no device map",
 }
 REFUSED: dict[str, str] = {
     "ACCELERATE_IN_TPU_POD": "TPUs and other XLA devices are not supported",
-    "ACCELERATE_USE_MPS_DEVICE": "Apple's MPS device is not supported",
     "ACCELERATE_SAGEMAKER_DISTRIBUTED_TYPE": (
         "SageMaker's data-parallel library is not used; start the processes with torchrun inside the job"
     ),
@@ -177,6 +175,8 @@ OTHERS = frozenset(
         "KMP_BLOCKTIME",
         "CCL_WORKER_COUNT",
         "CUDA_VISIBLE_DEVICES",
+        "ZE_AFFINITY_MASK",
+        "ASCEND_RT_VISIBLE_DEVICES",
         "NCCL_P2P_DISABLE",
         "NCCL_IB_DISABLE",
         "PYTHONPATH",

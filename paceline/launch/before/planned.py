@@ -72,22 +72,12 @@ def _planned(
     from paceline.launch.before.facts import facts
     from paceline.launch.before.sandbox import code_sandbox
     from paceline.launch.op_build import op_lock_problems
-    from paceline.launch.spec import Cluster
     from paceline.launch.start import launcher_for
-    from paceline.plan.hardware.probe import probe
     from paceline.plan.strategies.job import Job
     from paceline.rules.planning import try_plan
 
     config = loaded.config
-    if cluster is None:
-        nodes = ranks.cluster.num_nodes if ranks else config.launch.nnodes
-        tasks = ranks.cluster.nproc if ranks and ranks.launcher in OWN_DEVICES else 1
-        probed = probe(os.environ, use_cpu=config.training.use_cpu, num_nodes=nodes, tasks=tasks)
-        hardware, of_devices = probed.hardware, probed.findings
-        processes = ranks.cluster if ranks else Cluster(num_processes(config, hardware), nodes)
-    else:
-        hardware, of_devices = cluster.hardware(), ()
-        processes = Cluster(processes_of(loaded, cluster), cluster.nodes)
+    hardware, of_devices, processes = _machine(loaded, cluster, ranks)
     launcher = ranks.launcher if ranks else launcher_for(processes, launcher)
     run = RunDir.at(config.run_directory())
     shape, problems = _shape(config, cluster)
@@ -112,12 +102,7 @@ def _planned(
     # Plan with the rules' findings; then the checks of files, imports and machine, reported together.
     tried = try_plan(job, provenance=loaded.provenance, facts=known)
     plan, found = tried.plan, tried.ruled
-    unread = [
-        replace(d, severity=Severity.ERROR)
-        for d in loaded.notes
-        if d.code == config_codes.CONFIG_FOREIGN_MISSING.name
-    ]
-    problems += [*missing, *tried.problems, *unread]
+    problems += [*missing, *tried.problems, *_unread(loaded)]
     if cluster is None and plan is not None and "nvme" in plan.engine.places:
         problems += op_lock_problems(os.environ)
     # Checks of files, imports and this machine; all errors are raised together.
@@ -133,6 +118,29 @@ def _planned(
         raise ConfigError(*wrong)
     warnings = merged((), [d for d in seen if d.severity is not Severity.ERROR], loaded.provenance)
     return looked.with_decision(plan), (*found, *warnings)
+
+
+def _unread(loaded: Loaded) -> list[Diagnostic]:
+    """Return the notes about files that were not there to be read, as errors."""
+    name = config_codes.CONFIG_FOREIGN_MISSING.name
+    return [replace(d, severity=Severity.ERROR) for d in loaded.notes if d.code == name]
+
+
+def _machine(
+    loaded: Loaded, cluster: PlannedCluster | None, ranks: Ranks | None
+) -> tuple[Hardware, Sequence[Diagnostic], Cluster]:
+    """Return the hardware (of this machine, or ``cluster``'s), findings about it, and the processes."""
+    from paceline.launch.spec import Cluster
+    from paceline.plan.hardware.probe import probe
+
+    config = loaded.config
+    if cluster is not None:
+        return cluster.hardware(), (), Cluster(processes_of(loaded, cluster), cluster.nodes)
+    nodes = ranks.cluster.num_nodes if ranks else config.launch.nnodes
+    tasks = ranks.cluster.nproc if ranks and ranks.launcher in OWN_DEVICES else 1
+    probed = probe(os.environ, use_cpu=config.training.use_cpu, num_nodes=nodes, tasks=tasks)
+    processes = ranks.cluster if ranks else Cluster(num_processes(config, probed.hardware), nodes)
+    return probed.hardware, probed.findings, processes
 
 
 def with_files(error: NotLoaded) -> ConfigError:

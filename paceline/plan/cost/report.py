@@ -188,7 +188,19 @@ def text(f: Forecast) -> str:
         lines += _wrapped("total", outlook(shown, f.spec).text())
     for sentence in f.advice:
         lines += _wrapped("note", sentence)
-    # How reliable the numbers are.
+    lines += _reliability(f)
+    lines.append(
+        "* fastest that fits (within 1 %: the one with least memory)  "
+        + ("= this config" if f.own else "> auto's")
+    )
+    lines.append("micro: micro-batch × accumulation, r: with recomputation")
+    return "\n".join(lines) + "\n"
+
+
+def _reliability(f: Forecast) -> list[str]:
+    """Return how far the numbers can be trusted."""
+    lines: list[str] = []
+    cluster = f.spec.cluster
     low, high = spread("memory")
     slow, fast = spread("speed")
     lines += _wrapped(
@@ -202,17 +214,13 @@ def text(f: Forecast) -> str:
             "ledger",
             f"runs on this machine correct memory by × {memory_factor:.2f} and time by × {time_factor:.2f}",
         )
-    if f.spec.cluster.unverified:
+    if cluster.unverified:
         lines += _wrapped(
             "unsure",
-            f"these numbers of {machine.name} have not been verified: {', '.join(f.spec.cluster.unverified)}",
+            f"these numbers of {cluster.machine.name} have not been verified:"
+            f" {', '.join(cluster.unverified)}",
         )
-    lines.append(
-        "* fastest that fits (within 1 %: the one with least memory)  "
-        + ("= this config" if f.own else "> auto's")
-    )
-    lines.append("micro: micro-batch × accumulation, r: with recomputation")
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def _row(c: Candidate, mark: str) -> str:

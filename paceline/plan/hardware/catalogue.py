@@ -260,22 +260,7 @@ def _from_yaml(path: Path) -> AcceleratorCluster:
                 "a hardware file must contain one mapping", str(path), type(data).__name__, ", ".join(FIELDS)
             )
         )
-    # Check keys and values.
-    wrong = sorted(str(key) for key in data if key not in FIELDS)
-    if wrong:
-        near = [difflib.get_close_matches(key, FIELDS, n=1, cutoff=0.0)[0] for key in wrong]
-        raise ConfigError(
-            codes.PLAN_HARDWARE_KEY(
-                "unknown keys in a hardware file", str(path), ", ".join(wrong), f"nearest: {', '.join(near)}"
-            )
-        )
-    for key, value in data.items():
-        if key not in ("name", "card") and (
-            isinstance(value, bool) or not isinstance(value, int | float) or value <= 0
-        ):
-            raise ConfigError(
-                codes.PLAN_HARDWARE_VALUE(f"{key} must be a number above 0", f"{path}: {key}", repr(value))
-            )
+    _check_values(path, data)
     # Start from the named card, or require all of its numbers.
     card = card_named(str(data["card"]), f"{path}: card") if data.get("card") else None
     missing = [
@@ -310,6 +295,25 @@ def _from_yaml(path: Path) -> AcceleratorCluster:
         card.bf16 if card else True,
         card.capability if card else None,
     )
+
+
+def _check_values(path: Path, data: Mapping[str, Json]) -> None:
+    """Raise ConfigError for unknown keys, and for what is no number above 0."""
+    wrong = sorted(str(key) for key in data if key not in FIELDS)
+    if wrong:
+        near = [difflib.get_close_matches(key, FIELDS, n=1, cutoff=0.0)[0] for key in wrong]
+        raise ConfigError(
+            codes.PLAN_HARDWARE_KEY(
+                "unknown keys in a hardware file", str(path), ", ".join(wrong), f"nearest: {', '.join(near)}"
+            )
+        )
+    for key, value in data.items():
+        if key not in ("name", "card") and (
+            isinstance(value, bool) or not isinstance(value, int | float) or value <= 0
+        ):
+            raise ConfigError(
+                codes.PLAN_HARDWARE_VALUE(f"{key} must be a number above 0", f"{path}: {key}", repr(value))
+            )
 
 
 def _scaled(data: Mapping[str, Json], key: str, unit: float) -> float | None:

@@ -388,8 +388,15 @@ def test_eight_bits_are_computed_in_bf16_with_a_warning(read):
 
 
 @pytest.mark.parametrize(
-    "kind", ["MULTI_XPU", "MULTI_HPU", "MULTI_NPU", "MULTI_MLU", "MULTI_MUSA", "MULTI_SDAA", "MULTI_NEURON"]
+    ("kind", "strategy"), [("MULTI_XPU", "ddp"), ("MULTI_NPU", "ddp"), ("MPS", "single")]
 )
+def test_devices_of_torch_are_taken_as_they_are(read, kind, strategy):
+    loaded = read(f"distributed_type: {kind}\nmixed_precision: bf16\n")
+    assert loaded.config.training.distributed_strategy == strategy
+    assert [d for d in loaded.notes if kind in d.what] == []
+
+
+@pytest.mark.parametrize("kind", ["MULTI_HPU", "MULTI_MLU", "MULTI_MUSA", "MULTI_SDAA", "MULTI_NEURON"])
 def test_devices_that_are_not_driven_are_said(read, kind):
     said = [
         d

@@ -426,7 +426,7 @@ def test_what_sets_nothing_is_named_and_what_cannot_be_is_refused(load: Load, re
         "ACCELERATE_CPU_AFFINITY": "1",
         "ACCELERATE_DEBUG_MODE": "true",
         "ACCELERATE_USE_IPEX": "true",
-        "ZE_AFFINITY_MASK": "0",
+        "MLU_VISIBLE_DEVICES": "0",
         "ACCELERATE_NEW_IN_2": "x",
     }
     loaded = load("training: {}\n", environ={**PLAIN, **said})
