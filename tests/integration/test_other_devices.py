@@ -4,6 +4,7 @@ Apple's MPS, one process without float64 at all. The losses are the CPU's.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,11 @@ CELLS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # DDP's reducer can
 
 
 @pytest.fixture(scope="module")
-def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def teacher(tmp_path_factory: pytest.TempPathFactory, tokenizer_dir: Path) -> Path:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     folder = tmp_path_factory.mktemp("teacher")
+    shutil.copytree(tokenizer_dir, folder, dirs_exist_ok=True)
     LlamaForCausalLM(LlamaConfig(**MODEL)).save_pretrained(folder)
     return folder
 
