@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.models.materialise import skeleton
-from paceline.plan.model.weights_files import header_of, weights_of
+from paceline.plan.model.stored import stored
 
 if TYPE_CHECKING:
     from torch import nn
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from paceline.models.scalar_head import AutoClass
 
-_SMALL = {"BF16": torch.bfloat16, "F16": torch.float16}
 _FILES = ["model*.safetensors", "model.safetensors.index.json"]
 
 
@@ -26,19 +25,11 @@ def stored_dtype(name: str, revision: str | None, needed: frozenset[str] = froze
     ``needed`` tensors that are not stored would be drawn at random in the returned dtype: then it is fp32.
     """
     try:
-        tensors = {
-            key: entry.dtype
-            for file in weights_of(_folder(name, revision), [])
-            for key, entry in header_of(file).items()
-        }
+        kind, names = stored(_folder(name, revision))
     except (OSError, ValueError):  # the load itself says what is wrong
         return torch.float32
-    kinds = set(tensors.values())
-    return (
-        _SMALL.get(kinds.pop(), torch.float32)
-        if len(kinds) == 1 and needed <= set(tensors)
-        else torch.float32
-    )
+    found: torch.dtype = getattr(torch, kind)
+    return found if needed <= names else torch.float32
 
 
 def _folder(name: str, revision: str | None) -> Path:

@@ -310,8 +310,8 @@ PLAN_FASTEST_UNKNOWN = Code(
 PLAN_START_CARD = Code(
     "plan.start_card",
     "At the start the complete model, in the dtype of the master weights, is on every device before"
-    " it is sharded, cast or quantised, but a device has less memory. Use the alternative in the"
-    " message: fsdp does not need this.",
+    " it is sharded or cast, but a device has less memory. Use the alternative in the message: fsdp"
+    " does not need this.",
 )
 PLAN_START_HOST = Code(
     "plan.start_host",

@@ -8,17 +8,19 @@ therefore refuses nothing by itself.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.core.diagnostics import Code, Diagnostic
 from paceline.core.units import human_bytes
 from paceline.plan import codes
 from paceline.plan.adapter import adapter_parameters
 from paceline.plan.cost.memory import states_by_role
-from paceline.plan.cost.starts import INTERPRETER, LoadingSpec, ModelBytes, card_peak, host_peak
+from paceline.plan.cost.pieces import pieces_of, scale_bytes
+from paceline.plan.cost.starts import INTERPRETER, ModelBytes, card_peak, host_peak
 from paceline.plan.cost.states import SIZES
 from paceline.plan.hardware.probe import Hardware
-from paceline.plan.parts import ModelStates
+from paceline.plan.model.shape import ModelShape
+from paceline.plan.parts import AdapterSpec, ModelStates
 from paceline.plan.plan import Decision, Plan
 from paceline.plan.strategies.base import strategy_spec
 
@@ -55,13 +57,15 @@ def room_of(plan: Plan, hardware: Hardware) -> Room | None:
     # Between steps: the states by location.
     states = _fullest(plan)
     parts = [bytes_by_device(plan, s, on_cpu) for s in states] if states is not None else None
-    # At startup: each model whole, next to the weights of those built before.
-    size = SIZES[plan.precision.master]
+    # At startup: each model as it is read and built, next to the weights of those built before.
     roles = []
-    for place, shape in enumerate(shapes.values()):
-        kept = _built(plan, states[place], on_cpu) if states is not None else StateBytes(0, 0, 0)
-        roles.append(ModelBytes((shape.num_parameters if shape else 0) * size, kept.card, kept.host))
-    first = LoadingSpec(False, start.one_reads, start.words) if on_cpu else start
+    for place, (role, shape) in enumerate(shapes.items()):
+        other = plan.models.get(role)
+        trained, own = other is None or other.trained, other is None or other.model is None
+        adapter = plan.adapter if own or trained else None
+        kept = _built(plan, states[place], on_cpu, trained) if states is not None else StateBytes(0, 0, 0)
+        roles.append(_model_bytes(plan, shape, adapter, kept))
+    first = replace(start, on_card=False) if on_cpu else start
     return Room(
         start_card=round(card_peak(first, roles)),
         start_host=round(host_peak(first, roles, processes)),
@@ -90,9 +94,32 @@ def bytes_by_device(plan: Plan, states: ModelStates, on_cpu: bool = False) -> St
     return StateBytes(0, card + host, disk) if on_cpu else StateBytes(card, host, disk)
 
 
-def _built(plan: Plan, states: ModelStates, on_cpu: bool) -> StateBytes:
-    """Return the states after a model is built and before the first step: its weights."""
-    return bytes_by_device(plan, ModelStates(states.parameters, 0, 0), on_cpu)
+def _built(plan: Plan, states: ModelStates, on_cpu: bool, trained: bool) -> StateBytes:
+    """Return the states after a model is built and before the first step: its weights, and gradients where
+    an engine allocates their buffers with the model.
+    """
+    buffers = trained and plan.world_size > 1 and strategy_spec(plan.strategy).gradient_buffers
+    made = ModelStates(states.parameters, states.gradients if buffers else 0, 0)
+    return bytes_by_device(plan, made, on_cpu)
+
+
+def _model_bytes(
+    plan: Plan, shape: ModelShape | None, adapter: AdapterSpec | None, kept: StateBytes
+) -> ModelBytes:
+    """Return what a model of ``shape`` takes while it is read and built, and what is ``kept`` of it."""
+    if shape is None:
+        return ModelBytes(0, kept.card, kept.host)
+    size = SIZES[plan.precision.master]
+    read = float(SIZES[shape.stored or "float32"] * shape.num_parameters)
+    # What else an adapter trains is not counted: at least this is needed.
+    listed = adapter and replace(adapter, modules_to_save=(), bias="none")
+    pieces = pieces_of(shape, listed, size) or ()
+    packed = [p.numel for p in pieces if p.size == 1]
+    scales = scale_bytes(shape, listed)
+    whole = float(sum(p.numel * p.size for p in pieces) + scales)
+    # The last layer to be packed lies whole beside the others, before embeddings and norms come.
+    last = 2 * max(packed, default=0) * size + sum(packed) + scales
+    return ModelBytes(whole, kept.card, kept.host, read, max(0.0, float(last - kept.card)))
 
 
 def master_bytes(plan: Plan) -> int:

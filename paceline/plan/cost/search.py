@@ -14,7 +14,7 @@ from paceline.plan.cost.coefficients import memory_coefficients, speed_coefficie
 from paceline.plan.cost.layout import StrategyLayout
 from paceline.plan.cost.peak import Peak, worst_peak
 from paceline.plan.cost.speed import Speed, speed_of
-from paceline.plan.cost.starts import CARD, HOST, LoadingSpec, card_peak, host_peak
+from paceline.plan.cost.starts import HOST, LoadingSpec, card_peak, host_peak
 from paceline.plan.cost.starts import ModelBytes as Held
 from paceline.plan.cost.work import AdapterSize, RolloutSpec, StepSpec, why_not_run
 from paceline.plan.hardware.catalogue import AcceleratorCluster
@@ -127,7 +127,11 @@ class Candidate:
 def layouts() -> tuple[StrategyLayout, ...]:
     """Return all strategies' layouts, without pp and tp first, then by startup, offload and ZeRO stage."""
     every = [layout for spec in strategy_specs() for layout in spec.layouts()]
-    return tuple(sorted(every, key=lambda a: (a.pp, a.tp, a.start is not CARD, a.offload != "none", a.zero)))
+    return tuple(sorted(every, key=lambda a: (a.pp, a.tp, not _on_card(a), a.offload != "none", a.zero)))
+
+
+def _on_card(layout: StrategyLayout) -> bool:
+    return layout.start is not None and layout.start.on_card
 
 
 def search(spec: SearchSpec) -> list[Candidate]:
@@ -261,17 +265,19 @@ def why_not_start(work: StepSpec) -> str:
     """Return why the whole model cannot be held at startup, on a card or in host memory; else empty."""
     if work.start is None:
         return ""
-    whole = work.master * work.shape.num_parameters
+    count = work.shape.num_parameters
+    whole, read = work.master * count, 2.0 * count if work.shape.stored else work.master * count
     share = work.sharers if work.zero == 3 else 1
-    first = Held(
-        whole, work.storage.weight * whole / work.master / share if work.offload != "all" else 0.0, 0.0
-    )
+    kept = work.storage.weight * count / share if work.offload != "all" else 0.0
+    first = Held(whole, kept, 0.0, read)
     others = work.trained_models + work.frozen_models
     models = [first] * (1 + work.trained_models) + [
-        Held(whole * work.frozen_size, 2.0 * whole * work.frozen_size / work.master / share, 0.0)
+        Held(whole * work.frozen_size, 2.0 * count * work.frozen_size / share, 0.0, read * work.frozen_size)
     ] * work.frozen_models
     many = f" ({1 + others} models)" if others else ""
-    on_card = card_peak(work.start, models) if work.machine.context else 0.0
+    # What arrives as it is kept is judged with the states.
+    whole_there = work.machine.context and not work.start.arrives
+    on_card = card_peak(work.start, models) if whole_there else 0.0
     if on_card > work.machine.memory:
         return (
             f"cannot start: {on_card / GIB:.0f} GiB of {work.machine.memory / GIB:.0f}, complete on"

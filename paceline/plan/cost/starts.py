@@ -1,9 +1,9 @@
-"""Memory at startup: where the whole model is held, in the masters' dtype, and by how many processes.
+"""Memory at startup: where the whole model is held, in which dtype, and by how many processes.
 
 Each strategy declares its own startup (``StrategySpec.start``, and ``StrategyLayout.start`` for the search).
-Read from ``models.factory`` (a model is built or loaded whole, cast to the masters' dtype and moved to the
-strategy's device), ``FSDP.built``, ``Pipeline.built`` and ``DeepSpeed.prepare``; ``docs/planner.md`` has
-measurements.
+Read from ``models.factory`` (a model is read whole, in its files' dtype where no value changes by it, and
+moved to the strategy's device tensor by tensor), ``FSDP.prepare``, ``Pipeline.prepare`` and
+``DeepSpeed.prepare``; ``docs/planner.md`` has measurements.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ INTERPRETER = 256 * 2**20
 class LoadingSpec:
     """Where the whole model is held at startup; ``words`` describes it for messages.
 
-    ``on_card``: every process moves the whole model to its card before it is sharded, quantized or cast.
+    ``on_card``: every process moves the whole model to its card before it is sharded or cast.
+    ``arrives``: each tensor comes to the card as it is kept there, so the card never holds more than that.
     ``one_reads``: only rank 0 holds it in host memory; otherwise every process does.
     """
 
     on_card: bool
     one_reads: bool
     words: str
+    arrives: bool = False
 
     def readers(self, processes: int) -> int:
         """Return how many of a node's ``processes`` hold a whole model in host memory."""
@@ -35,8 +37,14 @@ class LoadingSpec:
 CARD = LoadingSpec(
     True,
     False,
-    "every process reads the complete model and moves it to its device before it is sharded, cast"
-    " or quantised",
+    "every process reads the complete model and moves it to its device before it is sharded or cast",
+)
+ARRIVES = LoadingSpec(
+    True,
+    False,
+    "every process reads the complete model into host memory and moves it to its device tensor by tensor,"
+    " each in the dtype that is kept there",
+    arrives=True,
 )
 HOST = LoadingSpec(False, False, "every process reads the complete model into host memory and keeps its part")
 FIRST = LoadingSpec(
@@ -46,20 +54,30 @@ FIRST = LoadingSpec(
 
 @dataclass(frozen=True)
 class ModelBytes:
-    """One model of a job: bytes of the whole model, and of a rank's part on its card and in host memory."""
+    """One model of a job, in bytes.
+
+    ``whole``: the whole model in the masters' dtype, quantized layers packed; ``card``, ``host``: a rank's
+    part there before the first step; ``read``: the model in host memory as its files are read (0: as
+    ``whole``); ``passing``: what the last layer to be packed takes beside the packed ones, beyond ``card``.
+    """
 
     whole: float
     card: float
     host: float
+    read: float = 0.0
+    passing: float = 0.0
 
 
 def card_peak(start: LoadingSpec, roles: Sequence[ModelBytes]) -> float:
-    """Return a card's peak bytes while the models are built one by one; 0 if they are never whole there."""
+    """Return a card's peak bytes while the models are built one by one; 0 if they are never whole there.
+
+    What arrives as it is kept counts with what stays.
+    """
     if not start.on_card:
         return 0.0
     kept, peak = 0.0, 0.0
     for role in roles:
-        peak = max(peak, kept + role.whole)
+        peak = max(peak, kept + (role.card if start.arrives else role.whole) + role.passing)
         kept += role.card
     return peak
 
@@ -70,6 +88,8 @@ def host_peak(start: LoadingSpec, roles: Sequence[ModelBytes], processes: int) -
     for role in roles:
         # shards are created while the whole model is still held
         beside = processes * role.host if start.one_reads else 0.0
-        peak = max(peak, kept + start.readers(processes) * role.whole + beside)
+        built = 0.0 if start.on_card else role.host if start.arrives else role.whole
+        held = max(role.read or role.whole, built)
+        peak = max(peak, kept + start.readers(processes) * held + beside)
         kept += processes * role.host
     return peak + processes * INTERPRETER

@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from paceline.config.optimizer_bytes import one
 from paceline.config.optimizers import BUILT
 from paceline.plan.cost.pieces import Piece
+from paceline.plan.model.autocast import under_autocast
 from paceline.plan.model.parameters import orthogonalised
 from paceline.plan.parts import ModelStates, OptimizerSpec
 from paceline.plan.plan import Plan
@@ -22,7 +23,7 @@ def sum_of(states: Sequence[ModelStates]) -> ModelStates:
 
 def whole_states(plan: Plan, pieces: Sequence[Piece]) -> ModelStates:
     """Return the states of whole copies (single, ddp, data_parallel, ZeRO-0, stages that are not sharded)."""
-    copies = plan.memory is not None and plan.memory.copies
+    copies = plan.memory is not None and plan.memory.copies and not under_autocast(plan.shape)
     trained = [p for p in pieces if p.trained]
     return ModelStates(
         parameters=sum(p.numel * _size(p, copies) for p in pieces),

@@ -18,6 +18,7 @@ from paceline.plan.model.families import FAMILY_SIZES, LARGEST, LARGEST_SIZE, SI
 from paceline.plan.model.mixtures import latent_of, mixture_of
 from paceline.plan.model.rope import by_length
 from paceline.plan.model.shape import PACKED, PADDED, ModelShape
+from paceline.plan.model.stored import with_stored
 from paceline.plan.model.supported import Family, families, obstacle, unsupported
 from paceline.plan.model.weights_files import MAX_CONFIG_BYTES, read_json, weights_findings
 from paceline.plan.model.weights_sizes import other_sizes
@@ -66,8 +67,12 @@ def text_part(config: Mapping[str, Json]) -> Mapping[str, Json]:
 
 
 def scoring(shape: ModelShape, outputs: int = 1) -> ModelShape:
-    """Return the shape with a ``Linear(hidden, outputs)`` head without bias (reward model or classifier)."""
-    return with_counts(replace(shape, scalar_head=True, head_outputs=outputs))
+    """Return the shape with a ``Linear(hidden, outputs)`` head without bias (reward model or classifier).
+
+    A head that is not stored is drawn in fp32, and the rest is read so.
+    """
+    stored = shape.stored if shape.stored_score else ""
+    return with_counts(replace(shape, scalar_head=True, head_outputs=outputs, stored=stored))
 
 
 def shape_from_path(path: str | Path) -> ModelShape:
@@ -140,7 +145,7 @@ def shape_of(model: ModelSection, environ: Mapping[str, str] | None = None) -> M
     )
     if folder.is_dir() and not own_code and (found := other_sizes(folder, shape)):
         raise ConfigError(*found)
-    return shape
+    return with_stored(shape, folder, config, model.trust_remote_code) if folder.is_dir() else shape
 
 
 def trained_shape(

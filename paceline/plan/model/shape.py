@@ -22,7 +22,8 @@ class ModelShape:
     per document in place of logits. ``rows``: documents are packed into rows (``packed``) or get a padded row
     each (``padded``). ``softcap``: attention scores are capped; ``sinks``: layers have a learned sink a head.
     ``rope_by_length``: rotary frequencies depend on the document's length. ``buffers``: its state includes
-    buffers.
+    buffers. ``stored``: the 16-bit dtype in which its folder is read into host memory (empty: float32);
+    ``stored_score``: the folder holds the scalar head.
     """
 
     model_type: str
@@ -49,6 +50,8 @@ class ModelShape:
     sinks: bool = field(default=False, metadata=UNLESS_DEFAULT)
     rope_by_length: bool = False
     buffers: bool = False
+    stored: str = field(default="", metadata=UNLESS_DEFAULT)
+    stored_score: bool = field(default=False, metadata=UNLESS_DEFAULT)
 
     @property
     def experts(self) -> int:

@@ -62,10 +62,11 @@ class StrategySpec:
     layers on full rows. ``stages``: the model is split into pipeline stages. ``score_axes``: mesh axes over
     which log-probabilities of full answers and generation are supported. ``float64``: supports float64.
     ``loss_scale``: supports fp16 loss scaling. ``engine_casts``: the engine casts weights to the compute
-    dtype. ``needs_group``: needs a process group even in one process. ``simulated``, ``not_simulated``: how
-    much torch runs without real tensors, and why not the rest. ``quantised_base``: trains adapters on a 4-bit
-    base. ``state_form``: its checkpoint format (None: its own). ``strategy_options``: options of a user-
-    defined strategy with defaults, which set their types; they are given in ``training.strategy_options``.
+    dtype. ``needs_group``: needs a process group even in one process. ``gradient_buffers``: gradients are
+    allocated with the model, not in the first backward. ``simulated``, ``not_simulated``: how much torch runs
+    without real tensors, and why not the rest. ``quantised_base``: trains adapters on a 4-bit base.
+    ``state_form``: its checkpoint format (None: its own). ``strategy_options``: options of a user-defined
+    strategy with defaults, which set their types; they are given in ``training.strategy_options``.
     """
 
     name: str = ""
@@ -91,6 +92,7 @@ class StrategySpec:
     loss_scale: bool = True
     engine_casts: bool = False
     needs_group: bool = False
+    gradient_buffers: bool = False
     simulated: Simulated = Simulated.NOTHING
     not_simulated: str = ""
     quantised_base: bool = True

@@ -9,7 +9,7 @@ from paceline.core.json_types import JsonObject
 from paceline.plan.batch import BatchSplit
 from paceline.plan.cost.layout import StrategyLayout
 from paceline.plan.cost.pieces import Piece, tp_share
-from paceline.plan.cost.starts import CARD, LoadingSpec
+from paceline.plan.cost.starts import ARRIVES, LoadingSpec
 from paceline.plan.cost.states import whole_states
 from paceline.plan.cost.work import StepSpec
 from paceline.plan.hardware.kinds import is_accelerator
@@ -24,16 +24,16 @@ from paceline.plan.strategies.state_form import TORCH
 
 @dataclass(frozen=True)
 class Replicated(StrategySpec):
-    """Every process moves the whole model to its card."""
+    """Every process holds the whole model on its card."""
 
     def start(self, engine: EngineOptions) -> LoadingSpec | None:
-        return CARD
+        return ARRIVES
 
     def states(self, plan: Plan, pieces: Sequence[Piece], rank: int) -> ModelStates | None:
         return whole_states(plan, [tp_share(p, plan.mesh.tp, vocabulary=False) for p in pieces])
 
     def layout(self, mesh: Mesh, engine: EngineOptions) -> StrategyLayout | None:
-        return StrategyLayout(self.name, self.name, packed=True)
+        return StrategyLayout(self.name, self.name, packed=True, start=ARRIVES)
 
     def settings(self, work: StepSpec, mesh: Mesh) -> JsonObject:
         return {"distributed_strategy": self.alone if self.alone and work.world == 1 else self.name}
@@ -44,7 +44,7 @@ class Averaged(Replicated):
     """One replica per process; gradients are averaged (all-reduce)."""
 
     def layouts(self) -> tuple[StrategyLayout, ...]:
-        return (StrategyLayout(self.name, self.name, packed=True),)
+        return (StrategyLayout(self.name, self.name, packed=True, start=ARRIVES),)
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,7 @@ DDP = Averaged(
         {"ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph"}
     ),
     alone="single",
+    gradient_buffers=True,
     state_form=TORCH,
     simulated=Simulated.MODULE_AND_STATES,
     not_simulated="DDP's reducer reads real memory: its communication is computed by formula",

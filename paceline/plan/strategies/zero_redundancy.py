@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from paceline.config.optimizers import StateSplit
 from paceline.plan.cost.layout import WHOLE, StrategyLayout
 from paceline.plan.cost.pieces import Piece
+from paceline.plan.cost.starts import ARRIVES
 from paceline.plan.cost.states import group_of, piece_counters, piece_moments
 from paceline.plan.mesh import Mesh
 from paceline.plan.parts import ModelStates
@@ -36,7 +37,8 @@ class ZeroRedundancySpec(Averaged):
         )
 
     def layouts(self) -> tuple[StrategyLayout, ...]:
-        return (StrategyLayout(self.name, self.name, 1, replace(WHOLE, sent=4.0), packed=True),)
+        storage = replace(WHOLE, sent=4.0)
+        return (StrategyLayout(self.name, self.name, 1, storage, packed=True, start=ARRIVES),)
 
     def layout(self, mesh: Mesh, engine: EngineOptions) -> StrategyLayout | None:
         return self.layouts()[0]
@@ -66,6 +68,7 @@ ZERO_REDUNDANCY = ZeroRedundancySpec(
     alone=DDP.alone,
     state_split=StateSplit.TENSORS,
     state_form=TORCH,
+    gradient_buffers=True,
     simulated=Simulated.MODULE,
     not_simulated=(
         "DDP's reducer reads real memory, and the optimizer differs on each rank: both are computed"

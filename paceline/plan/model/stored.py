@@ -1,0 +1,46 @@
+"""The dtype in which the factory reads a folder's weights, and so holds them in host memory. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from paceline.core.json_types import Json
+from paceline.plan.model.parameters import SCORE
+from paceline.plan.model.shape import ModelShape
+from paceline.plan.model.weights_files import header_of, weights_of
+
+_SMALL = {"BF16": "bfloat16", "F16": "float16"}
+#: Families with buffers that a model built in 16 bits would round: read in fp32 (asserted against all that
+#: Transformers builds; ``models.stored_dtype.buffers_keep_dtype`` decides in a run).
+READ_WIDE = frozenset(
+    {
+        *("apertus", "axk1", "exaone_moe", "falcon_h1", "gemma", "gemma2", "gemma3_text"),
+        *("gemma4_unified_text", "hy_v3", "inkling2_text", "inkling_text", "kimi_linear", "kolibri1"),
+        *("mimo_v2_flash", "minimax", "minimax_m2", "minimax_m3_vl_text", "openai-gpt", "vaultgemma", "xglm"),
+    }
+)
+
+
+def stored(folder: Path) -> tuple[str, frozenset[str]]:
+    """Return torch's name of the 16-bit dtype of all tensors of ``folder``, else float32; and their names.
+
+    Raises OSError, and ValueError for a file that is no safetensors.
+    """
+    tensors = {key: entry.dtype for file in weights_of(folder, []) for key, entry in header_of(file).items()}
+    kinds = set(tensors.values())
+    return (_SMALL.get(kinds.pop(), "float32") if len(kinds) == 1 else "float32"), frozenset(tensors)
+
+
+def with_stored(shape: ModelShape, folder: Path, config: Mapping[str, Json], own_code: bool) -> ModelShape:
+    """Return ``shape`` with the dtype in which ``folder`` is read: fp32 where reading it in 16 bits would
+    change values of the model.
+    """
+    if own_code or config.get("quantization_config") is not None or shape.model_type in READ_WIDE:
+        return shape
+    try:
+        kind, names = stored(folder)
+    except (OSError, ValueError):  # reported by the check of the folder
+        return shape
+    return shape if kind == "float32" else replace(shape, stored=kind, stored_score=SCORE in names)

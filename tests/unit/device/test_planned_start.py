@@ -1,0 +1,167 @@
+"""Bytes before step 1 are those that the plan says, on a device and on its host, for every way to start."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import packed_stand_in
+import peft.tuners.lora.bnb  # noqa: F401  # imported in the emulation, bitsandbytes fails
+import pytest
+import torch
+from device_steps import LLAMA
+from emulated_device import emulated
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from paceline.algorithms.registry import algorithm_class
+from paceline.config.schema import Config
+from paceline.models.factory import HFModelFactory
+from paceline.models.materialise import skeleton
+from paceline.models.precision import _owners
+from paceline.models.stored_dtype import buffers_keep_dtype
+from paceline.plan.cost.room import Room, room_of
+from paceline.plan.cost.starts import INTERPRETER
+from paceline.plan.hardware.catalogue import cluster_of
+from paceline.plan.model.autocast import AUTOCAST
+from paceline.plan.model.read_shape import shape_of
+from paceline.plan.model.stored import READ_WIDE
+from paceline.plan.model.supported import families
+from paceline.plan.plan import Plan
+from paceline.plan.strategies.job import Job
+from paceline.protocols.roles import Role
+from paceline.rules.planning import make_plan
+from paceline.runtime.world import World
+from paceline.strategies.registry import make_strategy
+
+sys.path.append(str(Path(__file__).parents[1] / "models"))
+from model_families import FAMILIES  # noqa: E402
+
+WIDE = {"hidden_size": 64, "intermediate_size": 192, "vocab_size": 1024}
+SMALL = 48 * 2**10  # what probes of kernels take, of models of a megabyte
+ADAPTERS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "lora": {"lora": {"r": 2}},
+    "qlora": {"lora": {"r": 2, "quantization_bit": 4}},
+}
+HARDWARE = replace(
+    cluster_of("1xH100").hardware(), packages={"peft": "0.19", "bitsandbytes": "0.49"}, products=()
+)
+
+
+def job(
+    model: dict[str, Any], precision: str, ways: dict[str, Any], **training: Any
+) -> tuple[Config, Plan, Room]:
+    """A job on one card, its plan, and what that says of the start."""
+    training = {"distributed_strategy": "single", "mixed_precision": precision, **training}
+    config = Config.model_validate(
+        {
+            "model": {"tokenizer": "none", **model},
+            "data": {"train": "none.jsonl", "max_length": 64},
+            "training": training,
+            **ways,
+        }
+    )
+    shape = shape_of(config.model)
+    plan = make_plan(Job(config, HARDWARE, shape=shape, world_size=1, launcher="single", run_dir="none"))
+    room = room_of(plan, HARDWARE)
+    assert room is not None
+    return config, plan, room
+
+
+def peak_of(config: Config, plan: Plan) -> int:
+    """Build all models of the plan on an emulated device: the most bytes there."""
+    with emulated((9, 0), "cuda") as machine:
+        strategy = make_strategy("single", World(0, 0, 1, 1, machine.device, "none", None), plan)
+        algorithm, held = algorithm_class(plan.algorithm)(), []
+        for role in (*algorithm.trains, *(Role(name) for name, m in plan.models.items() if not m.trained)):
+            frozen = role not in algorithm.trains
+            factory = HFModelFactory(
+                config.model,
+                role,
+                compute_dtype=getattr(torch, plan.precision.compute),
+                attention=plan.attention,
+                device=machine.device,
+                adapter=plan.adapter,
+                frozen=frozen,
+            )
+            held.append(strategy.prepare(role, factory, None if frozen else plan.optimizer))
+        return machine.peak
+
+
+def check(peak: int, room: Room) -> None:
+    assert peak == pytest.approx(room.start_card, rel=0.05, abs=SMALL), peak / room.start_card
+    assert room.start_card > 4 * SMALL  # else nothing is asked
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16", "fp16"])
+@pytest.mark.parametrize("way", ADAPTERS)
+@pytest.mark.parametrize("algorithm", ["sft", "dpo", "reward"])
+def test_a_card_holds_what_is_planned(
+    algorithm: str, way: str, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed_stand_in.stand_in(monkeypatch)
+    config, plan, room = job({"config": {**LLAMA, **WIDE}}, precision, ADAPTERS[way], algorithm=algorithm)
+    assert ("reference" in plan.models) == (algorithm == "dpo" and way == "full")
+    check(peak_of(config, plan), room)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_familys_start_is_planned(family: str) -> None:
+    model = {"config": {**FAMILIES[family], **({} if family == "gpt2" else WIDE)}}
+    for way in ("full", "lora"):
+        config, plan, room = job(model, "bf16", ADAPTERS[way])
+        peak = peak_of(config, plan)
+        assert peak == pytest.approx(room.start_card, rel=0.05, abs=SMALL), (way, peak / room.start_card)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The same model stored in fp32 and in bf16."""
+    found = {}
+    for name in ("float32", "bfloat16"):
+        found[name] = tmp_path_factory.mktemp(name)
+        config, _, _ = job({"config": {**LLAMA, **WIDE}}, "no", {})
+        HFModelFactory(config.model)().hf.to(dtype=getattr(torch, name)).save_pretrained(found[name])  # type: ignore[call-arg]
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("way", ADAPTERS)
+def test_a_folder_is_read_in_its_dtype_and_arrives_as_it_is_kept(
+    folders: dict[str, Path], dtype: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed_stand_in.stand_in(monkeypatch)
+    config, plan, room = job({"name_or_path": str(folders[dtype])}, "bf16", ADAPTERS[way])
+    assert plan.shape is not None
+    check(peak_of(config, plan), room)
+    read = torch.bfloat16.itemsize if dtype == "bfloat16" else torch.float32.itemsize
+    assert room.start_host - INTERPRETER == read * plan.shape.num_parameters
+    factory = HFModelFactory(config.model)
+    assert factory._stored_dtype(None) == getattr(torch, dtype)
+
+
+def test_a_head_that_is_not_stored_is_read_in_fp32(folders: dict[str, Path]) -> None:
+    _, plan, room = job({"name_or_path": str(folders["bfloat16"])}, "bf16", {}, algorithm="reward")
+    assert plan.shape is not None
+    assert room.start_host - INTERPRETER == 4 * plan.shape.num_parameters
+
+
+def test_what_the_plan_knows_of_families_by_name() -> None:
+    """Which are read in fp32, and which have no low-precision copies: a run finds out by building."""
+    rounded, own_classes = set(), set()
+    for family in (name for name, verdict in families().items() if verdict.trained):
+        try:
+            config = AutoConfig.for_model(family, num_hidden_layers=2).get_text_config()
+            hf = skeleton(AutoModelForCausalLM, config, None, {"trust_remote_code": False})  # type: ignore[arg-type]
+        except (KeyError, TypeError, ValueError, StrictDataclassError):  # its defaults build no model
+            continue
+        if not buffers_keep_dtype(AutoModelForCausalLM, config, None, torch.bfloat16):  # type: ignore[arg-type]
+            rounded.add(family)
+        _, unknown = _owners(hf.base_model, hf.get_output_embeddings())
+        if any(not name.endswith("RMSNorm") for name in unknown):
+            own_classes.add(family)
+    assert rounded == READ_WIDE
+    assert own_classes == AUTOCAST
