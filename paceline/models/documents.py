@@ -165,8 +165,8 @@ def scores_attention(
 ) -> Tensor:
     """Attention with explicit scores [B, H, Q, K] and softmax in fp32 (as Hugging Face's eager functions).
 
-    ``mask`` is bool; None: causal, with aligned ends. ``sinks`` [H] are extra logits of the softmax that have
-    no value.
+    ``mask`` is bool, or added to the scores; None: causal, with aligned ends. ``sinks`` [H] are extra logits
+    of the softmax that have no value.
     """
     groups, last = q.shape[1] // k.shape[1], k.shape[2]
     if groups > 1:
@@ -176,7 +176,8 @@ def scores_attention(
     scores = torch.matmul(q, k.transpose(2, 3)) * scale
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
-    scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    added = mask.is_floating_point()
+    scores = scores + mask if added else scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     wide = torch.float32 if scores.dtype in (torch.bfloat16, torch.float16) else scores.dtype
     if sinks is not None:
         sink = sinks.reshape(1, -1, 1, 1).expand(scores.shape[0], -1, scores.shape[2], 1).to(scores.dtype)

@@ -163,6 +163,10 @@ class RoleModule(RootModule):
             self._lent.look()
         return {Output.HIDDEN.value: hidden}
 
+    def note(self, subject: str, text: str) -> None:
+        """Keep how this module was run, for ``notes``."""
+        self.notes_by_subject[subject] = text
+
     def notes(self) -> dict[str, str]:
         """Return how this module computes, and why, by subject: for the log."""
         ran = self.slot.kernels.describe()

@@ -14,7 +14,12 @@ from paceline.core.errors import ConfigError
 from paceline.plan import codes
 from paceline.plan.adapter import adapter_decisions
 from paceline.plan.algorithms.base import algorithm_spec
-from paceline.plan.algorithms.rollout import gathered_problems, rollout_decision, with_generation
+from paceline.plan.algorithms.rollout import (
+    decoding_decision,
+    gathered_problems,
+    rollout_decision,
+    with_generation,
+)
 from paceline.plan.auto import plan_auto
 from paceline.plan.cost.memory import memory_of
 from paceline.plan.cost.room import room_decisions, room_of, room_problems, rows_problems
@@ -72,6 +77,8 @@ def _checked(plan: Plan) -> Plan:
 def _with_room(plan: Plan, hardware: Hardware, needed: bool) -> Plan:
     """Return ``plan`` with its memory and what follows. Raises ConfigError if it must fit and does not."""
     plan = with_generation(replace(plan, memory=memory_of(plan, hardware)), hardware)
+    decoding = decoding_decision(plan)
+    plan = replace(plan, decisions=(*plan.decisions, decoding)) if decoding else plan
     room = room_of(plan, hardware)
     problems = room_problems(plan, hardware, room)
     own_keys = [*rows_problems(plan, hardware), *gathered_problems(plan, hardware)]

@@ -97,6 +97,9 @@ class RootModule(nn.Module):
         """
         raise NotImplementedError
 
+    def note(self, subject: str, text: str) -> None:
+        """Keep how this module was run, for ``notes``. The default keeps nothing."""
+
     def notes(self) -> Mapping[str, str]:
         """Return how this module computes, and why, by subject: for the log."""
         return {}

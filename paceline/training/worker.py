@@ -267,7 +267,10 @@ class Worker:
             trainer.measure()
         outcome = trainer.train()
         for role in trainer.algorithm.trains:
-            self.observers.message(f"attention {trainer.handles[role].root.notes()['attention']}")
+            notes = trainer.handles[role].root.notes()
+            for subject in ("attention", "decoding"):
+                if subject in notes:
+                    self.observers.message(f"{subject:<9} {notes[subject]}")
         if outcome != "stopped":
             self.load_best(world, trainer)
         return outcome

@@ -13,7 +13,7 @@ from paceline.plan.algorithms.base import AlgorithmSpec, algorithm_spec
 from paceline.plan.batch import BatchSplit
 from paceline.plan.cost.room import bytes_by_device
 from paceline.plan.cost.states import SIZES
-from paceline.plan.hardware.kinds import is_accelerator
+from paceline.plan.hardware.kinds import is_accelerator, kind_of
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.parts import ModelStates
 from paceline.plan.plan import Decision, Plan
@@ -114,6 +114,41 @@ def with_generation(plan: Plan, hardware: Hardware) -> Plan:
     return replace(
         plan, engine=engine, decisions=(*plan.decisions, Decision("answers are written", choice, reason))
     )
+
+
+def no_graphs(plan: Plan) -> str | None:
+    """Return why a step of decoding is not captured in a graph of kernels, or None."""
+    spec, shape = strategy_spec(plan.strategy), plan.shape
+    if not kind_of(plan.device).graphs:
+        return f"kernels of {kind_of(plan.device).label} are not captured in graphs"
+    if not spec.whole_modules:
+        return f"{spec.engine_name} takes part in every layer's forward"
+    if plan.mesh.tp > 1:
+        return "ranks of a tensor-parallel group exchange activations in every layer"
+    if shape is not None and shape.experts:
+        return "the host takes part in a mixture's choice of experts"
+    if shape is not None and shape.rope_by_length:
+        return "the host chooses the rotary frequencies by length"
+    return None
+
+
+def decoding_decision(plan: Plan) -> Decision | None:
+    """Return how an accelerator is driven while the model writes answers; None if it writes none there."""
+    options = algorithm_spec(plan.algorithm).generation(plan.config.training)
+    if options is None or options.server or not is_accelerator(plan.device):
+        return None
+    if strategy_spec(plan.strategy).in_parts(plan.mesh, plan.engine) and _together(plan):
+        return Decision("decoding", "kernel by kernel", "every forward gathers the layers of all ranks")
+    obstacle = no_graphs(plan)
+    fixed = "keys and values in fixed buffers, the host reads how many answers are left every few tokens"
+    if obstacle is None:
+        return Decision("decoding", "a step is one captured graph", fixed)
+    return Decision("decoding", "kernel by kernel", f"{obstacle}; {fixed}")
+
+
+def _together(plan: Plan) -> bool:
+    engine = plan.engine
+    return isinstance(engine, (FsdpOptions, DeepSpeedOptions)) and not engine.gather_for_generation
 
 
 def gathered_problems(plan: Plan, hardware: Hardware) -> list[Diagnostic]:

@@ -18,7 +18,8 @@ class DeviceKind:
     process sees, the first is the usual one; ``float64``: tensors of that dtype exist there;
     ``wire_float64``: the backend reduces them; ``varlen``: torch has a variable-length flash kernel for it;
     ``flex``: torch compiles ``flex_attention`` for it, forward and backward; ``pins``: copies from pinned
-    host memory are faster; ``bitsandbytes``: has kernels for it.
+    host memory are faster; ``bitsandbytes``: has kernels for it; ``graphs``: torch captures its kernels in
+    graphs.
     """
 
     name: str
@@ -32,6 +33,7 @@ class DeviceKind:
     flex: bool = False
     pins: bool = True
     bitsandbytes: bool = True
+    graphs: bool = False
 
 
 CPU = DeviceKind("cpu", "CPU", "gloo", pins=False)
@@ -42,6 +44,7 @@ CUDA = DeviceKind(
     visible=("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
     varlen=True,
     flex=True,
+    graphs=True,
 )
 XPU = DeviceKind("xpu", "XPU", "xccl", visible=("ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR"))
 NPU = DeviceKind(

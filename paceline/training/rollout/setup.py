@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,6 +20,7 @@ from paceline.data.tokenizer import TokenizerSpec, open_tokenizer
 from paceline.generation.engine import GenerationEngine, RolloutSampling
 from paceline.generation.local import LocalEngine
 from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.algorithms.rollout import no_graphs
 from paceline.plan.plan import Plan
 from paceline.protocols.model import RootModule
 from paceline.protocols.roles import Role
@@ -220,4 +222,6 @@ def local_engine(root: RootModule, prepared: Prepared, strategy: Strategy, rows:
         rows=rows,
         agree=strategy.world.any if strategy.collective_decoding else None,
         computing=root.computing,
+        no_graphs=no_graphs(strategy.plan),
+        note=partial(root.note, "decoding"),
     )

@@ -20,6 +20,7 @@ from unittest import mock
 
 import emulated_flex
 import torch
+from emulated_graph import capturing, graph_class
 from emulated_machine import Machine
 from emulated_rules import Emulation
 from emulated_tensor import DeviceTensor
@@ -146,6 +147,9 @@ def _driver(machine: Machine) -> dict[str, Callable[..., Any]]:
         "set_rng_state": lambda *_: None,
         "Stream": _Stream,
         "Event": _Event,
+        "CUDAGraph": graph_class(machine),
+        "graph": capturing,
+        "graph_pool_handle": lambda: (0, 0),
     }
 
 

@@ -9,6 +9,7 @@ import weakref
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,6 +46,7 @@ class Machine:
     no_triton: str = ""
     live: int = 0
     peak: int = 0
+    graph: Any = None  # the one being captured
     to_host: bool = False  # an explicit ``.cpu()`` or ``.to("cpu")`` is running
     _held: dict[int, int] = field(default_factory=dict)  # storage -> tensors that share it
     _watched: dict[int, weakref.ref[Tensor]] = field(default_factory=dict)
@@ -67,6 +69,8 @@ class Machine:
 
     def wait(self, what: str) -> None:
         """The host waits here."""
+        if self.graph is not None:
+            raise RuntimeError(f"operation not permitted when stream is capturing: {what}")
         self.waits[f"{what} {place()}"] += 1
 
     def forget(self) -> None:

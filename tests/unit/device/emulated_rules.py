@@ -4,6 +4,7 @@ the host waits.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -74,9 +75,11 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     _note_waits(name, args, machine)
     if _launches(func):
         machine.kernels[name] += 1
+    if machine.graph is not None:
+        machine.graph.protect(func, args, kwargs)
     own = OWN.get(func._schema.name)
     if own is not None:
-        return own(*args, **kwargs)
+        return _noted(machine, lambda: own(*args, **kwargs))
     if name == "copy_" and not isinstance(args[0], DeviceTensor):
         machine.wait("copy_ to the host")
     if name == "copy_" and not isinstance(args[1], DeviceTensor):
@@ -86,7 +89,7 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             machine.wait("copy to the host")
         return func(args[0].numbers, **kwargs)
     kept = {k: v for k, v in kwargs.items() if k not in ("pin_memory", "device", "non_blocking")}
-    out = func(*tree_map(_numbers, args), **tree_map(_numbers, kept))
+    out = _noted(machine, lambda: func(*tree_map(_numbers, args), **tree_map(_numbers, kept)))
     if name == "copy_":
         return args[0]
 
@@ -106,9 +109,17 @@ def _arrives(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any], ten
     elif _launches(func):
         machine.kernels[name] += 1
     kept = {k: v for k, v in kwargs.items() if k not in ("pin_memory", "non_blocking")}
-    made = func(*args, **{**kept, "device": torch.device("cpu")})
+    made = _noted(machine, lambda: func(*args, **{**kept, "device": torch.device("cpu")}))
     shares = any(made.untyped_storage()._cdata == x.untyped_storage()._cdata for x in tensors)
     return DeviceTensor(made.clone() if shares else made, machine)
+
+
+def _noted(machine: Machine, compute: Callable[[], Any]) -> Any:
+    """Compute; a graph that is being captured computes it again at each replay."""
+    out = compute()
+    if machine.graph is not None:
+        machine.graph.record(compute, out)
+    return out
 
 
 def _numbers(x: Any) -> Any:

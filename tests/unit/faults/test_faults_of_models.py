@@ -219,7 +219,7 @@ def test_what_the_table_settles_is_so(kind: str) -> None:
     import torch
     from transformers import AutoConfig
 
-    from paceline.generation.local import cache_for
+    from paceline.generation.growing import cache_for
     from paceline.models import quantised
     from paceline.models.factory import HFModelFactory
     from paceline.models.recompute import enable_recompute

@@ -13,6 +13,7 @@ import torch
 from machines import A100
 
 from paceline.config.schema import Config
+from paceline.generation import step_graph
 from paceline.models import attention
 from paceline.models.attention_context import PackedSequenceInfo
 from paceline.plan.hardware.probe import Hardware
@@ -148,6 +149,18 @@ def all_devices(monkeypatch: pytest.MonkeyPatch) -> bool:
     return [d.index for d in found] == [2, 0, 1, 3, 4, 5, 6, 7]
 
 
+def captured_step(monkeypatch: pytest.MonkeyPatch) -> bool:
+    """``generation.step_graph.StepGraphs`` runs a step once, captures it, and replays it from then on;
+    ``tests/unit/device/test_device_decode.py`` decodes so.
+    """
+    driver, steps = mock.MagicMock(), []
+    monkeypatch.setattr(step_graph.torch, "get_device_module", lambda _: driver)
+    graphs = step_graph.StepGraphs(torch.device("cuda"), None)
+    for _ in range(4):
+        graphs.run((8, 128), lambda: steps.append(1), True)
+    return len(steps) == 2 and driver.graph.call_count == 1 and driver.CUDAGraph().replay.call_count == 3
+
+
 #: subject of a decision that reads otherwise on CUDA -> what drives its function
 CLAIMS: Mapping[str, Callable[[pytest.MonkeyPatch], bool]] = {
     "model.attn_implementation": varlen_kernel,
@@ -157,6 +170,7 @@ CLAIMS: Mapping[str, Callable[[pytest.MonkeyPatch], bool]] = {
     "device": own_device,
     "fsdp offload": offloaded,
     "data_parallel": all_devices,
+    "decoding": captured_step,
 }
 #: They differ in numbers that are counted of the hardware, or in advice: nothing that CUDA is said to do.
 COUNTED = {

@@ -82,3 +82,32 @@ def test_nothing_is_said_where_weights_are_whole_or_a_server_writes() -> None:
     ):
         assert "gather_for_generation" not in plan.engine.to_json()
         assert not [d for d in plan.decisions if d.subject == "answers are written"]
+
+
+def decoding(plan: Plan) -> tuple[str, str] | None:
+    found = [(d.choice, d.reason) for d in plan.decisions if d.subject == "decoding"]
+    return found[0] if found else None
+
+
+@pytest.mark.parametrize(
+    ("strategy", "reason"),
+    [
+        ("ddp", ""),
+        ("zero_redundancy", ""),
+        ("zero1", "deepspeed takes part in every layer's forward; "),
+        ("fsdp", "fsdp takes part in every layer's forward; "),
+    ],
+)
+def test_the_plan_says_whether_a_step_of_decoding_is_captured(strategy: str, reason: str) -> None:
+    found = decoding(plan_of("qwen2.5-0.5b", distributed_strategy=strategy))
+    assert found is not None
+    assert found[0] == ("kernel by kernel" if reason else "a step is one captured graph")
+    assert found[1].startswith(reason + "keys and values in fixed buffers")
+
+
+def test_nothing_is_captured_where_the_host_takes_part() -> None:
+    engine = {"gather_for_generation": False}
+    together = decoding(plan_of("llama-3-8b", distributed_strategy="fsdp", rollout=engine))
+    assert together == ("kernel by kernel", "every forward gathers the layers of all ranks")
+    served = {"server": {"url": "http://127.0.0.1:1"}}
+    assert decoding(plan_of("qwen2.5-0.5b", distributed_strategy="ddp", rollout=served)) is None

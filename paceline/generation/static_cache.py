@@ -1,0 +1,166 @@
+"""A key-value cache of fixed addresses and shapes, so that a decoding step can be captured in a graph.
+
+Buffers are allocated once for the largest batch; a step sees their first rows and slots. A layer with a
+sliding window keeps a ring of the last ``window`` tokens. Which slots a row may attend to stands in one
+additive mask for all layers of a kind, changed by one slot a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+
+if TYPE_CHECKING:
+    from paceline.generation.prompts import PromptBatch
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+_MULTIPLE = 64  # of slots: masks and keys start at addresses that attention kernels like
+Masks = dict[str, Tensor]  # by kind of layer: additive, [rows, 1, 1, slots]
+
+
+@dataclass
+class _Ring:
+    """Slots of one kind of layer: ``room`` of them, written round and round if ``around``."""
+
+    room: int
+    around: bool
+    visible: Tensor  # additive mask, [rows, room]
+    slot: Tensor  # int64 [1], where the next token is written
+
+
+class StaticLayer(DynamicLayer):  # type: ignore[no-untyped-call]
+    """The first rows and slots of a layer's buffers [R, K, S, D]; a step writes one token at ``slot``."""
+
+    def __init__(self, keys: Tensor, values: Tensor, slot: Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.keys, self.values, self._slot = keys, values, slot
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Write [B, K, 1, D] at the slot; return all keys and values, unseen slots included."""
+        assert self.keys is not None and self.values is not None
+        self.keys.index_copy_(2, self._slot, key_states)
+        self.values.index_copy_(2, self._slot, value_states)
+        return self.keys, self.values
+
+
+class StaticBuffers:
+    """Keys and values of all layers for ``rows`` answers of ``room`` tokens, prompt included."""
+
+    def __init__(self, config: PreTrainedConfig, read: DynamicCache, rows: int, room: int) -> None:
+        """``read``: a cache of this model after a prefill, for shapes and dtype."""
+        self.room = -(-room // _MULTIPLE) * _MULTIPLE
+        states = [states_of(layer) for layer in read.layers]
+        first = next(keys for keys, _ in filter(None, states))
+        kinds = kinds_of(config, len(states))
+        windows = {
+            kind: int(getattr(layer, "sliding_window", 0) or 0)
+            for kind, layer in zip(kinds, read.layers, strict=True)
+        }
+        self._kinds, self._rings = kinds, {}
+        for kind, window in windows.items():
+            around = 0 < window < self.room
+            size = window if around else self.room
+            visible = torch.full((rows, size), -torch.inf, dtype=first.dtype, device=first.device)
+            slot = torch.zeros(1, dtype=torch.int64, device=first.device)
+            self._rings[kind] = _Ring(size, around, visible, slot)
+        self._layers: list[tuple[Tensor, Tensor] | None] = [
+            like and _empty(like, rows, self._rings[kind].room)
+            for kind, like in zip(kinds, states, strict=True)
+        ]
+
+    def fill(self, read: DynamicCache, prompts: PromptBatch, of_row: Tensor) -> None:
+        """Start with what was read of the prompts: row r is prompt ``of_row[r]``."""
+        rows, width = slice(len(of_row)), prompts.width
+        for ring in self._rings.values():
+            count = min(width, ring.room)
+            slots = torch.arange(width - count, width, device=of_row.device).remainder(ring.room)
+            seen = torch.ones_like(prompts.ids) if prompts.seen is None else prompts.seen
+            shown = seen[:, width - count :].to(ring.visible.dtype).log()  # 0, or -inf at padding
+            ring.visible[rows].fill_(-torch.inf).index_copy_(1, slots, shown[of_row])
+            ring.slot.fill_(width % ring.room)
+        for kind, buffers, layer in zip(self._kinds, self._layers, read.layers, strict=True):
+            for buffer, states in zip(buffers or (), states_of(layer) or (), strict=True):
+                count, size = states.shape[2], self._rings[kind].room
+                slots = torch.arange(width - count, width, device=of_row.device).remainder(size)
+                buffer[rows].index_copy_(2, slots, states[of_row])
+
+    def show(self, rows: int) -> None:
+        """The token that the next forward reads is seen by all ``rows``."""
+        for ring in self._rings.values():
+            ring.visible[:rows].index_fill_(1, ring.slot, 0.0)
+
+    def move_on(self) -> None:
+        """The next token is written behind it."""
+        for ring in self._rings.values():
+            ring.slot.add_(1)
+            if ring.around:
+                ring.slot.remainder_(ring.room)
+
+    def masks(self, rows: int, slots: int) -> Tensor | Masks:
+        """The masks of the first rows and slots; one tensor if all layers are of one kind."""
+        made = {
+            kind: ring.visible[:rows, : ring.room if ring.around else slots][:, None, None, :]
+            for kind, ring in self._rings.items()
+        }
+        return made if len(made) > 1 else next(iter(made.values()))
+
+    def cache(self, rows: int, slots: int) -> Cache:
+        """The first rows and slots as a cache that a model's forward writes to."""
+        layers: list[Any] = []
+        for kind, buffers in zip(self._kinds, self._layers, strict=True):
+            ring = self._rings[kind]
+            part = ring.room if ring.around else slots
+            if buffers is None:
+                layers.append(DynamicLayer())  # type: ignore[no-untyped-call]
+            else:
+                keys, values = (b[:rows, :, :part] for b in buffers)
+                layers.append(StaticLayer(keys, values, ring.slot))
+        return Cache(layers=layers)
+
+    def keep(self, order: Tensor) -> None:
+        """Move rows ``order`` (int64 [n]) to the front."""
+        count = slice(len(order))
+        for buffers in self._layers:
+            for buffer in buffers or ():
+                buffer[count] = buffer[order]
+        for ring in self._rings.values():
+            ring.visible[count] = ring.visible[order]
+
+
+def states_of(layer: object) -> tuple[Tensor, Tensor] | None:
+    """Return the keys and values of a layer of a cache; None if it has none (it uses another layer's)."""
+    keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+    return None if keys is None or values is None else (keys, values)
+
+
+def _empty(like: tuple[Tensor, Tensor], rows: int, room: int) -> tuple[Tensor, Tensor]:
+    """Zeros, as what was never written is multiplied by 0."""
+    keys, values = (x.new_zeros(rows, x.shape[1], room, x.shape[3]) for x in like)
+    return keys, values
+
+
+def kinds_of(config: PreTrainedConfig, layers: int) -> list[str]:
+    """Return the kind of each layer's attention, as masks are named by it."""
+    kinds = getattr(config.get_text_config(), "layer_types", None)
+    if kinds is not None:
+        return list(kinds)[:layers]
+    return [FULL] * layers
+
+
+def obstacle(config: PreTrainedConfig, layers: Sequence[object]) -> str | None:
+    """Return why this model's keys and values cannot lie in fixed buffers, or None."""
+    from transformers.cache_utils import DynamicSlidingWindowLayer
+
+    plain = (DynamicLayer, DynamicSlidingWindowLayer)
+    strange = [type(layer).__name__ for layer in layers if not issubclass(type(layer), plain)]
+    if strange:
+        return f"its cache has layers of another kind ({strange[0]})"
+    other = set(kinds_of(config, len(layers))) - {FULL, SLIDING}
+    return f"its layers are of another kind ({sorted(other)[0]})" if other else None

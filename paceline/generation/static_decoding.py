@@ -1,0 +1,158 @@
+"""Decoding on an accelerator: fixed shapes and addresses, one graph a step, and a host that does not wait.
+
+The host starts steps and looks every few tokens at how many answers were unfinished some tokens before. Rows
+and slots come in buckets: a step is captured once for each pair that occurs, and finished rows leave when the
+unfinished fit into a smaller bucket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from paceline.generation.engine import Completion, Request, RolloutSampling
+from paceline.generation.growing import cache_for
+from paceline.generation.prompts import PromptBatch
+from paceline.generation.sampling import choose
+from paceline.generation.static_cache import StaticBuffers
+from paceline.generation.step_graph import StepGraphs
+from paceline.generation.written import WrittenAnswers
+
+if TYPE_CHECKING:
+    from paceline.generation.local import LocalEngine
+
+LOOK = 4  # tokens between two looks at how many answers are unfinished
+_FEWEST = 128  # slots of the smallest bucket
+
+
+class StaticPool:
+    """What the batches of one call of ``generate`` share: buffers for the largest, and captured steps."""
+
+    def __init__(
+        self, engine: LocalEngine, batches: Sequence[Sequence[Request]], sampling: RolloutSampling
+    ) -> None:
+        self.engine, self.sampling = engine, sampling
+        self.rows = max(map(len, batches))
+        self.longest = max(r.max_tokens for batch in batches for r in batch)
+        self._room = max(
+            max(len(r.prompt) for r in batch) + max(r.max_tokens for r in batch) for batch in batches
+        )
+        self.graphs = StepGraphs(engine.device, engine.no_graphs)
+        self.buffers: StaticBuffers | None = None
+        self.answers: WrittenAnswers | None = None
+
+    def fill(self, requests: Sequence[Request], rows: int) -> None:
+        """Read the prompts into the first of ``rows`` rows and choose every answer's first token."""
+        engine = self.engine
+        prompts = PromptBatch(requests, engine.pad_id, engine.device)
+        read = cache_for(engine.hf, prompts.width)
+        logits = engine.forward(prompts.ids, prompts.seen, prompts.positions, read)
+        if self.buffers is None or self.answers is None:
+            self.buffers = StaticBuffers(engine.hf.config, read, self.rows, self._room)
+            dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+            self.answers = WrittenAnswers(self.rows, self.longest, engine.stops, dtype, engine.device)
+        spare = torch.zeros(rows - len(requests), dtype=torch.int64, device=engine.device)
+        of_row = torch.cat([prompts.of_row, spare])
+        self.buffers.fill(read, prompts, of_row)
+        self.answers.begin(requests, rows)
+        self._append(logits[of_row])
+
+    def step(self, rows: int, needed: int, last: bool) -> None:
+        """Give each of the first rows a token more; its prompt and answer lie in the first ``needed`` slots.
+
+        ``last``: no more follow, so that nothing is captured.
+        """
+        slots = self.slots(needed)
+        again = not last and self.slots(needed + 1) == slots
+        self.graphs.run((rows, slots), lambda: self._step(rows, slots), again)
+
+    def account(self) -> str:
+        """How the steps were run, and why."""
+        graphs = self.graphs
+        if graphs.obstacle is not None:
+            return f"with fixed buffers, not captured: {graphs.obstacle}"
+        return f"captured in {graphs.captured} graphs"
+
+    def slots(self, needed: int) -> int:
+        """The bucket of slots: quarters of powers of two, at most what is there."""
+        assert self.buffers is not None
+        quarter = max(_FEWEST // 4, 1 << max(0, (needed - 1).bit_length() - 3))
+        return min(self.buffers.room, max(_FEWEST, -(-needed // quarter) * quarter))
+
+    def rows_for(self, count: int) -> int:
+        """The bucket of rows: powers of two, and the largest batch."""
+        return min(self.rows, 1 << max(0, count - 1).bit_length())
+
+    def _step(self, rows: int, slots: int) -> None:
+        buffers, answers = self.buffers, self.answers
+        assert buffers is not None and answers is not None
+        buffers.show(rows)
+        ids, positions = answers.last[:rows, None], answers.position[:rows, None]
+        masks, cache = buffers.masks(rows, slots), buffers.cache(rows, slots)
+        self._append(self.engine.forward(ids, masks, positions, cache))
+        buffers.move_on()
+
+    def _append(self, logits: Tensor) -> None:
+        answers = self.answers
+        assert answers is not None
+        rows = len(logits)
+        places = answers.place.expand(rows)
+        answers.append(*choose(logits, self.sampling, answers.streams[:rows], places))
+
+
+class StaticDecoding:
+    """One batch of requests being decoded in the buffers of ``pool``."""
+
+    def __init__(self, pool: StaticPool, requests: Sequence[Request]) -> None:
+        self.pool, self.requests = pool, requests
+        self.rows = pool.rows_for(len(requests))
+        self.width = max(len(r.prompt) for r in requests)
+        self.longest = max(r.max_tokens for r in requests)
+        self.place = 0
+        self._look: tuple[Tensor, Any] | None = None
+
+    def advance(self) -> bool:
+        """Run one forward and append one token per row; return whether all are known to be done."""
+        if self.place == 0:
+            self.pool.fill(self.requests, self.rows)
+        else:
+            self.pool.step(self.rows, self.width + self.place, self.place + 1 == self.longest)
+        self.place += 1
+        if self.place == self.longest:
+            return True
+        return self.place % LOOK == 0 and self._all_done()
+
+    def completions(self) -> list[Completion]:
+        """Return the answers, one per request."""
+        assert self.pool.answers is not None
+        return self.pool.answers.completions()
+
+    def _all_done(self) -> bool:
+        """Read the look before, begin the next, and drop finished rows where a bucket is left."""
+        answers, buffers = self.pool.answers, self.pool.buffers
+        assert answers is not None and buffers is not None
+        count = self._read()
+        if count == 0:
+            return True
+        fewer = self.rows if count is None else self.pool.rows_for(count)
+        if fewer < self.rows:
+            buffers.keep(answers.keep(self.rows, fewer))
+            self.rows = fewer
+        event = getattr(torch.get_device_module(self.pool.engine.device.type), "Event", None)
+        copied = answers.going[: self.rows].sum().to("cpu", non_blocking=event is not None)
+        made = None if event is None else event()
+        if made is not None:
+            made.record()
+        self._look = copied, made
+        return False
+
+    def _read(self) -> int | None:
+        if self._look is None:
+            return None
+        copied, event = self._look
+        if event is not None:
+            event.synchronize()
+        return int(copied)

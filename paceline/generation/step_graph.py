@@ -1,0 +1,128 @@
+"""A step of decoding captured as one graph of its kernels, which the host starts by a single call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from paceline.plan.hardware.kinds import kind_of
+
+# operations whose result the host reads, or whose result's size depends on values
+_READS = frozenset(
+    (
+        "_local_scalar_dense",
+        "bincount",
+        "equal",
+        "is_nonzero",
+        "masked_select",
+        "nonzero",
+        "repeat_interleave",
+        "unique_consecutive",
+        "unique_dim",
+        "_unique2",
+    )
+)
+_BY_INDEX = ("index", "index_put", "index_put_", "_unsafe_index", "_index_put_impl_")
+
+
+class HostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes what the host waits for or decides by inside: a graph would keep the first answer for ever.
+
+    ``found``: names of such operations.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func._schema.name.partition("::")[2]
+        out = func(*args, **kwargs)
+        if name in _READS or (name in _BY_INDEX and _by_mask(args[1])) or _crosses(name, args, out):
+            self.found.append(name)
+        return out
+
+
+def _by_mask(indices: Any) -> bool:
+    return any(isinstance(x, Tensor) and x.dtype in (torch.bool, torch.uint8) for x in tree_leaves(indices))
+
+
+def _crosses(name: str, args: Any, out: Any) -> bool:
+    """Whether an operation copies between the host and the device."""
+    if name not in ("_to_copy", "copy_"):
+        return False
+    places = {x.device.type for x in (*tree_leaves(args), out) if isinstance(x, Tensor)}
+    return len(places) > 1
+
+
+class StepGraphs:
+    """Steps by key: each is run once as it is, then captured, then replayed.
+
+    ``obstacle``: why nothing is captured (the step is then run as it is), or None.
+    """
+
+    def __init__(self, device: torch.device, obstacle: str | None) -> None:
+        self.obstacle = obstacle
+        self.captured = 0
+        self._driver: Any = torch.get_device_module(device.type)
+        if obstacle is None and not kind_of(device.type).graphs:
+            self.obstacle = f"torch has no graphs for {device.type}"
+        self._replays: dict[tuple[int, int], Callable[[], None]] = {}
+        self._pool: Any = None
+        self._stream: Any = None
+        self._tried = False
+
+    def run(self, key: tuple[int, int], step: Callable[[], None], again: bool) -> None:
+        """Run the step; ``again``: the next one has this key, too.
+
+        Raises what it raises; a failed capture becomes ``obstacle``.
+        """
+        replay = self._replays.get(key)
+        if replay is not None:
+            replay()
+        elif self.obstacle is not None:
+            step()
+        else:
+            self._first(step)
+            if again and self.obstacle is None:
+                self._capture(key, step)
+
+    def _first(self, step: Callable[[], None]) -> None:
+        """Run the step on the stream of the capture, so that libraries have what they allocate once."""
+        if self._stream is None:
+            self._stream = self._driver.Stream()
+            self._pool = self._driver.graph_pool_handle()
+        current = self._driver.current_stream()
+        self._stream.wait_stream(current)
+        reads = HostReads()
+        with self._driver.stream(self._stream):
+            if self._tried:
+                step()
+            else:
+                with reads:
+                    step()
+        self._tried = True
+        current.wait_stream(self._stream)
+        if reads.found:
+            self.obstacle = f"the host takes part in its forward ({reads.found[0]})"
+
+    def _capture(self, key: tuple[int, int], step: Callable[[], None]) -> None:
+        graph = self._driver.CUDAGraph()
+        # other threads of ours (heartbeat, NCCL's watchdog) may call the driver meanwhile
+        how = {"pool": self._pool, "stream": self._stream, "capture_error_mode": "thread_local"}
+        try:
+            with self._driver.graph(graph, **how):
+                step()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            self.obstacle = f"its capture failed: {str(error).splitlines()[0]}"
+            return
+        self.captured += 1
+        self._replays[key] = graph.replay

@@ -1,0 +1,92 @@
+"""The answers of a batch while they are written: tensors on the model's device, changed in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.generation.engine import Completion, Request
+
+
+class WrittenAnswers:
+    """Answers of up to ``rows`` requests of up to ``longest`` tokens; row r of every tensor is one answer.
+
+        streams    int64 [rows], the key of its noise
+        last       int64 [rows], its last token
+        position   int64 [rows], the place of ``last`` in prompt and answer; stands still once it is finished
+        limits     int64 [rows], the position at which it ends; lowered to -1 by an end token
+        going      bool [rows], whether it is unfinished
+        place      int64 [1], the number of tokens that rows have been given
+
+    ``append`` neither waits for the device nor depends on values: it can be captured in a graph.
+    """
+
+    def __init__(
+        self, rows: int, longest: int, stops: Tensor, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """``stops``: int64, the tokens that end an answer; ``dtype``: of log-probabilities."""
+        self.stops = stops
+        self.streams, self.last, self.position, self.limits, self._order = (
+            torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(5)
+        )
+        self.going = torch.zeros(rows, dtype=torch.bool, device=device)
+        self.place = torch.zeros(1, dtype=torch.int64, device=device)
+        self._tokens = torch.zeros(longest, rows, dtype=torch.int64, device=device)
+        self._logprobs = torch.zeros(longest, rows, dtype=dtype, device=device)
+        self._requests: Sequence[Request] = ()
+        self._rows = 0
+
+    def begin(self, requests: Sequence[Request], rows: int) -> None:
+        """Start the answers to ``requests`` in the first of ``rows`` rows; the others are finished."""
+        self._requests, self._rows = requests, rows
+        spare = [0] * (rows - len(requests))
+        for tensor, values in (
+            (self.streams, [r.stream for r in requests]),
+            (self.position, [len(r.prompt) - 1 for r in requests]),
+            (self.limits, [len(r.prompt) - 1 + r.max_tokens for r in requests]),
+            (self.going, [1 for _ in requests]),
+        ):
+            tensor[:rows].copy_(torch.tensor([*values, *spare], dtype=tensor.dtype))
+        torch.arange(rows, out=self._order[:rows])
+        self.place.zero_()
+
+    def append(self, tokens: Tensor, logprobs: Tensor) -> None:
+        """Give the first rows the next token each, int64 [n], with its log-probability [n]."""
+        rows = slice(len(tokens))
+        self._tokens[:, rows].index_copy_(0, self.place, tokens[None])
+        self._logprobs[:, rows].index_copy_(0, self.place, logprobs[None])
+        self.last[rows].copy_(tokens)
+        self.position[rows].add_(self.going[rows])
+        ends = (tokens[:, None] == self.stops).any(1)
+        self.limits[rows].masked_fill_(ends, -1)
+        torch.gt(self.limits[rows], self.position[rows], out=self.going[rows])
+        self.place.add_(1)
+
+    def keep(self, rows: int, kept: int) -> Tensor:
+        """Move the unfinished answers to the front of ``rows`` rows; at most ``kept`` are unfinished.
+
+        Return which rows lie in the first ``kept`` rows now, int64 [kept].
+        """
+        order = self.going[:rows].to(torch.uint8).argsort(descending=True, stable=True)
+        for tensor in (self.streams, self.last, self.position, self.limits, self.going, self._order):
+            tensor[:rows] = tensor[:rows][order]
+        for history in (self._tokens, self._logprobs):
+            history[:, :rows] = history[:, :rows][:, order]
+        return order[:kept]
+
+    def completions(self) -> list[Completion]:
+        """Return the answers, one per request, in order."""
+        count = len(self._requests)
+        order, position = self._order[: self._rows].tolist(), self.position.tolist()
+        tokens, logprobs = self._tokens.t().tolist(), self._logprobs.t().cpu()
+        stops, found = set(self.stops.tolist()), {}
+        for row, number in enumerate(order):
+            if number >= count:
+                continue  # a row without a request
+            length = position[row] - len(self._requests[number].prompt) + 1
+            answer = tuple(tokens[row][:length])
+            ended = bool(answer) and answer[-1] in stops
+            found[number] = Completion(answer, logprobs[row, :length].clone(), ended)
+        return [found[number] for number in range(count)]
