@@ -12,6 +12,7 @@ _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64
 # 0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53: MurmurHash3's finalizer
 _FIRST, _SECOND = (-49064778989728563, -4265267296055464877)
 _SIGNED = 1 << 63
+_LARGEST = 1.0 - 2.0**-24
 _CACHED, _ON_DEVICE = 1 << 15, 1 << 26  # numbers of 8 bytes
 
 
@@ -40,7 +41,8 @@ def gumbel(streams: Tensor, places: Tensor, vocabulary: int) -> Tensor:
             uniform.copy_(_top_bits(part, ids)).add_(0.5)
         else:
             torch.add(top_bits(part, ids), 0.5, out=uniform)  # numbers below 2^24 are fp32's own
-        uniform.mul_(2.0**-24).log_().neg_().log_().neg_()
+        # half a step above the highest number is 1 in fp32: its noise would be infinite
+        uniform.mul_(2.0**-24).clamp_(max=_LARGEST).log_().neg_().log_().neg_()
     return noise
 
 

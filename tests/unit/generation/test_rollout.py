@@ -258,8 +258,24 @@ def test_noise_on_a_cpu_has_the_bits_that_a_device_computes() -> None:
     for size in (1, 3, 1000):
         bits = top_bits(keys, torch.arange(1, size + 1) * golden)
         assert int(bits.min()) >= 0 and int(bits.max()) < 1 << 24
-        uniform = (bits.float() + 0.5) * 2.0**-24
+        uniform = ((bits.float() + 0.5) * 2.0**-24).clamp(max=1 - 2.0**-24)
         assert torch.equal(gumbel(streams, places, size), -torch.log(-torch.log(uniform)))
+
+
+def test_noise_is_finite_where_the_hash_is_at_its_highest() -> None:
+    """Stream 61 has all 24 bits set at word 34,349. Without a bound that word's noise was infinite, and it
+    was drawn whatever its logit; one token in a hundred, of 152 k words, came so.
+    """
+    stream, place = torch.tensor([61]), torch.tensor([0])
+    bits = top_bits(mixed(stream - 7046029254386353131), torch.arange(34349, 34352) * -7046029254386353131)
+    assert int(bits.max()) == (1 << 24) - 1
+    noise = gumbel(stream, place, 40000)
+    assert int(noise.argmax()) == 34349 and float(noise.max()) == pytest.approx(16.6355, abs=1e-3)
+    logits = torch.zeros(1, 40000)
+    logits[0, 34349] = -30.0
+    for top_k in (0, 5):
+        tokens, logprobs = choose(logits, RolloutSampling(1.0, top_k=top_k), stream, place)
+        assert int(tokens) != 34349 and float(logprobs) > -11
 
 
 def test_the_first_of_the_largest_is_taken() -> None:
