@@ -19,7 +19,7 @@ from paceline.core.secret_values import without_secrets
 
 if TYPE_CHECKING:
     from paceline.config.schema import Config
-    from paceline.core.json_types import Json
+    from paceline.core.json_types import Json, JsonObject
     from paceline.plan.cost.report import Forecast
     from paceline.plan.cost.search import Candidate
     from paceline.plan.cost.simulation import Compared, Simulation
@@ -53,11 +53,17 @@ def simulated_plan(plan: Plan, config: Mapping[str, Any], candidate: Candidate) 
 
     Raises ConfigError (``plan.no_torch``) without torch.
     """
+    from paceline.plan.cost.peak import chunk_of
     from paceline.plan.cost.simulation import compare, partly, why_not
 
     layout = f"{plan.strategy}, {plan.mesh}, micro-batch {plan.batch.micro_batch} of {plan.seq_len} tokens"
     reason = why_not(plan)
-    answer: Simulation = {} if reason else _run_child({"plan": plan.to_json(), "config": dict(config)})
+    job: JsonObject = {
+        "plan": plan.to_json(),
+        "config": dict(config),
+        "head_chunk_bytes": chunk_of(candidate.work),
+    }
+    answer: Simulation = {} if reason else _run_child(job)
     if "missing" in answer:
         raise ConfigError(
             codes.PLAN_NO_TORCH(

@@ -83,6 +83,7 @@ class HFModelFactory:
     frozen        nothing is trained: low-precision copies, if any, replace the fp32 masters
     temperature   log-probabilities and entropies are those of softmax(logits / temperature)
     classes       of a classifier; None: the head has one output
+    chunk_bytes   of logits that the head computes at a time; None: by the device's memory
     adapter       ``Plan.adapter``: low-rank adapters are trained, the rest frozen (and quantized if it says
                   so)
 
@@ -106,6 +107,7 @@ class HFModelFactory:
         frozen: bool = False,
         temperature: float = 1.0,
         classes: Classes | None = None,
+        chunk_bytes: int | None = None,
     ) -> None:
         self.role = role
         self.frozen = frozen
@@ -115,6 +117,9 @@ class HFModelFactory:
         self._recompute, self._compile, self._device = recompute, compile, torch.device(device)
         self._compile_options = dict(compile_options or {})
         self._adapter, self._temperature, self._classes = adapter, temperature, classes
+        self._chunk_bytes = (
+            head_chunk_bytes(device_memory(self._device)) if chunk_bytes is None else chunk_bytes
+        )
         self._config = self._load_config()
         self._class = _model_class(self._config, model, role)
         self._rows = _rows(model, self._config.get_text_config().vocab_size, vocab_size)
@@ -179,7 +184,7 @@ class HFModelFactory:
             options.engine_casts,
             adapter,
             self._temperature,
-            head_chunk_bytes(device_memory(self._device)),
+            self._chunk_bytes,
         )
         if self._recompute:
             enable_recompute(hf, module.slot)

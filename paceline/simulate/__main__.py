@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
+from paceline.core.json_types import JsonObject
 from paceline.launch.outlet import redacted
 
 
@@ -21,7 +21,9 @@ def main(job: str, answer: str) -> int:
         from paceline.plan.plan import Plan
         from paceline.simulate.run import simulate
 
-        found: dict[str, Any] = simulate(Plan.from_json(request["plan"]), request["config"])
+        found: JsonObject = simulate(
+            Plan.from_json(request["plan"]), request["config"], request["head_chunk_bytes"]
+        )
     except ImportError as error:
         found = {"missing": str(error)}
     except Exception as error:  # what torch cannot do on fake tensors

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -40,13 +41,19 @@ class Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.count: Counter[str] = Counter()
         self.bytes: Counter[str] = Counter()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: tuple[type, ...],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         """Record the operation and run it."""
         if func.namespace in ("c10d", "_c10d_functional"):
             self._note(func._opname, args)
         return func(*args, **(kwargs or {}))
 
-    def _note(self, name: str, args: Any) -> None:
+    def _note(self, name: str, args: tuple[Any, ...]) -> None:
         if name in _IGNORED:
             return
         kind = next((kind for part, kind in _KINDS if part in name), name.strip("_"))
@@ -67,7 +74,13 @@ class FakeValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._true: dict[int, Tensor] = {}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: tuple[type, ...],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         """Replace ``nonzero`` on fake tensors, run everything else."""
         if func is torch.ops.aten.nonzero.default and isinstance(args[0], FakeTensor):
             mask = args[0]

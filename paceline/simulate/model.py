@@ -17,6 +17,7 @@ from paceline.core.json_types import Json
 from paceline.models.factory import HFModelFactory
 from paceline.models.materialise import kernels_of, replace_tensors, swap_kernel
 from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.model.head_chunk import LEAST
 from paceline.plan.model.shrink import shrunk
 from paceline.plan.plan import Plan
 from paceline.protocols.model import WHOLE, BuildOptions, RootModule
@@ -29,11 +30,17 @@ class FakeFactory:
     """A ``ModelFactory`` whose modules hold fake tensors of ``mode`` on a fake CPU."""
 
     def __init__(
-        self, plan: Plan, config: Mapping[str, Any], mode: FakeTensorMode, options: BuildOptions | None = None
+        self,
+        plan: Plan,
+        config: Mapping[str, Any],
+        mode: FakeTensorMode,
+        options: BuildOptions | None = None,
+        chunk_bytes: int = LEAST,
     ) -> None:
-        """``options`` replace those that a strategy requests."""
+        """``options`` replace those that a strategy requests; ``chunk_bytes``: of the head's logits."""
         self.role = Role(algorithm_spec(plan.algorithm).trains)
         self._plan, self._config, self._mode, self._options = plan, dict(config), mode, options
+        self._chunk_bytes = chunk_bytes
 
     @property
     def hf_config(self) -> Mapping[str, Json]:
@@ -66,6 +73,7 @@ class FakeFactory:
             "recompute": plan.recompute,
             "master_dtype": getattr(torch, plan.precision.master),
             "adapter": plan.adapter,
+            "chunk_bytes": self._chunk_bytes,
         }
 
 

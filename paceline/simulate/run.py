@@ -6,17 +6,18 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 
+from paceline.core.json_types import Json, JsonObject
 from paceline.models import head_kernels, norms, swiglu
 from paceline.models.precision import compute_copy
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.mesh import Mesh
+from paceline.plan.model.head_chunk import LEAST
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.base import Simulated, StrategySpec, strategy_spec
 from paceline.plan.strategies.options import FsdpOptions
@@ -32,8 +33,10 @@ from paceline.strategies.handle import Handle
 from paceline.strategies.registry import make_strategy
 
 
-def simulate(plan: Plan, config: Mapping[str, Any]) -> dict[str, Any]:
+def simulate(plan: Plan, config: Mapping[str, Json], chunk_bytes: int = LEAST) -> JsonObject:
     """Simulate one step; return bytes of ``states``, ``activations`` and ``head``, and ``collectives``.
+
+    ``chunk_bytes``: of logits that the head computes at a time on the planned device.
 
     ``collectives``: kind → [count, bytes]; all are JSON types. If a strategy's engine reads real memory
     (DDP's reducer, DeepSpeed), only the module is run, on one process: see ``plan.cost.simulation``.
@@ -46,7 +49,7 @@ def simulate(plan: Plan, config: Mapping[str, Any]) -> dict[str, Any]:
     world = World.pretend(alone.world_size)
     try:
         with _another_machine():
-            found = _step(alone, config, world, _options(plan, spec))
+            found = _step(alone, config, world, _options(plan, spec), chunk_bytes)
     finally:
         world.close(ok=True)
     if not whole:
@@ -66,10 +69,10 @@ def _options(plan: Plan, spec: StrategySpec) -> BuildOptions | None:
 
 
 def _step(
-    plan: Plan, config: Mapping[str, Any], world: World, options: BuildOptions | None
-) -> dict[str, Any]:
+    plan: Plan, config: Mapping[str, Json], world: World, options: BuildOptions | None, chunk_bytes: int
+) -> JsonObject:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    factory = FakeFactory(plan, config, mode, options)
+    factory = FakeFactory(plan, config, mode, options, chunk_bytes)
     strategy = make_strategy(plan.strategy, world, plan)
     batch = _batch(plan, mode)
     getattr(strategy, "mesh", None)  # created once, from real rank numbers

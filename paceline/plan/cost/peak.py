@@ -222,9 +222,14 @@ def _logits(work: StepSpec, c: MemoryCoefficients) -> float:
 
 def head_chunks(work: StepSpec) -> float:
     """Return the bytes of the logits that the head holds at a time: three chunks, or as many as there are."""
-    chunk = head_chunk_bytes(work.machine.memory if work.machine.context else 0)
+    chunk = chunk_of(work)
     whole = 4.0 * work.tokens * work.shape.vocab / work.tp
     return 3.0 * min(chunk, max(LEAST, whole))
+
+
+def chunk_of(work: StepSpec) -> int:
+    """Return the bytes of one chunk of the head's logits on the machine's device."""
+    return head_chunk_bytes(work.machine.memory if work.machine.context else 0)
 
 
 def _gathered(work: StepSpec, c: MemoryCoefficients, whole: float, stage: StageSize, slots: float) -> float:

@@ -13,12 +13,14 @@ from machines import LLAMA
 
 from paceline.config.schema import Config
 from paceline.plan.cost.from_plan import planned_candidate, search_spec_of
+from paceline.plan.cost.peak import chunk_of
 from paceline.plan.cost.simulation import Compared, compare, partly, table, why_not
 from paceline.plan.hardware.catalogue import cluster_of
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.job import Job
 from paceline.plan.strategies.options import FsdpOptions
 from paceline.rules.planning import make_plan
+from paceline.simulate.model import FakeFactory
 from paceline.simulate.run import simulate
 
 
@@ -48,7 +50,22 @@ def rows_of(plan: Plan, hardware: str, config: dict[str, Any] = LLAMA) -> dict[s
     ask = search_spec_of(plan, cluster_of(hardware))
     candidate = planned_candidate(plan, ask) if ask else None
     assert candidate is not None
-    return {row.what: row for row in compare(plan, candidate, simulate(plan, config))}
+    found = simulate(plan, config, chunk_of(candidate.work))
+    return {row.what: row for row in compare(plan, candidate, found)}
+
+
+def test_the_head_is_simulated_in_the_chunks_of_the_planned_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 MiB are a CPU's: a GPU of 80 GB takes 512 MiB of logits at a time."""
+    made, build = [], FakeFactory.__call__
+
+    def watched(self: FakeFactory, *options: Any) -> Any:
+        made.append(build(self, *options))
+        return made[-1]
+
+    monkeypatch.setattr(FakeFactory, "__call__", watched)
+    for hardware, mib in (("H100", 512), ("RTX4090", 128)):
+        rows_of(plan_of(hardware, "single"), hardware)
+        assert made[-1]._head.shape.chunk_bytes == made[-1]._head._chunk_bytes == mib * 2**20
 
 
 @pytest.mark.parametrize("recompute", [False, True])
