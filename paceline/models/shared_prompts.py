@@ -54,7 +54,7 @@ class SharedPrompts:
             keep += range(start + shared, end)
             kept += end - start - shared
         device = batch.input_ids.device
-        kept_at, own_at = (torch.tensor(m).to(device, non_blocking=True) for m in (keep, expand))
+        kept_at, own_at = (batch.sent(torch.tensor(m), device) for m in (keep, expand))
         return SharedPrompts(kept_at, own_at, tuple(copies))
 
     def kept(self, full: Tensor, dim: int) -> Tensor:

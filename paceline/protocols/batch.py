@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 
 import torch
@@ -87,13 +87,11 @@ class Batch:
         return self.cu_seqlens.to(self.labels.device, non_blocking=True).long()
 
     def pinned(self) -> Batch:
-        """Return the same batch in pinned memory, so that copies to the device are asynchronous;
-        ``cu_seqlens`` stays as it is.
-        """
+        """Return the same batch in pinned memory, so that copies to the device are asynchronous."""
         moved = {
             f.name: getattr(self, f.name).pin_memory()
             for f in fields(self)
-            if isinstance(getattr(self, f.name), Tensor) and f.name not in ("cu_seqlens", "places")
+            if isinstance(getattr(self, f.name), Tensor) and f.name != "places"
         }
         moved["places"] = self.label_places().pin_memory()
         extras = {name: value.pin_memory() for name, value in self.extras.items()}
@@ -101,16 +99,28 @@ class Batch:
         others = {name: batch.pinned() for name, batch in self.others.items()}
         return replace(self, **moved, extras=extras, tokens=tokens, others=others)
 
+    def pinned_as(self, other: Batch) -> Batch:
+        """Return the same batch, in pinned memory if ``other``'s is and this is not."""
+        return self.pinned() if other.cu_seqlens.is_pinned() and not self.input_ids.is_pinned() else self
+
+    def sent(self, values: Tensor, device: torch.device) -> Tensor:
+        """Return a tensor of the host that goes with this batch on ``device``, out of pinned memory if the
+        batch's is (``cu_seqlens`` stays on the host).
+        """
+        return (values.pin_memory() if self.cu_seqlens.is_pinned() else values).to(device, non_blocking=True)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield every tensor of the batch itself (not of ``others``)."""
+        own = (getattr(self, f.name) for f in fields(self))
+        yield from (value for value in own if isinstance(value, Tensor))
+        yield from (*self.extras.values(), *self.tokens.values())
+
     def with_numbers(self, numbers: Mapping[str, float]) -> Batch:
         """Return the same batch with ``numbers`` added to ``extras``, float64 and equal for all documents."""
-        count = self.document_ids.numel()
-        return replace(
-            self,
-            extras={
-                **self.extras,
-                **{n: torch.full((count,), v, dtype=torch.float64) for n, v in numbers.items()},
-            },
-        )
+        count, pin = self.document_ids.numel(), bool(numbers) and self.document_ids.is_pinned()
+        made = {n: torch.full((count,), v, dtype=torch.float64) for n, v in numbers.items()}
+        added = {n: values.pin_memory() if pin else values for n, values in made.items()}
+        return replace(self, extras={**self.extras, **added})
 
     def to(self, device: torch.device) -> Batch:
         """Return the same batch on ``device``; ``cu_seqlens`` stays on the CPU (Python loops read it), and

@@ -19,6 +19,7 @@ from paceline.core.errors import PacelineError
 from paceline.launch.managers import OWN_DEVICES
 from paceline.plan.hardware.kinds import CPU, CUDA, KINDS, is_accelerator, kind_of
 from paceline.runtime import codes
+from paceline.runtime.affinity import bind_to_card
 from paceline.runtime.bounded import within
 from paceline.runtime.device import free_memory, pick_device, synchronize
 from paceline.runtime.first_reduce import first_reduce
@@ -40,7 +41,7 @@ class World:
     Every method that takes or returns values is a collective: all ranks call it, in the same order. Nothing
     is pickled: JSON bytes travel in uint8 tensors with a size limit. In a world of one nothing is sent and
     there is no process group. ``notes``: warnings about the ranks and their links; ``links``: their speed;
-    ``free_bytes``: of the accelerator as the world opened.
+    ``free_bytes``: of the accelerator as the world opened; ``bound``: to which processors this rank is bound.
     """
 
     rank: int
@@ -57,6 +58,7 @@ class World:
     notes: list[Diagnostic] = field(default_factory=list)
     links: list[str] = field(default_factory=list)
     free_bytes: int | None = None
+    bound: str = ""
 
     @staticmethod
     def single(device: torch.device | str = "cpu") -> World:
@@ -99,10 +101,10 @@ class World:
         )
         if is_accelerator(chosen.type):
             torch.accelerator.set_device_index(chosen.index or 0)
-        free_bytes = free_memory(chosen)
+        free_bytes, bound = free_memory(chosen), bind_to_card(chosen)
         if env.world_size == 1:
             alone = World(0, env.local_rank, 1, 1, chosen, "none", None, env, timeout_seconds)
-            alone.free_bytes = free_bytes
+            alone.free_bytes, alone.bound = free_bytes, bound
             met(alone)
             return alone
         name = _backend(backend, chosen)
@@ -120,7 +122,7 @@ class World:
             timeout_seconds,
             secret,
         )
-        world.free_bytes = free_bytes
+        world.free_bytes, world.bound = free_bytes, bound
         met(world)
         world.notes += agree_on_devices(store, env, secret, own_facts(chosen), timeout_seconds)
         try:

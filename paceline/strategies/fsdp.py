@@ -88,7 +88,7 @@ class FSDP(Strategy):
         """Return the rank's block of the tokens under context parallelism, padded so that sequence
         parallelism can split it.
         """
-        return self._sharder(batch).to(self.world.device)
+        return self._sharder(batch).pinned_as(batch).to(self.world.device)
 
     # --- life of a model
 

@@ -21,6 +21,7 @@ from paceline.protocols.window import EvalSums, StepOutcome, StepResult
 from paceline.runtime.device import sum_dtype
 from paceline.strategies import codes
 from paceline.strategies.base import Runner, Strategy
+from paceline.strategies.copied_ahead import CopiedAhead
 from paceline.strategies.handle import Handle, Handles
 from paceline.strategies.means import Means
 
@@ -42,6 +43,7 @@ class WindowRunner:
     def __init__(self, strategy: Strategy) -> None:
         self.strategy = strategy
         self.world, self.mesh = strategy.world, strategy.plan.mesh
+        self._ahead = CopiedAhead(strategy.world.device)
 
     # --- training
 
@@ -111,10 +113,10 @@ class WindowRunner:
         generator_seed: Callable[[int], int] | None,
     ) -> None:
         """Run forward and backward of every micro-batch; gradients are synchronized in the last."""
-        for j, batch in enumerate(micro_batches):
+        for j, arrived in enumerate(self._ahead.each(micro_batches, self.strategy.shard_batch)):
             if generator_seed is not None:
                 torch.manual_seed(generator_seed(j))
-            local_batch = self._with_reference(handles, self.strategy.shard_batch(batch), algorithm)
+            local_batch = self._with_reference(handles, arrived, algorithm)
             for role in algorithm.trains:
                 last = j == len(micro_batches) - 1
                 self._micro_step(handles[role], local_batch, algorithm, scales, sums, last=last)

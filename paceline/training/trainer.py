@@ -21,6 +21,7 @@ from paceline.strategies.base import Runner
 from paceline.strategies.handle import Handles
 from paceline.training import codes
 from paceline.training.cadence import Cadence
+from paceline.training.garbage import collected_between_steps
 from paceline.training.learning import Learning
 from paceline.training.metrics import Throughput
 from paceline.training.state import BestRule, TrainState
@@ -73,12 +74,16 @@ class Trainer:
 
         Returns ``completed``, ``early_stopped`` or ``stopped`` (on request, with a durable checkpoint).
         """
-        with contextlib.closing(self.algorithm.windows(self.windows, self.handles)) as windows:
+        with (
+            contextlib.closing(self.algorithm.windows(self.windows, self.handles)) as windows,
+            collected_between_steps() as garbage,
+        ):
             for window in windows:
                 self._step(window)
                 outcome = self._between_steps()
                 if outcome is not None:
                     return outcome
+                garbage.between_steps(self.state.step)
         return "completed"
 
     def _step(self, window: Window) -> None:

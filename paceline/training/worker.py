@@ -55,6 +55,7 @@ from paceline.runtime.world import RankEnv, World
 from paceline.training import codes
 from paceline.training.agree import check_same, identity, share_plan
 from paceline.training.failure import diagnose, exit_code_of
+from paceline.training.garbage import EVERY
 from paceline.training.observers import Observers
 from paceline.training.out_of_memory import memory_used, out_of_memory_hint
 from paceline.training.print_diagnostics import print_diagnostics
@@ -220,8 +221,11 @@ class Worker:
             set_here = [f"set       {name}={value}: {why}" for name, (value, why) in self.settings.items()]
             free = world.free_bytes
             room = [f"memory    {human_bytes(free)} of this device were free at the start"] if free else []
-            for line in (*room, *world.links, *set_here):
+            collects = f"garbage   Python's is collected between steps, every {EVERY} steps"
+            for line in (*room, *world.links, *set_here, collects):
                 self.observers.message(line)
+        if world.bound:
+            self.observers.message(world.bound)
         of_ranks = world.notes if world.rank == 0 else ()
         for note in (*of_ranks, *self.start.notes, *self.prepared.notes, *filter(None, (open_port,))):
             self.observers.note(note)

@@ -92,7 +92,9 @@ class DeepSpeed(Strategy):
 
     def shard_batch(self, batch: Batch) -> Batch:
         """Return the batch on the device, or under Ulysses this rank's part of its tokens."""
-        return super().shard_batch(batch if self._context is None else self._context.split(batch))
+        return super().shard_batch(
+            batch if self._context is None else self._context.split(batch).pinned_as(batch)
+        )
 
     def wrap(self, role: Role, root: RootModule) -> nn.Module:
         """Not used: ``prepare`` starts the engine, which needs the optimizer too."""

@@ -2,8 +2,9 @@
 
 Every branch of a program for that device is taken and computes. Mixing host and device raises as CUDA does,
 ``.numpy()`` raises, a weight that FSDP2 has freed turns to NaN, kernels exist by ``capability``; waits of the
-host, copies, kernels and bytes are counted. No stream is emulated (all happens in order), no C++ that writes
-memory of its own (DDP's reducer), and no gradient that crosses from the device to the host.
+host, copies, kernels and bytes are counted. All happens in order. Not emulated: C++ that writes
+memory of its own (DDP's reducer), and no gradient that crosses from the device to the host. Of streams only
+``torch.Stream`` is known: a tensor made on one is refused elsewhere before a wait and ``record_stream``.
 
     with emulated(capability=(7, 5)) as machine:
         ...
@@ -92,7 +93,8 @@ def _fakes(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
         return autocast("cpu" if device_type == machine.kind else device_type, *args, **kwargs)
 
     yield Tensor, {"to": tensor_to, "pin_memory": _pinned, "is_pinned": lambda x, *_: hasattr(x, _PINNED)}
-    yield torch, {"tensor": tensor, "autocast": cast}
+    side = type("Stream", (_SideStream,), {"machine": machine})
+    yield torch, {"tensor": tensor, "autocast": cast, "Stream": side}
     group = torch._C._group_tensors_by_device_and_dtype
 
     def grouped(tensors: Any, *args: Any) -> Any:
@@ -186,7 +188,10 @@ class _Stream:
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
     def wait_stream(self, *_: Any) -> None: ...
-    def wait_event(self, *_: Any) -> None: ...
+    def wait_event(self, event: Any) -> None:
+        if event.stream is not None:
+            event.stream.waited = max(event.stream.waited, event.place)
+
     def synchronize(self) -> None: ...
     def __enter__(self) -> _Stream:
         return self
@@ -199,7 +204,35 @@ class _Stream:
         return event or _Event()
 
 
+class _SideStream(_Stream):
+    """``torch.Stream``: what is made inside may be read by the default stream after a wait for it only."""
+
+    machine: Machine
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.enqueued, self.waited = 0, 0
+
+    def enqueue(self) -> int:
+        self.enqueued += 1
+        return self.enqueued
+
+    def __enter__(self) -> _SideStream:
+        self.machine.stream = self
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.machine.stream = None
+
+    def record_event(self, event: Any = None) -> Any:
+        made = event or _Event()
+        made.stream, made.place = self, self.enqueued
+        return made
+
+
 class _Event:
+    stream: _SideStream | None = None
+    place = 0
+
     def __init__(self, *_: Any, **__: Any) -> None: ...
     def record(self, *_: Any) -> None: ...
     def wait(self, *_: Any) -> None: ...

@@ -28,7 +28,8 @@ class Machine:
     capability  which kernels exist: CUDA's compute capability
     waits       places where the host waited for the device: reads of a result, results whose size depends on
                 values, copies that are not asynchronous (what ``torch.cuda.set_sync_debug_mode`` reports)
-    copies      asynchronous copies from the host by place; ``pageable``: those out of memory not pinned
+    copies      asynchronous copies from the host by place; ``pageable``: those out of memory not pinned;
+                ``beside``: those on a stream beside the kernels'
     kernels     operations by name that start at least one kernel (views and allocations start none)
     no_triton   why no kernel can be compiled there; empty if one can
     live, peak  bytes that tensors on the device hold, each storage once
@@ -47,6 +48,8 @@ class Machine:
     live: int = 0
     peak: int = 0
     graph: Any = None  # the one being captured
+    beside: Counter[str] = field(default_factory=Counter)
+    stream: object | None = None  # the current one; None: the default, on which kernels run
     to_host: bool = False  # an explicit ``.cpu()`` or ``.to("cpu")`` is running
     _held: dict[int, int] = field(default_factory=dict)  # storage -> tensors that share it
     _watched: dict[int, weakref.ref[Tensor]] = field(default_factory=dict)
@@ -75,7 +78,7 @@ class Machine:
 
     def forget(self) -> None:
         """Count from zero; what lies on the device stays there."""
-        for counter in (self.waits, self.copies, self.pageable, self.kernels):
+        for counter in (self.waits, self.copies, self.pageable, self.beside, self.kernels):
             counter.clear()
         self.peak = self.live
 

@@ -69,6 +69,8 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     known = {id(x.numbers): x for x in leaves if isinstance(x, DeviceTensor)}
     machine = next(iter(known.values())).machine
     name = func._schema.name.partition("::")[2]
+    for x in known.values():
+        x.refuse_early_use(func)
     _refuse_mixes(func, name, args, leaves, machine)
     for sent in leaves if func._schema.name.startswith(_COLLECTIVES) else ():
         machine.refuse_float64(sent.dtype, wire=True)
@@ -163,6 +165,8 @@ def _note_copy(machine: Machine, source: Tensor, non_blocking: bool) -> None:
         machine.wait("copy to the device")
         return
     machine.copies[place()] += 1
+    if machine.stream is not None:
+        machine.beside[place()] += 1
     if not source.is_pinned():
         machine.pageable[place()] += 1
 

@@ -18,6 +18,9 @@ class DeviceTensor(Tensor):
 
     numbers: Tensor
     machine: Machine
+    stream: Any  # on which it was made; None: the default
+    place: int  # in that stream's order
+    recorded: bool  # its memory is kept until the default stream is done with it
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
@@ -34,6 +37,8 @@ class DeviceTensor(Tensor):
             requires_grad=requires_grad,
         )
         made.numbers, made.machine = numbers, machine
+        made.stream, made.recorded = machine.stream, False
+        made.place = 0 if made.stream is None else made.stream.enqueue()
         machine.hold(numbers)
         return made
 
@@ -66,7 +71,19 @@ class DeviceTensor(Tensor):
     def is_pinned(self, *_: Any, **__: Any) -> bool:
         return False
 
-    def record_stream(self, *_: Any) -> None: ...
+    def record_stream(self, *_: Any) -> None:
+        self.recorded = True
+
+    def refuse_early_use(self, func: Any) -> None:
+        """Raise where kernels of the default stream may read this before it is there, or after its memory
+        was handed out again.
+        """
+        if self.stream is None or self.machine.stream is self.stream:
+            return
+        if self.place > self.stream.waited:
+            raise RuntimeError(f"{func} reads a tensor whose copy on another stream is not waited for")
+        if not self.recorded:
+            raise RuntimeError(f"{func} reads a tensor of another stream without record_stream")
 
     def _set_data(self, value: Tensor) -> None:
         if not isinstance(value, DeviceTensor):

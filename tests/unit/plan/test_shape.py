@@ -170,7 +170,13 @@ def test_a_folder_without_a_usable_config_is_named(tmp_path: Path, text: str | N
 
 
 def test_a_hub_name_is_looked_up_in_the_cache(tmp_path: Path) -> None:
-    model = SimpleNamespace(config=None, name_or_path="org/small", revision=None, attn_implementation="auto")
+    model = SimpleNamespace(
+        config=None,
+        name_or_path="org/small",
+        revision=None,
+        attn_implementation="auto",
+        trust_remote_code=False,
+    )
     environ = {"HF_HUB_CACHE": str(tmp_path)}
     assert shape_of(model, environ) is None
     snapshot = tmp_path / "models--org--small/snapshots/abc"

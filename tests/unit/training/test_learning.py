@@ -16,9 +16,12 @@ from paceline.core.tables import ALGORITHMS
 from paceline.plan.algorithms.base import algorithm_specs
 from paceline.protocols.window import StepResult, Window
 from paceline.runlog import events
+from paceline.training.cadence import Cadence
 from paceline.training.learning import IN_A_ROW, Learning
-from paceline.training.state import TrainState
+from paceline.training.metrics import Throughput
+from paceline.training.state import BestRule, TrainState
 from paceline.training.trainer import Trainer
+from paceline.training.windows import Epochs
 
 Steps = list[tuple[float, float | None]]  # loss and gradient norm
 
@@ -131,20 +134,15 @@ class Algorithm:
         yield from source
 
 
-def test_the_trainer_says_it_as_warnings_to_whoever_listens() -> None:
-    from paceline.training.cadence import Cadence
-    from paceline.training.metrics import Throughput
-    from paceline.training.state import BestRule
-    from paceline.training.windows import Epochs
-
-    steps, heard = SICK["no gradient for eleven of twelve steps"][0], []
-    trainer = Trainer(
-        runner=Runner(steps),
+def trainer_of(runner: Any, steps: int, heard: list[Any]) -> Trainer:
+    """A trainer of so many steps, without a model; ``heard`` gets its events."""
+    return Trainer(
+        runner=runner,
         algorithm=Algorithm(),
         handles={},
-        windows=[Window(i, 0, []) for i in range(12)],
-        epochs=Epochs((12,), 12),
-        cadence=Cadence(12, 1, False, "no", 1, "no", 1),
+        windows=[Window(i, 0, []) for i in range(steps)],
+        epochs=Epochs((steps,), steps),
+        cadence=Cadence(steps, 1, False, "no", 1, "no", 1),
         lr=lambda step: 1e6,
         max_grad_norm=0.0,
         seed_for=lambda step, micro: 0,
@@ -155,6 +153,11 @@ def test_the_trainer_says_it_as_warnings_to_whoever_listens() -> None:
         observers=(heard.append,),
         best=BestRule(),
     )
+
+
+def test_the_trainer_says_it_as_warnings_to_whoever_listens() -> None:
+    steps, heard = SICK["no gradient for eleven of twelve steps"][0], list[Any]()
+    trainer = trainer_of(Runner(steps), 12, heard)
     assert trainer.train() == "completed"
     notices = [e.diagnostic for e in heard if isinstance(e, events.Notice)]
     assert [(d.code, d.where, d.severity) for d in notices] == [
