@@ -155,6 +155,7 @@ def fill(root: nn.Module, source: nn.Module | None, world: World, device: torch.
         dist.broadcast(whole, 0)
         if name in mine:
             made[id(mine[name])] = _piece(mine[name], whole, device)
+        del whole  # before the next is allocated beside it
     replace_tensors(root, made)
     left = [name for name, tensor in _tensors(root) if tensor.is_meta]
     if left:

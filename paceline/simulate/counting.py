@@ -60,8 +60,10 @@ class Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
         sizes = [
             sum(t.numel() * t.itemsize for t in tree_leaves(arg) if isinstance(t, Tensor)) for arg in args[:2]
         ]
+        # functional ones are given a shard and the number of ranks in place of an output
+        ranks = args[1] if name.startswith("all_gather") and isinstance(args[1], int) else 1
         self.count[kind] += 1
-        self.bytes[kind] += max(sizes, default=0)
+        self.bytes[kind] += ranks * max(sizes, default=0)
 
 
 class FakeValues(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -83,24 +83,25 @@ def _padded(shape: tuple[int, ...], ranks: int) -> int:
 
 def piece_moments(piece: Piece, optimizer: OptimizerSpec) -> int:
     """Return the bytes of the optimizer's states for ``piece``, from the optimizers' table."""
-    if _by_muon(piece, optimizer):
+    if by_muon(piece, optimizer):
         return one(piece.shape, optimizer.args, piece.size)
     return moment_bytes(piece.shape, optimizer, piece.size)
 
 
 def piece_counters(piece: Piece, optimizer: OptimizerSpec) -> int:
     """Return the bytes of the step counter of ``piece``."""
-    return 0 if _by_muon(piece, optimizer) else counter_bytes(optimizer)
+    return 0 if by_muon(piece, optimizer) else counter_bytes(optimizer)
 
 
 def group_of(piece: Piece, optimizer: OptimizerSpec) -> int:
     """Return the parameter group of ``piece``, as ``strategies.optimizer`` orders them: Muon's, with weight
     decay, without.
     """
-    return 0 if _by_muon(piece, optimizer) else 1 if piece.decays else 2
+    return 0 if by_muon(piece, optimizer) else 1 if piece.decays else 2
 
 
-def _by_muon(piece: Piece, optimizer: OptimizerSpec) -> bool:
+def by_muon(piece: Piece, optimizer: OptimizerSpec) -> bool:
+    """Whether the optimizer orthogonalises ``piece``."""
     return BUILT[optimizer.name].orthogonalises and orthogonalised(piece.name, len(piece.shape))
 
 

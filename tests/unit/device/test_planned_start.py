@@ -117,6 +117,34 @@ def test_a_familys_start_is_planned(family: str) -> None:
         assert peak == pytest.approx(room.start_card, rel=0.05, abs=SMALL), (way, peak / room.start_card)
 
 
+def test_a_rank_of_fsdp_holds_its_share_and_one_whole_tensor() -> None:
+    """One of eight, of a model whose largest tensors are embedding and head, in fp32."""
+    config = Config.model_validate(
+        {
+            "model": {"tokenizer": "none", "config": {**LLAMA, **WIDE}},
+            "data": {"train": "none.jsonl", "max_length": 64},
+            "training": {"distributed_strategy": "fsdp", "mixed_precision": "bf16"},
+        }
+    )
+    plan = make_plan(
+        Job(config, cluster_of("8xH100").hardware(), world_size=8, launcher="torchrun", run_dir="none")
+    )
+    assert plan.memory is not None and plan.memory.largest is not None
+    with emulated((9, 0), "cuda", count=8) as machine:
+        world = World.pretend(8)
+        try:
+            world.device = machine.device
+            factory = HFModelFactory(
+                config.model, compute_dtype=torch.bfloat16, attention=plan.attention, device=machine.device
+            )
+            held = make_strategy("fsdp", world, plan).prepare(Role.POLICY, factory, plan.optimizer)
+            share, whole = plan.memory.largest.parameters, 4 * WIDE["vocab_size"] * WIDE["hidden_size"]
+            assert machine.live == pytest.approx(share, rel=0.01), held
+            assert share + whole <= machine.peak + 1024 and machine.peak < 1.05 * (share + whole)
+        finally:
+            world.close(ok=True)
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The same model stored in fp32 and in bf16."""

@@ -46,3 +46,23 @@ def test_kernels_for_packed_weights_are_told_where_weights_are_packed(
     logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
     assert logger.isEnabledFor(logging.WARNING) is quantised
     assert logger.isEnabledFor(logging.ERROR)
+
+
+def test_what_importing_torchao_says_is_dropped_and_nothing_else(library_settings: None) -> None:
+    """torchao itself is heard on its own loggers, by messages of its 0.18."""
+    loggers = {name: logging.getLogger(name) for name in ("torchao", "torchao.kernel.intmm")}
+    before = {name: list(logger.filters) for name, logger in loggers.items()}
+    quiet_libraries(quantised=False)
+
+    def shown(name: str, text: str) -> bool:
+        record = loggers[name].makeRecord(name, logging.WARNING, __file__, 1, text, (), None)
+        return bool(loggers[name].filter(record))
+
+    try:
+        assert not shown("torchao", "Failed to load /x/torchao/_C_mxfp8.so: Could not load this library")
+        assert not shown("torchao.kernel.intmm", "Warning: Detected no triton, on systems without Triton …")
+        assert shown("torchao", "the option block_size is deprecated")
+        assert shown("torchao.kernel.intmm", "Failed to load a kernel")
+    finally:
+        for name, logger in loggers.items():
+            logger.filters = before[name]

@@ -81,6 +81,18 @@ def test_fsdp_in_a_world_of_512_holds_sends_and_keeps_what_the_closed_form_says(
     assert not dist.is_initialized()
 
 
+@pytest.mark.parametrize("hardware", ["16xH100", "512xH100"])
+def test_muons_gathers_of_cut_matrices_are_counted(hardware: str) -> None:
+    """One all-gather in fp32 of every matrix of a layer and step, beside those of the weights."""
+    rows, plain = (
+        rows_of(plan_of(hardware, "fsdp", optim=optim), hardware) for optim in ("muon", "adamw_torch")
+    )
+    sent = [row for name, row in rows.items() if "per step" in name]
+    assert len(sent) == 4 and all(row.simulated and row.apart == 0 for row in sent), sent
+    times = [found["all-gathers per step"].simulated or 0 for found in (rows, plain)]
+    assert times[0] - times[1] == 7 * LLAMA["num_hidden_layers"]
+
+
 def test_a_large_model_scatters_its_gradients_after_every_micro_batch() -> None:
     plan = plan_of("16xH100", "fsdp")
     small = rows_of(plan, "16xH100")["reduce-scatters per step"]

@@ -12,7 +12,7 @@ from paceline.plan.batch import BatchSplit
 from paceline.plan.cost.layout import WHOLE, Storage, StrategyLayout
 from paceline.plan.cost.pieces import Piece, pieces_of, tp_share
 from paceline.plan.cost.starts import FIRST, HOST, LoadingSpec
-from paceline.plan.cost.states import sharded_states
+from paceline.plan.cost.states import by_muon, sharded_states
 from paceline.plan.cost.work import StepSpec
 from paceline.plan.mesh import Mesh
 from paceline.plan.parts import ModelStates
@@ -105,6 +105,10 @@ class Fsdp(StrategySpec):
         found = {
             "all-gather": ((1 if kept and once else m) * gathers[0], (1 if kept and once else m) * gathers[1])
         }
+        # Muon gathers the momentum of each matrix that is cut; experts lie whole on a rank.
+        cut = [p for p in pieces if p.trained and len(p.shape) == 2 and by_muon(p, plan.optimizer)]
+        times, count = found["all-gather"]
+        found["all-gather"] = (times + len(cut), count + sum(p.size * _padded(p, ranks) for p in cut))
         if plan.adapter is None:
             found["reduce-scatter"] = (scatters * (shape.layers + 1), scatters * reduce * scattered)
             if plan.mesh.dp_replicate > 1:
