@@ -41,6 +41,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "tp": {"parallelism": {"tp_size": 2}},
     "pipeline": {"parallelism": {"pp_size": 2}},
     "zero2": {"distributed_strategy": "zero2"},
+    "hsdp": {"parallelism": {"dp_replicate_size": 2, "dp_shard_size": 2}},
+    "fsdp x tp": {"parallelism": {"dp_shard_size": 2, "tp_size": 2}},
 }
 ROWS, STEPS, RATE = 8, 8, 1e-3
 

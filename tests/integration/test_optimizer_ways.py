@@ -59,6 +59,7 @@ MUON = {
     ),
     "float32": case("muon", ["single", "fsdp"], [], model={"hidden_size": 60, "intermediate_size": 96}),
 }
+SMALL = {"hidden_size": 60, "intermediate_size": 96}
 CONSTANT = {"lr_scheduler_type": "constant"}
 AVERAGED = {
     "adamw": case(
@@ -81,21 +82,33 @@ AVERAGED = {
 }
 
 
+MESHES, EXACT_MESHES = ["single", "hsdp", "fsdp x tp"], {"section": {"dtype": "float64"}}
+#: two axes of a mesh at once: whole equality in float64, and of packed moments with the library's own
+TWO_AXES = {
+    "muon": case("muon", MESHES, [["hsdp", "fsdp x tp"]], model={**SMALL}, **EXACT_MESHES),
+    "schedule-free": case(
+        "schedule_free_adamw", MESHES, [["fsdp x tp", "hsdp"]], training=CONSTANT, shadow=True, **EXACT_MESHES
+    ),
+    "lion": case("lion_32bit", MESHES, [["hsdp", "fsdp x tp"]]),
+    "bnb 8 bit": case("adamw_bnb_8bit", MESHES, [["fsdp x tp", "hsdp"]], shadow=True),
+}
+
+
 class Found(dict[str, list[dict[str, Any]]]):
-    """What every rank of a world of 2 found, by family; each is run when it is first asked for."""
+    """What every rank of a world found, by family; each is run when it is first asked for."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def of(self, family: str, cases: dict[str, Any]) -> list[dict[str, Any]]:
+    def of(self, family: str, cases: dict[str, Any], world: int = 2) -> list[dict[str, Any]]:
         if family not in self:
             out = self.folder / family
             assert not out.exists(), "this family has failed already"
             out.mkdir()
             (out / "cases.json").write_text(json.dumps(cases))
-            codes, output = run_ranks("all", 2, out, deadline=240, script=WORKER)
-            assert codes == [0, 0], "\n".join(line[-4000:] for line in output)
-            self[family] = [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
+            codes, output = run_ranks("all", world, out, deadline=240, script=WORKER)
+            assert codes == [0] * world, "\n".join(line[-4000:] for line in output)
+            self[family] = [json.loads((out / f"{rank}.json").read_text()) for rank in range(world)]
         return self[family]
 
 
@@ -197,3 +210,26 @@ def test_quantised_moments(found: Found, name: str) -> None:
     for source, target in cases[name]["crossed"]:
         onward = made[f"{source} to {target}"]
         assert abs(onward["losses"][-1] / alone["losses"][-1] - 1) < 0.05, f"{source} to {target}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TWO_AXES)
+def test_meshes_of_two_axes(found: Found, name: str) -> None:
+    """HSDP and fsdp × tp make the steps of one process: to rounding in float64, a sign of Lion's apart in
+    float32, and packed moments as the library packs the same shards. A save is read by the other mesh.
+    """
+    cases = installed(TWO_AXES)
+    if name not in cases:
+        pytest.skip("the package is not installed")
+    for rank in found.of("two_axes", cases, world=4):
+        check_resumed(rank[name])
+        for way in ("hsdp", "fsdp x tp"):
+            assert rank[name][way]["library"] in (0.0, -1.0), way
+    made, exact = found["two_axes"][0][name], name in ("muon", "schedule-free")
+    alone = made["single"]
+    assert alone["losses"][-1] < 0.9 * alone["losses"][0]
+    for way, run in made.items():
+        losses = run["losses"]
+        close = 1e-10 if exact else 1e-3 if name == "lion" else 2e-2
+        assert losses == pytest.approx(alone["losses"][-len(losses) :], rel=close), way
+        assert not exact or apart(run["parameters"], alone["parameters"]) < 1e-10, way
