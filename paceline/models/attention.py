@@ -20,6 +20,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json
 from paceline.models import codes
 from paceline.models.attention_context import PackedSequenceInfo, kernels_of, record_of, sequence_info_of
+from paceline.models.compiled_attention import traced_attention
 from paceline.models.context_attention import context_attention
 from paceline.models.documents import CpuDocuments, documents_generic, documents_padded, scores_attention
 from paceline.models.flex import documents_flex
@@ -126,6 +127,20 @@ def packed_attention(
     window = (
         kwargs["sliding_window"] if "sliding_window" in kwargs else getattr(module, "sliding_window", None)
     )
+    if torch.compiler.is_compiling():
+        out = traced_attention(
+            kernels_of(module),
+            query,
+            key,
+            value,
+            layout,
+            scale=scale,
+            dropout=dropout,
+            window=window,
+            softcap=kwargs.get("softcap"),
+            sinks=kwargs.get("s_aux"),
+        )
+        return out, None
     if layout.shared is not None:
         query, key, value = (layout.shared.full(x, 2) for x in (query, key, value))
     # Shared prompts: expand to whole documents for attention, then keep the computed tokens only.

@@ -29,6 +29,7 @@ class PackedSequenceInfo:
     """Documents of one flat micro-batch: ``bounds`` (D + 1 ints), the same as an int32 tensor on the device,
     and the longest document.
 
+    ``on_host``: the boundaries as an int64 tensor on the CPU, for compiled layers.
     ``shared``: prompts that the trunk computes once (``bounds`` are those of whole documents), or None.
     ``context``: the context-parallel group that the tokens are sharded over (``bounds`` cover all of them),
     or None. ``keys``: the boundaries of the documents' keys where they have more than queries (a document's
@@ -42,6 +43,7 @@ class PackedSequenceInfo:
     shared: SharedPrompts | None = None
     keys: PackedSequenceInfo | None = None
     _visible: dict[int | None, VisibleKeys] = field(default_factory=dict, repr=False, compare=False)
+    on_host: Tensor | None = None
 
     @staticmethod
     def of(batch: Batch, shared: SharedPrompts | None = None) -> PackedSequenceInfo:
@@ -54,6 +56,7 @@ class PackedSequenceInfo:
             batch.max_seqlen,
             batch.context if isinstance(batch, ContextBatch) else None,
             shared,
+            on_host=batch.cu_seqlens,
         )
 
     @staticmethod
@@ -62,6 +65,19 @@ class PackedSequenceInfo:
         longest = max(b - a for a, b in zip(bounds, bounds[1:], strict=False))
         cu_seqlens = torch.tensor(bounds, dtype=torch.int32).to(device, non_blocking=True)
         return PackedSequenceInfo(bounds, cu_seqlens, longest)
+
+    @cached_property
+    def span(self) -> Tensor:
+        """Return a tensor without storage of its own whose length is ``max_seqlen``: in a compiled layer a
+        number would be a constant, a dim is not.
+        """
+        return self.cu_seqlens[:1].expand(self.max_seqlen)
+
+    def varying(self) -> tuple[Tensor, ...]:
+        """Return the tensors that a compiled layer reads, whose dims all differ from batch to batch."""
+        shared = () if self.shared is None else (self.shared.keep, self.shared.expand)
+        host = () if self.on_host is None else (self.on_host,)
+        return (self.cu_seqlens, self.span, *host, *shared)
 
     @cached_property
     def padded(self) -> PaddedRows:

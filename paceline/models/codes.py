@@ -128,11 +128,6 @@ MODELS_SP_PADDED = Code(
     "Sequence parallelism shards packed rows, but this model uses one padded row per document. Set"
     " sequence_parallel: false.",
 )
-MODELS_TP_COMPILE = Code(
-    "models.tp_compile",
-    "Tensor parallelism communicates between the parts of a layer, which a compiled trunk does not"
-    " support. Set torch_compile: false.",
-)
 MODELS_TP_HEADS = Code(
     "models.tp_heads",
     "Tensor parallelism gives each rank complete attention heads, but their number is not"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -16,7 +19,6 @@ _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_bac
 
 class _DocumentsContext(FunctionContext):
     saved_tensors: tuple[Tensor, ...]  # query, key, value, output, log-sum-exps
-    rows: int  # of ``_equal_rows``
     bounds: tuple[int, ...]
     scale: float
     product: torch.dtype
@@ -44,14 +46,7 @@ class CpuDocuments(Function):
         """Compute each document into one output buffer, or all documents in one call if they are equally
         long.
         """
-        q, k, v = query.to(product), key.to(product), value.to(product)
-        ctx.rows = _equal_rows(bounds, q.shape[2])
-        if ctx.rows:
-            o, lse = _flash(*(_split(x, ctx.rows) for x in (q, k, v)), 0.0, True, scale=scale)
-            out, sums = _joined(o), [lse]
-        else:
-            out, sums = _each(q, k, v, bounds, scale)
-        result = out.to(query.dtype)
+        result, sums = flash_forward(query, key, value, bounds, scale, product)
         ctx.save_for_backward(query, key, value, result, *sums)
         ctx.bounds, ctx.scale, ctx.product = bounds, scale, product
         return result
@@ -60,18 +55,49 @@ class CpuDocuments(Function):
     def backward(ctx: _DocumentsContext, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Call the kernel's own backward per document, or once for all if they are equally long."""
         query, key, value, out, *sums = ctx.saved_tensors
-        all_of_them = tuple(x.to(ctx.product) for x in (grad, query, key, value, out))
-        if ctx.rows:
-            parts = (_split(x, ctx.rows) for x in all_of_them)
-            grads = [_joined(x) for x in _flash_backward(*parts, sums[0], 0.0, True, scale=ctx.scale)]
-        else:
-            grads = [torch.empty_like(x) for x in all_of_them[1:4]]
-            for (start, end), lse in zip(zip(ctx.bounds, ctx.bounds[1:], strict=False), sums, strict=True):
-                part = (x[:, :, start:end] for x in all_of_them)
-                pieces = _flash_backward(*part, lse, 0.0, True, scale=ctx.scale)
-                for whole, piece in zip(grads, pieces, strict=True):
-                    whole[:, :, start:end] = piece
-        return grads[0].to(query.dtype), grads[1].to(key.dtype), grads[2].to(value.dtype), None, None, None
+        grads = flash_backward(grad, query, key, value, out, sums, ctx.bounds, ctx.scale, ctx.product)
+        return *grads, None, None, None
+
+
+def flash_forward(
+    query: Tensor, key: Tensor, value: Tensor, bounds: tuple[int, ...], scale: float, product: torch.dtype
+) -> tuple[Tensor, list[Tensor]]:
+    """Return the attention [1, H, T, D], laid out as [1, T, H, D], in the query's dtype, and the
+    log-sum-exps: [1, H, t] of each document, or one [documents, H, t] if all are equally long.
+    """
+    q, k, v = query.to(product), key.to(product), value.to(product)
+    if rows := equal_rows(bounds, q.shape[2]):
+        o, lse = _flash(*(_split(x, rows) for x in (q, k, v)), 0.0, True, scale=scale)
+        out, sums = _joined(o), [lse]
+    else:
+        out, sums = _each(q, k, v, bounds, scale)
+    return out.to(query.dtype), sums
+
+
+def flash_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    sums: Sequence[Tensor],
+    bounds: tuple[int, ...],
+    scale: float,
+    product: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of query, key and value from what ``flash_forward`` took and returned."""
+    all_of_them = tuple(x.to(product) for x in (grad, query, key, value, out))
+    if rows := equal_rows(bounds, query.shape[2]):
+        parts = (_split(x, rows) for x in all_of_them)
+        grads = [_joined(x) for x in _flash_backward(*parts, sums[0], 0.0, True, scale=scale)]
+    else:
+        grads = [torch.empty_like(x) for x in all_of_them[1:4]]
+        for (start, end), lse in zip(pairwise(bounds), sums, strict=True):
+            part = (x[:, :, start:end] for x in all_of_them)
+            pieces = _flash_backward(*part, lse, 0.0, True, scale=scale)
+            for whole, piece in zip(grads, pieces, strict=True):
+                whole[:, :, start:end] = piece
+    return grads[0].to(query.dtype), grads[1].to(key.dtype), grads[2].to(value.dtype)
 
 
 def _each(
@@ -90,7 +116,7 @@ def _each(
     return out, sums
 
 
-def _equal_rows(bounds: tuple[int, ...], tokens: int) -> int:
+def equal_rows(bounds: tuple[int, ...], tokens: int) -> int:
     """Return the number of documents if there are several and all are equally long, else 0."""
     rows = len(bounds) - 1
     equal = rows > 1 and tokens % rows == 0 and bounds == tuple(range(0, tokens + 1, tokens // rows))

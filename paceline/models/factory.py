@@ -189,7 +189,7 @@ class HFModelFactory:
         if self._recompute:
             enable_recompute(hf, module.slot)
         if self._compile:
-            module.compile_trunk(**self._compile_options)
+            module.compile_layers(**self._compile_options)
         return module
 
     def _move(self, hf: HFModel, device: torch.device, options: BuildOptions) -> None:

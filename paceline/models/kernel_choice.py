@@ -17,6 +17,7 @@ class AttentionKernels:
         self.ran: set[str] = set()
         self._facts: dict[torch.device, tuple[float | None, str]] = {}
         self._flex: flex.FlexCall | None = None
+        self.traced = ""  # the kernel that compiled layers were traced with last
 
     def choose(
         self, query: Tensor, value: Tensor, *, window: bool, softcap: bool, sinks: bool, dropout: bool
@@ -40,4 +41,23 @@ class AttentionKernels:
 
     def describe(self) -> str:
         """Return the kernels that were called, for the log; empty before the first forward."""
-        return f"; kernels called: {', '.join(sorted(self.ran))}" if self.ran else ""
+        ran = self.ran | ({self.traced} if self.traced else set())
+        return f"; kernels called: {', '.join(sorted(ran))}" if ran else ""
+
+
+@torch.compiler.assume_constant_result
+def traced_kernel(
+    device_type: str,
+    dtype: str,
+    width: int,
+    value_width: int,
+    window: bool,
+    softcap: bool,
+    sinks: bool,
+    dropout: bool,
+) -> str:
+    """Return the kernel of a compiled layer on this machine's device of that kind, chosen once."""
+    device = torch.device(device_type)
+    call = AttentionCall(width, value_width, window, softcap, sinks, dropout)
+    facts = device_capability(device), dtype.removeprefix("torch."), call, triton_missing(device)
+    return attention_kernel(device_type, *facts)[0]

@@ -38,35 +38,41 @@ class PaddedRows:
 
     def pad(self, x: Tensor) -> Tensor:
         """[T, …] -> [D, L, …]; what stands where no token is has no gradient."""
-        return _Pad.apply(x, self)
+        return _Pad.apply(x, self.index, self.flat)
 
     def unpad(self, x: Tensor) -> Tensor:
         """[D, L, …] -> [T, …]."""
-        return _Unpad.apply(x, self)
+        return _Unpad.apply(x, self.index, self.real, self.flat)
 
 
-class _PaddedContext(FunctionContext):
-    rows: PaddedRows
+class _PadContext(FunctionContext):
+    saved_tensors: tuple[Tensor]  # flat
+
+
+class _UnpadContext(FunctionContext):
+    saved_tensors: tuple[Tensor, Tensor]  # index, real
 
 
 class _Pad(Function):
     @staticmethod
-    def forward(ctx: _PaddedContext, x: Tensor, rows: PaddedRows) -> Tensor:
-        ctx.rows = rows
-        return x[rows.index]
+    def forward(ctx: _PadContext, x: Tensor, index: Tensor, flat: Tensor) -> Tensor:
+        ctx.save_for_backward(flat)
+        return x[index]
 
     @staticmethod
-    def backward(ctx: _PaddedContext, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return grad.flatten(0, 1).index_select(0, ctx.rows.flat), None
+    def backward(ctx: _PadContext, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (flat,) = ctx.saved_tensors
+        return grad.flatten(0, 1).index_select(0, flat), None, None
 
 
 class _Unpad(Function):
     @staticmethod
-    def forward(ctx: _PaddedContext, x: Tensor, rows: PaddedRows) -> Tensor:
-        ctx.rows = rows
-        return x.flatten(0, 1).index_select(0, rows.flat)
+    def forward(ctx: _UnpadContext, x: Tensor, index: Tensor, real: Tensor, flat: Tensor) -> Tensor:
+        ctx.save_for_backward(index, real)
+        return x.flatten(0, 1).index_select(0, flat)
 
     @staticmethod
-    def backward(ctx: _PaddedContext, grad: Tensor) -> tuple[Tensor | None, ...]:
-        padding = ~ctx.rows.real.reshape(*ctx.rows.real.shape, *(1 for _ in grad.shape[1:]))
-        return grad[ctx.rows.index].masked_fill_(padding, 0.0), None
+    def backward(ctx: _UnpadContext, grad: Tensor) -> tuple[Tensor | None, ...]:
+        index, real = ctx.saved_tensors
+        padding = ~real.reshape(*real.shape, *(1 for _ in grad.shape[1:]))
+        return grad[index].masked_fill_(padding, 0.0), None, None, None

@@ -121,10 +121,40 @@ class ComputeLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """[.., in] -> [.., out] in the copy's dtype."""
+        if torch.compiler.is_compiling():
+            return traced_linear(input, self.weight, self.bias)
         dtype = activation_dtype(self.weight)
         return LowPrecisionLinear.apply(
             input.to(dtype), self.weight, self.bias, product_dtype(dtype, input.device)
         )
+
+
+def traced_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, rounds: bool = True) -> Tensor:
+    """``LowPrecisionLinear`` in plain operations, for torch.compile: [.., in] -> [.., out], in the
+    activations' dtype; with ``rounds`` off in the products' dtype.
+    """
+    dtype = activation_dtype(weight)
+    product = product_dtype_of(x, dtype)
+    copy = _traced_copy(weight, dtype).to(product)
+    low_bias = None if bias is None else _traced_copy(bias, dtype).to(product)
+    out = F.linear(x.to(product), copy, low_bias)
+    return out.to(dtype) if rounds else out
+
+
+def _traced_copy(parameter: Tensor, dtype: torch.dtype) -> Tensor:
+    return LowPrecisionCast.apply(parameter) if parameter.dtype != dtype else parameter
+
+
+def product_dtype_of(x: Tensor, dtype: torch.dtype | None = None) -> torch.dtype:
+    """Return ``product_dtype`` for operands like ``x`` (of ``dtype``, if given), in code that dynamo
+    traces.
+    """
+    return _traced_product(dtype or x.dtype, x.device.type)
+
+
+@torch.compiler.assume_constant_result
+def _traced_product(dtype: torch.dtype, device_type: str) -> torch.dtype:
+    return product_dtype(dtype, torch.device(device_type))
 
 
 class ComputeEmbedding(nn.Embedding):

@@ -18,7 +18,13 @@ from paceline.models.arrival import widened
 from paceline.models.attention import PACKED_ATTENTION, packed_attention
 from paceline.models.attention_context import recording, sequence_info_of
 from paceline.models.autograd import Function, FunctionContext
-from paceline.models.precision import ComputeLinear, activation_dtype, compute_copy, product_dtype
+from paceline.models.precision import (
+    ComputeLinear,
+    activation_dtype,
+    compute_copy,
+    product_dtype,
+    traced_linear,
+)
 from paceline.models.replace_forward import replace_forward
 
 if TYPE_CHECKING:
@@ -166,9 +172,25 @@ def _project(module: PlainAttention, x: Tensor, cos: Tensor, sin: Tensor) -> tup
     layers = module.q_proj, module.k_proj, module.v_proj
     dtype = activation_dtype(layers[0].weight)
     weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
+    if torch.compiler.is_compiling():
+        return _traced(module, x.to(dtype), cos, sin)
     return RotaryQkv.apply(
         x.to(dtype), cos, sin, module.head_dim, product_dtype(dtype, x.device), *weights, *biases
     )
+
+
+def _traced(module: PlainAttention, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+    """``RotaryQkv`` in plain operations, for torch.compile to fuse."""
+    layers = module.q_proj, module.k_proj, module.v_proj
+    query, key, value = (
+        traced_linear(x, layer.weight, layer.bias, rounds=False).view(1, x.shape[1], -1, module.head_dim)
+        for layer in layers
+    )
+    c, s = (turn.unsqueeze(2).to(query.dtype) for turn in (cos, sin))
+    turned = (
+        one * c + torch.cat((-one.chunk(2, -1)[1], one.chunk(2, -1)[0]), -1) * s for one in (query, key)
+    )
+    return tuple(one.to(x.dtype).transpose(1, 2) for one in (*turned, value))
 
 
 def _looks_plain(module: nn.Module) -> TypeGuard[PlainAttention]:

@@ -4,7 +4,7 @@ logits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,6 +15,7 @@ from paceline.models.adapters import Adapter, switched_off
 from paceline.models.attention import AttentionChoice, placeholder_mask
 from paceline.models.attention_context import AttentionContext, PackedSequenceInfo
 from paceline.models.buffers import persistent_buffers
+from paceline.models.compiled import CompiledLayers
 from paceline.models.divergence import Comparison, LentHead
 from paceline.models.head_kernels import CHUNK_BYTES
 from paceline.models.heads import Head, Vocabulary
@@ -83,8 +84,7 @@ class RoleModule(RootModule):
         self._shares = (
             attention.layout == "packed" and not by_length and not draws_at_random(self._trunk(), hf.config)
         )
-        self._call: Callable[..., TrunkOutput] = self._trunk().__call__
-        self.compiled = False
+        self._compiled: CompiledLayers | None = None
 
     def forward(self, batch: Batch, required: frozenset[Output]) -> dict[str, Tensor]:
         """Return the outputs in ``required`` for ``batch``: sums and per-token tensors at labelled positions,
@@ -138,12 +138,11 @@ class RoleModule(RootModule):
         """
         return switched_off(self.hf)
 
-    def compile_trunk(self, *, backend: str = "inductor", mode: str | None = None) -> None:
-        """Compile the trunk with torch.compile (not the head, which is one autograd function); names do not
-        change.
+    def compile_layers(self, *, backend: str = "inductor", mode: str | None = None) -> None:
+        """Compile the decoder layers with torch.compile (not the head, which is one autograd
+        function); names do not change.
         """
-        self._call = torch.compile(self._trunk(), backend=backend, mode=mode)
-        self.compiled = True
+        self._compiled = CompiledLayers(self.hf, self.slot, backend, mode)
 
     def parallelize_head(self, vocabulary: Vocabulary) -> None:
         """Compute the head's losses through ``vocabulary`` (tensor parallelism)."""
@@ -175,6 +174,8 @@ class RoleModule(RootModule):
             notes["precision"] = self._low_precision.reason
         if self.adapter is not None:
             notes["adapter"] = self.adapter.note
+        if self._compiled is not None:
+            notes["compile"] = self._compiled.describe()
         return notes | self.notes_by_subject
 
     def _trunk(self) -> nn.Module:
@@ -189,12 +190,13 @@ class RoleModule(RootModule):
         if shared is not None:
             ids, positions = shared.kept(ids, 1), shared.kept(positions, 1)
         with self.slot.packed_sequences(PackedSequenceInfo.of(batch, shared)):
-            hidden = self._call(
+            output: TrunkOutput = self._trunk()(
                 input_ids=ids,
                 position_ids=positions,
                 attention_mask=placeholder_mask(ids.device),
                 use_cache=False,
-            ).last_hidden_state
+            )
+        hidden = output.last_hidden_state
         return hidden if shared is None else shared.full(hidden, 1)
 
     def _padded(self, batch: Batch) -> Tensor:
@@ -205,10 +207,10 @@ class RoleModule(RootModule):
         rows = layout.padded
         offsets = torch.arange(batch.max_seqlen, device=batch.input_ids.device)
         with self.slot.padded_rows(layout):
-            hidden = self._call(
+            output: TrunkOutput = self._trunk()(
                 input_ids=batch.input_ids[0][rows.index],
                 position_ids=offsets[None, :].expand(rows.index.shape),
                 attention_mask=rows.real.long(),
                 use_cache=False,
-            ).last_hidden_state
-        return rows.unpad(hidden).unsqueeze(0)
+            )
+        return rows.unpad(output.last_hidden_state).unsqueeze(0)

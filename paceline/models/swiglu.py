@@ -15,7 +15,14 @@ from torch import Tensor, nn
 
 from paceline.models.arrival import widened
 from paceline.models.autograd import Function, FunctionContext
-from paceline.models.precision import ComputeLinear, activation_dtype, compute_copy, product_dtype
+from paceline.models.precision import (
+    ComputeLinear,
+    activation_dtype,
+    compute_copy,
+    product_dtype,
+    product_dtype_of,
+    traced_linear,
+)
 from paceline.models.replace_forward import replace_forward
 
 _BLOCK_ELEMENTS = 96 * 1024  # a block of four such fp32 arrays fits in 2 MiB of cache
@@ -132,6 +139,10 @@ class FusedSwiGLU(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[.., H] -> [.., H]."""
         weights = self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight
+        if torch.compiler.is_compiling():
+            gate, up = traced_linear(x, weights[0]), traced_linear(x, weights[1])
+            product = product_dtype_of(gate)
+            return traced_linear(F.silu(gate.to(product)) * up.to(product), weights[2])
         dtype = activation_dtype(weights[0])
         product = product_dtype(dtype, x.device)
         return SwiGlu.apply(x.to(dtype), *weights, product)

@@ -141,13 +141,6 @@ def how_cut(root: RootModule, size: int, *, sequence_parallel: bool = False) -> 
             root.attention.reason,
             "sequence_parallel: false",
         )
-    if root.compiled:
-        raise _refused(
-            codes.MODELS_TP_COMPILE,
-            "a compiled trunk does not support collectives between its layers",
-            "torch_compile: true",
-            "torch_compile: false",
-        )
     # The plan's styles by module; only linear layers can be sharded.
     styled = {
         name: style for name, _ in trunk.named_modules() if (style := _style_of(name, plan)) is not None

@@ -198,7 +198,7 @@ def _with_states(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Forwa
     """Return the module's own forward, of changed hidden states [1, T, H]: the first argument, or
     ``hidden_states``.
     """
-    forward = _own(module)
+    forward = vars(module).get("forward") or _own(module)  # that of a compiled layer, if it is one
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if args and isinstance(args[0], torch.Tensor):

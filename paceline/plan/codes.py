@@ -165,8 +165,9 @@ PLAN_PACKAGE = Code(
 )
 PLAN_COMPILER = Code(
     "plan.compiler",
-    "On a CPU, torch.compile's inductor generates C++ and compiles it. Without a compiler it fails"
-    " in the first step.",
+    "torch.compile's inductor generates C++ on a CPU and compiles it; for a device it generates"
+    " Triton's kernels,"
+    " whose launchers are C programs built against Python.h. Without these it fails in the first step.",
 )
 PLAN_ROWS_CARDS = Code(
     "plan.rows_cards",
@@ -485,7 +486,11 @@ STRATEGY_DEEPSPEED_TP_STAGE = Code(
     " update. Set stage 1.",
 )
 STRATEGY_COMPILE = Code(
-    "strategy.compile", "torch.compile is supported for strategies that keep the complete model on each rank."
+    "strategy.compile",
+    "torch.compile compiles each decoder layer under single, data_parallel, ddp, zero_redundancy and"
+    " fsdp (with"
+    " tensor parallelism too). DeepSpeed, pipelines, context parallelism and FSDP units smaller than a layer"
+    " do their work inside the layers, where a compiled one cannot be interrupted.",
 )
 STRATEGY_ADAFACTOR = Code(
     "strategy.adafactor",

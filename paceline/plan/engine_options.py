@@ -156,12 +156,10 @@ def option_decisions(
             "requested: activations are recomputed in the backward, for about a third more compute",
         )
     if training.torch_compile:
-        cost = (
-            "on a CPU the first step takes half a minute longer and later steps 5 to 10 % less"
-            if on_cpu
-            else "the first step takes longer"
-        )
-        explain("training.torch_compile", "on", f"requested; {cost}")
+        kinds = "each decoder layer, one graph for all of a kind and any length"
+        cost = "the first steps compile, for a time that is not known in advance: the log counts the seconds"
+        fallback = "a layer that torch cannot trace runs uncompiled, and the log says why"
+        explain("training.torch_compile", "on", f"requested: {kinds}; {cost}; {fallback}")
     workers, pin = training.dataloader_num_workers, training.dataloader_pin_memory
     if pin and prompts:
         explain(

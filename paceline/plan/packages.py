@@ -12,6 +12,7 @@ from paceline.config.schema import Config
 from paceline.config.source import DEFAULTS, Source
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.plan import codes
+from paceline.plan.hardware.toolchain import triton_obstacle
 
 _ATTENTION = {
     "flash_attention_2": ("flash_attn", "pip install flash-attn"),
@@ -56,17 +57,23 @@ def check_packages(
         what = f"the optimizer {t.optim} needs the package {package}"
         hint = "pip install 'paceline[optimizers]', or set optim: adamw_torch_fused"
         yield _missing(what, "training.optim", package, hint)
-    if (
-        t.torch_compile
-        and t.torch_compile_backend in (None, "inductor")
-        and device == "cpu"
-        and not any(map(shutil.which, ("c++", "g++", "clang++")))
-    ):
-        what, hint = (
-            "torch.compile on a CPU needs a C++ compiler",
-            "apt-get install g++; or set torch_compile: false",
-        )
-        yield codes.PLAN_COMPILER(what, "training.torch_compile", "no c++, g++ or clang++ on PATH", hint)
+    if t.torch_compile and t.torch_compile_backend in (None, "inductor"):
+        yield from _compiler(device)
+
+
+def _compiler(device: str) -> Iterator[Diagnostic]:
+    """Yield what inductor needs and does not find: a C++ compiler for a CPU; for a device Triton, whose
+    launchers are C programs.
+    """
+    key = "training.torch_compile"
+    if device == "cpu" and not any(map(shutil.which, ("c++", "g++", "clang++"))):
+        what = "torch.compile on a CPU needs a C++ compiler"
+        hint = "apt-get install g++; or set torch_compile: false"
+        yield codes.PLAN_COMPILER(what, key, "no c++, g++ or clang++ on PATH", hint)
+    if device != "cpu" and (obstacle := triton_obstacle()):
+        what = "torch.compile needs Triton, which builds its launchers with a C compiler and Python's headers"
+        hint = "pip install triton; apt-get install gcc python3-dev; or set torch_compile: false"
+        yield codes.PLAN_COMPILER(what, key, obstacle, hint)
 
 
 def _trackers(

@@ -24,7 +24,7 @@ from paceline.plan.precision import check_full_eval, choose_precision
 from paceline.plan.strategies.base import strategy_spec
 from paceline.plan.strategies.job import Findings, Job
 from paceline.plan.strategies.options import EngineOptions
-from paceline.plan.strategy import StrategyChoice, check_whole
+from paceline.plan.strategy import StrategyChoice, check_chosen
 
 T = TypeVar("T")
 
@@ -87,7 +87,7 @@ def resolve(chosen: StrategyChoice | None, job: Job, found: list[Diagnostic]) ->
         args={**_arguments_of(training), **(args or {})},
     )
     if chosen is not None and training.distributed_strategy in CHOOSERS:
-        attempt(lambda: check_whole(chosen, optimizer, compiled=training.torch_compile), found)
+        attempt(lambda: check_chosen(chosen, optimizer, compiled=training.torch_compile), found)
     precision = choose_precision(training.mixed_precision, hardware, job.config.model.dtype)
     found += check_full_eval(training, precision)
     engine = None

@@ -92,18 +92,15 @@ def _by_rule(job: Job) -> StrategyChoice:
     )
 
 
-def check_whole(chosen: StrategyChoice, optimizer: OptimizerSpec, *, compiled: bool) -> None:
-    """Refuse options that need unsharded modules if ``auto`` chose a sharded strategy.
+def check_chosen(chosen: StrategyChoice, optimizer: OptimizerSpec, *, compiled: bool) -> None:
+    """Refuse options that the strategy that ``auto`` chose does not support.
 
     For a strategy named in the config, the rules check this.
     """
     spec = strategy_spec(chosen.strategy)
     found = []
-    if compiled and not spec.whole_modules:
-        what = (
-            "torch.compile is supported for unsharded models; this strategy gathers or shards"
-            " weights inside the forward"
-        )
+    if compiled and spec.not_compiled:
+        what = f"torch.compile is not supported by this strategy: {spec.not_compiled}"
         found.append((codes.STRATEGY_COMPILE, what, "training.torch_compile", "torch_compile: false"))
     if not supports(optimizer.name, spec.state_split):
         known = BUILT[optimizer.name]

@@ -80,14 +80,19 @@ def fp16(c: Context) -> Iterator[Diagnostic]:
 
 def compiled(c: Context) -> Iterator[Diagnostic]:
     """strategy.compile"""
-    if c.config.training.torch_compile and c.strategy is not None and not c.strategy.whole_modules:
+    t = c.config.training
+    if not t.torch_compile or c.strategy is None:
+        return
+    context = t.parallelism is not None and (t.parallelism.cp_size or 1) > 1
+    if context or c.strategy.not_compiled:
+        why = c.strategy.not_compiled or "context parallelism communicates inside attention"
         yield c.problem(
             plan_codes.STRATEGY_COMPILE,
-            f"torch.compile is supported for unsharded models; {c.strategy.engine_name} gathers or"
-            " shards weights inside the forward",
+            f"torch.compile is not supported here: {why}",
             "training.torch_compile",
-            _STRATEGY,
-            hint="set torch_compile: false, or distributed_strategy: ddp",
+            "training.parallelism.cp_size" if context else _STRATEGY,
+            hint="set torch_compile: false, "
+            + ("or cp_size: 1" if context else "or distributed_strategy: fsdp"),
         )
 
 

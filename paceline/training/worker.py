@@ -272,7 +272,7 @@ class Worker:
         outcome = trainer.train()
         for role in trainer.algorithm.trains:
             notes = trainer.handles[role].root.notes()
-            for subject in ("attention", "decoding"):
+            for subject in ("attention", "decoding", "compile"):  # what ran, and how long compiling took
                 if subject in notes:
                     self.observers.message(f"{subject:<9} {notes[subject]}")
         if outcome != "stopped":

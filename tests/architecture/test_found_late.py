@@ -39,7 +39,6 @@ EARLIER_AS = {
     "models.cp_heads": "par.cp_heads",
     "models.no_model": "model.missing",
     "models.too_few_layers": "par.pp_layers",
-    "models.tp_compile": "strategy.compile",
     "models.tp_heads": "par.tp_heads",
     "models.tp_width": "par.tp_width",
     "runtime.backend": "back.nccl_cpu",

@@ -80,6 +80,7 @@ def plan(mesh: Mesh, dtype: str = "float64", **engine: Any) -> SimpleNamespace:
         num_nodes=1,
         mesh=mesh,
         engine=engine_of(engine),
+        batch=SimpleNamespace(accumulation=2),
         adapter=None,
     )
 

@@ -221,7 +221,7 @@ class ScaleFields(OptionsFields):  # type: ignore[valid-type, misc]  # created f
         default=None,
         description="Options of gradient checkpointing; only `use_reentrant: false` is implemented.",
     )
-    torch_compile: Bool = Field(default=False, description="Compile the model with torch.compile.")
+    torch_compile: Bool = Field(default=False, description="Compile each decoder layer with torch.compile.")
     torch_compile_backend: OptText = Field(
         default=None, description="Backend of torch.compile; inductor when empty."
     )

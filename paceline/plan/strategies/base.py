@@ -57,8 +57,8 @@ class StrategySpec:
     process. ``zero_stage``: the ZeRO stage, if the name fixes it. ``substitute``: (strategy,
     ``training.fsdp``) that shards the same states if a required package is missing. ``sharding``:
     ``training.fsdp`` when ``auto`` chooses this strategy. ``shards_weights``: weights are sharded.
-    ``whole_modules``: the forward sees unsharded weights. ``state_split``: how the
-    optimizer's state is split over ranks. ``whole_rows``: every rank runs unsharded
+    ``not_compiled``: why it cannot train layers compiled by torch.compile (empty: it can).
+    ``state_split``: how the optimizer's state is split over ranks. ``whole_rows``: every rank runs unsharded
     layers on full rows. ``stages``: the model is split into pipeline stages. ``score_axes``: mesh axes over
     which log-probabilities of full answers and generation are supported. ``float64``: supports float64.
     ``loss_scale``: supports fp16 loss scaling. ``engine_casts``: the engine casts weights to the compute
@@ -83,7 +83,7 @@ class StrategySpec:
     substitute: tuple[str, str] | None = None
     sharding: str | None = None
     shards_weights: bool = False
-    whole_modules: bool = True
+    not_compiled: str = ""
     state_split: StateSplit = StateSplit.WHOLE
     whole_rows: bool = True
     stages: bool = False

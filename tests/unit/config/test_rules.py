@@ -580,7 +580,16 @@ CASES = [
         _t(distributed_strategy="pipeline", mixed_precision="fp16"),
         _t(distributed_strategy="pipeline", mixed_precision="bf16"),
     ),
-    case("strategy.compile", _t(torch_compile=True, parallelism={"tp_size": 2}), _t(torch_compile=True)),
+    case(
+        "strategy.compile",
+        _t(torch_compile=True, parallelism={"cp_size": 2}),
+        _t(torch_compile=True, parallelism={"tp_size": 2}),
+    ),
+    case(
+        "strategy.compile",
+        _t(torch_compile=True, fsdp="full_shard", fsdp_config={"min_num_params": 1000}),
+        _t(torch_compile=True, fsdp="full_shard"),
+    ),
     case(
         "strategy.compile",
         _t(torch_compile=True, distributed_strategy="zero2"),

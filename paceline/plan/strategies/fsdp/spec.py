@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from paceline.config.optimizers import StateSplit
+from paceline.core.diagnostics import Diagnostic
 from paceline.core.json_types import JsonObject
+from paceline.plan import codes
 from paceline.plan.batch import BatchSplit
 from paceline.plan.cost.layout import WHOLE, Storage, StrategyLayout
 from paceline.plan.cost.pieces import Piece, pieces_of, tp_share
 from paceline.plan.cost.starts import FIRST, HOST, LoadingSpec
 from paceline.plan.cost.states import by_muon, sharded_states
 from paceline.plan.cost.work import StepSpec
+from paceline.plan.job_to_check import JobToCheck
 from paceline.plan.mesh import Mesh
 from paceline.plan.parts import ModelStates
 from paceline.plan.plan import Plan, Precision
 from paceline.plan.strategies.base import Simulated, StrategySpec
 from paceline.plan.strategies.fsdp.engine import fsdp_engine, fsdp_mesh
+from paceline.plan.strategies.fsdp.options import read_fsdp
 from paceline.plan.strategies.job import Findings, Job
 from paceline.plan.strategies.options import EngineOptions, FsdpOptions
 from paceline.plan.strategies.state_form import TORCH
@@ -30,6 +34,17 @@ _LAYER = re.compile(r"\.(layers|h)\.\d+\.")
 @dataclass(frozen=True)
 class Fsdp(StrategySpec):
     """Weights, gradients and optimizer state are sharded; each layer is gathered when it is computed."""
+
+    def check(self, job: JobToCheck) -> Iterator[Diagnostic]:
+        training = job.config.training
+        if training.torch_compile and read_fsdp(training).wrap == "size":
+            yield job.problem(
+                codes.STRATEGY_COMPILE,
+                "torch.compile needs FSDP units that are whole layers: units by size lie inside them",
+                "training.torch_compile",
+                "training.fsdp_config",
+                hint="set torch_compile: false, or remove min_num_params",
+            )
 
     def mesh(self, job: Job, findings: Findings) -> Mesh:
         return fsdp_mesh(job, findings)
@@ -133,7 +148,6 @@ FSDP = Fsdp(
     min_processes=2,
     sharding="full_shard",
     shards_weights=True,
-    whole_modules=False,
     state_split=StateSplit.SHARDS,
     score_axes=frozenset({"tp"}),
     state_form=TORCH,
