@@ -81,6 +81,7 @@ class HFModelFactory:
     attention     ``auto``, ``paceline`` or a Transformers name
     master_dtype  of the parameters: fp32, or fp64 for verification
     frozen        nothing is trained: low-precision copies, if any, replace the fp32 masters
+    recompute_keeps  kinds of operators whose outputs recomputation keeps (``plan.recomputation``)
     temperature   log-probabilities and entropies are those of softmax(logits / temperature)
     classes       of a classifier; None: the head has one output
     chunk_bytes   of logits that the head computes at a time; None: by the device's memory
@@ -99,6 +100,7 @@ class HFModelFactory:
         compute_dtype: torch.dtype = torch.float32,
         attention: str = "auto",
         recompute: bool = False,
+        recompute_keeps: tuple[str, ...] = (),
         device: torch.device | str = "cpu",
         compile: bool = False,
         compile_options: Mapping[str, str] | None = None,
@@ -114,6 +116,7 @@ class HFModelFactory:
         self.fingerprint: str | None = None  # of the initial weights; None if built on meta
         self._model, self._vocab_size, self._seed = model, vocab_size, seed
         self._compute_dtype, self._attention, self._master_dtype = compute_dtype, attention, master_dtype
+        self._recompute_keeps = recompute_keeps
         self._recompute, self._compile, self._device = recompute, compile, torch.device(device)
         self._compile_options = dict(compile_options or {})
         self._adapter, self._temperature, self._classes = adapter, temperature, classes
@@ -187,7 +190,7 @@ class HFModelFactory:
             self._chunk_bytes,
         )
         if self._recompute:
-            enable_recompute(hf, module.slot)
+            enable_recompute(hf, module.slot, self._recompute_keeps)
         if self._compile:
             module.compile_layers(**self._compile_options)
         return module

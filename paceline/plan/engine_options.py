@@ -13,6 +13,7 @@ from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.attention_kernel import AttentionCall, attention_kernel
 from paceline.plan.model.shape import PACKED, ModelShape
 from paceline.plan.plan import Decision, Precision
+from paceline.plan.recomputation import KINDS, kept_kinds
 from paceline.plan.strategies.base import strategy_spec
 
 
@@ -150,10 +151,14 @@ def option_decisions(
         made.append(Decision(subject, choice, reason, granted))
 
     if training.gradient_checkpointing:
+        kept = kept_kinds(training)
+        named = " and ".join(KINDS[kind] for kind in kept)
         explain(
             "training.gradient_checkpointing",
-            "on",
-            "requested: activations are recomputed in the backward, for about a third more compute",
+            "on" if not kept else f"on, keeps {', '.join(kept)}",
+            "requested: activations are recomputed in the backward, for about a third more compute"
+            if not kept
+            else f"requested: of each layer {named} are kept, the rest is recomputed in the backward",
         )
     if training.torch_compile:
         kinds = "each decoder layer, one graph for all of a kind and any length"

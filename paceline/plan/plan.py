@@ -15,6 +15,7 @@ from paceline.plan.batch import BatchSplit
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.read_shape import ModelShape
 from paceline.plan.parts import AdapterSpec, DdpOptions, Memory, OptimizerSpec, OtherModel
+from paceline.plan.recomputation import kept_kinds
 from paceline.plan.strategies.options import NO_OPTIONS, EngineOptions, options_from_json
 
 #: Prefix of ``choice`` in decisions that are only warnings.
@@ -111,6 +112,11 @@ class Plan:
     def ddp_options(self) -> DdpOptions:
         """Options for torch's DDP and ZeroRedundancyOptimizer."""
         return DdpOptions.of(self.config.training)
+
+    @property
+    def recompute_keeps(self) -> tuple[str, ...]:
+        """The kinds of operators whose outputs recomputation keeps."""
+        return kept_kinds(self.config.training)
 
     def to_json(self) -> JsonObject:
         """Plain JSON types."""

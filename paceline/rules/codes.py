@@ -126,6 +126,12 @@ TRAIN_REENTRANT = Code(
 TRAIN_RECOMPUTE_OFF = Code(
     "train.recompute_off", "gradient_checkpointing_kwargs has no effect without gradient_checkpointing: true."
 )
+TRAIN_RECOMPUTE_COMPILED = Code(
+    "train.recompute_compiled",
+    "Selective recomputation keeps what single operators return. torch.compile fuses the operators of a"
+    " layer:"
+    " then a layer is recomputed as a whole.",
+)
 TRAIN_COMPILE_OFF = Code(
     "train.compile_off", "Options of torch.compile have no effect without torch_compile: true."
 )

@@ -11,6 +11,8 @@ from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.patterns import is_pattern
 from paceline.core.remote_code import COMMIT, unpinned
 from paceline.plan.hardware.kinds import CPU, MPS
+from paceline.plan.recomputation import KEY as KEPT
+from paceline.plan.recomputation import KINDS
 from paceline.rules import codes
 from paceline.rules.base import Context, Rule
 
@@ -159,6 +161,28 @@ def attention(c: Context) -> Iterator[Diagnostic]:
         )
 
 
+def _kept(c: Context, value: object) -> Iterator[Diagnostic]:
+    """config.value, train.recompute_compiled"""
+    kinds = value if isinstance(value, (list, tuple)) else (value,)
+    key = "training.gradient_checkpointing_kwargs"
+    if not kinds or any(kind not in KINDS for kind in kinds):
+        yield c.problem(
+            config_codes.CONFIG_VALUE,
+            f"{KEPT} names kinds of operators whose outputs are kept",
+            key,
+            found=str(value),
+            hint=f"{KEPT}: [{', '.join(KINDS)}], or one of them",
+        )
+    if c.config.training.torch_compile:
+        yield c.problem(
+            codes.TRAIN_RECOMPUTE_COMPILED,
+            "the operators of a compiled layer are not seen one by one, so that none can be kept",
+            key,
+            "training.torch_compile",
+            hint=f"remove {KEPT}, or set torch_compile: false",
+        )
+
+
 def recompute(c: Context) -> Iterator[Diagnostic]:
     """train.reentrant, fsdp.act_ckpt_twice"""
     t = c.config.training
@@ -174,7 +198,7 @@ def recompute(c: Context) -> Iterator[Diagnostic]:
     unknown = [
         key
         for key in options
-        if key not in ("use_reentrant", "preserve_rng_state", "determinism_check", "debug")
+        if key not in (KEPT, "use_reentrant", "preserve_rng_state", "determinism_check", "debug")
     ]
     if unknown:
         yield c.problem(
@@ -182,8 +206,10 @@ def recompute(c: Context) -> Iterator[Diagnostic]:
             "gradient_checkpointing_kwargs has no such option",
             "training.gradient_checkpointing_kwargs",
             found=", ".join(unknown),
-            hint="use_reentrant",
+            hint=f"use_reentrant, {KEPT}",
         )
+    if KEPT in options:
+        yield from _kept(c, options[KEPT])
     # Set twice, or given while it is off
     if options and not t.gradient_checkpointing:
         yield c.problem(

@@ -71,6 +71,7 @@ class FakeFactory:
             "compute_dtype": getattr(torch, plan.precision.compute),
             "attention": plan.attention,
             "recompute": plan.recompute,
+            "recompute_keeps": plan.recompute_keeps,
             "master_dtype": getattr(torch, plan.precision.master),
             "adapter": plan.adapter,
             "chunk_bytes": self._chunk_bytes,

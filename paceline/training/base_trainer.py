@@ -78,6 +78,7 @@ def build_model(world: World, plan: Plan) -> RootModule:
         compute_dtype=DTYPES[plan.precision.compute],
         attention=plan.attention,
         recompute=plan.recompute,
+        recompute_keeps=plan.recompute_keeps,
         device=world.device,
         compile=plan.compile,
     )

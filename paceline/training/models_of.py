@@ -97,6 +97,7 @@ class Models:
             compute_dtype=DTYPES[precision.compute],
             attention=self.plan.attention,
             recompute=self.plan.recompute,
+            recompute_keeps=self.plan.recompute_keeps,
             device=self.device,
             compile=self.plan.compile,
             compile_options=self._compile_options(),

@@ -1,5 +1,5 @@
-"""One rank of layers compiled by torch.compile: ``python compile_worker.py SCENARIO[+…] OUT_DIR``; writes
-``OUT_DIR/<rank>.json``.
+"""One rank of layers that are compiled, or recomputed but for what is kept: ``python compile_worker.py
+SCENARIO[+…] OUT_DIR``; writes ``OUT_DIR/<rank>.json``.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ def factory(dtype: str, recompute: bool, backend: str | None) -> HFModelFactory:
         compute_dtype=fsdp_worker.COMPUTE[dtype],
         master_dtype=torch.float64 if dtype == "float64" else torch.float32,
         recompute=recompute,
-        compile=backend is not None,
-        compile_options={} if backend is None else {"backend": backend},
+        recompute_keeps=("attention", "matmul") if backend == "keep" else (),
+        compile=backend not in (None, "keep"),
+        compile_options={} if backend in (None, "keep") else {"backend": backend},
     )
 
 
@@ -72,7 +73,7 @@ def main() -> None:
         name, mesh, again, engine = ways[way.replace("_", " ")]
         found[asked] = {
             "plain": trained(world, name, mesh, dtype, None, again, **engine),
-            "compiled": trained(world, name, mesh, dtype, backend, again, **engine),
+            "changed": trained(world, name, mesh, dtype, backend, again or backend == "keep", **engine),
         }
     (Path(sys.argv[2]) / f"{world.rank}.json").write_text(json.dumps(found))
     world.close(ok=True)

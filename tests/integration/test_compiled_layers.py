@@ -31,10 +31,23 @@ def test_compiled_layers_train_as_uncompiled_ones(cases: tuple[str, ...], tmp_pa
         assert found.keys() == set(cases)
         for case, run in found.items():
             bound = BOUNDS[case.split("/")[1]]
-            plain, compiled = run["plain"], run["compiled"]
+            plain, compiled = run["plain"], run["changed"]
             for a, b in zip(plain["steps"], compiled["steps"], strict=True):
                 assert abs(a["loss"] - b["loss"]) <= bound * abs(a["loss"]), case
             assert _largest(plain["parameters"], compiled["parameters"]) < bound, case
             first, last = compiled["graphs"]
             assert 1 <= first == last <= 2, (case, compiled["note"])
             assert "3 decoder layers by torch.compile" in compiled["note"]
+
+
+def test_what_recomputation_keeps_changes_no_bit(tmp_path: Path) -> None:
+    """Against training without recomputation, under ddp, fsdp and tensor with sequence parallelism."""
+    cases = ("ddp/float64/keep", "fsdp/float32/keep", "tp_sp_lp/float64/keep")
+    codes, output = run_ranks("+".join(cases), 2, tmp_path / "out", deadline=200, script=WORKER)
+    assert codes == [0, 0], "\n".join(output)
+    for rank in range(2):
+        found = json.loads((tmp_path / "out" / f"{rank}.json").read_text())
+        for case in cases:
+            plain, kept = found[case]["plain"], found[case]["changed"]
+            assert plain["steps"] == kept["steps"], case
+            assert plain["parameters"] == kept["parameters"], case

@@ -219,7 +219,12 @@ class ScaleFields(OptionsFields):  # type: ignore[valid-type, misc]  # created f
     )
     gradient_checkpointing_kwargs: OptMapping = Field(
         default=None,
-        description="Options of gradient checkpointing; only `use_reentrant: false` is implemented.",
+        description=(
+            "Options of gradient checkpointing: `use_reentrant: false` (the only implementation), and"
+            " `keep`, which"
+            " makes it selective: `[attention]`, `[matmul]` or both name the operators whose outputs"
+            " are kept."
+        ),
     )
     torch_compile: Bool = Field(default=False, description="Compile each decoder layer with torch.compile.")
     torch_compile_backend: OptText = Field(

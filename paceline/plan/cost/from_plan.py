@@ -221,7 +221,7 @@ def step_spec_of(plan: Plan, spec: SearchSpec, layout: StrategyLayout) -> StepSp
 
     Bytes per parameter come from ``layout.storage`` (16-bit compute) or from the compute dtype (fp32, fp64).
     """
-    mesh, storage = plan.mesh, layout.storage
+    mesh, storage, keeps = plan.mesh, layout.storage, plan.recompute_keeps
     low = plan.precision.compute in ("bfloat16", "float16")
     size = float(SIZES.get(plan.precision.compute, 4))
     if not low:
@@ -239,7 +239,8 @@ def step_spec_of(plan: Plan, spec: SearchSpec, layout: StrategyLayout) -> StepSp
         zero=layout.zero,
         shard=(mesh.dp_shard if layout.zero else mesh.data_parallel_size) * mesh.cp,
         storage=storage,
-        recompute="full" if plan.recompute else "none",
+        recompute=("selective" if keeps else "full") if plan.recompute else "none",
+        keeps=keeps,
         flash=spec.flash,
         compiled=plan.compile,
         sequence_parallel=(plan.config.training.parallelism or Parallelism()).sequence_parallel,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from paceline.plan.cost.coefficients import MemoryCoefficients
 from paceline.plan.cost.work import StageSize, StepSpec
 from paceline.plan.model.head_chunk import LEAST, head_chunk_bytes
+from paceline.plan.recomputation import ATTENTION, MATMUL
 
 BUCKET = 25 * 2**20  # DDP's default bucket size
 OWN_NORM = 4.0  # bytes per element: input and output of Paceline's RMSNorm in 16 bit, no fp32 copies
@@ -59,10 +60,10 @@ def peak_of(work: StepSpec, c: MemoryCoefficients, place: int) -> Peak:
     slots = stage.layers * in_flight(work, place)
     layer = attention + mlp
     checkpoints = 0.0
-    if work.recompute == "full":
+    if work.recompute == "full" or work.keeps:
         one = c.checkpoint * work.element * work.tokens * work.shape.hidden_size
         checkpoints = one / (work.tp if work.sequence_parallel else 1) * slots + layer
-        attention = mlp = 0.0
+        attention, mlp = (count * work.element / 2 for count in _kept_outputs(work))
     logits = _logits(work, c) if stage.head and not work.spec.scalar_head else 0.0
     gathered = _gathered(work, c, whole, stage, slots)
     layer_sum = attention + mlp
@@ -178,7 +179,7 @@ def _kept(work: StepSpec, c: MemoryCoefficients) -> tuple[float, float]:
     if work.compiled:
         attention, mlp = attention * c.compiled, mlp * c.compiled
     # torchtitan's: keeps outputs of attention and of every second matmul (q, v, gate, down)
-    if work.recompute == "selective":
+    if work.recompute == "selective" and not work.keeps:
         attention, mlp = 2.0 * (h + 2 * q + kv), 2.0 * (h + inner)
     # with Paceline's kernels an adapter changes nothing here (simulated)
     if work.adapter is not None and work.kernels == "eager":
@@ -187,6 +188,24 @@ def _kept(work: StepSpec, c: MemoryCoefficients) -> tuple[float, float]:
     if work.tp > 1 and not work.sequence_parallel:  # norms, residuals unsharded: Korthikanti's 10 + 24/t
         return tokens * (norm + (attention - norm) / split), tokens * (second + (mlp - second) / split)
     return tokens * attention / split, tokens * mlp / split
+
+
+def _kept_outputs(work: StepSpec) -> tuple[float, float]:
+    """Return what recomputation keeps of one layer beside its input, at two bytes per element: the output of
+    attention with its log-sums (fp32), and the matrix products' (q, k, v, the output projection; gate
+    and up).
+    """
+    shape = work.shape
+    attention = mlp = 0.0
+    if ATTENTION in work.keeps:
+        attention += 2.0 * shape.heads * shape.head_dim + 4.0 * shape.heads * 2.0 / work.element
+    if MATMUL in work.keeps:
+        inner = shape.intermediate * max(1.0, _visited(work))
+        attention += 2.0 * (shape.heads * shape.head_dim + 2 * work.kv_width + shape.hidden_size * work.tp)
+        mlp += 2.0 * inner * (2.0 if work.gated else 1.0)
+        if work.kernels != "fused":  # ``models.swiglu`` writes the last product into its own buffer
+            mlp += 2.0 * shape.hidden_size * work.tp
+    return work.tokens * attention / work.tp, work.tokens * mlp / work.tp
 
 
 def _segments(work: StepSpec) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from paceline.plan.cost.coefficients import SpeedCoefficients
 from paceline.plan.cost.links import Group, latency, pass_time
 from paceline.plan.cost.work import StageSize, StepSpec
+from paceline.plan.recomputation import ATTENTION, MATMUL
 
 
 @dataclass(frozen=True)
@@ -120,9 +121,12 @@ def _slot(work: StepSpec, c: SpeedCoefficients, stage: StageSize) -> tuple[float
     )
     # Matmul and attention FLOPs of a layer.
     passes = 2.0 if work.adapter else 3.0  # forward, gradient of inputs, gradient of weights
-    passes += {"none": 0.0, "selective": c.selective_passes, "full": 1.0}[work.recompute]
-    layer = 2.0 * passes * tokens * work.layer_matmul / tp
-    attention = 2.0 * passes * tokens * 2 * shape.heads * shape.head_dim * work.seq_len / 2 / tp
+    again = {"none": 0.0, "selective": c.selective_passes, "full": 1.0}[work.recompute]
+    again = 1.0 if work.keeps else again
+    products, scores = (passes + (0.0 if kind in work.keeps else again) for kind in (MATMUL, ATTENTION))
+    passes += again
+    layer = 2.0 * products * tokens * work.layer_matmul / tp
+    attention = 2.0 * scores * tokens * 2 * shape.heads * shape.head_dim * work.seq_len / 2 / tp
     head = 2.0 * 3 * tokens * work.embedding_parameters / tp if stage.head else 0.0
     # Time of a layer alone: matmuls at their efficiency, and elementwise kernels by bytes moved.
     width = shape.hidden_size / tp
@@ -156,7 +160,7 @@ def _tensor_parallel(work: StepSpec, c: SpeedCoefficients) -> tuple[float, float
         return 0.0, 0.0
     group = Group(work.tp, 1)
     count = 2.0 * work.tokens * work.shape.hidden_size
-    times = 8.0 + (2.0 if work.recompute == "full" else 0.0)
+    times = 8.0 + (2.0 if work.recompute == "full" or work.keeps else 0.0)
     wait = latency(group, work.machine, c)
     return times * (pass_time(group, count, work.machine, c) - wait), times * wait
 
@@ -170,7 +174,7 @@ def _context_parallel(work: StepSpec, c: SpeedCoefficients) -> float:
         return 0.0
     group = Group(work.cp, work.tp)
     width = (work.shape.heads * work.shape.head_dim + work.kv_width) * 2 / work.tp
-    passes = 3.0 if work.recompute == "full" else 2.0
+    passes = 3.0 if work.recompute == "full" or work.keeps else 2.0
     wait = latency(group, work.machine, c)
     return passes * (3 * wait + pass_time(group, work.element * work.tokens * width, work.machine, c))
 

@@ -72,10 +72,11 @@ class RolloutSpec:
 class StepSpec:
     """One training step. ``dp``: data-parallel ranks; ``shard``: ranks that share what ``zero`` shards.
 
-    ``zero``: ZeRO stage, 0 to 3. ``recompute``: none, selective (keeps matmul and attention outputs), or
-    full. ``fused_loss``: logits are never materialized. ``system``: the set of coefficients. ``kernels``:
-    eager (every elementwise result of a block is saved), norms, or fused (Paceline's ``models.norms``,
-    ``models.qkv``, ``models.swiglu`` save only inputs, q, k, v and the two halves of the gate).
+    ``zero``: ZeRO stage, 0 to 3. ``recompute``: none, selective (keeps matmul and attention outputs, or what
+    ``keeps`` names), or full. ``fused_loss``: logits are never materialized. ``system``: the set of
+    coefficients. ``kernels``: eager (every elementwise result of a block is saved), norms, or fused
+    (Paceline's ``models.norms``, ``models.qkv``, ``models.swiglu`` save only inputs, q, k, v and the
+    two halves of the gate).
     """
 
     shape: ModelShape
@@ -91,6 +92,7 @@ class StepSpec:
     shard: int = 0
     storage: Storage = Storage()
     recompute: str = "none"
+    keeps: tuple[str, ...] = ()
     flash: bool = True
     fused_loss: bool = False
     compiled: bool = False

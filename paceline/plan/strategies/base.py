@@ -57,16 +57,17 @@ class StrategySpec:
     process. ``zero_stage``: the ZeRO stage, if the name fixes it. ``substitute``: (strategy,
     ``training.fsdp``) that shards the same states if a required package is missing. ``sharding``:
     ``training.fsdp`` when ``auto`` chooses this strategy. ``shards_weights``: weights are sharded.
-    ``not_compiled``: why it cannot train layers compiled by torch.compile (empty: it can).
-    ``state_split``: how the optimizer's state is split over ranks. ``whole_rows``: every rank runs unsharded
-    layers on full rows. ``stages``: the model is split into pipeline stages. ``score_axes``: mesh axes over
-    which log-probabilities of full answers and generation are supported. ``float64``: supports float64.
-    ``loss_scale``: supports fp16 loss scaling. ``engine_casts``: the engine casts weights to the compute
-    dtype. ``needs_group``: needs a process group even in one process. ``gradient_buffers``: gradients are
-    allocated with the model, not in the first backward. ``simulated``, ``not_simulated``: how much torch runs
-    without real tensors, and why not the rest. ``quantised_base``: trains adapters on a 4-bit base.
-    ``state_form``: its checkpoint format (None: its own). ``strategy_options``: options of a user-defined
-    strategy with defaults, which set their types; they are given in ``training.strategy_options``.
+    ``whole_modules``: the forward sees unsharded weights. ``not_compiled``: why it cannot train layers
+    compiled by torch.compile (empty: it can). ``state_split``: how the optimizer's state is split over
+    ranks. ``whole_rows``: every rank runs unsharded layers on full rows. ``stages``: the model is
+    split into pipeline stages. ``score_axes``: mesh axes over which log-probabilities of full answers
+    and generation are supported. ``float64``: supports float64. ``loss_scale``: supports fp16 loss
+    scaling. ``engine_casts``: the engine casts weights to the compute dtype. ``needs_group``: needs a
+    process group even in one process. ``gradient_buffers``: gradients are allocated with the model,
+    not in the first backward. ``simulated``, ``not_simulated``: how much torch runs without real
+    tensors, and why not the rest. ``quantised_base``: trains adapters on a 4-bit base. ``state_form``:
+    its checkpoint format (None: its own). ``strategy_options``: options of a user-defined strategy
+    with defaults, which set their types; they are given in ``training.strategy_options``.
     """
 
     name: str = ""
@@ -83,6 +84,7 @@ class StrategySpec:
     substitute: tuple[str, str] | None = None
     sharding: str | None = None
     shards_weights: bool = False
+    whole_modules: bool = True
     not_compiled: str = ""
     state_split: StateSplit = StateSplit.WHOLE
     whole_rows: bool = True

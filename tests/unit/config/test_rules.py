@@ -353,6 +353,20 @@ CASES = [
         severity=WARNING,
     ),
     case(
+        "train.recompute_compiled",
+        _t(
+            gradient_checkpointing=True,
+            gradient_checkpointing_kwargs={"keep": "attention"},
+            torch_compile=True,
+        ),
+        _t(gradient_checkpointing=True, gradient_checkpointing_kwargs={"keep": ["attention", "matmul"]}),
+    ),
+    case(
+        "config.value",
+        _t(gradient_checkpointing=True, gradient_checkpointing_kwargs={"keep": ["softmax"]}),
+        _t(gradient_checkpointing=True, gradient_checkpointing_kwargs={"keep": ["matmul"]}),
+    ),
+    case(
         "train.compile_off",
         _t(torch_compile_mode="max-autotune"),
         _t(torch_compile=True, torch_compile_mode="max-autotune"),

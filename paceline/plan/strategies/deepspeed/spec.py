@@ -125,6 +125,7 @@ def _zero(name: str, stage: int | None, sharding: str) -> DeepSpeedSpec:
         zero_stage=stage,
         substitute=("fsdp", sharding),
         shards_weights=stage == 3,
+        whole_modules=False,
         not_compiled=(
             "DeepSpeed's engine works by hooks inside the layers, which a compiled layer does not call"
         ),

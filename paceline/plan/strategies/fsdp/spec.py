@@ -148,6 +148,7 @@ FSDP = Fsdp(
     min_processes=2,
     sharding="full_shard",
     shards_weights=True,
+    whole_modules=False,
     state_split=StateSplit.SHARDS,
     score_axes=frozenset({"tp"}),
     state_form=TORCH,

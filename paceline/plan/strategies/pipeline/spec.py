@@ -70,6 +70,7 @@ def _own(engine: EngineOptions) -> PipelineOptions:
 PIPELINE = PipelineSpec(
     "pipeline",
     sections=frozenset({"fsdp"}),
+    whole_modules=False,
     not_compiled="a pipeline's schedule runs the layers of its stages itself",
     state_split=StateSplit.SHARDS,
     whole_rows=False,

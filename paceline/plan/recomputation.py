@@ -1,0 +1,23 @@
+"""What recomputation keeps of a layer: ``gradient_checkpointing_kwargs: {keep: […]}``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from paceline.config.sections.training import TrainingSection
+
+KEY = "keep"
+ATTENTION, MATMUL = "attention", "matmul"
+KINDS: Mapping[str, str] = {
+    ATTENTION: "the outputs of attention",
+    MATMUL: "those of matrix products",
+}
+
+
+def kept_kinds(training: TrainingSection) -> tuple[str, ...]:
+    """Return the kinds of operators whose outputs are kept, in the table's order; empty: everything is
+    recomputed.
+    """
+    value = (training.gradient_checkpointing_kwargs or {}).get(KEY) or ()
+    given = value if isinstance(value, (list, tuple)) else (value,)
+    return tuple(kind for kind in KINDS if kind in given) if training.gradient_checkpointing else ()
