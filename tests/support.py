@@ -38,6 +38,18 @@ CHAT_TEMPLATE = (
 )
 
 
+TINY_LLAMA: dict[str, object] = {  # with the vocabulary of ``write_tokenizer``
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 320,
+    "max_position_embeddings": 256,
+}
+
+
 def instruction_rows(count: int, seed: int = 0) -> list[dict[str, str]]:
     """Learnable rows of very unequal length: the answer is the word said again, in capitals."""
     rows = []

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ranks import ROOT, base_environment, collect, free_port, start
-from support import instruction_rows, labelled_rows, preference_rows
+from support import TINY_LLAMA, instruction_rows, labelled_rows, preference_rows
 
 from paceline.core.rundir import RunDir
 from paceline.runlog.eventlog import read_events
@@ -17,16 +17,7 @@ from paceline.runlog.events import Step
 
 DEVICES = ROOT / "tests" / "unit" / "device"
 WORKER = Path(__file__).with_name("device_worker.py")
-MODEL = {
-    "model_type": "llama",
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 320,
-    "max_position_embeddings": 256,
-}
+MODEL = TINY_LLAMA
 CLOSE = 2e-4
 ROLLOUT = {
     "rewards": [{"name": "length", "options": {"target": 6}}],

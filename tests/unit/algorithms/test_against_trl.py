@@ -14,13 +14,10 @@ from typing import Any
 import pytest
 import torch
 from support import preference_rows, write_pairs
+from trl_job import trl_job
 
 from paceline.algorithms.dpo import DPO
 from paceline.algorithms.reward import Reward
-from paceline.config.load import load_config
-from paceline.data.kinds.base import row_kind
-from paceline.data.prepare import prepare
-from paceline.data.source import PackedSource
 from paceline.models.factory import HFModelFactory
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Role
@@ -28,44 +25,11 @@ from paceline.protocols.roles import Role
 pytest.importorskip("trl", reason="needs trl 1.16, which is no dependency")
 pytestmark = pytest.mark.filterwarnings("ignore")
 PAIRS, BOUND = 12, 1e-5
-SHAPE = {
-    "vocab_size": 320,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "pad_token_id": 0,
-}
 
 
 @pytest.fixture
 def job(tmp_path: Path, tokenizer_dir: Path) -> SimpleNamespace:
-    """Two models of the same shape, our batch of all pairs, and the rows as TRL takes them."""
-    from datasets import Dataset
-    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
-
-    folders = []
-    for seed in (1, 2):
-        torch.manual_seed(seed)
-        folder = tmp_path / f"model-{seed}"
-        LlamaForCausalLM(LlamaConfig(**SHAPE, initializer_range=0.3)).save_pretrained(folder)
-        folders.append(str(folder))
-    flags = {
-        "model.name_or_path": folders[0],
-        "model.tokenizer": str(tokenizer_dir),
-        "data.train": str(write_pairs(tmp_path / "pairs.json", PAIRS)),
-        "data.max_length": 128,
-        "training.algorithm": "dpo",
-    }
-    config = load_config(None, flags=flags).config
-    prepared = prepare(
-        config.data, config.model, seed=0, cache_dir=tmp_path / "cache", kind=row_kind("pairs")
-    )
-    source = PackedSource(
-        prepared.train, seq_len=128, packing=False, seed=0, pad_token_id=prepared.pad_token_id, shuffle=False
-    )
+    """As ``trl_job``, and our batch of all pairs."""
     rows = [
         {
             "prompt": [{"role": "user", "content": row["prompt"]}],
@@ -75,15 +39,10 @@ def job(tmp_path: Path, tokenizer_dir: Path) -> SimpleNamespace:
         }
         for row in preference_rows(PAIRS)
     ]
-    tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer_dir)
-    return SimpleNamespace(
-        config=config,
-        folders=folders,
-        batch=source.batch(0, list(range(PAIRS))),
-        rows=Dataset.from_list(rows),
-        tokenizer=tokenizer,
-        out=str(tmp_path / "trl"),
-    )
+    file = write_pairs(tmp_path / "pairs.json", PAIRS)
+    made = trl_job(tmp_path, tokenizer_dir, "dpo", "pairs", file, rows)
+    made.batch = made.source.batch(0, list(range(PAIRS)))
+    return made
 
 
 def module(job: SimpleNamespace, role: Role, folder: str) -> Any:

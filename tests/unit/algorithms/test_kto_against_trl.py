@@ -15,12 +15,9 @@ from typing import Any
 import pytest
 import torch
 from support import labelled_rows, write_labelled
+from trl_job import trl_job
 
 from paceline.algorithms.kto import KTO
-from paceline.config.load import load_config
-from paceline.data.kinds.base import row_kind
-from paceline.data.prepare import prepare
-from paceline.data.source import PackedSource
 from paceline.models.factory import HFModelFactory
 from paceline.protocols.batch import MISMATCHED, Batch
 from paceline.protocols.roles import Role
@@ -28,47 +25,11 @@ from paceline.protocols.roles import Role
 pytest.importorskip("trl", reason="needs trl 1.16, which is no dependency")
 pytestmark = pytest.mark.filterwarnings("ignore")
 ROWS, BOUND = 12, 1e-5
-SHAPE = {
-    "vocab_size": 320,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "pad_token_id": 0,
-}
 
 
 @pytest.fixture
 def job(tmp_path: Path, tokenizer_dir: Path) -> SimpleNamespace:
-    """Two models of the same shape, our batch of all rows with its mismatched one, and the rows as TRL
-    takes them.
-    """
-    from datasets import Dataset
-    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
-
-    folders = []
-    for seed in (1, 2):
-        torch.manual_seed(seed)
-        folders.append(str(tmp_path / f"model-{seed}"))
-        LlamaForCausalLM(LlamaConfig(**SHAPE, initializer_range=0.3)).save_pretrained(folders[-1])
-    flags = {
-        "model.name_or_path": folders[0],
-        "model.tokenizer": str(tokenizer_dir),
-        "training.algorithm": "kto",
-        "data.train": str(write_labelled(tmp_path / "rows.json", ROWS)),
-        "data.max_length": 128,
-    }
-    config = load_config(None, flags=flags).config
-    prepared = prepare(
-        config.data, config.model, seed=0, cache_dir=tmp_path / "cache", kind=row_kind("labelled")
-    )
-    source = PackedSource(
-        prepared.train, seq_len=128, packing=False, seed=0, pad_token_id=prepared.pad_token_id, shuffle=False
-    )
-    places = list(range(ROWS))
-    batch = replace(source.batch(0, places), others={MISMATCHED: source.mismatched(0, places, range(ROWS))})
+    """As ``trl_job``, and our batch of all rows with its mismatched one."""
     rows = [
         {
             "prompt": [{"role": "user", "content": row["prompt"]}],
@@ -77,15 +38,11 @@ def job(tmp_path: Path, tokenizer_dir: Path) -> SimpleNamespace:
         }
         for row in labelled_rows(ROWS)
     ]
-    tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer_dir)
-    return SimpleNamespace(
-        config=config,
-        folders=folders,
-        batch=batch,
-        rows=Dataset.from_list(rows),
-        tokenizer=tokenizer,
-        out=str(tmp_path / "trl"),
-    )
+    file, places = write_labelled(tmp_path / "rows.json", ROWS), list(range(ROWS))
+    made = trl_job(tmp_path, tokenizer_dir, "kto", "labelled", file, rows)
+    others = {MISMATCHED: made.source.mismatched(0, places, range(ROWS))}
+    made.batch = replace(made.source.batch(0, places), others=others)
+    return made
 
 
 def same_tokens(inputs: dict[str, torch.Tensor], prefix: str, batch: Batch) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import write_labelled
+from support import TINY_LLAMA, write_labelled
 from tiny_parts import plan
 
 from paceline.algorithms.kto import KTO
@@ -28,17 +28,7 @@ from paceline.training.evaluate import evaluate
 from paceline.training.windows import BatchLayout, Epochs, WindowSource
 
 ROWS, GLOBAL = 22, 8
-MODEL = {
-    "model_type": "llama",
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 320,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.3,
-}
+MODEL = {**TINY_LLAMA, "initializer_range": 0.3}
 
 
 class Run:
