@@ -7,15 +7,19 @@ from torch import Tensor
 
 from paceline.generation.engine import RolloutSampling
 from paceline.generation.noise import gumbel
+from paceline.generation.sampling_kernels import operators
 
 
 def choose(
-    logits: Tensor, sampling: RolloutSampling, streams: Tensor, places: Tensor
+    logits: Tensor, sampling: RolloutSampling, streams: Tensor, places: Tensor, kernels: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Return (tokens int64 [B], log-probabilities [B]) from logits [B, V].
 
-    ``streams`` and ``places``, int64 [B], select the noise (see ``noise.gumbel``).
+    ``streams`` and ``places``, int64 [B], select the noise (see ``noise.gumbel``). ``kernels``: by those of
+    ``sampling_kernels``, if the logits are not fp64.
     """
+    if kernels and logits.dtype != torch.float64:
+        return _by_kernels(logits, sampling, streams, places)
     wide = logits if logits.dtype == torch.float64 else logits.float()
     if sampling.temperature <= 0:
         tokens = largest(wide)
@@ -26,6 +30,17 @@ def choose(
         tokens = largest(kept + gumbel(streams, places, wide.shape[-1]))
     chosen = wide.gather(1, tokens[:, None]).squeeze(1)
     return tokens, chosen - wide.logsumexp(-1)
+
+
+def _by_kernels(
+    logits: Tensor, sampling: RolloutSampling, streams: Tensor, places: Tensor
+) -> tuple[Tensor, Tensor]:
+    words, sampled = logits.shape[1], sampling.temperature > 0
+    temperature, bounds = (sampling.temperature if sampled else 1.0), None
+    top_k = sampling.top_k if 0 < sampling.top_k < words else words
+    if sampled and (top_k < words or sampling.top_p < 1.0):
+        bounds = operators.nucleus(logits, top_k, sampling.top_p, temperature)
+    return operators.draw(logits, bounds, streams, places, temperature, sampled)
 
 
 def largest(scores: Tensor) -> Tensor:

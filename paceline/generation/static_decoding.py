@@ -17,6 +17,7 @@ from paceline.generation.engine import Completion, Request, RolloutSampling
 from paceline.generation.growing import cache_for
 from paceline.generation.prompts import PromptBatch
 from paceline.generation.sampling import choose
+from paceline.generation.sampling_choice import why_no_kernels
 from paceline.generation.static_cache import StaticBuffers
 from paceline.generation.step_graph import StepGraphs
 from paceline.generation.written import WrittenAnswers
@@ -40,6 +41,7 @@ class StaticPool:
         self._room = max(
             max(len(r.prompt) for r in batch) + max(r.max_tokens for r in batch) for batch in batches
         )
+        self.no_kernels = why_no_kernels(engine.device)
         self.graphs = StepGraphs(engine.device, engine.no_graphs)
         self.buffers: StaticBuffers | None = None
         self.answers: WrittenAnswers | None = None
@@ -71,10 +73,11 @@ class StaticPool:
 
     def account(self) -> str:
         """How the steps were run, and why."""
-        graphs = self.graphs
+        graphs, why = self.graphs, self.no_kernels
+        sampled = "" if why is None else f"; sampled without kernels: {why}"
         if graphs.obstacle is not None:
-            return f"with fixed buffers, not captured: {graphs.obstacle}"
-        return f"captured in {graphs.captured} graphs"
+            return f"with fixed buffers, not captured: {graphs.obstacle}{sampled}"
+        return f"captured in {graphs.captured} graphs{sampled}"
 
     def slots(self, needed: int) -> int:
         """The bucket of slots: quarters of powers of two, at most what is there."""
@@ -100,7 +103,8 @@ class StaticPool:
         assert answers is not None
         rows = len(logits)
         places = answers.place.expand(rows)
-        answers.append(*choose(logits, self.sampling, answers.streams[:rows], places))
+        kernels = self.no_kernels is None
+        answers.append(*choose(logits, self.sampling, answers.streams[:rows], places, kernels))
 
 
 class StaticDecoding:

@@ -1,0 +1,64 @@
+"""The kernels as torch operators ``paceline::…``: Triton on a device, ``reference`` on a CPU, shapes alone on
+meta tensors.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from paceline.generation.sampling_kernels import launch, reference
+
+_LIBRARY = torch.library.Library("paceline", "FRAGMENT")  # type: ignore[no-untyped-call]
+
+
+def nucleus(logits: Tensor, top_k: int, top_p: float, temperature: float) -> Tensor:
+    """Return what is kept of softmax(logits / temperature), [B, V], by top-k, then by top-p of what is left:
+    int64 [B, 2], the least logit as a number in the order of fp32, and the last column of those equal to it.
+
+    ``top_k`` at least V, ``top_p`` 1: not used. As ``sampling.keep_likeliest``, but that probabilities are
+    added as integers: a token within 2^-40 of the border may fall on its other side.
+    """
+    return torch.ops.paceline.nucleus(logits, top_k, top_p, temperature)  # type: ignore[no-any-return]
+
+
+def draw(
+    logits: Tensor, bounds: Tensor | None, streams: Tensor, places: Tensor, temperature: float, sampled: bool
+) -> tuple[Tensor, Tensor]:
+    """Return (tokens int64 [B], log-probabilities of softmax(logits / temperature) fp32 [B]).
+
+    The token is the first of the largest logits / temperature + Gumbel noise (without noise if not
+    ``sampled``) within ``bounds``; ``streams`` and ``places``, int64 [B], as in ``noise.gumbel``.
+    """
+    return torch.ops.paceline.draw(logits, bounds, streams, places, temperature, sampled)  # type: ignore[no-any-return]
+
+
+def _nucleus_shapes(logits: Tensor, top_k: int, top_p: float, temperature: float) -> Tensor:
+    return logits.new_empty(logits.shape[0], 2, dtype=torch.int64)
+
+
+def _draw_shapes(
+    logits: Tensor, bounds: Tensor | None, streams: Tensor, places: Tensor, temperature: float, sampled: bool
+) -> tuple[Tensor, Tensor]:
+    rows = logits.shape[0]
+    return streams.new_empty(rows), logits.new_empty(rows, dtype=torch.float32)
+
+
+for _schema, _on_device, _on_cpu, _shapes in (
+    (
+        "nucleus(Tensor logits, int top_k, float top_p, float temperature) -> Tensor",
+        launch.nucleus,
+        reference.nucleus,
+        _nucleus_shapes,
+    ),
+    (
+        "draw(Tensor logits, Tensor? bounds, Tensor streams, Tensor places, float temperature, bool sampled)"
+        " -> (Tensor, Tensor)",
+        launch.draw,
+        reference.draw,
+        _draw_shapes,
+    ),
+):
+    _LIBRARY.define(_schema)  # type: ignore[no-untyped-call]
+    for _key, _function in (("CUDA", _on_device), ("CPU", _on_cpu), ("Meta", _shapes)):
+        _LIBRARY.impl(_schema.partition("(")[0], _function, _key)  # type: ignore[no-untyped-call]

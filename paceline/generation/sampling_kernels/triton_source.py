@@ -1,0 +1,206 @@
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, no-any-return"
+"""The kernels themselves, in Triton. Import this where Triton is installed only (``launch`` does, when it is
+first called).
+
+Logits [rows, words] are contiguous. They are compared by ``_order``: the bits of fp32, turned so that
+unsigned integers are in the order of the numbers. Probabilities are added as integers, so that no sum depends
+on the order of its terms.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+GOLDEN: tl.constexpr = tl.constexpr(0x9E3779B97F4A7C15)
+FIRST: tl.constexpr = tl.constexpr(0xFF51AFD7ED558CCD)  # MurmurHash3's finalizer
+SECOND: tl.constexpr = tl.constexpr(0xC4CEB9FE1A85EC53)
+ONE: tl.constexpr = tl.constexpr(1099511627776.0)  # 2^40 stands for the likeliest word's probability
+LARGEST: tl.constexpr = tl.constexpr(0.99999994)  # 1 - 2^-24: noise is finite
+
+
+@triton.jit
+def _logits(row_of, words, start, temperature, BLOCK: tl.constexpr):
+    """Columns from ``start`` on, and logits / temperature there in fp32; -inf behind the last one."""
+    column = start + tl.arange(0, BLOCK)
+    given = tl.load(row_of + column, mask=column < words, other=float("-inf")).to(tl.float32)
+    value = tl.div_rn(given, tl.full([BLOCK], 1.0, tl.float32) * temperature)
+    return column, tl.where(value == 0.0, 0.0, value)  # one zero
+
+
+@triton.jit
+def _order(value):
+    """uint32 in the order of fp32 ``value``."""
+    bits = value.to(tl.uint32, bitcast=True)
+    return tl.where((bits >> 31) != 0, bits ^ 0xFFFFFFFF, bits | 0x80000000)
+
+
+@triton.jit
+def _probability(value, best):
+    """exp(value - best) as an integer of at most 2^40."""
+    return (tl.exp(value - best) * ONE).to(tl.int64)
+
+
+@triton.jit
+def _weights(row_of, words, start, temperature, best, least, MASS: tl.constexpr, BLOCK: tl.constexpr):
+    """Orders of a block of columns, and what each counts: its probability if ``MASS``, else 1; 0 below
+    ``least``.
+    """
+    column, value = _logits(row_of, words, start, temperature, BLOCK)
+    order = _order(value)
+    if MASS:
+        weight = _probability(value, best)
+    else:
+        weight = tl.full([BLOCK], 1, tl.int64)
+    return column, order, tl.where((column < words) & (order >= least), weight, 0)
+
+
+@triton.jit
+def _highest(row_of, words, temperature, best, least, wanted, MASS: tl.constexpr, BLOCK: tl.constexpr):
+    """The highest order at or above which ``wanted`` words, or as much mass, lie: two bits a pass."""
+    found = tl.zeros([BLOCK], tl.uint32)
+    step = tl.full([BLOCK], 1 << 30, tl.uint32)
+    for _ in range(16):
+        one = tl.zeros([BLOCK], tl.int64)
+        two = tl.zeros([BLOCK], tl.int64)
+        three = tl.zeros([BLOCK], tl.int64)
+        for start in range(0, words, BLOCK):
+            _, order, weight = _weights(row_of, words, start, temperature, best, least, MASS, BLOCK)
+            one += tl.where(order >= found + step, weight, 0)
+            two += tl.where(order >= found + 2 * step, weight, 0)
+            three += tl.where(order >= found + 3 * step, weight, 0)
+        found += tl.where(tl.sum(one, 0) >= wanted, step, 0)
+        found += tl.where(tl.sum(two, 0) >= wanted, step, 0)
+        found += tl.where(tl.sum(three, 0) >= wanted, step, 0)
+        step = step >> 2
+    return tl.max(found, 0)
+
+
+@triton.jit
+def nucleus(logits, bounds, words, top_k, top_p, temperature, BLOCK: tl.constexpr):
+    """bounds [rows, 2] int64: the least order that is kept, and the last column kept of that order."""
+    row = tl.program_id(0).to(tl.int64)
+    row_of = logits + row * words
+    highest = tl.full([BLOCK], float("-inf"), tl.float32)
+    for start in range(0, words, BLOCK):
+        _, value = _logits(row_of, words, start, temperature, BLOCK)
+        highest = tl.maximum(highest, value)
+    best = tl.max(highest, 0)
+    least = tl.max(tl.zeros([BLOCK], tl.uint32), 0)
+    last = tl.max(tl.zeros([BLOCK], tl.int64), 0) + words
+    if top_k < words:
+        least = _highest(row_of, words, temperature, best, least, top_k, False, BLOCK)
+    if top_p < 1.0:
+        mass = tl.zeros([BLOCK], tl.int64)
+        for start in range(0, words, BLOCK):
+            mass += _weights(row_of, words, start, temperature, best, least, True, BLOCK)[2]
+        limit = tl.maximum((tl.sum(mass, 0).to(tl.float64) * top_p).to(tl.int64), 1)
+        least = _highest(row_of, words, temperature, best, least, limit, True, BLOCK)
+        # Of the words of that order the first ones are kept, until the limit is reached.
+        same = tl.zeros([BLOCK], tl.int64)
+        above = tl.zeros([BLOCK], tl.int64)
+        for start in range(0, words, BLOCK):
+            _, order, weight = _weights(row_of, words, start, temperature, best, least, True, BLOCK)
+            same = tl.maximum(same, tl.where(order == least, weight, 0))
+            above += tl.where(order > least, weight, 0)
+        one = tl.max(same, 0)
+        count = (limit - tl.sum(above, 0) + one - 1) // one
+        passed = count * 0
+        for start in range(0, words, BLOCK):
+            column, value = _logits(row_of, words, start, temperature, BLOCK)
+            equal = ((column < words) & (_order(value) == least)).to(tl.int64)
+            number = passed + tl.cumsum(equal, 0)
+            here = tl.max(tl.where((equal == 1) & (number == count), column.to(tl.int64), -1), 0)
+            last = tl.where(here >= 0, here, last)
+            passed += tl.sum(equal, 0)
+    tl.store(bounds + row * 2, least.to(tl.int64))
+    tl.store(bounds + row * 2 + 1, last)
+
+
+@triton.jit
+def _mixed(x):
+    """MurmurHash3's 64-bit finalizer but for its last fold, which does not reach the upper bits."""
+    x = (x ^ (x >> 33)) * FIRST
+    return (x ^ (x >> 33)) * SECOND
+
+
+@triton.jit
+def uniform(key, column):
+    """The number of ``noise.gumbel`` before its logarithms: in (0, 1), of 24 bits of the hash."""
+    bits = _mixed(key + (column + 1).to(tl.uint64) * GOLDEN) >> 40
+    return tl.minimum((bits.to(tl.float32) + 0.5) * 5.9604644775390625e-08, LARGEST)
+
+
+@triton.jit
+def key_of(stream, place):
+    """The hash of an answer's stream and the place of its next token."""
+    x = _mixed(stream + (place + 1).to(tl.uint64) * GOLDEN)
+    return x ^ (x >> 33)
+
+
+@triton.jit
+def draw(
+    logits, bounds, streams, places, scores, columns, highest, sums, words, part, step, temperature,
+    SAMPLED: tl.constexpr, BOUNDED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Of each part of a row: the best score (logit and noise) with its column, the highest logit, and the sum
+    of exp(logit - highest); all [rows, parts]. ``step``: the stride of ``places``.
+    """
+    row, parts = tl.program_id(0).to(tl.int64), tl.num_programs(1)
+    row_of = logits + row * words
+    begin = tl.program_id(1) * part
+    if SAMPLED:
+        key = key_of(tl.load(streams + row).to(tl.uint64, bitcast=True), tl.load(places + row * step))
+    if BOUNDED:
+        least, last = tl.load(bounds + row * 2).to(tl.uint32), tl.load(bounds + row * 2 + 1)
+    best = tl.full([BLOCK], float("-inf"), tl.float32)
+    at = tl.full([BLOCK], 2147483647, tl.int32)
+    top = tl.full([BLOCK], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in range(begin, tl.minimum(begin + part, words), BLOCK):
+        column, value = _logits(row_of, words, start, temperature, BLOCK)
+        inside = column < tl.minimum(begin + part, words)
+        value = tl.where(inside, value, float("-inf"))
+        score = value
+        if SAMPLED:
+            noise = -tl.log(-tl.log(uniform(key, column)))
+            score = tl.where(inside, value + noise, float("-inf"))
+        if BOUNDED:
+            order = _order(value)
+            kept = (order > least) | ((order == least) & (column <= last))
+            score = tl.where(kept, score, float("-inf"))
+        better = inside & ((score > best) | (at == 2147483647))
+        best, at = tl.where(better, score, best), tl.where(better, column, at)
+        higher = tl.maximum(top, value)
+        moved = tl.where(higher == float("-inf"), 0.0, higher)
+        total = total * tl.exp(top - moved) + tl.exp(value - moved)
+        top = higher
+    winner, peak = tl.max(best, 0), tl.max(top, 0)
+    column = tl.min(tl.where(best == winner, at, 2147483647), 0)
+    shift = tl.where(peak == float("-inf"), 0.0, peak)
+    place = row * parts + tl.program_id(1)
+    tl.store(scores + place, winner)
+    tl.store(columns + place, column)
+    tl.store(highest + place, peak)
+    tl.store(sums + place, tl.sum(total * tl.exp(top - shift), 0))
+
+
+@triton.jit
+def join(
+    logits, scores, columns, highest, sums, tokens, logprobs, words, parts, temperature, PARTS: tl.constexpr
+):
+    """tokens [rows] int64 and logprobs [rows] fp32 from the parts of each row."""
+    row = tl.program_id(0).to(tl.int64)
+    place = tl.arange(0, PARTS)
+    inside, at = place < parts, row * parts + place
+    score = tl.load(scores + at, mask=inside, other=float("-inf"))
+    column = tl.load(columns + at, mask=inside, other=2147483647)
+    top = tl.load(highest + at, mask=inside, other=float("-inf"))
+    total = tl.load(sums + at, mask=inside, other=0.0)
+    token = tl.min(tl.where(inside & (score == tl.max(score, 0)), column, 2147483647), 0)
+    token = tl.minimum(token, words - 1)
+    peak = tl.max(top, 0)
+    whole = peak + tl.log(tl.sum(total * tl.exp(top - peak), 0))
+    given = tl.load(logits + row * words + token).to(tl.float32)
+    tl.store(tokens + row, token.to(tl.int64))
+    tl.store(logprobs + row, tl.div_rn(given, temperature) - whole)
