@@ -21,7 +21,7 @@ from paceline.core.json_types import Json
 from paceline.models import codes
 from paceline.models.attention_context import PackedSequenceInfo, kernels_of, record_of, sequence_info_of
 from paceline.models.compiled_attention import traced_attention
-from paceline.models.context_attention import context_attention
+from paceline.models.context_attention import AttentionOptions, context_attention, tail_and_rest
 from paceline.models.documents import CpuDocuments, documents_generic, documents_padded, scores_attention
 from paceline.models.flex import documents_flex
 from paceline.models.kernel_choice import AttentionKernels
@@ -127,6 +127,8 @@ def packed_attention(
     window = (
         kwargs["sliding_window"] if "sliding_window" in kwargs else getattr(module, "sliding_window", None)
     )
+    if query.dtype != value.dtype:  # under autocast: rotated by an fp32 cosine
+        query, key = query.to(value.dtype), key.to(value.dtype)
     if torch.compiler.is_compiling():
         out = traced_attention(
             kernels_of(module),
@@ -181,8 +183,6 @@ def document_attention(
 
     ``kernels`` chooses, and keeps the kernel's name.
     """
-    if query.dtype != value.dtype:  # under autocast: rotated by an fp32 cosine
-        query, key = query.to(value.dtype), key.to(value.dtype)
     # A window that covers the longest document is none.
     window = window if window is not None and window < layout.longest_keys else None
     kernels = kernels or AttentionKernels()
@@ -194,6 +194,10 @@ def document_attention(
         sinks=sinks is not None,
         dropout=dropout > 0.0,
     )
+    if layout.keys is not None and kernel not in (VARLEN_FLASH, FLEX):
+        inner = partial(document_attention, kernels=kernels)
+        options: AttentionOptions = {"scale": scale, "dropout": dropout, "window": window, "softcap": softcap}
+        return tail_and_rest(inner, query, key, value, layout, sinks=sinks, **options)
     if kernel == DOCUMENT_FLASH:
         product = product_dtype(query.dtype, query.device)
         return CpuDocuments.apply(query, key, value, layout.bounds, scale, product)

@@ -4,6 +4,7 @@ passes them on.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -43,6 +44,9 @@ class PackedSequenceInfo:
     shared: SharedPrompts | None = None
     keys: PackedSequenceInfo | None = None
     _visible: dict[int | None, VisibleKeys] = field(default_factory=dict, repr=False, compare=False)
+    _blocks: dict[tuple[int, int], PackedSequenceInfo] = field(
+        default_factory=dict, repr=False, compare=False
+    )
     on_host: Tensor | None = None
 
     @staticmethod
@@ -96,6 +100,19 @@ class PackedSequenceInfo:
             counts = self.bounds[-1], keys.bounds[-1]
             self._visible[window] = VisibleKeys.of(self.cu_seqlens, keys.cu_seqlens, *counts, window)
         return self._visible[window]
+
+    def block(self, start: int, end: int) -> PackedSequenceInfo:
+        """Return the documents of the tokens [start, end): these are the queries, and the keys begin with the
+        document at ``start``. Computed once a micro-batch.
+        """
+        if (start, end) not in self._blocks:
+            begun = self.bounds[bisect_right(self.bounds, start) - 1]
+            inside = [b for b in self.bounds if start < b < end]
+            device = self.cu_seqlens.device
+            keys = PackedSequenceInfo.over((0, *(b - begun for b in inside), end - begun), device)
+            queries = PackedSequenceInfo.over((0, *(b - start for b in inside), end - start), device)
+            self._blocks[start, end] = queries if begun == start else replace(queries, keys=keys)
+        return self._blocks[start, end]
 
     def whole(self) -> PackedSequenceInfo:
         """Return the same documents with all tokens on this rank."""

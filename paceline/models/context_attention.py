@@ -2,13 +2,13 @@
 
 Ulysses (Jacobs et al. 2023) exchanges token shards for head shards, and back after attention. All-gather (as
 in Llama 3's training, Dubey et al. 2024, section 3.3.2) gathers keys and values, and each rank computes its
-own queries: only its first document may have begun on an earlier rank, and the tail of that document is
-combined from two parts by their log-sum-exps (as in Liu et al. 2023, ring attention).
+own queries: only its first document may have begun on an earlier rank. A device's kernels take documents with
+more keys than queries in the same call; on a CPU the tail of that document is combined from two parts by
+their log-sum-exps (as in Liu et al. 2023, ring attention).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable
 from typing import Required, TypedDict, Unpack
 
@@ -91,40 +91,36 @@ def _allgather(
     **options: Unpack[AttentionOptions],
 ) -> Tensor:
     fetched, width = gather(torch.cat([key, value], dim=-1), group, _TOKENS, partial=True), key.shape[-1]
-    key, value = fetched[..., :width], fetched[..., width:]
     size = query.shape[_TOKENS]
     start = group.rank() * size
-    # The tail of a document that began on an earlier rank, then the documents that begin here.
-    begun, tail, rest = own_documents(layout.bounds, start, start + size)
-    pieces = []
-    if tail:
-        seen = slice(begun, start + tail)
-        pieces.append(_tail(query[:, :, :tail], key[:, :, seen], value[:, :, seen], sinks=sinks, **options))
-    if tail < size:
-        own = slice(start + tail, start + size)
-        pieces.append(
-            inner(
-                query[:, :, tail:],
-                key[:, :, own],
-                value[:, :, own],
-                PackedSequenceInfo.over(rest, query.device),
-                sinks=sinks,
-                **options,
-            )
-        )
-    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=_TOKENS)
+    own = layout.block(start, start + size)
+    # from the first token of the document that this block begins in, to the block's end
+    seen = fetched[:, :, start + size - (own.keys or own).bounds[-1] : start + size]
+    return inner(query, seen[..., :width], seen[..., width:], own, sinks=sinks, **options)
 
 
-def own_documents(bounds: tuple[int, ...], start: int, end: int) -> tuple[int, int, tuple[int, ...]]:
-    """Return the documents of the block [start, end): where the document at ``start`` begins, how many of its
-    tokens are in the block if it began before it (else 0), and the boundaries of the other documents, counted
-    from 0.
+def tail_and_rest(
+    inner: Inner,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: PackedSequenceInfo,
+    *,
+    sinks: Tensor | None,
+    **options: Unpack[AttentionOptions],
+) -> Tensor:
+    """Attention for kernels that want as many keys as queries: the tail of the document that began earlier
+    (the first of ``layout``, which has ``keys``), then ``inner`` on the others. Shapes as in
+    ``documents_varlen``.
     """
-    first = bisect_right(bounds, start) - 1
-    tail = min(bounds[first + 1], end) - start if bounds[first] < start else 0
-    inner = [b for b in bounds if start + tail < b < end]
-    rest = tuple(b - start - tail for b in (start + tail, *inner, end))
-    return bounds[first], tail, rest
+    assert layout.keys is not None
+    tail, seen, end = layout.bounds[1], layout.keys.bounds[1], layout.bounds[-1]
+    out = _tail(query[:, :, :tail], key[:, :, :seen], value[:, :, :seen], sinks=sinks, **options)
+    if tail == end:
+        return out
+    rest = layout.block(tail, end)
+    others = [x[:, :, n:] for x, n in ((query, tail), (key, seen), (value, seen))]
+    return torch.cat([out, inner(*others, rest, sinks=sinks, **options)], dim=_TOKENS)
 
 
 def _tail(

@@ -111,10 +111,8 @@ def _flops(func: Any, name: str, args: Any, kwargs: Any, out: Any) -> float:
     """Of products and attention (causal: half of the square); 0 of others."""
     if "varlen_attn" in name:
         backward = "backward" in name
-        query, bounds = (args[1], args[6]) if backward else (args[0], args[3])
-        documents = bounds.shape[0] - 1
-        square = query.shape[0] ** 2 / documents / 2
-        return float(4 * query.shape[1] * query.shape[2] * square * (2.5 if backward else 1))
+        query, bounds, keys = (args[1], *args[6:8]) if backward else (args[0], *args[3:5])
+        return 4.0 * query.shape[1] * query.shape[2] * _pairs(query, bounds, keys) * (2.5 if backward else 1)
     if name in ("flex", "flex_backward"):
         return flex_flops(name, args)
     if name in ("addmm_", "baddbmm_"):  # in place: not in torch's table
@@ -125,6 +123,14 @@ def _flops(func: Any, name: str, args: Any, kwargs: Any, out: Any) -> float:
     plain = lambda x: x.numbers if isinstance(x, DeviceTensor) else x  # noqa: E731
     args, kwargs, out = (torch.utils._pytree.tree_map(plain, x) for x in (args, kwargs, out))
     return float(found(*args, **kwargs, out_val=out))
+
+
+def _pairs(query: Tensor, bounds: DeviceTensor, keys: DeviceTensor) -> float:
+    """Queries times keys of causal attention; documents are of one length where no tensor has numbers."""
+    if isinstance(bounds.numbers, FakeTensor):
+        return query.shape[0] ** 2 / (bounds.shape[0] - 1) / 2
+    own, seen = (x.numbers.diff().double() for x in (bounds, keys))
+    return float((own * (seen - own) + own * own / 2).sum())
 
 
 def _flash(query: DeviceTensor, *_: Any, **__: Any) -> tuple[Tensor, ...]:

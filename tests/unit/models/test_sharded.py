@@ -9,7 +9,8 @@ import torch
 from model_families import FAMILIES, Source, make_batch
 
 from paceline.core.errors import ConfigError
-from paceline.models.context_attention import CpuTail, _tail, own_documents
+from paceline.models.attention_context import PackedSequenceInfo
+from paceline.models.context_attention import CpuTail, _tail
 from paceline.models.context_parallel import padded, shared_heads
 from paceline.models.documents import scores_attention
 from paceline.models.factory import load_hf_config
@@ -56,18 +57,21 @@ def test_padding_is_a_document_that_weighs_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("start", "end", "expected"),
+    ("start", "end", "queries", "keys"),
     [
-        (0, 6, (0, 0, (0, 5, 6))),  # begins with a document, ends inside the next
-        (6, 12, (5, 6, (0, 0))),  # inside one that goes on: the tail is all there is
-        (12, 18, (5, 5, (0, 1))),  # its end, and a whole one
-        (18, 24, (18, 0, (0, 6))),
+        (0, 6, (0, 5, 6), None),  # begins with a document, ends inside the next
+        (6, 12, (0, 6), (0, 7)),  # inside one that goes on: the tail is all there is
+        (12, 18, (0, 5, 6), (0, 12, 13)),  # its end, and a whole one
+        (18, 24, (0, 6), None),
     ],
 )
 def test_documents_as_a_block_sees_them(
-    start: int, end: int, expected: tuple[int, int, tuple[int, ...]]
+    start: int, end: int, queries: tuple[int, ...], keys: tuple[int, ...] | None
 ) -> None:
-    assert own_documents((0, 5, 17, 18, 24), start, end) == expected
+    whole = PackedSequenceInfo.over((0, 5, 17, 18, 24), torch.device("cpu"))
+    block = whole.block(start, end)
+    assert block.bounds == queries and (block.keys and block.keys.bounds) == keys
+    assert whole.block(start, end) is block
 
 
 @pytest.mark.parametrize(
