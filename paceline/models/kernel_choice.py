@@ -7,7 +7,8 @@ from torch import Tensor
 
 from paceline.models import flex
 from paceline.models.device_facts import device_capability, triton_missing
-from paceline.plan.model.attention_kernel import AttentionCall, attention_kernel
+from paceline.models.flash_impl import active_flash
+from paceline.plan.model.attention_kernel import VARLEN_FLASH, AttentionCall, attention_kernel
 
 
 class AttentionKernels:
@@ -42,7 +43,9 @@ class AttentionKernels:
     def describe(self) -> str:
         """Return the kernels that were called, for the log; empty before the first forward."""
         ran = self.ran | ({self.traced} if self.traced else set())
-        return f"; kernels called: {', '.join(sorted(ran))}" if ran else ""
+        newer = active_flash()
+        names = [f"{x} ({newer})" if newer and x == VARLEN_FLASH else x for x in sorted(ran)]
+        return f"; kernels called: {', '.join(names)}" if names else ""
 
 
 @torch.compiler.assume_constant_result

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from paceline.config.idle import IDLE
 from paceline.config.schema import Config, field_of
 from paceline.config.sections.data import DataSection
 from paceline.config.sections.training import TrainingSection
+from paceline.core.units import human_bytes
 from paceline.plan.hardware.kinds import CPU, CUDA, is_accelerator, kind_of
 from paceline.plan.hardware.probe import Hardware
-from paceline.plan.model.attention_kernel import AttentionCall, attention_kernel
+from paceline.plan.model.attention_kernel import (
+    DOCUMENT_SCORES,
+    SCORE_BYTES,
+    VARLEN_FLASH,
+    AttentionCall,
+    attention_kernel,
+)
+from paceline.plan.model.flash_version import LABELS, flash_version
 from paceline.plan.model.shape import PACKED, ModelShape
 from paceline.plan.plan import Decision, Precision
 from paceline.plan.recomputation import KINDS, kept_kinds
@@ -65,9 +74,12 @@ def keeps_apart(requested: str, shape: ModelShape | None) -> bool:
 
 
 def choose_attention(
-    requested: str, hardware: Hardware, precision: Precision, shape: ModelShape | None
+    requested: str, hardware: Hardware, precision: Precision, shape: ModelShape | None, length: int
 ) -> Decision:
-    """Return the decision on the attention implementation; its ``choice`` becomes ``Plan.attention``."""
+    """Return the decision on the attention implementation; its ``choice`` becomes ``Plan.attention``.
+
+    ``length``: tokens of the longest document.
+    """
     subject = "model.attn_implementation"
     if requested not in PACKABLE:
         return Decision(
@@ -77,7 +89,11 @@ def choose_attention(
         assert shape is not None
         why = f"documents in one row of model_type {shape.model_type} would influence each other's losses"
         return Decision(subject, requested, f"Transformers' own function, one padded row per document: {why}")
-    kernel = _kernel(hardware, precision, shape)
+    chosen = choose_kernel(hardware, precision, shape)
+    kernel = f"{chosen.name}: {chosen.reason}"
+    if chosen.whole_scores and shape is not None:
+        size = human_bytes(SCORE_BYTES * shape.heads * length**2)
+        kernel += f" ({size} a layer for a document of {length:,} tokens)"
     return Decision(
         subject,
         requested,
@@ -123,18 +139,43 @@ def choose_packing(
     return Decision(subject, "on", f"{together}; no padding")
 
 
-def _kernel(hardware: Hardware, precision: Precision, shape: ModelShape | None) -> str:
-    """Return which kernel computes attention, and why; ``models.kernel_choice`` asks the same function."""
-    if shape is None:
-        call = AttentionCall(128, 128)
-    elif shape.latent is not None:
-        call = AttentionCall(shape.latent.nope + shape.latent.rope, shape.latent.value)
-    else:
-        call = AttentionCall(shape.head_dim, shape.head_dim, softcap=shape.softcap, sinks=shape.sinks)
+@dataclass(frozen=True)
+class KernelChoice:
+    """``name``: the kernel that computes attention; ``models.kernel_choice`` asks the same function.
+    ``flash``: what replaces torch's flash kernel (``flash_version``), empty: nothing, or another kernel runs.
+    """
+
+    name: str
+    reason: str
+    flash: str
+
+    @property
+    def whole_scores(self) -> bool:
+        """Whether all scores of a document are kept for the backward."""
+        return self.name == DOCUMENT_SCORES
+
+
+def choose_kernel(hardware: Hardware, precision: Precision, shape: ModelShape | None) -> KernelChoice:
+    """Return which kernel computes attention in Paceline's own layout, and why."""
+    call = _call(shape)
     name, reason = attention_kernel(
         hardware.device, hardware.capability, precision.compute, call, hardware.uncompiled
     )
-    return f"{name}: {reason}"
+    version = ""
+    if name == VARLEN_FLASH:
+        version = flash_version(hardware.capability, hardware.flash_packages, call)
+    return KernelChoice(
+        name, reason + (f", by {LABELS[version]}, which is installed" if version else ""), version
+    )
+
+
+def _call(shape: ModelShape | None) -> AttentionCall:
+    """Return what the layers of such a model ask of the kernel."""
+    if shape is None:
+        return AttentionCall(128, 128)
+    if shape.latent is not None:
+        return AttentionCall(shape.latent.nope + shape.latent.rope, shape.latent.value)
+    return AttentionCall(shape.head_dim, shape.head_dim, softcap=shape.softcap, sinks=shape.sinks)
 
 
 def option_decisions(

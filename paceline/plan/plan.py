@@ -56,10 +56,12 @@ class Plan:
     ``strategy`` is never "auto". ``timeout_seconds``: of the process group. ``world_size``: processes over
     all nodes. ``seq_len``: tokens per row. ``engine``: the strategy's resolved options; ``adapter``: LoRA's,
     or None. ``device_indices``: of the visible devices of a node those that train (empty: all).
-    ``reference``: source of the reference's log-probabilities: ``live``, ``adapter`` (disabled),
-    ``cached``, or empty. ``models``: the algorithm's further models by role. ``memory``: model states per
-    rank (None before they are counted). ``config``: the resolved config, for planner and checkpoints; workers
-    use the attributes and properties here.
+    ``flash``: what replaces torch's flash kernel (``flash_version``), empty: nothing;
+    ``whole_scores``: attention keeps all scores of a document for the backward. ``reference``: source
+    of the reference's log-probabilities: ``live``, ``adapter`` (disabled), ``cached``, or empty. ``models``:
+    the algorithm's further models by role. ``memory``: model states per rank (None before they are counted).
+    ``config``: the resolved config, for planner and checkpoints; workers use the attributes and properties
+    here.
     """
 
     algorithm: str
@@ -92,6 +94,8 @@ class Plan:
     reference: str = ""
     models: Mapping[str, OtherModel] = field(default_factory=dict)
     device_indices: tuple[int, ...] = field(default=(), metadata=codec.UNLESS_DEFAULT)
+    flash: str = field(default="", metadata=codec.UNLESS_DEFAULT)
+    whole_scores: bool = field(default=False, metadata=codec.UNLESS_DEFAULT)
 
     @property
     def seed(self) -> int:

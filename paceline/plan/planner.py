@@ -26,6 +26,7 @@ from paceline.plan.cost.room import room_decisions, room_of, room_problems, rows
 from paceline.plan.engine_options import (
     choose_attention,
     choose_backend,
+    choose_kernel,
     choose_packing,
     idle_decisions,
     keeps_apart,
@@ -96,7 +97,8 @@ def _assembled(job: Job, resolved: Resolved, found: Sequence[Diagnostic]) -> Pla
     training, data, requested = config.training, config.data, config.model.attn_implementation
     engine, precision, adapter = resolved.engine, resolved.precision, resolved.adapter
     backend, about_backend = choose_backend(training.ddp_backend, hardware, training.ddp_timeout)
-    attention = choose_attention(requested, hardware, precision, shape)
+    attention = choose_attention(requested, hardware, precision, shape, data.max_length)
+    kernel = choose_kernel(hardware, precision, shape) if keeps_apart(requested, shape) else None
     spec = job.algorithm
     packing = choose_packing(
         data,
@@ -136,6 +138,8 @@ def _assembled(job: Job, resolved: Resolved, found: Sequence[Diagnostic]) -> Pla
         seq_len=data.max_length,
         packing=packing.choice == "on",
         attention=attention.choice,
+        flash=kernel.flash if kernel else "",
+        whole_scores=kernel is not None and kernel.whole_scores,
         recompute=training.gradient_checkpointing,
         compile=training.torch_compile,
         optimizer=resolved.optimizer,

@@ -35,6 +35,7 @@ from paceline.launch.line import Line, Word
 from paceline.launch.outlet import terminal
 from paceline.launch.processes import MARK
 from paceline.launch.secret import read_secret, unsigned
+from paceline.models.flash_impl import activate_flash
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.explain import explain
 from paceline.plan.plan import Plan
@@ -226,6 +227,9 @@ class Worker:
                 self.observers.message(line)
         if world.bound:
             self.observers.message(world.bound)
+        message = activate_flash(self.plan.flash)
+        if message and world.rank == 0:
+            self.observers.message(f"attention {message}")
         of_ranks = world.notes if world.rank == 0 else ()
         for note in (*of_ranks, *self.start.notes, *self.prepared.notes, *filter(None, (open_port,))):
             self.observers.note(note)

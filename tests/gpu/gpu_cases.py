@@ -121,6 +121,13 @@ PPO = {
 }
 SOFTCAP = {"model_type": "gemma2", "head_dim": 16, "sliding_window": 16, "attn_logit_softcapping": 3.0}
 WINDOW = {"model_type": "mistral", "sliding_window": 16}
+SINKS = {
+    "model_type": "gpt_oss",
+    "head_dim": 16,
+    "sliding_window": 16,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}
 
 # what is sampled is held in fp32: in bf16 another rounding draws another token
 ONE = (
@@ -140,6 +147,10 @@ ONE = (
     DeviceCase("head size 256", "attention", model={"head_dim": 256}),
     DeviceCase("softcap and window (gemma2)", "attention", model=SOFTCAP),
     DeviceCase("window (mistral)", "attention", model=WINDOW),
+    DeviceCase("softcap, no window (gemma2)", "attention", model={**SOFTCAP, "sliding_window": 4096}),
+    DeviceCase("sinks and window (gpt_oss)", "attention", model=SINKS),
+    DeviceCase("sinks in fp32 (gpt_oss)", "attention", model=SINKS, precision="no"),
+    DeviceCase("odd heads (llama)", "attention", model={"head_dim": 20}),
 )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 
 from paceline.plan.cost.coefficients import MemoryCoefficients
 from paceline.plan.cost.work import StageSize, StepSpec
+from paceline.plan.model.attention_kernel import SCORE_BYTES
 from paceline.plan.model.head_chunk import LEAST, head_chunk_bytes
 from paceline.plan.recomputation import ATTENTION, MATMUL
 
@@ -59,6 +60,7 @@ def peak_of(work: StepSpec, c: MemoryCoefficients, place: int) -> Peak:
     attention, mlp = (count * work.element / 2 for count in _kept(work, c))
     slots = stage.layers * in_flight(work, place)
     layer = attention + mlp
+    working = _scores(work) if stage.layers else 0.0  # of the layer whose gradients are computed
     checkpoints = 0.0
     if work.recompute == "full" or work.keeps:
         one = c.checkpoint * work.element * work.tokens * work.shape.hidden_size
@@ -69,7 +71,7 @@ def peak_of(work: StepSpec, c: MemoryCoefficients, place: int) -> Peak:
     layer_sum = attention + mlp
     # A rollout's KV cache is freed before the update: it counts only beyond the update's activations.
     gathered += max(0.0, _answers(work) - (layer_sum * slots + checkpoints + logits + gathered))
-    moving = layer_sum * slots + checkpoints + logits + gathered
+    moving = layer_sum * slots + checkpoints + logits + gathered + working
     # Context, fragmentation, other models, and a safety share on top of everything but those models.
     overhead = (c.overhead + (c.communicators if work.world > 1 else 0.0)) * 2**30 * work.machine.context
     fragments = c.fragments * moving + c.segments * _segments(work) * layer_sum * slots
@@ -81,7 +83,7 @@ def peak_of(work: StepSpec, c: MemoryCoefficients, place: int) -> Peak:
         parameters=parameters,
         gradients=gradients,
         optimizer=optimizer,
-        attention=attention * slots,
+        attention=attention * slots + working,
         mlp=mlp * slots,
         checkpoints=checkpoints,
         logits=logits,
@@ -184,6 +186,7 @@ def _kept(work: StepSpec, c: MemoryCoefficients) -> tuple[float, float]:
     # with Paceline's kernels an adapter changes nothing here (simulated)
     if work.adapter is not None and work.kernels == "eager":
         attention, mlp = attention * c.frozen_attention, mlp * c.frozen_mlp
+    attention += _scores(work) * work.tp / work.tokens * 2 / work.element
     split = work.tp
     if work.tp > 1 and not work.sequence_parallel:  # norms, residuals unsharded: Korthikanti's 10 + 24/t
         return tokens * (norm + (attention - norm) / split), tokens * (second + (mlp - second) / split)
@@ -206,6 +209,15 @@ def _kept_outputs(work: StepSpec) -> tuple[float, float]:
         if work.kernels != "fused":  # ``models.swiglu`` writes the last product into its own buffer
             mlp += 2.0 * shape.hidden_size * work.tp
     return work.tokens * attention / work.tp, work.tokens * mlp / work.tp
+
+
+def _scores(work: StepSpec) -> float:
+    """Return the bytes that a layer's scores keep for the backward, where no kernel computes them by blocks:
+    the capped ones, their softmax in fp32 and that in the compute dtype. As many again are at work in the
+    backward. Documents count as long as a row.
+    """
+    kept = SCORE_BYTES * work.shape.heads * work.seq_len * work.tokens / work.tp
+    return kept if work.scores else 0.0
 
 
 def _segments(work: StepSpec) -> float:

@@ -41,6 +41,7 @@ class SearchSpec:
     rows: int = 0
     adapter: AdapterSize | None = None
     flash: bool = True
+    scores: bool = False
     algorithm: str = "sft"
     tokens: float = 0.0  # tokens of the whole training (or ``steps``); 0: unknown
     steps: int = 0
@@ -218,6 +219,7 @@ def _batches(layout: StrategyLayout, spec: SearchSpec, mesh: Mesh) -> Iterator[C
                 storage=layout.storage,
                 recompute=recompute,
                 flash=spec.flash,
+                scores=spec.scores,
                 adapter=spec.adapter,
                 offload=layout.offload,
                 sequence_parallel=layout.sequence_parallel,

@@ -94,6 +94,7 @@ class StepSpec:
     recompute: str = "none"
     keeps: tuple[str, ...] = ()
     flash: bool = True
+    scores: bool = False  # all scores of a document are kept (``attention_kernel.DOCUMENT_SCORES``)
     fused_loss: bool = False
     compiled: bool = False
     sequence_parallel: bool = True

@@ -17,7 +17,7 @@ from paceline.plan.hardware.nodes import device_nodes, installed_wheel
 from paceline.plan.hardware.peaks import peak_flops
 from paceline.plan.hardware.seen import Sights
 from paceline.plan.hardware.smi import nvidia_smi, rocm_smi
-from paceline.plan.hardware.toolchain import triton_obstacle
+from paceline.plan.hardware.toolchain import flash_packages, triton_obstacle
 
 OPTIONAL_PACKAGES = ("deepspeed", "peft", "bitsandbytes", "torch_xla")
 # CPU flags for multiplying bf16 (fp16), or converting it in one instruction. bf16 is the upper half of
@@ -43,7 +43,7 @@ class Hardware:
     ``OPTIONAL_PACKAGES`` (None: unknown). ``products``: low-precision dtypes that this CPU multiplies in
     hardware (others: matmuls in fp32). ``device_indices``: of the visible devices those that train, empty
     for all. ``uncompiled``: why Triton's kernels cannot be compiled there, empty if they can or if that is
-    unknown.
+    unknown; ``flash_packages``: newer flash kernels that are installed (``toolchain``).
     """
 
     device: str
@@ -64,6 +64,7 @@ class Hardware:
     products: tuple[str, ...] = ()
     device_indices: tuple[int, ...] = ()
     uncompiled: str = ""
+    flash_packages: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,7 @@ def probe(
         packages=installed_packages(),
         device_indices=choice.device_indices,
         uncompiled=triton_obstacle(),
+        flash_packages=flash_packages(),
     )
     return Probed(found, choice.findings)
 

@@ -22,7 +22,7 @@ from paceline.models.attention_context import PackedSequenceInfo
 from paceline.models.documents import documents_generic, documents_padded
 from paceline.models.flex import documents_flex
 from paceline.models.varlen import documents_varlen
-from paceline.plan.model.attention_kernel import DOCUMENT_SCORES, FLEX, VARLEN_FLASH
+from paceline.plan.model.attention_kernel import DOCUMENT_SCORES, FLEX, SCORE_BYTES, VARLEN_FLASH
 
 sys.path.append(str(Path(__file__).parents[1] / "models"))
 from model_families import FAMILIES  # noqa: E402
@@ -140,3 +140,20 @@ def test_capped_scores_and_sinks_have_a_kernel_from_ampere_on(
     cpu, device = (train(where, "bf16", FAMILIES[family], capability=capability) for where in ("cpu", "cuda"))
     assert device.attention == {FLEX if family == "gemma2" else VARLEN_FLASH}
     assert device.losses == pytest.approx(cpu.losses, abs=2e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_scores_take_the_planned_bytes(dtype: torch.dtype) -> None:
+    heads, tokens = 4, 512
+    with emulated((7, 5)) as machine:
+        shape = (1, heads, tokens, 8)
+        qkv = [torch.ones(shape, dtype=dtype, device="cuda").requires_grad_() for _ in range(3)]
+        layout = PackedSequenceInfo.over((0, tokens), machine.device)
+        machine.forget()
+        before = machine.live
+        out = documents_generic(*qkv, layout, scale=0.3, softcap=2.0)
+        kept = machine.live - before
+        out.sum().backward()
+        whole = machine.peak - before
+    assert kept / (heads * tokens**2) == pytest.approx(SCORE_BYTES, rel=0.08)
+    assert whole / (heads * tokens**2) == pytest.approx(2 * SCORE_BYTES, rel=0.12)
