@@ -149,7 +149,7 @@ def test_the_host_starts_one_graph_a_token_and_waits_for_none() -> None:
 
 
 #: kernels of a token for 64 answers as of November 2026: a smaller number is written here
-A_LAYER, BESIDE = 42, 95
+A_LAYER, BESIDE = 42, 71
 SAMPLING = 20  # with what is kept of a token; a nucleus is one kernel, a draw two
 
 
