@@ -60,12 +60,12 @@ def _highest(row_of, words, temperature, best, least, wanted, MASS: tl.constexpr
     """The highest order at or above which ``wanted`` words, or as much mass, lie: two bits a pass."""
     found = tl.zeros([BLOCK], tl.uint32)
     step = tl.full([BLOCK], 1 << 30, tl.uint32)
-    for _ in range(16):
+    for _turn in range(16):
         one = tl.zeros([BLOCK], tl.int64)
         two = tl.zeros([BLOCK], tl.int64)
         three = tl.zeros([BLOCK], tl.int64)
         for start in range(0, words, BLOCK):
-            _, order, weight = _weights(row_of, words, start, temperature, best, least, MASS, BLOCK)
+            _column, order, weight = _weights(row_of, words, start, temperature, best, least, MASS, BLOCK)
             one += tl.where(order >= found + step, weight, 0)
             two += tl.where(order >= found + 2 * step, weight, 0)
             three += tl.where(order >= found + 3 * step, weight, 0)
@@ -83,7 +83,7 @@ def nucleus(logits, bounds, words, top_k, top_p, temperature, BLOCK: tl.constexp
     row_of = logits + row * words
     highest = tl.full([BLOCK], float("-inf"), tl.float32)
     for start in range(0, words, BLOCK):
-        _, value = _logits(row_of, words, start, temperature, BLOCK)
+        _column, value = _logits(row_of, words, start, temperature, BLOCK)
         highest = tl.maximum(highest, value)
     best = tl.max(highest, 0)
     least = tl.max(tl.zeros([BLOCK], tl.uint32), 0)
@@ -100,7 +100,7 @@ def nucleus(logits, bounds, words, top_k, top_p, temperature, BLOCK: tl.constexp
         same = tl.zeros([BLOCK], tl.int64)
         above = tl.zeros([BLOCK], tl.int64)
         for start in range(0, words, BLOCK):
-            _, order, weight = _weights(row_of, words, start, temperature, best, least, True, BLOCK)
+            _column, order, weight = _weights(row_of, words, start, temperature, best, least, True, BLOCK)
             same = tl.maximum(same, tl.where(order == least, weight, 0))
             above += tl.where(order > least, weight, 0)
         one = tl.max(same, 0)
