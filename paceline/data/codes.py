@@ -51,27 +51,45 @@ DATA_NOT_FINITE = Code(
 )
 DATA_TOOLS = Code(
     "data.tools",
-    "Rows list tools (functions) that the model may call. Tools are not yet added to the prompt, so"
-    " the model would learn to call functions that it never saw; such rows are refused. Remove"
-    " them, or remove the field if the conversation does not need it.",
+    "Rows list tools (functions) that the model may call, but the chat template does not render them, so"
+    " the model would learn to call functions that it never saw. Set model.chat_template to a template"
+    " with tools, or remove the field.",
+)
+DATA_BAD_TOOLS = Code(
+    "data.bad_tools",
+    "The tools of a row are not a list of JSON schemas with a name each, its documents are not objects,"
+    " or its chat_template_kwargs are not an object. Each may be given as JSON text, too.",
 )
 DATA_TOOL_CALLS = Code(
     "data.tool_calls",
-    "Turns call tools, or answer such calls (tool_calls, function_call, ShareGPT's function_call)."
-    " Only text is supported so far, and the calls would be lost; such rows are refused. Remove"
-    " them, or write the call as text in the turn.",
+    "Turns call tools (tool_calls, function_call, ShareGPT's function_call), but the chat template does"
+    " not render calls. Set model.chat_template to a template with tools, or write the call as text in"
+    " the turn.",
+)
+DATA_BAD_TOOL_CALL = Code(
+    "data.bad_tool_call",
+    "A call of a tool cannot be read: it is not JSON, or has no name. Write an object with name and"
+    " arguments, or a list of them.",
 )
 DATA_REASONING = Code(
     "data.reasoning",
-    "Turns have their reasoning in a separate field (reasoning_content, thinking). It would be"
-    " lost, so such rows are refused: write it into the turn's content as the template does, or"
-    " remove the field.",
+    "Turns have their reasoning in a separate field (reasoning_content, thinking), but the chat template"
+    " does not render it in any turn. Write it into the turn's content, set model.chat_template to a"
+    " template with reasoning, or remove the field.",
+)
+DATA_DOCUMENTS = Code(
+    "data.documents",
+    "Rows have documents, but the chat template does not render them. Set model.chat_template to a"
+    " template with documents, or remove the field.",
+)
+DATA_TURN_LEFT_OUT = Code(
+    "data.turn_left_out",
+    "The chat template renders a conversation without one of its turns, as templates do with roles that"
+    " they do not know. Set model.chat_template to a template with this role, or remove the turn.",
 )
 DATA_TURN_WEIGHT = Code(
     "data.turn_weight",
-    "Turns specify themselves whether or how much loss they carry (weight, loss, train). This is"
-    " not supported so far: data.train_on applies to all turns. Remove such rows, or remove the"
-    " field if every turn should be treated alike.",
+    "A turn specifies a weight (weight, loss, train) other than 0 and 1. A turn has loss, or has none.",
 )
 DATA_IMAGES = Code(
     "data.images",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from paceline.data.beside import with_beside
+from paceline.data.cells import Row, RowError
 from paceline.data.fields import FieldReader
-from paceline.data.formats import Example, Row, RowError, Shape
+from paceline.data.formats import Example, Shape
 from paceline.data.kinds.base import RowKind
 from paceline.data.kinds.documents import DOCUMENTS
 from paceline.data.problems import Problem, Tally
@@ -24,12 +27,16 @@ class RowReader:
 
     def __init__(self, shape: Shape, reading: Reading) -> None:
         self._shape, self._kind = shape, reading.kind
-        all_learnt = reading.kind.trained_tokens(reading.train_on) == "all"
-        self._fields = FieldReader(shape, keeps_rows=reading.kind.keeps_rows, all_learnt=all_learnt)
+        weighs = reading.kind.learns_tokens and not reading.kind.answered
+        self._fields = FieldReader(shape, keeps_rows=reading.kind.keeps_rows, weighs=weighs)
 
     @property
     def unread(self) -> dict[str, Tally]:
         return self._fields.unread
+
+    def count(self, names: Iterable[str], where: str) -> None:
+        """Count a row for each field that the chat template did not render."""
+        self._fields.count(names, where)
 
     def read(self, row: Row, where: str) -> tuple[Example, ...] | Problem:
         """Return the examples of a row, or the problem.
@@ -41,6 +48,6 @@ class RowReader:
             (reason, detail), *also = lost
             return Problem(reason, where, detail, tuple(also))
         try:
-            return self._kind.normalise(row, self._shape)
+            return tuple(with_beside(one, row) for one in self._kind.normalise(row, self._shape))
         except RowError as error:
             return Problem(error.reason, where, error.detail)

@@ -6,29 +6,29 @@ named.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from paceline.data.formats import COLUMNS, Cell, Row, Shape
+from paceline.data import beside, turns
+from paceline.data.cells import Cell, Row, is_empty
+from paceline.data.formats import COLUMNS, TEXT, Shape
 from paceline.data.problems import Tally
 
 Lost = tuple[str, str]  # reason (a key of ``problems.REASONS``), detail
 
 # Field of a row → what would be lost without it.
 _OF_ROWS: Mapping[str, str] = {
-    **dict.fromkeys(("tools", "functions"), "tools"),
     **dict.fromkeys(("tool_calls", "function_call"), "tool_calls"),
     **dict.fromkeys(("reasoning_content",), "reasoning"),
     **dict.fromkeys(("images", "image", "videos", "video", "audios", "audio"), "images"),
 }
 # The same for a field of a turn.
 _OF_TURNS: Mapping[str, str] = {
-    **_OF_ROWS,
-    **dict.fromkeys(("reasoning", "reasoning_details", "thinking", "thought", "thoughts"), "reasoning"),
+    **{name: reason for name, reason in _OF_ROWS.items() if name not in turns.READ},
+    **dict.fromkeys(("reasoning_details",), "reasoning"),
+    **dict.fromkeys(("functions", "tools"), "tools"),
 }
-# Fields of a turn that set its loss weight, unless the value is the default (1, true).
-_WEIGHTS = ("weight", "loss_weight", "loss", "train", "training", "trainable", "train_on_turn")
-# Roles of turns that are tool calls or their results (ShareGPT formats of LLaMA-Factory and ms-swift).
-_CALLERS = ("function_call", "tool_call", "function", "tool_response", "function_response")
+# Fields of a turn with one meaning.
+_ALIKE = (turns.REASONING, ("tool_calls", "function_call"))
 # Type of a content part → what would be lost without it.
 _PARTS: Mapping[str, str] = {
     **dict.fromkeys(
@@ -45,7 +45,7 @@ _PARTS: Mapping[str, str] = {
         ),
         "images",
     ),
-    **dict.fromkeys(("reasoning", "thinking", "redacted_thinking", "analysis"), "reasoning"),
+    **dict.fromkeys(("redacted_thinking",), "reasoning"),
     **dict.fromkeys(("tool_use", "tool_call", "function_call", "tool_result", "tool_response"), "tool_calls"),
 }
 # Fields that identify or describe a row but are not part of its text.
@@ -97,15 +97,16 @@ class FieldReader:
 
     ``unread`` counts rows by the name of a non-empty field that is not read.
 
-    ``keeps_rows``: full rows are kept for a reward function, so all columns are read; ``all_learnt``: turns
-    of every role have loss.
+    ``keeps_rows``: full rows are kept for a reward function, so all columns are read; ``weighs``: a turn may
+    say whether it has loss.
     """
 
-    def __init__(self, shape: Shape, *, keeps_rows: bool = False, all_learnt: bool = False) -> None:
+    def __init__(self, shape: Shape, *, keeps_rows: bool = False, weighs: bool = True) -> None:
         self.unread: dict[str, Tally] = {}
         self._used = dict.fromkeys(sorted(used_columns(shape)))  # in the same order in all processes
         self._keeps_rows = keeps_rows
-        self._all_learnt = all_learnt
+        self._weighs = weighs
+        self._conversations = shape.format != TEXT
 
     def look(self, row: Row, where: str) -> list[Lost]:
         """Return what would be lost of this row, each reason once; count its other unread fields."""
@@ -114,42 +115,51 @@ class FieldReader:
         for name, value in row.items():
             if name in self._used or is_empty(value):
                 continue
-            if name in _OF_ROWS:
+            if self._conversations and beside.is_read(name, value):
+                continue
+            if name in beside.TOOLS:
+                lost.setdefault("tools", f"'{name}'")
+            elif name in _OF_ROWS:
                 lost.setdefault(_OF_ROWS[name], f"'{name}'")
             elif name not in HARMLESS and not self._keeps_rows:
                 unread[name] = None
         for name in self._used:
             for number, turn in _turns(row.get(name)):
                 self._turn(turn, name, number, lost, unread)
-        for name in unread:
-            self.unread.setdefault(name, Tally()).add(where)
+        self.count(unread, where)
         return list(lost.items())
+
+    def count(self, names: Iterable[str], where: str) -> None:
+        """Count a row for each of the fields that took no part."""
+        for name in names:
+            self.unread.setdefault(name, Tally()).add(where)
 
     def _turn(
         self, turn: Row, column: str, number: int, lost: dict[str, str], unread: dict[str, None]
     ) -> None:
         """Check the fields of turn ``number`` of a column."""
         keys = ("from", "value") if "from" in turn else ("role", "content")
-        role, place = str(turn.get(keys[0])), f"turn {number} of '{column}'"
-        if role in _CALLERS:
-            lost.setdefault("tool_calls", f"{place}: the role '{role}'")
-        for name, value in turn.items():
-            if name in keys or is_empty(value):
-                continue
-            reason = _OF_TURNS.get(name)
-            if name in _WEIGHTS:
-                trained = self._all_learnt or role in ("assistant", "gpt", "chatgpt", "bot", "model")
-                if value not in ((1,) if trained else (0, 1)):  # True is 1, false 0
-                    lost.setdefault("turn_weight", f"{place}: '{name}' is {str(value)[:20]}")
-            elif reason is not None:
-                lost.setdefault(reason, f"{place}: '{name}'")
-            elif name not in HARMLESS:
+        place = f"turn {number} of '{column}'"
+        full = [name for name, value in turn.items() if name not in keys and not is_empty(value)]
+        for name in full:
+            if name in _OF_TURNS:
+                lost.setdefault(_OF_TURNS[name], f"{place}: '{name}'")
+            elif name not in HARMLESS and not self._is_read(name, full):
                 unread[f"{column}[].{name}"] = None
-        for kind, name, full in _parts(turn.get(keys[1])):
+        for kind, name, filled in _parts(turn.get(keys[1])):
             if kind in _PARTS:
                 lost.setdefault(_PARTS[kind], f"{place}: a part of type '{kind}'")
-            elif full and name not in HARMLESS:
+            elif filled and name not in HARMLESS and kind not in turns.REASONING_PARTS:
                 unread[f"{column}[].{keys[1]}[].{name}"] = None
+
+    def _is_read(self, name: str, full: Sequence[str]) -> bool:
+        """Whether a turn's field is read: of several with one meaning, the first is."""
+        if not self._weighs and name in (*turns.WEIGHTS, *turns.TRAINS):
+            return False
+        for group in _ALIKE:
+            if name in group:
+                return name == next(one for one in group if one in full)
+        return name in turns.READ
 
 
 def used_columns(shape: Shape) -> frozenset[str]:
@@ -158,23 +168,12 @@ def used_columns(shape: Shape) -> frozenset[str]:
     return frozenset(shape.columns[name] for name in (*must, *may) if name in shape.columns)
 
 
-def is_empty(value: Cell) -> bool:
-    """Whether a field is absent, blank, or all its parts are (Parquet fills all fields of a struct)."""
-    if value is None:
-        return True
-    if isinstance(value, str):
-        return value.strip() in ("", "[]", "{}", "null")
-    if isinstance(value, Mapping):
-        return all(is_empty(item) for item in value.values())
-    return isinstance(value, (list, tuple)) and all(is_empty(item) for item in value)
-
-
 def _turns(value: Cell) -> Iterator[tuple[int, Row]]:
     """Yield (number from 1, turn) of a column that holds turns; nothing for a text."""
-    turns: Sequence[Cell] = (
+    found: Sequence[Cell] = (
         [value] if isinstance(value, Mapping) else value if isinstance(value, list) else ()
     )
-    yield from ((number, turn) for number, turn in enumerate(turns, 1) if isinstance(turn, Mapping))
+    yield from ((number, turn) for number, turn in enumerate(found, 1) if isinstance(turn, Mapping))
 
 
 def _parts(content: Cell) -> Iterator[tuple[str, str, bool]]:

@@ -14,15 +14,21 @@ from paceline.core.json_types import Json, JsonObject
 from paceline.data.digests import digest_files, versions
 from paceline.data.locate import Located
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 # Modules that do not affect the tokens. A test checks that preparation imports no others.
 BESIDE_THE_TOKENS = ("progress", "digests", "store", "starter", "identity", "fingerprint")
 _CODE = (  # and every module of kinds/
+    "answers",
+    "beside",
     "build",
+    "cells",
+    "chat_form",
     "examples",
     "fields",
     "formats",
     "guess",
+    "left_out",
+    "rendering",
     "settle",
     "locate",
     "looking",
@@ -34,6 +40,7 @@ _CODE = (  # and every module of kinds/
     "template",
     "tokenise",
     "tokenizer",
+    "turns",
     "split",
     "hashing",
 )

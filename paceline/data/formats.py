@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date, time, timedelta
-from decimal import Decimal
-from typing import TypeAlias
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
+from paceline.core.json_types import Json, JsonObject
 from paceline.data import codes
+from paceline.data.cells import Row, RowError, as_text
+from paceline.data.turns import MESSAGE_ROLES, SHAREGPT_ROLES, Message, says_something, turns_of
 
-#: A value of a row: JSON's, and what Parquet and the datasets library hold beside it.
-Cell: TypeAlias = (
-    "None | bool | int | float | str | bytes | date | time | timedelta | Decimal"
-    " | Sequence[Cell] | Mapping[str, Cell]"
-)
-Row = Mapping[str, Cell]
-Message = dict[str, str]
-
+TEXT = "text"  # the format without a conversation
 # format -> (required columns, optional columns)
 COLUMNS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "messages": (("messages",), ()),
     "sharegpt": (("conversations",), ("system",)),
     "alpaca": (("instruction", "output"), ("input", "system", "history")),
     "prompt_completion": (("prompt", "completion"), ("system",)),
-    "text": (("text",), ()),
+    TEXT: (("text",), ()),
 }
 # alternative names of prompt and completion (the first match counts)
 PAIRS: tuple[tuple[str, str], ...] = (
@@ -37,19 +29,6 @@ PAIRS: tuple[tuple[str, str], ...] = (
     ("question", "answer"),
     ("query", "response"),
 )
-SHAREGPT_ROLES = {
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "assistant": "assistant",
-    "chatgpt": "assistant",
-    "bot": "assistant",
-    "model": "assistant",
-    "system": "system",
-    "observation": "tool",
-    "tool": "tool",
-}
-ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True)
@@ -69,7 +48,8 @@ class Example:
     """A normalised row: ``messages`` (a conversation) or ``text``.
 
     Assistant turns have loss from turn ``learn_from`` on; ``values``: extra numbers by name; ``facts``: JSON
-    about a prompt that the model answers itself, for reward functions.
+    about a prompt that the model answers itself, for reward functions. ``tools`` (JSON schemas),
+    ``documents`` and ``template_kwargs`` are for the chat template.
     """
 
     messages: tuple[Message, ...] = ()
@@ -77,6 +57,9 @@ class Example:
     learn_from: int = 0
     values: Mapping[str, float] = field(default_factory=dict)
     facts: str = ""
+    tools: tuple[JsonObject, ...] = ()
+    documents: tuple[JsonObject, ...] = ()
+    template_kwargs: Mapping[str, Json] = field(default_factory=dict)
 
     @property
     def prompt(self) -> str:
@@ -92,15 +75,6 @@ class Example:
                 break
             turns.append(f"{message['role']}\n{message['content']}")
         return "\n".join(turns)
-
-
-class RowError(Exception):
-    """A row does not fit its format; ``reason`` is a key of ``problems.REASONS``."""
-
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(reason, detail)
-        self.reason = reason
-        self.detail = detail
 
 
 def detect(
@@ -281,47 +255,6 @@ def _text(row: Row, columns: Mapping[str, str], name: str, *, needed: bool = Fal
     return as_text(value, actual or name)
 
 
-def as_text(value: Cell, name: str) -> str:
-    """Return the text of a string, a number or text parts. Raises RowError for anything else."""
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        if not value.isascii() and not _is_unicode(value):
-            raise RowError("not_text", f"'{name}' contains half of a surrogate pair")
-        return value
-    # Numbers are written as text, except NaN and infinities.
-    if isinstance(value, float) and not math.isfinite(value):
-        raise RowError("not_finite", f"'{name}' is {value}")
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return _digits(value, name)
-    if (
-        isinstance(value, list)
-        and value
-        and all(
-            isinstance(p, Mapping) and p.get("type") == "text" and isinstance(p.get("text"), str)
-            for p in value
-        )
-    ):
-        return as_text("".join(part["text"] for part in value), name)
-    raise RowError("not_text", f"'{name}' is {type(value).__name__}")
-
-
-def _digits(value: float, name: str) -> str:
-    try:
-        return str(value)
-    except ValueError as exc:  # Python formats integers of at most 4,300 digits
-        raise RowError("not_text", f"'{name}' is a number with more digits than can be written") from exc
-
-
-def _is_unicode(text: str) -> bool:
-    """Whether the text can be encoded: JSON escapes can produce half of a surrogate pair."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _alpaca(row: Row, columns: Mapping[str, str]) -> Example:
     messages = _system(row, columns)
     history = row.get(columns["history"]) if "history" in columns else None
@@ -343,14 +276,14 @@ def _alpaca(row: Row, columns: Mapping[str, str]) -> Example:
 def _prompt_completion(row: Row, columns: Mapping[str, str]) -> Example:
     prompt, completion = row.get(columns["prompt"]), row.get(columns["completion"])
     if isinstance(prompt, list) and isinstance(completion, list):  # conversational: both are lists of turns
-        turns = turns_of([*prompt, *completion], "role", "content", {r: r for r in ROLES})
+        turns = turns_of([*prompt, *completion], "role", "content", MESSAGE_ROLES)
         return _conversation([*_system(row, columns), *turns])
     messages = [*_system(row, columns), _message("user", _text(row, columns, "prompt", needed=True))]
     return _conversation([*messages, _message("assistant", _text(row, columns, "completion", needed=True))])
 
 
 def _messages(row: Row, columns: Mapping[str, str]) -> Example:
-    return _conversation(turns_of(row.get(columns["messages"]), "role", "content", {r: r for r in ROLES}))
+    return _conversation(turns_of(row.get(columns["messages"]), "role", "content", MESSAGE_ROLES))
 
 
 def _sharegpt(row: Row, columns: Mapping[str, str]) -> Example:
@@ -374,35 +307,17 @@ def _system(row: Row, columns: Mapping[str, str]) -> list[Message]:
     return [_message("system", text)] if text.strip() else []
 
 
-def turns_of(turns: Cell, role_key: str, text_key: str, roles: Mapping[str, str]) -> list[Message]:
-    """Normalise a list of turns to role and content. Raises RowError if it is not one."""
-    if turns is None:
-        raise RowError("missing_column", "no turns")
-    if not isinstance(turns, Sequence) or isinstance(turns, str):
-        raise RowError("bad_messages", f"{type(turns).__name__} instead of a list")
-    messages: list[Message] = []
-    for number, turn in enumerate(turns, 1):
-        if not isinstance(turn, Mapping) or role_key not in turn or text_key not in turn:
-            raise RowError("bad_messages", f"turn {number} has no '{role_key}' and '{text_key}'")
-        named = str(turn[role_key])
-        role = roles.get(named)
-        if role is None:
-            raise RowError("unknown_role", f"turn {number}: '{named}'")
-        messages.append(_message(role, as_text(turn[text_key], text_key)))
-    return messages
-
-
 def _message(role: str, content: str) -> Message:
     return {"role": role, "content": content}
 
 
 def _conversation(messages: list[Message]) -> Example:
-    if not any(m["content"].strip() for m in messages):
+    if not any(says_something(m) for m in messages):
         raise RowError("empty")
     answers = [m for m in messages if m["role"] == "assistant"]
     if not answers:
         raise RowError("no_answer", "no turn of the assistant")
-    if not all(m["content"].strip() for m in answers):
+    if not all(says_something(m) for m in answers):
         raise RowError("no_answer", "an answer is empty")
     if not any(m["content"].strip() for m in messages if m["role"] == "user"):
         raise RowError("empty", "the question is empty")
@@ -414,5 +329,5 @@ _READERS = {
     "prompt_completion": _prompt_completion,
     "messages": _messages,
     "sharegpt": _sharegpt,
-    "text": _plain,
+    TEXT: _plain,
 }

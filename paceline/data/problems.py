@@ -39,29 +39,43 @@ REASONS: Mapping[str, tuple[Code, str, str]] = {
     ),
     "tools": (
         codes.DATA_TOOLS,
-        (
-            "rows list tools that the model may call; training on tools is not supported so far,"
-            " and they would be missing from its prompt"
-        ),
-        "remove such rows, or remove the field if the conversation does not need its tools",
+        "rows list tools, which the chat template does not render; the model would not see them",
+        "set model.chat_template to a template with tools, or remove the field",
+    ),
+    "bad_tools": (
+        codes.DATA_BAD_TOOLS,
+        "tools, documents or chat_template_kwargs of a row are not what a template can read",
+        "give tools as a list of JSON schemas ({type: function, function: {name: …, parameters: …}})",
     ),
     "tool_calls": (
         codes.DATA_TOOL_CALLS,
-        "turns call tools or answer such calls; only text is supported so far, and these would be lost",
-        ("remove such rows, or write the call as text into the turn's content, as the model should write it"),
+        "turns call tools, which the chat template does not render; the calls would be lost",
+        "set model.chat_template to a template with tools, or write the call into the turn's content",
+    ),
+    "bad_tool_call": (
+        codes.DATA_BAD_TOOL_CALL,
+        "a call of a tool is not JSON with a name and arguments",
+        'write {"name": …, "arguments": {…}}',
     ),
     "reasoning": (
         codes.DATA_REASONING,
-        "turns have reasoning in a separate field; it would be lost",
+        "turns have reasoning in a separate field, which the chat template does not render",
         "write it into the turn's content (<think>…</think> before the answer), or remove the field",
+    ),
+    "documents": (
+        codes.DATA_DOCUMENTS,
+        "rows have documents, which the chat template does not render",
+        "set model.chat_template to a template with documents, or remove the field",
+    ),
+    "turn_left_out": (
+        codes.DATA_TURN_LEFT_OUT,
+        "the chat template leaves a turn out, so the model would not see it",
+        "set model.chat_template to a template with this role, or remove the turn",
     ),
     "turn_weight": (
         codes.DATA_TURN_WEIGHT,
-        (
-            "turns specify themselves whether they carry loss, which is not supported so far:"
-            " data.train_on applies to all turns"
-        ),
-        "remove such rows, or remove the field if every turn should be treated alike",
+        "turns specify how much loss they carry; a turn has loss (1, true) or has none (0, false)",
+        "write 0 or 1, or remove the field",
     ),
     "images": (
         codes.DATA_IMAGES,

@@ -16,7 +16,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.core.files import open_text
 from paceline.data import codes
-from paceline.data.formats import Cell
+from paceline.data.cells import Cell
 from paceline.data.guess import disguised
 from paceline.data.locate import SUFFIXES, Located
 from paceline.data.strict import DECODER, check_value, parse_row

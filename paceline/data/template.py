@@ -1,39 +1,50 @@
 """Tokenize conversations with the chat template (in Transformers' sandbox), and label the answers.
 
-The full conversation is rendered once and tokenized once; answers are character spans, from the template's
-own ``{% generation %}`` marks, or else from rendering prefixes of the conversation. A token has loss if it
-overlaps a span.
+The full conversation is rendered once and tokenized once; a token has loss if it overlaps a span of a turn
+that has loss (``answers``).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core import bounded
-from paceline.data.formats import Example, Message, RowError
+from paceline.data.answers import AnswerFinder
+from paceline.data.cells import RowError
+from paceline.data.chat_form import ChatForm, form_of
+from paceline.data.formats import Example
+from paceline.data.left_out import LeftOut
+from paceline.data.rendering import GENERATION, Chat, ChatTemplate, Rendered, Span
+from paceline.data.turns import Message
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
     from transformers import PreTrainedTokenizerBase
 
-_MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
-
-MAX_CHARACTERS = 1 << 26  # maximum of one rendered conversation
-
-Span = tuple[int, int]
 T = TypeVar("T")
 
 
 class Encoded(NamedTuple):
-    """``input_ids`` int32 [n]; ``labelled`` bool [n], True where the token has loss."""
+    """``input_ids`` int32 [n]; ``labelled`` bool [n], True where the token has loss; ``left_out``: fields of
+    the row that the template did not render.
+    """
 
     input_ids: NDArray[np.int32]
     labelled: NDArray[np.bool_]
+    left_out: tuple[str, ...] = ()
+
+
+class RenderedText(NamedTuple):
+    """A rendered conversation; ``spans`` have loss, None: all of it."""
+
+    text: str
+    spans: list[Span] | None = None
+    left_out: tuple[str, ...] = ()
 
 
 class CostlyTemplateError(RowError):
@@ -51,7 +62,7 @@ class Encoder:
         self.tokenizer = tokenizer
         self.train_on = train_on
         self.template: str = tokenizer.get_chat_template() if tokenizer.chat_template else ""
-        self.marked = bool(_MARKS.search(self.template))
+        self.marked = bool(GENERATION.search(self.template))
         added = {i: t.content for i, t in tokenizer.added_tokens_decoder.items() if t.special}
         specials = added | dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
         self._special = re.compile(
@@ -59,6 +70,7 @@ class Encoder:
         )
         self._special_ids = frozenset(specials)
         self._eos = tokenizer.eos_token_id
+        self._compiled: _Compiled | None = None
 
     def encode(self, examples: Sequence[Example]) -> list[Encoded | RowError]:
         """Return one result per example, in order; a row that cannot be encoded gives its RowError.
@@ -66,19 +78,19 @@ class Encoder:
         Raises CostlyTemplateError.
         """
         results: list[Encoded | RowError | None] = [None] * len(examples)
-        rendered: list[tuple[int, str, list[Span] | None]] = []
+        rendered: list[tuple[int, RenderedText]] = []
         # Render conversations one by one (a template may refuse), then tokenize all texts in one call.
         turns = ((n, e) for n, e in enumerate(examples) if e.messages)
-        for number, found in self._each(turns, lambda e: self._render(list(e.messages), e.learn_from)):
+        for number, found in self._each(turns, self._with_spans):
             if isinstance(found, RowError):
                 results[number] = found
             else:
-                rendered.append((number, *found))
+                rendered.append((number, found))
         plain = [(n, e.text) for n, e in enumerate(examples) if not e.messages]
-        for (number, _, spans), (ids, encoding) in zip(
-            rendered, self._tokens([text for _, text, _ in rendered], chat=True), strict=True
+        for (number, made), (ids, encoding) in zip(
+            rendered, self._tokens([made.text for _, made in rendered], chat=True), strict=True
         ):
-            results[number] = self._conversation(ids, encoding, spans)
+            results[number] = self._conversation(ids, encoding, made)
         for (number, _), (ids, _) in zip(
             plain, self._tokens([text for _, text in plain], chat=False), strict=True
         ):
@@ -87,28 +99,25 @@ class Encoder:
 
     def encode_prompts(self, examples: Sequence[Example]) -> list[Encoded | RowError]:
         """Return the conversations with the opening of the assistant's turn, without labels."""
-        results: list[Encoded | RowError] = []
-        for _, found in self._each(enumerate(examples), lambda e: self._text(list(e.messages), prompt=True)):
-            if isinstance(found, RowError):
-                results.append(found)
-                continue
-            ids = self._tokens([found], chat=True)[0][0]
-            results.append(Encoded(ids, np.zeros(len(ids), np.bool_)) if len(ids) else RowError("empty"))
-        return results
+        return self._without_labels(examples, self._prompt)
 
     def encode_whole(self, examples: Sequence[Example]) -> list[Encoded | RowError]:
         """Return texts and conversations as they are: without labels, no end of text appended."""
+        return self._without_labels(
+            examples, lambda e: self._whole(e) if e.messages else RenderedText(e.text)
+        )
+
+    def _without_labels(
+        self, examples: Sequence[Example], render: Callable[[Example], RenderedText]
+    ) -> list[Encoded | RowError]:
         results: list[Encoded | RowError] = []
-        for example, (_, found) in zip(
-            examples,
-            self._each(enumerate(examples), lambda e: self._text(list(e.messages)) if e.messages else e.text),
-            strict=True,
-        ):
+        for example, (_, found) in zip(examples, self._each(enumerate(examples), render), strict=True):
             if isinstance(found, RowError):
                 results.append(found)
                 continue
-            ids = self._tokens([found], chat=bool(example.messages))[0][0]
-            results.append(Encoded(ids, np.zeros(len(ids), np.bool_)) if len(ids) else RowError("empty"))
+            ids = self._tokens([found.text], chat=bool(example.messages))[0][0]
+            labelled = np.zeros(len(ids), np.bool_)
+            results.append(Encoded(ids, labelled, found.left_out) if len(ids) else RowError("empty"))
         return results
 
     def _each(
@@ -138,7 +147,10 @@ class Encoder:
         """Return the tokens that end an answer: end of text, and the template's end of turn."""
         stops = {} if self._eos is None else {int(self._eos): None}
         if self.template:
-            turns = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"})
+            turns: tuple[Message, ...] = (
+                {"role": "user", "content": "a"},
+                {"role": "assistant", "content": "b"},
+            )
             encoded = self.encode([Example(messages=turns)])[0]
             trained = [] if isinstance(encoded, RowError) else encoded.input_ids[encoded.labelled].tolist()
             stops |= {i: None for i in trained[-2:] if i in self._special_ids}
@@ -163,19 +175,17 @@ class Encoder:
             ids = np.append(ids, np.int32(self._eos))
         return Encoded(ids, np.ones(len(ids), np.bool_))
 
-    def _conversation(
-        self, ids: NDArray[np.int32], encoding: Encoding | None, spans: list[Span] | None
-    ) -> Encoded:
+    def _conversation(self, ids: NDArray[np.int32], encoding: Encoding | None, made: RenderedText) -> Encoded:
         """Label the spans (None: all tokens).
 
         End the last answer with a special token, so that the model learns to stop.
         """
-        if spans is None:
+        if made.spans is None:
             labelled = np.ones(len(ids), np.bool_)
         else:
             labelled = np.zeros(len(ids), np.bool_)
             assert encoding is not None  # spans are of characters, which only it maps to tokens
-            for start, end in spans:
+            for start, end in made.spans:
                 first, last = _token_range(encoding, start, end)
                 labelled[first : last + 1] = True
         trained = np.flatnonzero(labelled)
@@ -183,82 +193,98 @@ class Encoder:
         if self._eos is not None and len(trained) and not ended:
             ids, labelled = ids[: trained[-1] + 1], labelled[: trained[-1] + 1]
             ids, labelled = np.append(ids, np.int32(self._eos)), np.append(labelled, True)
-        return Encoded(ids, labelled)
+        return Encoded(ids, labelled, made.left_out)
 
-    def _render(self, messages: list[Message], learn_from: int = 0) -> tuple[str, list[Span] | None]:
-        """Return the conversation's text, and its answers' spans from turn ``learn_from`` (None: all)."""
+    def _with_spans(self, example: Example) -> RenderedText:
+        """Return the conversation with the spans of the turns that have loss."""
+        compiled = self._compile()
+        trained = trained_turns(example, self.train_on)
+        if self.train_on == "all" and trained is None:
+            return self._whole(example)
+        chat, rendered = self._render(example, compiled.template.render_whole)
+        left_out = compiled.left_out.names(example, rendered.text)
+        if trained is None:
+            numbers = range(example.learn_from, len(example.messages))
+            trained = [n for n in numbers if example.messages[n]["role"] == "assistant"]
         if self.train_on == "all":
-            return self._text(messages), None
-        if self.marked:
-            text, marks = self._jinja(messages, mask=True)
-            trained = sum(m["role"] == "assistant" for m in messages[learn_from:])
-            marks = marks[len(marks) - trained :] if learn_from else marks
-            return text, [self._closed(text, (int(a), int(b))) for a, b in marks]
-        text = self._text(messages)
-        turns = [n for n, m in enumerate(messages) if m["role"] == "assistant" and n >= learn_from]
-        return text, [self._closed(text, self._answer(text, messages, turn)) for turn in turns]
+            return RenderedText(rendered.text, _all_but(rendered, trained), left_out)
+        return RenderedText(rendered.text, compiled.finder.spans(chat, rendered, trained), left_out)
 
-    def _answer(self, text: str, messages: list[Message], turn: int) -> Span:
-        """Return the span of one turn's answer: from the end of the generation prompt to the end of the turn.
+    def _whole(self, example: Example) -> RenderedText:
+        text = self._text(example)
+        return RenderedText(text, None, self._compile().left_out.names(example, text))
 
-        Templates that render earlier answers differently (they drop reasoning) are not incremental: then
-        search for the answer's own text.
+    def _prompt(self, example: Example) -> RenderedText:
+        compiled = self._compile()
+        _, text = self._render(example, lambda chat: compiled.template.render(chat, prompt=True))
+        return RenderedText(text, None, compiled.left_out.names(example, self._text(example)))
+
+    def _text(self, example: Example) -> str:
+        return self._render(example, self._compile().template.render)[1]
+
+    def _render(self, example: Example, render: Callable[[Chat], T]) -> tuple[Chat, T]:
+        """Render a conversation; ids of calls are made up for a template that needs them.
+
+        Raises RowError.
         """
-        before = self._text(messages[:turn]) if turn else ""
-        opened = self._text(messages[:turn], prompt=True) if turn else ""
-        start = len(opened) if text.startswith(opened) else _common(opened, text)
-        content = messages[turn]["content"].strip()
-        if start < len(before):
-            raise RowError(
-                "template_not_incremental",
-                f"turn {turn + 1}: an earlier part is rendered differently once the answer follows",
-            )
-        upto = text if turn == len(messages) - 1 else self._text(messages[: turn + 1])
-        if text.startswith(upto) and len(upto) > start:
-            return start, len(upto)
-        found = text.find(content, start)
-        if found < 0:
-            raise RowError(
-                "template_not_incremental", f"turn {turn + 1}: {content[:40]!r} is not in the rendered text"
-            )
-        return start, found + len(content)
-
-    def _closed(self, text: str, span: Span) -> Span:
-        """Extend the span to the special token that ends the turn, without trailing white space."""
-        start, end = span
-        end = start + len(text[start:end].rstrip())
-        if any(match.end() == end for match in self._special.finditer(text, max(start, end - 64), end)):
-            return start, end
-        gap = len(text) - len(text[end:].lstrip())
-        match = self._special.match(text, gap)
-        return (start, match.end()) if match and match.group() != self.tokenizer.bos_token else span
-
-    def _text(self, messages: list[Message], *, prompt: bool = False) -> str:
-        return self._jinja(messages, prompt=prompt)[0]
-
-    def _jinja(
-        self, messages: list[Message], *, prompt: bool = False, mask: bool = False
-    ) -> tuple[str, list[Span]]:
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        render: Any = render_jinja_template  # annotated as str, but returns texts and marks
-
-        tokens: dict[str, Any] = dict(self.tokenizer.special_tokens_map)
+        form = self._compile().form
+        chat = form.chat(example)
         try:
-            rendered, marks = render(
-                [messages],
-                chat_template=self.template,
-                return_assistant_tokens_mask=mask,
-                add_generation_prompt=prompt,
-                **tokens,
-            )
-        except (bounded.SpentError, MemoryError):
-            raise
-        except Exception as exc:  # noqa: BLE001  (a template may raise anything)
-            raise RowError("template_refused", f"{type(exc).__name__}: {exc}"[:200]) from exc
-        if len(rendered[0]) > MAX_CHARACTERS:
-            raise MemoryError
-        return rendered[0], list(marks[0]) if mask else []
+            return chat, render(chat)
+        except RowError:
+            if not any(message.get("tool_calls") for message in example.messages):
+                raise
+            chat = form.chat(example, ids=True)
+            return chat, render(chat)
+
+    def _compile(self) -> _Compiled:
+        """Compile the template; a template is compiled when the first conversation needs it."""
+        if self._compiled is None:
+            try:
+                template = ChatTemplate(self.template, dict(self.tokenizer.special_tokens_map))
+            except (bounded.SpentError, MemoryError):
+                raise
+            except Exception as exc:  # noqa: BLE001  (a template may raise anything)
+                raise RowError("template_refused", f"{type(exc).__name__}: {exc}"[:200]) from exc
+            finder = AnswerFinder(template, self._special, self.tokenizer.bos_token)
+            self._compiled = _Compiled(template, form_of(template), finder, LeftOut(template, self._text))
+        return self._compiled
+
+
+class _Compiled(NamedTuple):
+    """A compiled template, and what was found out about it."""
+
+    template: ChatTemplate
+    form: ChatForm
+    finder: AnswerFinder
+    left_out: LeftOut
+
+
+def trained_turns(example: Example, train_on: str) -> list[int] | None:
+    """Return the turns with loss; None if no turn says so itself, so that ``train_on`` decides."""
+    if not any("trained" in message for message in example.messages):
+        return None
+    return [
+        number
+        for number, message in enumerate(example.messages)
+        if number >= example.learn_from
+        and message.get("trained", train_on == "all" or message["role"] == "assistant")
+    ]
+
+
+def _all_but(rendered: Rendered, trained: Sequence[int]) -> list[Span]:
+    """Return all characters but those of turns without loss. Raises RowError."""
+    if rendered.turns is None:
+        raise RowError("template_not_incremental", "which turn wrote which characters cannot be told")
+    spans: list[Span] = []
+    at = 0
+    silent = sorted(
+        span for number, own in enumerate(rendered.turns) if number not in trained for span in own
+    )
+    for start, end in silent:
+        spans.append((at, start))
+        at = end
+    return [(a, b) for a, b in [*spans, (at, len(rendered.text))] if b > a]
 
 
 def _token_range(encoding: Encoding, start: int, end: int) -> tuple[int, int]:
@@ -272,15 +298,3 @@ def _token_range(encoding: Encoding, start: int, end: int) -> tuple[int, int]:
     while end > start and (last := encoding.char_to_token(end - 1)) is None:
         end -= 1
     return (first, last) if first is not None and last is not None else (0, -1)
-
-
-def _common(a: str, b: str) -> int:
-    """Return the length of the longest common prefix."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a.startswith(b[:middle]):
-            low = middle
-        else:
-            high = middle - 1
-    return low

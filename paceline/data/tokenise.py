@@ -16,8 +16,9 @@ import numpy as np
 
 from paceline.core.errors import DataError
 from paceline.data import codes
+from paceline.data.cells import Cell, RowError
 from paceline.data.examples import Reading, RowReader
-from paceline.data.formats import Cell, Example, RowError, Shape
+from paceline.data.formats import Example, Shape
 from paceline.data.hashing import text_key
 from paceline.data.kinds.base import RowKind
 from paceline.data.kinds.documents import DOCUMENTS
@@ -120,13 +121,16 @@ def tokenise_chunk(setup: Setup, chunk: Chunk) -> ChunkResult:
         longest = max(len(one.input_ids) for one in results if isinstance(one, Encoded))
         if longest > setup.max_length:
             truncated.append(Problem("too_long", row.where, f"{longest} tokens"))
+        reader.count(
+            dict.fromkeys(n for o in results if isinstance(o, Encoded) for n in o.left_out), row.where
+        )
         documents += [(row, example, one) for example, one in zip(examples, cut, strict=True)]
     block = _block(chunk.dataset, documents, setup.kind.columns)
     return ChunkResult(chunk.dataset, block, skipped, truncated, chunk.read, chunk.consumed, reader.unread)
 
 
 def _cut(encoded: Encoded, length: int) -> Encoded:
-    return Encoded(encoded.input_ids[:length], encoded.labelled[:length])
+    return encoded._replace(input_ids=encoded.input_ids[:length], labelled=encoded.labelled[:length])
 
 
 def _unusable(encoded: Encoded | RowError, where: str, setup: Setup) -> Problem | None:
@@ -135,7 +139,7 @@ def _unusable(encoded: Encoded | RowError, where: str, setup: Setup) -> Problem 
     A document's first token is never predicted, so not a label.
     """
     if isinstance(encoded, RowError):
-        return Problem(encoded.reason, where, encoded.detail)
+        return Problem(encoded.reason, where, encoded.detail, encoded.also)
     if setup.kind.answered:
         # A prompt must leave room for the answer.
         room = len(encoded.input_ids) < setup.max_length

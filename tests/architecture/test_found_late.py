@@ -113,7 +113,8 @@ LATE = {
         data.cannot_split data.classes data.document_too_long data.eval_overlap data.max_positions
         data.no_labels data.no_usable_rows data.one_label data.row_too_large
         data.token_range data.too_few_rows rewards.code_tests training.no_prompts training.no_steps
-        data.answer_cut_off data.bad_csv data.bad_json data.bad_label data.bad_margin data.bad_messages
+        data.answer_cut_off data.bad_tool_call data.bad_tools data.documents data.turn_left_out
+        data.bad_csv data.bad_json data.bad_label data.bad_margin data.bad_messages
         data.images data.missing_column data.no_answer
         data.not_an_object data.not_finite data.not_text data.prompt_too_long data.reasoning data.same_answers
         data.template_not_incremental

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.registry import load_attr
 from paceline.core.tables import ROW_KINDS
+from paceline.data.cells import Row
 from paceline.data.digests import sha256_of
-from paceline.data.formats import Example, Row, Shape
+from paceline.data.formats import Example, Shape
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,23 +11,14 @@ from collections.abc import Mapping, Sequence
 
 from paceline.core.errors import DataError
 from paceline.data import codes
-from paceline.data.formats import (
-    ROLES,
-    SHAREGPT_ROLES,
-    Cell,
-    Example,
-    Row,
-    RowError,
-    Shape,
-    as_text,
-    turns_of,
-)
+from paceline.data.cells import Cell, Row, RowError, as_text
+from paceline.data.formats import Example, Shape
 from paceline.data.kinds.base import RowKind
+from paceline.data.turns import says_something, turns_of_any
 
 TEXT, CONVERSATION = "classified", "classified_conversation"
 _READ = ("text", "sentence", "content", "review", "document", "messages", "conversations")
 _SAID = ("label", "labels", "class", "category", "target", "intent")
-_TURN_ROLES = {**SHAREGPT_ROLES, **{role: role for role in ROLES}}
 
 
 def detect_classified(rows: Sequence[Row], *, where: str, mapping: Mapping[str, str] | None = None) -> Shape:
@@ -83,9 +74,8 @@ def normalise_classified(row: Row, shape: Shape) -> Example:
         if not text.strip():
             raise RowError("empty")
         return Example(text=text, facts=facts)
-    first = value[0] if isinstance(value, list) and value and isinstance(value[0], Mapping) else {}
-    turns = turns_of(value, *(("from", "value") if "from" in first else ("role", "content")), _TURN_ROLES)
-    if not any(turn["content"].strip() for turn in turns):
+    turns = turns_of_any(value)
+    if not any(says_something(turn) for turn in turns):
         raise RowError("empty")
     return Example(messages=tuple(turns), learn_from=len(turns), facts=facts)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from paceline.data.formats import Example, Row, Shape, detect, normalise
+from paceline.data.cells import Row
+from paceline.data.formats import Example, Shape, detect, normalise
 from paceline.data.kinds.base import RowKind
 
 

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.data import codes
-from paceline.data.formats import Cell, Example, Row, RowError, Shape
+from paceline.data.cells import Cell, Row, RowError
+from paceline.data.formats import Example, Shape
 from paceline.data.kinds.base import RowKind
 from paceline.data.kinds.pairs import CONVERSATION, detect_answers, prompt_of, system_of, turns_or_text
+from paceline.data.turns import says_something
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,7 +66,7 @@ def normalise_labelled(row: Row, shape: Shape) -> Example:
     else:
         prompt, answer = prompt[:-1], prompt[-1:]
     replies = [turn for turn in answer if turn["role"] == "assistant"]
-    if not replies or not all(turn["content"].strip() for turn in replies):
+    if not replies or not all(says_something(turn) for turn in replies):
         raise RowError("no_answer", f"'{columns.get(ANSWER, 'the last turn')}' is empty")
     if not any(turn["content"].strip() for turn in prompt if turn["role"] == "user"):
         raise RowError("empty", "the prompt is empty")

@@ -15,25 +15,15 @@ from dataclasses import replace
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.data import codes
-from paceline.data.formats import (
-    ROLES,
-    SHAREGPT_ROLES,
-    Cell,
-    Example,
-    Message,
-    Row,
-    RowError,
-    Shape,
-    as_text,
-    turns_of,
-)
+from paceline.data.cells import Cell, Row, RowError, as_text
+from paceline.data.formats import Example, Shape
 from paceline.data.kinds.base import RowKind
+from paceline.data.turns import Message, says_something, turns_of_any
 
 TEXT, CONVERSATION = "preference", "preference_conversation"
 ANSWERS = ("chosen", "rejected")
 PROMPTS = ("conversations", "messages", "prompt", "instruction", "question", "query")
 _BESIDE = ("input", "system", "margin")
-_TURN_ROLES = {**SHAREGPT_ROLES, **{role: role for role in ROLES}}
 
 
 def detect_pairs(
@@ -121,7 +111,7 @@ def normalise_pair(row: Row, shape: Shape) -> tuple[Example, Example]:
     # Both answers must have text, differ, and follow a prompt.
     for name, turns in zip(ANSWERS, answers, strict=True):
         spoken = [turn for turn in turns if turn["role"] == "assistant"]
-        if not spoken or not all(turn["content"].strip() for turn in spoken):
+        if not spoken or not all(says_something(turn) for turn in spoken):
             raise RowError("no_answer", f"'{columns[name]}' is empty")
     if answers[0] == answers[1]:
         raise RowError("same_answers")
@@ -157,9 +147,7 @@ def turns_or_text(value: Cell, name: str, role: str) -> list[Message]:
         value = [value]
     if not isinstance(value, list):
         return [{"role": role, "content": as_text(value, name)}]
-    first = value[0] if value and isinstance(value[0], Mapping) else {}
-    keys = ("from", "value") if "from" in first else ("role", "content")
-    return turns_of(value, *keys, _TURN_ROLES)
+    return turns_of_any(value)
 
 
 def _shared(one: list[Message], other: list[Message]) -> int:

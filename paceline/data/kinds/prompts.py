@@ -13,25 +13,15 @@ from collections.abc import Mapping, Sequence
 
 from paceline.core.errors import DataError
 from paceline.data import codes
-from paceline.data.formats import (
-    ROLES,
-    SHAREGPT_ROLES,
-    Cell,
-    Example,
-    Message,
-    Row,
-    RowError,
-    Shape,
-    as_text,
-    turns_of,
-)
+from paceline.data.cells import Cell, Row, RowError, as_text
+from paceline.data.formats import Example, Shape
 from paceline.data.kinds.base import RowKind
+from paceline.data.turns import Message, turns_of_any
 
 PROMPT, CONVERSATION = "prompt", "prompt_conversation"
 _ASKED = ("prompt", "question", "query", "problem", "instruction", "messages", "conversations")
 _EXPECTED = ("answer", "completion", "response", "output", "solution", "ground_truth")
 _BESIDE = ("input", "system")
-_TURN_ROLES = {**SHAREGPT_ROLES, **{role: role for role in ROLES}}
 
 
 def detect_prompts(
@@ -116,8 +106,7 @@ def normalise_prompt(row: Row, shape: Shape) -> Example:
 def _turns(value: Cell, name: str) -> list[Message]:
     if not isinstance(value, list):
         return [{"role": "user", "content": as_text(value, name)}]
-    first = value[0] if value and isinstance(value[0], Mapping) else {}
-    return turns_of(value, *(("from", "value") if "from" in first else ("role", "content")), _TURN_ROLES)
+    return turns_of_any(value)
 
 
 def _json(facts: Row) -> str:

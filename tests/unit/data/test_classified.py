@@ -13,7 +13,7 @@ from data_fixtures import make_tokenizer, prepared_from, write_jsonl
 from paceline.config.sections.classification import ClassificationOptions
 from paceline.config.sections.training import TrainingSection
 from paceline.core.errors import DataError
-from paceline.data.formats import RowError
+from paceline.data.cells import RowError
 from paceline.data.kinds.classified import detect_classified, normalise_classified
 from paceline.data.source import PackedSource
 from paceline.plan.algorithms.classification import CLASSIFICATION

@@ -14,7 +14,8 @@ from data_fixtures import QA, make_tokenizer, prepared_from, write_jsonl
 
 from paceline.core import bounded
 from paceline.core.errors import DataError
-from paceline.data.formats import Example, RowError
+from paceline.data.cells import RowError
+from paceline.data.formats import Example
 from paceline.data.template import CostlyTemplateError, Encoder
 from paceline.data.tokenizer import TokenizerSpec, builtin_template, open_tokenizer
 

@@ -110,14 +110,14 @@ def test_an_unknown_field_is_counted_and_named_once(
     if kind.startswith("prompts") and not turns:  # such rows are kept whole, for rewards to look at
         assert unread(found.notes) == {}
         return
-    first = named[0][1]
-    assert unread(found.notes) == {called: 1 + (called == first) for _, called in named}
+    first = "messages[].name" if turns else named[0][1]  # read, but not by this template
+    called = [first, *(name for _, name in named[1:])]
+    assert unread(found.notes) == {name: 1 + (name == first) for name in called}
     (note,) = (n for n in found.notes if n.code == "data.fields_unread")
     assert f"{first} (2 rows, first " in note.what and ".jsonl:2)" in note.what
 
 
 LOST: dict[str, tuple[str, Any]] = {
-    "tools": ("tools", [{"type": "function"}]),
     "tool_calls": ("tool_calls", [{"id": "1", "function": {"name": "f"}}]),
     "function_call": ("tool_calls", {"name": "f"}),
     "reasoning_content": ("reasoning", "because"),
@@ -125,22 +125,27 @@ LOST: dict[str, tuple[str, Any]] = {
     "video": ("images", {"bytes": "…"}),
 }
 OF_TURNS: dict[str, tuple[str, Any]] = {
-    **LOST,
-    "thinking": ("reasoning", "because"),
-    "weight": ("turn_weight", 0),
-    "loss": ("turn_weight", 0.5),
-    "train": ("turn_weight", False),
+    "images": ("images", ["a.png"]),
+    "video": ("images", {"bytes": "…"}),
+    "reasoning_details": ("reasoning", [{"text": "because"}]),
+    "tools": ("tools", [{"type": "function"}]),
 }
+# What the chat template of the test does not render: (field of a row or of a turn, reason, value).
+NOT_RENDERED: list[tuple[str, bool, str, Any]] = [
+    ("tools", False, "tools", [{"type": "function", "function": {"name": "f"}}]),
+    ("tools", False, "tools", '[{"name": "f"}]'),
+    ("functions", False, "tools", [{"name": "f"}]),
+    ("documents", False, "documents", [{"title": "a", "text": "b"}]),
+    ("tool_calls", True, "tool_calls", [{"id": "1", "function": {"name": "f", "arguments": {}}}]),
+    ("function_call", True, "tool_calls", {"name": "f", "arguments": "{}"}),
+    ("reasoning_content", True, "reasoning", "because"),
+    ("thinking", True, "reasoning", "because"),
+]
 
 
 @pytest.mark.parametrize(("kind", "turns"), PLACES)
 def test_what_would_be_lost_is_refused_by_name(kind: str, turns: bool, chat: Path, tmp_path: Path) -> None:
-    asked = FORMATS[kind][1] == ("prompt",)  # a prompt is never learnt: to leave it out is as usual
-    fields = {
-        n: v
-        for n, v in (OF_TURNS if turns else LOST).items()
-        if not (asked and v[0] == "turn_weight" and v[1] == 0)
-    }
+    fields = OF_TURNS if turns else LOST
     rows = [with_field(kind, name, value, turns)[0] for name, (_, value) in fields.items()]
     found = {
         d.code.removeprefix("data."): d for d in refused(kind, [FORMATS[kind][0], *rows], chat, tmp_path)
@@ -157,6 +162,19 @@ def test_what_would_be_lost_is_refused_by_name(kind: str, turns: bool, chat: Pat
 
 
 @pytest.mark.parametrize(("kind", "turns"), PLACES)
+@pytest.mark.parametrize(("name", "of_turn", "reason", "value"), NOT_RENDERED)
+def test_what_the_template_does_not_render_is_refused_by_name(
+    name: str, of_turn: bool, reason: str, value: Any, kind: str, turns: bool, chat: Path, tmp_path: Path
+) -> None:
+    if of_turn != turns or (kind == "text" and name == "documents"):  # there it is a column like any other
+        return
+    row = with_field(kind, name, value, turns)[0]
+    (finding,) = refused(kind, [FORMATS[kind][0], row], chat, tmp_path)
+    assert finding.code == f"data.{reason}"
+    assert finding.evidence["count"] == 1 and finding.where.endswith(":2")
+
+
+@pytest.mark.parametrize(("kind", "turns"), PLACES)
 def test_fields_that_say_nothing_pass_in_silence(kind: str, turns: bool, chat: Path, tmp_path: Path) -> None:
     empty = [None, "", [], {}, "[]", " ", {"name": None, "arguments": ""}, [{"x": None}]]
     rows = [
@@ -170,15 +188,15 @@ def test_usual_weights_pass_and_those_of_turns_that_are_not_learnt(chat: Path, t
     row = {"messages": [{**U, "weight": 0, "train": False}, {**A, "weight": 1, "loss": True}]}
     assert prepared("messages", [row], chat, tmp_path).counts.rows_used == 1
     path = write_jsonl(tmp_path / "all.jsonl", [row])
-    with pytest.raises(DataError, match=r"data\.turn_weight"):
-        prepared_from(path, chat, tmp_path / "cache", train_on="all")
+    counts = [prepared_from(path, chat, tmp_path / "cache", train_on=t).counts for t in ("assistant", "all")]
+    assert counts[0].labels == 2 and counts[1].labels == 12  # with the opening "assistant:" of the turn
 
 
 def test_all_kinds_are_told_at_once_with_counts_and_first_places(chat: Path, tmp_path: Path) -> None:
-    call = {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}
+    call = {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "name": "f"}]}
     rows: list[dict[str, Any]] = [
         {"messages": [U, A]},
-        {"messages": [U, call], "tools": [{"type": "function"}]},
+        {"messages": [U, call], "tools": [{"name": "f"}]},
         {"messages": [U, {**A, "reasoning_content": "so"}]},
         {
             "messages": [
@@ -186,14 +204,14 @@ def test_all_kinds_are_told_at_once_with_counts_and_first_places(chat: Path, tmp
                 A,
             ]
         },
-        {"messages": [U, {**A, "content": [{"type": "thinking", "thinking": "so"}]}, {**A, "weight": 0}]},
+        {"messages": [U, {**A, "content": [{"type": "thinking", "thinking": "so"}]}, {**A, "weight": 0.5}]},
         {"messages": [U, {**A, "content": ""}]},
     ]
     found = {d.code: d for d in refused("messages", rows, chat, tmp_path)}
     assert {code: (d.evidence["count"], d.where.rpartition(":")[2]) for code, d in found.items()} == {
         "data.tools": (1, "2"),
         "data.tool_calls": (1, "2"),
-        "data.reasoning": (2, "3"),
+        "data.reasoning": (1, "3"),
         "data.images": (1, "4"),
         "data.turn_weight": (1, "5"),
         "data.no_answer": (1, "6"),
@@ -203,18 +221,21 @@ def test_all_kinds_are_told_at_once_with_counts_and_first_places(chat: Path, tmp
     assert (left_out.rows_used, left_out.rows_skipped) == (1, 5)
 
 
-@pytest.mark.parametrize("role", ["function_call", "tool_call", "function"])
+@pytest.mark.parametrize("role", ["function_call", "tool_call"])
 def test_calls_as_turns_are_told_as_calls(role: str, chat: Path, tmp_path: Path) -> None:
     turns = [
         {"from": "human", "value": "Q"},
-        {"from": role, "value": "{}"},
+        {"from": role, "value": '{"name": "f", "arguments": {"x": 1}}'},
         {"from": "observation", "value": "3"},
         {"from": "gpt", "value": "A"},
     ]
     (finding,) = refused("sharegpt", [{"conversations": turns, "tools": "[]"}], chat, tmp_path)
-    assert finding.code == "data.tool_calls" and role in finding.found and "call" in finding.what
+    assert finding.code == "data.tool_calls" and "turn 2" in finding.found and "call" in finding.what
     plain = [turns[0], turns[2], turns[3]]
     assert prepared("sharegpt", [{"conversations": plain}], chat, tmp_path).counts.rows_used == 1
+    wrong = [turns[0], {"from": role, "value": "f(1)"}, *turns[2:]]
+    (finding,) = refused("sharegpt", [{"conversations": wrong}], chat, tmp_path)
+    assert finding.code == "data.bad_tool_call" and "f(1)" in finding.found
 
 
 def files_of(rows: list[dict[str, Any]], folder: Path) -> dict[str, Path]:
@@ -246,7 +267,7 @@ def test_every_reader_brings_the_fields_along(
         {"prompt": "Q", "completion": "A", "zq": "x", "id": "1"},
         {"prompt": "Q", "completion": "A", "zq": "", "id": "2"},
     ]
-    with_tools = [{**row, "tools": "[1]"} for row in rows]
+    with_tools = [{**row, "tools": '[{"name": "f"}]'} for row in rows]
     for number, (given, check) in enumerate(((rows, "unread"), (with_tools, "refused"))):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -283,8 +304,8 @@ def test_a_plan_sees_it_in_the_first_rows(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "rows.jsonl", [{"messages": [U, A]}, {"messages": [U, call]}])
     config = Config.from_json({"data": {"train": path, "eval": path}})
     assert [(d.code, d.where) for d in glance(config)] == [
-        ("data.tool_calls", "data.train"),
-        ("data.tool_calls", "data.eval"),
+        ("data.bad_tool_call", "data.train"),
+        ("data.bad_tool_call", "data.eval"),
     ]
     assert all(d.found.startswith(f"{path}:2") for d in glance(config))
     assert "1 of 2 rows" in glance(config)[0].what

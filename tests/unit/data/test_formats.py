@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import DataError
-from paceline.data.formats import Example, RowError, detect, normalise
+from paceline.data.cells import RowError
+from paceline.data.formats import Example, detect, normalise
 
 ASKED = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]
 ROWS: dict[str, tuple[str, dict[str, Any]]] = {

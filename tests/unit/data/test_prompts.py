@@ -14,7 +14,8 @@ from data_fixtures import make_tokenizer, prepared_from, write_jsonl
 from transformers import AutoTokenizer
 
 from paceline.core.errors import DataError
-from paceline.data.formats import Example, RowError
+from paceline.data.cells import RowError
+from paceline.data.formats import Example
 from paceline.data.kinds.prompts import detect_prompts, normalise_prompt
 from paceline.data.prepare import Prepared
 from paceline.data.source import PackedSource

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from data_fixtures import make_tokenizer
 
-from paceline.data.formats import Example, RowError
+from paceline.data.cells import RowError
+from paceline.data.formats import Example
 from paceline.data.template import Encoded, Encoder
 from paceline.data.tokenizer import BUILTIN_TEMPLATES, TokenizerSpec, builtin_template, open_tokenizer
 
@@ -95,6 +96,12 @@ def test_a_mark_that_leaves_the_end_out_is_closed(tokenizer: Path) -> None:
     assert parts(encoder(tokenizer, template))[1] == ["Hello\nthere<|im_end|>", "Bye é<|im_end|>"]
 
 
+def test_a_template_that_writes_earlier_turns_differently_is_followed(tokenizer: Path) -> None:
+    text, learnt = parts(encoder(tokenizer, REWRITES))
+    assert text.startswith("long:")
+    assert learnt == ["assistant Hello\nthere<|end|>", "assistant Bye é<|end|>"]
+
+
 def test_reasoning_templates_are_followed(tokenizer: Path) -> None:
     assert parts(encoder(tokenizer, REASONING))[1] == [
         "Hello\nthere<|im_end|>",
@@ -105,8 +112,11 @@ def test_reasoning_templates_are_followed(tokenizer: Path) -> None:
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
-        (REWRITES, "template_not_incremental"),
-        ("{{ messages[0].content }}", "template_not_incremental"),
+        ("{{ messages[0].content }}", "turn_left_out"),
+        (
+            "{% for i in range(messages|length) %}{{ messages[i].content }}{{ messages|length }}{% endfor %}",
+            "template_not_incremental",
+        ),
         ("{{ raise_exception('roles must alternate') }}", "template_refused"),
         ("{{ ''.__class__.__mro__ }}", "template_refused"),
     ],

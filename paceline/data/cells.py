@@ -1,0 +1,99 @@
+"""Values of rows: what JSON, Parquet and the datasets library hold, and how they become text or JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import date, time, timedelta
+from decimal import Decimal
+from typing import TypeAlias
+
+from paceline.core.json_types import Json
+
+#: A value of a row: JSON's, and what Parquet and the datasets library hold beside it.
+Cell: TypeAlias = (
+    "None | bool | int | float | str | bytes | date | time | timedelta | Decimal"
+    " | Sequence[Cell] | Mapping[str, Cell]"
+)
+Row = Mapping[str, Cell]
+
+
+class RowError(Exception):
+    """A row does not fit its format; ``reason`` is a key of ``problems.REASONS``, ``also`` further ones with
+    their details.
+    """
+
+    def __init__(self, reason: str, detail: str = "", also: tuple[tuple[str, str], ...] = ()) -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
+        self.also = also
+
+
+def is_empty(value: Cell) -> bool:
+    """Whether a field is absent, blank, or all its parts are (Parquet fills all fields of a struct)."""
+    if value is None:
+        return True
+    if isinstance(value, str):
+        return value.strip() in ("", "[]", "{}", "null")
+    if isinstance(value, Mapping):
+        return all(is_empty(item) for item in value.values())
+    return isinstance(value, (list, tuple)) and all(is_empty(item) for item in value)
+
+
+def as_text(value: Cell, name: str) -> str:
+    """Return the text of a string, a number or text parts. Raises RowError for anything else."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        if not value.isascii() and not _is_unicode(value):
+            raise RowError("not_text", f"'{name}' contains half of a surrogate pair")
+        return value
+    # Numbers are written as text, except NaN and infinities.
+    if isinstance(value, float) and not math.isfinite(value):
+        raise RowError("not_finite", f"'{name}' is {value}")
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return _digits(value, name)
+    if (
+        isinstance(value, list)
+        and value
+        and all(
+            isinstance(p, Mapping) and p.get("type") == "text" and isinstance(p.get("text"), str)
+            for p in value
+        )
+    ):
+        return as_text("".join(part["text"] for part in value), name)
+    raise RowError("not_text", f"'{name}' is {type(value).__name__}")
+
+
+def as_json(value: Cell, name: str) -> Json:
+    """Return a value of JSON's types; dates and the like are refused. Raises RowError."""
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    if isinstance(value, str):
+        return as_text(value, name)
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise RowError("not_finite", f"'{name}' is {value}")
+        return value
+    if isinstance(value, Mapping):
+        return {as_text(key, name): as_json(item, name) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_json(item, name) for item in value]
+    raise RowError("not_text", f"'{name}' is {type(value).__name__}")
+
+
+def _digits(value: float, name: str) -> str:
+    try:
+        return str(value)
+    except ValueError as exc:  # Python formats integers of at most 4,300 digits
+        raise RowError("not_text", f"'{name}' is a number with more digits than can be written") from exc
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether the text can be encoded: JSON escapes can produce half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

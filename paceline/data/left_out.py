@@ -1,0 +1,149 @@
+"""What a chat template leaves out of a conversation: refused where it carries meaning, else counted.
+
+A field took part if the text changes without it. Templates may leave out reasoning of earlier turns; tools,
+calls and whole turns are never left out silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from paceline.data.cells import RowError
+from paceline.data.formats import Example
+from paceline.data.rendering import ChatTemplate
+from paceline.data.turns import Message
+
+Render = Callable[[Example], str]
+_LONG = 24  # characters of a text that does not stand in a conversation twice by chance
+
+
+class Lost(NamedTuple):
+    """What must not be left out: a key of ``problems.REASONS``, and where."""
+
+    reason: str
+    detail: str = ""
+
+
+class LeftOut:
+    """Look for what ``template`` left out; ``render`` gives the text of a conversation. Raises RowError."""
+
+    def __init__(self, template: ChatTemplate, render: Render) -> None:
+        self._template = template
+        self._render = render
+        self._writes_reasoning: bool | None = None
+
+    def names(self, example: Example, text: str) -> tuple[str, ...]:
+        """Return the fields that took no part in ``text``, which is the example's.
+
+        Raises RowError for tools, calls, turns and reasoning that the template cannot render at all.
+        """
+        names: dict[str, None] = {}
+        lost: dict[str, str] = {}
+        for look in (self._turns, self._fields, self._beside):
+            for found in look(example, text):
+                if isinstance(found, Lost):
+                    lost.setdefault(found.reason, found.detail)
+                else:
+                    names[found] = None
+        if lost:
+            (reason, detail), *also = lost.items()
+            raise RowError(reason, detail, tuple(also))
+        return tuple(names)
+
+    def _turns(self, example: Example, text: str) -> Iterator[str | Lost]:
+        """Look at every turn's content."""
+        for number, message in enumerate(example.messages):
+            content = message["content"].strip()
+            if not content or content in text:
+                continue
+            other = self._with(example, number, {**message, "content": "paceline"})
+            if self._same(other, text):
+                if message.get("tool_calls"):  # the turn is there: its call is looked at below
+                    yield "messages[].content (of turns that call tools)"
+                    continue
+                yield Lost("turn_left_out", f"turn {number + 1} ({message['role']})")
+            elif message["role"] == "assistant":
+                yield "messages[].content (part of an answer)"
+
+    def _fields(self, example: Example, text: str) -> Iterator[str | Lost]:
+        """Look at what turns have beside their content."""
+        for number, message in enumerate(example.messages):
+            if message["role"] == "developer" and "developer" not in self._template.text:
+                yield "messages[].role (developer, written as system)"
+            thought = message.get("reasoning_content", "").strip()
+            if thought and not (len(thought) >= _LONG and thought in text):
+                without = self._with(example, number, _without(message, "reasoning_content"))
+                if self._same(without, text):
+                    earlier = "messages[].reasoning_content (of earlier turns)"
+                    yield earlier if self._can_reason() else Lost("reasoning", f"turn {number + 1}")
+            if message.get("tool_calls"):
+                fewer = [_without(message, "tool_calls")]
+                if len(message["tool_calls"]) > 1:
+                    fewer = [_without_call(message, call) for call in range(len(message["tool_calls"]))]
+                if any(self._same(self._with(example, number, other), text) for other in fewer):
+                    yield Lost("tool_calls", f"turn {number + 1}")
+                elif any("id" in call for call in message["tool_calls"]):
+                    yield from self._unless(
+                        example, text, number, _without_ids(message), "messages[].tool_calls[].id"
+                    )
+            for name in ("name", "tool_call_id"):
+                if name in message:
+                    yield from self._unless(
+                        example, text, number, _without(message, name), f"messages[].{name}"
+                    )
+
+    def _beside(self, example: Example, text: str) -> Iterator[str | Lost]:
+        """Look at tools, documents and options."""
+        if example.tools and self._same(replace(example, tools=()), text):
+            yield Lost("tools")
+        if example.documents and self._same(replace(example, documents=()), text):
+            yield Lost("documents")
+        for name in example.template_kwargs:
+            rest = {key: value for key, value in example.template_kwargs.items() if key != name}
+            if self._same(replace(example, template_kwargs=rest), text):
+                yield f"chat_template_kwargs.{name}"
+
+    def _unless(self, example: Example, text: str, turn: int, other: Message, name: str) -> Iterator[str]:
+        if self._same(self._with(example, turn, other), text):
+            yield name
+
+    def _same(self, example: Example, text: str) -> bool:
+        """Whether the text is the same; a template that needs what is missing raises."""
+        try:
+            return self._render(example) == text
+        except RowError:
+            return False
+
+    def _can_reason(self) -> bool:
+        """Whether the template writes the reasoning of the last turn."""
+        if self._writes_reasoning is None:
+            question: Message = {"role": "user", "content": "a"}
+            plain: Message = {"role": "assistant", "content": "b"}
+            thought: Message = {**plain, "reasoning_content": "paceline"}
+            try:
+                texts = [self._render(Example(messages=(question, turn))) for turn in (plain, thought)]
+                self._writes_reasoning = texts[0] != texts[1]
+            except RowError:
+                self._writes_reasoning = False
+        return self._writes_reasoning
+
+    def _with(self, example: Example, turn: int, message: Message) -> Example:
+        messages: Sequence[Message] = example.messages
+        return replace(example, messages=(*messages[:turn], message, *messages[turn + 1 :]))
+
+
+def _without(message: Message, name: str) -> Message:
+    # a TypedDict without one of its optional keys
+    return {key: value for key, value in message.items() if key != name}  # type: ignore[return-value]
+
+
+def _without_call(message: Message, call: int) -> Message:
+    calls = message["tool_calls"]
+    return {**message, "tool_calls": [*calls[:call], *calls[call + 1 :]]}
+
+
+def _without_ids(message: Message) -> Message:
+    calls = [{key: value for key, value in call.items() if key != "id"} for call in message["tool_calls"]]
+    return {**message, "tool_calls": calls}

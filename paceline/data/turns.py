@@ -1,0 +1,188 @@
+"""Turns of conversations in all published spellings, as the messages that chat templates read.
+
+A message has ``role`` and ``content``, and what the row gives of ``reasoning_content``, ``tool_calls``,
+``tool_call_id`` and ``name``. OpenAI's, ShareGPT's, LLaMA-Factory's and ms-swift's ways to write calls of
+tools become ``tool_calls``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Required, TypedDict
+
+from paceline.core.json_types import JsonObject
+from paceline.data.cells import Cell, Row, RowError, as_json, as_text, is_empty
+
+
+class Message(TypedDict, total=False):
+    """A turn. ``trained``: whether the row itself says that the turn has loss, or has none."""
+
+    role: Required[str]
+    content: Required[str]
+    reasoning_content: str
+    tool_calls: list[JsonObject]
+    tool_call_id: str
+    name: str
+    trained: bool
+
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+#: Roles under other names. ``CALL``: the turn is a call of tools, written as JSON in its text.
+CALL = "call"
+_CALLS = dict.fromkeys(("function_call", "tool_call", "tool_calls"), CALL)
+_RESULTS = dict.fromkeys(
+    ("observation", "tool_response", "function_response", "function", "ipython", "tool_result"), "tool"
+)
+MESSAGE_ROLES: Mapping[str, str] = {**_CALLS, **_RESULTS, **{role: role for role in ROLES}}
+SHAREGPT_ROLES: Mapping[str, str] = {
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "assistant", "chatgpt", "bot", "model"), "assistant"),
+    **dict.fromkeys(("system",), "system"),
+    **dict.fromkeys(("tool",), "tool"),
+    **_CALLS,
+    **_RESULTS,
+}
+ALL_ROLES: Mapping[str, str] = {**SHAREGPT_ROLES, **MESSAGE_ROLES}
+
+REASONING = ("reasoning_content", "reasoning", "thinking", "thought", "thoughts")
+#: Fields that set whether a turn has loss; the second kind also does so for turns of other roles.
+WEIGHTS = ("weight", "loss_weight", "loss")
+TRAINS = ("train", "training", "trainable", "train_on_turn")
+#: Fields of a turn that are read, beside its role and its content.
+READ = frozenset({*REASONING, *WEIGHTS, *TRAINS, "tool_calls", "function_call", "tool_call_id", "name"})
+REASONING_PARTS = ("reasoning", "thinking", "analysis")
+
+
+def turns_of(turns: Cell, role_key: str, text_key: str, roles: Mapping[str, str]) -> list[Message]:
+    """Normalise a list of turns. Raises RowError if it is not one."""
+    if turns is None:
+        raise RowError("missing_column", "no turns")
+    if not isinstance(turns, Sequence) or isinstance(turns, str):
+        raise RowError("bad_messages", f"{type(turns).__name__} instead of a list")
+    messages: list[Message] = []
+    for number, turn in enumerate(turns, 1):
+        if not isinstance(turn, Mapping) or role_key not in turn:
+            raise RowError("bad_messages", f"turn {number} has no '{role_key}' and '{text_key}'")
+        if text_key not in turn and all(is_empty(turn.get(name)) for name in ("tool_calls", "function_call")):
+            raise RowError("bad_messages", f"turn {number} has no '{role_key}' and '{text_key}'")
+        named = str(turn[role_key])
+        role = roles.get(named)
+        if role is None:
+            raise RowError("unknown_role", f"turn {number}: '{named}'")
+        message = _turn(turn, role, text_key, number)
+        # The model writes its text and its calls in one turn, also where the row gives them as several.
+        before = messages[-1] if messages else None
+        if role == CALL and before is not None and before["role"] == "assistant":
+            before["tool_calls"] = [*before.get("tool_calls", []), *message["tool_calls"]]
+        else:
+            messages.append(message)
+    return messages
+
+
+def turns_of_any(turns: Cell) -> list[Message]:
+    """Normalise a list of turns with the keys of messages or of ShareGPT. Raises RowError."""
+    first = turns[0] if isinstance(turns, list) and turns else {}
+    keys = ("from", "value") if isinstance(first, Mapping) and "from" in first else ("role", "content")
+    return turns_of(turns, *keys, ALL_ROLES)
+
+
+def _turn(turn: Row, role: str, text_key: str, number: int) -> Message:
+    content, thought = _content(turn.get(text_key), text_key)
+    if role == CALL:
+        message: Message = {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": _calls(_parsed(content), number),
+        }
+    else:
+        message = {"role": role, "content": content}
+    written = next((name for name in REASONING if not is_empty(turn.get(name))), None)
+    if written is not None and not thought.strip():
+        thought = as_text(turn[written], written)
+    if thought.strip():
+        message["reasoning_content"] = thought
+    given = next((turn[k] for k in ("tool_calls", "function_call") if not is_empty(turn.get(k))), None)
+    if given is not None:
+        message["tool_calls"] = _calls(_parsed(given), number)
+    for key in ("name", "tool_call_id"):
+        if is_empty(turn.get(key)):
+            continue
+        text = as_text(turn[key], key)
+        if key == "name":
+            message["name"] = text
+        else:
+            message["tool_call_id"] = text
+    trained = _trained(turn, message["role"], number)
+    if trained is not None:
+        message["trained"] = trained
+    return message
+
+
+def _content(value: Cell, name: str) -> tuple[str, str]:
+    """Return (text, reasoning) of a turn's content; parts of type ``thinking`` are its reasoning."""
+    if not isinstance(value, list):
+        return as_text(value, name), ""
+    thoughts: list[str] = []
+    others: list[Cell] = []
+    for part in value:
+        if isinstance(part, Mapping) and part.get("type") in REASONING_PARTS:
+            text = next((part[k] for k in (str(part["type"]), "text", "content") if part.get(k)), "")
+            thoughts.append(as_text(text, name))
+        else:
+            others.append(part)
+    return as_text(others, name) if others else "", "\n".join(thoughts)
+
+
+def _parsed(value: Cell) -> Cell:
+    """Return the JSON in a text, other values as they are."""
+    if not isinstance(value, str):
+        return value
+    try:
+        parsed: Cell = json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise RowError("bad_tool_call", f"{value.strip()[:60]!r} is not JSON") from error
+    return parsed
+
+
+def _calls(value: Cell, number: int) -> list[JsonObject]:
+    """Return calls as ``{"type": "function", "id"?, "function": {"name", "arguments"}}``."""
+    calls: list[JsonObject] = []
+    for item in value if isinstance(value, list) else [value]:
+        call = _parsed(item)
+        if not isinstance(call, Mapping):
+            raise RowError("bad_tool_call", f"turn {number}: {str(call)[:60]!r} is not a call")
+        function = _parsed(call.get("function", call))
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise RowError("bad_tool_call", f"turn {number}: a call has no name")
+        arguments = as_json(function.get("arguments", function.get("parameters", {})), "arguments")
+        made: JsonObject = {
+            "name": str(function["name"]),
+            "arguments": {} if arguments is None else arguments,
+        }
+        one: JsonObject = {"type": "function", "function": made}
+        if call.get("id"):
+            one["id"] = as_text(call["id"], "id")
+        calls.append(one)
+    return calls
+
+
+def _trained(turn: Row, role: str, number: int) -> bool | None:
+    """Return whether the turn says that it has loss; None if it does not say."""
+    found: dict[bool, str] = {}
+    for name in (*WEIGHTS, *TRAINS):
+        value = turn.get(name)
+        if is_empty(value):
+            continue
+        if not isinstance(value, (bool, int, float)) or value not in (0, 1):  # True is 1, false 0
+            raise RowError("turn_weight", f"turn {number}: '{name}' is {str(value)[:20]}")
+        if role == "assistant" or not value or name in TRAINS:
+            found[bool(value)] = name
+    if len(found) > 1:
+        raise RowError("turn_weight", f"turn {number}: '{found[True]}' and '{found[False]}' disagree")
+    return next(iter(found), None)
+
+
+def says_something(message: Message) -> bool:
+    """Whether a turn has text, reasoning or calls."""
+    return bool(message["content"].strip() or message.get("tool_calls") or message.get("reasoning_content"))

