@@ -27,6 +27,7 @@ VERBS = {
     "plan": "show what a training run would do here, and why, without starting it",
     "doctor": "check this machine: devices, driver, memory, compiler, packages, and how to fix what is wrong",
     "config": "config show CONFIG: every effective value and the file and line that set it",
+    "data": "data show CONFIG: rows as the model gets them, or the totals of the data, also as a picture",
     "chat": "chat with the model that a run has trained",
     "export": "write a run's model as a Hugging Face folder",
     "plot": "draw a run's loss, accuracy, throughput and memory (PNG)",

@@ -87,6 +87,10 @@ DATA_TURN_LEFT_OUT = Code(
     "The chat template renders a conversation without one of its turns, as templates do with roles that"
     " they do not know. Set model.chat_template to a template with this role, or remove the turn.",
 )
+DATA_NO_SUCH_ROW = Code(
+    "data.no_such_row",
+    "The data have no row, or no data set, of this number. Rows and data sets count from 1.",
+)
 DATA_TURN_WEIGHT = Code(
     "data.turn_weight",
     "A turn specifies a weight (weight, loss, train) other than 0 and 1. A turn has loss, or has none.",

@@ -143,6 +143,20 @@ class Encoder:
             raise CostlyTemplateError(f"more than {bounded.MEMORY_BYTES >> 20} MiB", number) from None
         return done
 
+    def turns_of_tokens(self, example: Example) -> list[int | None]:
+        """Return the turn that wrote each token of a conversation; None where that cannot be told.
+
+        Raises RowError.
+        """
+        if not example.messages:
+            return []
+        text, turns, _ = self._render(example, self._compile().template.render_whole)[1]
+        encoding = self._tokens([text], chat=True)[0][1]
+        if encoding is None or turns is None:
+            return []
+        owner: dict[int, int] = {at: n for n, own in enumerate(turns) for a, b in own for at in range(a, b)}
+        return [owner.get(end - 1) for _, end in encoding.offsets]
+
     def stop_token_ids(self) -> tuple[int, ...]:
         """Return the tokens that end an answer: end of text, and the template's end of turn."""
         stops = {} if self._eos is None else {int(self._eos): None}

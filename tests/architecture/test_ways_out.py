@@ -31,6 +31,7 @@ WRITERS = {
     "paceline/cli/simulate.py": "a plan, in a temporary folder",
     "paceline/simulate/__main__.py": "numbers, in a temporary folder",
     "paceline/cli/prepare.py": "a config, in a temporary folder",
+    "paceline/cli/data.py": "a config, in a temporary folder",
     "paceline/cli/lengths.py": "a config, in a temporary folder",
     "paceline/cli/verify.py": "a config and its verdict",
     "paceline/demo/scaling.py": "the demo's config",
@@ -121,6 +122,7 @@ def test_every_loader_says_whether_code_may_run() -> None:
 TERMINALS = {
     "paceline/training/worker.py": "data.main.Bar",
     "paceline/data/main.py": "rates and counts",
+    "paceline/data/show.py": "rows and totals, through printable",
     "paceline/training/console.py": "printable() on every line",
     "paceline/demo/main.py": "report.plain()",
     "paceline/demo/scaling.py": "numbers",
