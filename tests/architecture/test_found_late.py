@@ -23,6 +23,7 @@ OTHER_VERBS = (
     "checkpoint/folder.py",
     "checkpoint/main.py",
     "data/main.py",
+    "data/show.py",
     "generation/answer.py",
     "generation/chat.py",
     "generation/settings.py",
