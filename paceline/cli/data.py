@@ -59,8 +59,13 @@ def show(
     more += ["--row", str(row)] if row is not None else []
     more += ["--eval"] if evaluation else []
     more += ["--json"] if as_json else []
-    more += ["--to", str(to)] if to is not None else []
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         described = Path(folder) / "config.json"
         described.write_text(json.dumps(loaded.config.to_json()), encoding="utf-8")
-        raise typer.Exit(call("paceline.data.show", "--config-json", str(described), "--cache", place, *more))
+        totals = str(Path(folder) / "totals.json")
+        more += ["--totals", totals] if to is not None else []
+        code = call("paceline.data.show", "--config-json", str(described), "--cache", place, *more)
+        if code == 0 and to is not None and row is None:
+            length = str(loaded.config.data.max_length)
+            code = call("paceline.watch.lengths_plot", totals, length, str(to))
+        raise typer.Exit(code)

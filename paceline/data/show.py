@@ -1,4 +1,4 @@
-"""``python -m paceline.data.show --config-json FILE``: rows as the model gets them, totals, a picture.
+"""``python -m paceline.data.show --config-json FILE``: rows as the model gets them, or totals.
 
 Tokens with loss are green on a terminal and stand between « and » elsewhere.
 """
@@ -18,7 +18,6 @@ from paceline.core.errors import ConfigError, ExitCode, PacelineError
 from paceline.core.private import written_for
 from paceline.data import codes
 from paceline.data.kinds.base import row_kind
-from paceline.data.lengths_plot import draw_lengths
 from paceline.data.main import Bar, read_config
 from paceline.data.prepare import prepare, sets_of, setup_of
 from paceline.data.shown import ShownDocument, ShownRow, Totals, meaning_of, show_rows, totals_of
@@ -109,10 +108,8 @@ def run(config: Config, cache: Path, arguments: argparse.Namespace) -> None:
         prepared = prepare(config.data, config.model, seed=seed, cache_dir=cache, report=bar, kind=kind)
     totals = totals_of(prepared)
     print(json.dumps(totals.to_json()) if arguments.json else "\n".join(total_lines(totals)))
-    if arguments.to:
-        print(
-            f"picture     {draw_lengths(totals, config.data.max_length, Path(arguments.to))}", file=sys.stderr
-        )
+    if arguments.totals:
+        Path(arguments.totals).write_text(json.dumps(totals.to_json()), encoding="utf-8")
 
 
 @redacted
@@ -127,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--dataset", type=int, default=1)
     parser.add_argument("--eval", action="store_true")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--to")
+    parser.add_argument("--totals", help="a file for the totals as JSON")
     arguments = parser.parse_args(argv)
     arguments.plan = None
     try:

@@ -20,6 +20,8 @@ from paceline.data.table import TokenTable
 from paceline.data.template import Encoded, Encoder
 from paceline.data.tokenise import Chunk, ChunkRow, Setup, tokenise_chunk
 
+BINS = 60  # of the histogram of lengths
+
 
 @dataclass(frozen=True)
 class ShownPiece:
@@ -132,9 +134,16 @@ class Totals:
             "tokens": self.tokens,
             "tokens_with_loss": self.labels,
             "lengths": dict(zip(("min", "median", "p95", "max"), self.quantiles(), strict=True)),
+            "histogram": self.histogram(),
             "duplicates": self.duplicates,
             "not_read": dict(self.not_read),
         }
+
+    def histogram(self) -> JsonObject:
+        """Return ``edges`` (tokens, from 0) and ``counts`` (documents) of bins of equal width."""
+        top = max(int(self.lengths.max()) if len(self.lengths) else 0, 1)
+        counts, edges = np.histogram(self.lengths, bins=min(BINS, top), range=(0, top))
+        return {"edges": [round(float(edge), 2) for edge in edges], "counts": counts.tolist()}
 
     def quantiles(self) -> tuple[int, int, int, int]:
         """Return minimum, median, 95th percentile and maximum of the lengths."""

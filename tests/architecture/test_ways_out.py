@@ -32,6 +32,7 @@ WRITERS = {
     "paceline/simulate/__main__.py": "numbers, in a temporary folder",
     "paceline/cli/prepare.py": "a config, in a temporary folder",
     "paceline/cli/data.py": "a config, in a temporary folder",
+    "paceline/data/show.py": "totals, in a temporary folder",
     "paceline/cli/lengths.py": "a config, in a temporary folder",
     "paceline/cli/verify.py": "a config and its verdict",
     "paceline/demo/scaling.py": "the demo's config",

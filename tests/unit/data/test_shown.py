@@ -12,12 +12,12 @@ from data_fixtures import DataSection, ModelSection, make_tokenizer, prepare, wr
 
 from paceline.data.kinds.documents import DOCUMENTS
 from paceline.data.kinds.pairs import PAIRS
-from paceline.data.lengths_plot import draw_lengths
 from paceline.data.prepare import sets_of, setup_of
 from paceline.data.show import main, row_lines, total_lines
 from paceline.data.shown import show_rows, totals_of
 from paceline.data.template import Encoder
 from paceline.data.tokenizer import open_tokenizer
+from paceline.watch.lengths_plot import draw_lengths
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 TURNS = [
@@ -88,7 +88,7 @@ def test_totals_are_those_of_the_prepared_data(
     assert (
         "4 read, 3 used, 1 left out" in text and "1 duplicates" in text and "messages[].name: 2 rows" in text
     )
-    picture = draw_lengths(totals, 600, tmp_path / "new" / "lengths.png")
+    picture = draw_lengths(totals.to_json(), 600, tmp_path / "new" / "lengths.png")
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
