@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.models.context_parallel import ContextBatch, ContextParallel
-from paceline.models.kernel_choice import AttentionKernels
+from paceline.models.kernel_choice import AttentionKernels, RowKernels
 from paceline.models.padded_rows import PaddedRows
 from paceline.models.shared_prompts import SharedPrompts
 from paceline.models.visible_keys import VisibleKeys
@@ -126,7 +126,8 @@ class AttentionContext:
     ``current`` is the layout of a packed forward. ``rows`` is that of a padded forward, one document per row:
     not needed by attention, but by rotary embeddings that depend on a document's length.
 
-    ``kernels`` chooses the kernel of each call, and knows which ran.
+    ``kernels`` chooses the kernel of each attention call, ``row_kernels`` those of norms and the like; both
+    know which ran.
 
     Recomputation in the backward restores the layout of its own forward (see ``recompute``), so two forwards
     may precede the first backward.
@@ -136,6 +137,7 @@ class AttentionContext:
         self.current: PackedSequenceInfo | None = None
         self.rows: PackedSequenceInfo | None = None
         self.kernels = AttentionKernels()
+        self.row_kernels = RowKernels()
 
     def attach(self, trunk: nn.Module) -> None:
         """Give every submodule of ``trunk`` a reference to this slot (a plain attribute, neither in the state
@@ -175,6 +177,12 @@ def kernels_of(module: nn.Module) -> AttentionKernels | None:
     """Return the kernels of the root module that ``module`` is part of; None if it is part of none."""
     slot: AttentionContext | None = getattr(module, _ATTRIBUTE, None)
     return None if slot is None else slot.kernels
+
+
+def row_kernels_of(module: nn.Module) -> RowKernels | None:
+    """Return the row-wise kernels of the root module that ``module`` is part of; None if of none."""
+    slot: AttentionContext | None = getattr(module, _ATTRIBUTE, None)
+    return None if slot is None else slot.row_kernels
 
 
 def rows_of(module: nn.Module) -> PackedSequenceInfo | None:

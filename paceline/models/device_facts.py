@@ -40,3 +40,11 @@ def device_memory(device: torch.device) -> int:
     if not driver.is_available():
         return 0
     return int(driver.get_device_properties(device).total_memory)
+
+
+def processors(device: torch.device) -> int:
+    """Return how many multiprocessors an accelerator has; 128 for one that does not say or is not there."""
+    driver: Any = getattr(torch, device.type, None)
+    if not hasattr(driver, "get_device_properties") or not driver.is_available():
+        return 128
+    return int(getattr(driver.get_device_properties(device), "multi_processor_count", 128))

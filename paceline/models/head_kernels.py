@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from paceline.models.autograd import Function, FunctionContext
-from paceline.models.precision import activation_dtype, compute_copy, product_dtype
+from paceline.models.kernel_choice import RowKernels
+from paceline.models.precision import activation_dtype, compute_copy, keeps_fp32_sums, product_dtype
+from paceline.models.row_kernels import operators
 from paceline.plan.model.head_chunk import head_chunk_bytes
 
 CHUNK_BYTES = head_chunk_bytes(0)  # on a CPU; a device's own by its memory (``factory``)
@@ -32,6 +34,7 @@ class HeadShape:
     scale: float = 1.0
     softcap: float | None = None
     chunk_bytes: int = CHUNK_BYTES
+    kernels: RowKernels | None = None  # of the root module
 
 
 class ChunkedLogits:
@@ -134,6 +137,12 @@ class ChunkedGrads:
             first = rows.start == 0  # the first chunk writes, the others add: no pass to clear [V, H]
             if head.product == self.weight.dtype:
                 torch.addmm(self.weight, low.t(), head.hidden[rows], beta=0 if first else 1, out=self.weight)
+            elif keeps_fp32_sums(low):
+                given, wide = (low.t(), head.hidden[rows]), torch.float32
+                if first:
+                    torch.mm(*given, out_dtype=wide, out=self.weight)
+                else:
+                    torch.addmm(self.weight, *given, out_dtype=wide, out=self.weight)
             else:
                 piece = low.t().mm(head.hidden[rows])
                 self.weight.copy_(piece) if first else self.weight.add_(piece)
@@ -186,8 +195,15 @@ class FusedNll(Function):
         num_correct = labels.new_zeros(())
         head.rows = head._fitting(head.product)
         buffer = head.buffer()
+        kernel = shape.kernels is not None and shape.kernels.triton("loss", buffer)
         for rows in head.chunks():
             raw = head.raw(rows, buffer)
+            if kernel:
+                nll, best = operators.nll_gradient(raw, labels[rows], shape.scale, shape.softcap or 0.0)
+                total += nll.sum()
+                num_correct += (best == labels[rows]).sum() if correct else 0
+                gradients.add(rows, raw)
+                continue
             for part, block in head.blocks(rows, raw, cached=head.product != head.accum_dtype):
                 nll, hits = _to_gradient_(head, part, block, labels[part], correct)
                 total += nll

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from paceline.core.json_types import Json
 from paceline.models.head_kernels import CHUNK_BYTES, FusedNll, HeadShape, nll_sums
+from paceline.models.kernel_choice import RowKernels
 from paceline.models.regions import local
 from paceline.models.token_stats import TokenStats, Wanted
 from paceline.protocols.batch import Batch
@@ -147,15 +148,21 @@ class Head:
 
     shape: HeadShape
 
-    def __init__(self, hf: HFModel, chunk_bytes: int = CHUNK_BYTES, temperature: float = 1.0) -> None:
+    def __init__(
+        self,
+        hf: HFModel,
+        chunk_bytes: int = CHUNK_BYTES,
+        temperature: float = 1.0,
+        kernels: RowKernels | None = None,
+    ) -> None:
         """All outputs are those of softmax(logits / ``temperature``): the distribution that tokens were
-        sampled from.
+        sampled from. ``kernels``: of the root module, for the loss.
         """
         self.linear = hf.get_output_embeddings()
         self._own = OwnHead(hf)
         self._chunk_bytes = chunk_bytes
         self.vocabulary: Vocabulary = WholeVocabulary()
-        self.shape = _shape(hf.config.to_dict(), chunk_bytes)
+        self.shape = replace(_shape(hf.config.to_dict(), chunk_bytes), kernels=kernels)
         self._temperature = temperature
         self.fused = isinstance(self.linear, nn.Linear) and self._matches(hf)
         self.reason = (

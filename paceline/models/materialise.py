@@ -122,7 +122,7 @@ def kernels_of(hf: nn.Module) -> dict[str, Kernel]:
         elif isinstance(module, FusedAttention):
             kernels[name] = ("attention", {"paceline_passes": dict(module.paceline_passes)})
         elif isinstance(module, FusedSwiGLU):
-            kernels[name] = ("mlp", {})
+            kernels[name] = ("mlp", {"paceline_tanh": module.paceline_tanh})
     return kernels
 
 

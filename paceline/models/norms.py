@@ -1,5 +1,6 @@
 """RMSNorm as one autograd function: keeps no fp32 copies of activations for the backward, and only the output
-if it can.
+if it can. On a device it is one kernel: torch's own where weight and input share a dtype and the weight is
+plain, else Paceline's in Triton.
 
 A module is swapped only if its class name contains RMSNorm and its output on a probe equals this one's (so
 Gemma's ``1 + weight``, or a variant that normalizes another axis, is either recognized or left alone).
@@ -13,8 +14,11 @@ import math
 import torch
 from torch import Tensor, nn
 
+from paceline.models.attention_context import row_kernels_of
 from paceline.models.autograd import Function, FunctionContext
+from paceline.models.device_facts import processors
 from paceline.models.replace_forward import replace_forward
+from paceline.models.row_kernels import launch, operators
 
 LEAST_GAIN = 1e-3
 
@@ -23,6 +27,11 @@ class _NormContext(FunctionContext):
     saved_tensors: tuple[Tensor, Tensor, Tensor]  # y or x, weight, 1/rms
     offset: float
     from_output: bool
+
+
+class _KernelContext(FunctionContext):
+    saved_tensors: tuple[Tensor, Tensor, Tensor]  # x, weight, 1/rms
+    offset: float
 
 
 class RmsNorm(Function):
@@ -66,6 +75,47 @@ class RmsNorm(Function):
         return grad_x.to(saved.dtype), grad_weight, None, None
 
 
+class AtenRmsNorm(Function):
+    """The same by torch's fused kernel: x [.., H] and weight [H] of one dtype, statistics in fp32."""
+
+    @staticmethod
+    def forward(ctx: _KernelContext, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """[.., H] -> [.., H]."""
+        y, rstd = torch.ops.aten._fused_rms_norm(x, [x.shape[-1]], weight, eps)
+        ctx.save_for_backward(x, weight, rstd)
+        return y  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: _KernelContext, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients of x and weight."""
+        x, weight, rstd = ctx.saved_tensors
+        grad_x, grad_weight = torch.ops.aten._fused_rms_norm_backward(
+            grad, x, [x.shape[-1]], rstd, weight, list(ctx.needs_input_grad[:2])
+        )
+        return grad_x, grad_weight, None
+
+
+class TritonRmsNorm(Function):
+    """The same by Paceline's kernel: x [.., H] and weight [H] of any dtypes but fp64, statistics in fp32."""
+
+    @staticmethod
+    def forward(ctx: _KernelContext, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
+        """[.., H] -> [.., H] in x's dtype."""
+        y, rstd = operators.rms_norm(x, weight, eps, offset)
+        ctx.save_for_backward(x, weight, rstd)
+        ctx.offset = offset
+        return y
+
+    @staticmethod
+    def backward(ctx: _KernelContext, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients of x and weight; the latter is summed over programs in fp32."""
+        x, weight, rstd = ctx.saved_tensors
+        programs = launch.norm_programs(rstd.shape[0], x.shape[-1], processors(x.device))
+        grad_x, partial = operators.rms_norm_backward(grad, x, weight, rstd, ctx.offset, programs)
+        grad_weight = partial.sum(0).to(weight.dtype) if ctx.needs_input_grad[1] else None
+        return grad_x, grad_weight, None, None
+
+
 class FusedRMSNorm(nn.Module):
     """The class that an RMSNorm module is swapped to; keeps the module's parameters, attributes and names."""
 
@@ -79,6 +129,14 @@ class FusedRMSNorm(nn.Module):
         eps, offset = self.paceline_eps, self.paceline_offset
         if torch.compiler.is_compiling():
             return traced_norm(hidden_states, self.weight, eps, offset)
+        kernels = None if hidden_states.device.type == "cpu" else row_kernels_of(self)
+        if kernels is not None:
+            alike = offset == 0.0 and hidden_states.dtype == self.weight.dtype
+            if alike and kernels.aten("norm", hidden_states, self.weight):
+                return AtenRmsNorm.apply(hidden_states, self.weight, eps)
+            narrow = self.weight.shape[0] <= launch.WIDEST
+            if narrow and kernels.triton("norm", hidden_states, self.weight):
+                return TritonRmsNorm.apply(hidden_states, self.weight, eps, offset)
         return RmsNorm.apply(hidden_states, self.weight, eps, offset)
 
 

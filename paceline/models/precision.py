@@ -17,6 +17,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from paceline.models.autograd import Function, FunctionContext
 from paceline.models.replace_forward import replace_base, replace_forward
@@ -51,11 +52,34 @@ def activation_dtype(parameter: Tensor) -> torch.dtype:
     return dtype
 
 
+def weight_gradient(grad: Tensor, rows: Tensor, wanted: torch.dtype) -> Tensor:
+    """Return gradᵀ · rows, the gradient [out, in] of a weight of dtype ``wanted``, from grad [N, out] and
+    rows [N, in] of one dtype: in that dtype if it is the weight's or no 16-bit one, else in fp32.
+
+    CUDA's products sum in fp32, and keep that where it is asked for: no 16-bit result is made and cast.
+    """
+    low = grad.dtype in (torch.bfloat16, torch.float16)
+    if not low or wanted == grad.dtype:
+        return grad.t().mm(rows)
+    if keeps_fp32_sums(grad):
+        return torch.mm(grad.t(), rows, out_dtype=torch.float32)
+    return grad.t().mm(rows).float()
+
+
+def keeps_fp32_sums(x: Tensor) -> bool:
+    """Whether products of 16-bit matrices like ``x`` can be returned in fp32: by torch's CUDA build, for
+    NVIDIA devices.
+    """
+    able = x.is_cuda and torch.version.hip is None and not isinstance(x, DTensor)
+    return able and not torch.compiler.is_compiling()
+
+
 class _LinearContext(FunctionContext):
     saved_tensors: tuple[Tensor]  # x
     copy: Tensor
     product: torch.dtype
     has_bias: bool
+    wanted: torch.dtype  # the master's
 
 
 class LowPrecisionLinear(Function):
@@ -71,7 +95,7 @@ class LowPrecisionLinear(Function):
         copy = compute_copy(weight)
         low_bias = None if bias is None else compute_copy(bias).to(product)
         ctx.save_for_backward(x)
-        ctx.copy, ctx.product, ctx.has_bias = copy, product, bias is not None
+        ctx.copy, ctx.product, ctx.has_bias, ctx.wanted = copy, product, bias is not None, weight.dtype
         return F.linear(x.to(product), copy.to(product), low_bias).to(x.dtype)
 
     @staticmethod
@@ -82,7 +106,8 @@ class LowPrecisionLinear(Function):
         g = grad.to(product)
         grad_x = g.matmul(copy.to(product)).to(x.dtype) if ctx.needs_input_grad[0] else None
         rows = g.flatten(0, -2)
-        grad_weight = rows.t().mm(x.to(product).flatten(0, -2)).float() if ctx.needs_input_grad[1] else None
+        wide = x.to(product).flatten(0, -2)
+        grad_weight = weight_gradient(rows, wide, ctx.wanted) if ctx.needs_input_grad[1] else None
         grad_bias = rows.sum(0, dtype=torch.float32) if ctx.has_bias and ctx.needs_input_grad[2] else None
         return grad_x, grad_weight, grad_bias, None
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from paceline.models.arrival import widened
 from paceline.models.attention import PACKED_ATTENTION, packed_attention
-from paceline.models.attention_context import recording, sequence_info_of
+from paceline.models.attention_context import recording, row_kernels_of, sequence_info_of
 from paceline.models.autograd import Function, FunctionContext
 from paceline.models.precision import (
     ComputeLinear,
@@ -24,8 +24,10 @@ from paceline.models.precision import (
     compute_copy,
     product_dtype,
     traced_linear,
+    weight_gradient,
 )
 from paceline.models.replace_forward import replace_forward
+from paceline.models.row_kernels import operators
 
 if TYPE_CHECKING:
     from transformers import Cache
@@ -49,7 +51,9 @@ class PlainAttention(nn.Module):
 class _QkvContext(FunctionContext):
     saved_tensors: tuple[Tensor, Tensor, Tensor]  # x, cos, sin
     copies: list[Tensor]  # of the three weights
+    wanted: list[torch.dtype]  # of the weights' gradients
     product: torch.dtype
+    kernel: bool
 
 
 class RotaryQkv(Function):
@@ -57,7 +61,8 @@ class RotaryQkv(Function):
     D].
 
     Rotary embedding as in Su et al. 2021 (arXiv:2104.09864) with halves: y = x·cos + (-x2, x1)·sin; the
-    backward is the same rotation with -sin. ``cos`` and ``sin`` are [1, T, D] with equal halves.
+    backward is the same rotation with -sin. ``cos`` and ``sin`` are [1, T, D] with equal halves. ``kernel``:
+    query and key are rotated by one Triton kernel.
     """
 
     @staticmethod
@@ -68,6 +73,7 @@ class RotaryQkv(Function):
         sin: Tensor,
         width: int,
         product: torch.dtype,
+        kernel: bool,
         *weights_and_biases: Tensor | None,
     ) -> tuple[Tensor, ...]:
         """``weights_and_biases``: weights q, k, v, then biases q, k, v (or None)."""
@@ -82,10 +88,13 @@ class RotaryQkv(Function):
                 rows.mm(turned) if bias is None else torch.addmm(compute_copy(bias).to(product), rows, turned)
             )
             heads = out.view(1, rows.shape[0], -1, width)
-            outs.append((rotate(heads, cos, sin) if i < 2 else heads).to(x.dtype).transpose(1, 2))
+            outs.append(rotate(heads, cos, sin) if i < 2 and not kernel else heads)
+        if kernel:
+            outs[:2] = _rotated(outs[0], outs[1], cos, sin, 1.0)
         ctx.save_for_backward(x, cos, sin)
-        ctx.copies, ctx.product = copies, product
-        return tuple(outs)
+        ctx.copies, ctx.product, ctx.kernel = copies, product, kernel
+        ctx.wanted = [weight.dtype for weight in weights if weight is not None]
+        return tuple(out.to(x.dtype).transpose(1, 2) for out in outs)
 
     @staticmethod
     def backward(ctx: _QkvContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -93,20 +102,23 @@ class RotaryQkv(Function):
         x, cos, sin = ctx.saved_tensors
         product = ctx.product
         rows = x.flatten(0, -2).to(product)
-        need_weights, need_biases = ctx.needs_input_grad[5:8], ctx.needs_input_grad[8:]
+        need_weights, need_biases = ctx.needs_input_grad[6:9], ctx.needs_input_grad[9:]
         total: Tensor | None = None
         weight_grads: list[Tensor | None] = []
         bias_grads: list[Tensor | None] = []
-        for i, grad in enumerate(grads):
-            heads = grad.transpose(1, 2).to(product)
-            g = (rotate(heads, cos, sin, -1.0) if i < 2 else heads).reshape(rows.shape[0], -1)
-            weight_grads.append(_wide(g.t().mm(rows)) if need_weights[i] else None)
+        given = [grad.transpose(1, 2).to(product) for grad in grads]
+        if ctx.kernel:
+            given[:2] = _rotated(given[0], given[1], cos, sin, -1.0)
+        for i, heads in enumerate(given):
+            turned = rotate(heads, cos, sin, -1.0) if i < 2 and not ctx.kernel else heads
+            g = turned.reshape(rows.shape[0], -1)
+            weight_grads.append(weight_gradient(g, rows, ctx.wanted[i]) if need_weights[i] else None)
             bias_grads.append(_wide(g.sum(0)) if need_biases[i] else None)
             if ctx.needs_input_grad[0]:
                 copy = ctx.copies[i].to(product)
                 total = g.mm(copy) if total is None else total.addmm_(g, copy)
         grad_x = None if total is None else total.to(x.dtype).view_as(x)
-        return grad_x, None, None, None, None, *weight_grads, *bias_grads
+        return grad_x, None, None, None, None, None, *weight_grads, *bias_grads
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, direction: float = 1.0) -> Tensor:
@@ -120,6 +132,13 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, direction: float = 1.0) -> Tenso
     out[..., :half].addcmul_(x[..., half:], s[..., :half], value=-direction)
     out[..., half:].addcmul_(x[..., :half], s[..., half:], value=direction)
     return out
+
+
+def _rotated(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, direction: float) -> tuple[Tensor, Tensor]:
+    """``rotate`` of query and key [1, T, heads, D] in one kernel."""
+    q, k = (x[0] if x.stride(-1) == 1 else x[0].contiguous() for x in (query, key))
+    q, k = operators.rotary(q, k, cos[0], sin[0], direction)
+    return q[None], k[None]
 
 
 def _wide(grad: Tensor) -> Tensor:
@@ -174,9 +193,10 @@ def _project(module: PlainAttention, x: Tensor, cos: Tensor, sin: Tensor) -> tup
     weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
     if torch.compiler.is_compiling():
         return _traced(module, x.to(dtype), cos, sin)
-    return RotaryQkv.apply(
-        x.to(dtype), cos, sin, module.head_dim, product_dtype(dtype, x.device), *weights, *biases
-    )
+    kernels = None if x.device.type == "cpu" else row_kernels_of(module)
+    kernel = kernels is not None and kernels.triton("rotary", x, weights[0], cos)
+    product = product_dtype(dtype, x.device)
+    return RotaryQkv.apply(x.to(dtype), cos, sin, module.head_dim, product, kernel, *weights, *biases)
 
 
 def _traced(module: PlainAttention, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:

@@ -72,7 +72,11 @@ class RoleModule(RootModule):
         self.notes_by_subject: dict[str, str] = {}  # changes after it was built, for ``notes``
         self.slot = AttentionContext()
         self.slot.attach(hf)
-        self._head = ScalarHead(hf) if role in SCALAR_ROLES else Head(hf, chunk_bytes, temperature)
+        self._head = (
+            ScalarHead(hf)
+            if role in SCALAR_ROLES
+            else Head(hf, chunk_bytes, temperature, self.slot.row_kernels)
+        )
         self._lent: LentHead | None = None
         self._comparison: Comparison | None = None
         self._low_precision: LowPrecisionCopies | None = None
@@ -170,6 +174,8 @@ class RoleModule(RootModule):
         """Return how this module computes, and why, by subject: for the log."""
         ran = self.slot.kernels.describe()
         notes = {"attention": f"{self.attention.reason}{ran}", "head": self._head.reason}
+        if rows := self.slot.row_kernels.describe():
+            notes["row-wise kernels"] = rows
         if self._low_precision is not None:
             notes["precision"] = self._low_precision.reason
         if self.adapter is not None:

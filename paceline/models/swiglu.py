@@ -1,8 +1,10 @@
 """The gated MLP of Llama-like models as one autograd function: saves x, gate and up for the backward, but
-neither silu(gate) nor the product.
+neither silu(gate) nor the product. On a device with Triton that of Gemma-like models too, whose activation is
+GELU in its tanh form; elsewhere those run their own class.
 
 A module is swapped only if it has plain, bias-free ``gate_proj``, ``up_proj``, ``down_proj`` and its output
-on a probe equals this one's. Elementwise work runs over blocks of rows that stay in the processor's cache.
+on a probe equals this one's. Elementwise work is one Triton kernel on a device, and on a CPU runs over blocks
+of rows that stay in the processor's cache.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.models.arrival import widened
+from paceline.models.attention_context import row_kernels_of
 from paceline.models.autograd import Function, FunctionContext
 from paceline.models.precision import (
     ComputeLinear,
@@ -22,8 +25,10 @@ from paceline.models.precision import (
     product_dtype,
     product_dtype_of,
     traced_linear,
+    weight_gradient,
 )
 from paceline.models.replace_forward import replace_forward
+from paceline.models.row_kernels import operators, reference
 
 _BLOCK_ELEMENTS = 96 * 1024  # a block of four such fp32 arrays fits in 2 MiB of cache
 
@@ -41,12 +46,15 @@ class GatedMlp(Protocol):
 class _SwiGluContext(FunctionContext):
     saved_tensors: tuple[Tensor, Tensor, Tensor]  # x, gate, up
     copies: tuple[Tensor, ...]  # of the three weights
+    wanted: tuple[torch.dtype, ...]  # of the three gradients
     product: torch.dtype
+    tanh: bool | None
 
 
 class SwiGlu(Function):
-    """down(silu(gate(x)) · up(x)); Shazeer 2020 (arXiv:2002.05202), equation 6. x [.., H], weights [I, H],
-    [I, H], [H, I].
+    """down(act(gate(x)) · up(x)); Shazeer 2020 (arXiv:2002.05202), equation 6. x [.., H], weights [I, H],
+    [I, H], [H, I]. ``tanh``: None for SiLU by torch's operations, else Triton's kernel for SiLU (False) or
+    tanh GELU (True).
     """
 
     @staticmethod
@@ -57,6 +65,7 @@ class SwiGlu(Function):
         up_weight: Tensor,
         down_weight: Tensor,
         product: torch.dtype,
+        tanh: bool | None = None,
     ) -> Tensor:
         """[.., H] -> [.., H] in x's dtype."""
         copies = tuple(compute_copy(w) for w in (gate_weight, up_weight, down_weight))
@@ -65,8 +74,9 @@ class SwiGlu(Function):
         gate = wide.mm(copies[0].to(product).t()).to(x.dtype)
         up = wide.mm(copies[1].to(product).t()).to(x.dtype)
         ctx.save_for_backward(x, gate, up)
-        ctx.copies, ctx.product = copies, product
-        acted = _activate(gate, up, product)
+        ctx.copies, ctx.product, ctx.tanh = copies, product, tanh
+        ctx.wanted = (gate_weight.dtype, up_weight.dtype, down_weight.dtype)
+        acted = _activate(gate, up, product) if tanh is None else operators.gated(gate, up, tanh)
         out = x.new_empty(x.shape)  # not a view: models may add to the output in place (Llama 4's experts)
         down = copies[2].to(product).t()
         if product == x.dtype:
@@ -86,20 +96,20 @@ class SwiGlu(Function):
         g = grad.flatten(0, -2).to(product)
         rows = x.flatten(0, -2).to(product)
         d_up = g.mm(down_copy.to(product))
-        acted, d_gate = torch.empty_like(d_up), torch.empty_like(d_up)
-        _backward_blocks(gate, up, acted, d_gate, d_up, product)
-        grad_down = _wide(g.t().mm(acted)) if need_down else None
+        if ctx.tanh is None:
+            acted, d_gate = torch.empty_like(d_up), torch.empty_like(d_up)
+            _backward_blocks(gate, up, acted, d_gate, d_up, product)
+        else:
+            acted, d_gate = operators.gated_backward(gate, up, d_up, ctx.tanh)
+        wanted = ctx.wanted
+        grad_down = weight_gradient(g, acted, wanted[2]) if need_down else None
         del acted
         grad_x = None
         if need_x:
             grad_x = d_gate.mm(gate_copy.to(product)).addmm_(d_up, up_copy.to(product)).to(x.dtype).view_as(x)
-        grad_gate = _wide(d_gate.t().mm(rows)) if need_gate else None
-        grad_up = _wide(d_up.t().mm(rows)) if need_up else None
-        return grad_x, grad_gate, grad_up, grad_down, None
-
-
-def _wide(grad: Tensor) -> Tensor:
-    return grad.float() if grad.dtype in (torch.bfloat16, torch.float16) else grad
+        grad_gate = weight_gradient(d_gate, rows, wanted[0]) if need_gate else None
+        grad_up = weight_gradient(d_up, rows, wanted[1]) if need_up else None
+        return grad_x, grad_gate, grad_up, grad_down, None, None
 
 
 def _blocks(gate: Tensor) -> list[slice]:
@@ -135,9 +145,16 @@ class FusedSwiGLU(nn.Module):
     gate_proj: nn.Linear
     up_proj: nn.Linear
     down_proj: nn.Linear
+    paceline_tanh: bool
 
     def forward(self, x: Tensor) -> Tensor:
         """[.., H] -> [.., H]."""
+        tanh: bool | None = self.paceline_tanh
+        kernels = None if x.device.type == "cpu" else row_kernels_of(self)
+        if kernels is None or not kernels.triton("activation", x, self.gate_proj.weight):
+            if tanh:
+                return super().forward(x)  # type: ignore[no-any-return, misc]
+            tanh = None
         weights = self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight
         if torch.compiler.is_compiling():
             gate, up = traced_linear(x, weights[0]), traced_linear(x, weights[1])
@@ -145,12 +162,12 @@ class FusedSwiGLU(nn.Module):
             return traced_linear(F.silu(gate.to(product)) * up.to(product), weights[2])
         dtype = activation_dtype(weights[0])
         product = product_dtype(dtype, x.device)
-        return SwiGlu.apply(x.to(dtype), *weights, product)
+        return SwiGlu.apply(x.to(dtype), *weights, product, tanh)
 
 
 def fuse_mlps(model: nn.Module) -> int:
     """Swap the gated MLPs of ``model`` that compute exactly this; return how many."""
-    verdicts: dict[tuple[type, torch.Size], bool] = {}
+    verdicts: dict[tuple[type, torch.Size], bool | None] = {}
     count = 0
     for module in model.modules():
         if isinstance(module, FusedSwiGLU) or not _looks_gated(module):
@@ -159,9 +176,12 @@ def fuse_mlps(model: nn.Module) -> int:
         if key not in verdicts:
             assert isinstance(module, nn.Module)
             with widened(module):
-                verdicts[key] = _same(module)
-        if verdicts[key]:
+                verdicts[key] = _tanh(module)
+        tanh = verdicts[key]
+        if tanh is not None:
             module.__class__ = replace_forward(FusedSwiGLU, type(module))
+            assert isinstance(module, FusedSwiGLU)
+            module.paceline_tanh = tanh
             count += 1
     return count
 
@@ -174,18 +194,28 @@ def _looks_gated(module: nn.Module) -> TypeGuard[GatedMlp]:
 
 
 @torch.no_grad()
-def _same(module: GatedMlp) -> bool:
-    """Return whether the module's own forward equals the fused one on a probe."""
+def _tanh(module: GatedMlp) -> bool | None:
+    """Return whether its activation is SiLU (False) or tanh GELU (True): the one whose fused form equals the
+    module's own forward on a probe; None if neither.
+    """
     weights = module.gate_proj.weight, module.up_proj.weight, module.down_proj.weight
     if weights[0].device.type == "meta":
-        return False
+        return None
     probe = (
         torch.randn(3, weights[0].shape[1], generator=torch.Generator().manual_seed(0)).to(weights[0]) * 3.0
     )
     try:
         expected = module(probe)
     except (RuntimeError, TypeError):  # another signature: not swapped
-        return False
-    fused = SwiGlu.apply(probe, *weights, probe.dtype)
+        return None
     scale = float(expected.abs().max())
-    return scale > 0 and torch.allclose(fused, expected, rtol=1e-4, atol=1e-5 * scale)
+    gate, up = (F.linear(probe, weight) for weight in weights[:2])
+    for tanh in (False, True):
+        fused = (
+            F.linear(reference.gated(gate, up, True), weights[2])
+            if tanh
+            else SwiGlu.apply(probe, *weights, probe.dtype)
+        )
+        if scale > 0 and torch.allclose(fused, expected, rtol=1e-4, atol=1e-5 * scale):
+            return tanh
+    return None

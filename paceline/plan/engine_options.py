@@ -20,6 +20,7 @@ from paceline.plan.model.attention_kernel import (
     attention_kernel,
 )
 from paceline.plan.model.flash_version import LABELS, flash_version
+from paceline.plan.model.row_kernels import row_kernels
 from paceline.plan.model.shape import PACKED, ModelShape
 from paceline.plan.plan import Decision, Precision
 from paceline.plan.recomputation import KINDS, kept_kinds
@@ -176,6 +177,17 @@ def _call(shape: ModelShape | None) -> AttentionCall:
     if shape.latent is not None:
         return AttentionCall(shape.latent.nope + shape.latent.rope, shape.latent.value)
     return AttentionCall(shape.head_dim, shape.head_dim, softcap=shape.softcap, sinks=shape.sinks)
+
+
+def row_kernel_decisions(training: TrainingSection, hardware: Hardware) -> tuple[Decision, ...]:
+    """Return the decision on kernels for norms and the like on a device; none for a CPU.
+    ``models.kernel_choice`` asks the same function.
+    """
+    if not is_accelerator(hardware.device):
+        return ()
+    name, reason = row_kernels(hardware.device, hardware.capability, hardware.uncompiled)
+    compiled = "; torch.compile joins what it compiles by itself" if training.torch_compile else ""
+    return (Decision("row-wise kernels", name, f"{reason}{compiled}; the log names those that ran"),)
 
 
 def option_decisions(

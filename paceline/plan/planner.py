@@ -31,6 +31,7 @@ from paceline.plan.engine_options import (
     idle_decisions,
     keeps_apart,
     option_decisions,
+    row_kernel_decisions,
 )
 from paceline.plan.hardware.kinds import is_accelerator, kind_of
 from paceline.plan.hardware.probe import Hardware
@@ -113,6 +114,7 @@ def _assembled(job: Job, resolved: Resolved, found: Sequence[Diagnostic]) -> Pla
         *engine.decisions,
         about_backend,
         attention,
+        *row_kernel_decisions(training, hardware),
         *adapter_decisions(adapter, shape),
         *about_models,
         *([rollout_decision(resolved.rollout)] if resolved.rollout else []),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -62,6 +62,8 @@ class Trained:
     pageable: Counter[str] = field(default_factory=Counter)
     start_peak: int = 0
     attention: set[str] = field(default_factory=set)
+    rows: set[str] = field(default_factory=set)
+    notes: dict[str, str] = field(default_factory=dict)
 
     @property
     def planned_attention(self) -> str:
@@ -146,6 +148,20 @@ def train(
         return _windows(config, plan, machine, windows, lambda step: make(accumulation, step))
 
 
+def equal_or_nearer(device: Trained, cpu: Trained, close: float, exact: Callable[[], Trained]) -> bool:
+    """Whether the losses are ``close``. A CPU rounds weights' gradients to 16 bits, a device does not: where
+    they are further apart, the device's must be nearer to those of fp32, which ``exact`` trains.
+    """
+    apart = [abs(a - b) for a, b in zip(device.losses, cpu.losses, strict=True)]
+    if max(apart) <= close:
+        return True
+    true = exact().losses
+    return all(
+        distance <= close or abs(a - t) < abs(b - t) <= 5e-4
+        for distance, a, b, t in zip(apart, device.losses, cpu.losses, true, strict=True)
+    )
+
+
 def prepared(config: Config, plan: Plan, device: torch.device) -> tuple[Strategy, Handles, Algorithm]:
     """The planned strategy, its models and the algorithm."""
     strategy = make_strategy("single", World(0, 0, 1, 1, device, "none", None), plan)
@@ -188,6 +204,7 @@ def _windows(config: Config, plan: Plan, machine: Machine | None, windows: int, 
         found.waits, found.kernels = Counter(machine.waits), Counter(machine.kernels)
         found.pageable = Counter(machine.pageable)
     found.attention = set(handles[role].root.slot.kernels.ran)
+    found.rows, found.notes = set(handles[role].root.slot.row_kernels.ran), handles[role].root.notes()
     for shard in strategy.export_state(handles[role]):
         if shard.kind == "param":
             found.weights[shard.name] = shard.tensor.detach().to("cpu").float()

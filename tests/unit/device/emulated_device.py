@@ -23,7 +23,7 @@ import emulated_flex
 import torch
 from emulated_graph import capturing, graph_class
 from emulated_machine import Machine
-from emulated_rules import Emulation
+from emulated_rules import Emulation, run
 from emulated_tensor import DeviceTensor
 from torch import Tensor, nn
 
@@ -106,6 +106,22 @@ def _fakes(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
     yield torch._C, {"_group_tensors_by_device_and_dtype": grouped}
     yield flex, {"compiled_flex": lambda: emulated_flex.call}
     yield kernel_choice, {"triton_missing": lambda _: machine.no_triton}
+    # torch composes these of others for all but real devices, before Python could see them
+    names = ("_fused_rms_norm", "_fused_rms_norm_backward")
+    yield torch.ops.aten, {name: _Direct(getattr(torch.ops.aten, name)) for name in names}
+
+
+class _Direct:
+    """An operator whose calls go past torch's dispatcher."""
+
+    def __init__(self, packet: Any) -> None:
+        self.packet = packet
+
+    def __call__(self, *args: Any) -> Any:
+        return run(self.packet.default, args, {})
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.packet, name)
 
 
 def _driver(machine: Machine) -> dict[str, Callable[..., Any]]:

@@ -10,6 +10,8 @@ from emulated_flex import OWN_FLEX
 from emulated_tensor import DeviceTensor
 from torch import Tensor
 
+from paceline.models.row_kernels import reference
+
 FLASH_FROM = (8, 0)
 
 
@@ -143,7 +145,76 @@ def histogram(x: DeviceTensor, *args: Any, **kwargs: Any) -> Tensor:
     return DeviceTensor(counts.to(x.dtype), x.machine)
 
 
+def fused_rms_norm(
+    x: DeviceTensor, shape: list[int], weight: DeviceTensor, eps: float | None
+) -> tuple[Tensor, ...]:
+    """``aten::_fused_rms_norm``: (y, 1/rms [.., 1] in fp32); weight and input share a dtype."""
+    if weight.dtype != x.dtype:
+        raise RuntimeError("expected weight and input of one dtype")  # else torch takes no fused kernel
+    found, rstd = reference.rms_norm(x.numbers, weight.numbers, 0.0 if eps is None else eps, 0.0)
+    return tuple(DeviceTensor(t, x.machine) for t in (found, rstd.view(*x.shape[:-1], 1)))
+
+
+def fused_rms_norm_backward(
+    grad: DeviceTensor,
+    x: DeviceTensor,
+    shape: list[int],
+    rstd: DeviceTensor,
+    weight: DeviceTensor,
+    needed: list[bool],
+) -> tuple[Tensor | None, ...]:
+    """``aten::_fused_rms_norm_backward``: the gradients of x and weight."""
+    given = (t.numbers for t in (grad, x, weight))
+    found = reference.rms_norm_backward(*given, rstd.numbers.flatten(), 0.0, 1)
+    grads = found[0], found[1].sum(0).to(weight.dtype)
+    return tuple(DeviceTensor(t, x.machine) if n else None for t, n in zip(grads, needed, strict=True))
+
+
+def product_of(out_dtype: torch.dtype, *operands: Tensor) -> Tensor:
+    """A product of 16-bit matrices that is summed and kept in fp32, as CUDA's ``mm`` with ``out_dtype``."""
+    if any(x.dtype not in (torch.bfloat16, torch.float16) for x in operands):
+        raise RuntimeError("out_dtype: operands must be bf16 or fp16")
+    if out_dtype != torch.float32:
+        raise RuntimeError("out_dtype must be fp32")
+    a, b = (x.numbers.to(out_dtype) for x in operands)  # type: ignore[attr-defined]
+    return a @ b
+
+
+def wide_product(a: DeviceTensor, b: DeviceTensor, out_dtype: torch.dtype) -> Tensor:
+    """``aten::mm.dtype``."""
+    return DeviceTensor(product_of(out_dtype, a, b), a.machine)
+
+
+def wide_product_out(
+    a: DeviceTensor, b: DeviceTensor, out_dtype: torch.dtype, *, out: DeviceTensor
+) -> Tensor:
+    """``aten::mm.dtype_out``."""
+    out.numbers.copy_(product_of(out_dtype, a, b))
+    return out
+
+
+def wide_sum_(
+    c: DeviceTensor,
+    a: DeviceTensor,
+    b: DeviceTensor,
+    out_dtype: torch.dtype,
+    *,
+    beta: float = 1,
+    out: DeviceTensor,
+) -> Tensor:
+    """``aten::addmm.dtype_out``: out = beta · c + a @ b."""
+    assert out.dtype == c.dtype == out_dtype
+    found = product_of(out_dtype, a, b)
+    out.numbers.copy_(found if beta == 0 else found + beta * c.numbers)
+    return out
+
+
 OWN = {
+    "aten::mm.dtype": wide_product,
+    "aten::mm.dtype_out": wide_product_out,
+    "aten::addmm.dtype_out": wide_sum_,
+    "aten::_fused_rms_norm": fused_rms_norm,
+    "aten::_fused_rms_norm_backward": fused_rms_norm_backward,
     "aten::histc": histogram,
     "torch_attn::_varlen_attn": flash_varlen,
     "torch_attn::_varlen_attn_backward": flash_varlen_backward,

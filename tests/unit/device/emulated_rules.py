@@ -79,7 +79,8 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         machine.kernels[name] += 1
     if machine.graph is not None:
         machine.graph.protect(func, args, kwargs)
-    own = OWN.get(func._schema.name)
+    overload = func._schema.overload_name
+    own = OWN.get(func._schema.name + ("." + overload if overload else ""))
     if own is not None:
         return _noted(machine, lambda: own(*args, **kwargs))
     if name == "copy_" and not isinstance(args[0], DeviceTensor):

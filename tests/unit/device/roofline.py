@@ -57,6 +57,8 @@ PRODUCTS, FLASH, MEMORY = 0.72 * PEAK, 0.40 * PEAK, 0.88 * 3.35e12
 WINDOWS = {"llama-3-8b": (16384, 4), "qwen2.5-0.5b": (16384, 32), "gemma-2-2b": (16384, 2)}
 DEPTHS = (2, 4)
 _GATHERS = frozenset(["embedding", "index_select", "gather", "index"])
+_OVERWRITES = frozenset(["copy_", "zero_", "fill_", "_foreach_copy_", "_foreach_zero_"])
+_READS_TWICE = frozenset(["nll_gradient"])  # its first argument
 
 
 @dataclass
@@ -71,13 +73,13 @@ class Roofline:
     def note(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """One kernel: what it reads and writes, each tensor once, and what it multiplies."""
         name = func._schema.name.partition("::")[2]
-        given = {id(x): x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
-        made = {id(x): x for x in tree_leaves(out) if isinstance(x, Tensor)}
+        read, written = _touched(func, name, args, kwargs, out)
         if name in _GATHERS:
-            moved = 2 * sum(_size(x) for x in made.values())
+            moved = 2 * sum(_size(x) for x in written)
         else:
-            moved = sum(_size(x) for x in {**given, **made}.values())
-            moved += sum(_size(x) for key, x in made.items() if key in given)  # in place: read and written
+            moved = sum(_size(x) for x in (*read, *written))
+        if name in _READS_TWICE:
+            moved += _size(args[0])
         flops = _flops(func, name, args, kwargs, out)
         rate = FLASH if "attn" in name or "attention" in name or "flex" in name else PRODUCTS
         self.kernels += 1
@@ -103,6 +105,22 @@ class Roofline:
         return sum(self.seconds.values())
 
 
+def _touched(func: Any, name: str, args: Any, kwargs: Any, out: Any) -> tuple[list[Tensor], list[Tensor]]:
+    """The tensors that a kernel reads and that it writes, by its schema, each once: those that it changes are
+    both, unless it only fills them.
+    """
+    read: dict[int, Tensor] = {}
+    written = {id(x): x for x in tree_leaves(out) if isinstance(x, Tensor)}
+    for place, argument in enumerate(func._schema.arguments):
+        value = args[place] if place < len(args) else kwargs.get(argument.name)
+        tensors = {id(x): x for x in tree_leaves(value) if isinstance(x, Tensor)}
+        changed = argument.alias_info is not None and argument.alias_info.is_write
+        written |= tensors if changed else {}
+        if not (argument.is_out or (changed and name in _OVERWRITES)):
+            read |= tensors
+    return list(read.values()), list(written.values())
+
+
 def _size(x: Tensor) -> int:
     return x.numel() * x.element_size()
 
@@ -115,7 +133,7 @@ def _flops(func: Any, name: str, args: Any, kwargs: Any, out: Any) -> float:
         return 4.0 * query.shape[1] * query.shape[2] * _pairs(query, bounds, keys) * (2.5 if backward else 1)
     if name in ("flex", "flex_backward"):
         return flex_flops(name, args)
-    if name in ("addmm_", "baddbmm_"):  # in place: not in torch's table
+    if name in ("addmm", "addmm_", "baddbmm_"):  # in place: not in torch's table
         return 2.0 * args[1].numel() * args[2].shape[-1]
     found = flop_registry.get(func._overloadpacket)
     if found is None:
@@ -195,7 +213,7 @@ def _onto(module: nn.Module, machine: Machine) -> None:
             if isinstance(tensor, Tensor) and id(tensor) not in made:
                 made[id(tensor)] = _on_device(tensor, machine)
     replace_tensors(module, made)
-    low = getattr(module, "_low", None)
+    low = getattr(module, "_low_precision", None)
     if low is not None:
         low._masters = [made.get(id(master), master) for master in low._masters]
 

@@ -14,7 +14,7 @@ from paceline.core.errors import ConfigError
 from paceline.models.factory import HFModelFactory
 from paceline.models.norms import FusedRMSNorm
 from paceline.models.qkv import FusedAttention
-from paceline.models.swiglu import FusedSwiGLU
+from paceline.models.swiglu import FusedSwiGLU, fuse_mlps
 from paceline.protocols.roles import Output
 
 NLL = frozenset({Output.NLL})
@@ -67,9 +67,19 @@ def test_llama_is_built_of_fused_parts() -> None:
     assert sum(issubclass(k, FusedSwiGLU) for k in kinds) == 2
 
 
+def test_tanh_gelu_between_the_projections_is_seen_and_stays_the_models_own_on_a_cpu() -> None:
+    mlps = [m for m in build_family("gemma").hf.modules() if isinstance(m, FusedSwiGLU)]
+    assert len(mlps) == 2 and all(m.paceline_tanh for m in mlps)
+    x, own = torch.randn(2, mlps[0].gate_proj.in_features), type(mlps[0]).__mro__[2]
+    assert torch.equal(mlps[0](x), own.forward(mlps[0], x))
+    assert not any(m.paceline_tanh for m in build_family("llama").hf.modules() if isinstance(m, FusedSwiGLU))
+
+
 def test_a_variant_that_only_looks_like_swiglu_is_left_alone() -> None:
-    # tanh-GELU between the projections
-    assert not any(isinstance(m, FusedSwiGLU) for m in build_family("gemma").hf.modules())
+    from transformers.models.llama.modeling_llama import LlamaMLP
+
+    mlp = LlamaMLP(build_family("llama").hf.config.__class__(**{**FAMILIES["llama"], "hidden_act": "relu"}))
+    assert fuse_mlps(mlp) == 0
 
 
 @pytest.mark.parametrize("family", ["llama", "llama_tied", "phi"])

@@ -1,0 +1,1 @@
+"""Row-wise kernels (norms, gated activations, rotary embedding, loss) in Triton, as torch operators."""
