@@ -174,8 +174,13 @@ WORLD = SimpleNamespace(
     env=SimpleNamespace(local_world_size=1),
 )
 STRATEGY = SimpleNamespace(data_parallel_rank=0, data_parallel_size=1, collective_decoding=False, world=WORLD)
-RUNNER = SimpleNamespace(strategy=STRATEGY)
 CUT, EPOCHS = BatchLayout(2, 1, 0, 1), Epochs((5,) * 8, 40)
+RUNNER = SimpleNamespace(strategy=STRATEGY)
+
+
+def runner(of: Session) -> Any:
+    """A runner whose strategy knows the plan."""
+    return SimpleNamespace(strategy=SimpleNamespace(**vars(STRATEGY), plan=of.plan))
 
 
 def session(tree: Tree) -> Session:
@@ -286,7 +291,7 @@ def rollout(tree: Tree) -> Any:
     of = session(tree)
     own = ALGORITHMS.load(of.plan.algorithm)(**of.algorithm_options())
     root = mock.Mock()
-    made = of.rollouts(RUNNER, own, {Role.POLICY: SimpleNamespace(root=root)}, CUT)  # type: ignore[arg-type, dict-item]
+    made = of.rollouts(runner(of), own, {Role.POLICY: SimpleNamespace(root=root)}, CUT)  # type: ignore[dict-item]
     made.scorer.row_checks = ()
     made.windows(SimpleNamespace(table=Table()), EPOCHS, 0, None)  # type: ignore[arg-type]
     made.engine(root)
