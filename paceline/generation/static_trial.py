@@ -36,8 +36,9 @@ def why_not_static(engine: LocalEngine) -> str | None:
         growing, fixed = _growing(engine), _fixed(engine)
     except (RuntimeError, TypeError, ValueError, AttributeError, KeyError) as error:
         return f"its forward refuses them ({type(error).__name__}: {str(error).splitlines()[0][:120]})"
-    wide = growing.double() - growing.double().mean(-1, keepdim=True)
-    apart = (growing.double() - fixed.double()).norm(dim=-1) / wide.norm(dim=-1)
+    one, other = growing.cpu().double(), fixed.cpu().double()  # some devices have no float64
+    wide = one - one.mean(-1, keepdim=True)
+    apart = (one - other).norm(dim=-1) / wide.norm(dim=-1)
     if bool((apart <= _TOLERANCE.get(growing.dtype, 1e-3)).all()):  # false for NaN
         return None
     return "its logits are others with them"

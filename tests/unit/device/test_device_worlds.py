@@ -57,5 +57,6 @@ def test_a_backend_of_another_device_is_refused(
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device(kind))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
+    monkeypatch.setattr("paceline.runtime.world.bind_to_card", lambda device: "")  # asks the card's driver
     with pytest.raises(PacelineError, match="runtime.backend"):
         World.open(RankEnv(world_size=2), device=kind, backend=backend)

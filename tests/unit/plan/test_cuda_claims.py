@@ -14,7 +14,7 @@ from machines import A100
 
 from paceline.config.schema import Config
 from paceline.generation import step_graph
-from paceline.models import attention
+from paceline.models import attention, norms
 from paceline.models.attention_context import PackedSequenceInfo
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.strategies.job import Job
@@ -161,6 +161,22 @@ def captured_step(monkeypatch: pytest.MonkeyPatch) -> bool:
     return len(steps) == 2 and driver.graph.call_count == 1 and driver.CUDAGraph().replay.call_count == 3
 
 
+def row_kernels(monkeypatch: pytest.MonkeyPatch) -> bool:
+    """``models.norms.FusedRMSNorm`` hands its rows to one Triton kernel (the other row-wise modules ask the
+    same object); ``tests/unit/device/test_row_kernels.py`` runs all of them.
+    """
+    handed: list[Any] = []
+    choice = SimpleNamespace(aten=lambda *_: False, triton=lambda *_: True)
+    monkeypatch.setattr(norms, "row_kernels_of", lambda _: choice)
+    monkeypatch.setattr(norms.TritonRmsNorm, "apply", lambda *given: handed.append(given) or given[0])
+    norm = norms.FusedRMSNorm()
+    norm.paceline_eps, norm.paceline_offset, norm.weight = 1e-6, 0.0, torch.nn.Parameter(torch.ones(4))
+    norm(torch.ones(2, 4))
+    on_cpu = len(handed)
+    norm(torch.ones(2, 4).as_subclass(OnCuda))
+    return on_cpu == 0 and len(handed) == 1
+
+
 #: subject of a decision that reads otherwise on CUDA -> what drives its function
 CLAIMS: Mapping[str, Callable[[pytest.MonkeyPatch], bool]] = {
     "model.attn_implementation": varlen_kernel,
@@ -171,6 +187,7 @@ CLAIMS: Mapping[str, Callable[[pytest.MonkeyPatch], bool]] = {
     "fsdp offload": offloaded,
     "data_parallel": all_devices,
     "decoding": captured_step,
+    "row-wise kernels": row_kernels,
 }
 #: They differ in numbers that are counted of the hardware, or in advice: nothing that CUDA is said to do.
 COUNTED = {
