@@ -228,6 +228,13 @@ def _on_device(tensor: Tensor, machine: Machine) -> Tensor:
     return there
 
 
+def _size_head(module: Any, machine: Machine) -> None:
+    """The head was built for a CPU; the factory asks the device's memory."""
+    head = module._head
+    head._chunk_bytes = head_chunk_bytes(machine.memory_bytes)
+    head.shape = replace(head.shape, chunk_bytes=head._chunk_bytes)
+
+
 @dataclass(frozen=True)
 class Window:
     """What one window asked for: kernels, waits of the host, weights that multiply (all but a lookup's)."""
@@ -265,9 +272,7 @@ def window(config: Mapping[str, Any], tokens: int, documents: int) -> Window:
         module = FakeFactory(plan, config, mode)()
         machine = [stack.enter_context(c) for c in (mode, FakeValues(), _Answers(), emulated())][-1]
         _onto(module, machine)
-        head = module._head  # built for a CPU; the factory asks the device's memory
-        head._chunk_bytes = head_chunk_bytes(machine.memory_bytes)
-        head.shape = replace(head.shape, chunk_bytes=head._chunk_bytes)
+        _size_head(module, machine)
         strategy = make_strategy("single", World(0, 0, 1, 1, machine.device, "none", None), plan)
         handles = {Role.POLICY: strategy.prepare(Role.POLICY, lambda *_: module, plan.optimizer)}
         runner, algorithm = make_runner(strategy), algorithm_class("sft")()

@@ -6,6 +6,7 @@ from unittest import mock
 
 import emulated_flex
 import pytest
+import roofline_sharded
 import torch
 from emulated_device import emulated
 from roofline import (
@@ -25,7 +26,10 @@ from paceline.models.flex import documents_flex
 from paceline.models.visible_keys import VisibleKeys
 
 #: milliseconds of an H100 by the roofline, and kernels, as of November 2026: a smaller number is written here
-BUDGETS = {"llama-3-8b": (1426, 2227), "qwen2.5-0.5b": (107, 2071), "gemma-2-2b": (637, 2181)}
+BUDGETS = {"llama-3-8b": (1409, 2001), "qwen2.5-0.5b": (106, 1830), "gemma-2-2b": (632, 1998)}
+
+#: the same of one rank of FSDP over 8, and its links' beside them
+SHARDED = {"llama-3-8b": (1366, 151), "qwen2.5-0.5b": (101, 9), "gemma-2-2b": (622, 48)}
 
 
 def test_a_product_is_one_kernel_of_its_flops_and_bytes() -> None:
@@ -105,3 +109,12 @@ def test_a_window_costs_no_more_than_it_did(name: str) -> None:
     assert found.roofline.step * 1e3 <= milliseconds * 1.005, found.roofline.seconds.most_common(5)
     assert found.roofline.kernels <= kernels * 1.005
     assert 0.05 < mfu < 0.72
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(WINDOWS))
+def test_a_rank_of_fsdp_costs_no_more_than_it_did(name: str) -> None:
+    rank = roofline_sharded.whole(name)
+    kernels, links = SHARDED[name]
+    assert rank.roofline.step * 1e3 <= kernels * 1.005 + 0.5, rank.roofline.seconds.most_common(5)
+    assert 0 < rank.links * 1e3 <= links * 1.005 + 0.5
