@@ -26,6 +26,7 @@ from emulated_machine import Machine
 from emulated_rules import Emulation, run
 from emulated_tensor import DeviceTensor
 from torch import Tensor, nn
+from torch.utils._device import _device_constructors
 
 from paceline.models import flex, kernel_choice
 from paceline.plan.hardware.kinds import KINDS, NPU
@@ -50,6 +51,9 @@ def emulated(
     """Everything inside sees ``count`` devices of this kind; this process's is number ``index``."""
     if kind == NPU.name:
         register(kind)
+    # torch lists once, at the first ``with torch.device``, what such a context acts on: with the stand-in for
+    # torch.tensor in that list, later models from files would be left with buffers without values
+    _device_constructors()
     machine = Machine(kind, capability, count, index)
     with contextlib.ExitStack() as stack:
         for owner, names in _fakes(machine):

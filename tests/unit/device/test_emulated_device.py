@@ -12,6 +12,7 @@ from device_steps import micro_batches, train
 from emulated_device import emulated
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
+from torch.utils._device import _device_constructors
 
 from paceline.models.attention_context import PackedSequenceInfo
 from paceline.plan.hardware.kinds import XPU
@@ -31,6 +32,14 @@ def test_tensors_say_where_they_are_and_hold_real_numbers(kind: str) -> None:
         layer = torch.nn.Linear(3, 2).to(kind)
         layer(made.float()).sum().backward()
         assert layer.weight.grad is not None and layer.weight.grad.device == made.device
+
+
+def test_a_context_of_a_device_acts_on_tensors_after_an_emulation_that_had_the_first() -> None:
+    _device_constructors.cache_clear()  # as in a process where nobody has asked yet
+    with emulated(), torch.device("meta"):
+        torch.empty(1)
+    with torch.device("meta"):  # Transformers asks so whether it builds without values
+        assert torch.tensor([]).device.type == "meta"
 
 
 def test_host_and_device_do_not_mix() -> None:
