@@ -32,6 +32,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config, "workerinput"
     ):  # a worker of xdist ignores Ctrl-C, and so would every process that a test starts
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Under nohup: what a test starts must hear it all the same.
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
