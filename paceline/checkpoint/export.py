@@ -82,10 +82,7 @@ def export_hf(
     ``load_back`` loads the folder and compares it with the checkpoint. ``to`` appears complete or not at all.
     Raises ConfigError (destination, dtype) and CheckpointError.
     """
-    if dtype not in DTYPES:
-        raise ConfigError(
-            codes.EXPORT_DTYPE("the export does not support this dtype", "--dtype", dtype, ", ".join(DTYPES))
-        )
+    _check_dtype(dtype)
     check_destination(to, overwrite)
     # Choose the tensors to write: an adapter's, or a model's (a merged one, or one with a score head).
     with CheckpointReader(checkpoint) as reader, named_errors(to, what="the export cannot be written"):
@@ -121,6 +118,13 @@ def export_hf(
         count = sum(torch.Size(e.shape).numel() for e in entries)
         kind = "model" if not adapter else "merged model" if merge else "adapter"
         return ExportReport(to, reader.step, dtype, len(entries), count, size, files, checked, kind)
+
+
+def _check_dtype(dtype: str) -> None:
+    if dtype not in DTYPES:
+        raise ConfigError(
+            codes.EXPORT_DTYPE("the export does not support this dtype", "--dtype", dtype, ", ".join(DTYPES))
+        )
 
 
 def _write_adapter(

@@ -47,10 +47,7 @@ def start(
     from paceline.plan.hardware.probe import cpu_count
 
     # Everything that can be refused is refused before any process starts or a file is written
-    loaded = load_to_start(config_file, overrides, options.flags())
-    if one_process and loaded.config.launch.nproc is None:
-        options = replace(options, nproc=1)
-        loaded = load_to_start(config_file, overrides, options.flags())
+    options, loaded = _loaded(config_file, overrides, options, one_process)
     plan, warnings = planned(loaded, launcher=options.launcher)
     if refused := at_start(warnings):
         raise ConfigError(*refused)
@@ -89,6 +86,17 @@ def start(
 
         record(plan)
     return code
+
+
+def _loaded(
+    config_file: Path, overrides: Sequence[str], options: LaunchOptions, one_process: bool
+) -> tuple[LaunchOptions, Loaded]:
+    """Return the options and the config; ``one_process`` is one where the config does not set how many."""
+    loaded = load_to_start(config_file, overrides, options.flags())
+    if not one_process or loaded.config.launch.nproc is not None:
+        return options, loaded
+    options = replace(options, nproc=1)
+    return options, load_to_start(config_file, overrides, options.flags())
 
 
 def _claim(loaded: Loaded, plan: Plan, config_file: Path, *, first: bool) -> None:

@@ -178,6 +178,7 @@ BUILT: dict[str, Optimizer] = {
             "ns_coefficients": "three",
             "ns_steps": "whole",
             "adjust_lr_fn": ("match_rms_adamw", "original"),
+            "ns_dtype": ("bfloat16", "float32"),
         },
         optimizer_bytes.two,
         takes=_BETAS_EPS,

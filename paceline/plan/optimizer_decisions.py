@@ -14,11 +14,13 @@ from paceline.plan.plan import Decision
 
 def optimizer_decision(optimizer: OptimizerSpec, hardware: Hardware, shape: ModelShape | None) -> Decision:
     """Return the decision on ``training.optim``, with everything about it that is not usual."""
-    reasons = _reasons(BUILT[optimizer.name], hardware, shape)
+    reasons = _reasons(BUILT[optimizer.name], optimizer, hardware, shape)
     return Decision("training.optim", optimizer.name, "; ".join(reasons) or "requested")
 
 
-def _reasons(known: Optimizer, hardware: Hardware, shape: ModelShape | None) -> Iterator[str]:
+def _reasons(
+    known: Optimizer, optimizer: OptimizerSpec, hardware: Hardware, shape: ModelShape | None
+) -> Iterator[str]:
     if known.fixed.get("fused"):
         yield "one kernel for all parameters, on this device as well"
     if known.orthogonalises:
@@ -26,6 +28,7 @@ def _reasons(known: Optimizer, hardware: Hardware, shape: ModelShape | None) -> 
             "Muon updates the matrices of hidden layers (fused experts one by one), AdamW the embeddings, the"
             " head and vectors; a sharded matrix is gathered, and each rank orthogonalises it"
         )
+        yield f"iterations in {optimizer.args.get('ns_dtype', 'bfloat16')}"
     if known.averaged:
         yield (
             "evaluation, generation and checkpoints use the averaged weights; during evaluation and"

@@ -12,6 +12,7 @@ from paceline.config.optimizers import BUILT
 from paceline.config.sections.training import TrainingSection
 from paceline.core.diagnostics import Diagnostic, errors
 from paceline.core.errors import ConfigError
+from paceline.core.json_types import Json, JsonObject
 from paceline.core.tables import CHOOSERS
 from paceline.plan.adapter import adapter_of, check_adapter
 from paceline.plan.algorithms.rollout import RolloutSizes, check_rollout, rollout_sizes
@@ -78,17 +79,17 @@ def resolve(chosen: StrategyChoice | None, job: Job, found: list[Diagnostic]) ->
     training, hardware = job.training, job.hardware
     adapter = attempt(lambda: adapter_of(job.lora), found)
     args = attempt(lambda: parse_optim_args(training.optim_args), found)
+    precision = choose_precision(training.mixed_precision, hardware, job.config.model.dtype)
     optimizer = OptimizerSpec(
         name=training.optim,
         learning_rate=training.learning_rate,
         weight_decay=training.weight_decay,
         betas=(training.adam_beta1, training.adam_beta2),
         eps=training.adam_epsilon,
-        args={**_arguments_of(training), **(args or {})},
+        args={**_arguments_of(training, precision), **(args or {})},
     )
     if chosen is not None and training.distributed_strategy in CHOOSERS:
         attempt(lambda: check_chosen(chosen, optimizer, compiled=training.torch_compile), found)
-    precision = choose_precision(training.mixed_precision, hardware, job.config.model.dtype)
     found += check_full_eval(training, precision)
     engine = None
     if chosen is not None and not any(d.code.startswith("plan.world") for d in found):
@@ -109,12 +110,15 @@ def resolve(chosen: StrategyChoice | None, job: Job, found: list[Diagnostic]) ->
     return Resolved(chosen, adapter, optimizer, precision, engine, rollout)
 
 
-def _arguments_of(training: TrainingSection) -> dict[str, int]:
-    """Return the keys of ``training`` that the optimizer takes as arguments of its own."""
-    known = BUILT.get(training.optim)
-    if known is None or "warmup_steps" not in known.takes or training.warmup_steps < 1:
-        return {}
-    return {"warmup_steps": int(training.warmup_steps)}
+def _arguments_of(training: TrainingSection, precision: Precision) -> JsonObject:
+    """Return the arguments of the optimizer that follow from other keys of ``training``."""
+    known, found = BUILT.get(training.optim), dict[str, Json]()
+    if known is not None and "warmup_steps" in known.takes and training.warmup_steps >= 1:
+        found["warmup_steps"] = int(training.warmup_steps)
+    if known is not None and known.orthogonalises:
+        low = precision.compute in ("bfloat16", "float16")
+        found["ns_dtype"] = "bfloat16" if low else "float32"
+    return found
 
 
 def attempt(choice: Callable[[], T], found: list[Diagnostic]) -> T | None:

@@ -111,7 +111,7 @@ def _give_fake_storage(module: nn.Module, weights: torch.dtype | None) -> None:
             if isinstance(tensor, Tensor) and tensor.is_meta and id(tensor) not in made:
                 made[id(tensor)] = _fake(tensor, weights)
     replace_tensors(module, made)
-    low = getattr(module, "_low", None)
+    low = getattr(module, "_low_precision", None)
     if low is not None:
         low._masters = [made.get(id(master), master) for master in low._masters]
 

@@ -26,7 +26,7 @@ from paceline.strategies import state
 from paceline.strategies.handle import Handle, Handles
 from paceline.strategies.norms import squares
 from paceline.strategies.optimizer import build_optimizer, set_learning_rate
-from paceline.strategies.skipping import scale_of, skipping_unless_finite, skips_on_device
+from paceline.strategies.skipping import clipping_and_skipping, scale_of, skips_on_device
 
 if TYPE_CHECKING:
     from paceline.plan.plan import Plan
@@ -133,9 +133,7 @@ class Strategy(ABC):
         # Unscale and measure; every rank takes the same decision from the same norm.
         norm = self._grad_norm(handle)
         if skips_on_device(handle.stepper, norm):
-            if max_grad_norm:
-                torch.nn.utils.clip_grads_with_norm_(handle.parameters(), max_grad_norm, norm)
-            with skipping_unless_finite(handle.stepper, norm):
+            with clipping_and_skipping(handle.stepper, norm, max_grad_norm):
                 self._step(handle)
             handle.root.refresh_compute_weights()
         elif math.isfinite(length := float(norm)):

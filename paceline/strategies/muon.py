@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz
+from torch.optim._muon import _adjust_lr
 
 _EPS = 1e-7  # of the orthogonalisation, as in ``torch.optim.Muon``
 ORTHOGONAL = "orthogonal"  # key of the parameter groups that Muon steps
@@ -37,14 +37,16 @@ class MuonWithAdamW(torch.optim.Optimizer):
     """``torch.optim.Muon`` over the groups with ``orthogonal``, ``torch.optim.AdamW`` over the others.
 
     Muon (Jordan et al. 2024; arXiv:2502.16982) orthogonalises the momentum of a whole matrix by five
-    Newton-Schulz iterations in bfloat16. The momentum is kept in shards like its parameter; a matrix that is
+    Newton-Schulz iterations. The momentum is kept in shards like its parameter; a matrix that is
     cut over ranks (``cut``) is gathered for the iterations, which every rank of the shards repeats, so that
     all take the same update. A tensor of three dims is a stack of matrices (fused experts): each is
     orthogonalised by itself, without a gather where whole ones lie on a rank.
 
-    In float64 every mesh takes the same steps (to 1e-10). In float32 the order of a gradient's sum may flip
-    a digit of the momentum in bfloat16, which the iterations carry to about a hundredth of the update, their
-    own distance from the exact factor: losses of small models differ by some 2e-5.
+    ``ns_dtype``: what the iterations are computed in. In bfloat16, torch's choice, the order of a gradient's
+    sum may flip a digit of the momentum, which the iterations carry to about a hundredth of the update: their
+    own distance from the exact factor, but losses on two meshes differ by some 2e-5. ``float32`` (or the
+    gradient's own dtype, if it is wider) keeps every mesh within 1e-5 of one process; the planner takes it
+    where the forward is computed in fp32 too.
 
     ``adjust_lr_fn`` scales the rate by the matrix' size as in ``torch.optim.Muon``; the default here,
     ``match_rms_adamw``, gives updates of AdamW's size, so that both take one learning rate.
@@ -62,6 +64,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         ns_coefficients: tuple[float, float, float] = (3.4445, -4.7750, 2.0315),
         ns_steps: int = 5,
         adjust_lr_fn: str = "match_rms_adamw",
+        ns_dtype: str = "bfloat16",
     ) -> None:
         super().__init__(
             params,
@@ -75,6 +78,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
                 "ns_coefficients": tuple(ns_coefficients),
                 "ns_steps": ns_steps,
                 "adjust_lr_fn": adjust_lr_fn,
+                "ns_dtype": ns_dtype,
                 ORTHOGONAL: False,
             },
         )
@@ -107,6 +111,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         momentum, rate = float(str(group["momentum"])), float(str(group["lr"]))
         buffer = state["momentum_buffer"].lerp_(grad, 1 - momentum)
         update = grad.lerp(buffer, momentum) if group["nesterov"] else buffer.clone()
+        update = update.to(_dtype(update, group))  # before the gather, of which it may be half
         cut = self.cut.get(parameter)
         if cut is None or not cut.cuts_matrices:
             update = _orthogonal(update, group)
@@ -118,11 +123,28 @@ class MuonWithAdamW(torch.optim.Optimizer):
         parameter.add_(update, alpha=-scaled)
 
 
+def _dtype(update: Tensor, group: Mapping[str, object]) -> torch.dtype:
+    """Return the dtype of the iterations."""
+    if group["ns_dtype"] == "bfloat16":
+        return torch.bfloat16
+    return torch.promote_types(update.dtype, torch.float32)
+
+
 def _orthogonal(update: Tensor, group: Mapping[str, object]) -> Tensor:
-    """Return the matrix, or each matrix of a stack, with singular values near 1, in bfloat16."""
+    """Return the matrix, or each matrix of a stack, with singular values near 1, in its own dtype.
+
+    ``_zeropower_via_newtonschulz`` of torch 2.13, which computes in bfloat16 only.
+    """
     if update.ndim > 2:
         each = [_orthogonal(matrix, group) for matrix in update]
-        return torch.stack(each) if each else update.bfloat16()
+        return torch.stack(each) if each else update
     coefficients = group["ns_coefficients"]
-    assert isinstance(coefficients, tuple)
-    return _zeropower_via_newtonschulz(update, coefficients, int(str(group["ns_steps"])), _EPS)
+    assert isinstance(coefficients, (tuple, list))
+    a, b, c = coefficients
+    tall = update.size(0) > update.size(1)
+    x = update.T if tall else update
+    x = x / x.norm().clamp(min=_EPS)
+    for _ in range(int(str(group["ns_steps"]))):
+        gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.T if tall else x

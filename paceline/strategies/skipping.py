@@ -10,6 +10,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from paceline.plan.hardware.kinds import CUDA
+
 
 def skips_on_device(optimizer: torch.optim.Optimizer, norm: Tensor) -> bool:
     """Whether ``optimizer`` takes a tensor that says whether to step: torch's fused ones do.
@@ -20,15 +22,29 @@ def skips_on_device(optimizer: torch.optim.Optimizer, norm: Tensor) -> bool:
 
 
 @contextmanager
-def skipping_unless_finite(optimizer: torch.optim.Optimizer, norm: Tensor) -> Iterator[None]:
+def clipping_and_skipping(
+    optimizer: torch.optim.Optimizer, norm: Tensor, max_norm: float | None
+) -> Iterator[None]:
     """Inside the context ``optimizer.step()`` changes nothing if ``norm`` is inf or nan (torch's
-    ``found_inf``, which its GradScaler gives to fused optimizers).
+    ``found_inf``), and steps by gradients clipped to ``max_norm``. Fused kernels of CUDA clip on the way
+    (``grad_scale``, by which they divide), without a pass over the gradients; torch's GradScaler gives them
+    both. Other devices' kernels are not known to read it: there gradients are clipped before.
     """
     optimizer.found_inf = (~torch.isfinite(norm)).to(torch.float32)  # type: ignore[attr-defined]
+    on_the_way = max_norm and norm.device.type == CUDA.name
+    if on_the_way:  # as ``torch.nn.utils.clip_grads_with_norm_``
+        assert max_norm
+        excess = ((norm + 1e-6) / max_norm).clamp(min=1.0)
+        optimizer.grad_scale = excess.to(torch.float32)  # type: ignore[attr-defined]
+    elif max_norm:
+        gradients = [p for group in optimizer.param_groups for p in group["params"]]
+        torch.nn.utils.clip_grads_with_norm_(gradients, max_norm, norm)
     try:
         yield
     finally:
         del optimizer.found_inf  # type: ignore[attr-defined]
+        if on_the_way:
+            del optimizer.grad_scale  # type: ignore[attr-defined]
 
 
 def scale_of(scaler: torch.amp.GradScaler, like: Tensor) -> Tensor:

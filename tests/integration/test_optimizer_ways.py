@@ -57,7 +57,7 @@ MUON = {
             "norm_topk_prob": True,
         },
     ),
-    "float32": case("muon", ["single", "fsdp"], [], model={"hidden_size": 60, "intermediate_size": 96}),
+    "float32": case("muon", ["single", "fsdp", "tp"], [], model={"hidden_size": 60, "intermediate_size": 96}),
 }
 SMALL = {"hidden_size": 60, "intermediate_size": 96}
 CONSTANT = {"lr_scheduler_type": "constant"}
@@ -149,8 +149,8 @@ def test_lion_in_32_bits(found: Found) -> None:
 
 @pytest.mark.parametrize("name", MUON)
 def test_muon(found: Found, name: str) -> None:
-    """In float64 every mesh makes the steps of one process, experts one by one. In float32 the rounding of a
-    gradient may change a bfloat16 digit inside the orthogonalisation: losses differ by some 1e-5.
+    """Every mesh makes the steps of one process, experts one by one: to rounding in float64, to 1e-5 in
+    float32, where the orthogonalisation is computed in float32 too.
     """
     for rank in found.of("muon", MUON):
         check_resumed(rank[name])
@@ -159,8 +159,8 @@ def test_muon(found: Found, name: str) -> None:
     assert alone["losses"][-1] < 0.9 * alone["losses"][0]
     for way, run in made.items():
         losses = run["losses"]
-        assert losses == pytest.approx(alone["losses"][-len(losses) :], rel=1e-10 if exact else 5e-5), way
-        assert apart(run["parameters"], alone["parameters"]) < (1e-10 if exact else 2e-3), way
+        assert losses == pytest.approx(alone["losses"][-len(losses) :], rel=1e-10 if exact else 1e-5), way
+        assert apart(run["parameters"], alone["parameters"]) < (1e-10 if exact else 1e-4), way
 
 
 @pytest.mark.parametrize("name", AVERAGED)

@@ -67,7 +67,7 @@ def room_of(plan: Plan, hardware: Hardware) -> Room | None:
         roles.append(_model_bytes(plan, shape, adapter, kept))
     first = replace(start, on_card=False) if on_cpu else start
     return Room(
-        start_card=round(card_peak(first, roles)),
+        start_card=0 if on_cpu else round(card_peak(first, roles)),
         start_host=round(host_peak(first, roles, processes)),
         states_card=None if parts is None else sum(p.card for p in parts),
         states_host=None if parts is None else processes * (sum(p.host for p in parts) + INTERPRETER),
@@ -119,7 +119,8 @@ def _model_bytes(
     whole = float(sum(p.numel * p.size for p in pieces) + scales)
     # The last layer to be packed lies whole beside the others, before embeddings and norms come.
     last = 2 * max(packed, default=0) * size + sum(packed) + scales
-    return ModelBytes(whole, kept.card, kept.host, read, max(0.0, float(last - kept.card)))
+    largest = max((p.numel * p.size for p in pieces), default=0)
+    return ModelBytes(whole, kept.card, kept.host, read, max(0.0, float(last - kept.card)), float(largest))
 
 
 def master_bytes(plan: Plan) -> int:

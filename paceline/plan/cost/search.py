@@ -277,8 +277,8 @@ def why_not_start(work: StepSpec) -> str:
         Held(whole * work.frozen_size, 2.0 * count * work.frozen_size / share, 0.0, read * work.frozen_size)
     ] * work.frozen_models
     many = f" ({1 + others} models)" if others else ""
-    # What arrives as it is kept is judged with the states.
-    whole_there = work.machine.context and not work.start.arrives
+    # What arrives as it is kept, or in shards, is judged with the states.
+    whole_there = work.machine.context and work.start.on_card and not work.start.arrives
     on_card = card_peak(work.start, models) if whole_there else 0.0
     if on_card > work.machine.memory:
         return (

@@ -58,7 +58,9 @@ class ModelBytes:
 
     ``whole``: the whole model in the masters' dtype, quantized layers packed; ``card``, ``host``: a rank's
     part there before the first step; ``read``: the model in host memory as its files are read (0: as
-    ``whole``); ``passing``: what the last layer to be packed takes beside the packed ones, beyond ``card``.
+    ``whole``); ``passing``: what the last layer to be packed takes beside the packed ones, beyond ``card``;
+    ``largest``: of the largest tensor in the masters' dtype, which passes whole through every card where one
+    rank sends all their shards.
     """
 
     whole: float
@@ -66,18 +68,20 @@ class ModelBytes:
     host: float
     read: float = 0.0
     passing: float = 0.0
+    largest: float = 0.0
 
 
 def card_peak(start: LoadingSpec, roles: Sequence[ModelBytes]) -> float:
-    """Return a card's peak bytes while the models are built one by one; 0 if they are never whole there.
+    """Return a card's peak bytes while the models are built one by one; 0 if nothing is whole there.
 
     What arrives as it is kept counts with what stays.
     """
-    if not start.on_card:
+    if not (start.on_card or start.one_reads):
         return 0.0
     kept, peak = 0.0, 0.0
     for role in roles:
-        peak = max(peak, kept + (role.card if start.arrives else role.whole) + role.passing)
+        built = role.whole if start.on_card and not start.arrives else role.card
+        peak = max(peak, kept + built + (role.largest if start.one_reads else role.passing))
         kept += role.card
     return peak
 

@@ -56,6 +56,33 @@ def test_a_step_of_gradients_that_are_not_finite_is_skipped_on_the_device(precis
         assert steps == {1.0}  # the skipped ones were not counted
 
 
+def test_gradients_are_clipped_by_the_optimizers_own_kernel() -> None:
+    """As ``clip_grad_norm_`` and the same optimizer; no pass over the gradients, and none below the limit."""
+    config, plan = planned(LLAMA, "no", (9, 0))
+    for norm in (0.5, 1e9):
+        with emulated() as machine:
+            strategy, handles, _ = prepared(config, plan, machine.device)
+            handle = handles[Role.POLICY]
+            clones = [p.detach().cpu().clone().requires_grad_() for p in handle.parameters()]
+            for p, clone in zip(handle.parameters(), clones, strict=True):
+                clone.grad = torch.randn(clone.shape)
+                p.grad = clone.grad.to("cuda")
+            torch.nn.utils.clip_grad_norm_(clones, norm)
+            theirs = [{**g, "params": []} for g in handle.stepper.param_groups]
+            by_id = {id(p): clone for p, clone in zip(handle.parameters(), clones, strict=True)}
+            for group, own in zip(theirs, handle.stepper.param_groups, strict=True):
+                group["params"] = [by_id[id(p)] for p in own["params"]]
+            adamw = torch.optim.AdamW(theirs)
+            for group in adamw.param_groups:
+                group["lr"] = 1e-2
+            adamw.step()
+            machine.forget()
+            strategy.finish(handle, lr=1e-2, max_grad_norm=norm)
+            assert not {"_foreach_mul_", "mul_"} & set(machine.kernels)
+            for p, clone in zip(handle.parameters(), clones, strict=True):
+                assert torch.allclose(p.cpu(), clone, rtol=1e-6, atol=1e-7)
+
+
 def test_a_layer_starts_no_more_kernels_than_it_did() -> None:
     """Forward and backward of a layer and micro-batch in bf16, without the optimizer's."""
     counts = {

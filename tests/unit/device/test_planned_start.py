@@ -126,10 +126,12 @@ def test_a_rank_of_fsdp_holds_its_share_and_one_whole_tensor() -> None:
             "training": {"distributed_strategy": "fsdp", "mixed_precision": "bf16"},
         }
     )
+    hardware = cluster_of("8xH100").hardware()
     plan = make_plan(
-        Job(config, cluster_of("8xH100").hardware(), world_size=8, launcher="torchrun", run_dir="none")
+        Job(config, hardware, shape=shape_of(config.model), world_size=8, launcher="torchrun", run_dir="none")
     )
-    assert plan.memory is not None and plan.memory.largest is not None
+    room = room_of(plan, hardware)
+    assert plan.memory is not None and plan.memory.largest is not None and room is not None
     with emulated((9, 0), "cuda", count=8) as machine:
         world = World.pretend(8)
         try:
@@ -141,6 +143,7 @@ def test_a_rank_of_fsdp_holds_its_share_and_one_whole_tensor() -> None:
             share, whole = plan.memory.largest.parameters, 4 * WIDE["vocab_size"] * WIDE["hidden_size"]
             assert machine.live == pytest.approx(share, rel=0.01), held
             assert share + whole <= machine.peak + 1024 and machine.peak < 1.05 * (share + whole)
+            check(machine.peak, room)
         finally:
             world.close(ok=True)
 

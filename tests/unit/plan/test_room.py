@@ -76,7 +76,9 @@ def test_every_strategy_and_every_family_of_the_search_says_how_it_starts() -> N
 
 def test_peaks_count_every_model_beside_those_that_are_there_already() -> None:
     roles = [ModelBytes(100.0, 10.0, 0.0), ModelBytes(100.0, 20.0, 0.0)]
-    assert card_peak(CARD, roles) == 110 and card_peak(HOST, roles) == card_peak(FIRST, roles) == 0
+    assert card_peak(CARD, roles) == 110 and card_peak(HOST, roles) == 0
+    passing = [replace(role, largest=7.0) for role in roles]  # sent whole, beside the shards
+    assert card_peak(FIRST, passing) == 37 and card_peak(CARD, passing) == 110
     assert (
         host_peak(HOST, roles, 4) == 400 + 4 * INTERPRETER
         and host_peak(FIRST, roles, 4) == 100 + 4 * INTERPRETER
@@ -125,8 +127,9 @@ def test_what_starts_with_less_is_planned_and_says_what_it_takes() -> None:
     for training in ({"fsdp": "full_shard"}, {"parallelism": {"pp_size": 8}}):
         plan = plan_of("llama-3-70b", "64xH100", gradient_accumulation_steps=16, **training)
         (start,) = [d for d in plan.decisions if d.subject == "start"]
-        assert "unknown here" in start.reason and "a card" not in start.choice
-        assert ("264.83 GiB" if "fsdp" in training else "2.06 TiB") in start.choice
+        assert "unknown here" in start.reason
+        # embedding or head in fp32 beside a rank's shard; a pipeline's stages are moved when they are cut
+        assert start.choice.startswith("8.02 GiB a card and 264.83" if "fsdp" in training else "2.06 TiB")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from torch import nn
 from paceline.plan.cost.pieces import Piece
 from paceline.plan.cost.states import piece_counters, piece_moments
 from paceline.protocols.optimizer import OptimizerSpec
-from paceline.strategies.muon import ORTHOGONAL, _orthogonal
+from paceline.strategies.muon import ORTHOGONAL, MuonWithAdamW, _orthogonal
 from paceline.strategies.optimizer import build_optimizer
 
 SHAPES = {
@@ -104,32 +104,47 @@ def test_a_model_without_matrices_and_one_without_others() -> None:
         assert not any(torch.equal(b, p) for b, (_, p) in zip(before, parameters, strict=True))
 
 
-def test_why_float32_is_the_same_on_every_mesh_to_a_percent_of_an_update_only() -> None:
-    """Ranks add the parts of a gradient in another order: its last bit differs. Where that flips a digit of
-    the momentum in bfloat16, the iterations, which enlarge the smallest singular values most, carry it to a
-    hundredth of the update: as far as they are from the exact factor anyway. In float32 they do not.
+def test_iterations_in_float32_are_the_same_on_every_mesh() -> None:
+    """Ranks add the parts of a gradient in another order: its last bit differs. In bfloat16 that flips a
+    digit of the momentum, which the iterations, that enlarge the smallest singular values most, carry to a
+    hundredth of the update: as far as they are from the exact factor anyway.
     """
     torch.manual_seed(0)
     apart, exact = [], []
     for _ in range(40):
         gradient = torch.randn(96, 60)
         other = gradient * (1 + 6e-8 * torch.randn(96, 60))
-        one, two = (_orthogonal(g, GROUP).float() for g in (gradient, other))
+        one, two = (_orthogonal(g.bfloat16(), GROUP).float() for g in (gradient, other))
         apart.append(float((one - two).norm() / one.norm()))
-        alone, beside = (in_float32(g) for g in (gradient, other))
+        alone, beside = (_orthogonal(g, GROUP) for g in (gradient, other))
+        assert torch.allclose(alone, by_singular_values(gradient), atol=1e-5)
         exact += [float((alone - beside).norm() / alone.norm())]
         assert float((one - alone).norm() / alone.norm()) < 0.02
     assert 0 < max(apart) < 0.02 and max(exact) < 1e-5
 
 
-def in_float32(gradient: torch.Tensor) -> torch.Tensor:
-    """``_zeropower_via_newtonschulz`` without the cast to bfloat16."""
+def by_singular_values(gradient: torch.Tensor) -> torch.Tensor:
+    """The iterations act on each singular value by itself: a·s + b·s³ + c·s⁵, five times, in float64."""
+    left, values, right = torch.linalg.svd(gradient.double(), full_matrices=False)
+    values = values / values.norm()
     a, b, c = GROUP["ns_coefficients"]
-    x = (gradient / gradient.norm()).T
     for _ in range(GROUP["ns_steps"]):
-        gram = x @ x.T
-        x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.T
+        values = a * values + b * values**3 + c * values**5
+    return (left @ torch.diag(values) @ right).float()
+
+
+def test_the_dtype_of_the_iterations_is_the_arguments_or_the_weights_if_wider() -> None:
+    for dtype, words in ((torch.float32, "float32"), (torch.float64, "float32"), (torch.float32, "bfloat16")):
+        parameter = nn.Parameter(torch.randn(6, 4, dtype=dtype))
+        group = {"params": [parameter], ORTHOGONAL: True}
+        optimizer = MuonWithAdamW([group], lr=1.0, ns_dtype=words, adjust_lr_fn="original")
+        before, parameter.grad = parameter.detach().clone(), torch.randn(6, 4, dtype=dtype)
+        optimizer.step()
+        step = before - parameter.detach()
+        rounded = torch.equal(step.bfloat16().to(dtype), step)
+        wide = by_singular_values(parameter.grad).to(dtype) * 1.5**0.5
+        assert not rounded and float((step - wide).abs().max()) < (0.05 if words == "bfloat16" else 1e-5)
+        assert (float((step - wide).abs().max()) > 1e-4) == (words == "bfloat16")
 
 
 GROUP: dict[str, Any] = {"ns_coefficients": (3.4445, -4.7750, 2.0315), "ns_steps": 5}
