@@ -28,7 +28,7 @@ from paceline.models.kernel_choice import AttentionKernels
 from paceline.models.precision import product_dtype
 from paceline.models.varlen import documents_varlen
 from paceline.plan.model.attention_kernel import DOCUMENT_FLASH, FLEX, PADDED_SDPA, VARLEN_FLASH
-from paceline.plan.model.supported import obstacle
+from paceline.plan.model.supported import obstacle, separated
 
 PACKED_ATTENTION = "paceline"
 
@@ -81,7 +81,7 @@ def choose_attention(
 def _obstacle(hf_config: Mapping[str, Json], supports_backend: bool) -> str | None:
     """Return why per-document attention is not enough to keep this model's documents apart, or None."""
     kind = hf_config.get("model_type")
-    if not supports_backend:
+    if not supports_backend and not separated(str(kind)):
         return f"model_type {kind} does not accept a registered attention function"
     return obstacle(hf_config)
 

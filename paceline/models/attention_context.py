@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.models.context_parallel import ContextBatch, ContextParallel
+from paceline.models.documents_by_length import DocumentsByLength
 from paceline.models.kernel_choice import AttentionKernels, RowKernels
 from paceline.models.padded_rows import PaddedRows
 from paceline.models.shared_prompts import SharedPrompts
@@ -87,6 +88,11 @@ class PackedSequenceInfo:
     def padded(self) -> PaddedRows:
         """Where the tokens lie in one padded row a document: computed once a micro-batch."""
         return PaddedRows.of(self.cu_seqlens, self.max_seqlen, self.bounds[-1])
+
+    @cached_property
+    def by_length(self) -> DocumentsByLength:
+        """The documents in groups of about one length: computed once a micro-batch."""
+        return DocumentsByLength.of(self.bounds, self.cu_seqlens.device)
 
     @property
     def longest_keys(self) -> int:

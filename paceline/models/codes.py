@@ -111,8 +111,8 @@ MODELS_CP_HEADS = Code(
 )
 MODELS_CP_PADDED = Code(
     "models.cp_padded",
-    "Context parallelism shards packed rows, but this model uses one padded row per document. Set"
-    " cp_size: 1.",
+    "Context parallelism shards packed rows, but this model uses one padded row per document, or passes"
+    " a state from token to token. Set cp_size: 1.",
 )
 MODELS_TOO_FEW_LAYERS = Code(
     "models.too_few_layers",
@@ -125,8 +125,8 @@ MODELS_SP_FINAL_NORM = Code(
 )
 MODELS_SP_PADDED = Code(
     "models.sp_padded",
-    "Sequence parallelism shards packed rows, but this model uses one padded row per document. Set"
-    " sequence_parallel: false.",
+    "Sequence parallelism shards packed rows, but this model uses one padded row per document, or passes"
+    " a state from token to token. Set sequence_parallel: false.",
 )
 MODELS_TP_HEADS = Code(
     "models.tp_heads",

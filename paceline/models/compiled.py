@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.models.attention_context import AttentionContext, PackedSequenceInfo
+from paceline.models.state_layers import has_state
 
 if TYPE_CHECKING:
     from paceline.protocols.model import HFModel
@@ -27,22 +28,25 @@ _GRAPHS = 64
 
 
 class CompiledLayers:
-    """The compiled layers of one model. ``count``: how many there are; ``refused``: why they run
-    uncompiled.
+    """The compiled layers of one model. ``count``: how many there are; ``stateful``: how many run
+    uncompiled because they pass a state from token to token; ``refused``: why all do.
     """
 
     def __init__(self, hf: HFModel, slot: AttentionContext, backend: str, mode: str | None) -> None:
         # it would split graphs at DDP's buckets, which end between layers here as it is
         torch._dynamo.config.optimize_ddp = False
-        self.count, self.refused = 0, ""
+        self.count, self.stateful, self.refused = 0, 0, ""
         self._slot, self._backend = slot, backend
         self._compile = partial(
             torch.compile, backend=backend, mode=mode, fullgraph=True, recompile_limit=_GRAPHS
         )
         for layer in decoder_layers(hf.base_model):
+            if has_state(layer):
+                self.stateful += 1
+                continue
             vars(layer)["forward"] = self._forward_of(layer)
             self.count += 1
-        if not self.count:
+        if not self.count and not self.stateful:
             self.refused = "its class declares no layers"
 
     def describe(self) -> str:
@@ -51,7 +55,8 @@ class CompiledLayers:
             return f"uncompiled: torch.compile cannot trace a layer of this model ({self.refused})"
         spent = torch._dynamo.utils.calculate_time_spent().get("total_wall_time", 0.0)
         seconds = f"; {spent:.0f} s in this process so far" if spent >= 1 else ""
-        return f"{self.count} decoder layers by torch.compile ({self._backend}){seconds}"
+        left = f"; {self.stateful} that pass a state from token to token uncompiled" if self.stateful else ""
+        return f"{self.count} decoder layers by torch.compile ({self._backend}){left}{seconds}"
 
     def _forward_of(self, layer: nn.Module) -> Callable[..., Any]:
         compiled = self._compile(MethodType(_own_forward(type(layer)), layer))

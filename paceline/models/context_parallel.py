@@ -108,6 +108,14 @@ def check_context_parallel(root: Any, cp: int, method: str, tp: int = 1) -> None
             root.attention.reason,
             "cp_size: 1",
         )
+    if root.carries_state:
+        raise _refused(
+            codes.MODELS_CP_PADDED,
+            "context parallelism gives a rank a part of each document, but this model has layers that pass a"
+            " state from token to token",
+            type(root.hf).__name__,
+            "cp_size: 1",
+        )
     heads = root.hf.config.get_text_config().num_attention_heads
     if method == ULYSSES and (heads // tp) % cp:
         raise _refused(

@@ -33,6 +33,7 @@ from paceline.models.recompute import enable_recompute
 from paceline.models.roles import RoleModule
 from paceline.models.rope import rope_by_document
 from paceline.models.scalar_head import HEAD, SCALAR_ROLES, Classes, auto_class
+from paceline.models.state_layers import keep_documents_apart
 from paceline.models.stored_dtype import buffers_keep_dtype, stored_dtype
 from paceline.models.swiglu import fuse_mlps
 from paceline.plan.model.head_chunk import head_chunk_bytes
@@ -215,6 +216,7 @@ class HFModelFactory:
     def swap_kernels(self, hf: HFModel, options: BuildOptions) -> None:
         """Swap in Paceline's own kernels wherever they compute the same as the model's classes."""
         rope_by_document(hf)
+        keep_documents_apart(hf)
         fuse_norms(hf)  # always: reads only its own weight, and computes in fp32 as Transformers' does
         if options.fused:
             fuse_mlps(hf)

@@ -157,7 +157,8 @@ class FusedAttention(PlainAttention):
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
         """[1, T, H] -> [1, T, H]."""
-        if sequence_info_of(self) is None or past_key_values is not None or position_embeddings is None:
+        turns = position_embeddings is not None and position_embeddings[0].shape[-1] == self.head_dim
+        if sequence_info_of(self) is None or past_key_values is not None or not turns:
             return super().forward(
                 hidden_states,
                 position_embeddings=position_embeddings,
@@ -165,6 +166,7 @@ class FusedAttention(PlainAttention):
                 past_key_values=past_key_values,
                 **kwargs,
             )
+        assert position_embeddings is not None
         query, key, value = _project(self, hidden_states, *position_embeddings)
         out, _ = packed_attention(self, query, key, value, None, **self.paceline_passes)
         return self.o_proj(out.reshape(*hidden_states.shape[:-1], -1)), None

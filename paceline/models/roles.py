@@ -23,6 +23,7 @@ from paceline.models.precision import LowPrecisionCopies
 from paceline.models.rope import DocumentRope
 from paceline.models.scalar_head import SCALAR_ROLES, ScalarHead
 from paceline.models.shared_prompts import SharedPrompts, draws_at_random
+from paceline.models.state_layers import has_state
 from paceline.protocols.batch import Batch
 from paceline.protocols.divergence import Divergence
 from paceline.protocols.model import RootModule
@@ -44,7 +45,8 @@ class RoleModule(RootModule):
 
     ``forward(batch, required)`` returns fp32 tensors by name (see ``Output``). A micro-batch without labels
     still gives every trainable parameter a gradient. ``hf`` is the model itself, for saving and generation;
-    its parameters keep their Hugging Face names.
+    its parameters keep their Hugging Face names. ``carries_state``: layers of it pass a state from token to
+    token outside of attention.
     """
 
     hf: HFModel
@@ -88,6 +90,7 @@ class RoleModule(RootModule):
         self._shares = (
             attention.layout == "packed" and not by_length and not draws_at_random(self._trunk(), hf.config)
         )
+        self.carries_state = has_state(hf)
         self._compiled: CompiledLayers | None = None
 
     def forward(self, batch: Batch, required: frozenset[Output]) -> dict[str, Tensor]:

@@ -141,6 +141,14 @@ def how_cut(root: RootModule, size: int, *, sequence_parallel: bool = False) -> 
             root.attention.reason,
             "sequence_parallel: false",
         )
+    if sequence_parallel and root.carries_state:
+        raise _refused(
+            codes.MODELS_SP_PADDED,
+            "sequence parallelism shards tokens outside of attention, but this model has layers there that"
+            " pass a state from token to token",
+            type(root.hf).__name__,
+            "sequence_parallel: false",
+        )
     # The plan's styles by module; only linear layers can be sharded.
     styled = {
         name: style for name, _ in trunk.named_modules() if (style := _style_of(name, plan)) is not None

@@ -13,7 +13,8 @@ from paceline.plan.model.shape import PADDED, ModelShape
 def check_family(shape: ModelShape | None, mesh: Mesh) -> Iterator[Diagnostic]:
     """Yield problems of a model family with the mesh.
 
-    Context parallelism with padded documents or length-dependent rotary embeddings; a pipeline with buffers.
+    Context parallelism with padded documents, a state passed from token to token, or length-dependent rotary
+    embeddings; a pipeline with buffers.
     """
     if shape is None:
         return
@@ -22,6 +23,12 @@ def check_family(shape: ModelShape | None, mesh: Mesh) -> Iterator[Diagnostic]:
         what = (
             f"context parallelism shards packed rows, but models of type '{kind}' get one padded"
             " row per document"
+        )
+        yield codes.PLAN_FAMILY_STRATEGY(what, cp, str(mesh.cp), "cp_size: 1")
+    elif mesh.cp > 1 and shape.carries:
+        what = (
+            f"models of type '{kind}' have layers that pass a state from token to token, but context"
+            " parallelism gives a rank only a part of each document"
         )
         yield codes.PLAN_FAMILY_STRATEGY(what, cp, str(mesh.cp), "cp_size: 1")
     elif mesh.cp > 1 and shape.rope_by_length:

@@ -263,6 +263,7 @@ def _build(family: str, sizes: dict[str, int], config: Mapping[str, Json], where
         sinks=has_sinks(config),
         rope_by_length=by_length(config),
         buffers=known.buffers,
+        carries=known.carries,
     )
     return with_counts(shape)
 

@@ -30,7 +30,7 @@ _WEIGHTS_OF_TOWERS = (
     "multimodal_projector",
     "embed_vision",
 )
-_STATEFUL = "full_attention", "sliding_attention"  # layer types without state other than keys and values
+_STATELESS = "full_attention", "sliding_attention"  # layer types without state other than keys and values
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ class Family:
     """The sweep's result for one family. ``refused``: why it is not supported (empty: it is).
 
     ``rows``: ``packed`` or ``padded``; ``sizes``, ``defaults``: defaults of its config class; ``counted``:
-    its parameters are counted exactly; ``buffers``: its state includes buffers.
+    its parameters are counted exactly; ``buffers``: its state includes buffers; ``carries``: its layers pass
+    a state from token to token outside of attention.
     """
 
     refused: str = ""
@@ -47,6 +48,7 @@ class Family:
     defaults: Mapping[str, int] = field(default_factory=dict)
     counted: bool = False
     buffers: bool = False
+    carries: bool = False
 
     @property
     def trained(self) -> bool:
@@ -131,8 +133,8 @@ def obstacle(config: Mapping[str, Json]) -> str | None:
     """
     kind = config.get("model_type")
     layers = config.get("layer_types") or ()
-    other = sorted({str(x) for x in layers} - set(_STATEFUL)) if isinstance(layers, (list, tuple)) else []
-    if other:
+    other = sorted({str(x) for x in layers} - set(_STATELESS)) if isinstance(layers, (list, tuple)) else []
+    if other and not separated(str(kind)):
         return f"model_type {kind} has layers that carry state across tokens ({', '.join(other)})"
     if config.get("attention_chunk_size"):
         return f"model_type {kind} uses chunked attention"
@@ -141,6 +143,11 @@ def obstacle(config: Mapping[str, Json]) -> str | None:
     if families().get(str(kind), Family()).rows == "padded":
         return f"documents in a row of model_type {kind} would influence each other's losses"
     return None
+
+
+def separated(kind: str) -> bool:
+    """Whether the sweep found that documents of a row do not influence each other in models of this type."""
+    return families().get(kind, Family()).rows == "packed"
 
 
 def _family(kind: str, why: str, where: str) -> Diagnostic:

@@ -3,6 +3,7 @@ as Transformers itself does?
 
     .venv/bin/python tests/unit/models/family_sweep.py            # the verdicts, one a line
     .venv/bin/python tests/unit/models/family_sweep.py write    # into paceline/plan/data/families.json
+    .venv/bin/python tests/unit/models/family_sweep.py write qwen3_next  # of this one the trial alone
 
 ``supported`` means: losses and gradients of several documents, laid end to end (``packed``) or a row each
 (``padded``), are those of each document alone through Transformers; later tokens change nothing earlier;
@@ -16,7 +17,8 @@ import argparse
 import json
 import tempfile
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,7 @@ from paceline.plan.model import supported
 from paceline.plan.model.families import SIZE_NAMES
 from paceline.plan.model.mixtures import READ
 from paceline.plan.model.read_shape import shape_from_config
+from paceline.plan.model.supported import Family, families
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.model import BuildOptions
 from paceline.protocols.roles import Output
@@ -67,19 +70,19 @@ ENCODER = "an encoder, or one half of an encoder-decoder"
 @dataclass(frozen=True)
 class Verdict:
     """``rows``: packed, padded, or None with ``why`` it is refused. ``buffers``: whether its state has
-    more than parameters.
+    more than parameters; ``carries``: whether layers pass a state from token to token.
     """
 
     rows: str | None
     why: str = ""
     buffers: bool = False
+    carries: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        return (
-            {"rows": self.rows, **({"buffers": True} if self.buffers else {})}
-            if self.rows
-            else {"refused": self.why}
-        )
+        if not self.rows:
+            return {"refused": self.why}
+        traits = {"buffers": self.buffers, "carries": self.carries}
+        return {"rows": self.rows, **{name: True for name, value in traits.items() if value}}
 
 
 def sizes_of(kind: str) -> dict[str, Any]:
@@ -179,6 +182,18 @@ def with_counts(table: dict[str, Any]) -> dict[str, Any]:
     return done
 
 
+def rewrite(found: dict[str, Verdict]) -> None:
+    """Write what was found of some families; sizes stay, and what is refused for its counts stays so."""
+    table = json.loads(TABLE.read_text(encoding="utf-8"))["families"]
+    for kind, verdict in found.items():
+        row, new = table.get(kind, {}), verdict.to_json()
+        if "rows" in new and "rows" in row:
+            new |= {key: row[key] for key in ("sizes", "defaults", "counted") if key in row}
+        if "rows" not in new or "rows" in row:
+            table[kind] = new
+    families_known(table)
+
+
 def families_known(table: dict[str, Any]) -> None:
     """Write the table where the plan reads it, and have it read anew."""
     import transformers
@@ -222,11 +237,28 @@ def examine(kind: str) -> Verdict:
         padded, module = _verdict_of(config, "eager")
     if padded or module is None:
         return Verdict(None, ENCODER if getattr(made, "is_decoder", True) is False else padded)
-    buffers = any(True for _ in module.plain_named_buffers())
+    buffers, carries = any(True for _ in module.plain_named_buffers()), module.carries_state
     if wrong := exported_otherwise(config, module):
         return Verdict(None, wrong)
-    packed, module = _verdict_of(config, "paceline")
-    return Verdict("padded" if packed or module is None else "packed", buffers=buffers)
+    with packing_supposed(kind):
+        packed, module = _verdict_of(config, "paceline")
+    rows = "padded" if packed or module is None else "packed"
+    return Verdict(rows, buffers=buffers, carries=carries)
+
+
+@contextmanager
+def packing_supposed(kind: str) -> Iterator[None]:
+    """Inside, the table says that documents of this family can be packed: whether it is so is tried."""
+    table: Any = families()
+    row = table.get(kind)
+    table[kind] = Family(rows="packed")
+    try:
+        yield
+    finally:
+        if row is None:
+            del table[kind]
+        else:
+            table[kind] = row
 
 
 def _verdict_of(config: dict[str, Any], attention: str) -> tuple[str, RoleModule | None]:
@@ -374,19 +406,21 @@ def main() -> None:
     """Print, or write, the table."""
     parser = argparse.ArgumentParser(description="Try every causal language model of Transformers in small.")
     parser.add_argument(
-        "kinds", nargs="*", help=f"model types [default: all]; write: all, and into {TABLE.name}"
+        "kinds", nargs="*", help=f"model types [default: all]; write KIND ...: also into {TABLE.name}"
     )
     args = parser.parse_args()
-    write = args.kinds == ["write"]
+    write = args.kinds[:1] == ["write"]
     found = {}
-    for kind in sorted(registered()) if write else args.kinds or sorted(registered()):
+    for kind in args.kinds[write:] or sorted(registered()):
         found[kind] = examine(kind)
         print(
             f"{kind:28} {found[kind].rows or 'refused'}{' buffers' if found[kind].buffers else ''}"
             f" {found[kind].why}",
             flush=True,
         )
-    if write:
+    if write and args.kinds[1:]:
+        rewrite(found)
+    elif write:
         families_known(with_counts({kind: verdict.to_json() for kind, verdict in found.items()}))
 
 

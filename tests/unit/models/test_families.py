@@ -53,6 +53,7 @@ def held(kind: str) -> None:
         return
     assert found.get("rows", "") == row.rows, f"{kind}: {found} is not the table's {row}"
     assert bool(found.get("buffers")) == row.buffers
+    assert bool(found.get("carries")) == row.carries
 
 
 @pytest.mark.parametrize("kind", FEW)

@@ -163,7 +163,7 @@ _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8}
 _HEAD = {"head_dim": 8}
 BESIDE: dict[str, dict[str, Any]] = {
     **dict.fromkeys(_MLA, {"num_key_value_heads": 4}),
-    "bamba": _MAMBA,
+    "bamba": {**_MAMBA, "attn_layer_indices": [1]},
     "cohere_compass_text": {
         "rope_parameters": {
             "full_attention": {"rope_type": "default", "rope_theta": 10000.0},
@@ -184,9 +184,11 @@ BESIDE: dict[str, dict[str, Any]] = {
     },
     "glm4_moe": {"partial_rotary_factor": 1.0},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
-    "granitemoehybrid": _MAMBA,
+    "granitemoehybrid": {**_MAMBA, "layer_types": ["linear_attention", "full_attention"]},
     "hunyuan_v1_dense": _HEAD,
     "hunyuan_v1_moe": _HEAD,
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 4},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {
         "layer_types": ["conv", "full_attention", "full_attention"],
         "num_hidden_layers": 3,
@@ -196,6 +198,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 8},
     "ministral": _HEAD,
     "nemotron": {"num_key_value_heads": 2, "head_dim": 16},
+    "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
     "zaya": {"num_experts_per_tok": 1},
     "zamba": {
         "layers_block_type": ["linear_attention", "hybrid"],

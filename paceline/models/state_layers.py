@@ -1,0 +1,126 @@
+"""Layers that pass a state from token to token (linear attention, state spaces, short convolutions): in a
+packed forward they see one document at a time.
+
+Transformers' layers know one document a row, unless kernels are installed that take boundaries. So a layer
+gets the documents as rows padded at the end, in groups of about one length, and its outputs go back to their
+places: what is behind a document's end changes nothing before it, as the layers are causal. Everything else
+of the model (projections of attention, experts, norms) sees the packed row.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.models.attention_context import PackedSequenceInfo, sequence_info_of
+from paceline.models.replace_forward import replace_forward
+
+_STATE = "cache_params"  # the parameter by which Transformers' layers take states of earlier tokens
+_HIDDEN = ("hidden_states", "input_states")
+_MASKS = ("attention_mask", "conv_mask")
+_OF_STATE = frozenset({"linear_attention", "conv"})  # layer types
+_CACHES = frozenset({"cache_params", "past_key_values"})
+
+
+class ByDocument(nn.Module):
+    """The class that a layer with state is swapped to; keeps the layer's parameters, attributes and names."""
+
+    @torch.compiler.disable
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As the layer's own; in a packed forward of each document by itself: hidden states [1, T, H]."""
+        layout = sequence_info_of(self)
+        if layout is None:
+            return super().forward(*args, **kwargs)
+        given = inspect.signature(super().forward).bind(*args, **kwargs)
+        given.arguments.update({name: None for name in _MASKS if name in given.arguments})
+        tokens = given.arguments[_hidden_of(given.arguments)].shape[1]
+        groups = _split(given.arguments, tokens, layout)
+        outs = []
+        for arguments in groups:
+            given.arguments.update(arguments)
+            outs.append(super().forward(*given.args, **given.kwargs))
+        return _joined(outs, layout)
+
+
+def keep_documents_apart(hf: nn.Module) -> int:
+    """Swap every layer with state of a model; return how many there are."""
+    layers = list(state_layers(hf))
+    for layer in layers:
+        if not isinstance(layer, ByDocument):
+            layer.__class__ = replace_forward(ByDocument, type(layer))
+    return len(layers)
+
+
+def has_state(module: nn.Module) -> bool:
+    """Whether a module is, or holds, a swapped layer with state."""
+    return any(isinstance(inner, ByDocument) for inner in module.modules())
+
+
+def state_layers(hf: nn.Module) -> Iterator[nn.Module]:
+    """Yield the innermost modules that carry a state from token to token by themselves, outside of attention.
+
+    They take ``cache_params``, or hold a convolution over tokens, or take a cache in a layer of a type with
+    state.
+    """
+    kinds = getattr(getattr(hf, "config", None), "layer_types", None) or ()
+    inner: set[int] = set()
+    for module in reversed(list(hf.modules())):  # children before their parents
+        if any(id(child) in inner for child in module.modules()):
+            continue
+        if _carries_state(module, kinds):
+            inner.add(id(module))
+            yield module
+
+
+def _carries_state(module: nn.Module, kinds: Any) -> bool:
+    names = inspect.signature(type(module).forward).parameters
+    if not any(name in names for name in _HIDDEN):
+        return False
+    if any(isinstance(child, nn.Conv1d) for child in module.children()):
+        return True
+    number = getattr(module, "layer_idx", None)
+    typed = isinstance(number, int) and number < len(kinds) and kinds[number] in _OF_STATE
+    return _STATE in names or (typed and not _CACHES.isdisjoint(names))
+
+
+def _hidden_of(arguments: Mapping[str, Any]) -> str:
+    return next(name for name in _HIDDEN if name in arguments)
+
+
+def _split(arguments: Mapping[str, Any], tokens: int, layout: PackedSequenceInfo) -> list[dict[str, Any]]:
+    """Return, for each group of documents, the arguments that hold something of each token [1, T, …]."""
+    found: list[dict[str, Any]] = [{} for _ in layout.by_length.sizes]
+    for name, value in arguments.items():
+        for own, part in zip(found, _parts(value, tokens, layout), strict=True):
+            if part is not value:
+                own[name] = part
+    return found
+
+
+def _parts(value: Any, tokens: int, layout: PackedSequenceInfo) -> Sequence[Any]:
+    """Return ``value`` for each group: rows of documents, if it holds something of each token."""
+    groups = layout.by_length
+    if isinstance(value, tuple):
+        inner = [_parts(one, tokens, layout) for one in value]
+        return list(zip(*inner, strict=True)) if inner else [value] * len(groups.sizes)
+    if isinstance(value, Mapping):
+        taken = {name: _parts(one, tokens, layout) for name, one in value.items()}
+        return [{name: one[i] for name, one in taken.items()} for i in range(len(groups.sizes))]
+    if not isinstance(value, Tensor) or value.dim() < 2 or value.shape[:2] != (1, tokens):
+        return [value] * len(groups.sizes)
+    whole = value if layout.shared is None else layout.shared.full(value, 1)
+    return groups.rows(whole.squeeze(0))
+
+
+def _joined(outs: Sequence[Any], layout: PackedSequenceInfo) -> Any:
+    """Return what the layer returned for all groups as for one packed row: a tensor, or a tuple that begins
+    with one (what follows, states and weights of attention, is not read in training).
+    """
+    if isinstance(outs[0], tuple):
+        return _joined([out[0] for out in outs], layout), *(None for _ in outs[0][1:])
+    out = layout.by_length.flat(outs).unsqueeze(0)
+    return out if layout.shared is None else layout.shared.kept(out, 1)
