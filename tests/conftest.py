@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -57,6 +58,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Before the fixtures, which start processes too."""
     fresh = item.config.getoption("--fresh-processes") or item.get_closest_marker("fresh") is not None
     warm.Popen.allowed = not fresh
+    subprocess.Popen = warm.Popen  # type: ignore[misc]  # the children of what runs in this process too
 
 
 @pytest.fixture(autouse=True)
