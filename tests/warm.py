@@ -42,6 +42,7 @@ READ_EARLY = (
     "TRANSFORMERS_",
     "TORCH_",
     "PYTORCH_",
+    "TRITON_",
     "CUDA_",
     "MPL",
     "XDG_",

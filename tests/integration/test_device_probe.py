@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import pytest
 import torch
 
 from paceline.plan.hardware import ask_torch as ask
@@ -19,6 +20,7 @@ def test_the_child_answers_for_the_torch_that_is_installed() -> None:
     assert len(answer.devices) == (torch.accelerator.device_count() if accelerator else 0)
 
 
+@pytest.mark.fresh
 def test_a_child_that_dies_or_hangs_is_told_and_ends_nothing(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(ask, "PROBE_MODULE", "paceline.no_such_module")
     answer, silence = ask.ask_torch(os.environ, installed_wheel(), None)
