@@ -132,6 +132,11 @@ EXPORT_BASE_MODEL = Code(
     "To merge an adapter, the exact base weights that it was trained on are needed, but these"
     " differ. Download that revision, or export the adapter without --merge.",
 )
+EXPORT_CARRIED = Code(
+    "export.carried",
+    "Tensors that a run does not train (a vision tower, further prediction heads) are copied from the model"
+    " it started from, which is not there any more, or has changed. Put that revision back.",
+)
 EXPORT_DESTINATION = Code(
     "export.destination",
     "The export folder exists and is not empty, or is a file. Give another one, or --overwrite to"

@@ -18,6 +18,7 @@ from paceline.checkpoint.export_adapter import (
     merged_entries,
     write_adapter_files,
 )
+from paceline.checkpoint.export_carried import carried_entries
 from paceline.checkpoint.folder import (
     DTYPES,
     MAX_SHARD_BYTES,
@@ -57,6 +58,7 @@ class ExportReport:
     files: tuple[str, ...]
     load_checked: bool
     kind: str = "model"
+    num_carried: int = 0  # tensors copied unchanged from the model that the run started from
 
 
 def export_hf(
@@ -73,7 +75,8 @@ def export_hf(
     """Export the model of ``role`` as a folder that ``from_pretrained`` loads.
 
     The class is ``AutoModelForCausalLM``, for a reward or value model ``AutoModelForSequenceClassification``.
-    While writing, at most one tensor is in memory. The checkpoint of an adapter becomes a folder that
+    While writing, at most one tensor is in memory. What the run did not train (``checkpoint.carried``) is
+    copied from the model that it started from. The checkpoint of an adapter becomes a folder that
     ``PeftModel.from_pretrained`` loads onto its base; with ``merge`` a full model: the base is loaded (or
     built) again, in memory as a whole, and must be the one that was trained on. After 4-bit training the base
     is rounded to 4 bits and unpacked before the merge.
@@ -87,7 +90,7 @@ def export_hf(
     # Choose the tensors to write: an adapter's, or a model's (a merged one, or one with a score head).
     with CheckpointReader(checkpoint) as reader, named_errors(to, what="the export cannot be written"):
         role = _role(reader, role)
-        adapter = is_adapter(reader)
+        adapter, carried = is_adapter(reader), list[TensorEntry]()
         entries = _entries(reader, role, DTYPES[dtype])
         if adapter and not merge:
             entries = adapter_entries(reader, entries)
@@ -96,6 +99,8 @@ def export_hf(
             config = config_of(reader, dtype)
             if role == Role.VALUE.value and not gives_scores(config):
                 config = scoring(config, reader)
+            if not gives_scores(config):
+                carried = carried_entries(reader)
             if adapter:
                 entries = merged_entries(reader, role, config, DTYPES[dtype])
             remote = "auto_map" in config and config.get("model_type") is not None and not is_known(config)
@@ -103,21 +108,23 @@ def export_hf(
             checked = load_back and not remote
         # Write next to the destination, load back, then rename.
         to.parent.mkdir(parents=True, exist_ok=True)
-        need_space(to.parent, sum(e.num_bytes for e in entries))
+        need_space(to.parent, sum(e.num_bytes for e in (*entries, *carried)))
         with staged(to, overwrite) as stage:
             if adapter and not merge:
                 _write_adapter(stage, reader, entries, checkpoint if checked else None)
             else:
                 write_side_files(stage, reader, config, remote)
                 released = entries if skeleton is None else hub_entries(skeleton, entries)
-                write_weights(stage, released, max_shard_bytes)
+                write_weights(stage, [*released, *carried], max_shard_bytes)
                 if checked:
-                    check_load(stage, entries, checkpoint)
+                    check_load(stage, entries, checkpoint, [e.name for e in carried])
             files = tuple(sorted(p.name for p in stage.iterdir()))
             size = sum(p.stat().st_size for p in stage.iterdir())
         count = sum(torch.Size(e.shape).numel() for e in entries)
         kind = "model" if not adapter else "merged model" if merge else "adapter"
-        return ExportReport(to, reader.step, dtype, len(entries), count, size, files, checked, kind)
+        return ExportReport(
+            to, reader.step, dtype, len(entries), count, size, files, checked, kind, len(carried)
+        )
 
 
 def _check_dtype(dtype: str) -> None:

@@ -20,7 +20,9 @@ from paceline.checkpoint.strictjson import parse_object
 from paceline.checkpoint.tensorfile import TensorEntry, write_tensors
 from paceline.core.errors import CheckpointError, ConfigError
 from paceline.core.json_types import Json, JsonObject
+from paceline.models.accounting import account
 from paceline.models.buffers import persistent_buffers
+from paceline.plan.model.weights_files import header_of, weights_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -259,20 +261,31 @@ def write_weights(stage: Path, entries: list[TensorEntry], max_shard_bytes: int)
     write_fresh(stage / "model.safetensors.index.json", [json.dumps(index, indent=2).encode() + b"\n"])
 
 
-def check_load(stage: Path, entries: list[TensorEntry], where: Path) -> None:
-    """Load the folder as a user would, without remote code, and compare every tensor with the checkpoint."""
+def check_load(stage: Path, entries: list[TensorEntry], where: Path, carried: Collection[str] = ()) -> None:
+    """Load the folder as a user would, without remote code, and compare every tensor with the checkpoint.
+
+    ``carried``: names of tensors in the folder that the model's class may not have.
+    """
     model, info = _load_quietly(stage, _auto(json.loads((stage / "config.json").read_text("utf-8"))))
     loaded = dict(model.named_parameters()) | dict(model.named_buffers())
     wrong = {
         key: sorted(map(str, info.get(key) or ()))
         for key in ("missing_keys", "unexpected_keys", "mismatched_keys")
     }
+    if wrong["unexpected_keys"]:
+        beside = set(account(model, _names(stage)).carried)
+        wrong["unexpected_keys"] = sorted(beside - set(carried))
     wrong["different"] = [
         e.name for e in entries if e.name not in loaded or not torch.equal(loaded[e.name], e.load())
     ]
     if any(wrong.values()):
         what = "Transformers loads other weights than were written; the export was removed"
         raise CheckpointError(codes.EXPORT_LOAD_CHECK(what, str(where), _listed(wrong)))
+
+
+def _names(folder: Path) -> list[str]:
+    """Return the names of all tensors of a folder."""
+    return [name for file in weights_of(folder, []) for name in header_of(file)]
 
 
 def _load_quietly(folder: Path, auto: type[_BaseAutoModelClass]) -> tuple[PreTrainedModel, _Loaded]:

@@ -19,10 +19,15 @@ MODELS_MISSING_WEIGHTS = Code(
     "The checkpoint lacks weights that the model has; they would be initialised at random. Get a"
     " complete checkpoint, or train from scratch with model.config.",
 )
+MODELS_UNTIED = Code(
+    "models.untied",
+    "config.json ties two weights, but the checkpoint stores both with different values. Set"
+    " tie_word_embeddings: false in its config.json, or remove the one that is not meant.",
+)
 MODELS_LOST_WEIGHTS = Code(
     "models.lost_weights",
-    "The checkpoint contains tensors that the model's class does not have, so an export would lose"
-    " them. The message lists them; use the class or the checkpoint that matches.",
+    "The checkpoint has tensors within the layers of this model that its class does not compute with."
+    " The message lists them; use the class or the checkpoint that matches.",
 )
 MODELS_ROPE_BY_LENGTH = Code(
     "models.rope_by_length",

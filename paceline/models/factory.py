@@ -19,10 +19,12 @@ from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject
 from paceline.core.remote_code import check_code
 from paceline.models import codes
+from paceline.models.accounting import NOTHING, refusals, untied
 from paceline.models.adapters import Adapter, add_adapter, base_fingerprint
 from paceline.models.arrival import arrive
 from paceline.models.attention import choose_attention, register
 from paceline.models.device_facts import device_memory
+from paceline.models.folder_tensors import FolderTensors, folder_tensors
 from paceline.models.hub_code import refuse_hub_attention
 from paceline.models.materialise import from_config, skeleton
 from paceline.models.norms import fuse_norms
@@ -115,6 +117,7 @@ class HFModelFactory:
         self.role = role
         self.frozen = frozen
         self.fingerprint: str | None = None  # of the initial weights; None if built on meta
+        self.tensors: FolderTensors | None = None  # of the folder, once it was built
         self._model, self._vocab_size, self._seed = model, vocab_size, seed
         self._compute_dtype, self._attention, self._master_dtype = compute_dtype, attention, master_dtype
         self._recompute_keeps = recompute_keeps
@@ -169,6 +172,7 @@ class HFModelFactory:
         # Weights: none (meta), from the seed, or from safetensors.
         if device.type == "meta":
             hf = skeleton(auto_class(self.role), self._sized_config(), implementation, _code(self._model))
+            self._account(hf)
         elif self._model.config is not None:
             hf = self._from_scratch(implementation)
         else:
@@ -190,6 +194,8 @@ class HFModelFactory:
             self._temperature,
             self._chunk_bytes,
         )
+        if self.tensors is not None:
+            module.note("tensors", self.tensors.message)
         if self._recompute:
             enable_recompute(hf, module.slot, self._recompute_keeps)
         if self._compile:
@@ -266,6 +272,8 @@ class HFModelFactory:
         auto = auto_class(self.role)
         name = self._model.name_or_path
         assert name is not None
+        if self._class is not nn.Module:
+            self._account(skeleton(auto, self._load_config(), attention, _code(self._model)))
         with torch.random.fork_rng(devices=[]):  # missing parameters: equal on all ranks
             torch.manual_seed(self._seed)
             try:
@@ -281,15 +289,16 @@ class HFModelFactory:
                 )
             except (OSError, ValueError, RuntimeError, SafetensorError) as error:
                 raise ConfigError(_no_weights(name, error)) from error
-        # Refuse what a checkpoint would silently lose, or the model silently initialize.
-        lost = sorted(set(loading_info.get("unexpected_keys") or ()))
-        if lost and not self.frozen and self.role not in SCALAR_ROLES:
-            raise ConfigError(_lost(name, lost))
-        # initialized from the seed if the weights are a language model's and the head is trained
-        fresh = {f"{HEAD}.weight"} if self.role in SCALAR_ROLES and not self.frozen else set()
-        missing = sorted(set(loading_info.get("missing_keys", ())) - fresh)
+        if self._class is nn.Module:  # from the hub: known when it is loaded
+            self._account(hf)
+            if self.tensors is not None and (lost := self.tensors.carried):  # its exports are not re-read
+                raise ConfigError(*refusals(replace(NOTHING, refused=lost), name))
+        if self.tensors is not None and (apart := untied(hf, self.tensors.found, name)):
+            raise ConfigError(*apart)
+        # Refuse what the model would silently initialize, though every tensor was accounted for.
+        missing = sorted(set(loading_info.get("missing_keys", ())) - self._fresh)
         if missing:
-            raise ConfigError(_missing(name, missing))
+            raise ConfigError(*refusals(replace(NOTHING, missing=tuple(missing)), name))
         # Make room for the tokenizer's new tokens.
         old = hf.get_input_embeddings().weight.shape[0]
         if self._rows != old:
@@ -299,6 +308,28 @@ class HFModelFactory:
             resize_embeddings(hf, self._rows, self._seed)
         hf.config.dtype = hf.config.get_text_config().dtype = torch.float32
         return hf
+
+    @property
+    def _fresh(self) -> frozenset[str]:
+        """Weights drawn from the seed where the folder has none: the score head that is trained."""
+        trained = self.role in SCALAR_ROLES and not self.frozen
+        return frozenset({f"{HEAD}.weight"}) if trained else frozenset()
+
+    def account(self) -> FolderTensors | None:
+        """Return what becomes of every tensor of the folder, without loading it; None without a folder, and
+        for a class from the hub that was not built yet.
+        """
+        if self.tensors is None and self._class is not nn.Module:
+            self._account(skeleton(auto_class(self.role), self._load_config(), None, _code(self._model)))
+        return self.tensors
+
+    def _account(self, hf: HFModel) -> None:
+        """Find what becomes of every tensor of the folder; ``hf`` may be on meta. Raises ConfigError."""
+        name, scores = self._model.name_or_path, self.role in SCALAR_ROLES
+        if self._model.config is None and name is not None:
+            self.tensors = folder_tensors(
+                hf, name, self._model.revision, fresh=self._fresh, leaves_out=scores
+            )
 
     def _stored_dtype(self, attention: str | None) -> torch.dtype:
         """Return the dtype to read the weights in: the stored one where no value of the model changes by
@@ -477,27 +508,6 @@ def _no_weights(name: str, error: Exception) -> Diagnostic:
         where="model.name_or_path",
         found=f"{name}: {_first_lines(error)}",
         hint=hint,
-    )
-
-
-def _lost(name: str, keys: list[str]) -> Diagnostic:
-    shown = ", ".join(keys[:4]) + (f" and {len(keys) - 4} more" if len(keys) > 4 else "")
-    what = f"{len(keys)} tensors of the checkpoint do not exist in this model, so an export would lose them"
-    return codes.MODELS_LOST_WEIGHTS(
-        what,
-        "model.name_or_path",
-        f"{name}: {shown}",
-        "use a checkpoint of this exact architecture (its config.json names it)",
-    )
-
-
-def _missing(name: str, keys: list[str]) -> Diagnostic:
-    shown = ", ".join(keys[:4]) + (f" and {len(keys) - 4} more" if len(keys) > 4 else "")
-    return codes.MODELS_MISSING_WEIGHTS(
-        "the checkpoint lacks weights of this model",
-        "model.name_or_path",
-        f"{name}: {shown}",
-        "use a complete checkpoint, or model.config to start from scratch",
     )
 
 

@@ -25,14 +25,15 @@ def stored_dtype(name: str, revision: str | None, needed: frozenset[str] = froze
     ``needed`` tensors that are not stored would be drawn at random in the returned dtype: then it is fp32.
     """
     try:
-        kind, names = stored(_folder(name, revision))
+        kind, names = stored(weights_folder(name, revision))
     except (OSError, ValueError):  # the load itself says what is wrong
         return torch.float32
     found: torch.dtype = getattr(torch, kind)
     return found if needed <= names else torch.float32
 
 
-def _folder(name: str, revision: str | None) -> Path:
+def weights_folder(name: str, revision: str | None) -> Path:
+    """Return the local folder of ``name``; the hub's weights are downloaded if they are not there yet."""
     if Path(name).is_dir():
         return Path(name)
     from huggingface_hub import snapshot_download

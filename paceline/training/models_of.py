@@ -8,9 +8,11 @@ from typing import Protocol
 
 import torch
 
+from paceline.checkpoint.carried import carried_state
 from paceline.config.schema import Config
 from paceline.config.sections.model import ModelSection
 from paceline.config.sections.rollout import RolloutOptions
+from paceline.core.json_types import JsonObject
 from paceline.models.factory import HFModelFactory
 from paceline.models.scalar_head import Classes
 from paceline.plan.algorithms.base import algorithm_spec
@@ -75,6 +77,17 @@ class Models:
         if role is Role.REWARD:
             check_reward_model(str(named.name_or_path), self.prepared.tokenizer_path)
         return self._factory(role, named, None, frozen=True)
+
+    def carried(self, role: Role) -> JsonObject:
+        """Return which tensors of the folder are not trained, for exports (``checkpoint.carried``); reads all
+        their bytes. Empty if there are none.
+        """
+        model, tensors = self.config.model, self.trained(role).account()
+        if tensors is None or not tensors.carried or model.name_or_path is None:
+            return {}
+        local = Path(model.name_or_path)
+        name = str(local.resolve()) if local.is_dir() else model.name_or_path
+        return carried_state(tensors.folder, name, model.revision, tensors.carried)
 
     def _named(self, role: Role) -> ModelSection | None:
         """Return the ``model:`` section of the role's own model, or None for the initial model."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from paceline.checkpoint.store import Checkpointer
 from paceline.core.diagnostics import Diagnostic
-from paceline.core.json_types import Json
+from paceline.core.json_types import Json, JsonObject
 from paceline.data.prepare import Prepared
 from paceline.plan.plan import Plan
 from paceline.runlog import events
@@ -31,11 +31,12 @@ def checkpoint_saver(
     published: Published,
     *,
     keep_best: bool,
+    carried: Callable[[], JsonObject] = dict,
 ) -> Callable[[int], None]:
     """Return the trainer's save function.
 
     ``published`` is called on this rank after each durable checkpoint. ``hf_config`` belongs to the exported
-    model.
+    model; ``carried`` gives what of its folder an export copies, and is called on rank 0.
     """
     algorithm, handles = parts.algorithm, parts.handles
     root = handles[algorithm.trains[0]].root
@@ -47,6 +48,7 @@ def checkpoint_saver(
     }
     main = parts.runner.strategy.world.is_main
     files = hugging_face_files(hf_config, prepared.tokenizer_path, generation, adapter) if main else {}
+    beside = carried() if main else {}
 
     def save(step: int) -> None:
         if keep_best:
@@ -60,6 +62,7 @@ def checkpoint_saver(
             train_fingerprint=prepared.train_fingerprint,
             data_definition=prepared.definition,
             windows=parts.windows.state(),
+            carried=beside,
         )
         shards = exported_shards(parts.runner.strategy, handles, algorithm, parts.windows.shards(step))
         path = checkpointer.save(step, shards, state, files)

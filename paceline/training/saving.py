@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.algorithms.base import Algorithm
+from paceline.checkpoint.carried import STATE_KEY
 from paceline.core.errors import CheckpointError
 from paceline.core.json_types import Json, JsonObject, as_object
 from paceline.models.adapters import Adapter
@@ -41,11 +42,13 @@ def run_state(
     train_fingerprint: str = "",
     data_definition: str = "",
     windows: JsonObject | None = None,
+    carried: JsonObject | None = None,
 ) -> JsonObject:
     """Return the JSON part of a checkpoint: position, best metric, and what a resumed run is compared with.
 
     ``adapters`` (by trained role, the exported model first) adds the first one's adapter and the identity of
-    all base models; ``windows`` is what the data order needs beyond the step.
+    all base models; ``windows`` is what the data order needs beyond the step; ``carried``
+    names tensors that are not trained, and where an export finds them.
     """
     (_, adapter), *others = (adapters or {"": None}).items()
     own: JsonObject = (
@@ -53,6 +56,8 @@ def run_state(
     )
     if adapter is not None and others:
         own["other_bases"] = {role: dict(other.base) for role, other in others if other is not None}
+    if carried:
+        own[STATE_KEY] = carried
     return {
         **own,
         "train": state.to_json(),

@@ -93,10 +93,18 @@ class Session:
         parts = self.parts()
         keep_best = self.config.training.load_best_model_at_end
         checkpointer = Checkpointer(self.run, self.world, self.config.training.save_total_limit)
-        config = self.hf_config(parts.algorithm.trains[0])
+        exported = parts.algorithm.trains[0]
+        config, rest = self.hf_config(exported), partial(self.models.carried, exported)
         # even with save_strategy: no, since a stop saves
         save = checkpoint_saver(
-            parts, self.plan, self.prepared, checkpointer, config, published, keep_best=keep_best
+            parts,
+            self.plan,
+            self.prepared,
+            checkpointer,
+            config,
+            published,
+            keep_best=keep_best,
+            carried=rest,
         )
         return self.trainer(parts, observers, stop_requested, save)
 

@@ -20,6 +20,7 @@ BELOW = ("core", "runlog", *ROOMS[ROOMS.index("launch") + 1 : ROOMS.index("docto
 OTHER_VERBS = (
     "checkpoint/export.py",
     "checkpoint/export_adapter.py",
+    "checkpoint/export_carried.py",
     "checkpoint/folder.py",
     "checkpoint/main.py",
     "data/main.py",
@@ -106,7 +107,7 @@ LATE = {
     ),
     "the weights: a look reads names, sizes and headers of files, not tensors": (
         """
-        models.lost_weights models.missing_weights models.teacher_head resume.base_model
+        models.lost_weights models.missing_weights models.untied models.teacher_head resume.base_model
     """
     ),
     "all rows, rendered and tokenised: a look reads the first ones": (

@@ -1,0 +1,78 @@
+"""The tensors of a model folder, and those that training carries into its exports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.core.errors import ConfigError
+from paceline.core.units import human_bytes
+from paceline.models.accounting import Account, account, listed, refusals
+from paceline.models.stored_dtype import weights_folder
+from paceline.plan.model.weights_files import StoredTensor, header_of, weights_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class FolderTensors:
+    """What became of a folder's tensors. ``leaves_out``: what is not trained is not exported either (a score
+    head in place of the language-model head).
+    """
+
+    folder: Path
+    stored: Mapping[str, StoredTensor]
+    found: Account
+    leaves_out: bool = False
+
+    @property
+    def carried(self) -> tuple[str, ...]:
+        """Names of the tensors that an export copies from the folder."""
+        return () if self.leaves_out else self.found.carried
+
+    @property
+    def message(self) -> str:
+        """One line for the log."""
+        loaded = len(self.stored) - len(self.found.carried) - len(self.found.tied)
+        parts = [f"{len(self.stored)} in the folder", f"{loaded} loaded"]
+        if self.found.converted:
+            parts.append(f"{self.found.converted} of them merged")
+        if self.found.tied:
+            parts.append(f"{len(self.found.tied)} tied")
+        if self.found.carried:
+            size = sum(s.span[1] - s.span[0] for n in self.found.carried for s in (self.stored[n],))
+            what = (
+                "left out by the score head's class"
+                if self.leaves_out
+                else "not trained, copied unchanged into an export"
+            )
+            parts.append(
+                f"{len(self.found.carried)} {what} ({human_bytes(size)}): {listed(self.found.carried)}"
+            )
+        return ", ".join(parts)
+
+
+def folder_tensors(
+    model: PreTrainedModel, name: str, revision: str | None, *, fresh: frozenset[str], leaves_out: bool
+) -> FolderTensors | None:
+    """Account for every tensor of the folder (or the hub's ``name``), of which headers alone are read.
+
+    ``model`` may be on meta; ``fresh``: names that may be initialized from the seed. None if the files
+    cannot be read: then the load says why. Raises ConfigError ``models.missing_weights`` and
+    ``models.lost_weights``.
+    """
+    try:
+        folder = weights_folder(name, revision)
+        stored = {key: entry for file in weights_of(folder, []) for key, entry in header_of(file).items()}
+    except (OSError, ValueError):
+        return None
+    if not stored:
+        return None
+    found = account(model, stored)
+    found = replace(found, missing=tuple(n for n in found.missing if n not in fresh))
+    if wrong := refusals(replace(found, refused=() if leaves_out else found.refused), name):
+        raise ConfigError(*wrong)
+    return FolderTensors(folder, stored, found, leaves_out)
