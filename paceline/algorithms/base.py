@@ -31,6 +31,7 @@ class Algorithm(ABC):
     window_means: WindowMeans | None = None  # forwards without gradients before each window (``window_sums``)
     compares: Divergence | None = None  # the divergence from ``Role.TEACHER`` for ``Output.DIVERGENCE``
     train_metrics: tuple[str, ...] = ()  # metrics (``name/term``) that are also computed in training
+    counts_documents: bool = False  # the loss is a mean over documents, not over labelled tokens
     loss_falls: bool = True  # training lowers the loss, so a large rise is worth a warning
 
     def windows(self, source: Iterable[Window], handles: Mapping[Role, RoleModel]) -> Generator[Window]:

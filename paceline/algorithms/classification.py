@@ -28,6 +28,7 @@ class Classification(Algorithm):
     """
 
     trains = (Role.CLASSIFIER,)
+    counts_documents = True
     train_metrics = (f"accuracy/{TERM}",)
 
     def __init__(self, **options: Json) -> None:

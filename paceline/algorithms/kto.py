@@ -46,6 +46,7 @@ class KTO(Referenced):
     answers has none.
     """
 
+    counts_documents = True
     train_metrics = tuple(f"{name}/{TERM}" for name in _METRICS)
 
     def __init__(self, *, reference: str = "live", **options: Json) -> None:

@@ -35,6 +35,7 @@ class PairPolicy(Algorithm):
     """
 
     train_metrics = tuple(f"{name}/{TERM}" for name in _METRICS)
+    counts_documents = True
     beta: float
     alpha: float
 

@@ -55,6 +55,7 @@ class Reward(Algorithm):
     """
 
     trains = (Role.REWARD,)
+    counts_documents = True
     train_metrics = tuple(
         f"{name}/{TERM}"
         for name in ("accuracy", "margin", "reward_chosen", "reward_rejected", "reward_mean", "reward_square")

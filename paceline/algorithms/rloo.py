@@ -43,6 +43,7 @@ class RLOO(OnPolicy):
     x). The clip in later steps, ``normalize_advantages`` and ``reward_clip_range`` follow TRL.
     """
 
+    counts_documents = True
     train_metrics = tuple(f"{name}/{TERM}" for name in ("tokens", "answers", *_OF_TOKENS, *_OF_ANSWERS))
 
     def __init__(

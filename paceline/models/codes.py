@@ -128,6 +128,11 @@ MODELS_SP_FINAL_NORM = Code(
     "Sequence parallelism ends at the norm after the layers, but this model does not have exactly"
     " one such module. Set sequence_parallel: false.",
 )
+MODELS_ROUTER_LOGITS = Code(
+    "models.router_logits",
+    "The model's class gives no router logits, which the balance loss of its experts is computed from. Set"
+    " training.router_aux_loss_coef: 0.",
+)
 MODELS_SP_PADDED = Code(
     "models.sp_padded",
     "Sequence parallelism shards packed rows, but this model uses one padded row per document, or passes"

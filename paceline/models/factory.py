@@ -178,6 +178,8 @@ class HFModelFactory:
         else:
             hf = self._from_weights(implementation)
         hf.config.use_cache = False
+        if getattr(hf.config, "output_router_logits", False):  # requested by each forward that needs them
+            hf.config.output_router_logits = False
         hf.config.architectures = [type(hf).__name__]  # tells an export a causal LM from a classifier
         self.fingerprint = base_fingerprint(hf) or self.fingerprint
         adapter = self._adapt(hf, device)  # before the kernels: they skip what an adapter wraps

@@ -19,8 +19,10 @@ from paceline.models.compiled import CompiledLayers
 from paceline.models.divergence import Comparison, LentHead
 from paceline.models.head_kernels import CHUNK_BYTES
 from paceline.models.heads import Head, Vocabulary
+from paceline.models.padded_rows import PaddedRows
 from paceline.models.precision import LowPrecisionCopies
 from paceline.models.rope import DocumentRope
+from paceline.models.router_sums import RouterSums
 from paceline.models.scalar_head import SCALAR_ROLES, ScalarHead
 from paceline.models.shared_prompts import SharedPrompts, draws_at_random
 from paceline.models.state_layers import has_state
@@ -33,10 +35,14 @@ if TYPE_CHECKING:
     from paceline.protocols.model import HFModel
 
 
+_ROUTED = {"output_router_logits": True}  # records the routers' logits
+
+
 class TrunkOutput(Protocol):
     """What a trunk returns, as far as it is read."""
 
     last_hidden_state: Tensor
+    router_logits: tuple[Tensor, ...] | None  # if requested
 
 
 class RoleModule(RootModule):
@@ -92,19 +98,22 @@ class RoleModule(RootModule):
         )
         self.carries_state = has_state(hf)
         self._compiled: CompiledLayers | None = None
+        self._routers: RouterSums | None = None
 
     def forward(self, batch: Batch, required: frozenset[Output]) -> dict[str, Tensor]:
         """Return the outputs in ``required`` for ``batch``: sums and per-token tensors at labelled positions,
         fp32.
         """
         with self.computing(batch.input_ids.device.type):
-            hidden = self._packed(batch) if self.attention.layout == "packed" else self._padded(batch)
+            hidden, sums = self._states(batch, Output.ROUTER in required)
             if Output.HIDDEN in required:
                 return self._lend(hidden)
             # The head's own outputs, then the divergence, which needs the teacher's head too.
-            own = required - {Output.DIVERGENCE}
+            own = required - {Output.DIVERGENCE, Output.ROUTER}
             found = self._head(hidden, batch, own) if own else {}
-            if own != required:
+            if sums is not None:
+                found[Output.ROUTER.value] = sums
+            if Output.DIVERGENCE in required:
                 assert self._comparison is not None, "there is no teacher to compare with"
                 found[Output.DIVERGENCE.value] = self._comparison(hidden, batch)
             return found
@@ -190,10 +199,23 @@ class RoleModule(RootModule):
     def _trunk(self) -> nn.Module:
         return self.hf.base_model
 
-    def _packed(self, batch: Batch) -> Tensor:
-        """Return the hidden states [1, T, H] of the flat batch; prompts that its documents share are computed
-        once.
-        """
+    def _states(self, batch: Batch, routed: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Return the hidden states [1, T, H] of the flat batch, and ``Output.ROUTER`` if ``routed``."""
+        return (self._packed if self.attention.layout == "packed" else self._padded)(batch, routed)
+
+    def _sums(
+        self,
+        output: TrunkOutput,
+        batch: Batch,
+        shared: SharedPrompts | None = None,
+        rows: PaddedRows | None = None,
+    ) -> Tensor:
+        """Return ``Output.ROUTER`` from a trunk's output."""
+        self._routers = self._routers or RouterSums(self.hf)
+        return self._routers(output.router_logits, batch, shared, rows)
+
+    def _packed(self, batch: Batch, routed: bool) -> tuple[Tensor, Tensor | None]:
+        """``_states`` of one row; prompts that its documents share are computed once."""
         shared = SharedPrompts.of(batch) if self._shares and type(batch) is Batch else None
         ids, positions = batch.input_ids, batch.position_ids
         if shared is not None:
@@ -204,11 +226,13 @@ class RoleModule(RootModule):
                 position_ids=positions,
                 attention_mask=placeholder_mask(ids.device),
                 use_cache=False,
+                **(_ROUTED if routed else {}),
             )
         hidden = output.last_hidden_state
-        return hidden if shared is None else shared.full(hidden, 1)
+        sums = self._sums(output, batch, shared) if routed else None
+        return (hidden if shared is None else shared.full(hidden, 1)), sums
 
-    def _padded(self, batch: Batch) -> Tensor:
+    def _padded(self, batch: Batch, routed: bool) -> tuple[Tensor, Tensor | None]:
         """Return the same from one right-padded row per document: for models whose documents cannot be kept
         apart by attention alone.
         """
@@ -221,5 +245,7 @@ class RoleModule(RootModule):
                 position_ids=offsets[None, :].expand(rows.index.shape),
                 attention_mask=rows.real.long(),
                 use_cache=False,
+                **(_ROUTED if routed else {}),
             )
-        return rows.unpad(output.last_hidden_state).unsqueeze(0)
+        hidden = rows.unpad(output.last_hidden_state).unsqueeze(0)
+        return hidden, self._sums(output, batch, rows=rows) if routed else None

@@ -279,7 +279,7 @@ def _same(whole: RoleModule, stages: Sequence[StageModule]) -> bool:
     mode = whole.hf.training
     whole.hf.eval()
     try:
-        expected = whole._packed(batch) if whole.attention.layout == "packed" else whole._padded(batch)
+        expected, _ = whole._states(batch)
         states = token_ids(batch, whole.attention.layout == "packed")
         for stage in stages:
             states = stage(states, batch)

@@ -216,8 +216,13 @@ PLAN_TOWER = Code(
 )
 PLAN_BALANCE_LOSS = Code(
     "plan.balance_loss",
-    "output_router_logits: true requests a load-balancing loss of the experts, which is not"
-    " supported and would be left out. Set it to false to train without it.",
+    "A load-balancing loss of the experts is requested (router_aux_loss_coef, or output_router_logits: true"
+    " in the model's config), but Transformers computes none for this family. Remove it.",
+)
+PLAN_BALANCE_LOSS_SPLIT = Code(
+    "plan.balance_loss_split",
+    "The experts' balance loss cannot be computed where a rank has only a part of a document or of the"
+    " layers, or where layers are compiled. Change that, or set router_aux_loss_coef: 0.",
 )
 PLAN_ALIBI_TWICE = Code(
     "plan.alibi_twice",

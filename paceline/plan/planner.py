@@ -36,6 +36,7 @@ from paceline.plan.engine_options import (
 from paceline.plan.hardware.kinds import is_accelerator, kind_of
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.read_shape import ModelShape, scoring
+from paceline.plan.model.router_loss import router_decisions
 from paceline.plan.optimizer_decisions import optimizer_decision
 from paceline.plan.parts import OtherModel
 from paceline.plan.plan import WARNING, Decision, Plan
@@ -116,6 +117,7 @@ def _assembled(job: Job, resolved: Resolved, found: Sequence[Diagnostic]) -> Pla
         attention,
         *row_kernel_decisions(training, hardware),
         *adapter_decisions(adapter, shape),
+        *router_decisions(shape, training),
         *about_models,
         *([rollout_decision(resolved.rollout)] if resolved.rollout else []),
         optimizer_decision(resolved.optimizer, hardware, shape),

@@ -19,6 +19,7 @@ from paceline.plan.algorithms.rollout import RolloutSizes, check_rollout, rollou
 from paceline.plan.batch import BatchSplit, split_batch
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.family_strategy import check_family
+from paceline.plan.model.router_loss import check_router_loss
 from paceline.plan.parts import AdapterSpec, OptimizerSpec
 from paceline.plan.plan import Decision, Precision
 from paceline.plan.precision import check_full_eval, choose_precision
@@ -101,6 +102,7 @@ def resolve(chosen: StrategyChoice | None, job: Job, found: list[Diagnostic]) ->
         )
     if engine is not None:
         found += check_family(job.shape, engine.mesh)
+        found += check_router_loss(job.shape, training, engine.mesh)
     rollout = None
     if engine is not None and job.algorithm.on_policy:
         rollout = rollout_sizes(job.algorithm, training, engine.batch)

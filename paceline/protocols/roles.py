@@ -35,6 +35,9 @@ class Output(str, Enum):
     DIVERGENCE ``divergence``: fp32 scalar, SUM over labelled positions of the divergence from the teacher's
                next-token distribution; its hidden states are the field ``teacher`` of ``Batch.tokens`` (see
                ``protocols.divergence``).
+    ROUTER     ``router``: fp32 [2, D, E], of a mixture of E experts by document: how often its tokens chose
+               each expert (no gradient), and the probabilities that the routers gave it; summed over the
+               document's tokens and all layers.
     """
 
     NLL = "nll"
@@ -46,3 +49,4 @@ class Output(str, Enum):
     VALUES = "values"
     HIDDEN = "hidden"
     DIVERGENCE = "divergence"
+    ROUTER = "router"

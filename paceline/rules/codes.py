@@ -135,6 +135,11 @@ TRAIN_RECOMPUTE_COMPILED = Code(
 TRAIN_COMPILE_OFF = Code(
     "train.compile_off", "Options of torch.compile have no effect without torch_compile: true."
 )
+TRAIN_ROUTER_SCOPE = Code(
+    "train.router_scope",
+    "The scope of the experts' balance loss has no effect where there is no such loss. Set"
+    " router_aux_loss_coef.",
+)
 TRAIN_ALGORITHM_SECTION = Code(
     "train.algorithm_section",
     "A section of options for an algorithm other than the one that runs has no effect.",

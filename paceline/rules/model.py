@@ -11,6 +11,8 @@ from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.patterns import is_pattern
 from paceline.core.remote_code import COMMIT, unpinned
 from paceline.plan.hardware.kinds import CPU, MPS
+from paceline.plan.model.balance import config_coefficient
+from paceline.plan.model.read_shape import text_part
 from paceline.plan.recomputation import KEY as KEPT
 from paceline.plan.recomputation import KINDS
 from paceline.rules import codes
@@ -253,6 +255,24 @@ def compile_options(c: Context) -> Iterator[Diagnostic]:
             )
 
 
+def router_scope(c: Context) -> Iterator[Diagnostic]:
+    """train.router_scope"""
+    t, config = c.config.training, c.config.model.config
+    requested = (
+        bool(config_coefficient(text_part(config))) if config else c.config.model.name_or_path is not None
+    )
+    idle = t.router_aux_loss_coef == 0 or (t.router_aux_loss_coef is None and not requested)
+    if idle and c.given("training.router_aux_loss_scope"):
+        yield c.problem(
+            codes.TRAIN_ROUTER_SCOPE,
+            "router_aux_loss_scope is given, but there is no balance loss",
+            "training.router_aux_loss_scope",
+            "training.router_aux_loss_coef",
+            hint="router_aux_loss_coef: 0.001",
+            severity=Severity.WARNING,
+        )
+
+
 def adapters(c: Context) -> Iterator[Diagnostic]:
     """dpo.lm_head_adapter, peft.bits, peft.quant_bias, peft.pattern, peft.resize_quant"""
     lora = c.config.lora
@@ -325,4 +345,5 @@ MODEL_RULES: tuple[Rule, ...] = (
     recompute,
     compile_options,
     adapters,
+    router_scope,
 )

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from paceline.algorithms.base import Algorithm
 from paceline.algorithms.registry import algorithm_class
+from paceline.algorithms.router_balance import Balanced
 from paceline.checkpoint.reader import CheckpointReader
 from paceline.checkpoint.store import Checkpointer
 from paceline.config.metrics import evaluation_metrics
@@ -27,6 +28,9 @@ from paceline.data.source import PackedSource
 from paceline.models.malloc import configure_malloc
 from paceline.models.scalar_head import SCALAR_ROLES, Classes
 from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.model.balance import config_coefficient
+from paceline.plan.model.read_shape import text_part
+from paceline.plan.model.router_loss import router_loss_of
 from paceline.plan.plan import Plan
 from paceline.protocols.model import RootModule
 from paceline.protocols.roles import Role
@@ -117,7 +121,7 @@ class Session:
             found = read_classes(self.prepared, algorithm_spec(self.plan.algorithm), self.config.training)
             self.classes, self.columns = found.classes, found.columns
             self.notes.append(f"{'classes':<9} {found.words}")
-        algorithm = algorithm_class(self.plan.algorithm)(**self.algorithm_options())
+        algorithm = self.algorithm()
         strategy = make_strategy(self.plan.strategy, self.world, self.plan)
         runner = make_runner(strategy)
         generation = algorithm_spec(self.plan.algorithm).generation(self.config.training)
@@ -179,6 +183,13 @@ class Session:
         return RolloutSetup(
             self.world, self.plan, training, self.prepared, folder, runner, algorithm, handles, layout
         )
+
+    def algorithm(self) -> Algorithm:
+        """Return the algorithm, with the balance loss of a mixture's experts if there is one."""
+        plain = algorithm_class(self.plan.algorithm)(**self.algorithm_options())
+        requested = config_coefficient(text_part(self.hf_config(plain.trains[0])))
+        loss = router_loss_of(self.config.training, requested)
+        return plain if loss is None else Balanced(plain, loss)
 
     def algorithm_options(self) -> JsonObject:
         """Return the algorithm's own section of ``training``, with what the plan decides about it."""

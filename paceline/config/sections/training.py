@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from paceline.config.sections.training_experts import ExpertFields
 from paceline.config.sections.training_scale import ScaleFields
 from paceline.config.sections.training_steps import (
     EvaluationFields,
@@ -13,6 +14,12 @@ from paceline.config.sections.training_steps import (
 
 
 class TrainingSection(
-    LoggingFields, SavingFields, EvaluationFields, LoadingFields, OptimisationFields, ScaleFields
+    LoggingFields,
+    SavingFields,
+    EvaluationFields,
+    LoadingFields,
+    OptimisationFields,
+    ExpertFields,
+    ScaleFields,
 ):
     """Training: algorithm, strategy, batch, precision, optimizer, evaluation, saving and logging."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from paceline.plan.model.balance import DEFAULTS
 from paceline.plan.model.supported import families, verdicts_of
 
 
@@ -81,11 +82,22 @@ def _lines() -> Iterator[str]:
             " Paceline computes the latter, and refuses the former."
         ),
         "",
+        "## Mixtures of experts",
+        "",
+        (
+            "The [balance loss](guide.md#mixtures-of-experts) is computed for the families whose class in"
+            f" Transformers computes it: {', '.join(k for k in sorted(DEFAULTS) if k in trained)}."
+        ),
+        (
+            "Others balance by a bias of the router (DeepSeek-V3 and its relatives), which Transformers does"
+            " not update: it stays as loaded."
+        ),
+        "",
         "## Refused",
         "",
         (
-            "A model with a vision or audio tower, of any family, and a load-balancing loss of"
-            " experts (`output_router_logits: true`) are refused as well."
+            "A model with a vision or audio tower, of any family, is refused as well; so is a"
+            " load-balancing loss of experts for a family without one."
         ),
         "",
         "| `model_type` | why |",

@@ -13,6 +13,7 @@ from paceline.core.files import read_text
 from paceline.core.json_types import Json, JsonObject
 from paceline.plan import codes
 from paceline.plan.model.attention_kernel import has_sinks, has_softcap
+from paceline.plan.model.balance import config_coefficient
 from paceline.plan.model.counts import with_counts
 from paceline.plan.model.families import FAMILY_SIZES, LARGEST, LARGEST_SIZE, SIZE_NAMES, family_sizes
 from paceline.plan.model.mixtures import latent_of, mixture_of
@@ -264,6 +265,7 @@ def _build(family: str, sizes: dict[str, int], config: Mapping[str, Json], where
         rope_by_length=by_length(config),
         buffers=known.buffers,
         carries=known.carries,
+        router_aux_loss=config_coefficient(config),
     )
     return with_counts(shape)
 

@@ -22,9 +22,10 @@ class ModelShape:
     per document in place of logits. ``rows``: documents are packed into rows (``packed``) or get a padded row
     each (``padded``). ``softcap``: attention scores are capped; ``sinks``: layers have a learned sink a head.
     ``rope_by_length``: rotary frequencies depend on the document's length. ``buffers``: its state includes
-    buffers. ``carries``: layers pass a state from token to token outside of attention. ``stored``: the 16-bit
-    dtype in which its folder is read into host memory (empty: float32); ``stored_score``: the folder holds
-    the scalar head.
+    buffers. ``carries``: layers pass a state from token to token outside of attention.
+    ``router_aux_loss``: coefficient of the experts' balance loss that its config requests. ``stored``: the
+    16-bit dtype in which its folder is read into host memory (empty: float32); ``stored_score``: the folder
+    holds the scalar head.
     """
 
     model_type: str
@@ -52,6 +53,7 @@ class ModelShape:
     rope_by_length: bool = False
     buffers: bool = False
     carries: bool = field(default=False, metadata=UNLESS_DEFAULT)
+    router_aux_loss: float = field(default=0.0, metadata=UNLESS_DEFAULT)
     stored: str = field(default="", metadata=UNLESS_DEFAULT)
     stored_score: bool = field(default=False, metadata=UNLESS_DEFAULT)
 

@@ -16,6 +16,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.json_types import Json
 from paceline.plan import codes
 from paceline.plan.codec import from_json
+from paceline.plan.model.balance import has_router_loss
 
 LIST = "docs/families.md"
 _TOWERS = ("vision", "audio", "image", "speech", "visual", "vq", "vit", "perceiver", "qformer")
@@ -186,7 +187,7 @@ def _no_tower() -> str:
 
 
 def _balance(config: Mapping[str, Json], where: str) -> Iterator[Diagnostic]:
-    """Refuse the experts' balance loss, which Transformers adds if router logits are requested.
+    """Refuse a balance loss of experts for a family that Transformers computes none for.
 
     A coefficient alone is set in most published configs, and is accepted.
     """
@@ -195,18 +196,13 @@ def _balance(config: Mapping[str, Json], where: str) -> Iterator[Diagnostic]:
         (where, config),
         *([(f"{where}.text_config", inner)] if isinstance(inner, Mapping) else []),
     ):
-        if one.get("output_router_logits") is True and one.get("router_aux_loss_coef") != 0:
-            what = (
-                "the load-balancing loss of the experts (output_router_logits with"
-                " router_aux_loss_coef) is not supported and would be left out"
-            )
-            found = (
-                "output_router_logits: true, router_aux_loss_coef:"
-                f" {one.get('router_aux_loss_coef', 'the default')}"
-            )
+        kind = str(one.get("model_type"))
+        requested = one.get("output_router_logits") is True and one.get("router_aux_loss_coef") != 0
+        if requested and kind in families() and not has_router_loss(kind):
             yield codes.PLAN_BALANCE_LOSS(
-                what,
+                "a load-balancing loss of the experts is requested, but Transformers computes none for models"
+                f" of type '{kind}'",
                 f"{place}.output_router_logits",
-                found,
-                "set output_router_logits: false to train without it",
+                "true",
+                "set output_router_logits: false",
             )

@@ -22,6 +22,7 @@ import torch
 from machines import A100
 
 from paceline.algorithms.registry import algorithm_class
+from paceline.algorithms.router_balance import Balanced
 from paceline.config.load import load_config
 from paceline.config.schema import Config
 from paceline.core.rundir import RunDir
@@ -205,6 +206,12 @@ def algorithm(tree: Tree) -> Any:
     """The algorithm's own numbers, all that its arithmetic reads."""
     of = session(tree)
     return {k: repr(v) for k, v in vars(algorithm_class(of.plan.algorithm)(**of.algorithm_options())).items()}
+
+
+def router_loss(tree: Tree) -> Any:
+    """What a mixture's run adds to the losses of its algorithm."""
+    made = session(tree).algorithm()
+    return isinstance(made, Balanced) and vars(made)["_how"]
 
 
 def trainer(tree: Tree) -> Any:

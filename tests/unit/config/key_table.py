@@ -290,6 +290,16 @@ TABLE: dict[str, Key | Read] = {
     "training.gradient_checkpointing_kwargs": Key(
         p.plan(), {"use_reentrant": True}, {"training.gradient_checkpointing": True}, "train.reentrant"
     ),
+    **under(
+        T,
+        p.router_loss,
+        {
+            "model.config": {**p.MODEL, "model_type": "mixtral", "num_local_experts": 2},
+            "training.router_aux_loss_coef": 0.1,
+        },
+        router_aux_loss_coef=0.2,
+        router_aux_loss_scope="micro_batch",
+    ),
     "training.torch_compile_backend": Key(p.factory, "eager", COMPILED),
     "training.torch_compile_mode": Key(p.factory, "max-autotune", COMPILED),
     "training.optim_args": Key(p.plan(), "momentum=0.9", {"training.optim": "sgd"}),

@@ -50,14 +50,12 @@ def test_a_tower_is_refused_whatever_the_family(more: dict[str, Any]) -> None:
     assert code_of({**LLAMA, **more}) == ["plan.tower"]
 
 
-def test_a_balance_loss_that_is_asked_for_is_refused_and_a_coefficient_alone_is_not() -> None:
-    mixtral = {**LLAMA, "model_type": "mixtral", "num_local_experts": 4}
-    assert code_of({**mixtral, "output_router_logits": True, "router_aux_loss_coef": 0.02}) == [
-        "plan.balance_loss"
-    ]
-    assert code_of({**mixtral, "output_router_logits": True}) == ["plan.balance_loss"]
-    assert code_of({**mixtral, "router_aux_loss_coef": 0.02}) == []
-    assert code_of({**mixtral, "output_router_logits": True, "router_aux_loss_coef": 0}) == []
+def test_a_balance_loss_is_refused_for_families_that_transformers_computes_none_for() -> None:
+    asks = {"output_router_logits": True, "router_aux_loss_coef": 0.02}
+    assert code_of({**LLAMA, **asks}) == ["plan.balance_loss"]
+    assert code_of({**LLAMA, **asks, "router_aux_loss_coef": 0}) == []
+    assert code_of({**LLAMA, "model_type": "deepseek_v3", **asks}) == ["plan.balance_loss"]
+    assert code_of({**LLAMA, "model_type": "mixtral", "num_local_experts": 4, **asks}) == []
 
 
 def test_falcon_s_doubled_bias_is_refused() -> None:

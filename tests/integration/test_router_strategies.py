@@ -1,0 +1,35 @@
+"""The balance loss of a mixture's experts is the same under every strategy, fillers and all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ranks import run_ranks
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(280)]
+pytest.importorskip("deepspeed")
+WORKER = Path(__file__).with_name("router_worker.py")
+
+
+def found(folder: Path, ranks: int) -> dict[str, Any]:
+    codes, outputs = run_ranks("-", ranks, folder, deadline=240, script=WORKER)
+    assert codes == [0] * ranks, outputs
+    first: dict[str, Any] = json.loads((folder / "0.json").read_text())
+    return first
+
+
+def test_it_is_the_same_under_every_strategy_unless_its_scope_is_the_micro_batch(tmp_path: Path) -> None:
+    one, two = found(tmp_path / "one", 1), found(tmp_path / "two", 2)
+    single = one["single"]
+    assert single[0][1] > 0.4  # 0.5 · the loss, which is 2 (experts a token) where they are balanced
+    assert single[0] != single[1]
+    for name in ("ddp", "fsdp", "zero3"):
+        assert close(two[name], single), name
+    assert not close(two["micro_batch"], one["micro_batch"])
+
+
+def close(steps: list[list[float]], others: list[list[float]]) -> bool:
+    return all(a == pytest.approx(b, rel=2e-5) for a, b in zip(steps, others, strict=True))
