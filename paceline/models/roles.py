@@ -22,6 +22,7 @@ from paceline.models.heads import Head, Vocabulary
 from paceline.models.padded_rows import PaddedRows
 from paceline.models.precision import LowPrecisionCopies
 from paceline.models.rope import DocumentRope
+from paceline.models.router_load import RouterLoad
 from paceline.models.router_sums import RouterSums
 from paceline.models.scalar_head import SCALAR_ROLES, ScalarHead
 from paceline.models.shared_prompts import SharedPrompts, draws_at_random
@@ -99,6 +100,7 @@ class RoleModule(RootModule):
         self.carries_state = has_state(hf)
         self._compiled: CompiledLayers | None = None
         self._routers: RouterSums | None = None
+        self._load = RouterLoad(hf)
 
     def forward(self, batch: Batch, required: frozenset[Output]) -> dict[str, Tensor]:
         """Return the outputs in ``required`` for ``batch``: sums and per-token tensors at labelled positions,
@@ -158,6 +160,7 @@ class RoleModule(RootModule):
         """Compile the decoder layers with torch.compile (not the head, which is one autograd
         function); names do not change.
         """
+        self._load.stop()
         self._compiled = CompiledLayers(self.hf, self.slot, backend, mode)
 
     def parallelize_head(self, vocabulary: Vocabulary) -> None:
@@ -177,6 +180,10 @@ class RoleModule(RootModule):
         if self._lent is not None:
             self._lent.look()
         return {Output.HIDDEN.value: hidden}
+
+    def expert_tokens(self) -> Tensor | None:
+        """Return how many tokens each expert got since the last call, int64 [layers, experts]."""
+        return self._load.taken()
 
     def note(self, subject: str, text: str) -> None:
         """Keep how this module was run, for ``notes``."""
@@ -220,7 +227,8 @@ class RoleModule(RootModule):
         ids, positions = batch.input_ids, batch.position_ids
         if shared is not None:
             ids, positions = shared.kept(ids, 1), shared.kept(positions, 1)
-        with self.slot.packed_sequences(PackedSequenceInfo.of(batch, shared)):
+        layout = PackedSequenceInfo.of(batch, shared)
+        with self.slot.packed_sequences(layout), self._load.counting(batch, shared=shared):
             output: TrunkOutput = self._trunk()(
                 input_ids=ids,
                 position_ids=positions,
@@ -239,7 +247,7 @@ class RoleModule(RootModule):
         layout = PackedSequenceInfo.of(batch)
         rows = layout.padded
         offsets = torch.arange(batch.max_seqlen, device=batch.input_ids.device)
-        with self.slot.padded_rows(layout):
+        with self.slot.padded_rows(layout), self._load.counting(batch, rows=rows):
             output: TrunkOutput = self._trunk()(
                 input_ids=batch.input_ids[0][rows.index],
                 position_ids=offsets[None, :].expand(rows.index.shape),

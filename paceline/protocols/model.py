@@ -97,6 +97,12 @@ class RootModule(nn.Module):
         """
         raise NotImplementedError
 
+    def expert_tokens(self) -> Tensor | None:
+        """Return how many tokens each expert of each layer got in training since the last call, int64
+        [layers, experts] on the device; None: no mixture, or not counted.
+        """
+        return None
+
     def note(self, subject: str, text: str) -> None:
         """Keep how this module was run, for ``notes``. The default keeps nothing."""
 

@@ -22,6 +22,7 @@ from paceline.runtime.device import sum_dtype
 from paceline.strategies import codes
 from paceline.strategies.base import Runner, Strategy
 from paceline.strategies.copied_ahead import CopiedAhead
+from paceline.strategies.experts import spread_of, tokens_by_expert
 from paceline.strategies.handle import Handle, Handles
 from paceline.strategies.means import Means
 
@@ -88,7 +89,8 @@ class WindowRunner:
         self._accumulate(handles, micro_batches, algorithm, scales, sums, generator_seed)
         outcomes = {h.role: self.strategy.finish(h, lr=lr, max_grad_norm=max_grad_norm) for h in trained}
         # One all-reduce for everything that is reported, then the same decision on every rank.
-        means, numbers = self._global_results(sums, _named(outcomes), weights)
+        tokens_of = tokens_by_expert(trained[0])
+        means, numbers, spread = self._global_results(sums, _named(outcomes), weights, tokens_of)
         losses = {term: means[term] for term in sorted(weights)}
         norms = {role: numbers[f"grad_norm/{role.value}"] for role in outcomes}
         scaled = any(outcome.loss_scale is not None for outcome in outcomes.values())
@@ -100,7 +102,7 @@ class WindowRunner:
             _joint(norms),
             "overflow" if scaled and not finite else None,
             tokens,
-            {**_extras(numbers, alone=len(outcomes) == 1), **train_metrics},
+            {**_extras(numbers, alone=len(outcomes) == 1), **train_metrics, **spread},
         )
 
     def _accumulate(
@@ -292,17 +294,24 @@ class WindowRunner:
         return dict(zip(terms, counts[:-1], strict=True)), counts[-1]
 
     def _global_results(
-        self, sums: Mapping[str, Tensor], numbers: Mapping[str, Tensor], weights: Mapping[str, int]
-    ) -> tuple[dict[str, float], dict[str, float]]:
-        """Return the mean loss by term (and of metrics named ``name/term``), and rank 0's ``numbers``; equal
-        on every rank, one float64 all-reduce.
+        self,
+        sums: Mapping[str, Tensor],
+        numbers: Mapping[str, Tensor],
+        weights: Mapping[str, int],
+        tokens: Tensor | None = None,
+    ) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
+        """Return the mean loss by term (and of metrics named ``name/term``), rank 0's ``numbers``, and how
+        ``tokens`` spread over experts; equal on every rank, one float64 all-reduce.
         """
         own = [n if self.world.is_main else torch.zeros_like(n) for n in numbers.values()]
-        reduced = self.world.all_reduce_tensor(torch.stack([*sums.values(), *own])).tolist()
+        one = torch.stack([*sums.values(), *own])
+        more = one.new_zeros(0) if tokens is None else tokens.flatten().to(one)
+        reduced = self.world.all_reduce_tensor(torch.cat([one, more])).tolist()
         over = [weights[name.rpartition("/")[2]] for name in sums]
         copies = self.strategy.loss_copies
         means = {name: reduced[i] / copies / over[i] if over[i] else 0.0 for i, name in enumerate(sums)}
-        return means, dict(zip(numbers, reduced[len(sums) :], strict=True))
+        found = dict(zip(numbers, reduced[len(sums) : len(one)], strict=True))
+        return means, found, {} if tokens is None else spread_of(reduced[len(one) :], tokens.shape[1])
 
 
 def _named(outcomes: Mapping[Role, StepOutcome]) -> dict[str, Tensor]:
