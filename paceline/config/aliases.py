@@ -278,6 +278,8 @@ ALIASES: dict[str, Alias] = {
     "new_special_tokens": Alias("model.add_special_tokens", _token_list),
     "add_special_tokens": Alias("model.add_special_tokens", _token_list),
     "add_tokens": Alias("model.add_tokens", _token_list),
+    "chat_template_kwargs": Alias("model.chat_template_kwargs"),
+    "enable_thinking": Alias("model.chat_template_kwargs", lambda value: {"enable_thinking": _flag(value)}),
     "resize_vocab": Alias("model.resize_embeddings", _true_sets("auto")),
     "low_cpu_mem_usage": Alias("model.low_cpu_mem"),
     "dataset": Alias("data.train"),

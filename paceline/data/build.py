@@ -14,6 +14,7 @@ from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import DataError
 from paceline.core.json_types import JsonObject
 from paceline.data import codes
+from paceline.data.fields import is_harmless
 from paceline.data.kinds.base import RowKind
 from paceline.data.looking import DataSet
 from paceline.data.problems import (
@@ -164,7 +165,10 @@ def _count(tally: _Tally, result: ChunkResult, data: DataSection, group: int) ->
     for problem in result.truncated:
         counts.truncate(problem)
     for name, rows in result.unread.items():
-        tally.unread[result.dataset].setdefault(name, Tally()).merge(rows)
+        if is_harmless(name):
+            counts.set_aside[name] = counts.set_aside.get(name, 0) + rows.count
+        else:
+            tally.unread[result.dataset].setdefault(name, Tally()).merge(rows)
     return result.dataset
 
 

@@ -184,6 +184,11 @@ DATA_COLUMN_UNKNOWN = Code(
     "Under columns: the left side is a column of a format (prompt, completion, messages, …) and the"
     " right side its name in the data. No format has the column on the left.",
 )
+DATA_UNKNOWN_FIELD = Code(
+    "data.unknown_field",
+    "data.strict is set, and a row or a turn has a field that nothing reads. Rename it to one that is read,"
+    " remove it, or leave data.strict out: then such fields are counted and named.",
+)
 DATA_FIELDS_UNREAD = Code(
     "data.fields_unread",
     "Columns of the rows, or fields of their turns, that are not read: each with the number of rows"
@@ -305,6 +310,11 @@ DATA_BAD_CHAT_TEMPLATE = Code(
     "data.bad_chat_template",
     "model.chat_template, or the tokenizer's own template, is not valid Jinja, and not the name of"
     " a built-in template or a file. The place of the mistake is shown.",
+)
+DATA_TEMPLATE_OPTION = Code(
+    "data.template_option",
+    "model.chat_template_kwargs names an option that the chat template does not read, so it would have no"
+    " effect. Remove it, or correct its name; the message lists what the template reads.",
 )
 DATA_NO_CHAT_TEMPLATE = Code(
     "data.no_chat_template",

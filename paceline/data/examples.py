@@ -16,10 +16,11 @@ from paceline.data.problems import Problem, Tally
 
 @dataclass(frozen=True)
 class Reading:
-    """How rows are read: ``train_on`` as in the config, ``kind`` the kind of row."""
+    """How rows are read: ``train_on`` and ``strict`` as in the config, ``kind`` the kind of row."""
 
     train_on: str = "assistant"
     kind: RowKind = DOCUMENTS
+    strict: bool = False
 
 
 class RowReader:
@@ -28,7 +29,9 @@ class RowReader:
     def __init__(self, shape: Shape, reading: Reading) -> None:
         self._shape, self._kind = shape, reading.kind
         weighs = reading.kind.learns_tokens and not reading.kind.answered
-        self._fields = FieldReader(shape, keeps_rows=reading.kind.keeps_rows, weighs=weighs)
+        self._fields = FieldReader(
+            shape, keeps_rows=reading.kind.keeps_rows, weighs=weighs, strict=reading.strict
+        )
 
     @property
     def unread(self) -> dict[str, Tally]:

@@ -16,21 +16,21 @@ from paceline.data.problems import Tally
 Lost = tuple[str, str]  # reason (a key of ``problems.REASONS``), detail
 
 # Field of a row → what would be lost without it.
-_OF_ROWS: Mapping[str, str] = {
+REFUSED_OF_ROWS: Mapping[str, str] = {
     **dict.fromkeys(("tool_calls", "function_call"), "tool_calls"),
     **dict.fromkeys(("reasoning_content",), "reasoning"),
     **dict.fromkeys(("images", "image", "videos", "video", "audios", "audio"), "images"),
 }
 # The same for a field of a turn.
-_OF_TURNS: Mapping[str, str] = {
-    **{name: reason for name, reason in _OF_ROWS.items() if name not in turns.READ},
+REFUSED_OF_TURNS: Mapping[str, str] = {
+    **{name: reason for name, reason in REFUSED_OF_ROWS.items() if name not in turns.READ},
     **dict.fromkeys(("reasoning_details",), "reasoning"),
     **dict.fromkeys(("functions", "tools"), "tools"),
 }
 # Fields of a turn with one meaning.
 _ALIKE = (turns.REASONING, ("tool_calls", "function_call"))
 # Type of a content part → what would be lost without it.
-_PARTS: Mapping[str, str] = {
+REFUSED_PARTS: Mapping[str, str] = {
     **dict.fromkeys(
         (
             "image",
@@ -95,17 +95,20 @@ HARMLESS = frozenset(
 class FieldReader:
     """Check the fields of rows of one shape.
 
-    ``unread`` counts rows by the name of a non-empty field that is not read.
+    ``unread`` counts rows by the name of a non-empty field that is not read, ``HARMLESS`` ones included.
 
     ``keeps_rows``: full rows are kept for a reward function, so all columns are read; ``weighs``: a turn may
-    say whether it has loss.
+    say whether it has loss; ``strict``: no row may have a field that is not read.
     """
 
-    def __init__(self, shape: Shape, *, keeps_rows: bool = False, weighs: bool = True) -> None:
+    def __init__(
+        self, shape: Shape, *, keeps_rows: bool = False, weighs: bool = True, strict: bool = False
+    ) -> None:
         self.unread: dict[str, Tally] = {}
         self._used = dict.fromkeys(sorted(used_columns(shape)))  # in the same order in all processes
         self._keeps_rows = keeps_rows
         self._weighs = weighs
+        self._strict = strict
         self._conversations = shape.format != TEXT
 
     def look(self, row: Row, where: str) -> list[Lost]:
@@ -119,13 +122,16 @@ class FieldReader:
                 continue
             if name in beside.TOOLS:
                 lost.setdefault("tools", f"'{name}'")
-            elif name in _OF_ROWS:
-                lost.setdefault(_OF_ROWS[name], f"'{name}'")
-            elif name not in HARMLESS and not self._keeps_rows:
+            elif name in REFUSED_OF_ROWS:
+                lost.setdefault(REFUSED_OF_ROWS[name], f"'{name}'")
+            elif not self._keeps_rows:
                 unread[name] = None
         for name in self._used:
             for number, turn in _turns(row.get(name)):
                 self._turn(turn, name, number, lost, unread)
+        unknown = [name for name in unread if not is_harmless(name)]
+        if self._strict and unknown:
+            lost["unknown_field"] = ", ".join(f"'{name}'" for name in unknown)
         self.count(unread, where)
         return list(lost.items())
 
@@ -142,14 +148,14 @@ class FieldReader:
         place = f"turn {number} of '{column}'"
         full = [name for name, value in turn.items() if name not in keys and not is_empty(value)]
         for name in full:
-            if name in _OF_TURNS:
-                lost.setdefault(_OF_TURNS[name], f"{place}: '{name}'")
-            elif name not in HARMLESS and not self._is_read(name, full):
+            if name in REFUSED_OF_TURNS:
+                lost.setdefault(REFUSED_OF_TURNS[name], f"{place}: '{name}'")
+            elif not self._is_read(name, full):
                 unread[f"{column}[].{name}"] = None
         for kind, name, filled in _parts(turn.get(keys[1])):
-            if kind in _PARTS:
-                lost.setdefault(_PARTS[kind], f"{place}: a part of type '{kind}'")
-            elif filled and name not in HARMLESS and kind not in turns.REASONING_PARTS:
+            if kind in REFUSED_PARTS:
+                lost.setdefault(REFUSED_PARTS[kind], f"{place}: a part of type '{kind}'")
+            elif filled and kind not in turns.REASONING_PARTS:
                 unread[f"{column}[].{keys[1]}[].{name}"] = None
 
     def _is_read(self, name: str, full: Sequence[str]) -> bool:
@@ -160,6 +166,11 @@ class FieldReader:
             if name in group:
                 return name == next(one for one in group if one in full)
         return name in turns.READ
+
+
+def is_harmless(name: str) -> bool:
+    """Whether a field, of a row or of a turn (``messages[].id``), says nothing of the text."""
+    return name.rpartition(".")[2] in HARMLESS
 
 
 def used_columns(shape: Shape) -> frozenset[str]:

@@ -34,6 +34,7 @@ def tokenizer_identity(spec: TokenizerSpec, cache_dir: Path) -> JsonObject:
         ),
         "added": [list(spec.add_tokens), list(spec.add_special_tokens)],
         "template": spec.chat_template,
+        "options": spec.template_options,
         "code": spec.code_revision,
         "versions": versions(),
     }
@@ -70,5 +71,5 @@ def state_of(tokenizer: PreTrainedTokenizerBase, inputs: Mapping[str, Json]) -> 
         "special": {name: str(token) for name, token in sorted(tokenizer.special_tokens_map.items())},
         "added": [[i, str(t), bool(t.special)] for i, t in sorted(tokenizer.added_tokens_decoder.items())],
         "split_special": bool(getattr(tokenizer, "split_special_tokens", False)),
-        "template": digest_of(tokenizer.chat_template),
+        "template": digest_of([tokenizer.chat_template, inputs["options"]]),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from paceline.core.diagnostics import Diagnostic
@@ -14,24 +15,28 @@ def syntax_error(template: str) -> str | None:
 
     Accepted tags: Jinja's own, loop controls, and Transformers' ``generation``.
     """
-    from jinja2 import Environment, TemplateSyntaxError, nodes
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.parser import Parser
+    from jinja2 import TemplateSyntaxError
 
-    class Generation(Extension):
-        tags = {"generation"}  # noqa: RUF012 (as Jinja declares it)
-
-        def parse(self, parser: Parser) -> list[nodes.Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    from paceline.data.sandbox import environment
 
     try:
-        Environment(extensions=[loopcontrols, Generation]).parse(template)  # noqa: S701 (nothing is rendered)
+        environment().parse(template)
     except TemplateSyntaxError as error:
         return f"line {error.lineno}: {error.message}"
     except RecursionError:
         return "it is nested too deeply"
     return None
+
+
+def template_in(folder: Path) -> str | None:
+    """Return the chat template in a tokenizer's folder; None if there is none, or several."""
+    try:
+        if (folder / "chat_template.jinja").is_file():
+            return read_text(folder / "chat_template.jinja")
+        found = json.loads(read_text(folder / "tokenizer_config.json")).get("chat_template")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return found if isinstance(found, str) else None
 
 
 def look_at_template(given: str | None, folder: Path | None) -> Diagnostic | None:

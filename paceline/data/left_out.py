@@ -13,9 +13,13 @@ from typing import NamedTuple
 from paceline.data.cells import RowError
 from paceline.data.formats import Example
 from paceline.data.rendering import ChatTemplate
+from paceline.data.schemas import schema_fields, without_field, written_forms
 from paceline.data.turns import Message
 
 Render = Callable[[Example], str]
+_MOST_KNOWN = 1 << 14
+# What templates look for in a turn's text.
+_LOOKED_FOR = ("<think>", "</think>", "<tool_response>", "[/THINK]", "<|channel|>")
 _LONG = 24  # characters of a text that does not stand in a conversation twice by chance
 
 
@@ -33,6 +37,7 @@ class LeftOut:
         self._template = template
         self._render = render
         self._writes_reasoning: bool | None = None
+        self._known: dict[str, bool] = {}
 
     def names(self, example: Example, text: str) -> tuple[str, ...]:
         """Return the fields that took no part in ``text``, which is the example's.
@@ -54,12 +59,17 @@ class LeftOut:
 
     def _turns(self, example: Example, text: str) -> Iterator[str | Lost]:
         """Look at every turn's content."""
-        for number, message in enumerate(example.messages):
-            content = message["content"].strip()
-            if not content or content in text:
+        contents = [message["content"].strip() for message in example.messages]
+        for number, (message, content) in enumerate(zip(example.messages, contents, strict=True)):
+            if not content:
                 continue
-            other = self._with(example, number, {**message, "content": "paceline"})
-            if self._same(other, text):
+            there = content in text
+            if there and len(content) >= _LONG and contents.count(content) == 1:
+                continue
+            other: Message = {**message, "content": "paceline"}
+            if there and not self._is_idle(example, text, number, other, "content"):
+                continue
+            if there or self._same(self._with(example, number, other), text):
                 if message.get("tool_calls"):  # the turn is there: its call is looked at below
                     yield "messages[].content (of turns that call tools)"
                     continue
@@ -73,41 +83,68 @@ class LeftOut:
             if message["role"] == "developer" and "developer" not in self._template.text:
                 yield "messages[].role (developer, written as system)"
             thought = message.get("reasoning_content", "").strip()
-            if thought and not (len(thought) >= _LONG and thought in text):
-                without = self._with(example, number, _without(message, "reasoning_content"))
-                if self._same(without, text):
-                    earlier = "messages[].reasoning_content (of earlier turns)"
-                    yield earlier if self._can_reason() else Lost("reasoning", f"turn {number + 1}")
+            seen = not thought or (len(thought) >= _LONG and thought in text)
+            silent = _without(message, "reasoning_content")
+            if not seen and self._is_idle(example, text, number, silent, "reasoning"):
+                earlier = "messages[].reasoning_content (of earlier turns)"
+                yield earlier if self._can_reason() else Lost("reasoning", f"turn {number + 1}")
             if message.get("tool_calls"):
                 fewer = [_without(message, "tool_calls")]
                 if len(message["tool_calls"]) > 1:
                     fewer = [_without_call(message, call) for call in range(len(message["tool_calls"]))]
-                if any(self._same(self._with(example, number, other), text) for other in fewer):
+                if any(
+                    self._is_idle(example, text, number, other, f"call {call}")
+                    for call, other in enumerate(fewer)
+                ):
                     yield Lost("tool_calls", f"turn {number + 1}")
-                elif any("id" in call for call in message["tool_calls"]):
-                    yield from self._unless(
-                        example, text, number, _without_ids(message), "messages[].tool_calls[].id"
-                    )
+                elif any("id" in call for call in message["tool_calls"]) and self._is_idle(
+                    example, text, number, _without_ids(message), "ids"
+                ):
+                    yield "messages[].tool_calls[].id"
             for name in ("name", "tool_call_id"):
-                if name in message:
-                    yield from self._unless(
-                        example, text, number, _without(message, name), f"messages[].{name}"
-                    )
+                if name in message and self._is_idle(example, text, number, _without(message, name), name):
+                    yield f"messages[].{name}"
 
     def _beside(self, example: Example, text: str) -> Iterator[str | Lost]:
         """Look at tools, documents and options."""
-        if example.tools and self._same(replace(example, tools=()), text):
-            yield Lost("tools")
+        if example.tools:
+            if self._once("tools", example, replace(example, tools=()), text):
+                yield Lost("tools")
+            else:
+                yield from self._schemas(example, text)
         if example.documents and self._same(replace(example, documents=()), text):
             yield Lost("documents")
         for name in example.template_kwargs:
             rest = {key: value for key, value in example.template_kwargs.items() if key != name}
-            if self._same(replace(example, template_kwargs=rest), text):
+            if self._once(f"option {name}", example, replace(example, template_kwargs=rest), text):
                 yield f"chat_template_kwargs.{name}"
 
-    def _unless(self, example: Example, text: str, turn: int, other: Message, name: str) -> Iterator[str]:
-        if self._same(self._with(example, turn, other), text):
-            yield name
+    def _schemas(self, example: Example, text: str) -> Iterator[str]:
+        """Look at the fields of every tool, unless its whole schema stands in the text."""
+        for number, tool in enumerate(example.tools):
+            if any(form in text for form in written_forms(tool)):
+                continue
+            for path, pattern in schema_fields(tool):
+                fewer = (*example.tools[:number], without_field(tool, path), *example.tools[number + 1 :])
+                if self._once(f"tools[].{pattern}", None, replace(example, tools=fewer), text):
+                    yield f"tools[].{pattern.partition(' ')[0]}"
+
+    def _is_idle(self, example: Example, text: str, turn: int, other: Message, what: str) -> bool:
+        """Whether the text is the same with ``other`` in place of a turn, which lacks the field ``what``.
+
+        Rendering again for every field of every turn would take most of the time, so it is found out once for
+        conversations of one shape.
+        """
+        return self._once(f"{turn} {what}", example, self._with(example, turn, other), text)
+
+    def _once(self, what: str, whole: Example | None, other: Example, text: str) -> bool:
+        """Whether ``other`` gives the same text; found out once for ``what`` in the shape of ``whole``."""
+        key = what if whole is None else f"{what} {_shape(whole)}"
+        if key not in self._known:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[key] = self._same(other, text)
+        return self._known[key]
 
     def _same(self, example: Example, text: str) -> bool:
         """Whether the text is the same; a template that needs what is missing raises."""
@@ -132,6 +169,22 @@ class LeftOut:
     def _with(self, example: Example, turn: int, message: Message) -> Example:
         messages: Sequence[Message] = example.messages
         return replace(example, messages=(*messages[:turn], message, *messages[turn + 1 :]))
+
+
+def _shape(example: Example) -> str:
+    """Return what templates look at to decide what they write, but for the words."""
+    turns = (
+        (
+            *sorted(message),
+            message["role"],
+            bool(message["content"].strip()),
+            [mark in message["content"] for mark in _LOOKED_FOR],
+            [sorted(call) for call in message.get("tool_calls", ())],
+        )
+        for message in example.messages
+    )
+    beside = len(example.tools), len(example.documents), dict(example.template_kwargs)
+    return repr((*turns, *beside))
 
 
 def _without(message: Message, name: str) -> Message:

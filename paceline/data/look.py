@@ -16,14 +16,14 @@ from paceline.data import codes
 from paceline.data.examples import Reading, RowReader
 from paceline.data.formats import Example
 from paceline.data.glance import refused_rows
-from paceline.data.jinja import look_at_template
+from paceline.data.jinja import look_at_template, template_in
 from paceline.data.kinds.base import RowKind
 from paceline.data.kinds.documents import DOCUMENTS
 from paceline.data.kinds.prompts import PROMPTS
 from paceline.data.locate import SAVED
 from paceline.data.looking import LOOKED_AT, DataSet, find_sets, look
 from paceline.data.problems import Problem
-from paceline.data.settle import no_template
+from paceline.data.settle import idle_options, no_template
 from paceline.data.tokenizer import template_text, tokenizer_files, tokenizer_folder
 from paceline.rules import codes as rules_codes
 
@@ -198,8 +198,15 @@ def look_at_tokenizer(
             yield codes.DATA_BAD_TOKENIZER(what, key, f"{file}: {wrong}", "copy or download it again")
     if template is None and formats & kind.conversations and not _has_template(folder):
         yield no_template(str(folder))
-    elif bad := look_at_template(template, folder if formats & kind.conversations else None):
+    elif bad := look_at_template(
+        template, folder if formats & kind.conversations or model.chat_template_kwargs else None
+    ):
         yield bad
+    elif model.chat_template_kwargs:
+        used = template if template is not None else template_in(folder)
+        several = used is None and _has_template(folder)
+        if not several and (idle := idle_options(used or "", model.chat_template_kwargs)):
+            yield idle
 
 
 def _cut(file: Path) -> str:

@@ -126,9 +126,8 @@ def prepare(
 
 def setup_of(data: DataSection, model: ModelSection, kind: RowKind) -> Setup:
     """Return how ``prepare`` tokenizes rows. Raises DataError if the tokenizer's files are missing."""
-    return Setup(
-        tokenizer_spec(model), kind.trained_tokens(data.train_on), data.max_length, data.on_too_long, kind
-    )
+    train_on = kind.trained_tokens(data.train_on)
+    return Setup(tokenizer_spec(model), train_on, data.max_length, data.on_too_long, kind, data.strict)
 
 
 @dataclass(frozen=True)
@@ -208,6 +207,7 @@ def key_of(
                 data.max_length,
                 data.on_bad_row,
                 data.on_too_long,
+                data.strict,
             ],
             "split": [data.validation_split, seed] if data.validation_split else None,
         }

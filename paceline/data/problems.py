@@ -82,6 +82,11 @@ REASONS: Mapping[str, tuple[Code, str, str]] = {
         "rows contain images, audio or video; only text is supported so far",
         "remove such rows, or remove the field if the text is complete without it",
     ),
+    "unknown_field": (
+        codes.DATA_UNKNOWN_FIELD,
+        "rows have fields that nothing reads, and data.strict is set",
+        "rename them to fields that are read, remove them, or set data.strict: false to have them counted",
+    ),
     "bad_messages": (
         codes.DATA_BAD_MESSAGES,
         "messages are not a list of turns with a role and a text",
@@ -231,11 +236,15 @@ class CountsJson(TypedDict):
     eval_documents: int
     tokens: int
     labels: int
+    set_aside: dict[str, int]
 
 
 @dataclass
 class PrepareCounts:
-    """What happened to every row that was read: rows_read = rows_used + all skipped."""
+    """What happened to every row that was read: rows_read = rows_used + all skipped.
+
+    ``set_aside``: rows by the name of a field that says nothing of the text (``fields.HARMLESS``).
+    """
 
     rows_read: int = 0
     rows_used: int = 0
@@ -245,6 +254,7 @@ class PrepareCounts:
     eval_documents: int = 0
     tokens: int = 0
     labels: int = 0
+    set_aside: dict[str, int] = field(default_factory=dict)
 
     @property
     def rows_skipped(self) -> int:
@@ -293,6 +303,7 @@ class PrepareCounts:
             data["eval_documents"],
             data["tokens"],
             data["labels"],
+            data["set_aside"],
         )
 
 

@@ -2,9 +2,9 @@
 
 Templates are programs, and many write a turn differently once others follow (reasoning of earlier turns is
 dropped), so prefixes of a conversation do not tell where a turn stands in the whole. The template itself
-does: every ``for`` loop over messages in its syntax tree gets a mark at the beginning and the end of its
-body, and the whole conversation is rendered once with the marks and once without. If both agree, what lies
-between two marks is what that turn wrote.
+does: every ``for`` loop over messages in its syntax tree gets a mark at the beginning of its body and one
+after the loop, and the whole conversation is rendered with the marks; what lies between two of them is what
+that turn wrote. Where the template takes up its own text, it is rendered without marks, too: both must agree.
 """
 
 from __future__ import annotations
@@ -13,12 +13,16 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from jinja2 import nodes
+from jinja2.visitor import NodeTransformer
+
 from paceline.core import bounded
 from paceline.core.json_types import Json, JsonObject
 from paceline.data.cells import RowError
+from paceline.data.sandbox import Span, blocks_of, environment
 
 if TYPE_CHECKING:
-    from jinja2 import Environment, Template, nodes
+    from jinja2 import Environment, Template
 
 MAX_CHARACTERS = 1 << 26  # maximum of one rendered conversation
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -26,9 +30,7 @@ GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 # Characters of a private plane of Unicode: begin of a turn, end of a turn, end of a mark.
 _BEGIN, _END, _CLOSE = "\U000f5a01", "\U000f5a02", "\U000f5a03"
 _MARK = re.compile(f"([{_BEGIN}{_END}])([0-9]+)(?:,([0-9]+))?{_CLOSE}")
-_BEGIN_CALL, _END_CALL = "paceline_turn_begins", "paceline_turn_ends"
-
-Span = tuple[int, int]
+_BEGIN_FILTER, _END_FILTER = "paceline_turn_begins", "paceline_turn_ends"
 
 
 class Chat(NamedTuple):
@@ -51,100 +53,136 @@ class Rendered(NamedTuple):
 
 
 class ChatTemplate:
-    """A compiled template. ``tokens``: special tokens by name, which the template may write."""
+    """A compiled template. ``tokens``: special tokens by name, which the template may write.
+
+    Raises Jinja's TemplateSyntaxError, or whatever else a template raises while it is compiled.
+    """
 
     def __init__(self, text: str, tokens: Mapping[str, str]) -> None:
-        from transformers.utils import chat_template_utils
-
-        compile_template = chat_template_utils._compile_jinja_template  # Transformers' sandbox
         self.text = text
         self._tokens = tokens
-        self._plain: Template = compile_template(text)
-        environment = self._plain.environment
-        self._marked: Template = environment.from_string(_with_marks(environment, text))
+        self._environment = environment()
+        self._marks = marks = _Marks()
+        self._environment.filters |= {_BEGIN_FILTER: marks.begin, _END_FILTER: marks.end}
+        self._plain: Template = self._environment.from_string(text)
+        self._marked: Template = self._environment.from_string(_with_marks(self._environment, text))
         self.has_blocks = bool(GENERATION.search(text))
 
     def render(self, chat: Chat, *, prompt: bool = False) -> str:
         """Return the text; ``prompt``: with the opening of the assistant's turn. Raises RowError."""
-        return self._run(self._plain, chat, {}, prompt)[0]
+        return self._run(self._plain, chat, prompt)[0]
 
     def render_whole(self, chat: Chat) -> Rendered:
         """Return the text with what each turn wrote. Raises RowError."""
-        text, blocks = self._run(self._plain, chat, {}, False)
-        numbers = {id(message): number for number, message in enumerate(chat.messages)}
-
-        begun: set[int] = set()
-
-        def begin(loop: int, item: object) -> str:
-            number = numbers.get(id(item)) if isinstance(item, dict) else None
-            if number is None:
-                return ""
-            begun.add(loop)
-            return f"{_BEGIN}{loop},{number}{_CLOSE}"
-
-        def end(loop: int) -> str:
-            return f"{_END}{loop}{_CLOSE}" if loop in begun else ""
-
+        self._marks.of(chat.messages)
         try:
-            marked, _ = self._run(self._marked, chat, {_BEGIN_CALL: begin, _END_CALL: end}, False)
+            marked, blocks = self._run(self._marked, chat, False)
         except RowError:
+            text, blocks = self._run(self._plain, chat, False)
             return Rendered(text, None, blocks)
-        if _MARK.sub("", marked) != text:
-            return Rendered(text, None, blocks)
-        return Rendered(text, _regions(marked, len(chat.messages)), blocks)
+        # A mark that went straight to the output changes nothing else. One in a text that the template takes
+        # up may: it counts only if the text is the same without.
+        if self._marks.taken_up or marked.count(_CLOSE) != self._marks.written:
+            text, blocks = self._run(self._plain, chat, False)
+            return Rendered(text, _turns(marked, len(chat.messages), text), blocks)
+        found = list(_MARK.finditer(marked))
+        return Rendered(
+            _MARK.sub("", marked),
+            _regions(found, len(marked), len(chat.messages)),
+            [(_without_marks(found, start), _without_marks(found, end)) for start, end in blocks],
+        )
 
-    def _run(
-        self, template: Template, chat: Chat, calls: Mapping[str, object], prompt: bool
-    ) -> tuple[str, list[Span]]:
+    def _run(self, template: Template, chat: Chat, prompt: bool) -> tuple[str, list[Span]]:
         given = {
             **self._tokens,
             **chat.options,
-            **calls,
             "messages": chat.messages,
             "tools": list(chat.tools) or None,
             "documents": list(chat.documents) or None,
             "add_generation_prompt": prompt,
         }
-        blocks: list[str] = []
-        marks: list[Span] = []
+        spans: list[Span] = []
         try:
             if self.has_blocks and not prompt:
-                with template.environment.activate_tracker(blocks, marks):  # type: ignore[attr-defined]
-                    for block in template.generate(given):
-                        blocks.append(block)
+                pieces: list[str] = []
+                with blocks_of(self._environment).recorded(pieces) as spans:
+                    for piece in template.generate(given):
+                        pieces.append(piece)
+                text = "".join(pieces)
             else:
-                blocks.append(template.render(given))
+                text = template.render(given)
         except (bounded.SpentError, MemoryError):
             raise
         except Exception as exc:  # noqa: BLE001  (a template may raise anything)
             raise RowError("template_refused", f"{type(exc).__name__}: {exc}"[:200]) from exc
-        text = "".join(blocks)
         if len(text) > MAX_CHARACTERS:
             raise MemoryError
-        return text, [(int(a), int(b)) for a, b in marks]
+        return text, spans
+
+
+class _Marks:
+    """What the filters of the marked template do. ``taken_up``: a mark stands in a text that the template
+    does not write at once (a macro's, a ``set`` block's); ``written``: number of marks.
+    """
+
+    def __init__(self) -> None:
+        self.of([])
+
+    def of(self, messages: Sequence[JsonObject]) -> None:
+        """Mark the turns of a conversation from now on."""
+        self._numbers = {id(message): number for number, message in enumerate(messages)}
+        self._begun: set[int] = set()
+        self.taken_up = False
+        self.written = 0
+
+    def begin(self, item: object, loop: int, direct: bool) -> str:
+        number = self._numbers.get(id(item))
+        if number is None:  # a turn of the template's own
+            return self.end(None, loop)
+        self._begun.add(loop)
+        self.taken_up = self.taken_up or not direct
+        self.written += 1
+        return f"{_BEGIN}{loop},{number}{_CLOSE}"
+
+    def end(self, item: object, loop: int) -> str:
+        if loop not in self._begun:
+            return ""
+        self.written += 1
+        return f"{_END}{loop}{_CLOSE}"
 
 
 def _with_marks(environment: Environment, text: str) -> nodes.Template:
-    """Return the template's syntax tree with marks in every loop over a single name."""
-    from jinja2 import nodes
-    from jinja2.visitor import NodeTransformer
+    """Return the template's syntax tree with marks in every loop over a single name that writes something."""
 
     class Marker(NodeTransformer):
         def __init__(self) -> None:
             self.loops = 0
+            self.direct = True
 
         def visit_For(self, node: nodes.For) -> list[nodes.Node]:  # noqa: N802 (Jinja's name)
             number, self.loops = self.loops, self.loops + 1
+            writes = any(node.find_all((nodes.Output, nodes.CallBlock, nodes.FilterBlock)))
             self.generic_visit(node)
-            if not isinstance(node.target, nodes.Name):
+            if not isinstance(node.target, nodes.Name) or not writes:
                 return [node]
             item = nodes.Name(node.target.name, "load")
-            node.body = [_call(_BEGIN_CALL, number, item), *node.body, _call(_END_CALL, number)]
-            return [node, _call(_END_CALL, number)]  # a loop may be left by `continue` or `break`
+            direct = self.direct and not node.recursive
+            node.body.insert(0, _marked(item, _BEGIN_FILTER, number, direct))
+            any_name = nodes.Name("messages", "load")  # a filter of a constant would be computed at once
+            return [node, _marked(any_name, _END_FILTER, number)]
 
-    def _call(name: str, number: int, *more: nodes.Expr) -> nodes.Output:
-        called = nodes.Name(name, "load")
-        return nodes.Output([nodes.Call(called, [nodes.Const(number), *more], [], None, None)])
+        def _taken_up(self, node: nodes.Node) -> nodes.Node:
+            before, self.direct = self.direct, False
+            self.generic_visit(node)
+            self.direct = before
+            return node
+
+        visit_Macro = visit_AssignBlock = visit_FilterBlock = visit_Block = _taken_up  # noqa: N815 (Jinja's names)
+
+        def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:  # noqa: N802 (Jinja's name)
+            if isinstance(node.call.node, nodes.ExtensionAttribute):  # generation: written as it is
+                return self.generic_visit(node)
+            return self._taken_up(node)
 
     tree = environment.parse(text)
     marked: nodes.Template = Marker().visit(tree)
@@ -153,16 +191,36 @@ def _with_marks(environment: Environment, text: str) -> nodes.Template:
     return marked
 
 
-def _regions(marked: str, count: int) -> list[list[Span]]:
-    """Return the spans of each turn in the text without marks: the innermost open turn owns a character."""
+def _marked(value: nodes.Expr, name: str, *given: int | bool) -> nodes.Output:
+    """Return the node that writes a filter's text. A filter is called directly, a function by the sandbox."""
+    return nodes.Output([nodes.Filter(value, name, [nodes.Const(item) for item in given], [], None, None)])
+
+
+def _turns(marked: str, count: int, text: str) -> list[list[Span]] | None:
+    """Return what each turn wrote, if ``marked`` is ``text`` with marks."""
+    if _MARK.sub("", marked) != text:
+        return None
+    return _regions(list(_MARK.finditer(marked)), len(marked), count)
+
+
+def _without_marks(marks: Sequence[re.Match[str]], at: int) -> int:
+    """Return the place in the text without marks that ``at`` is."""
+    return at - sum(mark.end() - mark.start() for mark in marks if mark.end() <= at)
+
+
+def _regions(marks: Sequence[re.Match[str]], length: int, count: int) -> list[list[Span]]:
+    """Return the spans of each turn in the text without marks: the innermost open turn owns a character.
+
+    ``length`` of the marked text.
+    """
     regions: list[list[Span]] = [[] for _ in range(count)]
     open_turns: list[tuple[int, int]] = []  # (loop, turn), innermost last
     at = before = 0
-    for mark in _MARK.finditer(marked):
-        length = mark.start() - before
-        if open_turns and length:
-            regions[open_turns[-1][1]].append((at, at + length))
-        at, before = at + length, mark.end()
+    for mark in marks:
+        wrote = mark.start() - before
+        if open_turns and wrote:
+            regions[open_turns[-1][1]].append((at, at + wrote))
+        at, before = at + wrote, mark.end()
         loop = int(mark.group(2))
         open_turns = [pair for pair in open_turns if pair[0] != loop]
         if mark.group(1) == _BEGIN:

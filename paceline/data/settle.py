@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+import json
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline.core.bounded import SpentError, bounded_memory, bounded_time
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import DataError
+from paceline.core.json_types import Json
 from paceline.data import codes
 from paceline.data.problems import ALWAYS_REFUSED, REASONS
 from paceline.data.template import CostlyTemplateError, Encoder
+from paceline.data.template_options import give_template, not_read, options_read
 from paceline.data.tokenise import Setup
 from paceline.data.tokenizer import BUILTIN_TEMPLATES, builtin_template
 
@@ -47,9 +50,11 @@ def settle_template(
         )
         notes.append(codes.DATA_PLAIN_TEMPLATE(what, "model.chat_template", severity=Severity.NOTE))
         setup = replace(setup, tokenizer=replace(setup.tokenizer, chat_template=builtin_template("plain")))
-    if setup.tokenizer.chat_template is not None:
-        tokenizer.chat_template = setup.tokenizer.chat_template
-    _check_syntax(setup.tokenizer.chat_template or tokenizer.get_chat_template(), setup.tokenizer.folder)
+        give_template(tokenizer, setup.tokenizer.chat_template, setup.tokenizer.template_options)
+    template = tokenizer.get_chat_template()
+    _check_syntax(template, setup.tokenizer.folder)
+    if wrong := idle_options(template, json.loads(setup.tokenizer.template_options)):
+        raise DataError(wrong)
     if setup.train_on == "assistant" and not setup.kind.answered and not tokenizer.is_fast:
         hint = "set data.train_on: all, or use a tokenizer with tokenizer.json"
         raise DataError(
@@ -81,11 +86,12 @@ def _check_syntax(template: str, where: str) -> None:
     A template that refuses a conversation is that row's problem.
     """
     from jinja2 import TemplateSyntaxError
-    from transformers.utils.chat_template_utils import render_jinja_template
+
+    from paceline.data.sandbox import environment
 
     try:
         with bounded_memory(), bounded_time():
-            render_jinja_template([[]], chat_template=template)
+            environment().from_string(template).render(messages=[], tools=None, documents=None)
     except TemplateSyntaxError as exc:
         where, found = f"chat template of {where}, line {exc.lineno}", exc.message or str(exc)
         hint = "set model.chat_template to correct Jinja, or to a built-in name such as chatml"
@@ -96,6 +102,17 @@ def _check_syntax(template: str, where: str) -> None:
         raise DataError(_costly(where, type(exc).__name__)) from exc
     except Exception:  # noqa: BLE001  (an empty conversation may be refused; only rows count)
         return
+
+
+def idle_options(template: str, options: Mapping[str, Json]) -> Diagnostic | None:
+    """Return the error for options that a valid template does not read."""
+    idle = not_read(template, options)
+    if not idle:
+        return None
+    what = f"the chat template does not read {', '.join(idle)}"
+    reads = ", ".join(sorted(options_read(template) - set(options))) or "no options"
+    hint = "remove it, or set model.chat_template to a template that reads it"
+    return codes.DATA_TEMPLATE_OPTION(what, "model.chat_template_kwargs", f"the template reads {reads}", hint)
 
 
 def _costly(where: str, found: str) -> Diagnostic:

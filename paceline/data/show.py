@@ -18,8 +18,10 @@ from paceline.core.errors import ConfigError, ExitCode, PacelineError
 from paceline.core.private import written_for
 from paceline.data import codes
 from paceline.data.kinds.base import row_kind
+from paceline.data.looking import look
 from paceline.data.main import Bar, read_config
 from paceline.data.prepare import prepare, sets_of, setup_of
+from paceline.data.settle import settle_template
 from paceline.data.shown import ShownDocument, ShownRow, Totals, meaning_of, show_rows, totals_of
 from paceline.data.template import Encoder
 from paceline.data.tokenizer import open_tokenizer
@@ -78,6 +80,9 @@ def total_lines(totals: Totals) -> Iterator[str]:
     yield f"tokens      {totals.tokens:,}, {totals.labels:,} with loss ({share:.1%})"
     for name, rows in sorted(totals.not_read.items(), key=lambda item: -item[1]):
         yield f"not read    {printable(name)}: {rows:,} rows"
+    if totals.set_aside:
+        aside = ", ".join(f"{printable(name)} ({rows:,})" for name, rows in totals.set_aside.items())
+        yield f"set aside   {aside}: rows with fields that say nothing of the text"
 
 
 def run(config: Config, cache: Path, arguments: argparse.Namespace) -> None:
@@ -93,9 +98,12 @@ def run(config: Config, cache: Path, arguments: argparse.Namespace) -> None:
             what = f"there is no data set {arguments.dataset}"
             hint = f"set --dataset to a number from 1 to {len(sets)}" if sets else "set data.eval"
             raise ConfigError(codes.DATA_NO_SUCH_ROW(what, "--dataset", f"{len(sets)} data sets", hint))
-        encoder = Encoder(open_tokenizer(setup.tokenizer), setup.train_on)
+        tokenizer = open_tokenizer(setup.tokenizer)
+        chosen = sets[arguments.dataset - 1]
+        setup, _ = settle_template(setup, tokenizer, {look(chosen, setup.reading).shape.format})
+        encoder = Encoder(tokenizer, setup.train_on)
         count = 0
-        for row in show_rows(setup, sets[arguments.dataset - 1], encoder, arguments.row, arguments.rows):
+        for row in show_rows(setup, chosen, encoder, arguments.row, arguments.rows):
             count += 1
             print("\n".join(row_lines(row, colour=colour)), file=terminal(sys.stdout))
         if not count:

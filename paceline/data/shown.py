@@ -107,7 +107,8 @@ def _document(setup: Setup, encoder: Encoder, example: Example) -> ShownDocument
 @dataclass(frozen=True)
 class Totals:
     """What a prepared data set comes to. ``lengths``: int32, tokens of each document; ``duplicates``:
-    documents that are equal to an earlier one; ``not_read``: rows by the name of a field that took no part.
+    documents that are equal to an earlier one; ``not_read``: rows by the name of a field that took no part;
+    ``set_aside``: the same for fields that say nothing of the text.
     """
 
     rows: int
@@ -118,6 +119,7 @@ class Totals:
     labels: int
     duplicates: int
     not_read: dict[str, int]
+    set_aside: dict[str, int]
 
     @property
     def tokens(self) -> int:
@@ -137,6 +139,7 @@ class Totals:
             "histogram": self.histogram(),
             "duplicates": self.duplicates,
             "not_read": dict(self.not_read),
+            "set_aside": dict(self.set_aside),
         }
 
     def histogram(self) -> JsonObject:
@@ -177,6 +180,7 @@ def totals_of(prepared: Prepared) -> Totals:
         sum(int(table.num_labels.sum(dtype=np.int64)) for table in tables),
         duplicates,
         not_read,
+        dict(counts.set_aside),
     )
 
 

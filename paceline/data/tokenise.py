@@ -39,11 +39,12 @@ class Setup:
     max_length: int
     on_too_long: str
     kind: RowKind = DOCUMENTS
+    strict: bool = False
 
     @property
     def reading(self) -> Reading:
         """How rows are read."""
-        return Reading(self.train_on, self.kind)
+        return Reading(self.train_on, self.kind, self.strict)
 
 
 class ChunkRow(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.core.remote_code import check_code
 from paceline.data import codes
+from paceline.data.template_options import give_template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -105,13 +107,14 @@ def tokenizer_files(folder: Path) -> list[Path]:
 class TokenizerSpec:
     """Everything that affects tokenization, small enough for worker processes.
 
-    ``chat_template`` is Jinja text.
+    ``chat_template`` is Jinja text; ``template_options``: its options, as a JSON object.
     """
 
     folder: str
     add_tokens: tuple[str, ...] = ()
     add_special_tokens: tuple[str, ...] = ()
     chat_template: str | None = None
+    template_options: str = "{}"
     code_revision: str | None = None  # pins the tokenizer's remote code; None: remote code is off
 
 
@@ -123,8 +126,9 @@ def tokenizer_spec(model: ModelSection) -> TokenizerSpec:
     if trusted:
         check_code(model.name_or_path or "", model.revision)
     revision = model.revision if trusted else None
+    options = json.dumps(model.chat_template_kwargs, sort_keys=True)
     return TokenizerSpec(
-        str(folder), tuple(model.add_tokens), tuple(model.add_special_tokens), template, revision
+        str(folder), tuple(model.add_tokens), tuple(model.add_special_tokens), template, options, revision
     )
 
 
@@ -161,8 +165,7 @@ def open_tokenizer(spec: TokenizerSpec) -> PreTrainedTokenizerBase:
         tokenizer.add_tokens(list(spec.add_tokens))
     if spec.add_special_tokens:
         tokenizer.add_tokens(list(spec.add_special_tokens), special_tokens=True)
-    if spec.chat_template is not None:
-        tokenizer.chat_template = spec.chat_template
+    give_template(tokenizer, spec.chat_template, spec.template_options)
     if tokenizer.pad_token is None and tokenizer.eos_token is not None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer

@@ -122,6 +122,7 @@ LATE = {
         data.not_an_object data.not_finite data.not_text data.prompt_too_long data.reasoning data.same_answers
         data.template_not_incremental
         data.template_refused data.too_long data.tool_calls data.tools data.turn_weight data.unknown_role
+        data.unknown_field
     """
     ),
     "notes about what was read or chosen, which refuse nothing": (

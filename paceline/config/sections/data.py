@@ -114,6 +114,13 @@ class DataSection(Section):
             "Rows that are empty, lack an answer or are not valid JSON: stop, or skip and count them."
         ),
     )
+    strict: Bool = Field(
+        default=False,
+        description=(
+            "Rows with fields that nothing reads are bad rows (on_bad_row). Otherwise such fields are counted"
+            " and named once; fields known to carry meaning are refused in any case."
+        ),
+    )
     on_too_long: Annotated[str, Word("truncate", "skip", "refuse")] = Field(
         default="truncate", description="Rows longer than max_length: truncate at the end, skip, or stop."
     )

@@ -7,7 +7,18 @@ from typing import Annotated
 from pydantic import Field
 
 from paceline.config.idle import IDLE
-from paceline.config.sections.types import Bool, Int, OptMapping, OptPath, OptText, Section, Text, Texts, Word
+from paceline.config.sections.types import (
+    Bool,
+    Int,
+    Mapping,
+    OptMapping,
+    OptPath,
+    OptText,
+    Section,
+    Text,
+    Texts,
+    Word,
+)
 
 
 class ModelSection(Section):
@@ -53,6 +64,13 @@ class ModelSection(Section):
     chat_template: OptText = Field(
         default=None,
         description="A Jinja chat template, or the path of a file with one; replaces the tokenizer's.",
+    )
+    chat_template_kwargs: Mapping = Field(
+        default={},
+        description=(
+            "Options of the chat template, e.g. `{enable_thinking: false}`: in training, rollouts, `paceline"
+            " chat` and the exported folder. A row's own chat_template_kwargs win."
+        ),
     )
     add_tokens: Texts = Field(default=(), description="Regular tokens to add to the tokenizer.")
     add_special_tokens: Texts = Field(default=(), description="Special tokens to add to the tokenizer.")

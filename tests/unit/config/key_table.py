@@ -128,6 +128,7 @@ TABLE: dict[str, Key | Read] = {
         {},
         tokenizer="other",
         chat_template="chatml",
+        chat_template_kwargs={"enable_thinking": False},
         add_tokens=["<x>"],
         add_special_tokens=["<y>"],
     ),

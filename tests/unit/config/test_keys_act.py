@@ -58,12 +58,14 @@ DATA: dict[str, Any] = {
     "data.validation_split": {"validation_split": 4},
     "data.train_on": {"train_on": "all"},
     "data.on_bad_row": {"train": "{folder}/bad.jsonl", "on_bad_row": "skip"},
+    "data.strict": {"train": "{folder}/odd.jsonl", "strict": True},
     "data.on_too_long": {"max_length": 24, "on_too_long": "skip"},
     "data.num_proc": {"num_proc": 2},
 }
 BESIDE: dict[str, Any] = {
     "data.train[].split": {"train": [{"path": "{folder}/folder", "split": "train"}]},
     "data.on_bad_row": {"train": "{folder}/bad.jsonl"},
+    "data.strict": {"train": "{folder}/odd.jsonl"},
     "data.on_too_long": {"max_length": 24},
 }
 
@@ -158,6 +160,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows(found / "rows.jsonl", 0, 12)
     rows(found / "other.jsonl", 50, 5)
     rows(found / "bad.jsonl", 0, 8, "{not json")
+    rows(found / "odd.jsonl", 0, 8, '{"instruction": "Q", "output": "A", "zq": 1}')
     rows(found / "folder" / "train.jsonl", 0, 6)
     rows(found / "folder" / "test.jsonl", 60, 6)
     return found

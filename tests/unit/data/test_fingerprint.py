@@ -93,6 +93,8 @@ CHANGED: dict[str, Any] = {
     "add_special_tokens": ("<|x|>",),
     "chat_template": "{{ messages }}",
     "code_revision": "a" * 40,
+    "template_options": '{"enable_thinking": false}',
+    "strict": True,
 }
 
 

@@ -281,6 +281,11 @@ FAULTS: list[tuple[str, Fault, str]] = [
         "data.bad_chat_template",
     ),
     ("a tokenizer's template cut", _template_cut, "data.bad_chat_template"),
+    (
+        "an option that the template does not read",
+        lambda job: {"model.chat_template_kwargs": {"enable_thinkin": False}},
+        "data.template_option",
+    ),
     ("a template of no name", lambda job: {"model.chat_template": "chatmll"}, "data.bad_chat_template"),
     (
         "reference missing",

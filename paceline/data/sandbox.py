@@ -1,0 +1,125 @@
+"""The sandbox in which chat templates are compiled: Transformers' own rules, without an import of torch.
+
+A template is a program of whoever made it. It gets Jinja's immutable sandbox, ``raise_exception``,
+``strftime_now``, a ``tojson`` that does not escape HTML, and ``{% generation %}`` blocks around what the
+model writes (Transformers 5.23, ``utils/chat_template_utils.py``; a test holds both to the same texts).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+Span = tuple[int, int]
+
+
+class GenerationBlocks(Extension):
+    """``{% generation %}``: records the spans of these blocks while it is active."""
+
+    tags = {"generation"}  # noqa: RUF012 (as Jinja declares it)
+
+    def __init__(self, environment: jinja2.Environment) -> None:
+        super().__init__(environment)
+        self._pieces: list[str] | None = None
+        self._spans: list[Span] = []
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_block"), [], [], body).set_lineno(line)
+
+    def _block(self, caller: Callable[[], str]) -> str:
+        text = caller()
+        if self._pieces is not None:
+            start = sum(map(len, self._pieces))
+            self._spans.append((start, start + len(text)))
+        return text
+
+    @contextmanager
+    def recorded(self, pieces: list[str]) -> Iterator[list[Span]]:
+        """Record spans in the text of ``pieces``, to which the caller appends what the template yields."""
+        self._pieces, self._spans = pieces, []
+        try:
+            yield self._spans
+        finally:
+            self._pieces = None
+
+
+class _Dict:
+    """``dict`` without its attributes, by which a template could leave the sandbox."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args, **kwargs)
+
+
+class _Namespace(Namespace):
+    """Jinja's namespace without names that begin with an underscore."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:  # noqa: N805 (`self` may be an attribute)
+        own, *given = args
+        attributes = dict(*given, **kwargs)
+        for name in attributes:
+            _check_name(name)
+        Namespace.__init__(own, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a namespace cannot have the attribute {name!r}")
+
+
+def _raise(message: str) -> NoReturn:
+    raise jinja2.exceptions.TemplateError(message)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def environment() -> jinja2.Environment:
+    """Return a new environment; one serves one template at a time."""
+    made = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlocks, loopcontrols]
+    )
+    made.filters["tojson"] = _to_json
+    made.globals["raise_exception"] = _raise
+    made.globals["strftime_now"] = _now
+    made.globals["dict"] = _Dict()
+    made.globals["namespace"] = _Namespace
+    return made
+
+
+def blocks_of(made: jinja2.Environment) -> GenerationBlocks:
+    """Return the recorder of an environment's ``{% generation %}`` blocks."""
+    found = made.extensions[GenerationBlocks.identifier]
+    assert isinstance(found, GenerationBlocks)
+    return found
