@@ -31,6 +31,7 @@ from paceline.core.patterns import is_pattern
 from paceline.core.units import human_count
 from paceline.models import codes
 from paceline.models.arrival import standing_in
+from paceline.models.expert_adapters import is_experts, merge_experts, route_adapters
 from paceline.plan.parts import AdapterSpec
 from paceline.runtime.seed import seed_for
 
@@ -45,6 +46,7 @@ NAME = "default"  # peft's name of the one adapter
 PEFT_PREFIX = "base_model.model."
 WEIGHTS = "adapter_model.safetensors"
 _FACTOR = re.compile(rf"(\.lora_[AB])\.{NAME}\.weight$")
+_BASE = re.compile(r"(\.base_layer)+\.")
 SAMPLED = 1024  # values of each tensor that are hashed into a fingerprint
 
 
@@ -89,6 +91,7 @@ def add_adapter(
     with standing_in(hf, dtype):
         config = _inject(hf, spec, seed)
     _check_layers(hf)
+    experts = route_adapters(hf) if spec.target_parameters else 0
     saved = _train_whole(hf, spec.modules_to_save)
     for parameter in hf.parameters():
         if parameter.requires_grad:
@@ -104,6 +107,8 @@ def add_adapter(
         f"LoRA r {spec.r} on {', '.join(spec.target_modules)}: {human_count(count)} of"
         f" {human_count(whole)} parameters are trained"
     )
+    if experts:
+        note += f"; on the experts of {experts} layers it is computed on the routed tokens"
     trained_ties = {other: name for other, name in ties(hf).items() if name in trained}
     identity = {**base, "fingerprint": fingerprint, "ties": trained_ties}
     return Adapter(spec, trained, _peft_config(config, saved, base, bool(trained_ties)), identity, note)
@@ -130,7 +135,9 @@ def _is_adapted(module: nn.Module) -> TypeGuard[BaseTunerLayer]:
 
 def plain_name(name: str) -> str:
     """Return the name in peft's files (without prefix) of a parameter of an injected model."""
-    return _FACTOR.sub(r"\1.weight", name).replace(".base_layer.", ".")
+    if _FACTOR.search(name):  # one of several parameters of a module has its factors under base_layer
+        return _FACTOR.sub(r"\1.weight", name)
+    return _BASE.sub(".", name)
 
 
 def peft_key(name: str, adapted: frozenset[str]) -> str:
@@ -156,6 +163,9 @@ def merge(hf: HFModel, spec: AdapterSpec, trained: Mapping[str, Tensor]) -> None
     parameters = dict(hf.named_parameters(remove_duplicate=False))
     adapted = adapted_modules(iter(trained))
     for module in sorted(adapted):
+        if is_experts(hf, module):
+            merge_experts(hf, spec.target_parameters, scale(spec), trained, module)
+            continue
         weight = parameters[f"{module}.weight"]
         a, b = (trained[f"{module}.lora_{factor}.weight"].to(weight) for factor in "AB")
         delta = (b @ a).mul_(scale(spec))
@@ -245,6 +255,7 @@ def _inject(hf: HFModel, spec: AdapterSpec, seed: int) -> LoraConfig:
         raise ConfigError(
             _targets(spec, hf, f"no layer is named {' or '.join(idle)}", "some targets match no layer")
         )
+    _check_parameters(hf, spec)
     config = LoraConfig(
         r=spec.r,
         lora_alpha=spec.alpha,  # type: ignore[arg-type]  # a fraction is as good
@@ -253,6 +264,7 @@ def _inject(hf: HFModel, spec: AdapterSpec, seed: int) -> LoraConfig:
         bias=spec.bias,  # type: ignore[arg-type]
         use_rslora=spec.use_rslora,
         task_type=_task(hf),
+        target_parameters=list(spec.target_parameters) or None,
     )
     # A is drawn from the seed on the CPU, so that it is equal on every rank.
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
@@ -263,6 +275,22 @@ def _inject(hf: HFModel, spec: AdapterSpec, seed: int) -> LoraConfig:
         except ValueError as error:
             raise ConfigError(_targets(spec, hf, str(error))) from error
     return config
+
+
+def _check_parameters(hf: HFModel, spec: AdapterSpec) -> None:
+    """Raise ConfigError ``models.adapter_targets`` for a target parameter that the model does not have."""
+    names = [name for name, p in hf.named_parameters() if p.dim() == 3]
+    idle = [t for t in spec.target_parameters if not any(n == t or n.endswith(f".{t}") for n in names)]
+    if idle:
+        known = sorted({".".join(name.split(".")[-3:]) for name in names})
+        raise ConfigError(
+            codes.MODELS_ADAPTER_TARGETS(
+                "no tensor of fused experts has this name",
+                "lora.target_parameters",
+                ", ".join(idle),
+                f"use some of {', '.join(known)}" if known else "leave target_parameters out",
+            )
+        )
 
 
 def fused_experts(hf: HFModel) -> list[str]:
@@ -300,11 +328,12 @@ def _check_layers(hf: HFModel) -> None:
     compute in their input's dtype.
     """
     from peft.tuners.lora import Linear, LoraLayer
+    from peft.tuners.lora.layer import ParamWrapper
 
     head = hf.get_output_embeddings()
     for name, module in hf.named_modules():
         is_head = module is head
-        if not isinstance(module, LoraLayer):
+        if not isinstance(module, LoraLayer) or isinstance(module, ParamWrapper):
             continue
         if is_head or not isinstance(module, Linear):
             kind = "the head" if is_head else type(module.get_base_layer()).__name__

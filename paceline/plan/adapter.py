@@ -18,6 +18,7 @@ from paceline.core.json_types import Json, as_object
 from paceline.core.patterns import is_pattern
 from paceline.core.units import human_count
 from paceline.plan import codes
+from paceline.plan.expert_adapters import expert_parameters
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.read_shape import ModelShape
 from paceline.plan.model.weights_sizes import linears
@@ -45,6 +46,7 @@ def adapter_of(lora: LoraSection | None) -> AdapterSpec | None:
         dropout=lora.dropout,
         target_modules=lora.target_modules,
         modules_to_save=lora.modules_to_save,
+        target_parameters=lora.target_parameters,
         bias=lora.bias,
         use_rslora=lora.use_rslora,
         quantization=Quantization(bits, lora.quantization_type, lora.double_quant) if bits else None,
@@ -151,7 +153,7 @@ def adapter_decisions(adapter: AdapterSpec | None, shape: ModelShape | None) -> 
     )
     made = [Decision("lora", choice, reason)]
     if shape is not None and shape.experts and adapter.target_modules == (ALL_LINEAR,):
-        why = "in Transformers, experts and routers are plain parameters that cannot take an adapter"
+        why = "in Transformers, experts are plain parameters: target_parameters gives them adapters"
         made.append(Decision("lora.target_modules", "the linear layers other than the experts", why))
     if adapter.start:
         made.append(
@@ -190,6 +192,7 @@ def adapter_parameters(shape: ModelShape, adapter: AdapterSpec) -> int | None:
         for name, (inside, outside) in of_layer.items():
             if matches(targets, f"model.layers.{layer}.{name}"):
                 count += rank * (inside + outside)
+    count += expert_parameters(shape, adapter) if adapter.target_parameters else 0
     saved = {"embed_tokens", "lm_head"} & set(adapter.modules_to_save)
     if set(adapter.modules_to_save) - saved:
         return None
@@ -231,7 +234,7 @@ def _started(folder: Path, adapter: AdapterSpec) -> AdapterSpec:
         or not isinstance(rank, int)
         or rank <= 0
         or not isinstance(alpha, (int, float))
-        or not targets
+        or not (targets or _names(config.get("target_parameters")))
         or other
     ):
         raise ConfigError(
@@ -249,6 +252,7 @@ def _started(folder: Path, adapter: AdapterSpec) -> AdapterSpec:
         alpha=alpha,
         target_modules=targets,
         modules_to_save=_names(config.get("modules_to_save")),
+        target_parameters=_names(config.get("target_parameters")),
         bias=str(config.get("bias") or "none"),
         use_rslora=bool(config.get("use_rslora")),
         start=str(folder.absolute()),
@@ -271,7 +275,6 @@ _PLAIN = (
     "alpha_pattern",
     "layers_to_transform",
     "layer_replication",
-    "target_parameters",
     "trainable_token_indices",
     "exclude_modules",
     "alora_invocation_tokens",

@@ -214,6 +214,11 @@ PLAN_TOWER = Code(
     " in the export, or silently stay untrained. Use the text model of its family as a folder of"
     " its own.",
 )
+PLAN_ADAPTER_EXPERTS = Code(
+    "plan.adapter_experts",
+    "Adapters on fused experts (lora.target_parameters) are plain LoRA on tensors of the experts: without"
+    " dropout, DoRA, 4-bit weights or compiled layers. Change that, or leave target_parameters out.",
+)
 PLAN_BALANCE_LOSS = Code(
     "plan.balance_loss",
     "A load-balancing loss of the experts is requested (router_aux_loss_coef, or output_router_logits: true"

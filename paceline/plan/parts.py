@@ -45,7 +45,7 @@ class Quantization:
 class AdapterSpec:
     """LoRA of rank ``r``, with peft's names. ``start``: folder of the adapter weights to start from.
 
-    ``quantization``: of the frozen base layers.
+    ``quantization``: of the frozen base layers; ``target_parameters``: tensors of fused experts, by suffix.
     """
 
     r: int
@@ -57,6 +57,7 @@ class AdapterSpec:
     use_rslora: bool = False
     start: str | None = None
     quantization: Quantization | None = None
+    target_parameters: tuple[str, ...] = field(default=(), metadata=UNLESS_DEFAULT)
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from paceline.plan.engine_options import (
     option_decisions,
     row_kernel_decisions,
 )
+from paceline.plan.expert_adapters import expert_decisions
 from paceline.plan.hardware.kinds import is_accelerator, kind_of
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.read_shape import ModelShape, scoring
@@ -117,6 +118,7 @@ def _assembled(job: Job, resolved: Resolved, found: Sequence[Diagnostic]) -> Pla
         attention,
         *row_kernel_decisions(training, hardware),
         *adapter_decisions(adapter, shape),
+        *expert_decisions(shape, adapter),
         *router_decisions(shape, training),
         *about_models,
         *([rollout_decision(resolved.rollout)] if resolved.rollout else []),

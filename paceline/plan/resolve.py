@@ -17,6 +17,7 @@ from paceline.core.tables import CHOOSERS
 from paceline.plan.adapter import adapter_of, check_adapter
 from paceline.plan.algorithms.rollout import RolloutSizes, check_rollout, rollout_sizes
 from paceline.plan.batch import BatchSplit, split_batch
+from paceline.plan.expert_adapters import check_expert_adapters
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.family_strategy import check_family
 from paceline.plan.model.router_loss import check_router_loss
@@ -100,6 +101,7 @@ def resolve(chosen: StrategyChoice | None, job: Job, found: list[Diagnostic]) ->
         found += check_adapter(
             adapter, strategy_spec(chosen.strategy), engine.mesh, precision.compute, engine.options, here=here
         )
+    found += check_expert_adapters(adapter, job.shape, training)
     if engine is not None:
         found += check_family(job.shape, engine.mesh)
         found += check_router_loss(job.shape, training, engine.mesh)

@@ -20,7 +20,7 @@ from paceline.models.factory import HFModelFactory
 from paceline.plan.batch import split_batch
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.router_loss import RouterLoss
-from paceline.plan.parts import DdpOptions
+from paceline.plan.parts import AdapterSpec, DdpOptions
 from paceline.protocols.batch import Batch
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
@@ -29,6 +29,12 @@ from paceline.strategies.registry import make_strategy
 from paceline.strategies.runner import make_runner
 
 STEPS, ROWS, ACCUMULATION = 3, 16, 2
+ADAPTER = AdapterSpec(
+    r=4,
+    alpha=8,
+    target_modules=("q_proj",),
+    target_parameters=("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
+)
 SOURCE = SimpleNamespace(
     name_or_path=None,
     revision=None,
@@ -53,7 +59,9 @@ SOURCE = SimpleNamespace(
 )
 
 
-def train(world: World, name: str, scope: str, recompute: bool = False) -> list[list[float]]:
+def train(
+    world: World, name: str, scope: str, recompute: bool = False, adapter: AdapterSpec | None = None
+) -> list[list[float]]:
     """(nll, balance, gradient norm) by step over the same global rows, of which some are fillers."""
     mesh = Mesh(dp_replicate=world.world_size) if name == "ddp" else Mesh(dp_shard=world.world_size)
     micro = ROWS // mesh.data_parallel_size // ACCUMULATION
@@ -66,13 +74,13 @@ def train(world: World, name: str, scope: str, recompute: bool = False) -> list[
         mesh=mesh,
         batch=split_batch(micro, ACCUMULATION, mesh.data_parallel_size),
         engine=engine_of({}, name),
-        adapter=None,
+        adapter=adapter,
         world_size=world.world_size,
         run_dir="",
     )
     algorithm = Balanced(SFT(), RouterLoss(0.5, scope))
     strategy = make_strategy(name, world, plan)
-    build = HFModelFactory(SOURCE, seed=5, recompute=recompute)
+    build = HFModelFactory(SOURCE, seed=5, recompute=recompute, adapter=adapter)
     handle = strategy.prepare(Role.POLICY, build, OptimizerSpec(learning_rate=1e-2, weight_decay=0.1))
     strategy.warm_up(handle, make_batch([-1]), algorithm)
     size, rank = strategy.data_parallel_size, strategy.data_parallel_rank
@@ -97,6 +105,7 @@ def main() -> None:
     world = World.open(RankEnv.from_environ(environment()), device="cpu", timeout_seconds=60)
     names = ("single",) if world.world_size == 1 else ("ddp", "fsdp", "zero3")
     found = {name: train(world, name, "document", recompute=name in ("fsdp", "zero3")) for name in names}
+    found |= {f"{name} adapter": train(world, name, "document", adapter=ADAPTER) for name in names}
     found["micro_batch"] = train(world, names[0], "micro_batch")
     Path(sys.argv[2], f"{world.rank}.json").write_text(json.dumps(found))
     world.close(ok=True)

@@ -28,6 +28,8 @@ def test_it_is_the_same_under_every_strategy_unless_its_scope_is_the_micro_batch
     assert single[0] != single[1]
     for name in ("ddp", "fsdp", "zero3"):
         assert close(two[name], single), name
+        assert close(two[f"{name} adapter"], one["single adapter"]), name
+    assert not close(one["single adapter"], single)
     assert not close(two["micro_batch"], one["micro_batch"])
 
 

@@ -60,6 +60,13 @@ class LoraSection(Section):
             "experts without the experts)."
         ),
     )
+    target_parameters: Texts = Field(
+        default=(),
+        description=(
+            "Tensors of fused experts that get an adapter an expert, by suffixes of their names, as in peft:"
+            " [mlp.experts.gate_up_proj, mlp.experts.down_proj]."
+        ),
+    )
     modules_to_save: Texts = Field(
         default=(), description="Modules trained in full in addition to the adapters (embed_tokens, lm_head)."
     )

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, replace
 
 from paceline.plan.adapter import matches
+from paceline.plan.expert_adapters import expert_factors, is_adapted
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.parameters import SCORE, Parameter, parameters_of
 from paceline.plan.model.read_shape import ModelShape
@@ -91,6 +92,10 @@ def pieces_of(
             rank = adapter.r
             made.append(Piece(f"{module}.lora_A.weight", (rank, inside), True, True, master_bytes))
             made.append(Piece(f"{module}.lora_B.weight", (outside, rank), True, True, master_bytes))
+        if is_adapted(parameter, adapter):
+            for letter, size in zip("AB", expert_factors(parameter, adapter), strict=True):
+                name = f"{module}.{leaf}.lora_{letter}.weight"  # each of peft's wrappers has its own
+                made.append(Piece(name, size, True, True, master_bytes))
     return tuple(made)
 
 

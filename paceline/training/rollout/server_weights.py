@@ -85,10 +85,15 @@ def whole(hf: HFModel, dtype: torch.dtype) -> Iterator[TensorEntry]:
     A layer with an adapter has W + scale · B A (peft's own sum).
     """
     layers = {name: module for name, module in hf.named_modules() if _is_adapted(module)}
+    experts = {
+        id(m.get_base_layer().get_parameter(vars(m)["parameter_name"])): m
+        for m in layers.values()
+        if "parameter_name" in vars(m)  # of fused experts
+    }
     for name, parameter in hf.named_parameters():
         if ".lora_" in name:
             continue
-        adapted = layers.get(name.removesuffix(".base_layer.weight"))
+        adapted = layers.get(name.removesuffix(".base_layer.weight")) or experts.get(id(parameter))
         yield TensorEntry(plain_name(name), dtype, tuple(parameter.shape), _given(parameter, adapted, dtype))
     for name, buffer in persistent_buffers(hf):
         kind = dtype if buffer.is_floating_point() else buffer.dtype

@@ -376,6 +376,11 @@ TABLE: dict[str, Key | Read] = {
         use_rslora=True,
         quantization_bit=4,
     ),
+    "lora.target_parameters": Key(
+        p.plan(),
+        ["mlp.experts.down_proj"],
+        {**LORA, "model.config": {**p.MODEL, "model_type": "mixtral", "num_local_experts": 2}},
+    ),
     **under("lora", p.plan(), QLORA, quantization_type="fp4", double_quant=False),
     "lora.adapter_name_or_path": Key(p.plan(), "/nowhere/adapter", LORA, "plan.adapter_folder"),
     **under("generation", p.chat, {}, max_new_tokens=3, temperature=0.5, top_p=0.5, top_k=3),

@@ -1,0 +1,181 @@
+"""LoRA on fused experts (peft's ``target_parameters``), computed on the routed tokens.
+
+peft wraps the module that holds the experts of a layer once for each of its parameters, and in each forward
+adds the product B A of every expert to the weight. Here the wrappers stay (names and files are peft's), but
+the product is never formed: sorted by expert, a token's row x gives x Wᵀ + scale · (x Aᵀ) Bᵀ in grouped
+matrix products, through Transformers' own interface for experts (``ALL_EXPERTS_FUNCTIONS``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.models import codes
+
+if TYPE_CHECKING:
+    from peft.tuners.lora.layer import ParamWrapper
+
+    from paceline.protocols.model import HFModel
+
+IMPLEMENTATION = "paceline_adapters"
+_ADAPTERS = "_paceline_adapters"
+_ALIGNED = 16  # bytes: a row of a grouped product's operand is a multiple of these
+NAME = "default"  # peft's name of the one adapter
+
+
+class Experts(Protocol):
+    """A module with all experts of a layer, as Transformers decorates it (``use_experts_implementation``)."""
+
+    num_experts: int
+    has_gate: bool
+    has_bias: bool
+    has_post_expert_norm: bool
+    is_transposed: bool
+    _is_expert_parallel: bool
+
+    def act_fn(self, x: Tensor) -> Tensor: ...
+
+    def _apply_gate(self, x: Tensor) -> Tensor: ...
+
+    def post_expert_norm(self, x: Tensor) -> Tensor: ...
+
+
+def route_adapters(hf: HFModel) -> int:
+    """Have every wrapped module of experts compute its adapters on the routed tokens; return how many there
+    are. Raises ConfigError ``models.adapter_target`` for a parameter of anything else.
+    """
+    from peft.tuners.lora.layer import ParamWrapper
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, experts_forward)
+    inner = {id(m.base_layer) for m in hf.modules() if isinstance(m, ParamWrapper)}
+    count = 0
+    for name, outer in hf.named_modules():
+        if not isinstance(outer, ParamWrapper) or id(outer) in inner:
+            continue
+        wrappers, base = [outer], outer.base_layer
+        while isinstance(base, ParamWrapper):
+            wrappers, base = [*wrappers, base], base.base_layer
+        flat = next((w for w in wrappers if w.num_experts == 1), None)
+        if not hasattr(base, "_apply_gate") or flat is not None:
+            raise ConfigError(_no_experts(f"{name}.{(flat or outer).parameter_name}", base))
+        vars(base)[_ADAPTERS] = {w.parameter_name: w for w in wrappers}
+        vars(outer)["forward"] = partial(_call, base)
+        vars(base)["config"]._experts_implementation = IMPLEMENTATION
+        count += 1
+    return count
+
+
+def experts_forward(self: nn.Module, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    """Hidden states [T, H], the experts chosen for each [T, k] and their weights [T, k] -> [T, H]: the
+    arithmetic of Transformers' ``grouped_mm_experts_forward``, with the adapters of ``self``.
+    """
+    layer = cast(Experts, self)
+    assert not layer._is_expert_parallel
+    experts, order = torch.sort(chosen.reshape(-1))
+    ends = torch.searchsorted(experts, torch.arange(layer.num_experts, device=experts.device), right=True)
+    ends = ends.to(torch.int32)
+    found = hidden[order // chosen.shape[-1]]
+    first = "gate_up_proj" if layer.has_gate else "up_proj"
+    found = _linear(self, first, found, experts, ends)
+    found = layer._apply_gate(found) if layer.has_gate else layer.act_fn(found)
+    found = _linear(self, "down_proj", found, experts, ends)
+    if layer.has_post_expert_norm:
+        found = layer.post_expert_norm(found)
+    found = found * weights.reshape(-1)[order].unsqueeze(-1)
+    back = torch.empty_like(order)
+    back[order] = torch.arange(order.numel(), device=order.device)
+    return found[back].view(*chosen.shape, -1).sum(dim=1).to(hidden.dtype)
+
+
+def factors_of(a: Tensor, b: Tensor, experts: int) -> tuple[Tensor, Tensor]:
+    """Peft's weights A [r · E, in] and B [out, r · E] -> A [E, r, in], B [E, out, r]."""
+    return a.reshape(experts, -1, a.shape[-1]), b.reshape(b.shape[0], -1, experts).permute(2, 0, 1)
+
+
+def wrapped_parameters(hf: HFModel, module: str, targets: Sequence[str]) -> list[str]:
+    """Return the parameters of ``module`` that ``targets`` name, in the order in which peft wraps them: the
+    last is the outermost wrapper.
+    """
+    own = [name for name, _ in hf.get_submodule(module).named_parameters(recurse=False)]
+    return [n for n in own if any(f"{module}.{n}" == t or f"{module}.{n}".endswith(f".{t}") for t in targets)]
+
+
+@torch.no_grad()
+def merge_experts(
+    hf: HFModel, targets: Sequence[str], factor: float, trained: Mapping[str, Tensor], adapted: str
+) -> None:
+    """Add the adapter ``adapted`` (a module's name, with a ``.base_layer`` for each wrapper around it) to its
+    parameter, an expert at a time.
+    """
+    module = adapted.replace(".base_layer", "")
+    depth = adapted.count(".base_layer")
+    name = wrapped_parameters(hf, module, targets)[-1 - depth]
+    layer = hf.get_submodule(module)
+    weight = layer.get_parameter(name)
+    a, b = (trained[f"{adapted}.lora_{letter}.weight"].to(weight) for letter in "AB")
+    for expert, (one_a, one_b) in enumerate(zip(*factors_of(a, b, weight.shape[0]), strict=True)):
+        delta = (one_b @ one_a).mul_(factor)
+        weight[expert].add_(delta.t() if cast(Experts, layer).is_transposed else delta)
+
+
+def is_experts(hf: HFModel, adapted: str) -> bool:
+    """Whether the adapter of this name is one of fused experts."""
+    return hasattr(hf.get_submodule(adapted.replace(".base_layer", "")), "_apply_gate")
+
+
+def _call(base: nn.Module, *given: Tensor, **named: Tensor) -> Tensor:
+    """Call the experts themselves (hooks of engines lie there), past peft's wrappers."""
+    found: Tensor = base(*given, **named)
+    return found
+
+
+def _linear(layer: nn.Module, name: str, x: Tensor, experts: Tensor, ends: Tensor) -> Tensor:
+    """Rows [S, in] sorted by expert -> [S, out]: each expert's linear layer, with its adapter."""
+    weight = getattr(layer, name)
+    out = _grouped(x, weight if cast(Experts, layer).is_transposed else weight.transpose(-2, -1), ends)
+    for a, b, factor in _active(layer, name):
+        rank = a.shape[1]
+        missing = -rank % (_ALIGNED // x.element_size())  # zeros that change nothing
+        down = pad(a.to(x.dtype), (0, 0, 0, missing)).transpose(-2, -1)
+        up = pad(b.to(x.dtype), (0, missing)).transpose(-2, -1).contiguous()
+        out = out + factor * _grouped(_grouped(x, down, ends), up, ends)
+    if cast(Experts, layer).has_bias:
+        out = out + getattr(layer, f"{name}_bias")[experts]
+    return out
+
+
+def _active(layer: nn.Module, name: str) -> Iterator[tuple[Tensor, Tensor, float]]:
+    """Yield (A [E, r, in], B [E, out, r], scale) of the parameter's adapter, unless it is switched off."""
+    wrappers: Mapping[str, ParamWrapper] = vars(layer).get(_ADAPTERS, {})
+    wrapper = wrappers.get(name)
+    if wrapper is not None and not wrapper._disable_adapters:
+        a, b = (cast(Tensor, part[NAME].weight) for part in (wrapper.lora_A, wrapper.lora_B))
+        yield *factors_of(a, b, wrapper.num_experts), float(wrapper.scaling[NAME])
+
+
+def _grouped(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    """Rows [S, in] in groups that end at ``ends``, weights [E, in, out] -> [S, out]."""
+    from transformers.integrations import moe
+
+    if x.dtype == torch.float64:  # torch's grouped product has none
+        found: Tensor = torch.ops.transformers.grouped_mm_fallback(x, weight, ends)
+        return found
+    return moe._grouped_mm(x, weight, ends)
+
+
+def _no_experts(name: str, module: nn.Module) -> Diagnostic:
+    return codes.MODELS_ADAPTER_TARGET(
+        "target_parameters can only name parameters of fused experts",
+        "lora.target_parameters",
+        f"{name} ({type(module).__name__})",
+        "target_parameters: [mlp.experts.gate_up_proj, mlp.experts.down_proj]",
+    )
