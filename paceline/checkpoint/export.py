@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from paceline.checkpoint import codes
-from paceline.checkpoint.disk import named_errors
+from paceline.checkpoint.disk import named_errors, write_fresh
 from paceline.checkpoint.export_adapter import (
     adapter_entries,
     check_adapter,
+    check_adapter_alone,
     is_adapter,
     merged_entries,
     write_adapter_files,
 )
-from paceline.checkpoint.export_carried import carried_entries
+from paceline.checkpoint.export_carried import carried_entries, carried_files
 from paceline.checkpoint.folder import (
     DTYPES,
     MAX_SHARD_BYTES,
@@ -31,6 +32,7 @@ from paceline.checkpoint.folder import (
     is_known,
     scoring,
     staged,
+    whole_of,
     write_side_files,
     write_weights,
 )
@@ -93,6 +95,7 @@ def export_hf(
         adapter, carried = is_adapter(reader), list[TensorEntry]()
         entries = _entries(reader, role, DTYPES[dtype])
         if adapter and not merge:
+            check_adapter_alone(reader)
             entries = adapter_entries(reader, entries)
             config, checked = {}, load_back
         else:
@@ -114,6 +117,13 @@ def export_hf(
                 _write_adapter(stage, reader, entries, checkpoint if checked else None)
             else:
                 write_side_files(stage, reader, config, remote)
+                for name, contents in carried_files(reader).items() if carried else ():
+                    if not (stage / name).exists():
+                        write_fresh(stage / name, [contents])
+                whole = whole_of(config)
+                if skeleton is not None and whole is not None:  # under the names of the class with all parts
+                    names, skeleton = whole.names(skeleton), whole.skeleton
+                    entries = [replace(e, name=names[e.name]) for e in entries]
                 released = entries if skeleton is None else hub_entries(skeleton, entries)
                 write_weights(stage, [*released, *carried], max_shard_bytes)
                 if checked:

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from paceline.checkpoint import codes
 from paceline.checkpoint.disk import write_fresh
-from paceline.checkpoint.folder import ADAPTER_CONFIG, finite
+from paceline.checkpoint.folder import ADAPTER_CONFIG, MAX_CONFIG_BYTES, finite
 from paceline.checkpoint.reader import CheckpointReader
+from paceline.checkpoint.strictjson import parse_object
 from paceline.checkpoint.tensorfile import TensorEntry
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic
@@ -24,6 +25,7 @@ from paceline.models.factory import HFModelFactory
 from paceline.models.quantised import round_trip
 from paceline.models.scalar_head import Classes
 from paceline.plan.codec import from_json
+from paceline.plan.model.composite import composite_of
 from paceline.plan.parts import AdapterSpec
 from paceline.protocols.model import BuildOptions
 from paceline.protocols.roles import Role
@@ -35,6 +37,26 @@ _OF_WHOLE_MODELS = ("config.json", "generation_config.json")
 def is_adapter(reader: CheckpointReader) -> bool:
     """Whether the checkpoint holds an adapter, not a full model."""
     return ADAPTER_CONFIG in reader.side_files()
+
+
+def check_adapter_alone(reader: CheckpointReader) -> None:
+    """Raise CheckpointError for the adapter of a model that is a part of its folder's: peft would look for
+    its layers in the class with all parts, under other names.
+    """
+    where = str(reader.path / "hf" / "config.json")
+    if "config.json" not in reader.side_files():
+        return
+    config = parse_object(reader.side_file("config.json"), where, max_bytes=MAX_CONFIG_BYTES)
+    if composite_of(config) is not None:
+        raise CheckpointError(
+            codes.EXPORT_ADAPTER(
+                "the adapter was trained on the language model within this model, which peft does not load by"
+                " itself",
+                where,
+                f"model_type: {config.get('model_type')}",
+                "export it merged into the whole model: --merge",
+            )
+        )
 
 
 def adapter_entries(reader: CheckpointReader, entries: list[TensorEntry]) -> list[TensorEntry]:
@@ -88,10 +110,11 @@ def merged_entries(
     trained = {n.name: reader.read(role, n.name, PARAM) for n in names}
     wide = any(tensor.dtype == torch.float64 for tensor in trained.values())
     run = Config.from_json(as_object(reader.state["config"]))
+    rows = (as_object(config.get("text_config")) or config).get("vocab_size")  # None: the class's own
     build = HFModelFactory(
         run.model.model_copy(update={"trust_remote_code": False}),  # it must not enable remote code
         role=Role(role),
-        vocab_size=int(as_number((as_object(config.get("text_config")) or config)["vocab_size"])),
+        vocab_size=None if rows is None else int(as_number(rows)),
         seed=run.training.seed,
         master_dtype=torch.float64 if wide else torch.float32,
         classes=Classes.read(Role(role), config),

@@ -14,6 +14,8 @@ from paceline.core.errors import CheckpointError
 from paceline.core.json_types import as_object
 from paceline.models.stored_dtype import weights_folder
 
+_PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+
 
 def carried_entries(reader: CheckpointReader) -> list[TensorEntry]:
     """Return the carried tensors of the checkpoint's model, to be read from their folder when written.
@@ -39,6 +41,17 @@ def carried_entries(reader: CheckpointReader) -> list[TensorEntry]:
     return [
         TensorEntry(name, place.slot.dtype, place.slot.shape, _Load(place)) for name, place in found.items()
     ]
+
+
+def carried_files(reader: CheckpointReader) -> dict[str, bytes]:
+    """Return the settings of image, video and audio processors beside the carried tensors."""
+    state = as_object(reader.state.get(STATE_KEY))
+    if not state.get("names"):
+        return {}
+    revision = state.get("revision")
+    folder = weights_folder(str(state.get("name_or_path")), None if revision is None else str(revision))
+    found = (folder / name for name in _PROCESSORS)
+    return {path.name: path.read_bytes() for path in found if path.is_file()}
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ from paceline.core.errors import CheckpointError, ConfigError
 from paceline.core.json_types import Json, JsonObject
 from paceline.models.accounting import account
 from paceline.models.buffers import persistent_buffers
+from paceline.models.composite import WholeModel, class_of_whole, whole_model
+from paceline.plan.model.composite import composite_of
 from paceline.plan.model.weights_files import header_of, weights_of
 
 if TYPE_CHECKING:
@@ -145,10 +147,12 @@ def scoring(config: Mapping[str, Json], reader: CheckpointReader) -> JsonObject:
 
 
 def is_known(config: Mapping[str, Json]) -> bool:
-    """Whether Transformers has a causal language model of this type; others need remote code."""
+    """Whether Transformers has a causal language model of this type, alone or within a composite; others
+    need remote code.
+    """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    return config.get("model_type") in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    return config.get("model_type") in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or composite_of(config) is not None
 
 
 def _auto(config: Mapping[str, Json]) -> type[_BaseAutoModelClass]:
@@ -171,10 +175,21 @@ def _skeleton(config: Mapping[str, Json]) -> PreTrainedModel:
     plain = {
         k: _plain(v) for k, v in config.items() if k not in ("model_type", "auto_map", "transformers_version")
     }
+    made = AutoConfig.for_model(str(config["model_type"]), **plain)
+    if (whole := whole_model(made)) is not None:
+        made = whole.text
     with torch.device("meta"):
-        return _auto(config).from_config(  # type: ignore[no-untyped-call]
-            AutoConfig.for_model(str(config["model_type"]), **plain)
-        )
+        return _auto(config).from_config(made)  # type: ignore[no-untyped-call]
+
+
+def whole_of(config: Mapping[str, Json]) -> WholeModel | None:
+    """Return the model with all parts of a composite's config; None for a language model's own."""
+    from transformers import AutoConfig
+
+    if composite_of(config) is None:
+        return None
+    plain = {k: _plain(v) for k, v in config.items() if k not in ("model_type", "transformers_version")}
+    return whole_model(AutoConfig.for_model(str(config["model_type"]), **plain))
 
 
 def _plain(value: Json) -> Json:
@@ -200,7 +215,8 @@ def check_names(config: JsonObject, shapes: Mapping[str, tuple[int, ...]], where
         what = "Transformers has no causal language model of this type"
         raise CheckpointError(codes.EXPORT_MODEL_TYPE(what, str(where), found))
     model = _skeleton(config)
-    config["architectures"] = [type(model).__name__]
+    if composite_of(config) is None:  # a composite's names the class with all parts
+        config["architectures"] = [type(model).__name__]
     expected = {n: tuple(t.shape) for n, t in (*model.state_dict().items(), *model.named_buffers())}
     needed = {n for n, _ in (*model.named_parameters(), *persistent_buffers(model))}
     wrong = {
@@ -266,7 +282,11 @@ def check_load(stage: Path, entries: list[TensorEntry], where: Path, carried: Co
 
     ``carried``: names of tensors in the folder that the model's class may not have.
     """
-    model, info = _load_quietly(stage, _auto(json.loads((stage / "config.json").read_text("utf-8"))))
+    config = json.loads((stage / "config.json").read_text("utf-8"))
+    whole = whole_of(config)
+    model, info = _load_quietly(
+        stage, _auto(config) if whole is None else class_of_whole(whole.skeleton.config)
+    )
     loaded = dict(model.named_parameters()) | dict(model.named_buffers())
     wrong = {
         key: sorted(map(str, info.get(key) or ()))

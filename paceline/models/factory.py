@@ -4,9 +4,10 @@ only).
 
 from __future__ import annotations
 
+import copy
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,6 +24,7 @@ from paceline.models.accounting import NOTHING, refusals, untied
 from paceline.models.adapters import Adapter, add_adapter, base_fingerprint
 from paceline.models.arrival import arrive
 from paceline.models.attention import choose_attention, register
+from paceline.models.composite import load_text, whole_model
 from paceline.models.device_facts import device_memory
 from paceline.models.folder_tensors import FolderTensors, folder_tensors
 from paceline.models.hub_code import refuse_hub_attention
@@ -127,6 +129,8 @@ class HFModelFactory:
         self._chunk_bytes = (
             head_chunk_bytes(device_memory(self._device)) if chunk_bytes is None else chunk_bytes
         )
+        config = load_hf_config(model)
+        self._whole = None if model.trust_remote_code else whole_model(config)
         self._config = self._load_config()
         self._class = _model_class(self._config, model, role)
         self._rows = _rows(model, self._config.get_text_config().vocab_size, vocab_size)
@@ -142,16 +146,17 @@ class HFModelFactory:
         training changes.
         """
         config = self._sized_config()
-        if self._model.name_or_path is None:
+        scores = self.role in SCALAR_ROLES
+        if self._model.name_or_path is None or (self._whole is not None and scores):
             made: JsonObject = json.loads(config.to_json_string())  # what differs from the defaults
         else:
             made = raw_config(self._model)
             if self._rows != self._load_config().get_text_config().vocab_size:
                 inner = made.get("text_config")
                 (inner if isinstance(inner, dict) else made)["vocab_size"] = self._rows
-        if self._class is not nn.Module:
+        if self._class is not nn.Module and (self._whole is None or scores):
             made["architectures"] = [self._class.__name__]
-        if self.role in SCALAR_ROLES:
+        if scores:
             one: JsonObject = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
             made |= one if self._classes is None else self._classes.of_config
             made.pop("num_labels", None)
@@ -260,7 +265,7 @@ class HFModelFactory:
             return from_config(auto, config, attention, _code(self._model))
 
     def _load_config(self) -> PreTrainedConfig:
-        config = load_hf_config(self._model)
+        config = load_hf_config(self._model) if self._whole is None else copy.deepcopy(self._whole.text)
         if self.role in SCALAR_ROLES:
             config.num_labels = 1 if self._classes is None else len(self._classes.names)
         return config
@@ -279,16 +284,7 @@ class HFModelFactory:
         with torch.random.fork_rng(devices=[]):  # missing parameters: equal on all ranks
             torch.manual_seed(self._seed)
             try:
-                hf, loading_info = auto.from_pretrained(
-                    name,
-                    config=self._load_config(),
-                    revision=self._model.revision or "main",
-                    dtype=self._stored_dtype(attention),
-                    attn_implementation=attention,
-                    use_safetensors=True,
-                    output_loading_info=True,
-                    **_code(self._model),
-                )
+                hf, loading_info = self._loaded(name, attention)
             except (OSError, ValueError, RuntimeError, SafetensorError) as error:
                 raise ConfigError(_no_weights(name, error)) from error
         if self._class is nn.Module:  # from the hub: known when it is loaded
@@ -311,6 +307,23 @@ class HFModelFactory:
         hf.config.dtype = hf.config.get_text_config().dtype = torch.float32
         return hf
 
+    def _loaded(self, name: str, attention: str | None) -> tuple[HFModel, Mapping[str, Collection[str]]]:
+        """Return the model of the folder ``name`` and the keys that Transformers missed."""
+        revision, dtype = self._model.revision or "main", self._stored_dtype(attention)
+        if self._whole is not None:
+            made = skeleton(auto_class(self.role), self._load_config(), attention, _code(self._model))
+            return load_text(self._whole, made, name, revision, dtype, attention)
+        return auto_class(self.role).from_pretrained(
+            name,
+            config=self._load_config(),
+            revision=revision,
+            dtype=dtype,
+            attn_implementation=attention,
+            use_safetensors=True,
+            output_loading_info=True,
+            **_code(self._model),
+        )
+
     @property
     def _fresh(self) -> frozenset[str]:
         """Weights drawn from the seed where the folder has none: the score head that is trained."""
@@ -330,7 +343,12 @@ class HFModelFactory:
         name, scores = self._model.name_or_path, self.role in SCALAR_ROLES
         if self._model.config is None and name is not None:
             self.tensors = folder_tensors(
-                hf, name, self._model.revision, fresh=self._fresh, leaves_out=scores
+                hf,
+                name,
+                self._model.revision,
+                fresh=self._fresh,
+                leaves_out=scores,
+                whole=self._whole,
             )
 
     def _stored_dtype(self, attention: str | None) -> torch.dtype:

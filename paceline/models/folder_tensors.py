@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from paceline.core.errors import ConfigError
 from paceline.core.units import human_bytes
 from paceline.models.accounting import Account, account, listed, refusals
+from paceline.models.composite import WholeModel
 from paceline.models.stored_dtype import weights_folder
 from paceline.plan.model.weights_files import StoredTensor, header_of, weights_of
 
@@ -56,13 +57,19 @@ class FolderTensors:
 
 
 def folder_tensors(
-    model: PreTrainedModel, name: str, revision: str | None, *, fresh: frozenset[str], leaves_out: bool
+    model: PreTrainedModel,
+    name: str,
+    revision: str | None,
+    *,
+    fresh: frozenset[str],
+    leaves_out: bool,
+    whole: WholeModel | None = None,
 ) -> FolderTensors | None:
     """Account for every tensor of the folder (or the hub's ``name``), of which headers alone are read.
 
-    ``model`` may be on meta; ``fresh``: names that may be initialized from the seed. None if the files
-    cannot be read: then the load says why. Raises ConfigError ``models.missing_weights`` and
-    ``models.lost_weights``.
+    ``model`` may be on meta, and is the language model of ``whole``, if that is given; ``fresh``: names that
+    may be initialized from the seed. None if the files cannot be read: then the load says why. Raises
+    ConfigError ``models.missing_weights`` and ``models.lost_weights``.
     """
     try:
         folder = weights_folder(name, revision)
@@ -71,7 +78,7 @@ def folder_tensors(
         return None
     if not stored:
         return None
-    found = account(model, stored)
+    found = account(model, stored) if whole is None else whole.account(model, stored)
     found = replace(found, missing=tuple(n for n in found.missing if n not in fresh))
     if wrong := refusals(replace(found, refused=() if leaves_out else found.refused), name):
         raise ConfigError(*wrong)

@@ -6,6 +6,7 @@ import textwrap
 
 from paceline.core.units import human_bytes, human_count
 from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.model.shape import ModelShape
 from paceline.plan.plan import Plan
 
 WIDTH = 100
@@ -16,6 +17,8 @@ def explain(plan: Plan) -> str:
     """Return the text of ``paceline plan``."""
     lines = [f"Plan {plan.digest()[:12]}: {plan.headline()}"]
     lines += _entry("model", _model(plan), "")
+    if plan.shape is not None and plan.shape.carried:
+        lines += _entry("not trained", _carried(plan.shape), "")
     lines += _entry("mesh", str(plan.mesh), "")
     row = plan.seq_len * algorithm_spec(plan.algorithm).documents_a_row
     lines += _entry("row", f"{row} tokens{', packed' if plan.packing else ''}", "")
@@ -37,6 +40,13 @@ def _model(plan: Plan) -> str:
         f"{shape.model_type}, {about}{human_count(shape.num_parameters)} parameters,"
         f" {about}{human_count(shape.matmul_parameters)} of them in matrix products ({shape.layers} layers of"
         f" {shape.hidden_size}, {shape.heads} heads, {shape.kv_heads} of them KV, vocabulary {shape.vocab})"
+    )
+
+
+def _carried(shape: ModelShape) -> str:
+    return (
+        f"{shape.carried} tensors of the folder ({human_bytes(shape.carried_bytes)}), a tower or further"
+        " prediction heads: only the language model is trained, and an export copies them unchanged"
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paceline.plan.model.balance import DEFAULTS
+from paceline.plan.model.composite import COMPOSITES
 from paceline.plan.model.supported import families, verdicts_of
 
 
@@ -93,16 +94,39 @@ def _lines() -> Iterator[str]:
             " not update: it stays as loaded."
         ),
         "",
+        "## Language models within others",
+        "",
+        (
+            "Of a model with a vision tower the language model is trained, on text, as its family's causal"
+            " class; all other tensors (the tower, its projector, further"
+        ),
+        (
+            "prediction heads of any model) are copied unchanged into an export, which the class with all"
+            " parts loads. Where the causal class is refused below, so is the"
+        ),
+        "whole. Rows with images are refused. An adapter is exported merged (`--merge`).",
+        "",
+        "| `model_type` | language model |",
+        "| --- | --- |",
+        *(
+            f"| {kind} | {one.text or 'as its `text_config` says'} |"
+            for kind, one in sorted(COMPOSITES.items())
+        ),
+        "",
         "## Refused",
         "",
         (
-            "A model with a vision or audio tower, of any family, is refused as well; so is a"
-            " load-balancing loss of experts for a family without one."
+            "Another model with a vision or audio tower is refused as well; so is a load-balancing loss of"
+            " experts for a family without one."
         ),
         "",
         "| `model_type` | why |",
         "| --- | --- |",
-        *(f"| {kind} | {_plain(row.refused)} |" for kind, row in sorted(table.items()) if row.refused),
+        *(
+            f"| {kind} | {_plain(row.refused)} |"
+            for kind, row in sorted(table.items())
+            if row.refused and kind not in COMPOSITES
+        ),
     )
 
 

@@ -14,12 +14,13 @@ from paceline.core.json_types import Json, JsonObject
 from paceline.plan import codes
 from paceline.plan.model.attention_kernel import has_sinks, has_softcap
 from paceline.plan.model.balance import config_coefficient
+from paceline.plan.model.composite import text_part
 from paceline.plan.model.counts import with_counts
 from paceline.plan.model.families import FAMILY_SIZES, LARGEST, LARGEST_SIZE, SIZE_NAMES, family_sizes
 from paceline.plan.model.mixtures import latent_of, mixture_of
 from paceline.plan.model.rope import by_length
 from paceline.plan.model.shape import PACKED, PADDED, ModelShape
-from paceline.plan.model.stored import with_stored
+from paceline.plan.model.stored import with_carried, with_stored
 from paceline.plan.model.supported import Family, families, obstacle, unsupported
 from paceline.plan.model.weights_files import MAX_CONFIG_BYTES, read_json, weights_findings
 from paceline.plan.model.weights_sizes import other_sizes
@@ -59,12 +60,6 @@ def shape_from_config(config: Mapping[str, Json], where: str = "model.config") -
             )
         )
     return _build(family, sizes, config, where)
-
-
-def text_part(config: Mapping[str, Json]) -> Mapping[str, Json]:
-    """Return the language model's part of a ``config.json``."""
-    inner = config.get("text_config")
-    return inner if isinstance(inner, Mapping) and inner else config
 
 
 def scoring(shape: ModelShape, outputs: int = 1) -> ModelShape:
@@ -146,7 +141,9 @@ def shape_of(model: ModelSection, environ: Mapping[str, str] | None = None) -> M
     )
     if folder.is_dir() and not own_code and (found := other_sizes(folder, shape)):
         raise ConfigError(*found)
-    return with_stored(shape, folder, config, model.trust_remote_code) if folder.is_dir() else shape
+    if not folder.is_dir():
+        return shape
+    return with_carried(with_stored(shape, folder, config, model.trust_remote_code), folder)
 
 
 def trained_shape(

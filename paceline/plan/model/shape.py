@@ -56,6 +56,8 @@ class ModelShape:
     router_aux_loss: float = field(default=0.0, metadata=UNLESS_DEFAULT)
     stored: str = field(default="", metadata=UNLESS_DEFAULT)
     stored_score: bool = field(default=False, metadata=UNLESS_DEFAULT)
+    carried: int = field(default=0, metadata=UNLESS_DEFAULT)
+    carried_bytes: int = field(default=0, metadata=UNLESS_DEFAULT)
 
     @property
     def experts(self) -> int:

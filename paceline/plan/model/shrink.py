@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from paceline.core.json_types import Json, JsonObject
+from paceline.plan.model.composite import text_part
 from paceline.plan.model.families import FAMILY_SIZES, SIZE_NAMES
-from paceline.plan.model.read_shape import text_part
 
 HEAD_DIM = 16
 EXPERTS = 4

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from paceline.core.json_types import Json
+from paceline.plan.model.composite import beside_text
 from paceline.plan.model.parameters import SCORE
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.model.weights_files import header_of, weights_of
@@ -31,6 +32,20 @@ def stored(folder: Path) -> tuple[str, frozenset[str]]:
     tensors = {key: entry.dtype for file in weights_of(folder, []) for key, entry in header_of(file).items()}
     kinds = set(tensors.values())
     return (_SMALL.get(kinds.pop(), "float32") if len(kinds) == 1 else "float32"), frozenset(tensors)
+
+
+def with_carried(shape: ModelShape, folder: Path) -> ModelShape:
+    """Return ``shape`` with the tensors of ``folder`` that are not trained, by their names."""
+    try:
+        sizes = [
+            entry.span[1] - entry.span[0]
+            for file in weights_of(folder, [])
+            for name, entry in header_of(file).items()
+            if beside_text(name, shape.layers)
+        ]
+    except (OSError, ValueError):  # reported by the check of the folder
+        return shape
+    return replace(shape, carried=len(sizes), carried_bytes=sum(sizes)) if sizes else shape
 
 
 def with_stored(shape: ModelShape, folder: Path, config: Mapping[str, Json], own_code: bool) -> ModelShape:

@@ -17,20 +17,10 @@ from paceline.core.json_types import Json
 from paceline.plan import codes
 from paceline.plan.codec import from_json
 from paceline.plan.model.balance import has_router_loss
+from paceline.plan.model.composite import composite_of, text_part
 
 LIST = "docs/families.md"
 _TOWERS = ("vision", "audio", "image", "speech", "visual", "vq", "vit", "perceiver", "qformer")
-_WEIGHTS_OF_TOWERS = (
-    "vision",
-    "visual",
-    "audio",
-    "speech",
-    "image",
-    "mm_projector",
-    "multi_modal_projector",
-    "multimodal_projector",
-    "embed_vision",
-)
 _STATELESS = "full_attention", "sliding_attention"  # layer types without state other than keys and values
 
 
@@ -94,7 +84,8 @@ def unsupported(
     A multimodal tower, a balance loss, an unsupported family, or Falcon's doubled ALiBi bias. ``own_code``:
     the model brings Python code; ``attention``: ``model.attn_implementation``.
     """
-    found = [*_tower(config, where), *_balance(config, where)]
+    composite = composite_of(config)
+    found = [*([] if composite else _tower(config, where)), *_balance(config, where)]
     if attention == "eager" and config.get("model_type") == "falcon" and config.get("alibi"):
         what = (
             "Transformers' eager attention adds Falcon's ALiBi bias twice, so its losses are wrong"
@@ -103,28 +94,13 @@ def unsupported(
         found.append(
             codes.PLAN_ALIBI_TWICE(what, "model.attn_implementation", "eager", "attn_implementation: auto")
         )
-    kind = config.get("model_type")
+    kind = text_part(config).get("model_type") if composite else config.get("model_type")
     if found or not isinstance(kind, str) or own_code:
         return found
     family = families().get(kind, Family())
     if not family.trained:
         found.append(_family(kind, family.refused, where))
     return found
-
-
-def lost_tensors(names: Iterator[str] | list[str], where: str) -> list[Diagnostic]:
-    """Refuse the weights of a multimodal tower, which a text model would drop."""
-    towers = sorted(
-        n for n in names if any(word in part for part in n.split(".")[:-1] for word in _WEIGHTS_OF_TOWERS)
-    )
-    if not towers:
-        return []
-    kinds = sorted({".".join(name.split(".")[:2]) for name in towers})
-    what = (
-        f"{len(towers)} tensors of this folder belong to a vision or audio tower that a text model"
-        " does not have: they would be lost"
-    )
-    return [codes.PLAN_TOWER(what, where, f"{', '.join(kinds[:4])} ({towers[0]}, …)", _no_tower())]
 
 
 def obstacle(config: Mapping[str, Json]) -> str | None:

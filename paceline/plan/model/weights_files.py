@@ -19,7 +19,6 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.files import open_file
 from paceline.core.json_types import Json, JsonObject
 from paceline.plan import codes
-from paceline.plan.model.supported import lost_tensors
 
 MAX_CONFIG_BYTES = 16 * 2**20
 MAX_INDEX_BYTES = 256 * 2**20
@@ -52,15 +51,14 @@ _BITS = {
 
 
 def weights_findings(folder: Path) -> list[Diagnostic]:
-    """Return problems of a folder's safetensors: damaged files, and tower weights that would be lost."""
+    """Return problems of a folder's safetensors: damaged files."""
     found: list[Diagnostic] = []
-    names: list[str] = []
     for file in weights_of(folder, found):
         try:
-            names += header_of(file)
+            header_of(file)
         except (OSError, ValueError) as error:
             found.append(_damaged(file, str(error)))
-    return found or lost_tensors(names, str(folder))
+    return found
 
 
 def weights_of(folder: Path, found: list[Diagnostic]) -> list[Path]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.plan import codes
+from paceline.plan.model.composite import beside_text
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.model.weights_files import StoredTensor, header_of, weights_of
 from paceline.plan.parts import AdapterSpec
@@ -70,7 +71,7 @@ def other_sizes(folder: Path, shape: ModelShape) -> list[Diagnostic]:
 def _misfits(tensors: Mapping[str, StoredTensor], shape: ModelShape) -> Iterator[str]:
     inside, layers = linears(shape) or {}, set[int]()
     for name, entry in sorted(tensors.items()):
-        if entry.dtype not in _FLOATS:
+        if entry.dtype not in _FLOATS or beside_text(name, shape.layers):
             continue
         size, place = list(entry.shape), _LAYER.search(name)
         if place is None:

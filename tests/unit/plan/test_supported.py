@@ -15,6 +15,7 @@ from paceline.core.errors import ConfigError
 from paceline.plan.codec import from_json, to_json
 from paceline.plan.model.read_shape import shape_from_config, trained_shape
 from paceline.plan.model.shape import ModelShape
+from paceline.plan.model.stored import with_carried
 from paceline.plan.model.supported import supported, unsupported
 from paceline.plan.model.weights_files import weights_findings
 
@@ -168,17 +169,33 @@ def test_an_index_that_leads_elsewhere_is_named(placed: dict[str, Any], tmp_path
     assert [d.code for d in weights_findings(tmp_path)] == ["plan.model_file"]
 
 
-def test_a_tower_s_tensors_are_counted_and_named(tmp_path: Path) -> None:
+def test_a_tower_and_further_heads_are_counted_as_carried(tmp_path: Path) -> None:
     names = [
         "model.embed_tokens.weight",
+        "model.layers.1.mlp.w",
         "model.visual.blocks.0.w",
-        "model.visual.blocks.1.w",
+        "model.layers.2.eh_proj.weight",
+        "mtp.fc.weight",
         "multi_modal_projector.w",
     ]
     header = {name: tensor("F32", (1,), (4 * i, 4 * i + 4)) for i, name in enumerate(names)}
-    (tmp_path / "model.safetensors").write_bytes(safetensors(header, b"\0" * 16))
-    (found,) = weights_findings(tmp_path)
-    assert found.code == "plan.tower" and found.what.startswith("3 tensors") and "model.visual" in found.found
+    (tmp_path / "model.safetensors").write_bytes(safetensors(header, b"\0" * 24))
+    assert weights_findings(tmp_path) == []
+    shape = trained_shape({**LLAMA, "num_hidden_layers": 2}, "c")
+    found = with_carried(shape, tmp_path)
+    assert (found.carried, found.carried_bytes) == (4, 16)
+
+
+def test_a_composite_is_read_as_its_language_model() -> None:
+    text = {k: v for k, v in LLAMA.items() if k != "model_type"} | {"num_key_value_heads": 4}
+    whole = {"model_type": "qwen2_5_vl", "vision_config": {"depth": 1}, "tie_word_embeddings": True}
+    for config in ({**whole, "text_config": {**text, "model_type": "qwen2_5_vl_text"}}, {**text, **whole}):
+        shape = trained_shape({**config, "architectures": ["Qwen2_5_VLForConditionalGeneration"]}, "c")
+        assert shape.model_type == "qwen2" and shape.tied
+    inner = {**text, "model_type": "gemma3n_text"}
+    assert code_of({"model_type": "gemma3n", "text_config": inner, "vision_config": {"a": 1}}) == [
+        "plan.tower"
+    ]
 
 
 def test_documents_that_a_family_cannot_keep_apart_get_a_row_each() -> None:

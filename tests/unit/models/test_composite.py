@@ -1,0 +1,144 @@
+"""The language model within a model with a vision tower: the same logits, and nothing else is lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from model_families import Source
+from safetensors.torch import load_file
+from whole_models import whole_config
+
+from paceline.checkpoint.carried import carried_state
+from paceline.checkpoint.export import export_hf
+from paceline.checkpoint.store import Checkpointer
+from paceline.config.sections.model import ModelSection
+from paceline.core.errors import CheckpointError, ConfigError
+from paceline.core.rundir import RunDir
+from paceline.models.adapters import Adapter
+from paceline.models.composite import class_of_whole
+from paceline.models.factory import HFModelFactory
+from paceline.plan.codec import to_json
+from paceline.plan.model.composite import COMPOSITES
+from paceline.plan.model.read_shape import shape_of
+from paceline.plan.parts import AdapterSpec
+from paceline.protocols.roles import Role
+from paceline.protocols.shard import Shard
+from tests.unit.checkpoint.checkpoint_samples import OneRank
+
+FEW = ("gemma3", "qwen2_5_vl", "qwen3_5", "qwen3_vl_moe")
+EVERY = [pytest.param(k, marks=() if k in FEW else pytest.mark.slow) for k in COMPOSITES]
+
+
+def _saved(kind: str, place: Path) -> Any:
+    config = whole_config(kind)
+    torch.manual_seed(0)
+    whole = class_of_whole(config)(config).eval()
+    whole.save_pretrained(place)
+    (place / "preprocessor_config.json").write_text('{"size": 28}')
+    return whole
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_logits_of_a_text_are_those_of_the_whole(kind: str, tmp_path: Path) -> None:
+    whole = _saved(kind, tmp_path)
+    module = HFModelFactory(Source(name_or_path=str(tmp_path)), attention="sdpa")().eval()
+    ids = torch.randint(3, 80, (2, 9))
+    with torch.no_grad():
+        found, expected = (model(input_ids=ids).logits for model in (module.hf, whole))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert "not trained, copied unchanged" in module.notes()["tensors"] or kind == "gemma4"
+    build = HFModelFactory(Source(name_or_path=str(tmp_path)))
+    found = build.account()
+    assert found is not None and not found.found.refused
+    assert build.saved_config["architectures"] == [type(whole).__name__]
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "qwen2_5_vl"])
+def test_the_plan_counts_what_is_carried(kind: str, tmp_path: Path) -> None:
+    _saved(kind, tmp_path)
+    source = ModelSection(name_or_path=str(tmp_path))
+    shape, found = shape_of(source), HFModelFactory(source).account()
+    assert shape is not None and found is not None
+    spans = [found.stored[n].span for n in found.carried]
+    assert (shape.carried, shape.carried_bytes) == (len(spans), sum(b - a for a, b in spans))
+    trained = HFModelFactory(source)()
+    assert shape.num_parameters == sum(p.numel() for p in trained.parameters())
+
+
+def _trained(folder: Path, run: Path, spec: AdapterSpec | None = None) -> Path:
+    """A checkpoint of the folder's language model, every trained weight moved."""
+    build = HFModelFactory(Source(name_or_path=str(folder)), adapter=spec)
+    module, found = build(), build.account()
+    assert found is not None
+    tensors = [("param", n, p.detach() + 0.125) for n, p in module.plain_named_parameters()]
+    tensors += [("buffer", n, b) for n, b in module.plain_named_buffers()]
+    shards = [Shard("policy", n, kind, tuple(t.shape), (0,) * t.ndim, t) for kind, n, t in tensors]
+    state: dict[str, Any] = {"carried": carried_state(folder, str(folder), None, found.carried)}
+    files = {"config.json": json.dumps(build.saved_config).encode()}
+    if isinstance(module.adapter, Adapter):
+        state |= {"adapter": to_json(module.adapter.spec), "base_model": dict(module.adapter.base)}
+        state["config"] = {"model": {"name_or_path": str(folder)}, "training": {}}
+        files["adapter_config.json"] = json.dumps(dict(module.adapter.peft)).encode()
+    return Checkpointer(RunDir.at(run), OneRank(), None).save(1, shards, state, files)
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype == b.dtype and torch.equal(a.flatten().view(torch.uint8), b.flatten().view(torch.uint8))
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_an_export_is_the_whole_with_the_language_model_trained(kind: str, tmp_path: Path) -> None:
+    whole = _saved(kind, tmp_path / "base")
+    export_hf(_trained(tmp_path / "base", tmp_path / "run"), tmp_path / "out")
+    before, after = (load_file(tmp_path / f / "model.safetensors") for f in ("base", "out"))
+    assert set(before) == set(after)
+    build = HFModelFactory(Source(name_or_path=str(tmp_path / "base")))
+    found = build.account()
+    assert found is not None
+    carried = set(found.carried)
+    assert all(_same(before[n], after[n]) == (n in carried) for n in before)
+    told, was = (json.loads((tmp_path / f / "config.json").read_text()) for f in ("out", "base"))
+    assert {k: v for k, v in told.items() if was.get(k) != v} == {}
+    assert (tmp_path / "out/preprocessor_config.json").read_text() == '{"size": 28}'
+    again = type(whole).from_pretrained(tmp_path / "out").state_dict()
+    text = HFModelFactory(Source(name_or_path=str(tmp_path / "out")))().hf.state_dict()
+    assert sum(any(torch.equal(t, o) for o in again.values()) for t in text.values()) == len(text)
+
+
+def test_an_adapter_leaves_merged_into_the_whole(tmp_path: Path) -> None:
+    _saved("qwen2_5_vl", tmp_path / "base")
+    spec = AdapterSpec(r=2, alpha=4.0, target_modules=("q_proj", "v_proj"))
+    saved = _trained(tmp_path / "base", tmp_path / "run", spec)
+    with pytest.raises(CheckpointError, match=r"export.adapter[\s\S]*--merge"):
+        export_hf(saved, tmp_path / "out")
+    assert export_hf(saved, tmp_path / "out", merge=True).load_checked
+    before, after = (load_file(tmp_path / f / "model.safetensors") for f in ("base", "out"))
+    moved = {n for n in before if not _same(before[n], after[n])}
+    assert set(before) == set(after)
+    assert moved and all(
+        n.startswith("model.layers.") and n.endswith(("q_proj.weight", "v_proj.weight")) for n in moved
+    )
+
+
+def test_a_tower_that_lacks_a_tensor_is_refused_by_name(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    _saved("gemma3", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = next(n for n in tensors if "vision_tower" in n)
+    del tensors[name]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"models.missing_weights[\s\S]*vision_tower"):
+        HFModelFactory(Source(name_or_path=str(tmp_path)))()
+
+
+def test_a_reward_model_is_of_the_language_model_alone(tmp_path: Path) -> None:
+    _saved("qwen2_5_vl", tmp_path)
+    build = HFModelFactory(Source(name_or_path=str(tmp_path)), Role.REWARD)
+    assert "left out" in build().notes()["tensors"]
+    assert build.saved_config["architectures"] == ["Qwen2ForSequenceClassification"]
+    assert build.saved_config["model_type"] == "qwen2"
