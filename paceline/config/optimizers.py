@@ -47,7 +47,8 @@ class Optimizer:
     hidden layers by Muon, with one moment, and other parameters as ``moment_bytes`` says;
     ``averaged``: evaluation, generation and saves take averaged weights, and no schedule goes beside it;
     ``compiles``: its step is compiled once for each shape of a tensor; ``float64``: computes in float64 where
-    the weights are; ``largest_rate``: a learning rate above it is a mistake (an adaptive step moves each
+    the weights are; ``rounds``: keeps the weights in bfloat16 alone and rounds each update stochastically;
+    ``largest_rate``: a learning rate above it is a mistake (an adaptive step moves each
     weight by about the rate, and weights are about 0.02).
     """
 
@@ -68,6 +69,7 @@ class Optimizer:
     averaged: bool = False
     compiles: bool = False
     float64: bool = True
+    rounds: bool = False
     largest_rate: float = 0.3
 
 
@@ -168,6 +170,16 @@ BUILT: dict[str, Optimizer] = {
     "lion_8bit": _bnb("Lion", 1, 8),
     "paged_lion_32bit": _bnb("Lion", 1, 32, "lion_32bit"),
     "paged_lion_8bit": _bnb("Lion", 1, 8, "lion_8bit"),
+    "adamw_bf16_rounding": Optimizer(
+        "paceline.strategies.rounded_adamw:RoundedAdamW",
+        {"betas": "betas", "eps": "size", "seed": "whole"},
+        optimizer_bytes.fp32_moments(2),
+        takes=_BETAS_EPS,
+        splits=frozenset({StateSplit.WHOLE, StateSplit.SHARDS}),
+        splits_why="its weights in bfloat16 have no fp32 masters, which this strategy keeps",
+        float64=False,
+        rounds=True,
+    ),
     "muon": Optimizer(
         "paceline.strategies.muon:MuonWithAdamW",
         {

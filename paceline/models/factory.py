@@ -84,7 +84,7 @@ class HFModelFactory:
     vocab_size    rows the tokenizer needs (None: leave the embedding as it is)
     seed          of the initial weights, and of new rows; equal on all ranks
     attention     ``auto``, ``paceline`` or a Transformers name
-    master_dtype  of the parameters: fp32, or fp64 for verification
+    master_dtype  of the parameters: fp32, fp64 for verification, or bf16, which they then compute in as well
     frozen        nothing is trained: low-precision copies, if any, replace the fp32 masters
     recompute_keeps  kinds of operators whose outputs recomputation keeps (``plan.recomputation``)
     temperature   log-probabilities and entropies are those of softmax(logits / temperature)
@@ -196,13 +196,15 @@ class HFModelFactory:
             hf,
             choice,
             self._compute_dtype,
-            options.engine_casts,
+            options.engine_casts or self._master_dtype == torch.bfloat16,
             adapter,
             self._temperature,
             self._chunk_bytes,
         )
         if self.tensors is not None:
             module.note("tensors", self.tensors.message)
+        if self._master_dtype == torch.bfloat16:
+            module.note("precision", "bfloat16 weights and activations, no fp32 master weights")
         if self._recompute:
             enable_recompute(hf, module.slot, self._recompute_keeps)
         if self._compile:
@@ -213,6 +215,11 @@ class HFModelFactory:
         """Bring the model to ``device`` in the masters' dtype and swap kernels. Frozen weights that are kept
         there in low precision alone come so: then kernels are swapped, and probed, on the host.
         """
+        if self._master_dtype == torch.bfloat16:  # the weights alone: buffers, such as frequencies, stay fp32
+            weights = frozenset(id(p) for p in hf.parameters())
+            arrive(hf, device, torch.float32, weights, torch.bfloat16)
+            self.swap_kernels(hf, options)
+            return
         low = self._compute_dtype in (torch.bfloat16, torch.float16) and not options.engine_casts
         frozen = self.frozen or self._adapter is not None
         if device.type == "meta" or not (low and frozen):

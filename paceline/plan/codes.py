@@ -371,6 +371,11 @@ PLAN_QUANTISED_STRATEGY = Code(
     " adapters on unquantised weights.",
 )
 
+PREC_BF16_WEIGHTS = Code(
+    "prec.bf16_weights",
+    "Weights in bfloat16 without float32 masters are trained in full, computed in bf16, by single, ddp or"
+    " fsdp without other axes.",
+)
 PREC_FULL_EVAL = Code(
     "prec.full_eval",
     "Evaluation computes with the same copies of the weights as training. bf16_full_eval and"

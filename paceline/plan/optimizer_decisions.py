@@ -23,6 +23,11 @@ def _reasons(
 ) -> Iterator[str]:
     if known.fixed.get("fused"):
         yield "one kernel for all parameters, on this device as well"
+    if known.rounds:
+        yield (
+            "weights and gradients in bfloat16, no fp32 masters: 12 bytes a parameter with the fp32 moments"
+            " instead of 18; each update is rounded stochastically, so that none is lost on average"
+        )
     if known.orthogonalises:
         yield (
             "Muon updates the matrices of hidden layers (fused experts one by one), AdamW the embeddings, the"

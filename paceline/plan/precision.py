@@ -1,4 +1,6 @@
-"""Choose dtypes: fp32 master weights always; the compute dtype by what the device does in hardware."""
+"""Choose dtypes: fp32 master weights, or bf16 ones that are rounded stochastically; the compute dtype by what
+the device does in hardware.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,14 @@ from paceline.plan.plan import Precision
 _DTYPES = {"no": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
-def choose_precision(requested: str, hardware: Hardware, master: str = "float32") -> Precision:
+def choose_precision(
+    requested: str, hardware: Hardware, master: str = "float32", *, rounds: bool = False
+) -> Precision:
     """Return the precision for ``auto``, ``no``, ``fp16`` or ``bf16``.
 
     The config rules refuse what the device cannot do. ``master`` float64 (``model.dtype``) computes
-    everything in float64: for comparing strategies, not for training.
+    everything in float64: for comparing strategies, not for training. ``rounds``: the optimizer keeps the
+    weights in bfloat16 alone.
     """
     if master == "float64":
         return Precision("float64", "float64", "float64", False, "model.dtype: float64")
@@ -31,7 +36,8 @@ def choose_precision(requested: str, hardware: Hardware, master: str = "float32"
                 f"{hardware.device_name} has no instructions for it: correct, but hardly faster than float32"
             )
         reason = f"requested; {how}"
-    return Precision(_DTYPES[word], "float32", "float32", word == "fp16", reason)
+    kept = "bfloat16" if rounds and word == "bf16" else "float32"
+    return Precision(_DTYPES[word], kept, "float32", word == "fp16", reason)
 
 
 def _auto(hardware: Hardware) -> tuple[str, str]:

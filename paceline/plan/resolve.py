@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from paceline.config.foreign.deepspeed import batch_of
@@ -17,6 +17,7 @@ from paceline.core.tables import CHOOSERS
 from paceline.plan.adapter import adapter_of, check_adapter
 from paceline.plan.algorithms.rollout import RolloutSizes, check_rollout, rollout_sizes
 from paceline.plan.batch import BatchSplit, split_batch
+from paceline.plan.bf16_weights import check_bf16_weights, rounds
 from paceline.plan.expert_adapters import check_expert_adapters
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.family_strategy import check_family
@@ -81,7 +82,9 @@ def resolve(chosen: StrategyChoice | None, job: Job, found: list[Diagnostic]) ->
     training, hardware = job.training, job.hardware
     adapter = attempt(lambda: adapter_of(job.lora), found)
     args = attempt(lambda: parse_optim_args(training.optim_args), found)
-    precision = choose_precision(training.mixed_precision, hardware, job.config.model.dtype)
+    precision = choose_precision(
+        training.mixed_precision, hardware, job.config.model.dtype, rounds=rounds(training.optim)
+    )
     optimizer = OptimizerSpec(
         name=training.optim,
         learning_rate=training.learning_rate,
@@ -92,6 +95,8 @@ def resolve(chosen: StrategyChoice | None, job: Job, found: list[Diagnostic]) ->
     )
     if chosen is not None and training.distributed_strategy in CHOOSERS:
         attempt(lambda: check_chosen(chosen, optimizer, compiled=training.torch_compile), found)
+    if precision.master == "bfloat16" and chosen and not strategy_spec(chosen.strategy).shards_weights:
+        precision = replace(precision, reduce="bfloat16")  # gradients are the weights' dtype
     found += check_full_eval(training, precision)
     engine = None
     if chosen is not None and not any(d.code.startswith("plan.world") for d in found):
@@ -105,6 +110,8 @@ def resolve(chosen: StrategyChoice | None, job: Job, found: list[Diagnostic]) ->
     if engine is not None:
         found += check_family(job.shape, engine.mesh)
         found += check_router_loss(job.shape, training, engine.mesh)
+    strategy, mesh = (chosen.strategy if chosen else None), (engine.mesh if engine else None)
+    found += check_bf16_weights(optimizer, precision, adapter, strategy, mesh)
     rollout = None
     if engine is not None and job.algorithm.on_policy:
         rollout = rollout_sizes(job.algorithm, training, engine.batch)
@@ -119,6 +126,8 @@ def _arguments_of(training: TrainingSection, precision: Precision) -> JsonObject
     known, found = BUILT.get(training.optim), dict[str, Json]()
     if known is not None and "warmup_steps" in known.takes and training.warmup_steps >= 1:
         found["warmup_steps"] = int(training.warmup_steps)
+    if known is not None and known.rounds:
+        found["seed"] = training.seed
     if known is not None and known.orthogonalises:
         low = precision.compute in ("bfloat16", "float16")
         found["ns_dtype"] = "bfloat16" if low else "float32"

@@ -5,6 +5,7 @@ moments.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property
@@ -34,6 +35,7 @@ from paceline.strategies.handle import Handle
 from paceline.strategies.muon import MuonWithAdamW
 from paceline.strategies.norms import squares
 from paceline.strategies.optimizer import build_optimizer
+from paceline.strategies.rounded_adamw import RoundedAdamW
 from paceline.strategies.sharded_state import ShardedHandle, blocks_of
 from paceline.strategies.sharding import Dtypes, Units, shard
 
@@ -105,6 +107,12 @@ class FSDP(Strategy):
             handle.optimizer = build_optimizer(optimizer, handle.named())
             if isinstance(handle.optimizer, MuonWithAdamW):
                 handle.optimizer.cut = {block.local: block for block in handle.blocks}
+            if isinstance(handle.optimizer, RoundedAdamW):
+                handle.optimizer.first = {
+                    block.local: block.offsets[0] * math.prod(block.global_shape[1:])
+                    for block in handle.blocks
+                    if block.global_shape
+                }
             handle.scaler = (
                 torch.amp.GradScaler(self.world.device.type) if self.plan.precision.scaler else None
             )

@@ -20,9 +20,14 @@ def squares(gradients: Sequence[Tensor]) -> Tensor:
     the last bits.
     """
     if gradients[0].device.type != "cpu":
-        norms = torch._foreach_norm(list(gradients), 2.0)
+        norms = torch._foreach_norm(list(map(_summable, gradients)), 2.0)
         return torch.stack([n.to(sum_dtype(gradients[0].device)) for n in norms]).square()
-    return torch.stack([_square(g.detach().reshape(-1)) for g in gradients])
+    return torch.stack([_square(_summable(g.detach().reshape(-1))) for g in gradients])
+
+
+def _summable(gradient: Tensor) -> Tensor:
+    """16 bits are too few for a sum of squares."""
+    return gradient.float() if gradient.dtype in (torch.bfloat16, torch.float16) else gradient
 
 
 def _square(flat: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -121,3 +122,22 @@ def nll_gradient(raw: Tensor, labels: Tensor, scale: float, softcap: float) -> t
         CAPPED=softcap != 0.0, BLOCK=min(COLUMNS, power_of_two(columns)), num_warps=8,
     )  # fmt: skip
     return nll, best
+
+
+def adamw_rounded(
+    weight: Tensor,
+    grad: Tensor,
+    mean: Tensor,
+    square: Tensor,
+    numbers: Sequence[float],
+    keys: Sequence[int],
+    first: int,
+) -> None:
+    """See ``reference.adamw_rounded``. All but ``grad`` must be contiguous, as they are written to."""
+    from paceline.models.row_kernels import triton_source
+
+    assert weight.is_contiguous() and mean.is_contiguous() and square.is_contiguous()
+    size = weight.numel()
+    triton_source.adamw_rounded[(-(-size // BLOCK),)](
+        weight, grad.contiguous(), mean, square, size, first, *keys, *numbers, BLOCK=BLOCK
+    )

@@ -4,6 +4,8 @@ meta tensors. None has a derivative of its own: they are called inside autograd 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -49,6 +51,19 @@ def nll_gradient(raw: Tensor, labels: Tensor, scale: float, softcap: float) -> t
     return torch.ops.paceline.nll_gradient(raw, labels, scale, softcap)  # type: ignore[no-any-return]
 
 
+def adamw_rounded(
+    weight: Tensor,
+    grad: Tensor,
+    mean: Tensor,
+    square: Tensor,
+    numbers: Sequence[float],
+    keys: Sequence[int],
+    first: int,
+) -> None:
+    """AdamW's step on bf16 weights, in place, rounded stochastically: see ``reference.adamw_rounded``."""
+    torch.ops.paceline.adamw_rounded(weight, grad, mean, square, numbers, keys, first)
+
+
 def _rms_norm_shapes(x: Tensor, weight: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor]:
     rows = x.numel() // x.shape[-1]
     return x.new_empty(x.shape), x.new_empty(rows, dtype=torch.float32)
@@ -76,6 +91,10 @@ def _rotary_shapes(
 
 def _nll_gradient_shapes(raw: Tensor, labels: Tensor, scale: float, softcap: float) -> tuple[Tensor, Tensor]:
     return raw.new_empty(raw.shape[0], dtype=torch.float32), labels.new_empty(labels.shape)
+
+
+def _nothing(*_: object) -> None:
+    return None
 
 
 for _schema, _on_device, _on_cpu, _shapes in (
@@ -110,6 +129,13 @@ for _schema, _on_device, _on_cpu, _shapes in (
         launch.nll_gradient,
         reference.nll_gradient,
         _nll_gradient_shapes,
+    ),
+    (
+        "adamw_rounded(Tensor(a!) weight, Tensor grad, Tensor(b!) mean, Tensor(c!) square, float[] numbers,"
+        " int[] keys, int first) -> ()",
+        launch.adamw_rounded,
+        reference.adamw_rounded,
+        _nothing,
     ),
 ):
     _LIBRARY.define(_schema)  # type: ignore[no-untyped-call]

@@ -5,6 +5,8 @@ input, rounded once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -77,6 +79,48 @@ def nll_gradient(raw: Tensor, labels: Tensor, scale: float, softcap: float) -> t
         derivative = derivative * (1.0 - (logits / softcap).square())
     raw.copy_(derivative * scale)
     return nll, best
+
+
+def adamw_rounded(
+    weight: Tensor,
+    grad: Tensor,
+    mean: Tensor,
+    square: Tensor,
+    numbers: Sequence[float],
+    keys: Sequence[int],
+    first: int,
+) -> None:
+    """AdamW's step on ``weight`` (bf16, contiguous) and its moments (fp32), in place; the new weight is
+    rounded stochastically. ``numbers``: decay factor, rate over 1 - beta1^t, 1/sqrt(1 - beta2^t), betas, eps.
+    """
+    decay, rate, root, beta1, beta2, eps = numbers
+    given = _wide(grad)
+    mean.add_(given - mean, alpha=1 - beta1)
+    square.mul_(beta2).addcmul_(given, given, value=1 - beta2)
+    exact = _wide(weight) * decay - rate * mean / (square.sqrt() * root + eps)
+    weight.copy_(rounded(exact, keys, first))
+
+
+def rounded(exact: Tensor, keys: Sequence[int], first: int) -> Tensor:
+    """fp32 -> one of the two bf16 numbers beside each element, by noise of ``keys`` and its place: a bf16
+    number is an fp32 one whose lower 16 bits are 0, and noise of 16 bits carries into the upper ones with the
+    probability that the lower ones say.
+    """
+    noise = _noise(exact.numel(), keys, first, exact.device).view(exact.shape)
+    bits = exact.contiguous().view(torch.int32)
+    return ((bits + noise) & -0x10000).view(torch.float32).bfloat16()
+
+
+def _noise(count: int, keys: Sequence[int], first: int, device: torch.device) -> Tensor:
+    """int32 [count] from 0 to 65535: MurmurHash3's finaliser of place and key, and half of it again."""
+    low = (first & 0xFFFFFFFF) - ((first & 0x80000000) << 1)
+    x = torch.arange(count, dtype=torch.int32, device=device) + low
+    x = x ^ keys[0]
+    x = (x ^ (x >> 16 & 0xFFFF)) * -2048144789
+    x = (x ^ (x >> 13 & 0x7FFFF)) * -1028477387
+    x = (x ^ (x >> 16 & 0xFFFF)) + keys[1]
+    x = (x ^ (x >> 15 & 0x1FFFF)) * -2048144789
+    return (x ^ (x >> 16 & 0xFFFF)) & 0xFFFF
 
 
 def _activation(value: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:

@@ -184,3 +184,44 @@ def nll_gradient(raw, label, nll, best, columns, scale, softcap, CAPPED: tl.cons
         if CAPPED:
             derivative *= 1.0 - (value / softcap) * (value / softcap)
         tl.store(raw + column, derivative.to(raw.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["first", "key", "other"])
+def adamw_rounded(
+    weight,
+    grad,
+    mean,
+    square,
+    size,
+    first,
+    key,
+    other,
+    decay,
+    rate,
+    root,
+    beta1,
+    beta2,
+    eps,
+    BLOCK: tl.constexpr,
+):
+    """AdamW's step over ``size`` elements, in place; the new weight (bf16) is rounded by noise of its place
+    ``first`` + i and the two keys: see ``reference.adamw_rounded``.
+    """
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    given = tl.load(grad + at, mask=inside, other=0.0).to(tl.float32)
+    average = tl.load(mean + at, mask=inside, other=0.0)
+    average += (1 - beta1) * (given - average)
+    squares = tl.load(square + at, mask=inside, other=0.0) * beta2 + (1 - beta2) * given * given
+    tl.store(mean + at, average, mask=inside)
+    tl.store(square + at, squares, mask=inside)
+    exact = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32) * decay
+    exact -= rate * average / (tl.sqrt(squares) * root + eps)
+    x = (at + first).to(tl.uint32) ^ key.to(tl.uint32)
+    x = (x ^ (x >> 16)) * 0x85EBCA6B
+    x = (x ^ (x >> 13)) * 0xC2B2AE35
+    x = (x ^ (x >> 16)) + other.to(tl.uint32)
+    x = (x ^ (x >> 15)) * 0x85EBCA6B
+    noise = (x ^ (x >> 16)) & 0xFFFF
+    bits = (exact.to(tl.uint32, bitcast=True) + noise) & 0xFFFF0000
+    tl.store(weight + at, bits.to(tl.float32, bitcast=True).to(weight.dtype.element_ty), mask=inside)

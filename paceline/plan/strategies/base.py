@@ -61,7 +61,8 @@ class StrategySpec:
     compiled by torch.compile (empty: it can). ``state_split``: how the optimizer's state is split over
     ranks. ``whole_rows``: every rank runs unsharded layers on full rows. ``stages``: the model is
     split into pipeline stages. ``score_axes``: mesh axes over which log-probabilities of full answers
-    and generation are supported. ``float64``: supports float64. ``loss_scale``: supports fp16 loss
+    and generation are supported. ``float64``: supports float64. ``bf16_masters``: supports weights
+    in bfloat16 without fp32 masters. ``loss_scale``: supports fp16 loss
     scaling. ``engine_casts``: the engine casts weights to the compute dtype. ``needs_group``: needs a
     process group even in one process. ``gradient_buffers``: gradients are allocated with the model,
     not in the first backward. ``simulated``, ``not_simulated``: how much torch runs without real
@@ -91,6 +92,7 @@ class StrategySpec:
     stages: bool = False
     score_axes: frozenset[str] = frozenset()
     float64: bool = True
+    bf16_masters: bool = False
     loss_scale: bool = True
     engine_casts: bool = False
     needs_group: bool = False

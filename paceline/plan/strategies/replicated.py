@@ -67,7 +67,14 @@ class Threads(Replicated):
         return None
 
 
-SINGLE = Replicated("single", axes=frozenset(), one_process=True, state_form=TORCH, simulated=Simulated.ALL)
+SINGLE = Replicated(
+    "single",
+    axes=frozenset(),
+    one_process=True,
+    bf16_masters=True,
+    state_form=TORCH,
+    simulated=Simulated.ALL,
+)
 DATA_PARALLEL = Threads(
     "data_parallel",
     axes=frozenset(),
@@ -84,6 +91,7 @@ DDP = Averaged(
         {"ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph"}
     ),
     alone="single",
+    bf16_masters=True,
     gradient_buffers=True,
     state_form=TORCH,
     simulated=Simulated.MODULE_AND_STATES,

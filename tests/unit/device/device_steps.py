@@ -174,6 +174,7 @@ def prepared(config: Config, plan: Plan, device: torch.device) -> tuple[Strategy
             compute_dtype=getattr(torch, plan.precision.compute),
             attention=plan.attention,
             recompute=plan.recompute,
+            master_dtype=getattr(torch, plan.precision.master),
             device=device,
             **changed,
         )

@@ -49,6 +49,8 @@ def cases(chance: random.Random, dtype: torch.dtype) -> Iterator[Case]:
     for softcap in (0.0, 30.0):
         for columns in (chance.randint(2, 900), 9000):
             yield from _nll(chance.randint(1, 6), columns, dtype, chance.choice((1.0, 0.25)), softcap)
+    for first in (0, chance.randint(1, 9), 2**31 + chance.randint(1, 9)):
+        yield _rounded(chance.randint(1, 5000), dtype, first)
 
 
 def _norms(rows: int, width: int, offset: float, dtype: torch.dtype, *, same: bool) -> Iterator[Case]:
@@ -121,6 +123,22 @@ def _nll(rows: int, columns: int, dtype: torch.dtype, scale: float, softcap: flo
     name = f"nll_gradient {rows}x{columns} {scale} {softcap}"
     ones = torch.ones(rows)
     yield name, (nll, became), _derived(loss, ones, raw), _derived(loss, ones.double(), raw.double())
+
+
+def _rounded(size: int, dtype: torch.dtype, first: int) -> Case:
+    """Moments against fp64's; the weights are the reference's but where fp32's last digit decides."""
+    numbers, keys = [0.999, 2e-2, 1.3, 0.9, 0.95, 1e-8], [-123456789, 987654321]
+    weight, grad = torch.randn(size).bfloat16(), _random(size, dtype=dtype)
+    moments = [torch.randn(size), torch.rand(size)]
+    ours, theirs = ([weight.clone(), *(m.clone() for m in moments)] for _ in range(2))
+    exact = [m.double() for m in moments]
+    launch.adamw_rounded(ours[0], grad, *ours[1:], numbers, keys, first)
+    reference.adamw_rounded(theirs[0], grad, *theirs[1:], numbers, keys, first)
+    assert int((ours[0] != theirs[0]).sum()) <= 2 + size // 1000, "weights"
+    assert not torch.equal(ours[0], weight)
+    wide = grad.double()
+    exact = [exact[0] + 0.1 * (wide - exact[0]), exact[1] * 0.95 + 0.05 * wide * wide]
+    return f"adamw_rounded {size} {first}", tuple(ours[1:]), tuple(theirs[1:]), tuple(exact)
 
 
 def _derived(function: object, grad: Tensor, *inputs: Tensor) -> Outputs:

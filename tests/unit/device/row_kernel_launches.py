@@ -116,3 +116,9 @@ def launches(dtype: torch.dtype) -> Iterator[tuple[str, Launch]]:
         for softcap in (0.0, 30.0):
             [one] = launched(lambda r=raw, y=labels, c=softcap: launch.nll_gradient(r, y, 1.0, c))
             yield f"nll_gradient {columns} {softcap}", one
+    weight, moment = made(4096, dtype=torch.bfloat16), made(4096, dtype=torch.float32)
+    for first in (3, 2**33):
+        [one] = launched(
+            lambda f=first: launch.adamw_rounded(weight, x[0, :4096], moment, moment, [0.5] * 6, [-5, 7], f)
+        )
+        yield f"adamw_rounded {first}", one

@@ -149,6 +149,7 @@ FSDP = Fsdp(
     sharding="full_shard",
     shards_weights=True,
     whole_modules=False,
+    bf16_masters=True,
     state_split=StateSplit.SHARDS,
     score_axes=frozenset({"tp"}),
     state_form=TORCH,

@@ -1,0 +1,91 @@
+"""AdamW over weights that are kept in bfloat16 alone: each update is rounded stochastically."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+from torch import nn
+
+from paceline.models import kernel_choice
+from paceline.models.device_facts import device_capability
+from paceline.models.row_kernels import operators, reference
+
+_MASK = (1 << 64) - 1
+
+
+class RoundedAdamW(torch.optim.Optimizer):
+    """AdamW (Loshchilov and Hutter 2019) in fp32 with fp32 moments; the new weight is rounded to one of the
+    two bfloat16 numbers beside it, to each with the probability that makes its expectation exact (Zamirai et
+    al. 2020, arXiv:2010.06192). Rounded to the nearest, an update of less than 1/512 of a weight is lost.
+
+    The noise is a function of ``seed``, the parameter's place, its step and the element's place in the whole
+    tensor (``first``: where a rank's shard begins): the same on every mesh and after a resume.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[dict[str, object]],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        self.seed = seed
+        self.first: Mapping[nn.Parameter, int] = {}
+        every = [p for group in self.param_groups for p in group["params"]]
+        self._places = {p: place for place, p in enumerate(every)}
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Make one step over all parameters that have a gradient."""
+        loss = closure() if closure is not None else None
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._step_one(parameter, group)
+        return loss
+
+    def _step_one(self, parameter: nn.Parameter, group: Mapping[str, object]) -> None:
+        state = self.state[parameter]
+        if "step" not in state:
+            state["step"] = torch.zeros((), dtype=torch.float32)
+            for name in ("exp_avg", "exp_avg_sq"):
+                state[name] = torch.zeros_like(parameter, dtype=torch.float32)
+        state["step"] += 1
+        step, betas = int(state["step"]), group["betas"]
+        assert isinstance(betas, (tuple, list)) and parameter.grad is not None
+        rate, decay = float(str(group["lr"])), float(str(group["weight_decay"]))
+        numbers = [
+            1 - rate * decay,
+            rate / (1 - betas[0] ** step),
+            (1 - betas[1] ** step) ** -0.5,
+            betas[0],
+            betas[1],
+            float(str(group["eps"])),
+        ]
+        if not parameter.numel():  # a rank's empty shard
+            return
+        keys = noise_keys(self.seed, self._places[parameter], step)
+        kernel = operators if _has_kernel(parameter.device) else reference
+        kernel.adamw_rounded(
+            parameter.detach(), parameter.grad, state["exp_avg"], state["exp_avg_sq"], numbers, keys,
+            self.first.get(parameter, 0),
+        )  # fmt: skip
+
+
+def _has_kernel(device: torch.device) -> bool:
+    return device_capability(device) is not None and not kernel_choice.triton_missing(device)
+
+
+def noise_keys(seed: int, place: int, step: int) -> list[int]:
+    """Return two numbers of 32 bits, as signed ones (SplitMix64 of Steele et al. 2014)."""
+    value = 0
+    for part in (seed, place, step):
+        value = (value + part + 0x9E3779B97F4A7C15) & _MASK
+        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+        value ^= value >> 31
+    return [half - (1 << 32) if half >> 31 else half for half in (value >> 32, value & 0xFFFFFFFF)]
