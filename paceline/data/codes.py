@@ -184,6 +184,11 @@ DATA_COLUMN_UNKNOWN = Code(
     "Under columns: the left side is a column of a format (prompt, completion, messages, …) and the"
     " right side its name in the data. No format has the column on the left.",
 )
+DATA_NOT_WRITTEN = Code(
+    "data.not_written",
+    "The chat template leaves a field of the rows out, so the model will not see it: reasoning of earlier"
+    " turns, ids of calls, names. Another model.chat_template may write it.",
+)
 DATA_UNKNOWN_FIELD = Code(
     "data.unknown_field",
     "data.strict is set, and a row or a turn has a field that nothing reads. Rename it to one that is read,"

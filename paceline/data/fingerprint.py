@@ -28,6 +28,7 @@ _CODE = (  # and every module of kinds/
     "formats",
     "guess",
     "left_out",
+    "renderer",
     "rendering",
     "sandbox",
     "schemas",

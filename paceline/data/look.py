@@ -24,6 +24,7 @@ from paceline.data.locate import SAVED
 from paceline.data.looking import LOOKED_AT, DataSet, find_sets, look
 from paceline.data.problems import Problem
 from paceline.data.settle import idle_options, no_template
+from paceline.data.template_look import look_through
 from paceline.data.tokenizer import template_text, tokenizer_files, tokenizer_folder
 from paceline.rules import codes as rules_codes
 
@@ -37,11 +38,12 @@ _TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_temp
 
 
 def look_at_sets(
-    data: DataSection, reading: Reading, *, saved: bool = False
+    data: DataSection, reading: Reading, *, saved: bool = False, model: ModelSection | None = None
 ) -> tuple[frozenset[str], list[Diagnostic]]:
     """Check every data set of ``data.train`` and ``data.eval``; return (formats of the rows, findings).
 
-    ``saved``: check only those written by the ``datasets`` library, which has to be imported for them.
+    ``saved``: check only those written by the ``datasets`` library, which has to be imported for them;
+    ``model``: look at the first rows through its chat template, too.
     """
     formats: set[str] = set()
     found: list[Diagnostic] = []
@@ -54,6 +56,9 @@ def look_at_sets(
                     looked = look(data_set, reading)
                     formats.add(looked.shape.format)
                     wrong = refused_rows(looked, reading) if data.on_bad_row == "refuse" else []
+                    if model is not None and not wrong:
+                        refuses = data.on_bad_row == "refuse"
+                        wrong = list(look_through(model, data_set, reading, refuses=refuses))
                     found += (_at(key, section, finding) for finding in wrong)
             except DataError as error:
                 found += (_at(key, section, finding) for finding in error.diagnostics)

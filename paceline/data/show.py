@@ -54,6 +54,9 @@ def _turn_lines(document: ShownDocument) -> Iterator[str]:
         tokens = sum(piece.tokens for piece in own)
         loss = sum(piece.tokens for piece in own if piece.has_loss)
         yield f"  turn {turn + 1:<3} {role:<10} {tokens:>6,} tokens, {loss:>6,} with loss"
+    rest = sum(piece.tokens for piece in document.pieces if piece.turn is None)
+    if document.roles and rest:
+        yield f"  {'outside of the turns':<19} {rest:>6,} tokens"
 
 
 def _coloured(document: ShownDocument, *, colour: bool) -> Iterator[str]:
@@ -67,22 +70,22 @@ def _coloured(document: ShownDocument, *, colour: bool) -> Iterator[str]:
 
 def total_lines(totals: Totals) -> Iterator[str]:
     """Yield the totals as text."""
-    skipped = ", ".join(f"{count:,} {meaning_of(reason)}" for reason, count in totals.skipped.items())
+    skipped = ", ".join(f"{count:,}: {meaning_of(reason)}" for reason, count in totals.skipped.items())
     yield (
         f"rows        {totals.rows:,} read, {totals.used:,} used, {sum(totals.skipped.values()):,} left out"
         + (f" ({skipped})" if skipped else "")
     )
-    documents, cut = f"{len(totals.lengths):,}", f"{totals.truncated:,} rows cut off"
-    yield f"documents   {documents}, {cut}, {totals.duplicates:,} duplicates"
+    documents = f"{len(totals.lengths):,}"
+    yield f"documents   {documents}; rows cut off: {totals.truncated:,}; duplicates: {totals.duplicates:,}"
     low, middle, high, most = totals.quantiles()
     yield f"lengths     {low:,} to {most:,} tokens, median {middle:,}, 95 % up to {high:,}"
     share = totals.labels / max(totals.tokens, 1)
     yield f"tokens      {totals.tokens:,}, {totals.labels:,} with loss ({share:.1%})"
     for name, rows in sorted(totals.not_read.items(), key=lambda item: -item[1]):
-        yield f"not read    {printable(name)}: {rows:,} rows"
+        yield f"not read    {printable(name)}: in {rows:,} {'row' if rows == 1 else 'rows'}"
     if totals.set_aside:
         aside = ", ".join(f"{printable(name)} ({rows:,})" for name, rows in totals.set_aside.items())
-        yield f"set aside   {aside}: rows with fields that say nothing of the text"
+        yield f"set aside   {aside}: fields that say nothing of the text"
 
 
 def run(config: Config, cache: Path, arguments: argparse.Namespace) -> None:

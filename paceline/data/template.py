@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from paceline.core import bounded
 from paceline.data.answers import AnswerFinder
 from paceline.data.cells import RowError
-from paceline.data.chat_form import ChatForm, form_of
 from paceline.data.formats import Example
-from paceline.data.left_out import LeftOut
-from paceline.data.rendering import GENERATION, Chat, ChatTemplate, Rendered, Span
+from paceline.data.renderer import Renderer
+from paceline.data.rendering import GENERATION, Rendered
+from paceline.data.sandbox import Span
 from paceline.data.turns import Message
 
 if TYPE_CHECKING:
@@ -150,7 +150,8 @@ class Encoder:
         """
         if not example.messages:
             return []
-        text, turns, _ = self._render(example, self._compile().template.render_whole)[1]
+        renderer = self._compile().renderer
+        text, turns, _ = renderer.render(example, renderer.template.render_whole)[1]
         encoding = self._tokens([text], chat=True)[0][1]
         if encoding is None or turns is None:
             return []
@@ -215,8 +216,9 @@ class Encoder:
         trained = trained_turns(example, self.train_on)
         if self.train_on == "all" and trained is None:
             return self._whole(example)
-        chat, rendered = self._render(example, compiled.template.render_whole)
-        left_out = compiled.left_out.names(example, rendered.text)
+        renderer = compiled.renderer
+        chat, rendered = renderer.render(example, renderer.template.render_whole)
+        left_out = renderer.left_out.names(example, rendered.text)
         if trained is None:
             numbers = range(example.learn_from, len(example.messages))
             trained = [n for n in numbers if example.messages[n]["role"] == "assistant"]
@@ -225,53 +227,27 @@ class Encoder:
         return RenderedText(rendered.text, compiled.finder.spans(chat, rendered, trained), left_out)
 
     def _whole(self, example: Example) -> RenderedText:
-        text = self._text(example)
-        return RenderedText(text, None, self._compile().left_out.names(example, text))
+        renderer = self._compile().renderer
+        text = renderer.text(example)
+        return RenderedText(text, None, renderer.left_out.names(example, text))
 
     def _prompt(self, example: Example) -> RenderedText:
-        compiled = self._compile()
-        _, text = self._render(example, lambda chat: compiled.template.render(chat, prompt=True))
-        return RenderedText(text, None, compiled.left_out.names(example, self._text(example)))
-
-    def _text(self, example: Example) -> str:
-        return self._render(example, self._compile().template.render)[1]
-
-    def _render(self, example: Example, render: Callable[[Chat], T]) -> tuple[Chat, T]:
-        """Render a conversation; ids of calls are made up for a template that needs them.
-
-        Raises RowError.
-        """
-        form = self._compile().form
-        chat = form.chat(example)
-        try:
-            return chat, render(chat)
-        except RowError:
-            if not any(message.get("tool_calls") for message in example.messages):
-                raise
-            chat = form.chat(example, ids=True)
-            return chat, render(chat)
+        renderer = self._compile().renderer
+        _, text = renderer.render(example, lambda chat: renderer.template.render(chat, prompt=True))
+        return RenderedText(text, None, renderer.left_out.names(example, renderer.text(example)))
 
     def _compile(self) -> _Compiled:
         """Compile the template; a template is compiled when the first conversation needs it."""
         if self._compiled is None:
-            try:
-                template = ChatTemplate(self.template, dict(self.tokenizer.special_tokens_map))
-            except (bounded.SpentError, MemoryError):
-                raise
-            except Exception as exc:  # noqa: BLE001  (a template may raise anything)
-                raise RowError("template_refused", f"{type(exc).__name__}: {exc}"[:200]) from exc
-            finder = AnswerFinder(template, self._special, self.tokenizer.bos_token)
-            self._compiled = _Compiled(template, form_of(template), finder, LeftOut(template, self._text))
+            renderer = Renderer(self.template, dict(self.tokenizer.special_tokens_map))
+            finder = AnswerFinder(renderer.template, self._special, self.tokenizer.bos_token)
+            self._compiled = _Compiled(renderer, finder)
         return self._compiled
 
 
 class _Compiled(NamedTuple):
-    """A compiled template, and what was found out about it."""
-
-    template: ChatTemplate
-    form: ChatForm
+    renderer: Renderer
     finder: AnswerFinder
-    left_out: LeftOut
 
 
 def trained_turns(example: Example, train_on: str) -> list[int] | None:

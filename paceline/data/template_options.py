@@ -11,7 +11,10 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from jinja2 import meta, nodes
+
 from paceline.core.json_types import Json
+from paceline.data.sandbox import environment
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -42,13 +45,18 @@ def give_template(tokenizer: PreTrainedTokenizerBase, template: str | None, opti
 
 def options_read(template: str) -> frozenset[str]:
     """Return the options that a template reads. Raises Jinja's TemplateSyntaxError."""
-    from jinja2 import meta
-
-    from paceline.data.sandbox import environment
-
     made = environment()
-    names = meta.find_undeclared_variables(made.parse(template)) - set(made.globals) - GIVEN
-    return frozenset(name for name in names if not name.endswith("_token"))
+    tree = made.parse(template)
+    names = meta.find_undeclared_variables(tree) - set(made.globals) - GIVEN
+    own = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "store"} - _tested(tree)
+    return frozenset(name for name in names - own if not name.endswith("_token"))
+
+
+def _tested(tree: nodes.Template) -> set[str]:
+    """Return the names of which the template asks whether they are given."""
+    tests = (test for test in tree.find_all(nodes.Test) if test.name in ("defined", "undefined", "none"))
+    filters = (one for one in tree.find_all(nodes.Filter) if one.name in ("default", "d"))
+    return {one.node.name for one in (*tests, *filters) if isinstance(one.node, nodes.Name)}
 
 
 def not_read(template: str, options: Mapping[str, Json]) -> list[str]:

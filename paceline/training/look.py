@@ -29,6 +29,7 @@ from paceline.data.fingerprint import definition
 from paceline.data.kinds.base import row_kind
 from paceline.data.look import first_examples, look_at_sets, look_at_tokenizer, missing_sets
 from paceline.data.prepare import train_fingerprint_of
+from paceline.data.template_look import Described, describe
 from paceline.launch.environ import cache_folder
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.algorithms.roles import models_named
@@ -48,15 +49,18 @@ MOST_BYTES = 2 << 30
 
 @dataclass(frozen=True)
 class LookResult:
-    """``found``: all diagnostics, each once; ``formats``: the row formats of the files that were read."""
+    """``found``: all diagnostics, each once; ``formats``: the row formats of the files that were read;
+    ``template``: what the plan says of the chat template, if its text is here.
+    """
 
     found: list[Diagnostic]
     formats: frozenset[str]
+    template: Described | None = None
 
 
 def look(config: Config, environ: Mapping[str, str], plan: Plan | None = None) -> LookResult:
     """Run all checks. With ``plan`` a resumed run's global batch is compared too."""
-    formats, of_data = look_at_sets(config.data, reading_of(config))
+    formats, of_data = look_at_sets(config.data, reading_of(config), model=config.model)
     parts: list[Callable[[], Iterable[Diagnostic]]] = [
         lambda: _models(config, plan),
         lambda: [*of_data, *look_at_tokenizer(config.model, formats, reading_of(config).kind)],
@@ -65,7 +69,7 @@ def look(config: Config, environ: Mapping[str, str], plan: Plan | None = None) -
         lambda: _rollout(config, environ),
         lambda: _checkpoint(config, environ, plan),
     ]
-    return LookResult(_each_once(parts), formats)
+    return LookResult(_each_once(parts), formats, describe(config.model, formats))
 
 
 def look_in_doubt(config: Config, doubt: frozenset[str]) -> list[Diagnostic]:

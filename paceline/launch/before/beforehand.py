@@ -30,17 +30,21 @@ _NO_TRIES = "--no-imports: problems that only an import can show will appear in 
 class Beforehand:
     """The result of the checks: ``found`` the diagnostics; ``tried`` name → reason of each trial import.
 
-    ``skipped``: the imports were not tried.
+    ``skipped``: the imports were not tried; ``template``: the chat template's name and what it writes, if
+    known.
     """
 
     found: tuple[Diagnostic, ...]
     tried: Mapping[str, str]
     skipped: bool = False
+    template: tuple[str, str] | None = None
 
     def with_decision(self, plan: Plan) -> Plan:
-        """Return ``plan`` with a decision that lists the trial imports."""
+        """Return ``plan`` with decisions on the chat template and on the trial imports."""
         from paceline.plan.plan import Decision
 
+        if self.template is not None:
+            plan = replace(plan, decisions=(*plan.decisions, Decision("chat template", *self.template)))
         if not self.tried:
             return plan
         what = "; ".join(f"{name} ({why})" for name, why in self.tried.items())
@@ -87,7 +91,9 @@ def beforehand(
         here.append(_unfinished(reply, ended))
     if elsewhere:
         here = [replace(finding, severity=Severity.NOTE) for finding in here]
-    return Beforehand((*here, *of_model), tries, skipped=not imports)
+    template = reply.get("template")
+    known = None if template is None else (str(template[0]), str(template[1]))
+    return Beforehand((*here, *of_model), tries, skipped=not imports, template=known)
 
 
 def looked_in_doubt(partial: Config, doubt: frozenset[str]) -> list[Diagnostic]:

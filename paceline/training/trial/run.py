@@ -67,6 +67,7 @@ def answers(request: TrialRequest) -> Iterator[JsonObject]:
         "tried": tried,
         "asked": questions,
         "under_way": "",
+        "template": None if looked.template is None else list(looked.template),
     }
     reply["imported"] = [name for name in ("torch", "transformers") if name in sys.modules]
     yield reply

@@ -1,0 +1,47 @@
+"""Conversations through one chat template, in the form that it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from paceline.core import bounded
+from paceline.data.cells import RowError
+from paceline.data.chat_form import ChatForm, form_of
+from paceline.data.formats import Example
+from paceline.data.left_out import LeftOut
+from paceline.data.rendering import Chat, ChatTemplate
+
+T = TypeVar("T")
+
+
+class Renderer:
+    """A compiled template, and what was found out about it. Raises RowError for one that cannot be compiled.
+
+    ``form``: how it reads calls and contents; ``left_out``: what it does not write.
+    """
+
+    def __init__(self, text: str, tokens: Mapping[str, str]) -> None:
+        try:
+            self.template = ChatTemplate(text, tokens)
+        except (bounded.SpentError, MemoryError):
+            raise
+        except Exception as exc:  # noqa: BLE001  (a template may raise anything)
+            raise RowError("template_refused", f"{type(exc).__name__}: {exc}"[:200]) from exc
+        self.form: ChatForm = form_of(self.template)
+        self.left_out = LeftOut(self.template, self.text)
+
+    def render(self, example: Example, render: Callable[[Chat], T]) -> tuple[Chat, T]:
+        """Render a conversation; ids of calls are made up for a template that needs them. Raises RowError."""
+        chat = self.form.chat(example)
+        try:
+            return chat, render(chat)
+        except RowError:
+            if not any(message.get("tool_calls") for message in example.messages):
+                raise
+            chat = self.form.chat(example, ids=True)
+            return chat, render(chat)
+
+    def text(self, example: Example) -> str:
+        """Return the text of a conversation. Raises RowError."""
+        return self.render(example, self.template.render)[1]

@@ -1,0 +1,146 @@
+"""A look at the chat template, and at the first rows through it, before anything heavy is imported."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Set
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from paceline.core.bounded import SpentError, bounded_memory, bounded_time
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.errors import DataError
+from paceline.core.files import read_text
+from paceline.data import codes
+from paceline.data.cells import RowError
+from paceline.data.examples import Reading, RowReader
+from paceline.data.formats import Example
+from paceline.data.jinja import template_in
+from paceline.data.looking import LOOKED_AT, DataSet, look
+from paceline.data.problems import Problem, Tally, refusal
+from paceline.data.renderer import Renderer
+from paceline.data.settle import rendered
+from paceline.data.template_facts import facts_of
+from paceline.data.template_options import with_defaults
+from paceline.data.tokenizer import template_text, tokenizer_here
+
+if TYPE_CHECKING:
+    from paceline.config.sections.model import ModelSection
+
+# What a template does not write whatever its tokens are; the others are left to the preparation.
+_CERTAIN = ("tools", "tool_calls", "reasoning", "documents", "turn_left_out")
+_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+
+
+class LocalTemplate(NamedTuple):
+    """A chat template that lies here: what messages call it, its text with the config's options, tokens."""
+
+    name: str
+    text: str
+    tokens: Mapping[str, str]
+
+
+def local_template(model: ModelSection) -> LocalTemplate | None:
+    """Return the template that rows are rendered with; None if its text is not here, or there are several."""
+    folder = tokenizer_here(model)
+    if folder is None:
+        return None
+    try:
+        given = template_text(model.chat_template)
+    except DataError:  # reported with the tokenizer
+        return None
+    text = given if given is not None else template_in(folder)
+    if not text:
+        return None
+    named = "the tokenizer's own" if given is None else "of model.chat_template"
+    if given is not None and given != model.chat_template:
+        named = str(model.chat_template)
+    return LocalTemplate(named, with_defaults(text, model.chat_template_kwargs), _tokens(folder))
+
+
+def _tokens(folder: Path) -> dict[str, str]:
+    """Return special tokens by name; those that the files do not tell are named after themselves."""
+    try:
+        known = json.loads(read_text(folder / "tokenizer_config.json"))
+    except (OSError, ValueError):
+        known = {}
+    found = {name: f"<{name}>" for name in _TOKENS}
+    for name in _TOKENS:
+        value = known.get(name) if isinstance(known, dict) else None
+        text = value.get("content") if isinstance(value, dict) else value
+        found |= {name: text} if isinstance(text, str) else {}
+    return found
+
+
+class Described(NamedTuple):
+    """The chat template in the plan: ``choice``, and ``reason``, what it writes."""
+
+    choice: str
+    reason: str
+
+
+def describe(model: ModelSection, formats: Set[str]) -> Described | None:
+    """Return what the plan says of the template; None if no row needs it, or it is not known here."""
+    template = local_template(model) if rendered(formats) else None
+    if template is None:
+        return None
+    try:
+        with bounded_memory(), bounded_time():
+            facts = facts_of(template.text, template.tokens)
+    except (RowError, SpentError, MemoryError):  # found by the tokenizer's trial, or in the preparation
+        return None
+    options = ", ".join(f"{name}: {json.dumps(value)}" for name, value in model.chat_template_kwargs.items())
+    return Described(template.name + (f", with {options}" if options else ""), facts.sentence())
+
+
+def look_through(
+    model: ModelSection, data_set: DataSet, reading: Reading, *, refuses: bool
+) -> Iterator[Diagnostic]:
+    """Yield what the template would not write of the first rows of a data set. Raises DataError.
+
+    ``refuses``: rows that lose their meaning by it are errors (``data.on_bad_row``).
+    """
+    looked = look(data_set, reading)
+    template = local_template(model) if rendered({looked.shape.format}) else None
+    if template is None:
+        return
+    reader = RowReader(looked.shape, reading)
+    lost, idle = dict[str, Tally](), dict[str, Tally]()
+    try:
+        with bounded_memory(), bounded_time() as start_clock:
+            renderer = Renderer(template.text, template.tokens)
+            for row in looked.head:
+                start_clock()
+                read = Problem("", "") if row.value is None else reader.read(row.value, row.where)
+                for example in () if isinstance(read, Problem) else read:
+                    if example.messages:
+                        _tally(renderer, example, row.where, lost, idle)
+    except (RowError, SpentError, MemoryError):  # found by the tokenizer's trial, or in the preparation
+        return
+    first = "the first " if len(looked.head) >= LOOKED_AT else ""
+    if refuses:
+        yield from refusal(lost, len(looked.head), of=first)
+    if idle:
+        listed = ", ".join(
+            f"{name} ({tally.count:,} {'row' if tally.count == 1 else 'rows'}, first {tally.first_place})"
+            for name, tally in sorted(idle.items(), key=lambda item: -item[1].count)
+        )
+        rows = f"{first}{len(looked.head):,} rows"
+        what = f"the chat template does not write, so the model will not see, of {rows}: {listed}"
+        counts = {name: tally.count for name, tally in idle.items()}
+        place = data_set.section.path
+        yield codes.DATA_NOT_WRITTEN(what, place, template.name, severity=Severity.NOTE, evidence=counts)
+
+
+def _tally(
+    renderer: Renderer, example: Example, where: str, lost: dict[str, Tally], idle: dict[str, Tally]
+) -> None:
+    try:
+        names = renderer.left_out.names(example, renderer.text(example))
+    except RowError as error:
+        for reason, detail in ((error.reason, error.detail), *error.also):
+            if reason in _CERTAIN:
+                lost.setdefault(reason, Tally()).add(where, detail)
+        return
+    for name in names:
+        idle.setdefault(name, Tally()).add(where)
