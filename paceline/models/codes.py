@@ -128,6 +128,10 @@ MODELS_SP_FINAL_NORM = Code(
     "Sequence parallelism ends at the norm after the layers, but this model does not have exactly"
     " one such module. Set sequence_parallel: false.",
 )
+MODELS_NO_ROUTER = Code(
+    "models.no_router",
+    "training.freeze_router is set, but the model's class has no routers. Set freeze_router: false.",
+)
 MODELS_ROUTER_LOGITS = Code(
     "models.router_logits",
     "The model's class gives no router logits, which the balance loss of its experts is computed from. Set"

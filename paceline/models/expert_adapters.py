@@ -74,6 +74,16 @@ def route_adapters(hf: HFModel) -> int:
     return count
 
 
+def compute_in_float64(hf: HFModel) -> None:
+    """Have fused experts compute in float64, for which torch has no grouped product on a CPU."""
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    for module in hf.modules():
+        if hasattr(module, "_apply_gate") and "config" in vars(module):
+            ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, experts_forward)
+            vars(module)["config"]._experts_implementation = IMPLEMENTATION
+
+
 def experts_forward(self: nn.Module, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
     """Hidden states [T, H], the experts chosen for each [T, k] and their weights [T, k] -> [T, H]: the
     arithmetic of Transformers' ``grouped_mm_experts_forward``, with the adapters of ``self``.

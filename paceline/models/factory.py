@@ -26,6 +26,7 @@ from paceline.models.arrival import arrive
 from paceline.models.attention import choose_attention, register
 from paceline.models.composite import load_text, whole_model
 from paceline.models.device_facts import device_memory
+from paceline.models.expert_adapters import compute_in_float64
 from paceline.models.folder_tensors import FolderTensors, folder_tensors
 from paceline.models.hub_code import refuse_hub_attention
 from paceline.models.materialise import from_config, skeleton
@@ -36,6 +37,7 @@ from paceline.models.quantised import quantise
 from paceline.models.recompute import enable_recompute
 from paceline.models.roles import RoleModule
 from paceline.models.rope import rope_by_document
+from paceline.models.routers import freeze_routers
 from paceline.models.scalar_head import HEAD, SCALAR_ROLES, Classes, auto_class
 from paceline.models.state_layers import keep_documents_apart
 from paceline.models.stored_dtype import buffers_keep_dtype, stored_dtype
@@ -90,6 +92,7 @@ class HFModelFactory:
     temperature   log-probabilities and entropies are those of softmax(logits / temperature)
     classes       of a classifier; None: the head has one output
     chunk_bytes   of logits that the head computes at a time; None: by the device's memory
+    freeze_router a mixture's routers are not trained
     adapter       ``Plan.adapter``: low-rank adapters are trained, the rest frozen (and quantized if it says
                   so)
 
@@ -115,6 +118,7 @@ class HFModelFactory:
         temperature: float = 1.0,
         classes: Classes | None = None,
         chunk_bytes: int | None = None,
+        freeze_router: bool = False,
     ) -> None:
         self.role = role
         self.frozen = frozen
@@ -123,6 +127,7 @@ class HFModelFactory:
         self._model, self._vocab_size, self._seed = model, vocab_size, seed
         self._compute_dtype, self._attention, self._master_dtype = compute_dtype, attention, master_dtype
         self._recompute_keeps = recompute_keeps
+        self._freeze_router = freeze_router
         self._recompute, self._compile, self._device = recompute, compile, torch.device(device)
         self._compile_options = dict(compile_options or {})
         self._adapter, self._temperature, self._classes = adapter, temperature, classes
@@ -188,6 +193,10 @@ class HFModelFactory:
         hf.config.architectures = [type(hf).__name__]  # tells an export a causal LM from a classifier
         self.fingerprint = base_fingerprint(hf) or self.fingerprint
         adapter = self._adapt(hf, device)  # before the kernels: they skip what an adapter wraps
+        if self._freeze_router:
+            freeze_routers(hf)
+        if self._master_dtype == torch.float64:
+            compute_in_float64(hf)
         if self.frozen:
             hf.requires_grad_(False)
         self._move(hf, device, options)

@@ -219,6 +219,11 @@ PLAN_ADAPTER_EXPERTS = Code(
     "Adapters on fused experts (lora.target_parameters) are plain LoRA on tensors of the experts: without"
     " dropout, DoRA, 4-bit weights or compiled layers. Change that, or leave target_parameters out.",
 )
+PLAN_NO_ROUTER = Code(
+    "plan.no_router",
+    "training.freeze_router has nothing to freeze: the model is no mixture of experts, or only adapters are"
+    " trained. Remove it.",
+)
 PLAN_BALANCE_LOSS = Code(
     "plan.balance_loss",
     "A load-balancing loss of the experts is requested (router_aux_loss_coef, or output_router_logits: true"

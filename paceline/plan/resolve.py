@@ -21,7 +21,7 @@ from paceline.plan.bf16_weights import check_bf16_weights, rounds
 from paceline.plan.expert_adapters import check_expert_adapters
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.family_strategy import check_family
-from paceline.plan.model.router_loss import check_router_loss
+from paceline.plan.model.router_loss import check_router, check_router_loss
 from paceline.plan.parts import AdapterSpec, OptimizerSpec
 from paceline.plan.plan import Decision, Precision
 from paceline.plan.precision import check_full_eval, choose_precision
@@ -107,6 +107,7 @@ def resolve(chosen: StrategyChoice | None, job: Job, found: list[Diagnostic]) ->
             adapter, strategy_spec(chosen.strategy), engine.mesh, precision.compute, engine.options, here=here
         )
     found += check_expert_adapters(adapter, job.shape, training)
+    found += check_router(job.shape, training, adapters=job.lora is not None)
     if engine is not None:
         found += check_family(job.shape, engine.mesh)
         found += check_router_loss(job.shape, training, engine.mesh)

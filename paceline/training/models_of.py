@@ -117,6 +117,7 @@ class Models:
             master_dtype=DTYPES[precision.master],
             adapter=adapter,
             frozen=frozen,
+            freeze_router=self.config.training.freeze_router and not frozen,
             temperature=self._temperature(),
             classes=self.classes if role is Role.CLASSIFIER else None,
         )

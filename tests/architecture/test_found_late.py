@@ -40,6 +40,7 @@ EARLIER_AS = {
     "models.adapter_weights": "model.damaged_weights",
     "models.cp_heads": "par.cp_heads",
     "models.no_model": "model.missing",
+    "models.no_router": "plan.no_router",
     "models.router_logits": "plan.balance_loss",
     "models.too_few_layers": "par.pp_layers",
     "models.tp_heads": "par.tp_heads",

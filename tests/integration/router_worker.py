@@ -60,7 +60,12 @@ SOURCE = SimpleNamespace(
 
 
 def train(
-    world: World, name: str, scope: str, recompute: bool = False, adapter: AdapterSpec | None = None
+    world: World,
+    name: str,
+    scope: str,
+    recompute: bool = False,
+    adapter: AdapterSpec | None = None,
+    **build: bool,
 ) -> list[list[float]]:
     """(nll, balance, gradient norm) by step over the same global rows, of which some are fillers."""
     mesh = Mesh(dp_replicate=world.world_size) if name == "ddp" else Mesh(dp_shard=world.world_size)
@@ -80,8 +85,8 @@ def train(
     )
     algorithm = Balanced(SFT(), RouterLoss(0.5, scope))
     strategy = make_strategy(name, world, plan)
-    build = HFModelFactory(SOURCE, seed=5, recompute=recompute, adapter=adapter)
-    handle = strategy.prepare(Role.POLICY, build, OptimizerSpec(learning_rate=1e-2, weight_decay=0.1))
+    factory = HFModelFactory(SOURCE, seed=5, recompute=recompute, adapter=adapter, **build)
+    handle = strategy.prepare(Role.POLICY, factory, OptimizerSpec(learning_rate=1e-2, weight_decay=0.1))
     strategy.warm_up(handle, make_batch([-1]), algorithm)
     size, rank = strategy.data_parallel_size, strategy.data_parallel_rank
     found = []
@@ -106,6 +111,7 @@ def main() -> None:
     names = ("single",) if world.world_size == 1 else ("ddp", "fsdp", "zero3")
     found = {name: train(world, name, "document", recompute=name in ("fsdp", "zero3")) for name in names}
     found |= {f"{name} adapter": train(world, name, "document", adapter=ADAPTER) for name in names}
+    found |= {f"{name} frozen": train(world, name, "document", freeze_router=True) for name in names}
     found["micro_batch"] = train(world, names[0], "micro_batch")
     Path(sys.argv[2], f"{world.rank}.json").write_text(json.dumps(found))
     world.close(ok=True)

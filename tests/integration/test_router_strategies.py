@@ -29,7 +29,8 @@ def test_it_is_the_same_under_every_strategy_unless_its_scope_is_the_micro_batch
     for name in ("ddp", "fsdp", "zero3"):
         assert close(two[name], single), name
         assert close(two[f"{name} adapter"], one["single adapter"]), name
-    assert not close(one["single adapter"], single)
+        assert close(two[f"{name} frozen"], one["single frozen"]), name
+    assert not close(one["single adapter"], single) and not close(one["single frozen"], single)
     assert not close(two["micro_batch"], one["micro_batch"])
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from paceline.config.sections.types import OptFloat, Section, Word
+from paceline.config.sections.types import Bool, OptFloat, Section, Word
 
 
 class ExpertFields(Section):
@@ -20,6 +20,9 @@ class ExpertFields(Section):
             "Coefficient of the load-balancing loss of a mixture's experts; 0: none. When empty that of the"
             " model's config if its output_router_logits is true, else none."
         ),
+    )
+    freeze_router: Bool = Field(
+        default=False, description="Leave a mixture's routers as loaded; everything else is trained."
     )
     router_aux_loss_scope: Annotated[str, Word("document", "micro_batch")] = Field(
         default="document",

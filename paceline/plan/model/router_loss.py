@@ -72,11 +72,24 @@ def check_router_loss(
         )
 
 
+def check_router(
+    shape: ModelShape | None, training: TrainingSection, *, adapters: bool
+) -> Iterator[Diagnostic]:
+    """Yield why no router can be frozen."""
+    if training.freeze_router and (adapters or (shape is not None and shape.mixture is None)):
+        why = "only adapters are trained" if adapters else "the model is no mixture of experts"
+        yield codes.PLAN_NO_ROUTER(
+            f"there is no router to freeze: {why}", "training.freeze_router", "true", "freeze_router: false"
+        )
+
+
 def router_decisions(shape: ModelShape | None, training: TrainingSection) -> Iterator[Decision]:
     """Yield what the plan says of a mixture's balance."""
     if shape is None or shape.mixture is None:
         return
     loss = router_loss_of(training, shape.router_aux_loss)
+    if training.freeze_router:
+        yield Decision("training.freeze_router", "on", "routers stay as loaded; gradients pass through them")
     if loss is not None:
         yield Decision(
             "balance loss", f"{loss.coefficient:g}, over each {_WORDS[loss.scope]}", _WHY[loss.scope]

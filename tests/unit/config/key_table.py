@@ -301,6 +301,11 @@ TABLE: dict[str, Key | Read] = {
         router_aux_loss_coef=0.2,
         router_aux_loss_scope="micro_batch",
     ),
+    "training.freeze_router": Key(
+        p.factory,
+        True,
+        {"model.config": {**p.MODEL, "model_type": "mixtral", "num_local_experts": 2}},
+    ),
     "training.torch_compile_backend": Key(p.factory, "eager", COMPILED),
     "training.torch_compile_mode": Key(p.factory, "max-autotune", COMPILED),
     "training.optim_args": Key(p.plan(), "momentum=0.9", {"training.optim": "sgd"}),

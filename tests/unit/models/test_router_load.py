@@ -10,7 +10,9 @@ import torch
 from model_families import Source, make_batch, spread_out
 from tiny_families import tiny_config
 
+from paceline.core.errors import ConfigError
 from paceline.models.factory import HFModelFactory
+from paceline.models.routers import routers
 from paceline.protocols.roles import Output
 from paceline.strategies.experts import spread_of, tokens_by_expert
 
@@ -64,3 +66,20 @@ def test_replicas_are_added() -> None:
     both = tokens_by_expert(SimpleNamespace(roots=(root(3), root(4))))  # type: ignore[arg-type]
     assert both is not None and both.tolist() == [[7, 2]]
     assert tokens_by_expert(SimpleNamespace(roots=(root(None),))) is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss", "deepseek_v3", "jetmoe"])
+def test_frozen_routers_get_no_gradient_and_all_else_does(kind: str) -> None:
+    config = {**tiny_config(kind), "output_router_logits": False}
+    module = HFModelFactory(Source(config=config), master_dtype=torch.float64, freeze_router=True)().train()
+    spread_out(module)
+    module(make_batch(), NLL)["nll"].backward()
+    without = {name for name, p in module.hf.named_parameters() if p.grad is None}
+    assert without and all("router" in name or ".gate." in name for name in without), without
+    assert len(without) == len({id(p) for m in routers(module.hf) for p in m.parameters()})
+
+
+def test_a_model_without_routers_is_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        HFModelFactory(Source(config=tiny_config("llama")), freeze_router=True)()
+    assert caught.value.diagnostics[0].code == "models.no_router"
