@@ -25,6 +25,7 @@ from paceline.models.adapters import Adapter, add_adapter, base_fingerprint
 from paceline.models.arrival import arrive
 from paceline.models.attention import choose_attention, register
 from paceline.models.composite import load_text, whole_model
+from paceline.models.config_keys import config_keys
 from paceline.models.device_facts import device_memory
 from paceline.models.expert_adapters import compute_in_float64
 from paceline.models.folder_tensors import FolderTensors, folder_tensors
@@ -42,7 +43,9 @@ from paceline.models.scalar_head import HEAD, SCALAR_ROLES, Classes, auto_class
 from paceline.models.state_layers import keep_documents_apart
 from paceline.models.stored_dtype import buffers_keep_dtype, stored_dtype
 from paceline.models.swiglu import fuse_mlps
+from paceline.plan.model.composite import text_part
 from paceline.plan.model.head_chunk import head_chunk_bytes
+from paceline.plan.model.quantised_base import quantised_base
 from paceline.plan.parts import AdapterSpec
 from paceline.protocols.model import WHOLE, BuildOptions
 from paceline.protocols.roles import Role
@@ -135,6 +138,8 @@ class HFModelFactory:
             head_chunk_bytes(device_memory(self._device)) if chunk_bytes is None else chunk_bytes
         )
         config = load_hf_config(model)
+        if model.config is None and (stored := quantised_base(config.to_dict(), "model.name_or_path")):
+            raise ConfigError(*stored)  # a hub name that was not on this machine when the plan was made
         self._whole = None if model.trust_remote_code else whole_model(config)
         self._config = self._load_config()
         self._class = _model_class(self._config, model, role)
@@ -212,6 +217,7 @@ class HFModelFactory:
         )
         if self.tensors is not None:
             module.note("tensors", self.tensors.message)
+            module.note("config", config_keys(text_part(raw_config(self._model)), self._config))
         if self._master_dtype == torch.bfloat16:
             module.note("precision", "bfloat16 weights and activations, no fp32 master weights")
         if self._recompute:

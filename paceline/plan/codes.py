@@ -234,6 +234,11 @@ PLAN_BALANCE_LOSS_SPLIT = Code(
     "The experts' balance loss cannot be computed where a rank has only a part of a document or of the"
     " layers, or where layers are compiled. Change that, or set router_aux_loss_coef: 0.",
 )
+PLAN_QUANTISED_BASE = Code(
+    "plan.quantised_base",
+    "The folder's weights are stored quantized (fp8, mxfp4, GPTQ, AWQ, …). Start from plain weights: the"
+    " bfloat16 release of the model, or one that Transformers has dequantized and saved.",
+)
 PLAN_ALIBI_TWICE = Code(
     "plan.alibi_twice",
     "Transformers' eager attention adds Falcon's ALiBi bias twice, its sdpa once, so their losses"

@@ -18,6 +18,7 @@ from paceline.plan.model.composite import text_part
 from paceline.plan.model.counts import with_counts
 from paceline.plan.model.families import FAMILY_SIZES, LARGEST, LARGEST_SIZE, SIZE_NAMES, family_sizes
 from paceline.plan.model.mixtures import latent_of, mixture_of
+from paceline.plan.model.quantised_base import quantised_base
 from paceline.plan.model.rope import by_length
 from paceline.plan.model.shape import PACKED, PADDED, ModelShape
 from paceline.plan.model.stored import with_carried, with_stored
@@ -133,6 +134,8 @@ def shape_of(model: ModelSection, environ: Mapping[str, str] | None = None) -> M
     own_code = "auto_map" in config and model.trust_remote_code
     if folder.is_dir() and (found := weights_findings(folder)):
         raise ConfigError(*found)
+    if wrong := quantised_base(config, "model.name_or_path"):
+        raise ConfigError(*wrong)
     shape = trained_shape(
         config,
         str(folder / "config.json" if folder.is_dir() else folder),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -56,8 +58,12 @@ def _saved(kind: str, place: Path) -> dict[str, torch.Tensor]:
 
 
 def _loaded(tensors: dict[str, torch.Tensor], place: Path, role: Role = Role.POLICY) -> str:
+    return _notes(tensors, place, role)["tensors"]
+
+
+def _notes(tensors: dict[str, torch.Tensor], place: Path, role: Role = Role.POLICY) -> Mapping[str, str]:
     save_file(tensors, place / "model.safetensors", metadata={"format": "pt"})
-    return HFModelFactory(Source(name_or_path=str(place)), role)().notes()["tensors"]
+    return HFModelFactory(Source(name_or_path=str(place)), role)().notes()
 
 
 def test_a_missing_expert_is_named_before_it_is_loaded(tmp_path: Path) -> None:
@@ -86,3 +92,15 @@ def test_a_second_name_of_a_tied_weight_must_be_the_same(tmp_path: Path) -> None
 
 def test_a_score_head_leaves_out_and_says_so(tmp_path: Path) -> None:
     assert "left out" in _loaded(_saved("llama", tmp_path), tmp_path, Role.REWARD)
+
+
+def test_keys_of_a_config_are_counted_and_named(tmp_path: Path) -> None:
+    tensors = _saved("llama", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    given = sorted(set(config) & {"rms_norm_eps", "attention_bias", "mlp_bias", "hidden_act"})
+    assert len(given) == 4
+    for key in given:
+        (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != key}))
+        assert key in _notes(tensors, tmp_path)["config"]
+    (tmp_path / "config.json").write_text(json.dumps({**config, "never_heard_of": 1}))
+    assert "1 that nothing in its code reads: never_heard_of" in _notes(tensors, tmp_path)["config"]

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from paceline.config.sections.model import ModelSection
 from paceline.core.errors import ConfigError
 from paceline.plan.codec import from_json, to_json
-from paceline.plan.model.read_shape import shape_from_config, trained_shape
+from paceline.plan.model.quantised_base import quantised_base
+from paceline.plan.model.read_shape import shape_from_config, shape_of, trained_shape
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.model.stored import with_carried
 from paceline.plan.model.supported import supported, unsupported
@@ -204,3 +206,13 @@ def test_documents_that_a_family_cannot_keep_apart_get_a_row_each() -> None:
     assert trained_shape(
         {**LLAMA, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "c"
     ).rope_by_length
+
+
+@pytest.mark.parametrize("method", ["fp8", "mxfp4", "gptq", "awq", "compressed-tensors", "bitsandbytes"])
+def test_a_quantised_folder_is_refused_by_name(method: str, tmp_path: Path) -> None:
+    config = {**LLAMA, "quantization_config": {"quant_method": method}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=rf"plan.quantised_base[\s\S]*{method}"):
+        shape_of(ModelSection(name_or_path=str(tmp_path)))
+    (found,) = quantised_base({"model_type": "gemma3", "text_config": config}, "model")
+    assert method in found.what
