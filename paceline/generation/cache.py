@@ -1,12 +1,19 @@
-"""A preallocated key-value cache: tokens are written in place instead of copying the cache at every step."""
+"""A preallocated key-value cache: tokens are written in place instead of copying the cache at every step.
+
+Layers that pass a state from token to token keep it, and the window of their convolution, in Transformers'
+own cache layers; they are never given padding: prompts of one length are read together, then joined.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedConfig
-from transformers.cache_utils import DynamicCache, DynamicLayer
+from transformers.cache_utils import DynamicCache, DynamicLayer, LinearAttentionCacheLayerMixin
 
 
 class RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]
@@ -70,5 +77,43 @@ def preallocated_cache(config: PreTrainedConfig, room: int) -> DynamicCache:
 def select_rows(cache: DynamicCache, rows: Tensor) -> None:
     """Select ``rows`` (int64) of every layer's batch, in this order; a row may repeat."""
     for layer in cache.layers:
-        assert isinstance(layer, DynamicLayer)
-        layer.batch_select_indices(rows)
+        if isinstance(layer, LinearAttentionCacheLayerMixin):
+            for states in states_of_tokens(layer):
+                states.update({i: state[rows] for i, state in states.items() if state is not None})
+        if isinstance(layer, DynamicLayer):
+            layer.batch_select_indices(rows)
+
+
+def joined(caches: Sequence[DynamicCache], room: int) -> DynamicCache:
+    """Return one cache of prompts that were read in batches of one length each, the longest last.
+
+    Keys and values get padding on the left, as attention masks it; states have nothing of it. Layers of full
+    attention have room for ``room`` tokens. The caches are used up.
+    """
+    whole = caches[-1]
+    for number, layer in enumerate(whole.layers):
+        parts = [cache.layers[number] for cache in caches]
+        if isinstance(layer, LinearAttentionCacheLayerMixin):
+            for of_parts in zip(*(states_of_tokens(part) for part in parts), strict=True):
+                for i, state in of_parts[-1].items():
+                    if state is not None:
+                        of_parts[-1][i] = torch.cat([states[i] for states in of_parts])
+        if isinstance(layer, DynamicLayer) and layer.is_initialized:
+            keys, values = (_widened([getattr(part, name) for part in parts]) for name in ("keys", "values"))
+            if isinstance(layer, RoomyLayer):
+                whole.layers[number] = roomy = RoomyLayer(room)
+                roomy.update(keys, values)
+            else:
+                layer.keys, layer.values = keys, values
+    return whole
+
+
+def _widened(parts: Sequence[Tensor]) -> Tensor:
+    """Return keys or values [B, K, T, D] of several batches as one, as wide as the last."""
+    width = parts[-1].shape[-2]
+    return torch.cat([F.pad(part, (0, 0, width - part.shape[-2], 0)) for part in parts])
+
+
+def states_of_tokens(layer: Any) -> tuple[dict[int, Tensor | None], dict[int, Tensor | None]]:
+    """Return the convolution windows [B, C, K] and states [B, …] of a cache's layer, by number."""
+    return layer.conv_states, layer.recurrent_states

@@ -45,8 +45,8 @@ GENERATION_TOO_LONG = Code(
 )
 GENERATION_STATEFUL = Code(
     "generation.stateful",
-    "Rollouts generate answers to several prompts at once, padded on the left; a model that passes"
-    " a state from token to token would mix the padding into it.",
+    "Rollouts write answers to several prompts at once with a cache of keys, values and states. This model"
+    " keeps what it knows of earlier tokens elsewhere, where rows can be neither joined nor repeated.",
 )
 
 ROLLOUT_SERVER_UNREACHABLE = Code(

@@ -8,19 +8,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from paceline.core.errors import ConfigError
-from paceline.generation import codes
-from paceline.generation.cache import preallocated_cache, select_rows
+from paceline.generation.cache import joined, select_rows
 from paceline.generation.engine import Completion, Request, RolloutSampling
-from paceline.generation.prompts import PromptBatch
+from paceline.generation.prompts import PromptBatch, by_length
 from paceline.generation.sampling import choose
+from paceline.generation.stateful import cache_for
 from paceline.generation.written import WrittenAnswers
 
 if TYPE_CHECKING:
     from transformers import DynamicCache
 
     from paceline.generation.local import LocalEngine
-    from paceline.protocols.model import HFModel
 
 _THIN = 0.75  # fraction of rows still generating at which finished ones are removed from the batch
 
@@ -34,15 +32,23 @@ class GrowingDecoding:
         self.engine, self.sampling = engine, sampling
         self.prompts = PromptBatch(requests, engine.pad_id, engine.device)
         self.longest = max(r.max_tokens for r in requests)
-        self.cache = cache_for(engine.hf, self.prompts.width + self.longest)
         self.rows, self.place = len(requests), 0
+        # Padding would enter a state: there prompts of one length are read together, the longest last.
+        self._unread = by_length(self.prompts) if engine.carries_state else [self.prompts.all()]
+        self._read: list[tuple[DynamicCache, Tensor]] = []
         self.requests = requests
         self.mask: Tensor | None = None
         self.answers: WrittenAnswers | None = None
 
     def advance(self) -> bool:
-        """Run one forward and append one token per row; return whether all are done."""
-        logits = self._read_prompts() if self.answers is None else self._next(self.answers)
+        """Run one forward; once all prompts are read, append one token per row; return whether all are
+        done.
+        """
+        if self._unread:
+            self._read_prompts()
+            if self._unread:
+                return False
+        logits = self._begin() if self.answers is None else self._next(self.answers)
         if self.answers is None:
             dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
             stops, device = self.engine.stops, self.engine.device
@@ -62,13 +68,18 @@ class GrowingDecoding:
         assert self.answers is not None
         return self.answers.completions()
 
-    def _read_prompts(self) -> Tensor:
-        """Prefill each distinct prompt once, repeat its cache for each of its answers.
+    def _read_prompts(self) -> None:
+        """Prefill the next prompts, each distinct one once."""
+        part, engine = self._unread.pop(0), self.engine
+        cache = cache_for(engine.hf, part.ids.shape[1] + self.longest)
+        self._read.append((cache, engine.forward(part.ids, part.seen, part.positions, cache)))
 
-        Return logits [B, V].
-        """
+    def _begin(self) -> Tensor:
+        """Repeat each prompt's cache for each of its answers. Return logits [B, V]."""
         prompts = self.prompts
-        logits = self.engine.forward(prompts.ids, prompts.seen, prompts.positions, self.cache)
+        caches, each = zip(*self._read, strict=True)
+        self._read, logits = [], torch.cat(each)
+        self.cache = joined(caches, prompts.width + self.longest) if len(caches) > 1 else caches[0]
         if prompts.seen is not None:
             self.mask = torch.nn.functional.pad(prompts.seen, (0, self.longest), value=1)
         if prompts.repeated:
@@ -90,25 +101,3 @@ class GrowingDecoding:
         select_rows(self.cache, keep)
         self.mask = None if self.mask is None else self.mask[keep]
         self.rows = count
-
-
-def cache_for(hf: HFModel, room: int) -> DynamicCache:
-    """Return an empty cache for ``hf`` with room for so many tokens.
-
-    Raises ConfigError if the model keeps other state than keys and values: left padding would enter it.
-    """
-    from transformers.cache_utils import DynamicLayer
-
-    cache = preallocated_cache(hf.config, room)
-    strange = [type(layer).__name__ for layer in cache.layers if not isinstance(layer, DynamicLayer)]
-    if strange:
-        raise ConfigError(
-            codes.GENERATION_STATEFUL(
-                "this model passes a state from token to token, so rollouts of several prompts at"
-                " once would mix padding into it",
-                "model",
-                f"{type(hf).__name__}: {strange[0]}",
-                "use a model with attention layers (llama, qwen2, mistral, gemma, …)",
-            )
-        )
-    return cache

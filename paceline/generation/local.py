@@ -1,4 +1,6 @@
-"""Batched generation with the local model: left padding, one prefill per prompt, a key-value cache."""
+"""Batched generation with the local model: left padding, one prefill per prompt, a cache. Models that pass a
+state from token to token read prompts of one length together, without padding.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,10 @@ from torch import Tensor
 
 from paceline.generation.engine import Completion, Request, RolloutSampling
 from paceline.generation.growing import GrowingDecoding
+from paceline.generation.stateful import cache_name
 from paceline.generation.static_decoding import StaticDecoding, StaticPool
 from paceline.generation.static_trial import why_not_static
+from paceline.models.state_layers import state_layers
 
 if TYPE_CHECKING:
     from transformers import Cache
@@ -35,7 +39,7 @@ class LocalEngine:
     With ``agree`` a rank without work runs dummy forwards of one token until all ranks are done, so that
     ranks whose answers differ in length or number finish together. On an accelerator without ``agree``
     shapes and addresses are fixed (``StaticDecoding``). Raises ConfigError ``generation.stateful``
-    for models with a recurrent state instead of keys and values.
+    for models that keep a state outside of Transformers' cache.
     """
 
     def __init__(
@@ -57,6 +61,8 @@ class LocalEngine:
         if computing is not None and not isinstance(computing(self.device.type), nullcontext):
             self.no_graphs = no_graphs or "autocast casts the weights in every forward"
         self.note = note
+        self.carries_state = any(True for _ in state_layers(hf))
+        self._cache_name = cache_name(hf) or "past_key_values"
 
     @torch.no_grad()
     def generate(self, requests: Sequence[Request], sampling: RolloutSampling) -> list[Completion]:
@@ -103,14 +109,15 @@ class LocalEngine:
         self, ids: Tensor, mask: Masks | None, positions: Tensor | None, cache: Cache | None
     ) -> Tensor:
         """Return logits [B, V] of the last position."""
+        given = {self._cache_name: cache}
         with self.computing(self.device.type) if self.computing else nullcontext():
             out = self.hf(
                 input_ids=ids,
                 attention_mask=mask,
                 position_ids=positions,
-                past_key_values=cache,
                 use_cache=cache is not None,
                 logits_to_keep=1,
+                **given,
             )
         logits: Tensor = out.logits[:, -1]
         return logits

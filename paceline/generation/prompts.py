@@ -1,16 +1,30 @@
-"""The distinct prompts of a batch of requests, padded on the left: each is read once for all its answers."""
+"""The distinct prompts of a batch of requests, padded on the left: each is read once for all its answers. For
+models whose layers pass a state from token to token, by length and without padding.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
 
 import torch
+from torch import Tensor
 
 from paceline.generation.engine import Request
 
 
+@dataclass(frozen=True)
+class PromptPart:
+    """Prompts that are read in one forward: ``ids``, ``positions``, ``seen`` as in ``PromptBatch``."""
+
+    ids: Tensor
+    positions: Tensor
+    seen: Tensor | None
+
+
 class PromptBatch:
-    """P prompts of up to ``width`` tokens.
+    """P prompts, shorter ones first, of up to ``width`` tokens.
 
     ids        int64 [P, width], padded on the left
     positions  int64 [P, width]
@@ -20,7 +34,7 @@ class PromptBatch:
     """
 
     def __init__(self, requests: Sequence[Request], pad_id: int, device: torch.device) -> None:
-        prompts = list(dict.fromkeys(r.prompt for r in requests))
+        prompts = sorted(dict.fromkeys(r.prompt for r in requests), key=len)
         number = {prompt: i for i, prompt in enumerate(prompts)}
         rows = [number[r.prompt] for r in requests]
         self.width = max(map(len, prompts))
@@ -34,3 +48,19 @@ class PromptBatch:
         self.seen = seen.to(device) if padded else None
         self.of_row = torch.tensor(rows, device=device)
         self.repeated = rows != list(range(len(prompts)))
+        self.lengths = [len(prompt) for prompt in prompts]
+
+    def all(self) -> PromptPart:
+        """All of them."""
+        return PromptPart(self.ids, self.positions, self.seen)
+
+
+def by_length(prompts: PromptBatch) -> list[PromptPart]:
+    """Return the prompts of each length without padding, in their order."""
+    found, start = [], 0
+    for length, group in groupby(prompts.lengths):
+        end = start + len(list(group))
+        rows = slice(start, end), slice(prompts.width - length, None)
+        found.append(PromptPart(prompts.ids[rows], prompts.positions[rows], None))
+        start = end
+    return found

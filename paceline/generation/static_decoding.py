@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from paceline.generation.engine import Completion, Request, RolloutSampling
-from paceline.generation.growing import cache_for
 from paceline.generation.prompts import PromptBatch
 from paceline.generation.sampling import choose
 from paceline.generation.sampling_choice import why_no_kernels
+from paceline.generation.stateful import cache_for
 from paceline.generation.static_cache import StaticBuffers
 from paceline.generation.step_graph import StepGraphs
 from paceline.generation.written import WrittenAnswers

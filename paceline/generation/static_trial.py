@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from paceline.generation.engine import Request
-from paceline.generation.growing import cache_for
 from paceline.generation.prompts import PromptBatch
+from paceline.generation.stateful import cache_for
 from paceline.generation.static_cache import StaticBuffers, obstacle
 
 if TYPE_CHECKING:

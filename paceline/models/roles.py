@@ -193,6 +193,8 @@ class RoleModule(RootModule):
         """Return how this module computes, and why, by subject: for the log."""
         ran = self.slot.kernels.describe()
         notes = {"attention": f"{self.attention.reason}{ran}", "head": self._head.reason}
+        if self.carries_state:
+            notes["layers with state"] = "each document by itself: padded rows in groups of about one length"
         if rows := self.slot.row_kernels.describe():
             notes["row-wise kernels"] = rows
         if self._low_precision is not None:

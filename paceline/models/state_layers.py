@@ -77,6 +77,8 @@ def state_layers(hf: nn.Module) -> Iterator[nn.Module]:
 
 
 def _carries_state(module: nn.Module, kinds: Any) -> bool:
+    if isinstance(module, ByDocument):
+        return True
     names = inspect.signature(type(module).forward).parameters
     if not any(name in names for name in _HIDDEN):
         return False

@@ -95,6 +95,11 @@ def choose_attention(
     if chosen.whole_scores and shape is not None:
         size = human_bytes(SCORE_BYTES * shape.heads * length**2)
         kernel += f" ({size} a layer for a document of {length:,} tokens)"
+    if shape is not None and shape.carries:
+        kernel += (
+            "; layers that pass a state from token to token get the documents as rows padded at the end, in"
+            " groups of about one length"
+        )
     return Decision(
         subject,
         requested,

@@ -127,6 +127,8 @@ def no_graphs(plan: Plan) -> str | None:
         return "ranks of a tensor-parallel group exchange activations in every layer"
     if shape is not None and shape.experts:
         return "the host takes part in a mixture's choice of experts"
+    if shape is not None and shape.carries:
+        return "layers pass a state from token to token"
     if shape is not None and shape.rope_by_length:
         return "the host chooses the rotary frequencies by length"
     return None
@@ -140,6 +142,9 @@ def decoding_decision(plan: Plan) -> Decision | None:
     if strategy_spec(plan.strategy).in_parts(plan.mesh, plan.engine) and _together(plan):
         return Decision("decoding", "kernel by kernel", "every forward gathers the layers of all ranks")
     obstacle = no_graphs(plan)
+    if plan.shape is not None and plan.shape.carries:
+        growing = "keys and values grow by the token, and prompts of one length are read together"
+        return Decision("decoding", "kernel by kernel", f"{obstacle}; {growing}")
     fixed = "keys and values in fixed buffers, the host reads how many answers are left every few tokens"
     if obstacle is None:
         return Decision("decoding", "a step is one captured graph", fixed)

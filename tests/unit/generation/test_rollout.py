@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from paceline.config.sections.model import ModelSection
-from paceline.core.errors import ConfigError
 from paceline.generation.engine import Completion, Request, RolloutSampling
 from paceline.generation.local import LocalEngine
 from paceline.generation.noise import gumbel, mixed, stream_of, top_bits
@@ -218,21 +217,6 @@ def counting(forward: Any, calls: list[int]) -> Any:
         return forward(self, *args)
 
     return counted
-
-
-def test_a_model_with_a_state_is_refused() -> None:
-    config = {
-        "model_type": "mamba",
-        "hidden_size": 16,
-        "num_hidden_layers": 1,
-        "vocab_size": VOCAB,
-        "state_size": 4,
-    }
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    hf = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
-    with pytest.raises(ConfigError, match="generation.stateful"):
-        LocalEngine(hf, pad_id=0, stop_ids=()).generate([Request((1, 2), 1, 2)], GREEDY)
 
 
 def test_noise_is_gumbel_and_a_function_of_its_place_alone() -> None:

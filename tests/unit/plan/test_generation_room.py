@@ -4,9 +4,12 @@ room, else together.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from paceline.config.schema import Config
+from paceline.plan.algorithms.rollout import decoding_decision
 from paceline.plan.hardware.catalogue import cluster_of
 from paceline.plan.model.catalogue import known_models
 from paceline.plan.plan import Plan
@@ -111,3 +114,11 @@ def test_nothing_is_captured_where_the_host_takes_part() -> None:
     assert together == ("kernel by kernel", "every forward gathers the layers of all ranks")
     served = {"server": {"url": "http://127.0.0.1:1"}}
     assert decoding(plan_of("qwen2.5-0.5b", distributed_strategy="ddp", rollout=served)) is None
+
+
+def test_the_plan_says_that_states_are_decoded_with_a_growing_cache() -> None:
+    plan = plan_of("qwen2.5-0.5b", distributed_strategy="ddp")
+    assert plan.shape is not None
+    found = decoding_decision(replace(plan, shape=replace(plan.shape, carries=True)))
+    assert found is not None and found.choice == "kernel by kernel"
+    assert "a state" in found.reason and "fixed buffers" not in found.reason

@@ -1,0 +1,72 @@
+"""Whether a model's answers can be written with our cache: asked of its class and its layers' code."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING
+
+from paceline.core.errors import ConfigError
+from paceline.generation import codes
+from paceline.generation.cache import preallocated_cache
+from paceline.models.state_layers import ByDocument, state_layers
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import DynamicCache
+
+    from paceline.protocols.model import HFModel
+
+_NAMES = ("past_key_values", "cache_params")  # of a model's cache
+_KEPT = frozenset({"update_conv_state", "update_recurrent_state"})  # by which a layer keeps states in it
+
+
+def cache_for(hf: HFModel, room: int) -> DynamicCache:
+    """Return an empty cache for ``hf`` with room for so many tokens.
+
+    Raises ConfigError ``generation.stateful`` if the model keeps what it knows of earlier tokens elsewhere.
+    """
+    from transformers.cache_utils import DummyLayer, DynamicLayer, LinearAttentionCacheLayerMixin
+
+    found = _elsewhere(hf)
+    if found is None:
+        cache = preallocated_cache(hf.config, room)
+        known = (DynamicLayer, LinearAttentionCacheLayerMixin, DummyLayer)
+        strange = [type(layer).__name__ for layer in cache.layers if not isinstance(layer, known)]
+        if not strange:
+            return cache
+        found = f"its cache has layers of a kind of its own ({strange[0]})"
+    raise ConfigError(
+        codes.GENERATION_STATEFUL(
+            "rollouts need a model whose keys, values and states lie in Transformers' cache, so that prompts"
+            " of several lengths can be answered together",
+            "model",
+            f"{type(hf).__name__}: {found}",
+            "use another family (llama, qwen3, qwen3_5_text, granitemoehybrid, mamba2, …)",
+        )
+    )
+
+
+def cache_name(hf: HFModel) -> str:
+    """Return the parameter by which the model's forward takes a cache; empty if it takes none."""
+    names = inspect.signature(type(hf).forward).parameters
+    return next((name for name in _NAMES if name in names), "")
+
+
+def _elsewhere(hf: HFModel) -> str | None:
+    """Return where the model keeps states other than in the cache it is given, or None."""
+    if not cache_name(hf):
+        return "its forward takes no cache"
+    lost = next((layer for layer in state_layers(hf) if not _keeps(layer)), None)
+    return None if lost is None else f"{_own_class(lost).__name__} keeps its state by itself"
+
+
+def _keeps(layer: nn.Module) -> bool:
+    """Whether a layer's code keeps its state in a cache."""
+    forward = inspect.unwrap(_own_class(layer).forward)
+    return not _KEPT.isdisjoint(forward.__code__.co_names)
+
+
+def _own_class(layer: nn.Module) -> type[nn.Module]:
+    """Return the class that a layer had before it was swapped."""
+    kinds = type(layer).__mro__
+    return kinds[2] if isinstance(layer, ByDocument) else kinds[0]
