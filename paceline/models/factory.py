@@ -29,6 +29,7 @@ from paceline.models.config_keys import config_keys
 from paceline.models.device_facts import device_memory
 from paceline.models.expert_adapters import compute_in_float64
 from paceline.models.folder_tensors import FolderTensors, folder_tensors
+from paceline.models.fp8 import convert_to_fp8
 from paceline.models.hub_code import refuse_hub_attention
 from paceline.models.materialise import from_config, skeleton
 from paceline.models.norms import fuse_norms
@@ -96,6 +97,7 @@ class HFModelFactory:
     classes       of a classifier; None: the head has one output
     chunk_bytes   of logits that the head computes at a time; None: by the device's memory
     freeze_router a mixture's routers are not trained
+    fp8           the layers' products are computed in 8 bits, unless the model is frozen
     adapter       ``Plan.adapter``: low-rank adapters are trained, the rest frozen (and quantized if it says
                   so)
 
@@ -122,6 +124,7 @@ class HFModelFactory:
         classes: Classes | None = None,
         chunk_bytes: int | None = None,
         freeze_router: bool = False,
+        fp8: bool = False,
     ) -> None:
         self.role = role
         self.frozen = frozen
@@ -134,6 +137,7 @@ class HFModelFactory:
         self._recompute, self._compile, self._device = recompute, compile, torch.device(device)
         self._compile_options = dict(compile_options or {})
         self._adapter, self._temperature, self._classes = adapter, temperature, classes
+        self._fp8 = fp8 and not frozen
         self._chunk_bytes = (
             head_chunk_bytes(device_memory(self._device)) if chunk_bytes is None else chunk_bytes
         )
@@ -220,6 +224,8 @@ class HFModelFactory:
             module.note("config", config_keys(text_part(raw_config(self._model)), self._config))
         if self._master_dtype == torch.bfloat16:
             module.note("precision", "bfloat16 weights and activations, no fp32 master weights")
+        if self._fp8:
+            module.note("fp8", f"{self._converted} linear layers, by torchao")
         if self._recompute:
             enable_recompute(hf, module.slot, self._recompute_keeps)
         if self._compile:
@@ -253,7 +259,9 @@ class HFModelFactory:
         rope_by_document(hf)
         keep_documents_apart(hf)
         fuse_norms(hf)  # always: reads only its own weight, and computes in fp32 as Transformers' does
-        if options.fused:
+        if self._fp8:
+            self._converted = convert_to_fp8(hf.base_model)
+        elif options.fused:
             fuse_mlps(hf)
             fuse_attention(hf)
 

@@ -381,6 +381,11 @@ PLAN_QUANTISED_STRATEGY = Code(
     " adapters on unquantised weights.",
 )
 
+PREC_FP8 = Code(
+    "prec.fp8",
+    "Products in fp8 need an NVIDIA device of compute capability 8.9 or higher, bf16 beside them, and layers"
+    " trained in full, each whole on a rank (single, ddp, fsdp).",
+)
 PREC_BF16_WEIGHTS = Code(
     "prec.bf16_weights",
     "Weights in bfloat16 without float32 masters are trained in full, computed in bf16, by single, ddp or"

@@ -57,6 +57,9 @@ def check_packages(
         what = f"the optimizer {t.optim} needs the package {package}"
         hint = "pip install 'paceline[optimizers]', or set optim: adamw_torch_fused"
         yield _missing(what, "training.optim", package, hint)
+    if t.fp8 and find("torchao") is None:
+        what, hint = "fp8 needs the package torchao", "pip install 'paceline[optimizers]', or set fp8: false"
+        yield _missing(what, "training.fp8", "torchao", hint)
     if t.torch_compile and t.torch_compile_backend in (None, "inductor"):
         yield from _compiler(device)
 

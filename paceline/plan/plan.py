@@ -39,7 +39,7 @@ class Decision:
 class Precision:
     """Dtypes: ``compute`` of forward and backward, ``master`` of weights, ``reduce`` of gradients.
 
-    By torch's names; ``scaler``: fp16 loss scaling.
+    By torch's names; ``scaler``: fp16 loss scaling; ``fp8``: the layers' products are computed in 8 bits.
     """
 
     compute: str
@@ -47,6 +47,7 @@ class Precision:
     reduce: str
     scaler: bool
     reason: str
+    fp8: bool = False
 
 
 @dataclass(frozen=True)

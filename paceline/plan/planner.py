@@ -34,6 +34,7 @@ from paceline.plan.engine_options import (
     row_kernel_decisions,
 )
 from paceline.plan.expert_adapters import expert_decisions
+from paceline.plan.fp8 import fp8_decisions
 from paceline.plan.hardware.kinds import is_accelerator, kind_of
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.read_shape import ModelShape, scoring
@@ -123,6 +124,7 @@ def _assembled(job: Job, resolved: Resolved, found: Sequence[Diagnostic]) -> Pla
         *about_models,
         *([rollout_decision(resolved.rollout)] if resolved.rollout else []),
         optimizer_decision(resolved.optimizer, hardware, shape),
+        *fp8_decisions(training, precision),
         packing,
         *option_decisions(training, hardware, resolved.chosen.strategy, prompts=spec.on_policy),
         *idle_decisions(config),

@@ -19,6 +19,7 @@ from paceline.plan.algorithms.rollout import RolloutSizes, check_rollout, rollou
 from paceline.plan.batch import BatchSplit, split_batch
 from paceline.plan.bf16_weights import check_bf16_weights, rounds
 from paceline.plan.expert_adapters import check_expert_adapters
+from paceline.plan.fp8 import check_fp8
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.family_strategy import check_family
 from paceline.plan.model.router_loss import check_router, check_router_loss
@@ -97,6 +98,7 @@ def resolve(chosen: StrategyChoice | None, job: Job, found: list[Diagnostic]) ->
         attempt(lambda: check_chosen(chosen, optimizer, compiled=training.torch_compile), found)
     if precision.master == "bfloat16" and chosen and not strategy_spec(chosen.strategy).shards_weights:
         precision = replace(precision, reduce="bfloat16")  # gradients are the weights' dtype
+    precision = replace(precision, fp8=training.fp8)
     found += check_full_eval(training, precision)
     engine = None
     if chosen is not None and not any(d.code.startswith("plan.world") for d in found):
@@ -113,6 +115,7 @@ def resolve(chosen: StrategyChoice | None, job: Job, found: list[Diagnostic]) ->
         found += check_router_loss(job.shape, training, engine.mesh)
     strategy, mesh = (chosen.strategy if chosen else None), (engine.mesh if engine else None)
     found += check_bf16_weights(optimizer, precision, adapter, strategy, mesh)
+    found += check_fp8(training, hardware, precision, adapter, strategy, mesh)
     rollout = None
     if engine is not None and job.algorithm.on_policy:
         rollout = rollout_sizes(job.algorithm, training, engine.batch)

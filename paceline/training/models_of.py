@@ -120,6 +120,7 @@ class Models:
             freeze_router=self.config.training.freeze_router and not frozen,
             temperature=self._temperature(),
             classes=self.classes if role is Role.CLASSIFIER else None,
+            fp8=precision.fp8,
         )
 
     def _temperature(self) -> float:

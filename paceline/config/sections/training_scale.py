@@ -201,6 +201,13 @@ class ScaleFields(OptionsFields):  # type: ignore[valid-type, misc]  # created f
             "too."
         ),
     )
+    fp8: Bool = Field(
+        default=False,
+        description=(
+            "Compute the products of the decoder layers in 8-bit floating point by torchao, all else in "
+            "bf16: NVIDIA devices of capability 8.9 or higher; never run on one yet."
+        ),
+    )
     fp16_full_eval: Bool = Field(
         default=False,
         description=(

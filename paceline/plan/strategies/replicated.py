@@ -72,6 +72,7 @@ SINGLE = Replicated(
     axes=frozenset(),
     one_process=True,
     bf16_masters=True,
+    fp8=True,
     state_form=TORCH,
     simulated=Simulated.ALL,
 )
@@ -92,6 +93,7 @@ DDP = Averaged(
     ),
     alone="single",
     bf16_masters=True,
+    fp8=True,
     gradient_buffers=True,
     state_form=TORCH,
     simulated=Simulated.MODULE_AND_STATES,

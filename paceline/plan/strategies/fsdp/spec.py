@@ -150,6 +150,7 @@ FSDP = Fsdp(
     shards_weights=True,
     whole_modules=False,
     bf16_masters=True,
+    fp8=True,
     state_split=StateSplit.SHARDS,
     score_axes=frozenset({"tp"}),
     state_form=TORCH,
