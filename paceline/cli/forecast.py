@@ -59,7 +59,7 @@ def forecast_of_model(
     from paceline.plan.parts import AdapterSpec, Quantization
 
     model, hardware = _together(model, hardware, lora, bits, algorithm)
-    shape = model_shape(model)
+    shape = model_shape(model, os.environ)
     adapter = None
     if lora is not None:
         quantization = Quantization(bits) if bits else None

@@ -190,7 +190,9 @@ class HFModelFactory:
         implementation = None if choice.implementation == "auto" else choice.implementation
         # Weights: none (meta), from the seed, or from safetensors.
         if device.type == "meta":
-            hf = skeleton(auto_class(self.role), self._sized_config(), implementation, _code(self._model))
+            hf = skeleton(
+                auto_class(self.role), self._sized_config(), implementation, code_options(self._model)
+            )
             self._account(hf)
         elif self._model.config is not None:
             hf = self._from_scratch(implementation)
@@ -292,7 +294,7 @@ class HFModelFactory:
         config = self._sized_config()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._seed)
-            return from_config(auto, config, attention, _code(self._model))
+            return from_config(auto, config, attention, code_options(self._model))
 
     def _load_config(self) -> PreTrainedConfig:
         config = load_hf_config(self._model) if self._whole is None else copy.deepcopy(self._whole.text)
@@ -310,7 +312,7 @@ class HFModelFactory:
         name = self._model.name_or_path
         assert name is not None
         if self._class is not nn.Module:
-            self._account(skeleton(auto, self._load_config(), attention, _code(self._model)))
+            self._account(skeleton(auto, self._load_config(), attention, code_options(self._model)))
         with torch.random.fork_rng(devices=[]):  # missing parameters: equal on all ranks
             torch.manual_seed(self._seed)
             try:
@@ -341,7 +343,7 @@ class HFModelFactory:
         """Return the model of the folder ``name`` and the keys that Transformers missed."""
         revision, dtype = self._model.revision or "main", self._stored_dtype(attention)
         if self._whole is not None:
-            made = skeleton(auto_class(self.role), self._load_config(), attention, _code(self._model))
+            made = skeleton(auto_class(self.role), self._load_config(), attention, code_options(self._model))
             return load_text(self._whole, made, name, revision, dtype, attention)
         return auto_class(self.role).from_pretrained(
             name,
@@ -351,7 +353,7 @@ class HFModelFactory:
             attn_implementation=attention,
             use_safetensors=True,
             output_loading_info=True,
-            **_code(self._model),
+            **code_options(self._model),
         )
 
     @property
@@ -365,7 +367,9 @@ class HFModelFactory:
         for a class from the hub that was not built yet.
         """
         if self.tensors is None and self._class is not nn.Module:
-            self._account(skeleton(auto_class(self.role), self._load_config(), None, _code(self._model)))
+            self._account(
+                skeleton(auto_class(self.role), self._load_config(), None, code_options(self._model))
+            )
         return self.tensors
 
     def _account(self, hf: HFModel) -> None:
@@ -432,7 +436,7 @@ def load_hf_config(model: ModelSource) -> PreTrainedConfig:
         check_code(model.name_or_path, model.revision)
     try:
         config = AutoConfig.from_pretrained(
-            model.name_or_path, revision=model.revision or "main", **_code(model)
+            model.name_or_path, revision=model.revision or "main", **code_options(model)
         )
     except (OSError, ValueError, TypeError, KeyError, AttributeError, StrictDataclassError) as error:
         raise ConfigError(_no_weights(model.name_or_path, error)) from error
@@ -462,7 +466,7 @@ def _json(value: Json) -> Json:
     return {k: _json(v) for k, v in value.items()} if isinstance(value, dict) else value
 
 
-def _code(model: ModelSource) -> dict[str, bool | str | None]:
+def code_options(model: ModelSource) -> dict[str, bool | str | None]:
     """Return the options for Python code that comes with the model: whether it may run, and from which
     commit, even if it is in another repository than the weights.
     """

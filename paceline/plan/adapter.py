@@ -20,6 +20,7 @@ from paceline.core.units import human_count
 from paceline.plan import codes
 from paceline.plan.expert_adapters import expert_parameters
 from paceline.plan.mesh import Mesh
+from paceline.plan.model.parameters import is_linear, parameters_of
 from paceline.plan.model.read_shape import ModelShape
 from paceline.plan.model.weights_sizes import linears
 from paceline.plan.parts import AdapterSpec, Quantization
@@ -182,6 +183,8 @@ def adapter_decisions(adapter: AdapterSpec | None, shape: ModelShape | None) -> 
 
 def adapter_parameters(shape: ModelShape, adapter: AdapterSpec) -> int | None:
     """Return the exact number of trained parameters; None for an unlisted family, or with trained biases."""
+    if shape.listing is not None:
+        return _of_listing(shape, adapter)
     of_layer = linears(shape)
     if of_layer is None or adapter.bias != "none":
         return None
@@ -198,6 +201,20 @@ def adapter_parameters(shape: ModelShape, adapter: AdapterSpec) -> int | None:
         return None
     head = shape.head_outputs * shape.hidden_size if shape.scalar_head else 0  # new: trained in full
     return head + count + shape.vocab * shape.hidden_size * (min(len(saved), 1) if shape.tied else len(saved))
+
+
+def _of_listing(shape: ModelShape, adapter: AdapterSpec) -> int | None:
+    """Return the trained parameters of a model whose class listed its own."""
+    if adapter.modules_to_save or adapter.bias != "none":
+        return None
+    adapted = (
+        p
+        for p in parameters_of(shape)
+        if is_linear(shape, p) and matches(adapter.target_modules, p.name.rpartition(".")[0])
+    )
+    head = shape.head_outputs * shape.hidden_size if shape.scalar_head else 0  # new: trained in full
+    experts = expert_parameters(shape, adapter) if adapter.target_parameters else 0
+    return head + experts + sum(adapter.r * sum(p.shape) for p in adapted)
 
 
 def matches(targets: Sequence[str], name: str) -> bool:

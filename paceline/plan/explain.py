@@ -6,6 +6,8 @@ import textwrap
 
 from paceline.core.units import human_bytes, human_count
 from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.cost.state_layers import state_summary
+from paceline.plan.model.counts import tally_of
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.plan import Plan
 
@@ -19,6 +21,8 @@ def explain(plan: Plan) -> str:
     lines += _entry("model", _model(plan), "")
     if plan.shape is not None and plan.shape.carried:
         lines += _entry("not trained", _carried(plan.shape), "")
+    if state := state_summary(plan.shape):
+        lines += _entry("layers with state", state, "")
     lines += _entry("mesh", str(plan.mesh), "")
     row = plan.seq_len * algorithm_spec(plan.algorithm).documents_a_row
     lines += _entry("row", f"{row} tokens{', packed' if plan.packing else ''}", "")
@@ -36,10 +40,23 @@ def _model(plan: Plan) -> str:
     if shape is None:
         return "size unknown until it is downloaded"
     about = "" if shape.exact else "about "
+    heads = f"{shape.heads} heads, {shape.kv_heads} of them KV" if shape.heads else "no attention heads"
+    why = f"; not counted exactly: {shape.why_about}" if shape.why_about else ""
     return (
         f"{shape.model_type}, {about}{human_count(shape.num_parameters)} parameters,"
         f" {about}{human_count(shape.matmul_parameters)} of them in matrix products ({shape.layers} layers of"
-        f" {shape.hidden_size}, {shape.heads} heads, {shape.kv_heads} of them KV, vocabulary {shape.vocab})"
+        f" {shape.hidden_size}, {heads}, vocabulary {shape.vocab}){_active(shape)}{why}"
+    )
+
+
+def _active(shape: ModelShape) -> str:
+    """Return how many parameters of a mixture of experts one token meets."""
+    if shape.mixture is None:
+        return ""
+    found = tally_of(shape)
+    return (
+        f"; a token meets {human_count(found.active)} ({shape.mixture.visited} of {shape.mixture.experts}"
+        f" experts), embeddings of {human_count(found.embeddings)} apart"
     )
 
 

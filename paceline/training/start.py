@@ -156,8 +156,8 @@ def plan_here(start: Start, env: RankEnv, environ: Mapping[str, str]) -> Plan:
         num_nodes=env.num_nodes,
         launcher=env.launcher,
         run_dir=str(RunDir.at(config.run_directory()).root),
-        shape=shape_of(config.model),
-        others=named_shapes(config),
+        shape=shape_of(config.model, environ, exactly=True),
+        others=named_shapes(config, environ, exactly=True),
     )
     return make_plan(job)
 

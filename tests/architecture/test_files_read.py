@@ -20,6 +20,7 @@ OWN = {
     "plan/hardware/probe.py": "/proc and /sys",
     "plan/hardware/nodes.py": "/sys, and the installed torch's own version.py",
     "plan/hardware/ask_torch.py": "/proc, and what an earlier start of this user wrote",
+    "plan/model/ask_class.py": "what it kept itself",
     "plan/model/catalogue.py": "Paceline's own table",
     "plan/hardware/catalogue.py": "Paceline's own table",
     "plan/model/supported.py": "Paceline's own table",

@@ -24,6 +24,7 @@ WRITERS = {
     "paceline/runtime/heartbeat.py": "numbers",
     "paceline/runtime/flight.py": "names and sizes of collectives",
     "paceline/plan/hardware/ask_torch.py": "devices and versions, as redacted by the child",
+    "paceline/plan/model/ask_class.py": "names and shapes of parameters, as redacted by the child",
     "paceline/plan/cost/ledger.py": "numbers, and a model's name of the config",
     "paceline/training/rollout/server_weights.py": "a model's config.json",
     "paceline/data/digests.py": "digests, and a tokenizer's special tokens",

@@ -80,14 +80,14 @@ def _planned(
     hardware, of_devices, processes = _machine(loaded, cluster, ranks)
     launcher = ranks.launcher if ranks else launcher_for(processes, launcher)
     run = RunDir.at(config.run_directory())
-    shape, problems = _shape(config, cluster)
+    shape, problems = _shape(config, cluster, imports)
     known = facts(hardware, processes, launcher, shape, run, os.environ, config.model)
     known = (
         replace(known, code_sandbox=code_sandbox(config))
         if cluster is None
         else replace(known, **OF_THIS_MACHINE)
     )
-    others, missing = _others(config)
+    others, missing = _others(config, imports)
     job = Job(
         config,
         hardware,
@@ -196,13 +196,18 @@ OF_THIS_MACHINE: dict[str, Any] = dict.fromkeys(
 )
 
 
-def _shape(config: Config, cluster: PlannedCluster | None) -> tuple[ModelShape | None, list[Diagnostic]]:
-    """Return the model's shape (None if not known), and the errors that forbid training it."""
+def _shape(
+    config: Config, cluster: PlannedCluster | None, exactly: bool
+) -> tuple[ModelShape | None, list[Diagnostic]]:
+    """Return the model's shape (None if not known), and the errors that forbid training it.
+
+    ``exactly``: its class may be asked, in a child process.
+    """
     from paceline.plan.model.catalogue import known_shape
     from paceline.plan.model.read_shape import shape_of
 
     try:
-        shape = shape_of(config.model, os.environ)
+        shape = shape_of(config.model, os.environ, exactly=exactly)
     except ConfigError as error:
         return None, list(error.diagnostics)
     if shape is None and cluster is not None:
@@ -210,12 +215,12 @@ def _shape(config: Config, cluster: PlannedCluster | None) -> tuple[ModelShape |
     return shape, []
 
 
-def _others(config: Config) -> tuple[dict[str, ModelShape | None], list[Diagnostic]]:
+def _others(config: Config, exactly: bool) -> tuple[dict[str, ModelShape | None], list[Diagnostic]]:
     """Return the shapes of the other models that the config names, and what is wrong with their folders."""
     from paceline.plan.algorithms.roles import named_shapes
 
     try:
-        return named_shapes(config, os.environ), []
+        return named_shapes(config, os.environ, exactly=exactly), []
     except ConfigError as error:
         return {}, list(error.diagnostics)
 

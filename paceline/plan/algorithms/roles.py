@@ -26,8 +26,12 @@ def models_named(training: TrainingSection) -> dict[str, str]:
     return found
 
 
-def named_shapes(config: Config, environ: Mapping[str, str] | None = None) -> dict[str, ModelShape | None]:
+def named_shapes(
+    config: Config, environ: Mapping[str, str] | None = None, *, exactly: bool = False
+) -> dict[str, ModelShape | None]:
     """Return the shapes of the named models (``make_plan``'s ``others``); None if not downloaded yet.
+
+    ``exactly``: as in ``shape_of``.
 
     Raises ConfigError for a missing folder.
     """
@@ -38,6 +42,7 @@ def named_shapes(config: Config, environ: Mapping[str, str] | None = None) -> di
             found[name] = shape_of(
                 config.model.model_copy(update={"name_or_path": name, "config": None, "revision": None}),
                 environ,
+                exactly=exactly,
             )
         except ConfigError as error:
             wrong += (

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from paceline.plan.cost.coefficients import MemoryCoefficients
+from paceline.plan.cost.state_layers import largest_layer, with_state
 from paceline.plan.cost.work import StageSize, StepSpec
 from paceline.plan.model.attention_kernel import SCORE_BYTES
 from paceline.plan.model.head_chunk import LEAST, head_chunk_bytes
@@ -57,9 +58,9 @@ def peak_of(work: StepSpec, c: MemoryCoefficients, place: int) -> Peak:
     whole = work.stage_parameters(stage)
     parameters, gradients, optimizer = _states(work, whole)
     # Activations: all that layers in flight save, or layer inputs and one live layer if recomputed.
-    attention, mlp = (count * work.element / 2 for count in _kept(work, c))
+    attention, mlp = (count * work.element / 2 for count in with_state(work, *_kept(work, c)))
     slots = stage.layers * in_flight(work, place)
-    layer = attention + mlp
+    layer = largest_layer(work, attention + mlp)
     working = _scores(work) if stage.layers else 0.0  # of the layer whose gradients are computed
     checkpoints = 0.0
     if work.recompute == "full" or work.keeps:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from paceline.plan.adapter import matches
 from paceline.plan.expert_adapters import expert_factors, is_adapted
 from paceline.plan.mesh import Mesh
-from paceline.plan.model.parameters import SCORE, Parameter, parameters_of
+from paceline.plan.model.parameters import SCORE, Parameter, is_linear, is_transposed, parameters_of
 from paceline.plan.model.read_shape import ModelShape
 from paceline.plan.parts import AdapterSpec
 from paceline.plan.strategies.options import PipelineOptions
@@ -80,15 +80,10 @@ def pieces_of(
     made: list[Piece] = []
     for parameter in listed:
         module, _, leaf = parameter.name.rpartition(".")
-        linear = (
-            leaf == "weight"
-            and len(parameter.shape) == 2
-            and parameter.layer is not None
-            and not _is_router(shape, module)
-        )
+        linear = is_linear(shape, parameter)
         made.append(_frozen(parameter, adapter, master_bytes, linear))
         if linear and matches(adapter.target_modules, module):
-            outside, inside = parameter.shape if shape.model_type != "gpt2" else parameter.shape[::-1]
+            outside, inside = parameter.shape[::-1] if is_transposed(shape, parameter) else parameter.shape
             rank = adapter.r
             made.append(Piece(f"{module}.lora_A.weight", (rank, inside), True, True, master_bytes))
             made.append(Piece(f"{module}.lora_B.weight", (outside, rank), True, True, master_bytes))
@@ -97,10 +92,6 @@ def pieces_of(
                 name = f"{module}.{leaf}.lora_{letter}.weight"  # each of peft's wrappers has its own
                 made.append(Piece(name, size, True, True, master_bytes))
     return tuple(made)
-
-
-def _is_router(shape: ModelShape, module: str) -> bool:
-    return bool(shape.experts) and module.endswith(("mlp.gate", "mlp.router"))
 
 
 def _frozen(parameter: Parameter, adapter: AdapterSpec, master_bytes: int, linear: bool) -> Piece:
@@ -126,13 +117,7 @@ def scale_bytes(shape: ModelShape, adapter: AdapterSpec | None) -> int:
         return 0
     found = 0
     for parameter in parameters_of(shape):
-        module, _, leaf = parameter.name.rpartition(".")
-        if (
-            leaf == "weight"
-            and len(parameter.shape) == 2
-            and parameter.layer is not None
-            and not _is_router(shape, module)
-        ):
+        if is_linear(shape, parameter):
             blocks = -(-parameter.numel // 64)
             found += blocks + 4 * -(-blocks // 256) if quantization.double_quant else 4 * blocks
     return found

@@ -15,6 +15,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json
 from paceline.plan import codes
 from paceline.plan.codec import from_json
+from paceline.plan.model.ask_class import counted
 from paceline.plan.model.read_shape import ModelShape, config_from_path, shape_from_config, trained_shape
 
 _DECORATIONS = re.compile(r"^(meta|hf|deepseekr1distill)|(hf|base|instruct|chat|it|v01|v02)$")
@@ -50,12 +51,15 @@ def known_shape(name: str) -> ModelShape | None:
     return shape_from_config(model.config, name) if model else None
 
 
-def model_shape(given: str) -> ModelShape:
+def model_shape(given: str, environ: Mapping[str, str] | None = None) -> ModelShape:
     """Return the shape for ``--model``: a folder, a ``config.json``, or a listed name.
 
-    Raises ConfigError with the nearest names.
+    With ``environ``, its class is asked where no formula counts its parameters. Raises ConfigError with the
+    nearest names.
     """
-    return trained_shape(named_config(given), given)
+    config = named_config(given)
+    shape = trained_shape(config, given)
+    return shape if environ is None else counted(shape, config, environ)
 
 
 def named_config(given: str) -> Mapping[str, Json]:

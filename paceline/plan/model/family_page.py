@@ -56,20 +56,24 @@ def _lines() -> Iterator[str]:
             " the documents of a row. The others get one padded row per document,"
         ),
         (
-            "and `data.packing` does not apply. Where the size is marked *exact*, the plan's count"
-            " of parameters equals Transformers' own; elsewhere it is approximate"
+            "and `data.packing` does not apply. The plan's count of parameters equals Transformers' own:"
+            " by *formula* without a process more, elsewhere the *class* is"
         ),
-        '(within a quarter), and the plan says "about".',
+        (
+            "asked in a process of its own (some seconds; kept in the cache folder). With `--no-imports`, or"
+            " without torch here, the latter are counted by an approximate"
+        ),
+        'formula, and the plan says "about" and why.',
         "",
         "| `model_type` | rows | size in the plan |",
         "| --- | --- | --- |",
         *(
-            f"| {kind} | {row.rows} | {'exact' if row.counted else 'about'} |"
+            f"| {kind} | {row.rows} | {'formula' if row.counted else 'class'} |"
             for kind, row in sorted(trained.items())
         ),
         "",
         (
-            f"({len(counted)} are counted exactly.) A family with state other than its parameters"
+            f"({len(counted)} by formula.) A family with state other than its parameters"
             " is not supported under a pipeline:"
             f" {', '.join(sorted(kind for kind, row in trained.items() if row.buffers))}."
         ),

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from paceline.plan.model.listing import EXPERTS, HEAD, LAYER, LINEAR, MATRIX, TRANSPOSED, Listing
 from paceline.plan.model.shape import ModelShape
 
 #: Transformers' patterns for parameters without weight decay; ``strategies.optimizer`` uses the same.
@@ -30,11 +31,15 @@ def orthogonalised(name: str, dims: int) -> bool:
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter by its Hugging Face name; ``layer`` is None for embedding, final norm and head."""
+    """One parameter by its Hugging Face name; ``layer`` is None for embedding, final norm and head.
+
+    ``kind``: of ``listing``'s, as the class says it; empty where a formula lists it.
+    """
 
     name: str
     shape: tuple[int, ...]
     layer: int | None = None
+    kind: str = ""
 
     @property
     def numel(self) -> int:
@@ -50,8 +55,10 @@ class Parameter:
 def parameters_of(shape: ModelShape) -> tuple[Parameter, ...]:
     """Return all parameters in the order of ``named_parameters()``, tied ones once.
 
-    An unknown family is listed like a Llama.
+    As its class lists them where it was asked; else by the formulas below, an unknown family like a Llama.
     """
+    if shape.listing is not None:
+        return _as_listed(shape, shape.listing)
     own = {
         "gpt2": _gpt2,
         "gpt_neox": _gpt_neox,
@@ -62,6 +69,53 @@ def parameters_of(shape: ModelShape) -> tuple[Parameter, ...]:
     }
     listed = own.get(shape.model_type, _llama_like)
     return tuple(listed(shape))
+
+
+def _as_listed(shape: ModelShape, listing: Listing) -> tuple[Parameter, ...]:
+    """Return the class's parameters; a scalar head takes the place of the language model's."""
+    listed = [
+        Parameter(
+            one.name.replace(f".{LAYER}.", f".{run.first + at}.", 1),
+            one.shape,
+            run.first + at if run.first >= 0 else None,
+            one.kind,
+        )
+        for run in listing.runs
+        for at in range(run.count)
+        for one in listing.tensors[run.tensors]
+        if not (shape.scalar_head and one.kind == HEAD)
+    ]
+    return (*listed, *(_head(shape) if shape.scalar_head else ()))
+
+
+def is_linear(shape: ModelShape, parameter: Parameter) -> bool:
+    """Whether a parameter is the weight of a linear layer other than the head, which an adapter can wrap."""
+    if parameter.kind:
+        return parameter.kind in (LINEAR, TRANSPOSED)
+    module, _, leaf = parameter.name.rpartition(".")
+    router = bool(shape.experts) and module.endswith(("mlp.gate", "mlp.router"))
+    return leaf == "weight" and len(parameter.shape) == 2 and parameter.layer is not None and not router
+
+
+def is_transposed(shape: ModelShape, parameter: Parameter) -> bool:
+    """Whether a linear layer's weight is stored [in, out]."""
+    return parameter.kind == TRANSPOSED if parameter.kind else shape.model_type == "gpt2"
+
+
+def is_multiplied(parameter: Parameter) -> bool:
+    """Whether tokens are multiplied with a parameter that is not the head's."""
+    if parameter.kind:
+        return parameter.kind in (LINEAR, TRANSPOSED, MATRIX, EXPERTS)
+    return parameter.layer is not None and len(parameter.shape) >= 2 and not parameter.name.endswith("_bias")
+
+
+def is_of_experts(shape: ModelShape, parameter: Parameter) -> bool:
+    """Whether a parameter holds experts, of which a token visits a part."""
+    return (
+        parameter.kind == EXPERTS
+        if parameter.kind
+        else len(parameter.shape) == 3 and shape.mixture is not None
+    )
 
 
 def _layers(

@@ -12,6 +12,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.files import read_text
 from paceline.core.json_types import Json, JsonObject
 from paceline.plan import codes
+from paceline.plan.model.ask_class import counted
 from paceline.plan.model.attention_kernel import has_sinks, has_softcap
 from paceline.plan.model.balance import config_coefficient
 from paceline.plan.model.composite import text_part
@@ -47,7 +48,9 @@ def shape_from_config(config: Mapping[str, Json], where: str = "model.config") -
             if config.get(spelling) is not None:
                 sizes[name] = _whole(config[spelling], spelling, where, LARGEST.get(name, LARGEST_SIZE))
                 break
-    # Unknown families must name every size.
+    # Unknown families must name every size; a known one may have no attention heads.
+    if (known := families().get(family, Family())).sizes and "heads" not in known.sizes:
+        sizes.setdefault("heads", 0)
     missing = [name for name in ("hidden_size", "layers", "heads", "vocab") if name not in sizes]
     if missing:
         close = difflib.get_close_matches(family, FAMILY_SIZES, n=2)
@@ -101,14 +104,19 @@ def config_from_path(path: str | Path) -> JsonObject:
     return config
 
 
-def shape_of(model: ModelSection, environ: Mapping[str, str] | None = None) -> ModelShape | None:
+def shape_of(
+    model: ModelSection, environ: Mapping[str, str] | None = None, *, exactly: bool = False
+) -> ModelShape | None:
     """Return the shape of the config's model; None if the model is not on this machine yet.
+
+    ``exactly``: the class is asked for its parameters where no formula counts them exactly (``ask_class``).
 
     It is read from ``model.config``, a local folder, or the Hugging Face cache, which ``environ`` may move
     (``HF_HUB_CACHE``, ``HF_HOME``). Nothing is downloaded. Raises ConfigError for a missing folder.
     """
     if model.config:
-        return trained_shape(model.config, "model.config", attention=model.attn_implementation)
+        shape = trained_shape(model.config, "model.config", attention=model.attn_implementation)
+        return counted(shape, model.config, environ or {}) if exactly else shape
     # A local folder, or else the Hugging Face cache.
     name = model.name_or_path
     if not name:
@@ -144,6 +152,9 @@ def shape_of(model: ModelSection, environ: Mapping[str, str] | None = None) -> M
     )
     if folder.is_dir() and not own_code and (found := other_sizes(folder, shape)):
         raise ConfigError(*found)
+    if exactly:
+        code: JsonObject = {"name_or_path": name, "revision": model.revision}
+        shape = counted(shape, config, given, code if own_code else None)
     if not folder.is_dir():
         return shape
     return with_carried(with_stored(shape, folder, config, model.trust_remote_code), folder)
@@ -206,7 +217,7 @@ def _nearest(number: int, requested: int) -> str:
 def _build(family: str, sizes: dict[str, int], config: Mapping[str, Json], where: str) -> ModelShape:
     hidden, heads = sizes["hidden_size"], sizes["heads"]
     # Head counts must divide; some families have a fixed number of KV heads.
-    if "head_dim" not in sizes and hidden % heads:
+    if heads and "head_dim" not in sizes and hidden % heads:
         raise ConfigError(
             codes.PLAN_MODEL_HEADS(
                 "hidden_size is not a multiple of num_attention_heads",
@@ -219,7 +230,7 @@ def _build(family: str, sizes: dict[str, int], config: Mapping[str, Json], where
     kv_heads = heads if family in ("gpt2", "gpt_neox", "bloom", "opt") else sizes.get("kv_heads") or heads
     if family == "falcon" and not config.get("new_decoder_architecture"):
         kv_heads = 1 if config.get("multi_query", True) else heads
-    if heads % kv_heads:
+    if heads and heads % kv_heads:
         raise ConfigError(
             codes.PLAN_MODEL_HEADS(
                 "num_attention_heads is not a multiple of num_key_value_heads",
@@ -230,7 +241,7 @@ def _build(family: str, sizes: dict[str, int], config: Mapping[str, Json], where
         )
     # Sizes that a config may leave out.
     tied = bool(config.get("tie_word_embeddings", sizes.get("tied", False)))
-    head_dim = sizes.get("head_dim") or hidden // heads
+    head_dim = (sizes.get("head_dim") or hidden // heads) if heads else 0
     intermediate = sizes.get("intermediate") or 4 * hidden
     full = dict(
         sizes,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from paceline.plan.codec import UNLESS_DEFAULT
+from paceline.plan.model.listing import Listing
 from paceline.plan.model.mixtures import Latent, Mixture
 
 PACKED, PADDED = "packed", "padded"  # how the documents of a row are kept apart
@@ -14,15 +15,17 @@ PACKED, PADDED = "packed", "padded"  # how the documents of a row are kept apart
 class ModelShape:
     """Sizes of a decoder. ``num_parameters`` counts tied weights once.
 
-    ``matmul_parameters``: those multiplied with each token: all linear weights and the output head (also if
-    tied to the embedding), without embedding look-up, norms and biases; of a mixture of experts only the
-    experts a token is routed to. Forward and backward take 6 × ``matmul_parameters`` FLOPs per token (Kaplan
-    et al. 2020, arXiv:2001.08361, eq. 2.2) plus attention. ``exact`` is False for a family whose parameters
-    are not listed here: it is counted as a Llama. ``scalar_head``: the head gives ``head_outputs`` numbers
-    per document in place of logits. ``rows``: documents are packed into rows (``packed``) or get a padded row
-    each (``padded``). ``softcap``: attention scores are capped; ``sinks``: layers have a learned sink a head.
-    ``rope_by_length``: rotary frequencies depend on the document's length. ``buffers``: its state includes
-    buffers. ``carries``: layers pass a state from token to token outside of attention.
+    ``matmul_parameters``: those multiplied with each token: all linear weights and the output head (also
+    if tied to the embedding), without embedding look-up, norms and biases; of a mixture of experts only
+    the experts a token is routed to. Forward and backward take 6 × ``matmul_parameters`` FLOPs per token
+    (Kaplan et al. 2020, arXiv:2001.08361, eq. 2.2) plus attention. ``exact`` is False for a family whose
+    parameters are not known exactly: it is counted as a Llama, and ``why_about`` says why its class was
+    not asked. ``listing``: the parameters as its class lists them, which then count instead of the
+    formulas. ``scalar_head``: the head gives ``head_outputs`` numbers per document in place of logits.
+    ``rows``: documents are packed into rows (``packed``) or get a padded row each (``padded``).
+    ``softcap``: attention scores are capped; ``sinks``: layers have a learned sink a head.
+    ``rope_by_length``: rotary frequencies depend on the document's length. ``buffers``: its state
+    includes buffers. ``carries``: layers pass a state from token to token outside of attention.
     ``router_aux_loss``: coefficient of the experts' balance loss that its config requests. ``stored``: the
     16-bit dtype in which its folder is read into host memory (empty: float32); ``stored_score``: the folder
     holds the scalar head.
@@ -58,6 +61,8 @@ class ModelShape:
     stored_score: bool = field(default=False, metadata=UNLESS_DEFAULT)
     carried: int = field(default=0, metadata=UNLESS_DEFAULT)
     carried_bytes: int = field(default=0, metadata=UNLESS_DEFAULT)
+    listing: Listing | None = field(default=None, metadata=UNLESS_DEFAULT)
+    why_about: str = field(default="", metadata=UNLESS_DEFAULT)
 
     @property
     def experts(self) -> int:

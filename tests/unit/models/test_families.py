@@ -15,7 +15,7 @@ import transformers
 from family_sweep import examine, miscounted, registered
 
 from paceline.plan.model.family_page import page
-from paceline.plan.model.supported import families, supported, verdicts_of
+from paceline.plan.model.supported import families, verdicts_of
 
 # one a kind of thing that went wrong: a router's buffer, experts under released names, a trunk reached into,
 # a window of one layer's alone, ALiBi, rope
@@ -44,12 +44,10 @@ def loader_threads_end() -> Iterator[None]:
 
 
 def held(kind: str) -> None:
-    """The verdict of a trial in small is the table's, but for families that are refused for what the plan
-    cannot count.
-    """
+    """The verdict of a trial in small is the table's, but for families without sizes that the plan reads."""
     found, row = examine(kind).to_json(), families()[kind]
     if "rows" in found and row.refused:
-        assert "counted" in row.refused, f"{kind} trains, and is refused: {row.refused}"
+        assert "predicted" in row.refused, f"{kind} trains, and is refused: {row.refused}"
         return
     assert found.get("rows", "") == row.rows, f"{kind}: {found} is not the table's {row}"
     assert bool(found.get("buffers")) == row.buffers
@@ -75,14 +73,6 @@ def test_the_table_is_about_every_family_of_this_transformers() -> None:
 @pytest.mark.parametrize("kind", COUNTED)
 def test_parameters_are_counted_as_transformers_does(kind: str) -> None:
     assert families()[kind].counted and miscounted(kind) == (True, 1.0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", supported())
-def test_every_supported_family_is_counted_as_the_table_says(kind: str) -> None:
-    found = miscounted(kind)
-    assert found is not None
-    assert found[0] if families()[kind].counted else 0.8 <= found[1] <= 1.25
 
 
 def test_the_page_is_the_table_s() -> None:

@@ -162,7 +162,7 @@ def model(**given): return Config.model_validate({{"model": given}}).model
 def attempt(act):
     try: act(); return "ran " + ",".join(sorted(set(said())))
     except ConfigError as error: return error.diagnostics[0].code + " " + ",".join(said())
-def build(m): factory.load_hf_config(m); skeleton(AutoModelForCausalLM, factory.load_hf_config(m), "sdpa", factory._code(m))
+def build(m): factory.load_hf_config(m); skeleton(AutoModelForCausalLM, factory.load_hf_config(m), "sdpa", factory.code_options(m))
 local = str(place / "local")
 digest = read_code(Path(local)).digest
 print("off", attempt(lambda: build(model(name_or_path=local))))
