@@ -1,0 +1,40 @@
+"""The family matrix: a few of its cells anew, and its page is its results'.
+
+All cells: ``make families``.
+"""
+
+from __future__ import annotations
+
+import pytest
+from family_matrix import COLUMNS, PAGE, WORKS, Cell, checked, judged, load, page
+
+# every column once, every family once
+FEW = (
+    ("llama", "step 1"),
+    ("qwen3_5_text", "documents"),
+    ("mamba", "neighbours"),
+    ("gpt2", "lora"),
+    ("qwen3_moe", "export"),
+    ("phi3", "bf16"),
+    ("olmo2", "fp16"),
+)
+
+
+@pytest.mark.parametrize(("kind", "column"), FEW)
+def test_a_cell_is_what_a_run_of_it_finds(kind: str, column: str) -> None:
+    assert checked(kind, column).result == load()[kind][column]["result"] == WORKS
+
+
+def test_every_column_is_run_here_once() -> None:
+    assert {column for _, column in FEW} == set(COLUMNS)
+
+
+def test_a_difference_beyond_the_bound_fails_and_a_refused_family_is_refused() -> None:
+    assert judged(2e-6, 1e-10).result == "fails" and judged(1e-11, 1e-10) == Cell(WORKS, measured=1e-11)
+    assert "to 2e-10" in judged(2e-10, 1e-10).reason
+    assert checked("reformer", "step 1").result == "refused"
+
+
+def test_the_page_is_the_results() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(load()), "make families"
+    assert "untested" in page({})
