@@ -37,7 +37,7 @@ _ONE_EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
 @dataclass(frozen=True)
-class Source:
+class ClassRequest:
     """A ``model:`` section as the factory reads it."""
 
     config: JsonObject | None = None
@@ -52,7 +52,7 @@ class Source:
 def main() -> int:
     """Print the listing, or why there is none, as the last line of the output. Return 0."""
     try:
-        answer: JsonObject = {"listing": to_json(listing_of(Source(**json.load(sys.stdin))))}
+        answer: JsonObject = {"listing": to_json(listing_of(ClassRequest(**json.load(sys.stdin))))}
     except PacelineError as error:
         answer = {"why": f"{error.diagnostics[0].what} ({error.diagnostics[0].found})"[:300]}
     except Exception as error:  # a class's own error
@@ -61,7 +61,7 @@ def main() -> int:
     return 0
 
 
-def listing_of(source: Source) -> Listing:
+def listing_of(source: ClassRequest) -> Listing:
     """Return the parameters of the model's class, built without storage. Raises what building it raises."""
     config = load_hf_config(source)
     hf = skeleton(auto_class(Role.POLICY), config, None, code_options(source))

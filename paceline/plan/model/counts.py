@@ -10,7 +10,7 @@ from paceline.plan.model.shape import ModelShape
 
 
 @dataclass(frozen=True)
-class Tally:
+class ParameterTally:
     """Parameters of a model. ``total``: all, tied ones once.
 
     ``active``: those that one token passes through, of a layer's experts the visited ones, and no embeddings;
@@ -33,13 +33,13 @@ def with_counts(shape: ModelShape) -> ModelShape:
     return replace(shape, num_parameters=sum(p.numel for p in listed), matmul_parameters=matmul)
 
 
-def tally_of(shape: ModelShape) -> Tally:
+def tally_of(shape: ModelShape) -> ParameterTally:
     """Return how many parameters there are, and how many a token meets."""
     listed = parameters_of(shape)
     tables = [p for p in listed if _is_table(p)]
     embeddings = sum(p.numel for p in tables)
     active = sum(visited(shape, p) for p in listed) - sum(visited(shape, p) for p in tables)
-    return Tally(sum(p.numel for p in listed), active, embeddings)
+    return ParameterTally(sum(p.numel for p in listed), active, embeddings)
 
 
 def visited(shape: ModelShape, parameter: Parameter) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from paceline.models.factory import HFModelFactory
-from paceline.models.listing import Source, listing_of
+from paceline.models.listing import ClassRequest, listing_of
 from paceline.plan.adapter import adapter_parameters
 from paceline.plan.codec import from_json, to_json
 from paceline.plan.cost.pieces import pieces_of
@@ -48,7 +48,7 @@ def meta_model(kind: str) -> Any:
 def planned(kind: str) -> ModelShape:
     """The shape with the class's list, as ``ask_class.counted`` makes it of the child's answer."""
     config = tiny_config(kind)
-    listing = listing_of(Source(config=config))
+    listing = listing_of(ClassRequest(config=config))
     return with_counts(replace(shape_from_config(config), listing=listing, tied=listing.tied, exact=True))
 
 
@@ -104,7 +104,7 @@ def test_a_list_passes_through_the_plan_s_json(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["granitemoe", "rwkv"])
 def test_adapters_are_counted_on_the_linear_layers_of_the_class(kind: str) -> None:
     spec = AdapterSpec(r=4, alpha=8, dropout=0.0, target_modules=("all-linear",))
-    factory = HFModelFactory(Source(config=tiny_config(kind)), adapter=spec)
+    factory = HFModelFactory(ClassRequest(config=tiny_config(kind)), adapter=spec)
     built = factory(BuildOptions(device=torch.device("meta")))
     trained = sum(p.numel() for p in built.parameters() if p.requires_grad)
     assert adapter_parameters(planned(kind), spec) == trained
