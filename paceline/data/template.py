@@ -218,7 +218,7 @@ class Encoder:
             return self._whole(example)
         renderer = compiled.renderer
         chat, rendered = renderer.render(example, renderer.template.render_whole)
-        left_out = renderer.left_out.names(example, rendered.text)
+        left_out = renderer.left_out.names(example, rendered.text) + idle_weights(example, self.train_on)
         if trained is None:
             numbers = range(example.learn_from, len(example.messages))
             trained = [n for n in numbers if example.messages[n]["role"] == "assistant"]
@@ -260,6 +260,16 @@ def trained_turns(example: Example, train_on: str) -> list[int] | None:
         if number >= example.learn_from
         and message.get("trained", train_on == "all" or message["role"] == "assistant")
     ]
+
+
+def idle_weights(example: Example, train_on: str) -> tuple[str, ...]:
+    """Return the name under which weights of turns are counted that say what holds without them."""
+    for number, message in enumerate(example.messages):
+        learnt = number >= example.learn_from
+        usual = learnt and (train_on == "all" or message["role"] == "assistant")
+        if "trained" in message and (not learnt or message["trained"] == usual):
+            return ("messages[].weight (of turns where it changes nothing)",)
+    return ()
 
 
 def _all_but(rendered: Rendered, trained: Sequence[int]) -> list[Span]:
