@@ -265,9 +265,9 @@ def trained_turns(example: Example, train_on: str) -> list[int] | None:
 def idle_weights(example: Example, train_on: str) -> tuple[str, ...]:
     """Return the name under which weights of turns are counted that say what holds without them."""
     for number, message in enumerate(example.messages):
-        learnt = number >= example.learn_from
-        usual = learnt and (train_on == "all" or message["role"] == "assistant")
-        if "trained" in message and (not learnt or message["trained"] == usual):
+        has_loss = number >= example.learn_from
+        usual = has_loss and (train_on == "all" or message["role"] == "assistant")
+        if "trained" in message and (not has_loss or message["trained"] == usual):
             return ("messages[].weight (of turns where it changes nothing)",)
     return ()
 

@@ -49,6 +49,7 @@ def options_read(template: str) -> frozenset[str]:
     tree = made.parse(template)
     names = meta.find_undeclared_variables(tree) - set(made.globals) - GIVEN
     own = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "store"} - _tested(tree)
+    own |= {macro.name for macro in tree.find_all(nodes.Macro)}
     return frozenset(name for name in names - own if not name.endswith("_token"))
 
 

@@ -16,6 +16,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import template_page
 
 from paceline.data.answers import AnswerFinder
 from paceline.data.beside import tools_of
@@ -262,3 +263,11 @@ def test_the_makers_own_encoders_write_the_same(
         compared += same
         assert same != ((encoder, name) in TEMPLATES_OWN), f"{name}\n{ours.text!r}\n{theirs!r}"
     assert compared >= (1 if encoder == "v7" else 3)
+
+
+def test_the_page_says_what_the_templates_write(templates: dict[str, str]) -> None:
+    page = template_page.page(templates)
+    docs = Path(__file__).resolve().parents[3] / "docs" / "templates.md"
+    assert docs.read_text("utf-8") == page, (
+        "python tests/unit/data/template_page.py FOLDER > docs/templates.md"
+    )
