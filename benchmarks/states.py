@@ -45,16 +45,6 @@ MODELS: dict[str, dict[str, Any]] = {
         "linear_value_head_dim": 64,
         "layer_types": STATES,
     },
-    "granitemoehybrid": {
-        "shared_intermediate_size": 768,
-        "num_local_experts": 0,
-        "mamba_n_heads": 8,
-        "mamba_d_head": 64,
-        "mamba_d_state": 32,
-        "mamba_n_groups": 1,
-        "mamba_chunk_size": 64,
-        "layer_types": STATES,
-    },
 }
 
 
