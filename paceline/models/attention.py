@@ -28,7 +28,7 @@ from paceline.models.kernel_choice import AttentionKernels
 from paceline.models.precision import product_dtype
 from paceline.models.varlen import documents_varlen
 from paceline.plan.model.attention_kernel import DOCUMENT_FLASH, FLEX, PADDED_SDPA, VARLEN_FLASH
-from paceline.plan.model.supported import obstacle, separated
+from paceline.plan.model.supported import obstacle
 
 PACKED_ATTENTION = "paceline"
 
@@ -53,7 +53,8 @@ def choose_attention(
     Transformers name.
 
     Raises ConfigError ``models.attention_not_packable`` when ``paceline`` is set and the model's documents
-    cannot be kept apart.
+    cannot be kept apart. ``supports_backend``: its class takes a registered attention function, or its layers
+    keep them apart otherwise.
     """
     if requested not in ("auto", PACKED_ATTENTION):
         return AttentionChoice(
@@ -81,7 +82,7 @@ def choose_attention(
 def _obstacle(hf_config: Mapping[str, Json], supports_backend: bool) -> str | None:
     """Return why per-document attention is not enough to keep this model's documents apart, or None."""
     kind = hf_config.get("model_type")
-    if not supports_backend and not separated(str(kind)):
+    if not supports_backend:
         return f"model_type {kind} does not accept a registered attention function"
     return obstacle(hf_config)
 

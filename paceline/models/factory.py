@@ -47,6 +47,7 @@ from paceline.models.swiglu import fuse_mlps
 from paceline.plan.model.composite import text_part
 from paceline.plan.model.head_chunk import head_chunk_bytes
 from paceline.plan.model.quantised_base import quantised_base
+from paceline.plan.model.supported import separated
 from paceline.plan.parts import AdapterSpec
 from paceline.protocols.model import WHOLE, BuildOptions
 from paceline.protocols.roles import Role
@@ -182,11 +183,10 @@ class HFModelFactory:
         """
         register()
         device = options.device or self._device
-        choice = choose_attention(
-            self._attention,
-            self._config.to_dict(),
-            bool(getattr(self._class, "_supports_attention_backend", False)),
-        )
+        known = self._class.__module__.startswith("transformers.models.")
+        apart = known and separated(str(self._config.model_type))
+        supported = apart or bool(getattr(self._class, "_supports_attention_backend", False))
+        choice = choose_attention(self._attention, self._config.to_dict(), supported)
         implementation = None if choice.implementation == "auto" else choice.implementation
         # Weights: none (meta), from the seed, or from safetensors.
         if device.type == "meta":

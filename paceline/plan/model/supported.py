@@ -22,6 +22,7 @@ from paceline.plan.model.composite import composite_of, text_part
 LIST = "docs/families.md"
 _TOWERS = ("vision", "audio", "image", "speech", "visual", "vq", "vit", "perceiver", "qformer")
 _STATELESS = "full_attention", "sliding_attention"  # layer types without state other than keys and values
+_CHUNKED = "chunked_attention"  # may be set for any family
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def obstacle(config: Mapping[str, Json]) -> str | None:
     kind = config.get("model_type")
     layers = config.get("layer_types") or ()
     other = sorted({str(x) for x in layers} - set(_STATELESS)) if isinstance(layers, (list, tuple)) else []
-    if other and not separated(str(kind)):
+    if other and (_CHUNKED in other or not separated(str(kind))):
         return f"model_type {kind} has layers that carry state across tokens ({', '.join(other)})"
     if config.get("attention_chunk_size"):
         return f"model_type {kind} uses chunked attention"
@@ -123,8 +124,12 @@ def obstacle(config: Mapping[str, Json]) -> str | None:
 
 
 def separated(kind: str) -> bool:
-    """Whether the sweep found that documents of a row do not influence each other in models of this type."""
-    return families().get(kind, Family()).rows == "packed"
+    """Whether layers of this type pass a state on, but not from one document of a row to the next one.
+
+    So the sweep found for the library's own class with its own kinds of layers.
+    """
+    family = families().get(kind, Family())
+    return family.carries and family.rows == "packed"
 
 
 def _family(kind: str, why: str, where: str) -> Diagnostic:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,21 @@ def write_safetensors(path: Path, numbers: int = 4) -> None:
         {"w": {"dtype": "F32", "shape": [numbers], "data_offsets": [0, 4 * numbers]}}
     ).encode()
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4 * numbers))
+
+
+def write_weights(folder: Path) -> None:
+    """Write weights of the class that the folder's ``config.json`` names, as Transformers saves them."""
+    (folder / "model.safetensors").write_bytes(_weights_of((folder / "config.json").read_text()))
+
+
+@cache
+def _weights_of(config: str) -> bytes:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with tempfile.TemporaryDirectory() as folder:
+        named = AutoConfig.for_model(**json.loads(config))
+        AutoModelForCausalLM.from_config(named).save_pretrained(folder)
+        return (Path(folder) / "model.safetensors").read_bytes()
 
 
 LLAMA = {
@@ -70,7 +87,7 @@ class Job:
         for name, config in (("llama", LLAMA), ("gpt2", GPT2)):
             shutil.copytree(tokenizer, root / "models" / name)
             (root / "models" / name / "config.json").write_text(json.dumps(config))
-            write_safetensors(root / "models" / name / "model.safetensors")
+            write_weights(root / "models" / name)
         write_rows(root / "rows.json", 8)
         self.model = root / "models" / "llama"
 

@@ -9,7 +9,7 @@ import socket
 from typing import Any
 
 import pytest
-from fault_jobs import Job
+from fault_jobs import Job, write_weights
 
 from paceline.launch.before import beforehand
 from paceline.plan.packages import check_packages
@@ -32,6 +32,7 @@ def no_look(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def of_shape(job: Job, **changed: Any) -> None:
     file = job.model / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **changed}))
+    write_weights(job.model)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fault_jobs import GPT2, LLAMA, Job, tried_here
+from fault_jobs import GPT2, LLAMA, Job, tried_here, write_weights
 
 from paceline.config.sections.model import ModelSection
 from paceline.core.errors import ConfigError
@@ -31,6 +31,7 @@ def of_family(job: Job, kind: str, **changed: Any) -> Settings:
 
     sizes = shrunk(AutoConfig.for_model(kind).to_dict(), layers=4) | {"vocab_size": 320, "pad_token_id": None}
     (job.model / "config.json").write_text(json.dumps({**sizes, **changed, "transformers_version": None}))
+    write_weights(job.model)
     return {}
 
 
@@ -56,6 +57,7 @@ def _few_rows(job: Job) -> Settings:
     """Fewer rows in the embedding than the tokenizer has tokens."""
     file = job.model / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "vocab_size": 200}))
+    write_weights(job.model)
     return {}
 
 
@@ -178,6 +180,7 @@ def test_a_value_that_no_model_is_built_of_is_found_by_plan(
         "models.cannot_load",
         "plan.model_heads",
         "plan.model_size",
+        "plan.weights_sizes",  # of the sound config
     }, found
 
 

@@ -101,6 +101,9 @@ def test_a_fault_is_found_by_plan(
     assert found[code].severity.value == severity and (found[code].hint or found[code].found)
 
 
+LOOPS = "{% for i in range(3) %}{% endfor %}{% for turn in messages %}{{ turn.content }}{% endfor %}"
+
+
 def test_what_is_sound_is_let_through_and_said(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     from paceline.cli.options import load
     from paceline.launch.before.planned import planned
@@ -108,7 +111,7 @@ def test_what_is_sound_is_let_through_and_said(job: Job, monkeypatch: pytest.Mon
     tried_here(monkeypatch)
     for settings, tried in (
         (_saved(job, False), DATASETS),
-        ({"model.chat_template": "{% for i in range(3) %}{% endfor %}{{ messages[0].content }}"}, TOKENIZER),
+        ({"model.chat_template": LOOPS}, TOKENIZER),
         ({}, ""),
     ):
         plan, said = planned(load(job.yaml(settings), []))

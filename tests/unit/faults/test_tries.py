@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_jobs import Job, tried_here
+from fault_jobs import Job, tried_here, write_weights
 
 from paceline.config.load import load_config
 from paceline.launch.before import beforehand
@@ -194,6 +194,7 @@ def test_a_family_that_the_plan_does_not_know_is_asked_too(job: Job, monkeypatch
             }
         )
     )
+    write_weights(job.model)
     stages = {
         "launch.nproc": 2,
         "training.parallelism": {"pp_size": 2},

@@ -83,7 +83,9 @@ def test_fsdp_in_a_world_of_512_holds_sends_and_keeps_what_the_closed_form_says(
 
 @pytest.mark.parametrize("hardware", ["16xH100", "512xH100"])
 def test_muons_gathers_of_cut_matrices_are_counted(hardware: str) -> None:
-    """One all-gather in fp32 of every matrix of a layer and step, beside those of the weights."""
+    """One all-gather of every matrix of a layer and step, beside those of the weights: in bf16, as the
+    iterations are.
+    """
     rows, plain = (
         rows_of(plan_of(hardware, "fsdp", optim=optim), hardware) for optim in ("muon", "adamw_torch")
     )

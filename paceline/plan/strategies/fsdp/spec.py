@@ -123,7 +123,8 @@ class Fsdp(StrategySpec):
         # Muon gathers the momentum of each matrix that is cut; experts lie whole on a rank.
         cut = [p for p in pieces if p.trained and len(p.shape) == 2 and by_muon(p, plan.optimizer)]
         times, count = found["all-gather"]
-        found["all-gather"] = (times + len(cut), count + sum(p.size * _padded(p, ranks) for p in cut))
+        size = 2 if plan.optimizer.args.get("ns_dtype") == "bfloat16" else 4
+        found["all-gather"] = (times + len(cut), count + sum(size * _padded(p, ranks) for p in cut))
         if plan.adapter is None:
             found["reduce-scatter"] = (scatters * (shape.layers + 1), scatters * reduce * scattered)
             if plan.mesh.dp_replicate > 1:
