@@ -50,11 +50,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except PacelineError as error:
         print(error, file=sys.stderr)
         return int(error.exit_code)
+    beside = f" (and {report.num_carried} copied unchanged from the base)" if report.num_carried else ""
     checked = "loaded back and compared" if report.load_checked else "not loaded back: it needs its own code"
     print(f"{checkpoint.name} (step {report.step}) exported to {report.path}: {_ABOUT[report.kind]}")
     print(
-        f"{report.num_tensors} tensors, {human_count(report.num_parameters)} parameters, {report.dtype},"
-        f" {human_bytes(report.num_bytes)}; {checked}"
+        f"{report.num_tensors} tensors{beside}, {human_count(report.num_parameters)} parameters,"
+        f" {report.dtype}, {human_bytes(report.num_bytes)}; {checked}"
     )
     return int(ExitCode.OK)
 
