@@ -13,7 +13,7 @@ from paceline.data.rendering import GENERATION
 from paceline.data.template_options import options_read
 from paceline.data.turns import Message
 
-_SAID, _THOUGHT, _NAME, _VALUE = "paceline said", "paceline thought", "paceline_tool", "paceline_value"
+_SAID, _THOUGHT, _NAME, _VALUE = "paceline_answer", "paceline_reasoning", "paceline_tool", "paceline_value"
 #: Where reasoning is written.
 NOWHERE, LAST, EVERYWHERE = "no turn", "the answers after the last question", "every answer"
 

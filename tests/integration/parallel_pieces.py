@@ -37,6 +37,7 @@ EVERYTHING = frozenset(Output) - {
     Output.HIDDEN,
     Output.DIVERGENCE,
     Output.CLASSES,
+    Output.ROUTER,
 }
 LENGTHS = (5, 12, 3, 9, 1)  # 30 tokens: a multiple of 2
 EVEN = {"vocab_size": 98, "num_key_value_heads": 2}  # two ranks can share it

@@ -21,6 +21,7 @@ EVERYTHING = frozenset(Output) - {
     Output.HIDDEN,
     Output.DIVERGENCE,
     Output.CLASSES,
+    Output.ROUTER,
 }
 ROWS, HIDDEN, VOCAB = 13, 6, 29
 THREE_ROWS = 3 * VOCAB * 8  # bytes: chunks of three rows in fp64
