@@ -209,6 +209,12 @@ CASES = [
         )
     ],
     case("train.max_grad_norm", _t(max_grad_norm=1e-12), _t(max_grad_norm=1e-3), severity=WARNING),
+    case(
+        "train.router_scope",
+        _t(router_aux_loss_scope="micro_batch", router_aux_loss_coef=0.0),
+        _t(router_aux_loss_scope="micro_batch", router_aux_loss_coef=0.01),
+        severity=WARNING,
+    ),
     case("train.weight_decay", _t(weight_decay=1e10), _t(weight_decay=0.1), severity=WARNING),
     case("train.adam_epsilon", _t(adam_epsilon=1e5), _t(adam_epsilon=1e-6), severity=WARNING),
     case(
