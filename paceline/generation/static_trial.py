@@ -15,7 +15,7 @@ from paceline.generation.static_cache import StaticBuffers, obstacle
 if TYPE_CHECKING:
     from paceline.generation.local import LocalEngine
 
-_PROMPTS = ((5, 3, 4), (3, 6))  # unequal: one is padded
+_PROMPTS = ((3, 6), (5, 3, 4))  # unequal: one is padded; the shorter first, as PromptBatch has them
 _STEPS = 2
 _TOLERANCE = {
     torch.bfloat16: 0.25,

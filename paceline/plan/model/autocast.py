@@ -9,13 +9,14 @@ from paceline.plan.model.shape import ModelShape
 AUTOCAST = frozenset(
     {
         *("afmoe", "apertus", "aria_text", "axk1", "bamba", "beam", "cohere", "cohere2", "cohere2_moe"),
-        *("deepseek_v2", "diffllama", "ernie4_5_moe", "exaone_moe", "falcon", "falcon_h1", "flex_olmo"),
-        *("flint", "glm4_moe", "glm4_moe_lite", "gpt_neox_japanese", "gpt_oss", "granite_swa"),
-        *("granitemoe", "granitemoe_swa", "granitemoehybrid", "granitemoeshared", "hy_v3"),
-        *("inkling2_text", "inkling_text", "jetmoe", "kimi_linear", "kolibri1", "laguna", "lfm3"),
-        *("mellum", "mimo_v2_flash", "minimax", "minimax_m2", "minimax_m3_vl_text", "mixtral"),
-        *("olmo_hybrid", "olmoe", "phimoe", "qwen2_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe"),
-        *("qwen3_next", "solar_open", "zaya"),
+        *("deepseek_v2", "diffllama", "doge", "ernie4_5_moe", "exaone_moe", "falcon", "falcon_h1"),
+        *("falcon_mamba", "flex_olmo", "flint", "glm4_moe", "glm4_moe_lite", "gpt_neox_japanese"),
+        *("gpt_oss", "granite_swa", "granitemoe", "granitemoe_swa", "granitemoehybrid"),
+        *("granitemoeshared", "hrm_text", "hy_v3", "inkling2_text", "inkling_text", "jamba", "jetmoe"),
+        *("kimi_linear", "kolibri1", "laguna", "lfm3", "longcat_flash", "mamba", "mamba2", "mellum"),
+        *("mimo_v2_flash", "minimax", "minimax_m2", "minimax_m3_vl_text", "mixtral", "nemotron_h"),
+        *("olmo_hybrid", "olmoe", "phimoe", "qwen2_moe", "qwen3_5_moe_text", "qwen3_5_text"),
+        *("qwen3_moe", "qwen3_next", "recurrent_gemma", "rwkv", "solar_open", "xlstm", "zaya"),
     }
 )
 

@@ -17,9 +17,10 @@ _SMALL = {"BF16": "bfloat16", "F16": "float16"}
 #: Transformers builds; ``models.stored_dtype.buffers_keep_dtype`` decides in a run).
 READ_WIDE = frozenset(
     {
-        *("apertus", "axk1", "exaone_moe", "falcon_h1", "gemma", "gemma2", "gemma3_text"),
-        *("gemma4_unified_text", "hy_v3", "inkling2_text", "inkling_text", "kimi_linear", "kolibri1"),
-        *("mimo_v2_flash", "minimax", "minimax_m2", "minimax_m3_vl_text", "openai-gpt", "vaultgemma", "xglm"),
+        *("apertus", "axk1", "exaone_moe", "falcon_h1", "falcon_mamba", "gemma", "gemma2"),
+        *("gemma3_text", "gemma4_text", "gemma4_unified_text", "hy_v3", "inkling2_text", "inkling_text"),
+        *("kimi_linear", "kolibri1", "longcat_flash", "mimo_v2_flash", "minimax", "minimax_m2"),
+        *("minimax_m3_vl_text", "nemotron_h", "openai-gpt", "vaultgemma", "xglm"),
     }
 )
 

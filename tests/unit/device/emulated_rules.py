@@ -74,7 +74,7 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     _refuse_mixes(func, name, args, leaves, machine)
     for sent in leaves if func._schema.name.startswith(_COLLECTIVES) else ():
         machine.refuse_float64(sent.dtype, wire=True)
-    _note_waits(name, args, machine)
+    _note_waits(name, args, kwargs, machine)
     if _launches(func):
         machine.kernels[name] += 1
     if machine.graph is not None:
@@ -150,8 +150,8 @@ def _refuse_mixes(func: Any, name: str, args: Any, leaves: list[Tensor], machine
         )
 
 
-def _note_waits(name: str, args: Any, machine: Machine) -> None:
-    if name in _READS:
+def _note_waits(name: str, args: Any, kwargs: dict[str, Any], machine: Machine) -> None:
+    if name in _READS and kwargs.get("output_size") is None:  # repeat_interleave may be told it
         machine.wait(name)
     if name in _INDEXED:
         for index in tree_leaves(args[1]):

@@ -221,18 +221,18 @@ def examine(kind: str) -> Verdict:
     buffers, carries = any(True for _ in module.plain_named_buffers()), module.carries_state
     if wrong := exported_otherwise(config, module):
         return Verdict(None, wrong)
-    with packing_supposed(kind):
+    with packing_supposed(kind, carries):
         packed, module = _verdict_of(config, "paceline")
     rows = "padded" if packed or module is None else "packed"
     return Verdict(rows, buffers=buffers, carries=carries)
 
 
 @contextmanager
-def packing_supposed(kind: str) -> Iterator[None]:
+def packing_supposed(kind: str, carries: bool) -> Iterator[None]:
     """Inside, the table says that documents of this family can be packed: whether it is so is tried."""
     table: Any = families()
     row = table.get(kind)
-    table[kind] = Family(rows="packed")
+    table[kind] = Family(rows="packed", carries=carries)
     try:
         yield
     finally:
