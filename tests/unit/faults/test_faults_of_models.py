@@ -117,7 +117,6 @@ FAULTS: list[tuple[str, Callable[[Job], Settings]]] = [
         lambda job: {**own_class(job, "own", "pass"), **FSDP, "training.parallelism": {"cp_size": 2}},
     ),
     ("models.sp_padded", lambda job: {**SEQUENCE, "model.attn_implementation": "sdpa"}),
-    ("models.sp_padded", lambda job: {**of_family(job, "nemotron"), **SEQUENCE}),
     ("models.sp_final_norm", lambda job: {**of_family(job, "olmo"), **SEQUENCE}),
     ("models.tp_not_sharded", _own_plan),
     ("models.tp_plan_incomplete", lambda job: {**of_family(job, "apertus"), **TENSOR}),
