@@ -15,8 +15,6 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +22,7 @@ from torch import Tensor
 from paceline.algorithms.router_balance import Balanced
 from paceline.algorithms.sft import SFT
 from paceline.models.factory import HFModelFactory
+from paceline.models.listing import ClassRequest
 from paceline.plan.model.router_loss import RouterLoss
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.roles import Role
@@ -46,18 +45,6 @@ MODEL = {
     "tie_word_embeddings": False,
     "router_aux_loss_coef": COEFFICIENT,
 }
-
-
-@dataclass(frozen=True)
-class Source:
-    """A ``model:`` section."""
-
-    config: dict[str, Any] | None
-    name_or_path: str | None = None
-    revision: str | None = None
-    trust_remote_code: bool = False
-    resize_embeddings: str = "auto"
-    embedding_multiple: int = 1
 
 
 def make_batch() -> Batch:
@@ -94,7 +81,7 @@ def seconds(step: Callable[[], Tensor], model: torch.nn.Module) -> tuple[float, 
 
 def measured(rounds: int) -> tuple[float, float, float, float]:
     """Median CPU seconds of a step, ours and padded, and the losses of both."""
-    module = HFModelFactory(Source(config=MODEL))().train()
+    module = HFModelFactory(ClassRequest(config=MODEL))().train()
     plain = type(module.hf)._from_config(type(module.hf.config).from_dict(module.hf.config.to_dict())).train()
     plain.load_state_dict(module.hf.state_dict())
     batch = make_batch()

@@ -14,13 +14,13 @@ import argparse
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from paceline.models.factory import HFModelFactory
+from paceline.models.listing import ClassRequest
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.roles import Output
 
@@ -46,18 +46,6 @@ MODELS: dict[str, dict[str, Any]] = {
         "layer_types": STATES,
     },
 }
-
-
-@dataclass(frozen=True)
-class Source:
-    """A ``model:`` section."""
-
-    config: dict[str, Any] | None
-    name_or_path: str | None = None
-    revision: str | None = None
-    trust_remote_code: bool = False
-    resize_embeddings: str = "auto"
-    embedding_multiple: int = 1
 
 
 def batch_of(lengths: Sequence[int], generator: torch.Generator) -> Batch:
@@ -111,7 +99,7 @@ def main() -> None:
     generator = torch.Generator().manual_seed(0)
     drawn = torch.empty(56).exponential_(1 / 150.0, generator=generator)
     lengths = [LONGEST, *drawn.clamp(16, LONGEST).int().tolist()[1:]]
-    source = Source(config={"model_type": args.kind, **SIZES, **MODELS[args.kind]})
+    source = ClassRequest(config={"model_type": args.kind, **SIZES, **MODELS[args.kind]})
     sides = [
         (HFModelFactory(source, attention=name)().train(), [batch_of(b, generator) for b in split(lengths)])
         for name, split in (("auto", packed), ("sdpa", grouped))

@@ -15,13 +15,12 @@ import argparse
 import resource
 import statistics
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from paceline.models.factory import HFModelFactory
+from paceline.models.listing import ClassRequest
 from paceline.models.malloc import configure_malloc
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.roles import Output
@@ -38,18 +37,6 @@ LLAMA = {
     "max_position_embeddings": 2048,
     "tie_word_embeddings": False,
 }
-
-
-@dataclass(frozen=True)
-class Source:
-    """A ``model:`` section."""
-
-    config: dict[str, Any] | None
-    name_or_path: str | None = None
-    revision: str | None = None
-    trust_remote_code: bool = False
-    resize_embeddings: str = "auto"
-    embedding_multiple: int = 1
 
 
 def make_batch(rows: int, seed: int, seq_len: int = 512) -> Batch:
@@ -102,7 +89,7 @@ def main() -> None:
     dtype = getattr(torch, args.dtype)
     if args.keep_heap:
         configure_malloc()
-    module = HFModelFactory(Source(LLAMA), compute_dtype=dtype, attention=args.attention)().train()
+    module = HFModelFactory(ClassRequest(LLAMA), compute_dtype=dtype, attention=args.attention)().train()
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, fused=True) if args.optimizer else None
     rates, fractions = [], []
     rate = matmul_rate(dtype)

@@ -31,8 +31,8 @@ def check_fp8(
         return
     found, name = hardware.capability, hardware.device_name
     if hardware.device != CUDA.name or found is None or found < CAPABILITY:
-        has = f"{name} has compute capability {found}" if found else f"{name} is none"
-        what = f"fp8 needs an NVIDIA device of compute capability {CAPABILITY} or higher, and {has}"
+        has = f"{name} has {found}" if found else f"this run is on {name}"
+        what = f"fp8 needs an NVIDIA device of compute capability {CAPABILITY} or higher: {has}"
         yield codes.PREC_FP8(what, _KEY, "fp8: true", _OFF)
     if precision.compute != "bfloat16":
         what = f"all but fp8's products is computed in bfloat16, but training computes in {precision.compute}"

@@ -48,8 +48,9 @@ def _lines() -> Iterator[str]:
         ),
         (
             "`.venv/bin/python tests/unit/models/family_sweep.py write` (all of them; some minutes), or"
-            " `scripts/test --slow tests/unit/models/test_families.py`."
+            " `scripts/test --slow tests/unit/models/test_families.py`. Cell by cell:"
         ),
+        "[the family matrix](family-matrix.md). What chat templates write: [templates](templates.md).",
         "",
         (
             f"**{len(trained)} are supported**, {len(packed)} of them packed: attention separates"
