@@ -305,13 +305,15 @@ def fused_experts(hf: HFModel) -> list[str]:
 
 
 def trunk_linears(hf: HFModel) -> list[str]:
-    """Return the last name components of the trunk's linear layers, sorted."""
+    """Return the last name components of the trunk's linear layers, sorted; a router that is a linear layer
+    of its own kind (Llama 4's gives scores and logits) is not among them.
+    """
     head = hf.get_output_embeddings()
     return sorted(
         {
             n.rpartition(".")[2]
             for n, m in hf.base_model.named_modules()
-            if isinstance(m, nn.Linear) and m is not head
+            if isinstance(m, nn.Linear) and m is not head and type(m).forward is nn.Linear.forward
         }
     )
 

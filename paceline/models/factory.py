@@ -31,7 +31,7 @@ from paceline.models.expert_adapters import compute_in_float64
 from paceline.models.folder_tensors import FolderTensors, folder_tensors
 from paceline.models.fp8 import convert_to_fp8
 from paceline.models.hub_code import refuse_hub_attention
-from paceline.models.materialise import from_config, skeleton
+from paceline.models.materialise import from_config, name_trunk, skeleton
 from paceline.models.norms import fuse_norms
 from paceline.models.precision import low_alone
 from paceline.models.qkv import fuse_attention
@@ -198,6 +198,7 @@ class HFModelFactory:
             hf = self._from_scratch(implementation)
         else:
             hf = self._from_weights(implementation)
+        name_trunk(hf)
         hf.config.use_cache = False
         if getattr(hf.config, "output_router_logits", False):  # requested by each forward that needs them
             hf.config.output_router_logits = False

@@ -53,6 +53,18 @@ def skeleton(
         return from_config(auto, config, attention, code, dtype)
 
 
+def name_trunk(hf: HFModel) -> None:
+    """Set the prefix of a class that names another than its trunk's (Llama 4's causal class keeps that of the
+    class with a tower), so that ``hf.base_model`` is the trunk.
+    """
+    if not hasattr(hf, hf.base_model_prefix):
+        from transformers import PreTrainedModel
+
+        found = [name for name, module in hf.named_children() if isinstance(module, PreTrainedModel)]
+        if len(found) == 1:
+            hf.base_model_prefix = found[0]
+
+
 def from_config(
     auto: AutoClass,
     config: PreTrainedConfig,

@@ -194,6 +194,7 @@ BESIDE: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 3,
         "num_dense_layers": 1,
     },
+    "llama4_text": {"attention_chunk_size": 4, "floor_scale": 4, "no_rope_layers": [1, 0], "moe_layers": [1]},
     "longcat_flash": {"num_key_value_heads": 4, "zero_expert_num": 1},
     "mamba2": {"num_heads": 8},
     "ministral": _HEAD,

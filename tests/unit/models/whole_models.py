@@ -36,6 +36,8 @@ def whole_config(kind: str) -> Any:
     parts: dict[str, Any] = {"text_config": text}
     for name in set(CONFIG_MAPPING[kind].sub_configs) - {"text_config"}:
         part = getattr(plain, name)
+        if part is None and name == "vision_config":  # Gemma 4's class has a tower only where one is told
+            part = CONFIG_MAPPING[kind].sub_configs[name]()
         if part is not None:
             small = {k: v for k, v in _TOWER.items() if k in type(part)().to_dict()}
             parts[name] = {"model_type": part.model_type, **small}
