@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from paceline.checkpoint import codes
+from paceline.checkpoint.adapter_names import names_in_whole
 from paceline.checkpoint.disk import named_errors, write_fresh
 from paceline.checkpoint.export_adapter import (
     adapter_entries,
     check_adapter,
-    check_adapter_alone,
     is_adapter,
     merged_entries,
     write_adapter_files,
@@ -95,8 +96,9 @@ def export_hf(
         adapter, carried = is_adapter(reader), list[TensorEntry]()
         entries = _entries(reader, role, DTYPES[dtype])
         if adapter and not merge:
-            check_adapter_alone(reader)
-            entries = adapter_entries(reader, entries)
+            part = names_in_whole(reader)
+            trained, entries = [e.name for e in entries], adapter_entries(reader, entries, part)
+            side_files = partial(write_adapter_files, reader=reader, trained=trained, names=part)
             config, checked = {}, load_back
         else:
             config = config_of(reader, dtype)
@@ -114,7 +116,8 @@ def export_hf(
         need_space(to.parent, sum(e.num_bytes for e in (*entries, *carried)))
         with staged(to, overwrite) as stage:
             if adapter and not merge:
-                _write_adapter(stage, reader, entries, checkpoint if checked else None)
+                side_files(stage)
+                _write_adapter(stage, entries, checkpoint if checked else None)
             else:
                 write_side_files(stage, reader, config, remote)
                 for name, contents in carried_files(reader).items() if carried else ():
@@ -144,11 +147,8 @@ def _check_dtype(dtype: str) -> None:
         )
 
 
-def _write_adapter(
-    stage: Path, reader: CheckpointReader, entries: list[TensorEntry], checked: Path | None
-) -> None:
-    """Write an adapter's folder; with ``checked``, load it and compare it with that checkpoint."""
-    write_adapter_files(stage, reader)
+def _write_adapter(stage: Path, entries: list[TensorEntry], checked: Path | None) -> None:
+    """Write an adapter's weights; with ``checked``, load the folder and compare it with that checkpoint."""
     write_tensors(stage / WEIGHTS, entries, {"format": "pt"})
     if checked is not None:
         check_adapter(stage, entries, checked)

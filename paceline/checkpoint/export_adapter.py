@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from paceline.checkpoint import codes
+from paceline.checkpoint.adapter_names import NamesInWhole
 from paceline.checkpoint.disk import write_fresh
 from paceline.checkpoint.folder import ADAPTER_CONFIG, MAX_CONFIG_BYTES, finite
 from paceline.checkpoint.reader import CheckpointReader
@@ -25,7 +27,6 @@ from paceline.models.factory import HFModelFactory
 from paceline.models.quantised import round_trip
 from paceline.models.scalar_head import Classes
 from paceline.plan.codec import from_json
-from paceline.plan.model.composite import composite_of
 from paceline.plan.parts import AdapterSpec
 from paceline.protocols.model import BuildOptions
 from paceline.protocols.roles import Role
@@ -39,44 +40,38 @@ def is_adapter(reader: CheckpointReader) -> bool:
     return ADAPTER_CONFIG in reader.side_files()
 
 
-def check_adapter_alone(reader: CheckpointReader) -> None:
-    """Raise CheckpointError for the adapter of a model that is a part of its folder's: peft would look for
-    its layers in the class with all parts, under other names.
-    """
-    where = str(reader.path / "hf" / "config.json")
-    if "config.json" not in reader.side_files():
-        return
-    config = parse_object(reader.side_file("config.json"), where, max_bytes=MAX_CONFIG_BYTES)
-    if composite_of(config) is not None:
-        raise CheckpointError(
-            codes.EXPORT_ADAPTER(
-                "the adapter was trained on the language model within this model, which peft does not load by"
-                " itself",
-                where,
-                f"model_type: {config.get('model_type')}",
-                "export it merged into the whole model: --merge",
-            )
-        )
-
-
-def adapter_entries(reader: CheckpointReader, entries: list[TensorEntry]) -> list[TensorEntry]:
+def adapter_entries(
+    reader: CheckpointReader, entries: list[TensorEntry], names: NamesInWhole | None
+) -> list[TensorEntry]:
     """Rename the tensors to the keys of peft's file.
 
-    A tied weight that was trained is written under both its names, as peft expects.
+    A tied weight that was trained is written under both its names, as peft expects. ``names``: where the
+    language model is a part of its folder's model.
     """
     adapted = adapted_modules(e.name for e in entries)
     ties = as_object(_base(reader).get("ties"))
     named = entries + [
         replace(e, name=other) for e in entries for other, own in ties.items() if own == e.name
     ]
-    return [replace(e, name=peft_key(e.name, adapted)) for e in named]
+    if names is None:
+        return [replace(e, name=peft_key(e.name, adapted)) for e in named]
+    adapted = frozenset(map(names.of, adapted))
+    return [replace(e, name=peft_key(names.of(e.name), adapted)) for e in named]
 
 
-def write_adapter_files(stage: Path, reader: CheckpointReader) -> None:
-    """Write ``adapter_config.json`` and the tokenizer's files."""
+def write_adapter_files(
+    stage: Path, reader: CheckpointReader, trained: Iterable[str], names: NamesInWhole | None
+) -> None:
+    """Write ``adapter_config.json`` and the tokenizer's files; ``trained``: the names of its tensors in the
+    checkpoint.
+    """
     for name in reader.side_files():
+        contents = reader.side_file(name)
+        if name == ADAPTER_CONFIG and names is not None:
+            settings = parse_object(contents, str(reader.path), max_bytes=MAX_CONFIG_BYTES)
+            contents = json.dumps(names.settings(settings, trained), indent=2).encode()
         if name not in _OF_WHOLE_MODELS:
-            write_fresh(stage / name, [reader.side_file(name)])
+            write_fresh(stage / name, [contents])
 
 
 def check_adapter(stage: Path, entries: list[TensorEntry], where: Path) -> None:

@@ -168,8 +168,8 @@ def gives_scores(config: Mapping[str, Json]) -> bool:
     return isinstance(named, list) and any(str(name).endswith(SCORES) for name in named)
 
 
-def _skeleton(config: Mapping[str, Json]) -> PreTrainedModel:
-    """Build the architecture on the meta device."""
+def text_model_of(config: Mapping[str, Json]) -> PreTrainedModel:
+    """Build the architecture, or the language model within it, on the meta device."""
     from transformers import AutoConfig
 
     plain = {
@@ -214,7 +214,7 @@ def check_names(config: JsonObject, shapes: Mapping[str, tuple[int, ...]], where
         found = f"model_type: {config.get('model_type')!r}"
         what = "Transformers has no causal language model of this type"
         raise CheckpointError(codes.EXPORT_MODEL_TYPE(what, str(where), found))
-    model = _skeleton(config)
+    model = text_model_of(config)
     if composite_of(config) is None:  # a composite's names the class with all parts
         config["architectures"] = [type(model).__name__]
     expected = {n: tuple(t.shape) for n, t in (*model.state_dict().items(), *model.named_buffers())}
@@ -252,7 +252,7 @@ def write_side_files(stage: Path, reader: CheckpointReader, config: Mapping[str,
     if "generation_config.json" not in reader.side_files() and not remote:
         from transformers import GenerationConfig
 
-        GenerationConfig.from_model_config(_skeleton(config).config).save_pretrained(str(stage))
+        GenerationConfig.from_model_config(text_model_of(config).config).save_pretrained(str(stage))
 
 
 def write_weights(stage: Path, entries: list[TensorEntry], max_shard_bytes: int) -> None:

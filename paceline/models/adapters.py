@@ -32,6 +32,7 @@ from paceline.core.units import human_count
 from paceline.models import codes
 from paceline.models.arrival import standing_in
 from paceline.models.expert_adapters import is_experts, merge_experts, route_adapters
+from paceline.plan.model.composite import text_name
 from paceline.plan.parts import AdapterSpec
 from paceline.runtime.seed import seed_for
 
@@ -140,6 +141,12 @@ def plain_name(name: str) -> str:
     return _BASE.sub(".", name)
 
 
+def _stored_name(key: str) -> str:
+    """Return the plain name of a tensor in a peft file."""
+    name = text_name(key.removeprefix(PEFT_PREFIX))
+    return name if ".lora_" in name else plain_name(name)  # factors of fused experts lie under base_layer
+
+
 def peft_key(name: str, adapted: frozenset[str]) -> str:
     """Return a trained parameter's key in ``adapter_model.safetensors``; ``adapted`` are the modules that
     have an adapter.
@@ -212,7 +219,7 @@ def load_adapter(hf: HFModel, folder: Path, trained: Mapping[str, str]) -> None:
     except (OSError, SafetensorError) as error:
         raise ConfigError(_no_weights(file, str(error).split("\n")[0])) from error
     # The names and shapes must match exactly: peft itself would load a part without an error.
-    found = {plain_name(key.removeprefix(PEFT_PREFIX)): tensor for key, tensor in stored.items()}
+    found = {_stored_name(key): tensor for key, tensor in stored.items()}
     places = {
         plain: parameter
         for name, parameter in hf.named_parameters()

@@ -223,7 +223,9 @@ class HFModelFactory:
             self._chunk_bytes,
         )
         if self.tensors is not None:
-            module.note("tensors", self.tensors.message)
+            had = self._load_config().get_text_config().vocab_size
+            kept = self.tensors.of_former_vocabulary(had, self._rows)
+            module.note("tensors", self.tensors.message + kept)
             module.note("config", config_keys(text_part(raw_config(self._model)), self._config))
         if self._master_dtype == torch.bfloat16:
             module.note("precision", "bfloat16 weights and activations, no fp32 master weights")

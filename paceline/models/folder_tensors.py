@@ -55,6 +55,15 @@ class FolderTensors:
             )
         return ", ".join(parts)
 
+    def of_former_vocabulary(self, had: int, rows: int) -> str:
+        """Return which carried tensors have ``had`` rows, where the vocabulary now has ``rows``: a further
+        prediction head's own embeddings, say. Empty where there are none.
+        """
+        kept = [n for n in self.carried if had != rows and self.stored[n].shape[:1] == (had,)]
+        if not kept:
+            return ""
+        return f"; {len(kept)} of them keep {had} rows beside a vocabulary of {rows} ({listed(kept)})"
+
 
 def folder_tensors(
     model: PreTrainedModel,

@@ -20,6 +20,7 @@ from paceline.core.units import human_count
 from paceline.plan import codes
 from paceline.plan.expert_adapters import expert_parameters
 from paceline.plan.mesh import Mesh
+from paceline.plan.model.composite import text_name
 from paceline.plan.model.parameters import is_linear, parameters_of
 from paceline.plan.model.read_shape import ModelShape
 from paceline.plan.model.weights_sizes import linears
@@ -277,10 +278,10 @@ def _started(folder: Path, adapter: AdapterSpec) -> AdapterSpec:
 
 
 def _names(value: Json) -> tuple[str, ...]:
-    """Return the names of a setting that holds one or a list of them."""
+    """Return the names of a setting that holds one or a list of them, as the language model names them."""
     if isinstance(value, str):
-        return (value,) if value else ()
-    return tuple(sorted(map(str, value))) if isinstance(value, list) else ()
+        return (text_name(value),) if value else ()
+    return tuple(sorted(text_name(str(one)) for one in value)) if isinstance(value, list) else ()
 
 
 # peft settings that change what an adapter computes, or its placement, beyond plain LoRA.

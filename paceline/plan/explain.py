@@ -61,8 +61,9 @@ def _active(shape: ModelShape) -> str:
 
 
 def _carried(shape: ModelShape) -> str:
+    of = f" of {shape.composite}" if shape.composite else ""
     return (
-        f"{shape.carried} tensors of the folder ({human_bytes(shape.carried_bytes)}), a tower or further"
+        f"{shape.carried} tensors of the folder{of} ({human_bytes(shape.carried_bytes)}), a tower or further"
         " prediction heads: only the language model is trained, and an export copies them unchanged"
     )
 

@@ -31,7 +31,8 @@ class Facts:
     ``backends``: process-group backends of this torch build; ``code_sandbox``: why model-written programs
     cannot be sandboxed here, empty if they can; ``config_fields``, ``config_words``: the keys that the model
     family of ``model.config`` declares, and all words of its code; ``pretrained_dtype``: torch's name for the
-    dtype of the pretrained weights; ``infiniband``: this node has such a device, and NCCL may use it.
+    dtype of the pretrained weights; ``composite``: type of the model with a tower of which the language model
+    is trained, empty for others; ``infiniband``: this node has such a device, and NCCL may use it.
     """
 
     device: str | None = None
@@ -48,6 +49,7 @@ class Facts:
     config_words: frozenset[str] | None = None
     num_attention_heads: int | None = None
     num_key_value_heads: int | None = None
+    composite: str | None = None
     complete_checkpoints: int | None = None
     incomplete_checkpoints: int | None = None
     checkpoint_bytes: int | None = None

@@ -328,6 +328,11 @@ ROLLOUT_SERVER_CUT = Code(
     "A server needs the policy's complete weights in the compute dtype; tensor parallelism and"
     " 4-bit weights do not have them.",
 )
+ROLLOUT_SERVER_TOWER = Code(
+    "rollout.server_tower",
+    "A server runs the model with all its parts; the weights that a run sends are the language"
+    " model's alone.",
+)
 
 GRPO_CISPO_BOUND = Code(
     "grpo.cispo_bound",

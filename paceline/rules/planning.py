@@ -46,6 +46,7 @@ def facts_of(
         max_position_embeddings=shape.max_position_embeddings or None if shape else None,
         num_attention_heads=shape.heads if shape else None,
         num_key_value_heads=shape.kv_heads if shape else None,
+        composite=shape.composite if shape else None,
     )
 
 

@@ -81,4 +81,17 @@ def weights(c: Context) -> Iterator[Diagnostic]:
         )
 
 
-SERVER_RULES: tuple[Rule, ...] = (address, weights)
+def tower(c: Context) -> Iterator[Diagnostic]:
+    """rollout.server_tower"""
+    if _server(c) is None or not c.facts.composite:
+        return
+    yield c.problem(
+        codes.ROLLOUT_SERVER_TOWER,
+        f"of this model ({c.facts.composite}) the language model alone is trained and could be sent, under"
+        " names that a server of the whole model does not know",
+        _SERVER,
+        hint="remove training.rollout.server, so that the training processes generate the answers",
+    )
+
+
+SERVER_RULES: tuple[Rule, ...] = (address, weights, tower)

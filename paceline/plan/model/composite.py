@@ -5,6 +5,7 @@ No torch.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -63,6 +64,13 @@ def text_part(config: Mapping[str, Json]) -> Mapping[str, Json]:
         return part
     own: JsonObject = {**found.values, "tie_word_embeddings": config.get("tie_word_embeddings", found.tied)}
     return {**part, **own, **({"model_type": found.text} if found.text else {})}
+
+
+def text_name(name: str) -> str:
+    """Return the language model's own name of a layer (or of a pattern of layers) that is named within the
+    class with all parts, as an adapter's files do there.
+    """
+    return re.sub(r"\blanguage_model\\?\.", "", name)
 
 
 def beside_text(name: str, layers: int) -> bool:

@@ -109,7 +109,9 @@ def _lines() -> Iterator[str]:
             "prediction heads of any model) are copied unchanged into an export, which the class with all"
             " parts loads. Where the causal class is refused below, so is the"
         ),
-        "whole. Rows with images are refused. An adapter is exported merged (`--merge`).",
+        "whole. Rows with images are refused. An adapter is exported merged (`--merge`) or alone, for",
+        "peft on the class with all parts; a run starts from such an adapter, too. A generation server",
+        "is refused.",
         "",
         "| `model_type` | language model |",
         "| --- | --- |",

@@ -15,7 +15,7 @@ from paceline.plan import codes
 from paceline.plan.model.ask_class import counted
 from paceline.plan.model.attention_kernel import has_sinks, has_softcap
 from paceline.plan.model.balance import config_coefficient
-from paceline.plan.model.composite import text_part
+from paceline.plan.model.composite import composite_of, text_part
 from paceline.plan.model.counts import with_counts
 from paceline.plan.model.families import FAMILY_SIZES, LARGEST, LARGEST_SIZE, SIZE_NAMES, family_sizes
 from paceline.plan.model.mixtures import latent_of, mixture_of
@@ -36,6 +36,7 @@ def shape_from_config(config: Mapping[str, Json], where: str = "model.config") -
 
     Raises ConfigError for missing or impossible sizes.
     """
+    whole = str(config.get("model_type")) if composite_of(config) else ""
     config = text_part(config)
     family = str(config.get("model_type") or "")
     if not family:
@@ -63,7 +64,7 @@ def shape_from_config(config: Mapping[str, Json], where: str = "model.config") -
                 "; ".join(f"{SIZE_NAMES[name][0]}: …" for name in missing) + near,
             )
         )
-    return _build(family, sizes, config, where)
+    return replace(_build(family, sizes, config, where), composite=whole)
 
 
 def scoring(shape: ModelShape, outputs: int = 1) -> ModelShape:

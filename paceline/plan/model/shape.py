@@ -28,7 +28,8 @@ class ModelShape:
     includes buffers. ``carries``: layers pass a state from token to token outside of attention.
     ``router_aux_loss``: coefficient of the experts' balance loss that its config requests. ``stored``: the
     16-bit dtype in which its folder is read into host memory (empty: float32); ``stored_score``: the folder
-    holds the scalar head.
+    holds the scalar head. ``carried``: tensors of its folder that are not trained; ``composite``: type of the
+    model with further parts of which this is the language model (empty: it is all).
     """
 
     model_type: str
@@ -61,6 +62,7 @@ class ModelShape:
     stored_score: bool = field(default=False, metadata=UNLESS_DEFAULT)
     carried: int = field(default=0, metadata=UNLESS_DEFAULT)
     carried_bytes: int = field(default=0, metadata=UNLESS_DEFAULT)
+    composite: str = field(default="", metadata=UNLESS_DEFAULT)
     listing: Listing | None = field(default=None, metadata=UNLESS_DEFAULT)
     why_about: str = field(default="", metadata=UNLESS_DEFAULT)
 

@@ -97,3 +97,9 @@ def test_another_base_is_refused(folder: Path, trained: Trained, tmp_path: Path)
     with pytest.raises(CheckpointError, match=r"export.carried"):
         export_hf(saved, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_heads_of_the_former_vocabulary_are_named(folder: Path) -> None:
+    module = HFModelFactory(Source(name_or_path=str(folder)), vocab_size=120)()
+    told = module.notes()["tensors"]
+    assert "1 of them keep 97 rows beside a vocabulary of 120 (model.layers.2.embed_tokens.weight)" in told

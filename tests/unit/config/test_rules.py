@@ -112,6 +112,13 @@ CASES = [
         ONE_ROW,
     ),
     case(
+        "rollout.server_tower",
+        _t(algorithm="grpo", rollout={"server": {"url": "http://h:1"}}),
+        _t(algorithm="grpo", rollout={"server": {"url": "http://h:1"}}),
+        Facts(composite="gemma3"),
+        good_facts=Facts(composite=""),
+    ),
+    case(
         "train.algorithm_section",
         _t(algorithm="sft", dpo={"beta": 0.2}),
         _t(algorithm="dpo", dpo={"beta": 0.2}),

@@ -15,12 +15,14 @@ from whole_models import whole_config
 from paceline.checkpoint.carried import carried_state
 from paceline.checkpoint.export import export_hf
 from paceline.checkpoint.store import Checkpointer
+from paceline.config.sections.lora import LoraSection
 from paceline.config.sections.model import ModelSection
-from paceline.core.errors import CheckpointError, ConfigError
+from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
 from paceline.models.adapters import Adapter
 from paceline.models.composite import class_of_whole
 from paceline.models.factory import HFModelFactory
+from paceline.plan.adapter import adapter_of
 from paceline.plan.codec import to_json
 from paceline.plan.model.composite import COMPOSITES
 from paceline.plan.model.read_shape import shape_of
@@ -116,8 +118,6 @@ def test_an_adapter_leaves_merged_into_the_whole(tmp_path: Path) -> None:
     _saved("qwen2_5_vl", tmp_path / "base")
     spec = AdapterSpec(r=2, alpha=4.0, target_modules=("q_proj", "v_proj"))
     saved = _trained(tmp_path / "base", tmp_path / "run", spec)
-    with pytest.raises(CheckpointError, match=r"export.adapter[\s\S]*--merge"):
-        export_hf(saved, tmp_path / "out")
     assert export_hf(saved, tmp_path / "out", merge=True).load_checked
     before, after = (load_file(tmp_path / f / "model.safetensors") for f in ("base", "out"))
     moved = {n for n in before if not _same(before[n], after[n])}
@@ -125,6 +125,45 @@ def test_an_adapter_leaves_merged_into_the_whole(tmp_path: Path) -> None:
     assert moved and all(
         n.startswith("model.layers.") and n.endswith(("q_proj.weight", "v_proj.weight")) for n in moved
     )
+
+
+EXPERTS = {"target_parameters": ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")}
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("gemma3", {"modules_to_save": ("embed_tokens",)}),  # its tower has layers named q_proj, too
+        ("qwen3_vl_moe", EXPERTS),
+        pytest.param("llama4", {}, marks=pytest.mark.slow),
+        pytest.param("llava", {}, marks=pytest.mark.slow),
+    ],
+)
+def test_an_adapter_alone_is_opened_by_peft_on_the_whole(
+    kind: str, more: dict[str, Any], tmp_path: Path
+) -> None:
+    from peft import PeftModel
+
+    _saved(kind, tmp_path / "base")
+    spec = AdapterSpec(r=2, alpha=4.0, target_modules=("q_proj", "v_proj"), **more)
+    saved = _trained(tmp_path / "base", tmp_path / "run", spec)
+    export_hf(saved, tmp_path / "alone")
+    export_hf(saved, tmp_path / "merged", merge=True)
+    load: Any = class_of_whole(whole_config(kind)).from_pretrained
+    base, merged = (load(tmp_path / folder).eval() for folder in ("base", "merged"))
+    ids = torch.randint(3, 80, (2, 9))
+    with torch.no_grad():
+        plain, expected = base(input_ids=ids).logits, merged(input_ids=ids).logits
+        opened = PeftModel.from_pretrained(base, str(tmp_path / "alone"))
+        found = opened(input_ids=ids).logits
+    assert (found - plain).abs().max() > 1e-3
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert not any("lora_" in name and "vision" in name for name, _ in opened.named_parameters())
+    # and a further run starts from it
+    start = adapter_of(LoraSection(adapter_name_or_path=str(tmp_path / "alone")))
+    again = HFModelFactory(Source(name_or_path=str(tmp_path / "base")), adapter=start)()
+    with torch.no_grad():
+        torch.testing.assert_close(again.eval().hf(input_ids=ids).logits, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_tower_that_lacks_a_tensor_is_refused_by_name(tmp_path: Path) -> None:
