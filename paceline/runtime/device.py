@@ -143,13 +143,13 @@ def _allocated(device: torch.device) -> int:
     return peak or (int(current()) if current is not None else 0)
 
 
-def matmul_rate(device: torch.device, dtype: torch.dtype, seconds: float = 0.15) -> float:
+def matmul_rate(device: torch.device, dtype: torch.dtype, seconds: float = 0.05) -> float:
     """Measure FLOP/s of square matrix products in ``dtype``: the best of those that fit in ``seconds``.
 
     A product counts 2 n³ operations. A step's speed is given relative to it on a device without a data-sheet
     peak.
     """
-    size = 8192 if is_accelerator(device.type) else 1024
+    size = 8192 if is_accelerator(device.type) else 512
     left = torch.randn(size, size, device=device).to(dtype)
     right = torch.randn(size, size, device=device).to(dtype)
     out = left @ right  # warm-up: kernels are chosen and loaded

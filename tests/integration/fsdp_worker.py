@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from engine_stub import engine_of
 from tiny_parts import TinyObjective, make_batch
@@ -124,7 +126,7 @@ def gathered(world: World, shards: Iterator[Shard]) -> dict[str, list[float]]:
             list(s.global_shape),
             list(s.offsets),
             list(s.tensor.shape),
-            s.tensor.double().flatten().tolist(),
+            base64.b64encode(s.tensor.double().cpu().contiguous().numpy().tobytes()).decode(),
         ]
         for s in shards
         if s.kind == "param"
@@ -133,9 +135,8 @@ def gathered(world: World, shards: Iterator[Shard]) -> dict[str, list[float]]:
     times: dict[str, torch.Tensor] = {}
     for name, shape, offsets, size, values in (row for rows in world.all_gather_json(mine) for row in rows):
         place = tuple(slice(o, o + n) for o, n in zip(offsets, size, strict=True))
-        whole.setdefault(name, torch.zeros(shape, dtype=torch.float64))[place] = torch.tensor(
-            values, dtype=torch.float64
-        ).view(size)
+        piece = torch.from_numpy(np.frombuffer(base64.b64decode(values)).copy())
+        whole.setdefault(name, torch.zeros(shape, dtype=torch.float64))[place] = piece.view(size)
         times.setdefault(name, torch.zeros(shape))[place] += 1
     assert all(bool((t == 1).all()) for t in times.values()), "an element was exported twice, or never"
     return {name: tensor.flatten().tolist() for name, tensor in whole.items()}

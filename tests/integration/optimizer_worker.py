@@ -144,7 +144,13 @@ def straight(case: dict[str, Any], world: World, out: Path) -> tuple[dict[str, A
     if case.get("evaluate"):
         evaluated += [evaluation(strategy, handle), weights_alone(case, world, out, path)]
     found = {"losses": losses, "library": difference(), "evaluated": evaluated}
-    return {**found, "parameters": gathered(world, strategy.export_state(handle))}, path
+    return {**found, "parameters": parameters(world, strategy, handle)}, path
+
+
+def parameters(world: World, strategy: Strategy, handle: Handle) -> dict[str, Any]:
+    """All of them, which are the same on every rank: the others write their hash alone."""
+    whole = gathered(world, strategy.export_state(handle))
+    return {n: v if world.is_main else hash(tuple(v)) for n, v in whole.items()}
 
 
 def resumed(case: dict[str, Any], world: World, out: Path, path: Path) -> dict[str, Any]:
@@ -152,7 +158,7 @@ def resumed(case: dict[str, Any], world: World, out: Path, path: Path) -> dict[s
     with CheckpointReader(path) as reader:
         strategy.import_state(handle, reader)
     losses = train(strategy, handle, range(STEPS // 2, STEPS))
-    return {"losses": losses, "parameters": gathered(world, strategy.export_state(handle))}
+    return {"losses": losses, "parameters": parameters(world, strategy, handle)}
 
 
 def over(case: dict[str, Any], way: str) -> dict[str, Any]:

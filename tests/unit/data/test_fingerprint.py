@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import io
 import json
+import tokenize
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +260,27 @@ def test_another_comment_or_docstring_prepares_nothing_anew() -> None:
         assert fingerprint.without_comments(SOURCE.replace(old, new)) != bare
     here = (HERE / "fingerprint.py").read_text(encoding="utf-8")
     assert "Return 40 hex" not in fingerprint.without_comments(here)
+
+
+def parsed_without_comments(source: str) -> str:
+    """The same by Python's own parser and tokens."""
+    lines = source.splitlines()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = node.body[0].value if node.body and isinstance(node.body[0], ast.Expr) else None
+            if isinstance(text, ast.Constant) and isinstance(text.value, str):
+                lines[text.lineno - 1 : text.end_lineno] = [""] * ((text.end_lineno or 0) - text.lineno + 1)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column]
+    return "\n".join(line.rstrip() for line in lines if line.strip())
+
+
+def test_no_code_is_taken_for_a_comment() -> None:
+    for path in (*(HERE / f"{name}.py" for name in fingerprint._CODE), *HERE.glob("kinds/*.py")):
+        source = path.read_text(encoding="utf-8")
+        assert fingerprint.without_comments(source) == parsed_without_comments(source), path
 
 
 def test_the_programs_version_follows_its_code_and_not_its_comments(
