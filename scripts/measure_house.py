@@ -48,6 +48,7 @@ HOME = (
     "core/tables.py",
     "plan/strategies/",
     "plan/algorithms/",
+    "config/exchange/",
     "config/foreign/",
     "config/aliases.py",
     "config/synonyms.py",

@@ -20,6 +20,9 @@ CLI_NO_RUN = Code(
     "The given directory is not a run: it does not exist, or it has no plan.json. Name the run"
     " directory that `paceline train` printed; the nearest ones are listed.",
 )
+CLI_OPTION = Code(
+    "cli.option", "An option's value is not one that the verb takes; the message says which ones are."
+)
 CLI_SYSTEM = Code(
     "cli.system",
     "The operating system refused an operation on a file or folder (missing, no permission, no space). The"

@@ -1,7 +1,8 @@
-"""``paceline config show``."""
+"""``paceline config``: show, import."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,7 +15,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
-    help="Show the effective config of a YAML.",
+    help="Configs: show one, or import another system's.",
 )
 
 
@@ -41,3 +42,39 @@ def show(
     typer.echo(
         json.dumps(loaded.config.to_json(), indent=2, ensure_ascii=False) if as_json else render_show(loaded)
     )
+
+
+@app.command(name="import", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def import_(
+    context: typer.Context,
+    file: Annotated[
+        str,
+        typer.Argument(metavar="FILE", help="A config, or a command line such as `trl sft --packing true`."),
+    ],
+    system: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            help="llamafactory, trl, axolotl, accelerate, deepspeed, hf or swift [default: by its keys].",
+        ),
+    ] = None,
+    algorithm: Annotated[
+        str | None,
+        typer.Option(
+            "--algorithm", help="Of a TRL file, which names no trainer: sft, dpo, kto, reward, grpo, rloo."
+        ),
+    ] = None,
+    to: Annotated[
+        Path | None, typer.Option("--to", help="Write the YAML to this new file [default: stdout].")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The verdict on every key, and the YAML, as JSON.")
+    ] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Report every key, not only those that are not kept.")
+    ] = False,
+) -> None:
+    """Translate another system's config, its defaults written out, and say what becomes of each key."""
+    from paceline.cli.config_import import import_file
+
+    import_file(file, context.args, system, algorithm, to, as_json, every)

@@ -26,7 +26,7 @@ VERBS = {
     "prepare": "tokenise and store the data ahead of training",
     "plan": "show what a training run would do here, and why, without starting it",
     "doctor": "check this machine: devices, driver, memory, compiler, packages, and how to fix what is wrong",
-    "config": "config show CONFIG: every effective value and the file and line that set it",
+    "config": "config show CONFIG: every value and where it is set; config import: another system's config",
     "data": "data show CONFIG: rows as the model gets them, or the totals of the data, also as a picture",
     "chat": "chat with the model that a run has trained",
     "export": "write a run's model as a Hugging Face folder",

@@ -290,3 +290,8 @@ SEC_SECRET_ON_CLI = Code(
     "A secret in a config or on the command line is visible to `ps`, saved with the run and sent to"
     " trackers. Keep it in an environment variable.",
 )
+CONFIG_IMPORT_SYSTEM = Code(
+    "config.import_system",
+    "`paceline config import` recognises a config's system by its keys; here they fit none. Name it with"
+    " --from.",
+)

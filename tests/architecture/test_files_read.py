@@ -16,6 +16,7 @@ OWN = {
     "core/files.py": "it is the door",
     "core/bounded.py": "/proc",
     "config/foreign/deepspeed_normal.py": "Paceline's own table",
+    "config/exchange/tables.py": "Paceline's own tables",
     "config/reading.py": "/dev/stdin and a shell's <(…), which have a writer",
     "plan/hardware/probe.py": "/proc and /sys",
     "plan/hardware/nodes.py": "/sys, and the installed torch's own version.py",

@@ -1,0 +1,99 @@
+"""axolotl's algorithms (``rl``, ``reward_model``) and their options."""
+
+from __future__ import annotations
+
+from paceline.config.exchange.common import KERNEL, LOGGED
+from paceline.config.exchange.reading import KeyReader
+
+_ALGORITHMS = {
+    "": "sft",
+    "dpo": "dpo",
+    "ipo": "dpo",
+    "kto": "kto",
+    "orpo": "orpo",
+    "simpo": "simpo",
+    "grpo": "grpo",
+}
+
+
+def algorithm_of(reading: KeyReader) -> str:
+    """Decide the keys of the algorithm, and return ours."""
+    rl = reading.text("rl")
+    algorithm = "reward" if reading.on("reward_model") else _ALGORITHMS.get(rl, "sft")
+    if rl in _ALGORITHMS:
+        reading.set("training.algorithm", algorithm, "reward_model" if algorithm == "reward" else "rl")
+        reading.mapped(("rl", "reward_model"), ("training.algorithm",))
+        reading.nothing("num_labels", "a reward is one number") if reading.value("num_labels") == 1 else None
+    else:
+        reading.lose("rl", f"rl: {rl} is not supported")
+    if rl == "ipo":
+        reading.set("training.dpo.loss_type", "ipo", "rl")
+        reading.set("training.dpo.length_normalized", True, "rl")
+    _options(reading, algorithm)
+    return algorithm
+
+
+def _options(reading: KeyReader, algorithm: str) -> None:
+    own: dict[str, str] = {}
+    if algorithm in ("dpo", "kto", "simpo", "orpo"):
+        own["rl_beta"] = own["dpo_beta"] = f"training.{algorithm}.beta"
+    if algorithm == "orpo":
+        own["orpo_alpha"] = "training.orpo.beta"
+    if algorithm == "dpo":
+        own |= {
+            "dpo_label_smoothing": "training.dpo.label_smoothing",
+            "rpo_alpha": "training.dpo.rpo_alpha",
+            "precompute_ref_log_probs": "training.dpo.precompute_ref_log_probs",
+            "dpo_loss_type": "training.dpo.loss_type",
+        }
+    if algorithm == "simpo":
+        own |= {"simpo_gamma": "training.simpo.simpo_gamma", "cpo_alpha": "training.simpo.cpo_alpha"}
+    if algorithm == "kto":
+        own |= {
+            "kto_desirable_weight": "training.kto.desirable_weight",
+            "kto_undesirable_weight": "training.kto.undesirable_weight",
+        }
+    if algorithm == "reward":
+        own["center_rewards_coefficient"] = "training.reward.center_rewards_coefficient"
+    for key, path in own.items():
+        if reading.is_given(key):
+            value = reading.given[key]
+            reading.keep(key, path, value[0] if isinstance(value, list) and len(value) == 1 else value)
+    reading.nothing(("dpo_use_liger_kernel", "dpo_padding_free", "dpo_use_logits_to_keep"), KERNEL)
+    if algorithm != "grpo":
+        reading.nothing(
+            [k for k in reading.given if k.partition(".")[0] in ("trl", "vllm")],
+            f"it does not act with {algorithm}",
+        )
+    else:
+        _grpo(reading)
+
+
+def _grpo(reading: KeyReader) -> None:
+    inner = ("num_generations", "max_completion_length", "temperature", "top_p", "top_k")
+    loss = (
+        "beta",
+        "epsilon",
+        "epsilon_high",
+        "loss_type",
+        "num_iterations",
+        "importance_sampling_level",
+        "mask_truncated_completions",
+    )
+    for names, path in ((inner, "training.rollout"), (loss, "training.grpo")):
+        for name in names:
+            if reading.is_given(f"trl.{name}"):
+                reading.keep(f"trl.{name}", f"{path}.{name}", reading.given[f"trl.{name}"])
+    reading.set("training.grpo.use_bias_correction_kl", True, "trl", "TRL's default")
+    if "trl.scale_rewards" in reading.given:
+        word = "group" if reading.on("trl.scale_rewards") else "none"
+        reading.keep("trl.scale_rewards", "training.grpo.scale_rewards", word)
+    says = "the training processes generate the answers themselves, from the same distribution"
+    reading.nothing([k for k in reading.given if k.startswith(("trl.vllm", "trl.use_vllm", "vllm"))], says)
+    reading.nothing([k for k in reading.given if k.startswith(("trl.log_", "trl.num_completions"))], LOGGED)
+    for key in [k for k in reading.given if k.startswith(("trl.reward_", "trl.rollout_func"))]:
+        reading.lose(
+            key,
+            "reward functions are written as training.rollout.rewards (module:function, docs/rollouts.md)",
+        )
+    reading.mapped("trl", ("training.grpo", "training.rollout"))

@@ -1,0 +1,221 @@
+"""axolotl's data sets: path and type, columns, templates and packing."""
+
+from __future__ import annotations
+
+from paceline.config.exchange.reading import KeyReader
+from paceline.core.json_types import Json, JsonObject, as_object
+
+_CHAT = ("chat_template", "chat_template.default", "sharegpt")
+_TEXT = ("completion", "pretrain", "text")
+_NO_MATTER = (
+    "ds_type",
+    "shards",
+    "shards_idx",
+    "preprocess_shards",
+    "trust_remote_code",
+    "train_on_eos",
+    "train_on_eot",
+    "drop_system_message",
+    "roles_to_train",
+    "message_field_role",
+    "message_field_content",
+    "conversation",
+    "split_thinking",
+)
+_OWN_TEMPLATES = ("tokenizer_default", "tokenizer_default_fallback_chatml")
+
+
+def datasets(reading: KeyReader, algorithm: str) -> None:
+    """Decide where rows come from, how they are written, and which tokens have loss."""
+    for key, path in (
+        ("datasets", "data.train"),
+        ("pretraining_dataset", "data.train"),
+        ("test_datasets", "data.eval"),
+    ):
+        listed = reading.given.get(key)
+        listed = [{"path": listed, "type": "pretrain"}] if isinstance(listed, str) and listed else listed
+        if isinstance(listed, list) and listed:
+            made = [
+                _one(reading, f"{key}.{n}", as_object(item), algorithm, key) for n, item in enumerate(listed)
+            ]
+            reading.set(path, made, key)
+            reading.mapped([k for k in reading.given if k == key], (path,))
+    reading.keep("train_on_inputs", "data.train_on", "all" if reading.on("train_on_inputs") else "assistant")
+    if reading.is_given("pretraining_dataset"):
+        reading.set("data.train_on", "all", "pretraining_dataset", "pre-training: loss on every token")
+    _template(reading)
+    _packing(reading)
+    _tokens(reading)
+
+
+def _one(reading: KeyReader, at: str, item: JsonObject, algorithm: str, key: str) -> JsonObject:
+    """Return one of our data sets; decides its keys."""
+    files = item.get("data_files")
+    path = item.get("path")
+    if files and path in ("json", "jsonl", "csv", "parquet", "text"):
+        path = files[0] if isinstance(files, list) else files
+    found: JsonObject = {"path": path}
+    if item.get("name"):
+        found["name"] = item["name"]
+    if item.get("split") not in (None, "train"):
+        found["split"] = item["split"]
+    reading.mapped([f"{at}.{k}" for k in ("path", "name", "split", "data_files")], ("data.train",))
+    reading.nothing(
+        [f"{at}.{k}" for k in _NO_MATTER], "as rows are read here; answers with what ends them have loss"
+    )
+    kind = item.get("type")
+    word = (
+        str(kind).partition(":")[0]
+        if isinstance(kind, str)
+        else "pretrain"
+        if key == "pretraining_dataset"
+        else ""
+    )
+    if algorithm != "sft":
+        _preference(reading, at, word)
+    elif word in _CHAT:
+        found |= _chat(reading, at, item)
+    elif word in _TEXT:
+        column = str(item.get("field") or item.get("text_column") or "text")
+        found |= {"format": "text"} | ({"columns": {"text": column}} if column != "text" else {})
+        reading.mapped([f"{at}.{k}" for k in ("type", "field", "text_column")], ("data.train",))
+    elif word == "alpaca":
+        found["format"] = "alpaca"
+        reading.lose(
+            f"{at}.type",
+            "axolotl's alpaca prompt is text with a preamble; here the chat template writes the turns",
+        )
+    elif word:
+        reading.lose(f"{at}.type", f"the prompt strategy {word} is axolotl's; convert the rows to messages")
+    return found
+
+
+def _chat(reading: KeyReader, at: str, item: JsonObject) -> JsonObject:
+    """Conversations under any column; the keys of a turn are recognised."""
+    turns = str(item.get("field_messages") or "messages")
+    names = as_object(item.get("message_property_mappings"))
+    role = str(names.get("role") or item.get("message_field_role") or "")
+    keys = [
+        f"{at}.{k}"
+        for k in ("type", "field_messages", "roles", "message_property_mappings", "chat_template", "field")
+    ]
+    keys += [k for k in reading.given if k.startswith((f"{at}.message_property_mappings.", f"{at}.roles."))]
+    reading.mapped(keys, ("data.train",))
+    if item.get("chat_template") not in (None, *_OWN_TEMPLATES):
+        reading.lose(f"{at}.chat_template", "one template for all data sets: set model.chat_template")
+    if role == "from" or turns == "conversations" or str(item.get("type")).startswith("sharegpt"):
+        return {"columns": {"conversations": turns}} if turns not in ("messages", "conversations") else {}
+    return {"columns": {"messages": turns}} if turns not in ("messages", "conversations") else {}
+
+
+def _preference(reading: KeyReader, at: str, word: str) -> None:
+    if word.startswith(("chat_template", "bradley_terry.chat_template")) or not word:
+        reading.mapped([f"{at}.type"], ("data.train",))
+    elif word.startswith("chatml"):
+        reading.keep(f"{at}.type", "model.chat_template", "chatml")
+    else:
+        reading.lose(
+            f"{at}.type",
+            f"the prompt strategy {word} is axolotl's; rows of prompt, chosen and rejected are read",
+        )
+    reading.mapped(
+        [f"{at}.{k}" for k in ("field_messages", "field_chosen", "field_rejected")], ("data.train",)
+    )
+
+
+def _template(reading: KeyReader) -> None:
+    jinja, name = reading.given.get("chat_template_jinja"), reading.text("chat_template")
+    if isinstance(jinja, str) and jinja:
+        reading.keep("chat_template_jinja", "model.chat_template", jinja)
+        reading.mapped("chat_template", ("model.chat_template",))
+    elif name in ("", *_OWN_TEMPLATES):
+        reading.nothing("chat_template", "the tokenizer's own template, as here")
+    elif name == "chatml":
+        reading.keep("chat_template", "model.chat_template", "chatml")
+    else:
+        reading.lose(
+            "chat_template",
+            f"axolotl's own {name}; the tokenizer's template is used (or set model.chat_template)",
+        )
+    reading.nothing(
+        [k for k in reading.given if k.startswith("eot_tokens")],
+        "the token that ends a turn is read off the chat template",
+    )
+    if reading.is_given("default_system_message"):
+        reading.lose("default_system_message", "write it in model.chat_template")
+
+
+def _packing(reading: KeyReader) -> None:
+    reading.keep("sample_packing", "data.packing", reading.on("sample_packing"))
+    says = "padding never weighs anything, and evaluation is a mean over tokens"
+    prefixes = (
+        "eval_sample_packing",
+        "pad_to_",
+        "sample_packing_",
+        "batch_flattening",
+        "multipack_real_batches",
+        "pretrain_multipack",
+        "streaming_multipack",
+        "eval_sequence_len",
+        "total_num_tokens",
+        "total_supervised",
+    )
+    reading.nothing([k for k in reading.given if k.startswith(prefixes)], says)
+    reading.nothing(
+        (
+            "dataset_prepared_path",
+            "dataset_keep_in_memory",
+            "skip_prepare_dataset",
+            "num_dataset_shards_to_save",
+            "dataset_shard_num",
+            "dataset_shard_idx",
+            "is_preprocess",
+            "preprocess_iterable",
+        ),
+        "prepared data are cached by what they are made of",
+    )
+    reading.nothing(
+        ("shuffle_merged_datasets", "shuffle_before_merging_datasets", "curriculum_sampling"),
+        "rows are permuted by seed",
+    ) if (
+        reading.value("shuffle_merged_datasets") is not False and not reading.on("curriculum_sampling")
+    ) else None
+    words = {"drop": "skip", "truncate": "truncate", "raise": "refuse"}
+    word = str(reading.value("excess_length_strategy") or "drop")
+    reading.keep(
+        "excess_length_strategy",
+        "data.on_too_long",
+        words.get(word, "skip"),
+        "axolotl drops longer rows by default",
+    )
+    if reading.on("streaming"):
+        reading.lose("streaming", "data are prepared once and memory-mapped, not streamed")
+    else:
+        reading.nothing("streaming", "rows are read as a whole")
+
+
+def _tokens(reading: KeyReader) -> None:
+    """Padding has no loss; other special tokens would change the text."""
+    for outer in ("special_tokens", "tokens"):
+        value = reading.given.get(outer)
+        if outer == "tokens" and isinstance(value, list):
+            reading.keep(outer, "model.add_tokens", value)
+        names = as_object(value)
+        for name, token in names.items():
+            if name == "pad_token":
+                reading.nothing(f"{outer}.{name}", "padding never weighs anything")
+            elif name == "additional_special_tokens" and isinstance(token, list):
+                reading.keep(f"{outer}.{name}", "model.add_special_tokens", token)
+            elif token in ("<s>", "</s>", "<unk>"):
+                reading.nothing(f"{outer}.{name}", "the tokenizer's own (Llama's and Mistral's)")
+            else:
+                reading.lose(f"{outer}.{name}", "the tokenizer's own special tokens are used")
+        if names:
+            inner = [reading.result.findings.get(f"{outer}.{name}") for name in names]
+            bad: list[Json] = [f.key for f in inner if f is not None and f.verdict.value == "cannot be kept"]
+            if bad:
+                reading.lose(
+                    outer, f"the tokenizer's own special tokens are used: {', '.join(map(str, bad))}"
+                )
+            else:
+                reading.mapped(outer, ("model.add_special_tokens",))

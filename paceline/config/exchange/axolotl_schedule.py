@@ -1,0 +1,122 @@
+"""axolotl's schedule, and when it evaluates and saves."""
+
+from __future__ import annotations
+
+from paceline.config.exchange.reading import KeyReader
+from paceline.core.json_types import Json
+
+_OWN = ("one_cycle", "rex")
+
+
+def schedule(reading: KeyReader) -> None:
+    """Decide the keys of learning rate, warm-up, evaluation and saves."""
+    _rate(reading)
+    _warmup(reading)
+    _evaluation(reading)
+    _saves(reading)
+
+
+def _rate(reading: KeyReader) -> None:
+    name = str(reading.value("lr_scheduler") or "cosine")
+    least, constant = reading.given.get("cosine_min_lr_ratio"), reading.given.get("cosine_constant_lr_ratio")
+    if name in _OWN:
+        reading.lose("lr_scheduler", f"axolotl's {name} schedule is not supported")
+    elif name == "cosine" and isinstance(least, (int, float)) and least and not constant:
+        reading.keep("lr_scheduler", "training.lr_scheduler_type", "cosine_with_min_lr")
+        reading.keep("cosine_min_lr_ratio", "training.lr_scheduler_kwargs", {"min_lr_rate": least})
+    else:
+        reading.keep("lr_scheduler", "training.lr_scheduler_type", name)
+    for key in ("cosine_min_lr_ratio", "cosine_constant_lr_ratio"):
+        if not reading.given.get(key):
+            reading.nothing(key, "off, as here")
+    for key in (
+        "lr_quadratic_warmup",
+        "jagged_restart_steps",
+        "embedding_lr",
+        "embedding_lr_scale",
+        "lr_groups",
+    ):
+        if reading.on(key):
+            reading.lose(key, "one rate by one schedule for all weights is what is supported")
+        else:
+            reading.nothing(key, "off, as here")
+    reading.nothing(
+        ("lr_div_factor", "eta_min", "torchdistx_path"),
+        "no schedule or optimizer of axolotl 0.19 reads it here",
+    )
+
+
+def _warmup(reading: KeyReader) -> None:
+    """Without a warm-up axolotl takes 3 % of the steps, at most 100."""
+    steps, ratio = reading.given.get("warmup_steps"), reading.given.get("warmup_ratio")
+    if isinstance(steps, (int, float)):
+        reading.keep("warmup_steps", "training.warmup_steps", 2 if steps == 1 else steps)
+        reading.nothing("warmup_ratio", "warmup_steps wins over it")
+    elif ratio is not None:
+        reading.keep("warmup_ratio", "training.warmup_steps", ratio)
+    else:
+        limit = reading.given.get("max_steps")
+        value: Json = min(int(0.03 * limit), 100) if isinstance(limit, int) and limit > 0 else 0.03
+        reading.set(
+            "training.warmup_steps", value, "warmup_ratio", "axolotl takes 3 % of the steps, at most 100"
+        )
+
+
+def _part(reading: KeyReader, key: str) -> float | None:
+    """Return a number of times per epoch as a fraction of all steps, as axolotl computes it."""
+    times, epochs = reading.given.get(key), reading.value("num_epochs")
+    if not isinstance(times, (int, float)) or not times or not isinstance(epochs, (int, float)):
+        return None
+    return 1.0 / (times * epochs)
+
+
+def _evaluation(reading: KeyReader) -> None:
+    held = reading.given.get("val_set_size")
+    some = reading.is_given("test_datasets") or bool(held)
+    keys = ("evals_per_epoch", "eval_steps", "eval_strategy", "evaluation_strategy")
+    if not some:
+        reading.set("training.eval_strategy", "no", "val_set_size")
+        reading.nothing(keys, "nothing is evaluated: val_set_size is 0")
+        reading.nothing("val_set_size", "no rows are held out")
+        return
+    if held:
+        reading.keep("val_set_size", "data.validation_split", held)
+    steps: Json = reading.given.get("eval_steps")
+    part = _part(reading, "evals_per_epoch")
+    steps = part if part is not None and part < 1 else steps
+    word = reading.given.get("eval_strategy") or reading.given.get("evaluation_strategy")
+    if steps:
+        reading.set("training.eval_strategy", "steps", "evals_per_epoch" if part else "eval_steps")
+        reading.set("training.eval_steps", steps, "evals_per_epoch" if part else "eval_steps")
+        reading.set(
+            "training.eval_on_start", True, "eval_steps", "axolotl evaluates before the first step, too"
+        )
+    elif word is not None:
+        reading.set("training.eval_strategy", "no" if word is False else word, "eval_strategy")
+        reading.set("training.eval_on_start", word not in (False, "no"), "eval_strategy")
+    else:
+        reading.set(
+            "training.eval_strategy",
+            "no",
+            "evals_per_epoch",
+            "axolotl evaluates never for one part an epoch of one",
+        )
+    reading.mapped(keys, ("training.eval_strategy", "training.eval_steps"))
+
+
+def _saves(reading: KeyReader) -> None:
+    part = _part(reading, "saves_per_epoch")
+    steps: Json = part if part is not None and part < 1 else reading.given.get("save_steps")
+    word = reading.given.get("save_strategy")
+    if steps:
+        reading.set("training.save_strategy", "steps", "saves_per_epoch" if part else "save_steps")
+        reading.set("training.save_steps", steps, "saves_per_epoch" if part else "save_steps")
+    else:
+        reading.set("training.save_strategy", "no" if word is False else word or "epoch", "save_strategy")
+    reading.mapped(
+        ("saves_per_epoch", "save_steps", "save_strategy"), ("training.save_strategy", "training.save_steps")
+    )
+    reading.nothing(
+        ("save_first_step", "save_only_model", "save_safetensors"),
+        "it changes what is kept, not the training",
+    )

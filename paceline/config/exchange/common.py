@@ -1,0 +1,191 @@
+"""Keys that other systems take over from Transformers, translated by the aliases that our own files use."""
+
+from __future__ import annotations
+
+from paceline.config.aliases import ALIASES, SKIP, Alias, Learnt, NoTranslation, Skip
+from paceline.config.exchange.reading import KeyReader
+from paceline.config.recognised import RECOGNISED
+from paceline.config.schema import field_of, homes_of
+from paceline.config.spelling import same
+from paceline.core.json_types import Json
+from paceline.core.tables import ALGORITHMS
+
+HUB = "uploading is a step of its own: the training is the same, and `paceline export` writes the folder"
+_UPLOAD = (
+    *("push_to_hub", "hub_token", "hub_model_id", "hub_strategy", "hub_always_push", "hub_private_repo"),
+    *("hub_revision", "hub_model_revision", "push_to_hub_model_id", "push_to_hub_token"),
+    "push_to_hub_organization",
+)
+_LOGS = (
+    *("logging_nan_inf_filter", "include_num_input_tokens_seen", "include_tokens_per_second", "disable_tqdm"),
+    *("log_level_replica", "log_on_each_node", "project", "trackio_space_id", "trackio_bucket_id", "run_id"),
+    *("trackio_static_space_id", "skip_memory_metrics", "logging_dir", "plot_loss", "print_param_status"),
+    *(
+        "log_completions",
+        "num_completions_to_print",
+        "log_unique_prompts",
+        "log_multimodal",
+        "log_completions_hub_repo",
+    ),
+)
+_WANDB = ("wandb_project", "wandb_entity", "wandb_run_group", "with_tracking", "trackio_project")
+_NOT_WRITTEN = ("log_level", "model_revision", "eval_dataset", "train_dataset", "eval_strategy_")
+_HOMES = ("training", "model", "data")
+LOGGED = "it changes what is logged, not the training"
+_KERNELS = (
+    "use_liger_kernel",
+    "liger_kernel_config",
+    "enable_liger_kernel",
+    "use_v1_kernels",
+    "kernel_config",
+)
+KERNEL = "another kernel for the same function; the fused cross entropy is always on here"
+CHUNKED = "it saves memory; sums and updates are the same"
+
+
+def transformers_keys(reading: KeyReader) -> None:
+    """Decide the keys of Transformers' arguments that the system's own translator has left open."""
+    reading.nothing(_UPLOAD, HUB)
+    reading.nothing(_LOGS, LOGGED)
+    reading.nothing(
+        ("do_train", "overwrite_output_dir"), "`paceline train` trains, and never overwrites another run"
+    ) if (not reading.on("overwrite_output_dir")) else reading.nothing("do_train", "`paceline train` trains")
+    reading.nothing(
+        _WANDB, "trackers read it from their own variables (WANDB_PROJECT); the training is the same"
+    )
+    reading.nothing(_KERNELS, KERNEL)
+    _precision(reading)
+    _warmup(reading)
+    _schedule_of_events(reading)
+    reentrant = reading.value("gradient_checkpointing_kwargs")
+    if isinstance(reentrant, dict) and set(reentrant) <= {"use_reentrant"}:
+        says = "recomputation gives the same values with either implementation"
+        reading.nothing(
+            ("gradient_checkpointing_kwargs", "gradient_checkpointing_kwargs.use_reentrant"), says
+        )
+    if reading.on("bf16") or reading.on("fp16"):
+        says = "matrix products are in half precision already; the few float32 ones keep their full precision"
+        reading.nothing("tf32", says)
+    if reading.on("average_tokens_across_devices"):
+        reading.nothing(
+            "average_tokens_across_devices", "the loss is the mean over the tokens of all processes"
+        )
+    for key in reading.open_keys():
+        by_alias(reading, key)
+    _defaults(reading)
+
+
+def _precision(reading: KeyReader) -> None:
+    """Decide ``bf16`` and ``fp16``; both off is float32."""
+    if any(reading.decided(key) for key in ("bf16", "fp16")):
+        return
+    fp16, bf16 = reading.on("fp16"), reading.on("bf16")
+    word = "fp16" if fp16 else "bf16" if bf16 else "no"
+    reading.set("training.mixed_precision", word, "fp16" if fp16 else "bf16")
+    reading.mapped(("fp16", "bf16"), ("training.mixed_precision",))
+
+
+def _warmup(reading: KeyReader) -> None:
+    """``warmup_steps`` above 0 wins over ``warmup_ratio``, as in Transformers."""
+    steps = reading.value("warmup_steps")
+    if reading.is_given("warmup_ratio") and isinstance(steps, (int, float)) and steps > 0:
+        reading.nothing("warmup_ratio", f"warmup_steps: {steps} wins over it")
+
+
+def _schedule_of_events(reading: KeyReader) -> None:
+    """Keys that only matter with an evaluation, or a save, that the file switches off."""
+    name = "evaluation_strategy" if reading.is_given("evaluation_strategy") else "eval_strategy"
+    if reading.text(name) in ("", "no", "false") and not reading.on("do_eval"):
+        says = f"nothing is evaluated: {name} is no"
+        reading.nothing(
+            ("eval_steps", "per_device_eval_batch_size", "eval_delay", "eval_accumulation_steps"), says
+        )
+    reading.nothing("do_eval", f"{name} decides when to evaluate")
+    if reading.text("save_strategy") in ("no", "epoch"):
+        reading.nothing("save_steps", f"save_strategy is {reading.text('save_strategy')}")
+    reading.nothing("logging_strategy", LOGGED)
+    reading.nothing("save_only_model", "a checkpoint holds the optimizer as well; its weights are the same")
+    reading.nothing("save_safetensors", "checkpoints are safetensors") if reading.on(
+        "save_safetensors"
+    ) else None
+
+
+def by_alias(reading: KeyReader, key: str) -> None:
+    """Decide a key by our own names, our aliases, and the keys known to have no effect."""
+    value = reading.given[key]
+    if value is None:
+        reading.nothing(key, "it has no value")
+        return
+    homes = [home for home in homes_of(key) if home in _HOMES]
+    alias = ALIASES.get(key) or (Alias(f"{homes[0]}.{key}") if homes else None)
+    if alias is not None:
+        _through(reading, key, alias, value)
+        return
+    known = RECOGNISED.get(key)
+    if known is not None and key in ("dataset_dir",) and key in reading.defaults:
+        reading.nothing(key, "it says where data sets are looked for, and none is named")
+    elif known is not None and known.accepts(value):
+        reading.nothing(key, known.says)
+    elif known is not None:
+        reading.lose(key, known.says)
+    elif "." in key and reading.decided(key.partition(".")[0]):
+        outer = reading.result.findings[key.partition(".")[0]]
+        reading.result.findings[key] = type(outer)(
+            key, value, reading.line(key), outer.verdict, outer.to, outer.says
+        )
+    elif key in reading.defaults and same(value, reading.defaults[key]):  # type: ignore[arg-type]
+        reading.nothing(key, f"it is {reading.result.system}'s default, and nothing here uses it")
+    elif key in reading.defaults:
+        reading.lose(key, f"what {reading.result.system} does with it is not supported")
+    else:
+        reading.lose(key, f"{reading.result.system} has no such argument, and neither has Paceline")
+
+
+def _through(reading: KeyReader, key: str, alias: Alias, value: Json) -> None:
+    try:
+        converted: Json | Skip = alias.value(value) if alias.value else value
+    except NoTranslation as exc:
+        reading.lose(key, f"{exc.what}: {exc.hint}")
+        return
+    if converted is SKIP:
+        reading.nothing(key, "it is switched off")
+    elif isinstance(converted, Learnt):
+        reading.keep(key, "training.algorithm", str(converted))
+    elif not isinstance(converted, Skip):
+        reading.keep(key, home_of(reading, alias), converted)
+
+
+def home_of(reading: KeyReader, alias: Alias) -> str:
+    """Return the alias's path, in the section of this run's algorithm if options are shared."""
+    algorithm = reading.result.settings.get("training.algorithm")
+    option = alias.to.rpartition(".")[2]
+    if not alias.of_algorithm or algorithm is None:
+        return alias.to
+    section = ALGORITHMS.section(str(algorithm.value))
+    return f"training.{algorithm.value}.{option}" if section and option in section.model_fields else alias.to
+
+
+def _defaults(reading: KeyReader) -> None:
+    """Write out the system's defaults where ours are others."""
+    for key, value in reading.defaults.items():
+        if key in _NOT_WRITTEN or value in ([], ()):
+            continue
+        path = ALIASES[key].to if key in ALIASES else f"training.{key}"
+        info = field_of(path)
+        plain = key not in ALIASES or ALIASES[key].value is None
+        top = path.count(".") == 1 and not path.startswith(
+            "lora."
+        )  # options of algorithms are their translators'
+        if (key in reading.given and reading.given[key] is not None) or info is None or not plain or not top:
+            continue
+        if path in reading.result.settings or value is None or isinstance(value, dict):
+            continue
+        if not same(_listed(info.default), _listed(value)):  # type: ignore[arg-type]
+            reading.set(path, value, key)  # type: ignore[arg-type]
+
+
+def _listed(value: object) -> object:
+    """``report_to`` is a list here and may be a word elsewhere."""
+    if value == "none":
+        return ()
+    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value

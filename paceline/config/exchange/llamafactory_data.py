@@ -1,0 +1,129 @@
+"""LLaMA-Factory's data sets: names in ``dataset_info.json``, with their columns and formats."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from paceline.config.exchange.reading import KeyReader
+from paceline.config.foreign.json_text import parse_json
+from paceline.config.reading import read_text
+from paceline.core.json_types import Json, JsonObject, as_object
+
+#: What LLaMA-Factory's repository names in data/dataset_info.json itself
+_BUNDLED: dict[str, JsonObject] = {
+    "identity": {"file_name": "identity.json"},
+    "alpaca_en_demo": {"file_name": "alpaca_en_demo.json"},
+    "alpaca_zh_demo": {"file_name": "alpaca_zh_demo.json"},
+    "alpaca_en": {"hf_hub_url": "llamafactory/alpaca_en"},
+    "alpaca_zh": {"hf_hub_url": "llamafactory/alpaca_zh"},
+    "alpaca_gpt4_en": {"hf_hub_url": "llamafactory/alpaca_gpt4_en"},
+    "glaive_toolcall_en_demo": {"file_name": "glaive_toolcall_en_demo.json", "formatting": "sharegpt"},
+    "dpo_en_demo": {"file_name": "dpo_en_demo.json", "ranking": True, "formatting": "sharegpt"},
+    "dpo_zh_demo": {"file_name": "dpo_zh_demo.json", "ranking": True, "formatting": "sharegpt"},
+    "kto_en_demo": {"file_name": "kto_en_demo.json", "formatting": "sharegpt"},
+    "c4_demo": {"file_name": "c4_demo.jsonl", "columns": {"prompt": "text"}},
+    "wiki_demo": {"file_name": "wiki_demo.txt", "columns": {"prompt": "text"}},
+}
+_IMAGES = ("mllm", "video", "audio", "llava")
+_COLUMNS = {
+    "prompt": "instruction",
+    "query": "input",
+    "response": "output",
+    "system": "system",
+    "history": "history",
+}
+
+
+def datasets(reading: KeyReader, stage: str) -> None:
+    """Decide ``dataset``, ``eval_dataset`` and what is around them."""
+    info = _info(reading)
+    for key, path in (("dataset", "data.train"), ("eval_dataset", "data.eval")):
+        names = reading.given.get(key)
+        listed = [part.strip() for part in names.split(",")] if isinstance(names, str) else names
+        if isinstance(listed, list) and listed:
+            _named(reading, key, path, [str(name) for name in listed], info, stage)
+    if reading.result.findings.get("dataset"):
+        reading.mapped("dataset_dir", ("data.train",))
+    reading.nothing(
+        ("overwrite_cache", "preprocessing_batch_size", "tokenized_path"),
+        "prepared data are cached by what they are made of",
+    )
+    if not reading.on("streaming"):
+        reading.nothing(("streaming", "buffer_size"), "rows are read as a whole")
+    if reading.text("mix_strategy") == "concat":
+        reading.nothing(("mix_strategy", "interleave_probs"), "data sets are concatenated, as here")
+    elif reading.is_given("interleave_probs"):
+        reading.lose(
+            "interleave_probs", "set a weight: on each data set, which says how often its rows are used"
+        )
+    if not reading.on("do_train") and not reading.is_given("dataset"):
+        reading.nothing(("cutoff_len", "max_samples"), "nothing is trained")
+
+
+def _named(reading: KeyReader, key: str, path: str, names: list[str], info: JsonObject, stage: str) -> None:
+    found: list[Json] = []
+    unknown: list[str] = []
+    limit = reading.given.get("max_samples")
+    for name in names:
+        entry = as_object(info.get(name)) or _BUNDLED.get(name)
+        if entry is None:
+            unknown.append(name)
+            entry = {"file_name": name}
+        made = _data_set(entry, str(reading.value("dataset_dir") or "data"), stage)
+        found.append(made | ({"max_rows": limit} if isinstance(limit, int) else {}))
+    images = [name for name in names if any(word in name for word in _IMAGES)]
+    if images:
+        reading.lose(key, f"images, video and sound are not read: {', '.join(images)}")
+        reading.set(path, found, key)
+    elif unknown and not info:
+        says = f"dataset_info.json is not here: name the files of {', '.join(unknown)}"
+        reading.keep(key, path, found, says)
+    elif unknown:
+        reading.lose(key, f"dataset_info.json does not name {', '.join(unknown)}: write the path of its rows")
+        reading.set(path, found, key)
+    else:
+        reading.keep(key, path, found)
+    if isinstance(limit, int):
+        reading.mapped("max_samples", (path,))
+
+
+def _info(reading: KeyReader) -> JsonObject:
+    """Return ``dataset_info.json`` of ``dataset_dir``, looked for from here and next to the file."""
+    folder = str(reading.value("dataset_dir") or "data")
+    for base in (Path("."), Path(reading.result.file).parent):
+        file = base / folder / "dataset_info.json"
+        if file.is_file():
+            return read_info(str(file))
+    return {}
+
+
+def read_info(path: str) -> JsonObject:
+    """Read a ``dataset_info.json``. Raises ConfigError."""
+    data, _ = parse_json(read_text(path), path, "dataset_info.json")
+    return as_object(data)
+
+
+def _data_set(entry: JsonObject, folder: str, stage: str) -> JsonObject:
+    """Return one of our data sets for an entry of ``dataset_info.json``."""
+    file, hub = entry.get("file_name"), entry.get("hf_hub_url") or entry.get("ms_hub_url")
+    found: JsonObject = {"path": str(hub) if hub and not file else str(Path(folder) / str(file))}
+    columns = as_object(entry.get("columns"))
+    if entry.get("subset"):
+        found["name"] = entry["subset"]
+    if entry.get("split") not in (None, "train"):
+        found["split"] = entry["split"]
+    if stage == "pt":
+        text = str(columns.get("prompt", "text"))
+        return found | {"format": "text"} | ({"columns": {"text": text}} if text != "text" else {})
+    if entry.get("ranking") or stage in ("dpo", "rm", "kto", "ppo"):
+        return found
+    if entry.get("formatting") == "sharegpt":
+        turns = str(columns.get("messages", "conversations"))
+        tags = as_object(entry.get("tags"))
+        kind = "messages" if tags.get("role_tag") == "role" else "sharegpt"
+        key = "messages" if kind == "messages" else "conversations"
+        return found | {"format": kind} | ({"columns": {key: turns}} if turns != key else {})
+    renamed: JsonObject = {
+        _COLUMNS[k]: v for k, v in columns.items() if k in _COLUMNS and v and _COLUMNS[k] != v
+    }
+    return found | ({"format": "alpaca", "columns": renamed} if renamed else {"format": "alpaca"})

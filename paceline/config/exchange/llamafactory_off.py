@@ -1,0 +1,132 @@
+"""LLaMA-Factory's features that have a switch: off, their keys have no effect; on, they cannot be kept."""
+
+from __future__ import annotations
+
+from paceline.config.exchange.reading import KeyReader
+
+#: switch → (the beginning of its other keys, why it cannot be kept)
+_SWITCHES = {
+    "use_galore": ("galore_", "GaLore's low-rank gradients are not supported"),
+    "use_apollo": ("apollo_", "APOLLO is not supported"),
+    "use_badam": ("badam_", "BAdam's updates block by block are not supported"),
+    "use_adam_mini": ("adam_mini_", "Adam-mini is not supported"),
+    "use_kt": ("kt_", "KTransformers' experts on the CPU are not supported"),
+    "use_llama_pro": ("llama_pro_", "training added blocks alone is not supported"),
+    "use_mca": ("mca_", "Megatron's trainer is not used"),
+    "use_hyper_parallel": ("hyper_parallel_", "its trainer is not used"),
+    "use_asft_loss": ("asft_", "the ASFT loss is not supported"),
+    "use_dft_loss": ("dft_", "the DFT loss is not supported"),
+    "use_eaft_loss": ("eaft_", "the EAFT loss is not supported"),
+    "use_unsloth": ("unsloth_", "Unsloth is not used"),
+    "use_dora": ("dora_", "DoRA is not supported; plain LoRA and rsLoRA are"),
+    "pissa_init": ("pissa_", "PiSSA changes the base weights at the start; here adapters start at zero"),
+    "shift_attn": ("shift_", "shifted sparse attention is not supported"),
+    "use_swanlab": ("swanlab_", "SwanLab is not supported as a tracker"),
+    "enable_torch_profiler": ("profiler_", "the profiler is not switched on by the config"),
+    "mask_history": ("mask_history_", "loss on the last answer alone is not supported"),
+    "freeze_language_model": ("freeze_language_", "a frozen language model is not supported"),
+}
+_NO_MATTER = ("use_swanlab", "enable_torch_profiler")  # of what is watched, not of what is trained
+_FREEZE = ("freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules")
+_IMAGES = (
+    "image_",
+    "video_",
+    "audio_",
+    "crop_to_patches",
+    "use_audio_in_video",
+    "visual_inputs",
+    "media_dir",
+)
+_TOWERS = ("freeze_vision_tower", "freeze_multi_modal_projector")
+#: Optimizers and layers that are chosen by a word
+_WORDS = {
+    "mixture_of_depths": "mixture of depths changes the model",
+    "rope_scaling": "set rope_scaling in the model's config",
+}
+_DEFAULT_OFF = (
+    "mixture_of_depths",
+    "rope_scaling",
+    "upcast_lmhead_output",
+    "split_special_tokens",
+    "disable_shuffling",
+    "early_stopping_steps",
+    "compute_accuracy",
+    "eval_on_each_dataset",
+    "data_shared_file_system",
+)
+_RAY = ("ray_", "placement_strategy", "resources_per_worker")
+
+
+def switched(reading: KeyReader, algorithm: str) -> None:
+    """Decide the keys of optional features."""
+    for switch, (prefix, why) in _SWITCHES.items():
+        keys = [k for k in reading.given if (k == switch or k.startswith(prefix)) and not reading.decided(k)]
+        if not reading.on(switch):
+            reading.nothing(keys, f"{switch} is off")
+        elif switch in _NO_MATTER:
+            reading.nothing(keys, f"{why}; the training is the same")
+        else:
+            for key in keys:
+                reading.lose(key, why)
+    kind = reading.text("finetuning_type")
+    if kind != "freeze":
+        reading.nothing(_FREEZE, f"it belongs to finetuning_type: freeze, and this is {kind}")
+    if kind != "oft":
+        reading.nothing(
+            [key for key in reading.given if key.startswith(("oft_", "module_dropout"))],
+            "it belongs to finetuning_type: oft",
+        )
+    else:
+        for key in (key for key in reading.given if key.startswith(("oft_", "module_dropout"))):
+            reading.lose(key, "OFT is not supported; LoRA is")
+    if reading.on("use_muon"):
+        reading.keep("use_muon", "training.optim", "muon")
+    _images(reading)
+    _rest(reading, algorithm)
+
+
+def _images(reading: KeyReader) -> None:
+    """Images and video are not read: with rows of text alone these keys have no effect."""
+    keys = [key for key in reading.given if key.startswith(_IMAGES) or key in _TOWERS]
+    rows = reading.text("dataset")
+    for key in keys:
+        if "mllm" in rows or "video" in rows or reading.on("visual_inputs"):
+            reading.lose(key, "images, video and sound are not read")
+        else:
+            reading.nothing(key, "the rows have no images, video or sound")
+
+
+def _rest(reading: KeyReader, algorithm: str) -> None:
+    for key, why in _WORDS.items():
+        if reading.on(key):
+            reading.lose(key, why)
+    if reading.on("disable_shuffling"):
+        reading.lose("disable_shuffling", "rows are always permuted by seed")
+    if reading.is_given("early_stopping_steps"):
+        reading.keep(
+            "early_stopping_steps", "training.early_stopping_patience", reading.given["early_stopping_steps"]
+        )
+    reading.nothing("compute_accuracy", "token accuracy is always measured in evaluation")
+    for key in _DEFAULT_OFF:
+        if not reading.on(key):
+            reading.nothing(key, "off, as here")
+    reading.nothing(
+        [key for key in reading.given if key.startswith(_RAY)],
+        "the launcher starts the processes, without Ray",
+    )
+    reading.nothing(("master_addr", "master_port"), "the launcher sets them") if reading.is_given(
+        "ray_num_workers"
+    ) else None
+    reading.nothing("include_effective_tokens_per_second", "tokens per second are always shown")
+    if algorithm != "kto":
+        reading.nothing(("kto_chosen_weight", "kto_rejected_weight"), "it belongs to stage: kto")
+    if algorithm != "ppo":
+        reading.nothing(
+            [k for k in reading.given if k.startswith(("ppo_", "reward_model"))], "it belongs to stage: ppo"
+        )
+    if reading.on("fp8"):
+        reading.keep("fp8", "training.fp8", True)
+        if reading.text("fp8_backend") in ("auto", "torchao"):
+            reading.nothing("fp8_backend", "torchao, as here")
+    else:
+        reading.nothing([k for k in reading.given if k.startswith("fp8")], "fp8 is off")

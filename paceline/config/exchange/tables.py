@@ -1,0 +1,34 @@
+"""The argument tables of other systems: names and defaults, as read from their wheels."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+from paceline.core.json_types import JsonObject, as_object
+
+_FOLDER = Path(__file__).parent / "arguments"
+
+
+@cache
+def table(name: str) -> JsonObject:
+    """Return ``arguments/NAME.json``."""
+    return as_object(json.loads((_FOLDER / f"{name}.json").read_text(encoding="utf-8")))
+
+
+def defaults(system: str, classes: Sequence[str] | None = None) -> dict[str, object]:
+    """Return name → default of the classes (all: None), later ones over earlier ones.
+
+    A default that only running the system would tell is None.
+    """
+    found: dict[str, object] = {}
+    every = as_object(table(system)["classes"])
+    for name in every if classes is None else classes:
+        found |= {key: _plain(value) for key, value in as_object(every[name]).items()}
+    return found
+
+
+def _plain(value: object) -> object:
+    return None if isinstance(value, Mapping) and "computed" in value else value

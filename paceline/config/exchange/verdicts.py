@@ -1,0 +1,76 @@
+"""What becomes of each key of another system's config, and the settings that it comes to here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from paceline.config.source import shown
+from paceline.core.json_types import Json, JsonObject
+
+
+class KeyVerdict(str, Enum):
+    """MAPPED: acts the same here. NO_EFFECT: the run is the same without it. DIFFERS: taken over, but with a
+    named difference. LOST: cannot be kept.
+    """
+
+    MAPPED = "mapped"
+    NO_EFFECT = "no effect"
+    DIFFERS = "differs"
+    LOST = "cannot be kept"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The verdict on one key. ``line`` 0: a default of the other system, which the file does not set.
+
+    ``to``: our keys that hold its meaning; ``says``: the reason, or the difference.
+    """
+
+    key: str
+    value: Json
+    line: int
+    verdict: KeyVerdict
+    to: tuple[str, ...] = ()
+    says: str = ""
+
+    def to_json(self) -> JsonObject:
+        """Return the finding as plain JSON types, a secret's value masked."""
+        return {
+            "key": self.key,
+            "value": shown(self.key, self.value),
+            "line": self.line,
+            "verdict": self.verdict.value,
+            "to": list(self.to),
+            "says": self.says,
+        }
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A value of our config and the other system's key that it comes from (``line`` 0: its default)."""
+
+    value: Json
+    key: str
+    line: int
+    note: str = ""
+
+
+@dataclass
+class Imported:
+    """The settings by our dotted path and the verdict on each key."""
+
+    system: str
+    file: str
+    settings: dict[str, Setting] = field(default_factory=dict)
+    findings: dict[str, Finding] = field(default_factory=dict)
+
+    def of(self, verdict: KeyVerdict) -> list[Finding]:
+        """Return the findings with this verdict."""
+        return [finding for finding in self.findings.values() if finding.verdict is verdict]
+
+    def share(self) -> float:
+        """Return the share (0 to 1) of the file's own keys that act the same or have no effect."""
+        given = [finding for finding in self.findings.values() if finding.line]
+        kept = [f for f in given if f.verdict in (KeyVerdict.MAPPED, KeyVerdict.NO_EFFECT)]
+        return len(kept) / len(given) if given else 1.0

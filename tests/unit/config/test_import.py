@@ -1,0 +1,236 @@
+"""`paceline config import`: other systems' configs with their defaults, and the verdict on every key."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from jinja2 import Environment
+
+from paceline.config.exchange import trl
+from paceline.config.exchange.accepted import accepted
+from paceline.config.exchange.command_line import read_command
+from paceline.config.exchange.importing import TRANSLATORS, import_config, import_data
+from paceline.config.exchange.llamafactory_template import jinja
+from paceline.config.exchange.report import as_json, as_text
+from paceline.config.exchange.tables import defaults, table
+from paceline.config.exchange.verdicts import Imported, KeyVerdict
+from paceline.config.load import load_config
+from paceline.config.schema import Config
+from paceline.core.errors import ConfigError
+from paceline.core.json_types import as_object
+from paceline.rules import of_config
+
+TRL = """model_name_or_path: some/model
+dataset_name: rows.jsonl
+learning_rate: 3.0e-5
+use_peft: true
+output_dir: out
+"""
+FACTORY = """model_name_or_path: some/model
+stage: sft
+finetuning_type: lora
+dataset: alpaca_en_demo
+template: qwen
+cutoff_len: 1024
+lora_rank: 4
+max_samples: 100
+bf16: true
+"""
+AXOLOTL = """base_model: some/model
+datasets:
+  - path: rows.jsonl
+    type: chat_template
+    field_messages: turns
+adapter: qlora
+load_in_4bit: true
+lora_r: 4
+lora_alpha: 8
+lora_target_linear: true
+learning_rate: 0.0002
+val_set_size: 0.1
+evals_per_epoch: 4
+num_epochs: 2
+saves_per_epoch: 1
+wandb_project:
+"""
+
+
+def imported(tmp_path: Path, text: str, **how: str) -> tuple[Imported, Config, str]:
+    """The verdicts, the config that our reading makes of the composed YAML, and the YAML."""
+    file = tmp_path / "theirs.yaml"
+    file.write_text(text)
+    found = import_config(str(file), **how)
+    made, problems = accepted(found, "test", of_config)
+    assert problems == []
+    ours = tmp_path / "ours.yaml"
+    ours.write_text(made.text)
+    return found, load_config(str(ours)).config, made.text
+
+
+def test_trl_with_its_defaults(tmp_path: Path) -> None:
+    found, config, text = imported(tmp_path, TRL)
+    assert found.system == "TRL" and found.share() == 1
+    training = config.training
+    assert (training.learning_rate, training.gradient_checkpointing, training.mixed_precision) == (
+        3e-5,
+        True,
+        "bf16",
+    )
+    assert (config.data.packing, config.data.max_length, config.data.train_on) == (False, 1024, "all")
+    assert config.lora is not None
+    assert (config.lora.r, config.lora.alpha, config.lora.dropout) == (16, 32, 0.05)
+    assert list(config.lora.target_modules) == ["q_proj", "v_proj"]
+    assert training.report_to == ()
+    assert "learning_rate: 3e-05  # learning_rate, line 3" in text
+
+
+def test_loss_follows_the_rows(tmp_path: Path) -> None:
+    """TRL's loss is on completions where rows have them."""
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "2+2", "completion": "4"}))
+    _, config, _ = imported(tmp_path, TRL)
+    assert config.data.train_on == "assistant"
+
+
+def test_llamafactory_with_its_defaults(tmp_path: Path) -> None:
+    found, config, _ = imported(tmp_path, FACTORY)
+    assert found.share() == 1
+    assert config.lora is not None and (config.lora.r, config.lora.alpha) == (4, 8)
+    assert config.lora.target_modules == ("all-linear",)
+    assert (config.data.packing, config.data.max_length) == (False, 1024)
+    assert (config.data.train[0].path, config.data.train[0].max_rows) == ("data/alpaca_en_demo.json", 100)
+    assert config.training.gradient_checkpointing and config.training.learning_rate == 5e-5
+    written = Environment().from_string(
+        str(config.model.chat_template)
+        .replace("generation", "filter upper")
+        .replace("endfilter upper", "endfilter")
+    )
+    text = written.render(
+        messages=[{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
+    )
+    assert text == (
+        "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
+        "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nYES<|IM_END|>\n"
+    )
+
+
+def test_names_of_dataset_info(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    info = {"mine": {"file_name": "m.json", "formatting": "sharegpt", "columns": {"messages": "talk"}}}
+    (tmp_path / "data" / "dataset_info.json").write_text(json.dumps(info))
+    _, config, _ = imported(tmp_path, FACTORY.replace("alpaca_en_demo", "mine"))
+    row = config.data.train[0]
+    assert (row.path, row.format, row.columns) == ("data/m.json", "sharegpt", {"conversations": "talk"})
+    found, *_ = imported(tmp_path, FACTORY.replace("alpaca_en_demo", "other"))
+    assert found.findings["dataset"].verdict is KeyVerdict.LOST
+
+
+def test_axolotl_with_its_defaults(tmp_path: Path) -> None:
+    found, config, _ = imported(tmp_path, AXOLOTL)
+    assert found.share() == 1
+    training = config.training
+    assert (config.data.max_length, training.per_device_train_batch_size, training.lr_scheduler_type) == (
+        512,
+        1,
+        "cosine",
+    )
+    assert (training.eval_strategy, training.eval_steps, training.save_steps) == ("steps", 0.125, 0.5)
+    assert (training.warmup_steps, training.save_total_limit, training.eval_on_start) == (0.03, 4, True)
+    assert config.lora is not None and config.lora.quantization_bit == 4
+    assert config.data.train[0].columns == {"messages": "turns"} and config.data.on_too_long == "skip"
+
+
+@pytest.mark.parametrize(
+    "line, verdict",
+    [
+        ("use_galore: true", KeyVerdict.LOST),
+        ("use_galore: false", KeyVerdict.NO_EFFECT),
+        ("galore_rank: 4", KeyVerdict.NO_EFFECT),
+        ("pure_bf16: true", KeyVerdict.DIFFERS),
+        ("learning_rats: 1", KeyVerdict.LOST),
+        ("optim: galore_adamw", KeyVerdict.LOST),  # refused by our own reading
+        ("plot_loss: true", KeyVerdict.NO_EFFECT),
+    ],
+)
+def test_verdicts(tmp_path: Path, line: str, verdict: KeyVerdict) -> None:
+    found, _, text = imported(tmp_path, FACTORY + line + "\n")
+    key = line.partition(":")[0]
+    assert found.findings[key].verdict is verdict and found.findings[key].says
+    assert found.findings[key].line == FACTORY.count("\n") + 1
+    assert (f"{key} (line" in text) == (verdict in (KeyVerdict.LOST, KeyVerdict.DIFFERS))
+
+
+def test_secrets_are_never_written(tmp_path: Path) -> None:
+    token, key = "hf_" + "a1B2c3D4" * 5, "0123456789abcdef" * 2
+    found, _, text = imported(
+        tmp_path, TRL + f"hub_token: {token}\nswanlab_api_key: {key}\nrun_name: {token}\n"
+    )
+    everything = text + as_text(found, every=True) + json.dumps(as_json(found, text))
+    assert token not in everything and key not in everything
+
+
+def test_every_documented_argument_is_known() -> None:
+    """All arguments at their defaults: each has a verdict, and all are kept."""
+    classes = as_object(table("trl")["classes"])
+    files = {
+        f"trl {name}": (
+            "trl",
+            defaults("transformers") | defaults("trl", ["_BaseConfig", "ModelConfig", config]),
+            name,
+        )
+        for name, config in trl.TRAINERS.items()
+        if config in classes
+    }
+    files |= {
+        "llamafactory": ("llamafactory", defaults("transformers") | defaults("llamafactory"), ""),
+        "hf": ("hf", defaults("transformers"), ""),
+    }
+    for name, (system, values, algorithm) in files.items():
+        given = {key: value for key, value in values.items() if value is not None}
+        found = import_data(given, {}, "f.yaml", system, algorithm or None)  # type: ignore[arg-type]
+        assert set(given) <= set(found.findings), name
+        assert [f.key for f in found.findings.values() if f.line and f.verdict is KeyVerdict.LOST] == [], name
+
+
+def test_every_template_can_be_written() -> None:
+    """Each of LLaMA-Factory's templates parses as Jinja and writes both turns, the answer once."""
+    for name, formats in as_object(table("llamafactory_templates")["templates"]).items():
+        text = jinja(as_object(formats))
+        plain = text.replace("{%- generation -%}", "").replace("{%- endgeneration -%}", "")
+        turns = [{"role": "user", "content": "QQQ"}, {"role": "assistant", "content": "AAA"}]
+        written = Environment().from_string(plain).render(messages=turns, eos_token="<E>")
+        assert written.count("AAA") == 1 and written.index("QQQ") < written.index("AAA"), name
+
+
+def test_command_lines() -> None:
+    trl_line = read_command(
+        ["trl", "dpo", "--learning_rate", "5e-7", "--loss_type", "sigmoid", "sft", "--fp16"]
+    )
+    assert (trl_line.system, trl_line.algorithm) == ("trl", "dpo")
+    assert trl_line.data == {"learning_rate": 5e-7, "loss_type": ["sigmoid", "sft"], "fp16": True}
+    factory = read_command(["llamafactory-cli train --stage sft --do_train --lora-rank=4"])
+    assert factory.system == "llamafactory"
+    assert factory.data == {"stage": "sft", "do_train": True, "lora_rank": 4}
+
+
+def test_an_unknown_system_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text("colour: red\n")
+    with pytest.raises(ConfigError) as caught:
+        import_config(str(file))
+    assert caught.value.diagnostics[0].code == "config.import_system"
+    assert set(TRANSLATORS) < {"trl", "llamafactory", "axolotl", "swift", "hf", "accelerate", "deepspeed"}
+
+
+def test_a_job_file_becomes_settings(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text(
+        json.dumps({"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}, "gradient_clipping": 0.5})
+    )
+    found = import_config(str(file))
+    made, problems = accepted(found, "test", of_config)
+    assert problems == [] and found.share() == 1
+    (tmp_path / "ours.yaml").write_text(made.text)
+    config = load_config(str(tmp_path / "ours.yaml")).config
+    assert (config.training.mixed_precision, config.training.max_grad_norm) == ("bf16", 0.5)
