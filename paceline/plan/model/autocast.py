@@ -13,8 +13,8 @@ AUTOCAST = frozenset(
         *("falcon_mamba", "flex_olmo", "flint", "glm4_moe", "glm4_moe_lite", "gpt_neox_japanese"),
         *("gpt_oss", "granite_swa", "granitemoe", "granitemoe_swa", "granitemoehybrid"),
         *("granitemoeshared", "hrm_text", "hy_v3", "inkling2_text", "inkling_text", "jamba", "jetmoe"),
-        *("kimi_linear", "kolibri1", "laguna", "lfm3", "longcat_flash", "mamba", "mamba2", "mellum"),
-        *("mimo_v2_flash", "minimax", "minimax_m2", "minimax_m3_vl_text", "mixtral", "nemotron_h"),
+        *("kimi_linear", "kolibri1", "laguna", "lfm3", "llama4_text", "longcat_flash", "mamba", "mamba2"),
+        *("mellum", "mimo_v2_flash", "minimax", "minimax_m2", "minimax_m3_vl_text", "mixtral", "nemotron_h"),
         *("olmo_hybrid", "olmoe", "phimoe", "qwen2_moe", "qwen3_5_moe_text", "qwen3_5_text"),
         *("qwen3_moe", "qwen3_next", "recurrent_gemma", "rwkv", "solar_open", "xlstm", "zaya"),
     }
