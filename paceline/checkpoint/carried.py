@@ -47,7 +47,7 @@ def places_of(folder: Path, where: Path) -> dict[str, TensorBytes]:
     places: dict[str, TensorBytes] = {}
     for path in weights_of(folder, []):
         with open(path, "rb") as file:
-            slots, _ = read_header(file, where, str(path))
+            slots, _, _ = read_header(file, where, str(path))
         places |= {name: TensorBytes(path, slot) for name, slot in slots.items()}
     return places
 

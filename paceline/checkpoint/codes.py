@@ -76,6 +76,11 @@ CHECKPOINT_MANIFEST = Code(
     "The checkpoint's manifest is invalid or has another version. Resume from another checkpoint,"
     " or with the version of Paceline that wrote it.",
 )
+CHECKPOINT_NEWER = Code(
+    "checkpoint.newer",
+    "The checkpoint was written by a newer version of Paceline, whose manifest this one does not know. It is"
+    " not damaged. Install that version, or resume from an earlier checkpoint by its path.",
+)
 CHECKPOINT_JSON = Code(
     "checkpoint.json",
     "A JSON file of the checkpoint was not written by Paceline: it was damaged or replaced. Resume"

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from paceline.checkpoint import codes
-from paceline.checkpoint.manifest import FileEntry
+from paceline.checkpoint.blocks import BlockHash, Grain
+from paceline.checkpoint.manifest_format import FileEntry
 from paceline.core.errors import CheckpointError
 from paceline.core.refusals import refusal_of
 
@@ -71,12 +72,14 @@ def os_error(exc: OSError, where: Path, what: str = "the checkpoint cannot be wr
     return CheckpointError(code(f"{text}; earlier checkpoints are unchanged", str(where), found, hint))
 
 
-def write_fresh(path: Path, blocks: Iterable[bytes | memoryview], crash: CrashPoint = never) -> FileEntry:
+def write_fresh(
+    path: Path, blocks: Iterable[bytes | memoryview], crash: CrashPoint = never, grain: Grain | None = None
+) -> FileEntry:
     """Create ``path`` (it must not exist, not even as a link), write the blocks, fsync, close.
 
-    Raises OSError.
+    The entry has one sha256, or with ``grain`` the hashes of the file's blocks. Raises OSError.
     """
-    digest, size = hashlib.sha256(), 0
+    digest, of_blocks, size = hashlib.sha256(), BlockHash(grain or Grain()), 0
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
         crash("file_created")
@@ -84,7 +87,7 @@ def write_fresh(path: Path, blocks: Iterable[bytes | memoryview], crash: CrashPo
             view = memoryview(block).cast("B") if memoryview(block).nbytes else memoryview(b"")
             for start in range(0, len(view), _BLOCK):
                 piece = view[start : start + _BLOCK]
-                digest.update(piece)
+                (digest if grain is None else of_blocks).update(piece)
                 _write_all(fd, piece)
                 size += len(piece)
         crash("file_written")
@@ -92,7 +95,9 @@ def write_fresh(path: Path, blocks: Iterable[bytes | memoryview], crash: CrashPo
     finally:
         os.close(fd)
     crash("file_synced")
-    return FileEntry(size, digest.hexdigest())
+    return (
+        FileEntry(size, digest.hexdigest()) if grain is None else FileEntry(size, blocks=of_blocks.hashes())
+    )
 
 
 def sync_folder(path: Path) -> None:

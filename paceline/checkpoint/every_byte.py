@@ -1,4 +1,4 @@
-"""Verify the checkpoint to resume from, and write its errors as JSON. No torch.
+"""Verify the checkpoint to resume from, if it is small, and write its errors as JSON. No torch.
 
 ``python -m paceline.checkpoint.every_byte WHERE RUN ANSWER``
 """
@@ -9,7 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from paceline.checkpoint.resume import at_its_key, find_checkpoint
+from paceline.checkpoint.resume import BEFORE_BYTES, at_its_key, find_checkpoint
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
 from paceline.launch.ending import ended
@@ -19,9 +19,12 @@ from paceline.launch.outlet import redacted
 @ended
 @redacted
 def main(where: str, run: str, answer: str) -> int:
-    """Verify the checkpoint before the ranks start, each of which would have to read it all first."""
+    """Verify the checkpoint before the ranks start.
+
+    A large one takes as long to read as to load, so the ranks verify it, as they read it.
+    """
     try:
-        find_checkpoint(where, RunDir.at(run))
+        find_checkpoint(where, RunDir.at(run), most_bytes=BEFORE_BYTES)
         found = []
     except CheckpointError as error:
         found = at_its_key(error)

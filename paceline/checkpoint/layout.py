@@ -7,7 +7,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.checkpoint.manifest import Manifest, check_sizes, read_manifest
+from paceline.checkpoint.manifest import check_sizes, read_manifest
+from paceline.checkpoint.manifest_format import Manifest
 from paceline.checkpoint.ties import check_name
 from paceline.core.errors import CheckpointError
 

@@ -1,33 +1,30 @@
-"""Read a checkpoint: verify hashes, then parse headers, then read the requested blocks."""
+"""Read a checkpoint: verify hashes, then read the blocks that are wanted, opening files as they are."""
 
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
-from typing import BinaryIO
 
 import torch
 from torch import Tensor
 
 from paceline.checkpoint import codes
-from paceline.checkpoint.manifest import (
-    HF_FOLDER,
-    STATE,
-    Manifest,
-    check_sizes,
-    damaged,
-    open_regular,
-    read_manifest,
-    verify_open,
-)
-from paceline.checkpoint.names import TensorName, decode_place
+from paceline.checkpoint.hashed_reads import HashedReads
+from paceline.checkpoint.headers import check_headers, index_of_headers
+from paceline.checkpoint.manifest import check_sizes, open_regular, read_manifest, verify_open
+from paceline.checkpoint.manifest import verify as verify_all
+from paceline.checkpoint.manifest_format import HF_FOLDER, MANIFEST, STATE, Manifest
+from paceline.checkpoint.names import TensorName
+from paceline.checkpoint.open_files import AT_ONCE, OpenFiles
+from paceline.checkpoint.refused import damaged
+from paceline.checkpoint.shared_check import check_blocks, check_whole_files
 from paceline.checkpoint.strictjson import parse_object
-from paceline.checkpoint.tensorfile import Slot, read_header, read_rows
+from paceline.checkpoint.tensor_index import BlockRow, TensorRows
+from paceline.checkpoint.tensorfile import DTYPES, Slot, rows_by
 from paceline.checkpoint.ties import MAX_STATE_BYTES, check_name, check_state
+from paceline.checkpoint.together import CheckpointWorld, together
 from paceline.core.errors import CheckpointError
 from paceline.core.json_types import JsonObject
 
@@ -35,21 +32,8 @@ KEPT_FREE = 512  # open files besides a checkpoint's: sockets, logs, data
 MAX_SIDE_FILE_BYTES = 1024 * 1024 * 1024
 
 
-@dataclass(frozen=True)
-class _Block:
-    """One stored block of a tensor."""
-
-    file: BinaryIO
-    slot: Slot
-    offsets: tuple[int, ...]
-    global_shape: tuple[int, ...]
-
-
 def room_for(files: int) -> None:
-    """Raise the soft limit of open files if it is too low for ``files`` and the hard limit allows it.
-
-    A checkpoint of 1,000 ranks has as many files.
-    """
+    """Raise the soft limit of open files if it is too low for ``files`` and the hard limit allows it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = files + KEPT_FREE
     most = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
@@ -60,28 +44,79 @@ def room_for(files: int) -> None:
 class CheckpointReader:
     """An open published checkpoint. Implements ``protocols.shard.ShardReader``; a context manager.
 
-    Every file is opened once, its sha256 is verified, and it is read through the same descriptor afterwards.
+    With ``verify`` all hashes are compared first. With ``ranks`` it is opened by all of them together
+    (collective): each hashes what it reads, and ``settle`` must be called after the last read. ``manifest``
+    and ``state``: what another rank has read of it.
     """
 
-    def __init__(self, path: Path, *, verify: bool = True) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        verify: bool = True,
+        ranks: CheckpointWorld | None = None,
+        manifest: Manifest | None = None,
+        state: JsonObject | None = None,
+    ) -> None:
         self.path = path
-        self.manifest: Manifest = read_manifest(path)
-        check_name(path, self.manifest)
-        check_sizes(path, self.manifest)
-        room_for(len(self.manifest.files))
-        self._files = ExitStack()
-        self._blocks: dict[TensorName, list[_Block]] = {}
-        self._side: dict[str, BinaryIO] = {}
+        self.manifest: Manifest = read_manifest(path) if manifest is None else manifest
+        if manifest is None:
+            check_name(path, self.manifest)
+            check_sizes(path, self.manifest)
+            if verify and ranks is None:
+                verify_all(path, self.manifest)
+        room_for(AT_ONCE)
+        shards = self.manifest.shards
+        sizes = [self.manifest.files[name].bytes for name in shards]
+        self._files = OpenFiles(path, shards, sizes)
+        self._hashing: HashedReads | None = None
+        self._ranks = ranks
         try:
-            for name in self.manifest.files:
-                self._open(name, verify)
-            self.state: JsonObject = parse_object(
-                self._side[STATE].read(), str(path / STATE), max_bytes=MAX_STATE_BYTES
-            )
+            if ranks is not None and self.manifest.tensors is None:
+                check_whole_files(
+                    ranks, path, self.manifest
+                )  # one hash a file: no part can be verified alone
+            elif ranks is not None:
+                self._hashing = HashedReads(self._files, self.manifest)
+            elif verify and self.manifest.tensors is not None:
+                check_headers(self._files, self.manifest, range(len(shards)))
+            self._data = [self.manifest.files[name].data for name in shards]
+            index = self.manifest.tensors
+            if index is None:
+                index, self._data = index_of_headers(self._files)
+            self._tensors: dict[TensorName, TensorRows] = self._named(index)
+            self._kinds: dict[tuple[str, str], list[str]] = {}
+            for of in self._tensors:
+                self._kinds.setdefault((of.role, of.name), []).append(of.kind)
+            self.state: JsonObject = self._state() if state is None else state
             check_state(path, self.manifest, self.state)
         except BaseException:
             self.close()
             raise
+
+    def settle(self) -> None:
+        """Verify what has been read, and what nobody has, over all ranks. Collective with ``ranks``.
+
+        Raises the same CheckpointError on all ranks.
+        """
+        if self._hashing is None or self._ranks is None:
+            return
+        ranks, hashing = self._ranks, self._hashing
+        check_blocks(ranks, hashing, self.manifest, self.path)
+        self._hashing = None  # what is read from here on has been verified
+        hashing.end()
+        mine = range(ranks.rank, len(self.manifest.shards), ranks.world_size)
+
+        def headers() -> bool:
+            check_headers(self._files, self.manifest, mine)
+            return True
+
+        together(ranks, headers, self.path, "the checkpoint cannot be read")
+
+    @property
+    def num_read(self) -> int:
+        """Bytes of shards that this rank has read."""
+        return self._files.num_read
 
     @property
     def step(self) -> int:
@@ -90,24 +125,24 @@ class CheckpointReader:
 
     def names(self) -> Iterator[TensorName]:
         """Iterate over all tensors, sorted."""
-        return iter(sorted(self._blocks, key=lambda n: (n.role, n.name, n.kind)))
+        return iter(sorted(self._tensors, key=lambda n: (n.role, n.name, n.kind)))
 
     def roles(self) -> tuple[str, ...]:
-        return tuple(sorted({n.role for n in self._blocks}))
+        return tuple(sorted({n.role for n in self._tensors}))
 
     def has(self, role: str, name: str, kind: str) -> bool:
-        return TensorName(role, kind, name) in self._blocks
+        return TensorName(role, kind, name) in self._tensors
 
     def kinds(self, role: str, name: str) -> tuple[str, ...]:
         """Return the kinds stored for a parameter: ``param`` and its optimizer states."""
-        return tuple(sorted(n.kind for n in self._blocks if n.role == role and n.name == name))
+        return tuple(sorted(self._kinds.get((role, name), ())))
 
     def shape(self, role: str, name: str, kind: str) -> tuple[int, ...]:
         """Return the shape of the full tensor."""
-        return self._of(role, name, kind)[0].global_shape
+        return self._of(role, name, kind).shape
 
     def dtype(self, role: str, name: str, kind: str) -> torch.dtype:
-        return self._of(role, name, kind)[0].slot.dtype
+        return DTYPES[self._of(role, name, kind).dtype]
 
     def read(self, role: str, name: str, kind: str) -> Tensor:
         """Return the full tensor on the CPU. Raises CheckpointError if any part of it is not stored."""
@@ -121,27 +156,24 @@ class CheckpointReader:
 
         Only overlapping rows are read. Raises CheckpointError if a part of it is not stored.
         """
-        blocks = self._of(role, name, kind)
+        tensor = self._of(role, name, kind)
+        blocks = tensor.overlapping(offsets, shape)
         for block in blocks:
-            if block.offsets == offsets and block.slot.shape == shape:
-                return read_rows(block.file, block.slot, 0, shape[0] if shape else 1)
+            if block.offsets == offsets and block.sizes == shape:
+                return self._rows(tensor, block, 0, shape[0] if shape else 1)
         # `covered` marks the elements found: several blocks, or a part of one, may leave gaps.
-        result = torch.empty(shape, dtype=blocks[0].slot.dtype)
-        covered = (
-            torch.zeros(shape, dtype=torch.bool)
-            if len(blocks) > 1 or blocks[0].slot.shape != blocks[0].global_shape
-            else None
-        )
+        result = torch.empty(shape, dtype=DTYPES[tensor.dtype])
+        covered = torch.zeros(shape, dtype=torch.bool) if tensor.sizes is not None else None
         for block in blocks:
             # The overlap of the saved block with the requested one; read its rows, then copy the columns.
             low = [max(a, b) for a, b in zip(offsets, block.offsets, strict=True)]
             high = [
                 min(a + n, b + m)
-                for a, n, b, m in zip(offsets, shape, block.offsets, block.slot.shape, strict=True)
+                for a, n, b, m in zip(offsets, shape, block.offsets, block.sizes, strict=True)
             ]
             if any(lo >= hi for lo, hi in zip(low, high, strict=True)):
                 continue
-            rows = read_rows(block.file, block.slot, low[0] - block.offsets[0], high[0] - low[0])
+            rows = self._rows(tensor, block, low[0] - block.offsets[0], high[0] - low[0])
             source = (
                 slice(None),
                 *(
@@ -170,12 +202,12 @@ class CheckpointReader:
 
     def side_file(self, name: str) -> bytes:
         """Return the verified content of a Hugging Face side file. Raises KeyError."""
-        file = self._side[f"{HF_FOLDER}/{name}"]
-        file.seek(0)
-        return file.read(MAX_SIDE_FILE_BYTES)
+        return self._content(f"{HF_FOLDER}/{name}", MAX_SIDE_FILE_BYTES)
 
     def close(self) -> None:
         """Close all files. Safe to call twice."""
+        if self._hashing is not None:
+            self._hashing.end()
         self._files.close()
 
     def __enter__(self) -> CheckpointReader:
@@ -184,36 +216,49 @@ class CheckpointReader:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _of(self, role: str, name: str, kind: str) -> list[_Block]:
-        blocks = self._blocks.get(TensorName(role, kind, name))
-        if blocks is None:
+    def _of(self, role: str, name: str, kind: str) -> TensorRows:
+        rows = self._tensors.get(TensorName(role, kind, name))
+        if rows is None:
             raise CheckpointError(
                 codes.CHECKPOINT_NO_TENSOR(
-                    f"the checkpoint contains no '{kind}' of '{name}' for the {role}",
+                    f"the checkpoint has no {kind} of '{name}' ({role})",
                     str(self.path),
                     f"kinds stored for it: {', '.join(self.kinds(role, name)) or 'none'}",
                     "resume with the model, algorithm and optimizer that saved it",
                 )
             )
-        return blocks
+        return rows
 
-    def _open(self, name: str, verify: bool) -> None:
-        file = self._files.enter_context(open_regular(self.path / name))
-        if verify:
-            verify_open(file, self.manifest.files[name], self.path, name)
-        if not name.endswith(".safetensors"):
-            self._side[name] = file
-            return
-        slots, metadata = read_header(file, self.path, name)
-        for encoded, slot in slots.items():
+    def _rows(self, tensor: TensorRows, block: BlockRow, first: int, count: int) -> Tensor:
+        """Read rows of a block."""
+        dtype, start = DTYPES[tensor.dtype], self._data[block.file] + block.start
+        slot = Slot(dtype, block.sizes, start, start + prod(block.sizes) * dtype.itemsize)
+        within = all(o + n <= of for o, n, of in zip(block.offsets, block.sizes, tensor.shape, strict=True))
+        if slot.end > self._files.sizes[block.file] or not within:
+            raise damaged(self.path, self._files.names[block.file], "a tensor lies outside of it")
+        source = self._files if self._hashing is None else self._hashing
+        return rows_by(lambda view, at: source.read_into(view, block.file, at), slot, first, count)
+
+    def _named(self, index: Mapping[str, TensorRows]) -> dict[TensorName, TensorRows]:
+        """Return the index by decoded names. Raises CheckpointError for a name or dtype that is not ours."""
+        found = {}
+        for encoded, rows in index.items():
             try:
-                key = TensorName.decode(encoded)
-                whole, offsets = decode_place(encoded, metadata, slot.shape)
-            except (ValueError, RecursionError) as exc:
-                raise damaged(self.path, name, str(exc)[:300]) from None
-            blocks = self._blocks.setdefault(key, [])
-            if blocks and (blocks[0].global_shape != whole or blocks[0].slot.dtype != slot.dtype):
-                raise damaged(
-                    self.path, name, f"'{encoded}' has another shape or dtype than in another shard"
-                )
-            blocks.append(_Block(file, slot, offsets, whole))
+                found[TensorName.decode(encoded)] = rows
+            except ValueError as exc:
+                raise damaged(self.path, MANIFEST, str(exc)[:300]) from None
+            if rows.dtype not in DTYPES:
+                raise damaged(self.path, MANIFEST, f"dtype {rows.dtype[:40]} of {encoded[:200]}")
+        return found
+
+    def _state(self) -> JsonObject:
+        return parse_object(
+            self._content(STATE, MAX_STATE_BYTES), str(self.path / STATE), max_bytes=MAX_STATE_BYTES
+        )
+
+    def _content(self, name: str, most: int) -> bytes:
+        """Return the content of a side file, whose hash is compared first. Raises KeyError."""
+        entry = self.manifest.files[name]
+        with open_regular(self.path / name) as file:
+            verify_open(file, entry, self.path, name)
+            return file.read(most)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.checkpoint import codes
 from paceline.checkpoint.layout import Found, is_step_name, leftovers, read_hint, scan
-from paceline.checkpoint.manifest import MANIFEST, read_manifest, verify
+from paceline.checkpoint.manifest import read_manifest, verify
+from paceline.checkpoint.manifest_format import MANIFEST, Manifest
 from paceline.checkpoint.ties import check_name, check_state, read_state
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError, PacelineError
@@ -22,14 +23,22 @@ if TYPE_CHECKING:
 
 LATEST = "latest"
 AUTO = "auto"
+BEFORE_BYTES = 1 << 30  # a larger checkpoint's tensors are verified by the ranks, as they read them
+_NONE_KNOWN: Mapping[Path, CheckpointError] = {}
 
 
 def find_checkpoint(
-    where: str, run: RunDir, notes: list[Diagnostic] | None = None, *, hashes: bool = True
+    where: str,
+    run: RunDir,
+    notes: list[Diagnostic] | None = None,
+    *,
+    most_bytes: int | None = None,
+    known: Mapping[Path, CheckpointError] = _NONE_KNOWN,
 ) -> Path | None:
     """Return the checkpoint that ``resume_from_checkpoint: where`` means, with every byte verified.
 
-    ``hashes`` False: of the tensors only the sizes are checked, for a quick look. ``latest`` and ``auto``
+    ``most_bytes``: of the tensors of a larger checkpoint only the sizes are checked (0: of any). ``known``:
+    checkpoints whose damage has been seen already. ``latest`` and ``auto``
     take the newest complete one of ``run`` (``auto`` returns None if the run has none at all); a path may be
     a run directory, its ``checkpoints`` folder or ``checkpoints/latest`` (these fall back like ``latest``),
     or one checkpoint (used or refused). Skipped checkpoints are reported in ``notes``. Raises
@@ -37,18 +46,18 @@ def find_checkpoint(
     """
     notes = notes if notes is not None else []
     if where in (LATEST, AUTO):
-        return _newest(run.checkpoints, notes, may_be_none=where == AUTO, hashes=hashes)
+        return _newest(run.checkpoints, notes, most_bytes, known, may_be_none=where == AUTO)
     # A path: one checkpoint, `latest` in a checkpoints folder, a run directory, or a checkpoints folder.
     path = Path(where).expanduser().absolute()
     if (path / MANIFEST).is_file() or is_step_name(path.name):
-        return _exactly(path, hashes)
+        return _exactly(path, most_bytes, known)
     if path.name == LATEST and path.parent.is_dir() and not path.is_dir():
-        return _newest(path.parent, notes, may_be_none=False, hashes=hashes)
+        return _newest(path.parent, notes, most_bytes, known)
     folder = RunDir.at(path).checkpoints
     if folder.is_dir():
-        return _newest(folder, notes, may_be_none=False, hashes=hashes)
+        return _newest(folder, notes, most_bytes, known)
     if path.is_dir() and scan(path):
-        return _newest(path, notes, may_be_none=False, hashes=hashes)
+        return _newest(path, notes, most_bytes, known)
     raise CheckpointError(_no_such(path))
 
 
@@ -59,14 +68,11 @@ def at_its_key(error: PacelineError) -> list[Diagnostic]:
     return [replace(d, where=key, found=": ".join(filter(None, (folder, d.found)))) for d, folder in found]
 
 
-def open_checkpoint(path: Path, *, verify: bool = True) -> CheckpointReader:
-    """Open a checkpoint for reading. Raises CheckpointError.
-
-    ``verify=False`` only if another rank has just verified the same files.
-    """
+def open_checkpoint(path: Path) -> CheckpointReader:
+    """Open a checkpoint for reading, with every byte verified. Raises CheckpointError."""
     from paceline.checkpoint.reader import CheckpointReader  # needs torch; finding one does not
 
-    return CheckpointReader(path, verify=verify)
+    return CheckpointReader(path)
 
 
 def same_run(state: Mapping[str, Json], now: Mapping[str, Json], *, override: Collection[str] = ()) -> None:
@@ -114,18 +120,27 @@ _FIELDS: Mapping[str, tuple[str, str]] = {
 }
 
 
-def _newest(folder: Path, notes: list[Diagnostic], *, may_be_none: bool, hashes: bool) -> Path | None:
+def _newest(
+    folder: Path,
+    notes: list[Diagnostic],
+    most_bytes: int | None,
+    known: Mapping[Path, CheckpointError],
+    *,
+    may_be_none: bool = False,
+) -> Path | None:
     """Return the newest checkpoint that verifies.
 
-    Refuse if some exist but none is complete (resume.only_incomplete).
+    Refuse if some exist but none is complete (resume.only_incomplete), and if one was written by a newer
+    Paceline: to go on from an older one would train its steps again, for no damage.
     """
     found = scan(folder)
     hint = read_hint(folder / LATEST)
     problems: list[tuple[Found, CheckpointError]] = []
     # Newest first; notes name what was skipped on the way.
     for candidate in reversed(found):
-        problem = candidate.problem or _problem(candidate, hashes)
+        problem = candidate.problem or known.get(candidate.path) or _problem(candidate, most_bytes)
         if problem is None:
+            refuse_newer(found, candidate.step)
             problems += [
                 (f, f.problem) for f in found if f.problem and f.manifest is None and f.step > candidate.step
             ]
@@ -134,6 +149,7 @@ def _newest(folder: Path, notes: list[Diagnostic], *, may_be_none: bool, hashes:
                 notes.append(_took(candidate, hint))
             return candidate.path
         problems.append((candidate, problem))
+    refuse_newer(found)
     if problems:
         raise CheckpointError(_only_incomplete(folder, problems))
     # No checkpoint at all: a fresh start if that is allowed.
@@ -155,21 +171,34 @@ def _newest(folder: Path, notes: list[Diagnostic], *, may_be_none: bool, hashes:
     )
 
 
-def _exactly(path: Path, hashes: bool) -> Path:
+def refuse_newer(found: Sequence[Found], step: int = -1) -> None:
+    """Raise the error of a checkpoint of a newer Paceline, of a later step than ``step``."""
+    for one in found:
+        if one.problem and one.step > step and one.problem.diagnostics[0].code == codes.CHECKPOINT_NEWER.name:
+            raise one.problem
+
+
+def _exactly(path: Path, most_bytes: int | None, known: Mapping[Path, CheckpointError]) -> Path:
     """Verify a checkpoint named by the user: this one or none."""
+    if path in known:
+        raise known[path]
     if not path.is_dir():
         raise CheckpointError(_no_such(path))
     manifest = read_manifest(path)
     check_name(path, manifest)
-    verify(path, manifest, tensors=hashes)
+    verify(path, manifest, tensors=_is_hashed(manifest, most_bytes))
     check_state(path, manifest, read_state(path))
     return path
 
 
-def _problem(found: Found, hashes: bool) -> CheckpointError | None:
+def _is_hashed(manifest: Manifest, most_bytes: int | None) -> bool:
+    return most_bytes is None or manifest.total_bytes <= most_bytes
+
+
+def _problem(found: Found, most_bytes: int | None) -> CheckpointError | None:
     assert found.manifest is not None
     try:
-        verify(found.path, found.manifest, tensors=hashes)
+        verify(found.path, found.manifest, tensors=_is_hashed(found.manifest, most_bytes))
         check_state(found.path, found.manifest, read_state(found.path))
     except CheckpointError as problem:
         return problem
@@ -177,12 +206,13 @@ def _problem(found: Found, hashes: bool) -> CheckpointError | None:
 
 
 def _passed_over(found: Found, problem: CheckpointError, taken: Found) -> Diagnostic:
-    first = problem.diagnostics[0]
+    first, again = problem.diagnostics[0], found.step - taken.step
+    steps = f"; {again} step{'s are' if again > 1 else ' is'} trained again" if again > 0 else ""
     return codes.RESUME_SKIPPED_INCOMPLETE(
         f"{found.name} is skipped: {first.what}",
         str(found.path),
         first.found,
-        f"check it, then remove it by hand; resuming from {taken.name} instead",
+        f"check it, then remove it by hand; resuming from {taken.name} instead{steps}",
         Severity.WARNING,
         {"cause": first.code},
     )

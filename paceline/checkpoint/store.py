@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Generic, Protocol, TypedDict, TypeVar
-
-from torch import Tensor
+from typing import TypedDict, TypeVar
 
 from paceline.checkpoint import codes
-from paceline.checkpoint.disk import CrashPoint, never, os_error, replace_text, sync_folder, write_fresh
+from paceline.checkpoint.blocks import Grain
+from paceline.checkpoint.disk import CrashPoint, never, replace_text, sync_folder, write_fresh
 from paceline.checkpoint.layout import (
     leftover_hints,
     leftovers,
@@ -23,33 +22,28 @@ from paceline.checkpoint.layout import (
     shard_name,
     staging_name,
 )
-from paceline.checkpoint.manifest import HF_FOLDER, MANIFEST, STATE, FileEntry, Manifest, is_safe_name
-from paceline.checkpoint.names import TensorName, encode_place
+from paceline.checkpoint.manifest_format import (
+    HF_FOLDER,
+    MANIFEST,
+    STATE,
+    FileEntry,
+    Manifest,
+    is_safe_name,
+    shards_of,
+)
 from paceline.checkpoint.retain import discard, prune
 from paceline.checkpoint.strictjson import dump_object
-from paceline.checkpoint.tensorfile import TensorEntry, file_bytes, write_tensors
+from paceline.checkpoint.tensorfile import file_bytes, write_tensors
+from paceline.checkpoint.together import CheckpointWorld, together
+from paceline.checkpoint.written import Written, entries_of, index_of, places_of
 from paceline.core.diagnostics import Diagnostic, Severity
-from paceline.core.errors import CheckpointError, PacelineError
-from paceline.core.json_types import Json, JsonObject
+from paceline.core.errors import CheckpointError
+from paceline.core.json_types import Json
 from paceline.core.rundir import RunDir
 from paceline.core.units import human_bytes
 from paceline.protocols.shard import Shard
 
 T = TypeVar("T")
-
-
-class SaveWorld(Protocol):
-    """The part of ``World`` that a save needs."""
-
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def world_size(self) -> int: ...
-
-    def all_gather_json(self, value: T) -> list[T]:
-        """Return every rank's value, of JSON types."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -60,26 +54,12 @@ class Saved:
     num_bytes: int
 
 
-class _Answer(TypedDict, Generic[T], total=False):
-    """What one rank's part of a save came to: a result, or errors."""
-
-    ok: T
-    errors: list[JsonObject]
-
-
 class _Opened(TypedDict):
     """What rank 0 says of a fresh staging folder."""
 
     folder: str
     nonce: str
     sequence: int
-
-
-class _Written(TypedDict):
-    """A ``FileEntry`` on its way to rank 0."""
-
-    bytes: int
-    sha256: str
 
 
 @dataclass(frozen=True)
@@ -99,7 +79,13 @@ class Checkpointer:
     """
 
     def __init__(
-        self, run: RunDir, world: SaveWorld, keep: int | None = None, *, crash: CrashPoint = never
+        self,
+        run: RunDir,
+        world: CheckpointWorld,
+        keep: int | None = None,
+        *,
+        crash: CrashPoint = never,
+        grain: Grain = Grain(),  # noqa: B008 (frozen)
     ) -> None:
         if keep is not None and keep < 1:
             raise ValueError("keep must be at least 1")
@@ -107,6 +93,7 @@ class Checkpointer:
         self._world = world
         self._keep = keep
         self._crash = crash
+        self._grain = grain
         self._best = run.checkpoints / "best"
         self._protected = read_hint(self._best)
         self._notes: list[Diagnostic] = []
@@ -135,7 +122,7 @@ class Checkpointer:
             if self._world.rank == 0:
                 discard(stage.folder)
             raise
-        total = sum(file["bytes"] for files_of_rank in written for file in files_of_rank.values())
+        total = sum(file["bytes"] for of_rank in written for file in of_rank["files"].values())
         self.last = Saved(time.perf_counter() - began, total)
         return self._run.checkpoint(step)
 
@@ -160,20 +147,7 @@ class Checkpointer:
 
     def _together(self, work: Callable[[], T]) -> list[T]:
         """Run ``work`` on all ranks, return all results; an error on one is raised on all. Collective."""
-        failure: Exception | None = None
-        mine: _Answer[T]
-        try:
-            mine = {"ok": work()}
-        except Exception as exc:
-            failure = exc
-            mine = {"errors": [d.to_json() for d in _diagnose(exc, self._run.checkpoints)]}
-        everyone = self._world.all_gather_json(mine)
-        for rank, answer in enumerate(everyone):
-            if "errors" in answer:
-                raise CheckpointError(
-                    *(_of_rank(Diagnostic.from_json(d), rank) for d in answer["errors"])
-                ) from failure
-        return [answer["ok"] for answer in everyone]
+        return together(self._world, work, self._run.checkpoints, "the checkpoint could not be written")
 
     def _open_stage(self, step: int) -> _Opened | None:
         """On rank 0: remove leftovers of interrupted saves, make a folder. The run's lock excludes others."""
@@ -198,12 +172,12 @@ class Checkpointer:
         shards: Iterable[Shard],
         state: Mapping[str, Json],
         files: Mapping[str, bytes],
-    ) -> dict[str, _Written]:
-        """Write this rank's files into the staging folder; return their entries by name."""
+    ) -> Written:
+        """Write this rank's files into the staging folder; return entries, and where tensors lie."""
         mine = list(shards)  # references only: its collectives end before any disk error
         if not stage.folder.is_dir():
             raise CheckpointError(_not_shared(stage.folder))
-        entries, metadata = _entries(mine)
+        entries, metadata = entries_of(mine)
         side = (
             {f"{HF_FOLDER}/{name}": content for name, content in files.items()}
             if self._world.rank == 0
@@ -215,7 +189,7 @@ class Checkpointer:
         written: dict[str, FileEntry] = {}
         if entries:
             name = shard_name(self._world.rank, self._world.world_size)
-            written[name] = write_tensors(stage.folder / name, entries, metadata, self._crash)
+            written[name] = write_tensors(stage.folder / name, entries, metadata, self._crash, self._grain)
         if any(name.startswith(f"{HF_FOLDER}/") for name in side):
             os.mkdir(stage.folder / HF_FOLDER)
         for name, content in side.items():
@@ -225,12 +199,30 @@ class Checkpointer:
                 )
             written[name] = write_fresh(stage.folder / name, [content])
         self._crash("files_written")
-        return {name: {"bytes": entry.bytes, "sha256": entry.sha256} for name, entry in written.items()}
+        return {
+            "files": {
+                name: {"bytes": e.bytes, "sha256": e.sha256, "data": e.data, "blocks": list(e.blocks)}
+                for name, e in written.items()
+            },
+            "tensors": places_of(mine, entries),
+        }
 
-    def _publish(self, stage: _StagedSave, written: list[dict[str, _Written]]) -> None:
+    def _publish(self, stage: _StagedSave, written: list[Written]) -> None:
         """On rank 0, after all ranks agreed: write the manifest, then rename the folder into view."""
-        files = {name: FileEntry(**entry) for rank_files in written for name, entry in rank_files.items()}
-        manifest = Manifest(stage.step, stage.sequence, self._world.world_size, time.time(), files)
+        files = {
+            name: FileEntry(e["bytes"], e["sha256"], e["data"], tuple(e["blocks"]))
+            for of_rank in written
+            for name, e in of_rank["files"].items()
+        }
+        manifest = Manifest(
+            stage.step,
+            stage.sequence,
+            self._world.world_size,
+            time.time(),
+            files,
+            tensors=index_of(written, shards_of(files)),
+            grain=self._grain,
+        )
         self._crash("agreed")
         write_fresh(stage.folder / MANIFEST, [manifest.to_bytes()], self._crash)
         if (stage.folder / HF_FOLDER).is_dir():
@@ -291,24 +283,6 @@ class _Noted:
         return True
 
 
-def _entries(shards: list[Shard]) -> tuple[list[TensorEntry], dict[str, str]]:
-    """Return the entries to write for these shards, and the offsets of blocks that are not full tensors."""
-    entries: list[TensorEntry] = []
-    metadata = {"format": "pt"}
-    for shard in shards:
-        tensor = shard.tensor
-        name = TensorName(shard.role, shard.kind, shard.name).encode()
-        shape = tuple(tensor.shape)
-        entries.append(TensorEntry(name, tensor.dtype, shape, _given(tensor)))
-        if shape != tuple(shard.global_shape):
-            metadata[name] = encode_place(tuple(shard.global_shape), tuple(shard.offsets))
-    return entries, metadata
-
-
-def _given(tensor: Tensor) -> Callable[[], Tensor]:
-    return lambda: tensor
-
-
 def need_space(folder: Path, num_bytes: int) -> None:
     """Raise CheckpointError ``checkpoint.disk_full`` if ``folder``'s disk has under ``num_bytes`` free."""
     info = os.statvfs(folder)
@@ -323,24 +297,6 @@ def need_space(folder: Path, num_bytes: int) -> None:
                 " another disk",
             )
         )
-
-
-def _diagnose(exc: Exception, where: Path) -> tuple[Diagnostic, ...]:
-    if isinstance(exc, PacelineError):
-        return exc.diagnostics
-    if isinstance(exc, OSError):
-        return os_error(exc, where).diagnostics
-    return (
-        codes.CHECKPOINT_SAVE_FAILED(
-            "the checkpoint could not be written; earlier checkpoints are unchanged",
-            str(where),
-            f"{type(exc).__name__}: {exc}",
-        ),
-    )
-
-
-def _of_rank(diagnostic: Diagnostic, rank: int) -> Diagnostic:
-    return Diagnostic.from_json({**diagnostic.to_json(), "evidence": {**diagnostic.evidence, "rank": rank}})
 
 
 def _not_shared(folder: Path) -> Diagnostic:

@@ -31,13 +31,26 @@ def parse_object(
     return value
 
 
-def dump_object(value: Mapping[str, Json], where: str) -> bytes:
+def dump_object(value: Mapping[str, Json], where: str, one_line_below: int | None = None) -> bytes:
     """Return ``value`` as JSON that ``parse_object`` reads back equal.
+
+    ``one_line_below``: what lies deeper than so many levels stands in one line (an index of many numbers).
 
     Raises CheckpointError naming the key path of a value that JSON cannot hold.
     """
     _check(value, where, "")
+    if one_line_below is not None:
+        return _lines(value, one_line_below).encode("utf-8")
     return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=1).encode("utf-8")
+
+
+def _lines(value: Json | Mapping[str, Json], levels: int) -> str:
+    if not isinstance(value, Mapping) or not levels or not value:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    inner = (
+        f"{json.dumps(key, ensure_ascii=False)}:{_lines(child, levels - 1)}" for key, child in value.items()
+    )
+    return "{\n" + ",\n".join(inner) + "\n}"
 
 
 def _unique(pairs: list[tuple[str, Json]]) -> JsonObject:

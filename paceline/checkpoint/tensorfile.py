@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import BinaryIO
@@ -13,8 +13,10 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
+from paceline.checkpoint.blocks import Grain
 from paceline.checkpoint.disk import CrashPoint, never, write_fresh
-from paceline.checkpoint.manifest import FileEntry, damaged
+from paceline.checkpoint.manifest_format import FileEntry
+from paceline.checkpoint.refused import damaged
 from paceline.checkpoint.strictjson import parse_object
 from paceline.core.json_types import Json, JsonObject, as_object
 
@@ -67,14 +69,32 @@ class Slot:
 
 
 def write_tensors(
-    path: Path, entries: Sequence[TensorEntry], metadata: Mapping[str, str], crash: CrashPoint = never
+    path: Path,
+    entries: Sequence[TensorEntry],
+    metadata: Mapping[str, str],
+    crash: CrashPoint = never,
+    grain: Grain | None = None,
 ) -> FileEntry:
     """Write a new safetensors file, with at most one tensor in memory beyond those that ``load`` refers to.
 
-    Raises OSError and ValueError.
+    With ``grain`` the entry has the hashes of blocks, else one sha256. Raises OSError and ValueError.
     """
-    ordered = sorted(entries, key=lambda e: (-e.dtype.itemsize, e.name))  # keeps tensors aligned
-    return write_fresh(path, _blocks(ordered, metadata), crash)
+    entry = write_fresh(path, _blocks(in_order(entries), metadata), crash, grain)
+    return replace(entry, data=len(_header(in_order(entries), metadata))) if grain is not None else entry
+
+
+def in_order(entries: Sequence[TensorEntry]) -> list[TensorEntry]:
+    """Return the tensors in the order of the file, which keeps them aligned."""
+    return sorted(entries, key=lambda e: (-e.dtype.itemsize, e.name))
+
+
+def starts_of(entries: Sequence[TensorEntry]) -> dict[str, tuple[str, int]]:
+    """Return name → (the header's word for its dtype, first byte after the header)."""
+    places, at = dict[str, tuple[str, int]](), 0
+    for entry in in_order(entries):
+        places[entry.name] = (_NAMES[entry.dtype], at)
+        at += entry.num_bytes
+    return places
 
 
 def file_bytes(entries: Sequence[TensorEntry], metadata: Mapping[str, str]) -> int:
@@ -82,8 +102,8 @@ def file_bytes(entries: Sequence[TensorEntry], metadata: Mapping[str, str]) -> i
     return len(_header(entries, metadata)) + sum(e.num_bytes for e in entries)
 
 
-def read_header(file: BinaryIO, checkpoint: Path, name: str) -> tuple[dict[str, Slot], dict[str, str]]:
-    """Return the tensors and the metadata of an open file.
+def read_header(file: BinaryIO, checkpoint: Path, name: str) -> tuple[dict[str, Slot], dict[str, str], int]:
+    """Return the tensors and the metadata of an open file, and the bytes before the first tensor.
 
     Raises CheckpointError unless the tensors fill the file exactly, without gaps or overlaps.
     """
@@ -117,21 +137,29 @@ def read_header(file: BinaryIO, checkpoint: Path, name: str) -> tuple[dict[str, 
         need(slot.start == end, f"tensor {key!r} overlaps another or leaves a gap")
         end = slot.end
     need(end == size, f"the tensors end at byte {end}, but the file at {size}")
-    return slots, texts
+    return slots, texts, 8 + length
 
 
 def read_rows(file: BinaryIO, slot: Slot, first: int, count: int) -> Tensor:
     """Read rows ``[first, first + count)`` of dim 0 of a tensor (a scalar: everything) to the CPU."""
+
+    def fill(view: memoryview, at: int) -> None:
+        while view:
+            got = os.preadv(file.fileno(), [view], at)
+            if got == 0:
+                raise OSError(f"{file.name} ended early")
+            view, at = view[got:], at + got
+
+    return rows_by(fill, slot, first, count)
+
+
+def rows_by(fill: Callable[[memoryview, int], None], slot: Slot, first: int, count: int) -> Tensor:
+    """As ``read_rows``, with ``fill(view, at)`` to read the bytes at ``at`` of the slot's file."""
     shape = (count, *slot.shape[1:]) if slot.shape else ()
     row_bytes = prod(slot.shape[1:]) * slot.dtype.itemsize
     tensor = torch.empty(shape, dtype=slot.dtype)
-    view = _bytes_of(tensor)
-    at = slot.start + first * row_bytes
-    while view:
-        got = os.preadv(file.fileno(), [view], at)
-        if got == 0:
-            raise OSError(f"{file.name} ended early")
-        view, at = view[got:], at + got
+    if view := _bytes_of(tensor):
+        fill(view, slot.start + first * row_bytes)
     return tensor
 
 

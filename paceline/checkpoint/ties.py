@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from paceline.checkpoint import codes
-from paceline.checkpoint.manifest import HF_FOLDER, STATE, Manifest, open_regular
+from paceline.checkpoint.manifest import open_regular
+from paceline.checkpoint.manifest_format import HF_FOLDER, STATE, Manifest
 from paceline.checkpoint.strictjson import parse_object
 from paceline.core.errors import CheckpointError
 from paceline.core.json_types import Json, JsonObject

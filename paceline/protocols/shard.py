@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 PARAM = "param"  # a master weight; optimizer states keep the names of torch (exp_avg, step, …)
@@ -41,6 +42,8 @@ class ShardReader(Protocol):
     def shape(self, role: str, name: str, kind: str) -> tuple[int, ...]:
         """Return the shape of the whole tensor."""
         ...
+
+    def dtype(self, role: str, name: str, kind: str) -> torch.dtype: ...
 
     def read(self, role: str, name: str, kind: str) -> Tensor:
         """Return the whole tensor on the CPU."""

@@ -213,6 +213,18 @@ class World:
         dist.broadcast(payload, src)
         return json.loads(bytes(payload.cpu().numpy()))
 
+    def send_tensor(
+        self, tensor: torch.Tensor, src: int, group: dist.ProcessGroup | None = None
+    ) -> torch.Tensor:
+        """Return rank ``src``'s tensor on the CPU of every rank (of ``group``); the others give one of its
+        shape and dtype, which is overwritten.
+        """
+        if self.world_size == 1 or not tensor.numel():
+            return tensor
+        sent = tensor.reshape(-1).view(torch.uint8).to(self._wire)
+        dist.broadcast(sent, src, group=group)
+        return sent.cpu().view(tensor.dtype).reshape(tensor.shape)
+
     def all_gather_json(self, value: T, limit_bytes: int = JSON_LIMIT_BYTES) -> list[T]:
         """Return every rank's value, in rank order, on every rank. JSON types only; tuples arrive as lists.
 

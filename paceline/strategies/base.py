@@ -26,6 +26,7 @@ from paceline.strategies import state
 from paceline.strategies.handle import Handle, Handles
 from paceline.strategies.norms import squares
 from paceline.strategies.optimizer import build_optimizer, set_learning_rate
+from paceline.strategies.read_once import ReadOnce
 from paceline.strategies.skipping import clipping_and_skipping, scale_of, skips_on_device
 
 if TYPE_CHECKING:
@@ -185,8 +186,8 @@ class Strategy(ABC):
         return state.export_state(handle, self.world.rank, self.world.world_size)
 
     def import_state(self, handle: Handle, reader: ShardReader) -> None:
-        """Load what ``export_state`` saved, bit for bit: each rank reads everything it holds."""
-        state.import_state(handle, reader)
+        """Load what ``export_state`` saved, bit for bit: all ranks hold all of it, one reads a tensor."""
+        state.import_state(handle, ReadOnce(reader, self.world))
 
 
 class Runner(Protocol):

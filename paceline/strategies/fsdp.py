@@ -35,6 +35,7 @@ from paceline.strategies.handle import Handle
 from paceline.strategies.muon import MuonWithAdamW
 from paceline.strategies.norms import squares
 from paceline.strategies.optimizer import build_optimizer
+from paceline.strategies.read_once import ReadOnce
 from paceline.strategies.rounded_adamw import RoundedAdamW
 from paceline.strategies.sharded_state import ShardedHandle, blocks_of
 from paceline.strategies.sharding import Dtypes, Units, shard
@@ -195,7 +196,9 @@ class FSDP(Strategy):
         return sharded_state.export_state(_sharded(handle), self.world.rank)
 
     def import_state(self, handle: Handle, reader: ShardReader) -> None:
-        """Read this rank's shards."""
+        """Read this rank's shards; of ranks with the same ones, one reads and sends them."""
+        if self.plan.mesh.dp_replicate > 1:
+            reader = ReadOnce(reader, self.world, self.mesh["dp_replicate"].get_group())
         sharded_state.import_state(_sharded(handle), reader)
 
     # --- training

@@ -62,13 +62,17 @@ def assign(sizes: dict[str, int], world_size: int, given: Mapping[str, int] = _E
 
 
 def import_state(
-    handle: Handle, reader: ShardReader, rank: int = 0, keepers: Mapping[str, int] = _EVERY_RANK
+    handle: Handle,
+    reader: ShardReader,
+    rank: int = 0,
+    keepers: Mapping[str, int] = _EVERY_RANK,
+    of_moments: ShardReader | None = None,
 ) -> None:
     """Load parameters, buffers, optimizer moments and the scaler. Raises CheckpointError if a tensor is
     missing or has another shape.
 
     A checkpoint without moments (weights only) leaves the optimizer unchanged. Moments kept by another rank
-    than ``rank`` (``keepers``) are not read.
+    than ``rank`` (``keepers``) are not read. ``of_moments``: a reader of moments that one rank reads alone.
     """
     role = handle.role.value
     with torch.no_grad():
@@ -76,7 +80,7 @@ def import_state(
             _read_into(parameter, reader, role, name, PARAM)
             averaged.read_trained(handle.optimizer, reader, role, name, (0,) * parameter.ndim, parameter)
             if handle.optimizer is not None and parameter.requires_grad and keepers.get(name, rank) == rank:
-                _import_moments(handle.optimizer, parameter, reader, role, name)
+                _import_moments(handle.optimizer, parameter, of_moments or reader, role, name)
     import_beside_parameters(handle, reader)
     handle.root.refresh_compute_weights()
 

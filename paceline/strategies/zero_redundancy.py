@@ -17,6 +17,7 @@ from paceline.strategies import state
 from paceline.strategies.ddp import DDP
 from paceline.strategies.handle import Handle
 from paceline.strategies.optimizer import recipe_of
+from paceline.strategies.read_once import ReadOnce
 
 
 class ZeroRedundancy(DDP):
@@ -46,7 +47,8 @@ class ZeroRedundancy(DDP):
 
     def import_state(self, handle: Handle, reader: ShardReader) -> None:
         """Load all weights, and the moments of this rank's parameters."""
-        state.import_state(handle, reader, self.world.rank, _keepers(handle))
+        once = ReadOnce(reader, self.world)
+        state.import_state(handle, once, self.world.rank, _keepers(handle), of_moments=reader)
 
 
 def _keepers(handle: Handle) -> dict[str, int]:

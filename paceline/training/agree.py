@@ -28,7 +28,7 @@ class _Shared(TypedDict, Generic[T], total=False):
     exit_code: int
 
 
-def share_plan(world: World, make: Callable[[], T]) -> T:
+def share_plan(world: World, make: Callable[[], T], limit_bytes: int = PLAN_LIMIT_BYTES) -> T:
     """Return rank 0's ``make()`` on every rank. Collective.
 
     If ``make`` raises a PacelineError, every rank raises it with the same diagnostics and exit code.
@@ -41,7 +41,7 @@ def share_plan(world: World, make: Callable[[], T]) -> T:
         except PacelineError as exc:
             failure = exc
             message = {"error": [d.to_json() for d in exc.diagnostics], "exit_code": int(exc.exit_code)}
-    received = world.broadcast_json(message, src=0, limit_bytes=PLAN_LIMIT_BYTES)
+    received = world.broadcast_json(message, src=0, limit_bytes=limit_bytes)
     if failure is not None:
         raise failure
     if "error" in received:

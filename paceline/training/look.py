@@ -14,7 +14,7 @@ from pathlib import Path
 from paceline.algorithms.rewards.scoring import MODEL, RewardSpec, check_built_in
 from paceline.checkpoint import codes as checkpoint_codes
 from paceline.checkpoint.manifest import read_manifest
-from paceline.checkpoint.resume import at_its_key, find_checkpoint, same_run
+from paceline.checkpoint.resume import BEFORE_BYTES, at_its_key, find_checkpoint, same_run
 from paceline.checkpoint.ties import read_config, read_state
 from paceline.config.doubt import sure
 from paceline.config.schema import Config
@@ -200,7 +200,7 @@ def _checkpoint(config: Config, environ: Mapping[str, str], plan: Plan | None) -
         return
     run = RunDir.at(config.run_directory())
     try:
-        path = find_checkpoint(where, run, hashes=False)
+        path = find_checkpoint(where, run, most_bytes=0)
         if path is None:
             return
         state, saved = read_state(path), read_config(path)
@@ -231,10 +231,12 @@ def _checkpoint(config: Config, environ: Mapping[str, str], plan: Plan | None) -
 
 
 def _chosen(path: Path) -> Diagnostic:
-    total = human_bytes(read_manifest(path).total_bytes)
+    total = read_manifest(path).total_bytes
+    small = total <= BEFORE_BYTES
+    when = "before it starts a process" if small else "as it reads them, each on one rank"
     link = f", a link to {path.resolve()}" if path.is_symlink() else ""
     what = f"the run resumes from {path.name}{link}: all its files are there, with the sizes that were saved"
-    found = f"{total} in {path}: `paceline train` verifies every byte by sha256 before it starts a process"
+    found = f"{human_bytes(total)} in {path}: `paceline train` verifies every byte by sha256 {when}"
     return checkpoint_codes.RESUME_CHOSEN(
         what, "training.resume_from_checkpoint", found, severity=Severity.NOTE
     )

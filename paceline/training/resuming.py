@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
+from paceline.checkpoint.manifest import read_manifest
+from paceline.checkpoint.manifest_format import MAX_MANIFEST_BYTES, Manifest
 from paceline.checkpoint.reader import CheckpointReader
-from paceline.checkpoint.resume import find_checkpoint, open_checkpoint, same_run
-from paceline.checkpoint.ties import read_config
+from paceline.checkpoint.resume import find_checkpoint, same_run
+from paceline.checkpoint.ties import MAX_STATE_BYTES, read_config, read_state
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError
 from paceline.core.json_types import Json, JsonObject, as_number, as_object
@@ -32,32 +34,51 @@ class Resumed:
 
 
 class _Found(TypedDict):
-    """The checkpoint that rank 0 found, and its diagnostics as JSON."""
+    """The checkpoint that rank 0 found, what it read of it, and its diagnostics as JSON."""
 
     path: str | None
+    manifest: str
+    state: JsonObject
     notes: list[JsonObject]
 
 
+Damaged = Mapping[Path, CheckpointError]
+_NONE_DAMAGED: Damaged = {}
+
+
 def open_resume(
-    world: World, where: str | None, run: RunDir, plan: Plan, state_now: Mapping[str, Json]
+    world: World,
+    where: str | None,
+    run: RunDir,
+    plan: Plan,
+    state_now: Mapping[str, Json],
+    damaged: Damaged = _NONE_DAMAGED,
 ) -> Resumed:
     """Open the checkpoint to resume from. Collective.
 
-    ``state_now`` is what this run would save. Raises CheckpointError or ConfigError, the same on all ranks.
+    Rank 0 reads the manifest and the state for all; tensors are verified as they are read
+    (``CheckpointReader.settle``). ``state_now`` is what this run would save; ``damaged``: checkpoints that
+    were found so. Raises CheckpointError or ConfigError, the same on all ranks.
     """
     if not where:
         return Resumed(None, plan, ())
 
     def find() -> _Found:
         notes: list[Diagnostic] = []
-        path = find_checkpoint(where, run, notes)
-        return {"path": None if path is None else str(path), "notes": [n.to_json() for n in notes]}
+        path = find_checkpoint(where, run, notes, most_bytes=0, known=damaged)
+        messages: list[JsonObject] = [n.to_json() for n in notes]
+        if path is None:
+            return {"path": None, "manifest": "", "state": {}, "notes": messages}
+        text = read_manifest(path).to_bytes().decode()
+        return {"path": str(path), "manifest": text, "state": read_state(path), "notes": messages}
 
-    found = share_plan(world, find)
+    found = share_plan(world, find, MAX_MANIFEST_BYTES + MAX_STATE_BYTES)
     notes = [Diagnostic.from_json(note) for note in found["notes"]]
     if found["path"] is None:
         return Resumed(None, plan, tuple(notes))
-    reader = open_checkpoint(Path(found["path"]), verify=world.rank != 0)  # rank 0 has verified it just now
+    path, text = Path(found["path"]), found["manifest"].encode()
+    manifest = Manifest.from_bytes(text, str(path))
+    reader = CheckpointReader(path, ranks=world, manifest=manifest, state=found["state"])
     if other := other_training(reader.state, plan, read_config(reader.path)):
         raise CheckpointError(*other)
     kept, changes = keep_global_batch(reader.state, plan)
@@ -66,6 +87,50 @@ def open_resume(
     changes += same_training(reader.state, {**state_now, "global_batch": kept.batch.global_batch})
     changes += changed_keys(as_object(reader.state.get("config")), as_object(state_now["config"]))
     return Resumed(reader, kept, (*notes, *changes))
+
+
+class Resumes:
+    """The checkpoint that a run resumes from, and the ones before it where it turns out to be damaged.
+
+    ``open_with`` opens the newest that is not among the damaged ones (``open_resume``). Collective.
+    """
+
+    def __init__(self, open_with: Callable[[Damaged], Resumed], note: Callable[[Diagnostic], None]) -> None:
+        self._open_with = open_with
+        self._note = note
+        self._damaged: dict[Path, CheckpointError] = {}
+        self._now = self._open()
+
+    @property
+    def plan(self) -> Plan:
+        return self._now.plan
+
+    @property
+    def reader(self) -> CheckpointReader | None:
+        """Return the open checkpoint; None for a fresh start."""
+        return self._now.reader
+
+    def former(self, damage: CheckpointError) -> CheckpointReader:
+        """Open the checkpoint before the present one, whose bytes were loaded and then found damaged.
+
+        Raises ``damage`` if the former would not replace all that was loaded.
+        """
+        last = self._now
+        assert last.reader is not None
+        self._damaged[last.reader.path] = damage
+        last.reader.close()
+        self._now = self._open()
+        if self._now.reader is None or self._now.plan != last.plan:
+            raise damage
+        if set(self._now.reader.names()) != set(last.reader.names()):
+            raise damage
+        return self._now.reader
+
+    def _open(self) -> Resumed:
+        found = self._open_with(self._damaged)
+        for note in found.notes:
+            self._note(note)
+        return found
 
 
 def same_training(state: JsonObject, now: Mapping[str, Json]) -> list[Diagnostic]:

@@ -18,7 +18,7 @@ from paceline.checkpoint.store import Checkpointer
 from paceline.config.metrics import evaluation_metrics
 from paceline.config.schema import Config
 from paceline.config.sections.rollout import RolloutOptions
-from paceline.core.errors import ConfigError, DataError
+from paceline.core.errors import CheckpointError, ConfigError, DataError
 from paceline.core.json_types import JsonObject, as_object
 from paceline.core.rundir import RunDir
 from paceline.data.kinds.base import row_kind
@@ -75,6 +75,8 @@ class Session:
     prepared: Prepared
     run: RunDir
     reader: CheckpointReader | None = None
+    # returns the reader of the checkpoint before a damaged one, or raises its error
+    former: Callable[[CheckpointError], CheckpointReader] | None = None
     # extra columns per split
     columns: Mapping[str, Mapping[str, NDArray[np.generic]]] = field(default_factory=dict)
     classes: Classes | None = None  # set for classification
@@ -257,9 +259,17 @@ class Session:
         """
         if self.reader is None:
             return TrainState()
-        for role in algorithm.trains:
-            same_base(self.reader.state, adapter_of(handles[role].root), role.value)
-            strategy.import_state(handles[role], self.reader)
+        while True:
+            for role in algorithm.trains:
+                same_base(self.reader.state, adapter_of(handles[role].root), role.value)
+                strategy.import_state(handles[role], self.reader)
+            try:
+                self.reader.settle()
+                break
+            except CheckpointError as damage:
+                if self.former is None:
+                    raise
+                self.reader = self.former(damage)
         algorithm.load_state(as_object(self.reader.state.get("algorithm")))
         return TrainState.from_json(as_object(self.reader.state["train"]))
 

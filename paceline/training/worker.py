@@ -60,7 +60,7 @@ from paceline.training.garbage import EVERY
 from paceline.training.observers import Observers
 from paceline.training.out_of_memory import memory_used, out_of_memory_hint
 from paceline.training.print_diagnostics import print_diagnostics
-from paceline.training.resuming import open_resume
+from paceline.training.resuming import Resumes, open_resume
 from paceline.training.saving import run_state
 from paceline.training.session import Session
 from paceline.training.signals import StopSignals
@@ -243,16 +243,19 @@ class Worker:
             train_fingerprint=data.train_fingerprint,
             data_definition=data.definition,
         )
-        resumed = open_resume(
-            world, self.config.training.resume_from_checkpoint, self.run_dir, self.plan, now
+        where = self.config.training.resume_from_checkpoint
+        resumes = Resumes(
+            lambda damaged: open_resume(world, where, self.run_dir, self.plan, now, damaged),
+            self.observers.note,
         )
-        self.plan, reader = resumed.plan, resumed.reader
-        self.checkpoint = str(reader.path) if reader else ""
-        for note in resumed.notes:
-            self.observers.note(note)
+        self.plan = resumes.plan
         # Build everything, then log what the run consists of
-        session = Session(world, self.plan, self.config, self.prepared, self.run_dir, reader)
+        session = Session(
+            world, self.plan, self.config, self.prepared, self.run_dir, resumes.reader, resumes.former
+        )
         trainer = self.trainer = session.build(self.observers.all(), signals.requested, self.published)
+        reader = resumes.reader
+        self.checkpoint = str(reader.path) if reader else ""
         limit_groups(world)
         total = trainer.cadence.total_steps
         self.observers.begin(

@@ -126,9 +126,7 @@ def _run_child(job: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
 def check_bytes(where: str, run: RunDir) -> None:
     """Verify the sha256 of every byte of the checkpoint to resume from, in a child process.
 
-    Raises ConfigError.
-
-    Takes as long as reading the checkpoint does; the ranks would read as much before they find the same.
+    Raises ConfigError. Of a large checkpoint the tensors are left to the ranks (``checkpoint.resume``).
     """
     with tempfile.TemporaryDirectory(prefix="paceline-bytes-") as folder:
         answer = Path(folder) / "answer.json"

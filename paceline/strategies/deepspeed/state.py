@@ -24,6 +24,7 @@ from paceline.runtime.world import World
 from paceline.strategies import codes, state
 from paceline.strategies.deepspeed.parts import ParameterSlice, Part, finish_import, is_managed, local_parts
 from paceline.strategies.handle import Handle
+from paceline.strategies.read_once import ReadOnce
 
 if TYPE_CHECKING:
     from paceline.strategies.deepspeed.engine import Engine
@@ -98,7 +99,7 @@ def import_state(handle: Handle, reader: ShardReader, world: World, mesh: Mesh) 
     """
     engine = engine_of(handle)
     if engine is None:
-        state.import_state(handle, reader)
+        state.import_state(handle, ReadOnce(reader, world))
         return
     named = dict(handle.root.plain_named_parameters())
     names = {id(p): name for name, p in named.items()}

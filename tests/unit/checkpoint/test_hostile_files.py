@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.checkpoint.manifest import Manifest, digest_of, is_safe_name
+from paceline.checkpoint.blocks import BlockHash, Grain
+from paceline.checkpoint.manifest_format import Manifest, digest_of, is_safe_name
 from paceline.checkpoint.resume import find_checkpoint, open_checkpoint
 from paceline.checkpoint.strictjson import parse_object
 from paceline.core.errors import CheckpointError
@@ -46,15 +47,30 @@ class Bomb:
         return open, (str(self.canary), "w")
 
 
-def forge(checkpoint: Path, name: str, data: bytes) -> None:
+def forge(checkpoint: Path, name: str, data: bytes, version: int = 2) -> None:
     """Replace a file and make the manifest agree: an attacker who knows the format."""
     (checkpoint / name).write_bytes(data)
     if name == "manifest.json":
         return
     manifest = json.loads((checkpoint / "manifest.json").read_text())
-    manifest["files"][name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    del manifest["digest"]
+    if version == 1 and manifest["version"] == 2:
+        manifest = {k: v for k, v in manifest.items() if k not in ("tensors", "block_bytes", "leaf_bytes")}
+        manifest["version"] = 1
+        for one in manifest["files"]:
+            manifest["files"][one] = whole_file((checkpoint / one).read_bytes())
+    if manifest["version"] == 2 and name.endswith(".safetensors"):
+        blocks = BlockHash(Grain())
+        blocks.update(memoryview(data))
+        start = min(max(8 + int.from_bytes(data[:8], "little"), 8), max(8, len(data)))
+        manifest["files"][name] = {"bytes": len(data), "data": start, "blocks": list(blocks.hashes())}
+    else:
+        manifest["files"][name] = whole_file(data)
+    manifest.pop("digest", None)
     (checkpoint / "manifest.json").write_text(json.dumps({**manifest, "digest": digest_of(manifest)}))
+
+
+def whole_file(data: bytes) -> dict[str, Any]:
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
 def pickles(canary: Path) -> dict[str, bytes]:
@@ -238,12 +254,13 @@ HEADERS: dict[str, bytes] = {
 }
 
 
+@pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("kind", HEADERS)
 def test_a_bad_tensor_file_is_refused_before_memory_is_asked_for(
-    save: Save, monkeypatch: pytest.MonkeyPatch, kind: str
+    save: Save, monkeypatch: pytest.MonkeyPatch, kind: str, version: int
 ) -> None:
     path = save(1)
-    forge(path, SHARD, HEADERS[kind])
+    forge(path, SHARD, HEADERS[kind], version)
     monkeypatch.setattr(torch, "empty", lambda *a, **k: pytest.fail("allocated"))
     with pytest.raises(CheckpointError) as caught:
         open_checkpoint(path)
@@ -253,14 +270,14 @@ def test_a_bad_tensor_file_is_refused_before_memory_is_asked_for(
 def test_a_good_forged_tensor_file_is_read(save: Save) -> None:
     """The cases above differ from this one in what they name."""
     path = save(1)
-    forge(path, SHARD, tensor_file({KEY: GOOD}))
+    forge(path, SHARD, tensor_file({KEY: GOOD}), version=1)
     with open_checkpoint(path) as reader:
         assert torch.equal(reader.read("policy", "w", "param"), torch.zeros(2))
 
 
 def test_two_shards_that_disagree_on_a_tensor_are_refused(save: Save) -> None:
     path = save(1)
-    forge(path, SHARD, tensor_file({KEY: GOOD}))
+    forge(path, SHARD, tensor_file({KEY: GOOD}), version=1)
     forge(
         path,
         "shard-00001-of-00001.safetensors",
@@ -299,6 +316,8 @@ ENTRY = {"bytes": 1, "sha256": "0" * 64}
     [
         {"format": "torch"},
         {"version": 2},
+        {"version": 3},
+        {"version": 0},
         {"version": True},
         {"version": "1"},
         {"step": -1},

@@ -4,6 +4,8 @@ is used for what it is, or named.
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -96,12 +98,22 @@ def test_a_flip_of_any_byte_of_the_small_files_is_seen(run: RunDir, save: Save, 
     assert find_checkpoint(str(path), run) == path
 
 
-def test_a_manifest_of_before_has_no_digest_and_is_read(run: RunDir, save: Save) -> None:
-    path = save(1)
-    text = (path / "manifest.json").read_text()
-    before, _, after = text.partition(',\n "digest"')
-    (path / "manifest.json").write_text(before + "}" if after else "")
+def test_a_manifest_of_before_has_no_digest_and_is_read(run: RunDir, tmp_path: Path) -> None:
+    shutil.copytree(Path(__file__).parent / "version_1" / "checkpoints", tmp_path / "checkpoints")
+    path = tmp_path / "checkpoints" / "step-00000002"
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest.pop("digest", None)
+    (path / "manifest.json").write_text(json.dumps(manifest))
     assert find_checkpoint(str(path), run) == path
+
+
+def test_a_manifest_of_now_without_its_digest_is_refused(run: RunDir, save: Save) -> None:
+    path = save(1)
+    manifest = json.loads((path / "manifest.json").read_text())
+    del manifest["digest"]
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match="digest"):
+        find_checkpoint(str(path), run)
 
 
 def test_a_link_to_a_checkpoint_on_another_disk_is_used_and_said(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fault_jobs import Job, write_safetensors
 
-from paceline.checkpoint.manifest import FileEntry, Manifest
+from paceline.checkpoint.manifest_format import FileEntry, Manifest
 from paceline.checkpoint.strictjson import dump_object
 from paceline.cli.options import load
 from paceline.config.schema import Config

@@ -72,6 +72,14 @@ def test_a_harmed_checkpoint_is_named_by_plan(job: Job, harm: str) -> None:
     assert wrong(found) == {"resume.only_incomplete"} and found["resume.only_incomplete"].hint
 
 
+def test_a_newer_manifest_is_named_as_newer(job: Job) -> None:
+    folder = save(job)
+    _json(folder / "manifest.json", version=3)
+    for where in (str(folder), "latest"):
+        found = job.found({RESUME: where})
+        assert wrong(found) == {"checkpoint.newer"} and "version 3" in found["checkpoint.newer"].found
+
+
 def test_a_flipped_weight_is_named_before_a_process_starts(job: Job) -> None:
     """``plan`` compares sizes, since it must be quick, and says so; ``train`` reads every byte before its
     ranks start.

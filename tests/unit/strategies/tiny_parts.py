@@ -166,6 +166,9 @@ class MemoryReader:
     def shape(self, role: str, name: str, kind: str) -> tuple[int, ...]:
         return tuple(self.tensors[role, name, kind].shape)
 
+    def dtype(self, role: str, name: str, kind: str) -> torch.dtype:
+        return self.tensors[role, name, kind].dtype
+
     def read(self, role: str, name: str, kind: str) -> Tensor:
         return self.tensors[role, name, kind]
 

@@ -1,0 +1,102 @@
+"""Hashes of a shard's blocks, so that ranks can verify a file together and as they read it. No torch.
+
+A block's hash is the sha256 of the sha256s of its leaves. Two ranks that each read a part of one block know
+the hashes of their leaves; together they know the block's, and nobody reads a byte twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import BinaryIO
+
+BLOCK_BYTES = 64 * 1024 * 1024
+LEAF_BYTES = 256 * 1024
+_MOST_BLOCK_BYTES = 1024 * 1024 * 1024
+_MOST_LEAVES = 65_536  # of a block
+
+
+@dataclass(frozen=True)
+class Grain:
+    """Bytes of a block and of a leaf; the last ones of a file may be shorter."""
+
+    block_bytes: int = BLOCK_BYTES
+    leaf_bytes: int = LEAF_BYTES
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether blocks are whole numbers of leaves, and neither is absurd."""
+        return (
+            64 <= self.leaf_bytes <= self.block_bytes <= _MOST_BLOCK_BYTES
+            and self.block_bytes % self.leaf_bytes == 0
+            and self.block_bytes // self.leaf_bytes <= _MOST_LEAVES
+        )
+
+    def blocks(self, num_bytes: int) -> int:
+        """Return the number of blocks of a file."""
+        return -(-num_bytes // self.block_bytes)
+
+    def leaves(self, block: int, num_bytes: int) -> range:
+        """Return the numbers of a block's leaves in a file of ``num_bytes``."""
+        first = block * self.block_bytes
+        last = min(num_bytes, first + self.block_bytes)
+        return range(first // self.leaf_bytes, -(-last // self.leaf_bytes))
+
+
+def hash_of_block(leaves: Iterable[bytes]) -> str:
+    """Return a block's hash (lower-case hex) from the sha256 of each of its leaves, in order."""
+    return hashlib.sha256(b"".join(leaves)).hexdigest()
+
+
+class BlockHash:
+    """The hashes of a file's blocks, taken while it is written from its beginning."""
+
+    def __init__(self, grain: Grain) -> None:
+        self._grain = grain
+        self._leaf = hashlib.sha256()
+        self._in_leaf = 0
+        self._leaves: list[bytes] = []
+        self._blocks: list[str] = []
+
+    def update(self, piece: memoryview) -> None:
+        """Take the next bytes of the file."""
+        while piece:
+            part = piece[: self._grain.leaf_bytes - self._in_leaf]
+            self._leaf.update(part)
+            self._in_leaf += len(part)
+            piece = piece[len(part) :]
+            if self._in_leaf == self._grain.leaf_bytes:
+                self._end_leaf()
+
+    def hashes(self) -> tuple[str, ...]:
+        """Return the hash of each block, after the last byte."""
+        if self._in_leaf:
+            self._end_leaf()
+        if self._leaves:
+            self._end_block()
+        return tuple(self._blocks)
+
+    def _end_leaf(self) -> None:
+        self._leaves.append(self._leaf.digest())
+        self._leaf, self._in_leaf = hashlib.sha256(), 0
+        if len(self._leaves) * self._grain.leaf_bytes == self._grain.block_bytes:
+            self._end_block()
+
+    def _end_block(self) -> None:
+        self._blocks.append(hash_of_block(self._leaves))
+        self._leaves = []
+
+
+def read_block_hash(file: BinaryIO, block: int, num_bytes: int, grain: Grain) -> str:
+    """Read a block of an open file and return its hash. Raises OSError."""
+    found = BlockHash(grain)
+    at, end = block * grain.block_bytes, min(num_bytes, (block + 1) * grain.block_bytes)
+    while at < end:
+        piece = os.pread(file.fileno(), min(8 * 1024 * 1024, end - at), at)
+        if not piece:
+            break
+        found.update(memoryview(piece))
+        at += len(piece)
+    return (*found.hashes(), "nothing")[0]

@@ -1,0 +1,146 @@
+"""Verify a checkpoint over all ranks: what they read is known, what nobody read is shared out. No torch.
+
+Verdicts are gathered: a damaged block that one rank saw is the same error on all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TypedDict
+
+from paceline.checkpoint.blocks import Grain
+from paceline.checkpoint.hashed_reads import HashedReads
+from paceline.checkpoint.manifest import open_regular, verify_open, wrong_block
+from paceline.checkpoint.manifest_format import Manifest
+from paceline.checkpoint.refused import damaged
+from paceline.checkpoint.together import CheckpointWorld, together
+
+LEAVES_A_ROUND = 100_000  # their hashes are gathered: 7 MB from each rank at most
+_UNREAD = "the checkpoint cannot be verified"
+
+
+class _Seen(TypedDict):
+    """What one rank knows of a round's blocks, by their places in the round."""
+
+    good: list[int]
+    wrong: dict[str, str]  # the wrong hash
+    parts: dict[str, dict[str, str]]  # leaf → sha256, of blocks that it read a part of
+
+
+def check_blocks(ranks: CheckpointWorld, reads: HashedReads, manifest: Manifest, path: Path) -> None:
+    """Verify every block of every shard; unread leaves are shared out over the ranks. Collective.
+
+    Raises the same CheckpointError on every rank, for the first damaged block.
+    """
+    for places in _rounds(reads):
+        seen = together(ranks, partial(_seen, reads, places), path, _UNREAD)
+        known, wanted = _merged(reads, places, seen)
+        mine = _share(wanted, ranks.rank, ranks.world_size)
+        more = together(ranks, partial(_read_rest, reads, places, mine), path, _UNREAD)
+        verdicts = {int(i): found for one in seen for i, found in one["wrong"].items()}
+        for one in more:
+            for i, leaves in one.items():
+                known[int(i)] |= _decoded(leaves)
+        verdicts |= {i: reads.verdict(*places[i], leaves) or "" for i, leaves in known.items()}
+        bad = sorted(i for i, found in verdicts.items() if found)
+        if bad:
+            number, block = places[bad[0]]
+            name = manifest.shards[number]
+            found = wrong_block(manifest.files[name], block, manifest.grain, verdicts[bad[0]])
+            raise damaged(path, name, found)
+
+
+def check_whole_files(ranks: CheckpointWorld, path: Path, manifest: Manifest) -> None:
+    """Verify a checkpoint of version 1, whose files have one hash each: every rank reads some. Collective."""
+    names = sorted(manifest.shards, key=lambda name: (-manifest.files[name].bytes, name))
+    mine = names[ranks.rank :: ranks.world_size]
+
+    def work() -> bool:
+        for name in mine:
+            with open_regular(path / name) as file:
+                verify_open(file, manifest.files[name], path, name)
+        return True
+
+    together(ranks, work, path, _UNREAD)
+
+
+def _rounds(reads: HashedReads) -> Iterator[list[tuple[int, int]]]:
+    """Iterate over the blocks in groups whose leaves' hashes fit one message."""
+    grain: Grain = reads.grain
+    blocks = max(1, LEAVES_A_ROUND // (grain.block_bytes // grain.leaf_bytes))
+    rest = reads.places()
+    while some := list(islice(rest, blocks)):
+        yield some
+
+
+def _seen(reads: HashedReads, places: list[tuple[int, int]]) -> _Seen:
+    seen: _Seen = {"good": [], "wrong": {}, "parts": {}}
+    for i, (number, block) in enumerate(places):
+        known = reads.known(number, block)
+        verdict = reads.verdict(number, block, known)
+        if verdict == "":
+            seen["good"].append(i)
+        elif verdict:
+            seen["wrong"][str(i)] = verdict
+        elif known:
+            seen["parts"][str(i)] = _encoded(known)
+    return seen
+
+
+def _merged(
+    reads: HashedReads, places: list[tuple[int, int]], seen: list[_Seen]
+) -> tuple[dict[int, dict[int, bytes]], list[tuple[int, int]]]:
+    """Return the leaves' hashes of blocks that no rank could judge, and the leaves (block's place in the
+    round, leaf) that nobody has read.
+    """
+    judged = {i for one in seen for i in one["good"]} | {int(i) for one in seen for i in one["wrong"]}
+    known: dict[int, dict[int, bytes]] = {i: {} for i in range(len(places)) if i not in judged}
+    for one in seen:
+        for i, leaves in one["parts"].items():
+            if int(i) in known:
+                known[int(i)] |= _decoded(leaves)
+    wanted = [
+        (i, leaf)
+        for i, have in known.items()
+        for leaf in reads.grain.leaves(places[i][1], reads.files.sizes[places[i][0]])
+        if leaf not in have
+    ]
+    return known, wanted
+
+
+def _share(wanted: list[tuple[int, int]], rank: int, world_size: int) -> list[tuple[int, int]]:
+    """Return this rank's run of the unread leaves; all ranks' runs are alike in length."""
+    first, last = (len(wanted) * at // world_size for at in (rank, rank + 1))
+    return wanted[first:last]
+
+
+def _read_rest(
+    reads: HashedReads, places: list[tuple[int, int]], mine: list[tuple[int, int]]
+) -> dict[str, dict[str, str]]:
+    """Read and hash unread leaves; return their hashes by block and leaf."""
+    at = 0
+    while at < len(mine):
+        i, first = mine[at]
+        number, last = places[i][0], first
+        while at + 1 < len(mine) and places[mine[at + 1][0]][0] == number and mine[at + 1][1] == last + 1:
+            at, last = at + 1, last + 1
+        reads.hash_leaves(number, range(first, last + 1))
+        at += 1
+    wanted: dict[int, set[int]] = {}
+    for i, leaf in mine:
+        wanted.setdefault(i, set()).add(leaf)
+    return {
+        str(i): _encoded({leaf: of for leaf, of in reads.known(*places[i]).items() if leaf in leaves})
+        for i, leaves in wanted.items()
+    }
+
+
+def _encoded(leaves: Mapping[int, bytes]) -> dict[str, str]:
+    return {str(leaf): digest.hex() for leaf, digest in leaves.items()}
+
+
+def _decoded(leaves: Mapping[str, str]) -> dict[int, bytes]:
+    return {int(leaf): bytes.fromhex(digest) for leaf, digest in leaves.items()}
