@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from paceline.models.accounting import Account, account
+from paceline.models.quantised_folder import QuantisedFolder, load_dequantised
 from paceline.plan.model.composite import COMPOSITES
 
 if TYPE_CHECKING:
@@ -101,21 +102,27 @@ def load_text(
     revision: str,
     dtype: torch.dtype,
     attention: str | None,
+    quantised: QuantisedFolder | None = None,
 ) -> tuple[HFModel, Mapping[str, Collection[str]]]:
     """Load the language model of the folder ``name``; return it and the keys that Transformers missed.
 
     ``made``: it, on meta; ``attention``: of it. The tower is in host memory until this returns.
     """
     config = whole.skeleton.config
-    full, info = class_of_whole(config).from_pretrained(
-        name,
-        config=config,
-        revision=revision,
-        dtype=dtype,
-        use_safetensors=True,
-        trust_remote_code=False,
-        output_loading_info=True,
-    )
+    kind = class_of_whole(config)
+    if quantised is not None:
+        every = quantised.names.plain(quantised.files)
+        full, info = load_dequantised(kind, config, quantised, every, name, revision, dtype, None)
+    else:
+        full, info = kind.from_pretrained(
+            name,
+            config=config,
+            revision=revision,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
     tensors = full.state_dict()
     held = {mine: tensors[other] for mine, other in whole.names(made).items()}
     causal: Any = type(made)

@@ -6,19 +6,16 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject
-from paceline.core.remote_code import check_code
 from paceline.models import codes
 from paceline.models.accounting import NOTHING, refusals, untied
 from paceline.models.adapters import Adapter, add_adapter, base_fingerprint
@@ -30,23 +27,24 @@ from paceline.models.device_facts import device_memory
 from paceline.models.expert_adapters import compute_in_float64
 from paceline.models.folder_tensors import FolderTensors, folder_tensors
 from paceline.models.fp8 import convert_to_fp8
-from paceline.models.hub_code import refuse_hub_attention
 from paceline.models.materialise import from_config, name_trunk, skeleton
 from paceline.models.norms import fuse_norms
 from paceline.models.precision import low_alone
 from paceline.models.qkv import fuse_attention
 from paceline.models.quantised import quantise
+from paceline.models.quantised_folder import load_dequantised, quantised_folder
 from paceline.models.recompute import enable_recompute
 from paceline.models.roles import RoleModule
 from paceline.models.rope import rope_by_document
 from paceline.models.routers import freeze_routers
 from paceline.models.scalar_head import HEAD, SCALAR_ROLES, Classes, auto_class
+from paceline.models.source import ModelSource, cannot_load, code_options, load_hf_config, raw_config
 from paceline.models.state_layers import keep_documents_apart
 from paceline.models.stored_dtype import buffers_keep_dtype, stored_dtype
 from paceline.models.swiglu import fuse_mlps
 from paceline.plan.model.composite import text_part
 from paceline.plan.model.head_chunk import head_chunk_bytes
-from paceline.plan.model.quantised_base import quantised_base
+from paceline.plan.model.quantised_base import plain_config
 from paceline.plan.model.supported import separated
 from paceline.plan.parts import AdapterSpec
 from paceline.protocols.model import WHOLE, BuildOptions
@@ -56,33 +54,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from paceline.protocols.model import HFModel
-
-_STRIPPED = (
-    "_attn_implementation",
-    "_attn_implementation_internal",
-    "auto_map",
-    "_name_or_path",
-    "transformers_version",
-)
-
-
-class ModelSource(Protocol):
-    """The part of the ``model:`` section that the factory reads (``config.sections.ModelSection`` satisfies
-    it).
-    """
-
-    @property
-    def name_or_path(self) -> str | None: ...
-    @property
-    def revision(self) -> str | None: ...
-    @property
-    def config(self) -> JsonObject | None: ...
-    @property
-    def trust_remote_code(self) -> bool: ...
-    @property
-    def resize_embeddings(self) -> str: ...
-    @property
-    def embedding_multiple(self) -> int: ...
 
 
 class HFModelFactory:
@@ -143,8 +114,7 @@ class HFModelFactory:
             head_chunk_bytes(device_memory(self._device)) if chunk_bytes is None else chunk_bytes
         )
         config = load_hf_config(model)
-        if model.config is None and (stored := quantised_base(config.to_dict(), "model.name_or_path")):
-            raise ConfigError(*stored)  # a hub name that was not on this machine when the plan was made
+        self._quantised = quantised_folder(model)
         self._whole = None if model.trust_remote_code else whole_model(config)
         self._config = self._load_config()
         self._class = _model_class(self._config, model, role)
@@ -165,7 +135,7 @@ class HFModelFactory:
         if self._model.name_or_path is None or (self._whole is not None and scores):
             made: JsonObject = json.loads(config.to_json_string())  # what differs from the defaults
         else:
-            made = raw_config(self._model)
+            made = plain_config(raw_config(self._model))
             if self._rows != self._load_config().get_text_config().vocab_size:
                 inner = made.get("text_config")
                 (inner if isinstance(inner, dict) else made)["vocab_size"] = self._rows
@@ -226,7 +196,7 @@ class HFModelFactory:
             had = self._load_config().get_text_config().vocab_size
             kept = self.tensors.of_former_vocabulary(had, self._rows)
             module.note("tensors", self.tensors.message + kept)
-            module.note("config", config_keys(text_part(raw_config(self._model)), self._config))
+            module.note("config", config_keys(text_part(plain_config(raw_config(self._model))), self._config))
         if self._master_dtype == torch.bfloat16:
             module.note("precision", "bfloat16 weights and activations, no fp32 master weights")
         if self._fp8:
@@ -321,7 +291,7 @@ class HFModelFactory:
             try:
                 hf, loading_info = self._loaded(name, attention)
             except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-                raise ConfigError(_no_weights(name, error)) from error
+                raise ConfigError(cannot_load(name, error)) from error
         if self._class is nn.Module:  # from the hub: known when it is loaded
             self._account(hf)
             if self.tensors is not None and (lost := self.tensors.carried):  # its exports are not re-read
@@ -347,7 +317,13 @@ class HFModelFactory:
         revision, dtype = self._model.revision or "main", self._stored_dtype(attention)
         if self._whole is not None:
             made = skeleton(auto_class(self.role), self._load_config(), attention, code_options(self._model))
-            return load_text(self._whole, made, name, revision, dtype, attention)
+            return load_text(self._whole, made, name, revision, dtype, attention, self._quantised)
+        if self._quantised is not None:
+            assert self.tensors is not None
+            config, used = self._load_config(), self.tensors.used
+            return load_dequantised(
+                self._class, config, self._quantised, used, name, revision, dtype, attention
+            )
         return auto_class(self.role).from_pretrained(
             name,
             config=self._load_config(),
@@ -386,98 +362,25 @@ class HFModelFactory:
                 fresh=self._fresh,
                 leaves_out=scores,
                 whole=self._whole,
+                quantised=self._quantised,
             )
 
     def _stored_dtype(self, attention: str | None) -> torch.dtype:
         """Return the dtype to read the weights in: the stored one where no value of the model changes by
         it.
         """
-        model, plain = self._model, self._config.to_dict().get("quantization_config") is None
-        if model.name_or_path is None or model.trust_remote_code or not plain:
+        model = self._model
+        if model.name_or_path is None or model.trust_remote_code:
             return torch.float32
         needed = frozenset({f"{HEAD}.weight"}) if self.role in SCALAR_ROLES else frozenset[str]()
-        found = stored_dtype(model.name_or_path, model.revision, needed)
+        if self._quantised is None:
+            found = stored_dtype(model.name_or_path, model.revision, needed)
+        else:
+            found = torch.bfloat16 if self._quantised.plain_bfloat16 and not needed else torch.float32
         keeps = found == torch.float32 or buffers_keep_dtype(
             auto_class(self.role), self._load_config(), attention, found
         )
         return found if keeps else torch.float32
-
-
-def load_hf_config(model: ModelSource) -> PreTrainedConfig:
-    """Return the Hugging Face config object; keys that name code or an attention function are dropped. Raises
-    ConfigError.
-    """
-    from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig
-
-    if model.config is not None:
-        values: dict[str, Any] = {k: v for k, v in model.config.items() if k not in _STRIPPED}
-        kind = values.pop("model_type", None)
-        try:
-            made = AutoConfig.for_model(kind, **values)
-        except (ValueError, TypeError, KeyError, AttributeError, StrictDataclassError) as error:
-            raise ConfigError(
-                codes.MODELS_BAD_CONFIG(
-                    "this model cannot be built from its config",
-                    "model.config",
-                    _first_lines(error),
-                    "model_type: llama, with hidden_size, num_hidden_layers, num_attention_heads, …",
-                )
-            ) from error
-        refuse_hub_attention(made, "model.config")
-        return made
-    if model.name_or_path is None:
-        raise ConfigError(
-            codes.MODELS_NO_MODEL(
-                "no model is given",
-                "model.name_or_path",
-                "nothing",
-                "give a folder, a hub name, or model.config",
-            )
-        )
-    if model.trust_remote_code:
-        check_code(model.name_or_path, model.revision)
-    try:
-        config = AutoConfig.from_pretrained(
-            model.name_or_path, revision=model.revision or "main", **code_options(model)
-        )
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, StrictDataclassError) as error:
-        raise ConfigError(_no_weights(model.name_or_path, error)) from error
-    refuse_hub_attention(config, model.name_or_path)
-    return config
-
-
-def raw_config(model: ModelSource) -> JsonObject:
-    """Return ``config.json`` as in the folder or on the hub, without what Transformers adds when it reads
-    it.
-    """
-    from transformers import PreTrainedConfig
-
-    read: Any = PreTrainedConfig.get_config_dict
-    found, _ = read(model.name_or_path, revision=model.revision or "main")
-    return {key: _json(value) for key, value in found.items() if not key.startswith("_")}
-
-
-def _json(value: Json) -> Json:
-    """Encode as Transformers does: infinity, for which JSON has no number, becomes ``{"__float__":
-    "Infinity"}``.
-    """
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"__float__": {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")}
-    if isinstance(value, (list, tuple)):
-        return [_json(one) for one in value]
-    return {k: _json(v) for k, v in value.items()} if isinstance(value, dict) else value
-
-
-def code_options(model: ModelSource) -> dict[str, bool | str | None]:
-    """Return the options for Python code that comes with the model: whether it may run, and from which
-    commit, even if it is in another repository than the weights.
-    """
-    return (
-        {"trust_remote_code": True, "code_revision": model.revision}
-        if model.trust_remote_code
-        else {"trust_remote_code": False}
-    )
 
 
 @torch.no_grad()
@@ -551,23 +454,3 @@ def _model_class(config: PreTrainedConfig, model: ModelSource, role: Role) -> ty
                 "use a decoder model: llama, qwen2, mistral, gemma2, gpt2, …",
             )
         ) from error
-
-
-def _no_weights(name: str, error: Exception) -> Diagnostic:
-    hint = "use a folder with config.json and *.safetensors, or a hub name that has them"
-    if "trust_remote_code" in str(error):
-        hint = (
-            "the model needs its own code: set trust_remote_code: true, and revision to the"
-            " 40-digit commit that you have reviewed"
-        )
-    return codes.MODELS_CANNOT_LOAD(
-        what="this model cannot be loaded (safetensors only)",
-        where="model.name_or_path",
-        found=f"{name}: {_first_lines(error)}",
-        hint=hint,
-    )
-
-
-def _first_lines(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines[:2]) if lines else type(error).__name__

@@ -7,11 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.units import human_bytes
 from paceline.models.accounting import Account, account, listed, refusals
 from paceline.models.composite import WholeModel
+from paceline.models.quantised_folder import QuantisedFolder
 from paceline.models.stored_dtype import weights_folder
+from paceline.plan import codes as plan_codes
 from paceline.plan.model.weights_files import StoredTensor, header_of, weights_of
 
 if TYPE_CHECKING:
@@ -28,6 +31,7 @@ class FolderTensors:
     stored: Mapping[str, StoredTensor]
     found: Account
     leaves_out: bool = False
+    dequantised: str = ""  # how many weights were stored quantized, and their size as plain ones
 
     @property
     def carried(self) -> tuple[str, ...]:
@@ -35,10 +39,17 @@ class FolderTensors:
         return () if self.leaves_out else self.found.carried
 
     @property
+    def used(self) -> list[str]:
+        """Names that the model is loaded from."""
+        return [name for some in self.found.used.values() for name in some]
+
+    @property
     def message(self) -> str:
         """One line for the log."""
         loaded = len(self.stored) - len(self.found.carried) - len(self.found.tied)
         parts = [f"{len(self.stored)} in the folder", f"{loaded} loaded"]
+        if self.dequantised:
+            parts.append(self.dequantised)
         if self.found.converted:
             parts.append(f"{self.found.converted} of them merged")
         if self.found.tied:
@@ -73,6 +84,7 @@ def folder_tensors(
     fresh: frozenset[str],
     leaves_out: bool,
     whole: WholeModel | None = None,
+    quantised: QuantisedFolder | None = None,
 ) -> FolderTensors | None:
     """Account for every tensor of the folder (or the hub's ``name``), of which headers alone are read.
 
@@ -87,8 +99,29 @@ def folder_tensors(
         return None
     if not stored:
         return None
-    found = account(model, stored) if whole is None else whole.account(model, stored)
+    names = stored if quantised is None else quantised.names.plain(stored)
+    found = account(model, names) if whole is None else whole.account(model, names)
     found = replace(found, missing=tuple(n for n in found.missing if n not in fresh))
     if wrong := refusals(replace(found, refused=() if leaves_out else found.refused), name):
         raise ConfigError(*wrong)
-    return FolderTensors(folder, stored, found, leaves_out)
+    if quantised is None:
+        return FolderTensors(folder, stored, found, leaves_out)
+    packed = quantised.names
+    if inside := [name for name in found.carried if whole is not None and name in packed.weights]:
+        raise ConfigError(_quantised_tower(name, inside))
+    found = replace(found, carried=tuple(n for one in found.carried for n in packed.files_of(one)))
+    size = human_bytes(packed.num_bytes)
+    counted = f"{len(packed.weights)} quantized weights read as bfloat16 ({size})"
+    if packed.idle:
+        counted += f", {len(packed.idle)} scales of activations left out"
+    return FolderTensors(folder, stored, found, leaves_out, counted)
+
+
+def _quantised_tower(where: str, names: list[str]) -> Diagnostic:
+    return plan_codes.PLAN_QUANTISED_BASE(
+        "weights beside the language model are stored quantized, and an export could not copy them: the class"
+        " with all parts would not read them without its quantization_config",
+        "model.name_or_path",
+        f"{where}: {listed(names)}",
+        "use the release of this model in bfloat16",
+    )

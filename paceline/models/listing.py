@@ -19,9 +19,9 @@ from torch import nn
 from paceline.core.errors import PacelineError
 from paceline.core.json_types import JsonObject
 from paceline.launch.outlet import redacted
-from paceline.models.factory import code_options, load_hf_config
 from paceline.models.materialise import skeleton
 from paceline.models.scalar_head import auto_class
+from paceline.models.source import code_options, load_hf_config
 from paceline.models.state_bytes import saved_bytes
 from paceline.plan.codec import to_json
 from paceline.plan.model import listing

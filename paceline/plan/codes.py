@@ -236,8 +236,8 @@ PLAN_BALANCE_LOSS_SPLIT = Code(
 )
 PLAN_QUANTISED_BASE = Code(
     "plan.quantised_base",
-    "The folder's weights are stored quantized (fp8, mxfp4, GPTQ, AWQ, …). Start from plain weights: the"
-    " bfloat16 release of the model, or one that Transformers has dequantized and saved.",
+    "The folder's weights are stored quantized in a way that cannot be read as plain weights (fp8, mxfp4,"
+    " GPTQ, AWQ and compressed-tensors are). Start from the bfloat16 release of the model.",
 )
 PLAN_ALIBI_TWICE = Code(
     "plan.alibi_twice",

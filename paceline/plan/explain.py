@@ -21,6 +21,8 @@ def explain(plan: Plan) -> str:
     lines += _entry("model", _model(plan), "")
     if plan.shape is not None and plan.shape.carried:
         lines += _entry("not trained", _carried(plan.shape), "")
+    if plan.shape is not None and plan.shape.quantised:
+        lines += _entry("base", _dequantised(plan.shape), "")
     if state := state_summary(plan.shape):
         lines += _entry("layers with state", state, "")
     lines += _entry("mesh", str(plan.mesh), "")
@@ -65,6 +67,14 @@ def _carried(shape: ModelShape) -> str:
     return (
         f"{shape.carried} tensors of the folder{of} ({human_bytes(shape.carried_bytes)}), a tower or further"
         " prediction heads: only the language model is trained, and an export copies them unchanged"
+    )
+
+
+def _dequantised(shape: ModelShape) -> str:
+    return (
+        f"stored quantized ({shape.quantised}), dequantised to bfloat16 when it is read:"
+        f" {human_bytes(shape.dequantised_bytes)} ({shape.dequantised_bytes:,} bytes); a complete export has"
+        " plain weights and no quantization_config, an adapter names this folder"
     )
 
 

@@ -1,29 +1,136 @@
-"""Folders whose weights are stored quantized: no base to train on. No torch."""
+"""Folders whose weights are stored quantized: which are read, as plain weights, and which are refused.
+
+No torch; ``models.dequantise`` has the formulas.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from paceline.core.diagnostics import Diagnostic
-from paceline.core.json_types import Json
+from paceline.core.json_types import Json, JsonObject
 from paceline.plan import codes
 
-_SETTINGS = {"fp8": "FineGrainedFP8Config(dequantize=True)", "mxfp4": "Mxfp4Config(dequantize=True)"}
+FP8, FBGEMM, MXFP4, GPTQ, AWQ = "fp8", "fbgemm_fp8", "mxfp4", "gptq", "awq"
+COMPRESSED = "compressed-tensors"
+METHODS = (FP8, FBGEMM, MXFP4, GPTQ, AWQ, COMPRESSED)
+_FORMATS = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized")
+_WHOLE_BITS = (2, 4, 8)  # which divide a word
 
 
-def quantised_base(config: Mapping[str, Json], where: str) -> list[Diagnostic]:
-    """Return why the weights that a folder's ``config.json`` tells of cannot be trained on; empty if they are
-    plain. Adapters would learn around values that other kernels compute, and an export would have no scales.
+@dataclass(frozen=True)
+class PackedWeight:
+    """How a weight is stored. ``first``: the end of the name of its numbers; ``parts``: the ends of all its
+    names -> what a formula calls them, of which ``optional`` may lack; ``idle``: ends of names beside it that
+    scale activations; ``plain``: the end of its name in the model; ``count``: numbers a stored element.
     """
+
+    first: str
+    parts: Mapping[str, str]
+    plain: str
+    optional: tuple[str, ...] = ()
+    idle: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    count: int = 1
+
+
+_ACTIVATIONS = (".input_scale", ".activation_scale", ".input_scale_ub", ".input_zero_point", ".output_scale")
+
+
+def method_of(config: Mapping[str, Json]) -> str:
+    """Return the method that a ``config.json`` tells of; empty for plain weights."""
+    found = settings_of(config)
+    return "" if found is None else str(found.get("quant_method", "unnamed"))
+
+
+def settings_of(config: Mapping[str, Json]) -> JsonObject | None:
+    """Return ``quantization_config``, with the settings of compressed-tensors' one group beside its own."""
     inner = config.get("text_config")
     parts = (config, inner) if isinstance(inner, Mapping) else (config,)
     found = next((p["quantization_config"] for p in parts if p.get("quantization_config")), None)
     if not found:
+        return None
+    settings: JsonObject = dict(found) if isinstance(found, Mapping) else {"quant_method": str(found)}
+    groups = settings.get("config_groups")
+    named = groups.values() if isinstance(groups, Mapping) else ()
+    kinds = [group.get("weights") for group in named if isinstance(group, Mapping)]
+    if kinds and isinstance(kinds[0], Mapping) and all(kind == kinds[0] for kind in kinds):
+        settings |= kinds[0]
+    return settings
+
+
+def plain_config(config: JsonObject) -> JsonObject:
+    """Return a ``config.json`` without its quantization: that of the plain weights."""
+    inner = config.get("text_config")
+    kept = {k: v for k, v in config.items() if k != "quantization_config"}
+    return {**kept, "text_config": plain_config(inner)} if isinstance(inner, dict) else kept
+
+
+def quantised_base(config: Mapping[str, Json], where: str, own_code: bool = False) -> list[Diagnostic]:
+    """Return why the quantized weights that a folder's ``config.json`` tells of are not read; empty if they
+    are, or are plain.
+    """
+    settings = settings_of(config)
+    if settings is None:
         return []
-    method = str(found.get("quant_method", "unnamed")) if isinstance(found, Mapping) else str(found)
-    hint = "use the release of this model in bfloat16"
-    if method in _SETTINGS:
-        hint += f", or one that Transformers loaded with {_SETTINGS[method]} and saved"
-    hint += "; lora.quantization_bit: 4 quantizes a bfloat16 base when it is loaded"
-    what = f"the weights are stored quantized ({method}), and training starts from plain weights only"
+    method, why = method_of(config), _not_read(settings)
+    if own_code:
+        why = "the model brings Python code of its own"
+    if not why:
+        return []
+    hint = (
+        "use the release of this model in bfloat16, or one of"
+        f" {', '.join(METHODS)}; lora.quantization_bit: 4 quantizes a plain base when it is loaded"
+    )
+    what = f"the weights are stored quantized ({method}), and cannot be read as plain ones: {why}"
     return [codes.PLAN_QUANTISED_BASE(what, where, f"quantization_config: {method}", hint)]
+
+
+def _not_read(settings: Mapping[str, Json]) -> str:
+    """Return why no formula reads weights with these settings; empty if one does."""
+    method, bits = settings.get("quant_method"), settings.get("bits")
+    if method not in METHODS:
+        return "no formula for this method is here"
+    if method == GPTQ and bits not in _WHOLE_BITS:
+        return f"numbers of {bits} bits"
+    if method == GPTQ and settings.get("checkpoint_format", "gptq") not in ("gptq", "gptq_v2"):
+        return f"checkpoint_format {settings['checkpoint_format']}"
+    if method == AWQ and (bits != 4 or str(settings.get("version", "gemm")).lower() != "gemm"):
+        return f"{bits} bits in the layout {settings.get('version')}, where 4 bits in gemm are read"
+    if method == COMPRESSED:
+        kind, size, form = (settings.get(key) for key in ("type", "num_bits", "format"))
+        if form not in _FORMATS or kind not in ("float", "int"):
+            return f"format {form}, with weights of one kind in one of {', '.join(_FORMATS)} alone"
+        if size != 8 and not (kind == "int" and size in _WHOLE_BITS):
+            return f"{kind} of {size} bits"
+        if as_rule := settings.get("sparsity_config"):
+            return f"sparsity_config {as_rule}"
+    return ""
+
+
+def layouts(settings: Mapping[str, Json]) -> tuple[PackedWeight, ...]:
+    """Return how a folder with these settings may store a weight, the more special first."""
+    method = settings.get("quant_method")
+    if method == MXFP4:
+        return (PackedWeight("_blocks", {"_blocks": "blocks", "_scales": "scales"}, "", count=2),)
+    if method in (GPTQ, AWQ):
+        names = ("qweight", "qzeros", "scales", *(("g_idx",) if method == GPTQ else ()))
+        count = 32 // int(str(settings["bits"]))
+        return (PackedWeight(".qweight", {f".{n}": n for n in names}, ".weight", (".g_idx",), count=count),)
+    numbers = ("F8_E4M3", "F8_E5M2") if method != COMPRESSED else ("F8_E4M3", "F8_E5M2", "I8")
+    plain = PackedWeight(
+        "",
+        {"": "weight", "_scale_inv": "scale", "_scale": "scale", "_zero_point": "zero_point"},
+        "",
+        ("_scale_inv", "_scale", "_zero_point"),
+        _ACTIVATIONS,
+        numbers,
+    )
+    if method != COMPRESSED:
+        return (plain,)
+    ends = ("packed", "scale", "zero_point", "shape", "g_idx")
+    parts = {f".weight_{end}": end for end in ends}
+    few = (".weight_zero_point", ".weight_g_idx")
+    count = 32 // int(str(settings.get("num_bits", 8)))
+    return (PackedWeight(".weight_packed", parts, ".weight", few, _ACTIVATIONS, count=count), plain)

@@ -19,10 +19,10 @@ from paceline.plan.model.composite import composite_of, text_part
 from paceline.plan.model.counts import with_counts
 from paceline.plan.model.families import FAMILY_SIZES, LARGEST, LARGEST_SIZE, SIZE_NAMES, family_sizes
 from paceline.plan.model.mixtures import latent_of, mixture_of
-from paceline.plan.model.quantised_base import quantised_base
+from paceline.plan.model.quantised_base import plain_config, quantised_base
 from paceline.plan.model.rope import by_length
 from paceline.plan.model.shape import PACKED, PADDED, ModelShape
-from paceline.plan.model.stored import with_carried, with_stored
+from paceline.plan.model.stored import with_carried, with_quantised, with_stored
 from paceline.plan.model.supported import Family, families, obstacle, unsupported
 from paceline.plan.model.weights_files import MAX_CONFIG_BYTES, read_json, weights_findings
 from paceline.plan.model.weights_sizes import other_sizes
@@ -139,11 +139,12 @@ def shape_of(
     if folder is None:
         return None
     # Check the files before the shape, and weight shapes after it.
-    config = config_from_path(folder)
+    stored = config_from_path(folder)
+    config = plain_config(stored)
     own_code = "auto_map" in config and model.trust_remote_code
     if folder.is_dir() and (found := weights_findings(folder)):
         raise ConfigError(*found)
-    if wrong := quantised_base(config, "model.name_or_path"):
+    if wrong := quantised_base(stored, "model.name_or_path", own_code):
         raise ConfigError(*wrong)
     shape = trained_shape(
         config,
@@ -158,7 +159,8 @@ def shape_of(
         shape = counted(shape, config, given, code if own_code else None)
     if not folder.is_dir():
         return shape
-    return with_carried(with_stored(shape, folder, config, model.trust_remote_code), folder)
+    shape = with_quantised(with_stored(shape, folder, config, model.trust_remote_code), folder, stored)
+    return with_carried(shape, folder)
 
 
 def trained_shape(

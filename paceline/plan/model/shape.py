@@ -29,7 +29,8 @@ class ModelShape:
     ``router_aux_loss``: coefficient of the experts' balance loss that its config requests. ``stored``: the
     16-bit dtype in which its folder is read into host memory (empty: float32); ``stored_score``: the folder
     holds the scalar head. ``carried``: tensors of its folder that are not trained; ``composite``: type of the
-    model with further parts of which this is the language model (empty: it is all).
+    model with further parts of which this is the language model (empty: it is all). ``quantised``: how its
+    folder's weights are quantized (empty: they are not), and ``dequantised_bytes``: their size in bfloat16.
     """
 
     model_type: str
@@ -63,6 +64,8 @@ class ModelShape:
     carried: int = field(default=0, metadata=UNLESS_DEFAULT)
     carried_bytes: int = field(default=0, metadata=UNLESS_DEFAULT)
     composite: str = field(default="", metadata=UNLESS_DEFAULT)
+    quantised: str = field(default="", metadata=UNLESS_DEFAULT)
+    dequantised_bytes: int = field(default=0, metadata=UNLESS_DEFAULT)
     listing: Listing | None = field(default=None, metadata=UNLESS_DEFAULT)
     why_about: str = field(default="", metadata=UNLESS_DEFAULT)
 

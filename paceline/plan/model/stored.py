@@ -9,6 +9,8 @@ from pathlib import Path
 from paceline.core.json_types import Json
 from paceline.plan.model.composite import beside_text
 from paceline.plan.model.parameters import SCORE
+from paceline.plan.model.quantised_base import method_of, settings_of
+from paceline.plan.model.quantised_names import packed_names
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.model.weights_files import header_of, weights_of
 
@@ -49,11 +51,26 @@ def with_carried(shape: ModelShape, folder: Path) -> ModelShape:
     return replace(shape, carried=len(sizes), carried_bytes=sum(sizes)) if sizes else shape
 
 
+def with_quantised(shape: ModelShape, folder: Path, config: Mapping[str, Json]) -> ModelShape:
+    """Return ``shape`` with what of ``folder`` is stored quantized, and read as bfloat16."""
+    settings = settings_of(config)
+    if settings is None:
+        return shape
+    try:
+        tensors = {key: entry for file in weights_of(folder, []) for key, entry in header_of(file).items()}
+    except (OSError, ValueError):  # reported by the check of the folder
+        return shape
+    names = packed_names(tensors, settings)
+    plain = names.others(tensors) <= {"BF16"} and shape.model_type not in READ_WIDE
+    stored = "bfloat16" if plain and names.weights else ""
+    return replace(shape, quantised=method_of(config), dequantised_bytes=names.num_bytes, stored=stored)
+
+
 def with_stored(shape: ModelShape, folder: Path, config: Mapping[str, Json], own_code: bool) -> ModelShape:
     """Return ``shape`` with the dtype in which ``folder`` is read: fp32 where reading it in 16 bits would
     change values of the model.
     """
-    if own_code or config.get("quantization_config") is not None or shape.model_type in READ_WIDE:
+    if own_code or shape.model_type in READ_WIDE:
         return shape
     try:
         kind, names = stored(folder)

@@ -21,8 +21,9 @@ from paceline.launch.environ import current
 from paceline.models import codes as models_codes
 from paceline.models import stages
 from paceline.models.context_parallel import ULYSSES, check_context_parallel
-from paceline.models.factory import HFModelFactory, load_hf_config
+from paceline.models.factory import HFModelFactory
 from paceline.models.rope import DocumentRope
+from paceline.models.source import load_hf_config
 from paceline.models.tensor_parallel import how_cut
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.model.config_json import model_config

@@ -13,7 +13,7 @@ from paceline.models.attention_context import PackedSequenceInfo
 from paceline.models.context_attention import CpuTail, _tail
 from paceline.models.context_parallel import padded, shared_heads
 from paceline.models.documents import scores_attention
-from paceline.models.factory import load_hf_config
+from paceline.models.source import load_hf_config
 from paceline.models.tensor_parallel import tensor_parallel_plan
 from paceline.protocols.batch import IGNORE_INDEX
 

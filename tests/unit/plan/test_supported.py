@@ -208,9 +208,20 @@ def test_documents_that_a_family_cannot_keep_apart_get_a_row_each() -> None:
     ).rope_by_length
 
 
-@pytest.mark.parametrize("method", ["fp8", "mxfp4", "gptq", "awq", "compressed-tensors", "bitsandbytes"])
-def test_a_quantised_folder_is_refused_by_name(method: str, tmp_path: Path) -> None:
-    config = {**LLAMA, "quantization_config": {"quant_method": method}}
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("bitsandbytes", {}),
+        ("gptq", {"bits": 3}),
+        ("gptq", {"bits": 4, "checkpoint_format": "marlin"}),
+        ("awq", {"bits": 4, "version": "gemv"}),
+        ("compressed-tensors", {"format": "nvfp4-pack-quantized"}),
+    ],
+)
+def test_a_quantised_folder_that_no_formula_reads_is_refused_by_name(
+    method: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    config = {**LLAMA, "quantization_config": {"quant_method": method, **settings}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match=rf"plan.quantised_base[\s\S]*{method}"):
         shape_of(ModelSection(name_or_path=str(tmp_path)))

@@ -1,0 +1,150 @@
+"""Weights that a folder stores quantized, as plain numbers again: one formula for each way to store them.
+
+Each takes the stored tensors of one weight by the ends of their names and returns float32 in the layout of
+Transformers' class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from paceline.core.json_types import Json
+from paceline.plan.model.quantised_base import AWQ, COMPRESSED, FBGEMM, FP8, GPTQ, MXFP4
+
+Parts = Mapping[str, Tensor]
+Settings = Mapping[str, Json]
+
+#: The sixteen numbers of FP4 E2M1 (OCP Microscaling Formats 1.0, section 5.3.3), by their four bits.
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+#: The place in eight outputs of each nibble of an AWQ word, lowest first (AutoAWQ's GEMM layout).
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def by_blocks(weight: Tensor, scale: Tensor, block: tuple[int, int] | None) -> Tensor:
+    """Return ``weight`` [..., out, in] times the scale of its block: ``scale`` is one number, one a row
+    [..., out, 1], or one a block of ``block`` (rows, columns; the last ones may be cut).
+    """
+    wide, factor = weight.to(torch.float32), _scales(scale)
+    if factor.numel() == 1:
+        return wide * factor.reshape(())
+    if factor.ndim < 2:
+        factor = factor.reshape(-1, 1)
+    for dim in (-2, -1):
+        have, need = factor.shape[dim], weight.shape[dim]
+        if have in (1, need):
+            continue
+        size = block[dim] if block is not None else -(-need // have)
+        if -(-need // size) != have:
+            raise ValueError(f"scales {list(scale.shape)} do not fit a weight {list(weight.shape)}")
+        factor = factor.repeat_interleave(size, dim).narrow(dim, 0, need)
+    return wide * factor
+
+
+def _scales(scale: Tensor) -> Tensor:
+    """Return scales in float32; bytes are powers of two (E8M0, bias 127)."""
+    wide = scale.to(torch.float32)
+    return torch.exp2(wide - 127) if scale.dtype == torch.uint8 else wide
+
+
+def fp8(parts: Parts, settings: Settings) -> Tensor:
+    """Block-wise (DeepSeek-V3), row-wise or whole: weight times scale."""
+    sizes = settings.get("weight_block_size")
+    block = (int(str(sizes[0])), int(str(sizes[1]))) if isinstance(sizes, (list, tuple)) else None
+    return by_blocks(parts["weight"], parts["scale"], block)
+
+
+def mxfp4(parts: Parts, settings: Settings) -> Tensor:
+    """gpt-oss: two numbers a byte, the lower four bits first; a power of two for each 32.
+
+    blocks: uint8 [experts, out, in / 32, 16], scales: uint8 [experts, out, in / 32]; returns
+    [experts, in, out].
+    """
+    blocks, table = parts["blocks"], torch.tensor([*_E2M1, *(-x for x in _E2M1)])
+    pairs = torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(-2)  # [experts, out, in / 32, 32]
+    return (table[pairs.long()] * _scales(parts["scales"])[..., None]).flatten(-2).transpose(-1, -2)
+
+
+def unpacked(words: Tensor, bits: int, dim: int) -> Tensor:
+    """Return the unsigned numbers of ``bits`` bits in 32-bit words along ``dim``, lowest bits first."""
+    words = words.movedim(dim, -1)
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
+    numbers = (words[..., None] >> shifts) & ((1 << bits) - 1)
+    return numbers.flatten(-2).movedim(-1, dim)
+
+
+def gptq(parts: Parts, settings: Settings) -> Tensor:
+    """scale · (q − zero) (Frantar et al. 2022, arXiv:2210.17323).
+
+    qweight: int32 [in · bits / 32, out], qzeros: int32 [groups, out · bits / 32], scales: [groups, out],
+    g_idx: each input's group [in]. Format ``gptq`` stores each zero less one. Returns [out, in].
+    """
+    bits = int(str(settings["bits"]))
+    numbers, zeros = unpacked(parts["qweight"], bits, 0), unpacked(parts["qzeros"], bits, 1)
+    zeros = zeros + (0 if settings.get("checkpoint_format") == "gptq_v2" else 1)
+    scales = parts["scales"].to(torch.float32)
+    group = parts["g_idx"].long() if "g_idx" in parts else _groups(len(numbers), len(scales))
+    return ((numbers - zeros[group]) * scales[group]).t()
+
+
+def awq(parts: Parts, settings: Settings) -> Tensor:
+    """scale · (q − zero) (Lin et al. 2023, arXiv:2306.00978), AutoAWQ's GEMM layout.
+
+    qweight: int32 [in, out / 8], qzeros: int32 [groups, out / 8], scales: [groups, out]. Returns [out, in].
+    """
+    numbers, zeros = (_in_order(unpacked(parts[name], 4, 1)) for name in ("qweight", "qzeros"))
+    scales = parts["scales"].to(torch.float32)
+    group = _groups(len(numbers), len(scales))
+    return ((numbers - zeros[group]) * scales[group]).t()
+
+
+def _in_order(numbers: Tensor) -> Tensor:
+    eights = numbers.reshape(len(numbers), -1, 8)
+    made = torch.empty_like(eights)
+    made[..., list(_AWQ_ORDER)] = eights
+    return made.flatten(1)
+
+
+def _groups(rows: int, groups: int) -> Tensor:
+    """Return the group of each of ``rows`` inputs, in equal groups."""
+    return torch.arange(rows) // -(-rows // groups)
+
+
+def compressed(parts: Parts, settings: Settings) -> Tensor:
+    """compressed-tensors: 8-bit floating point or integers, or integers packed into 32-bit words (stored plus
+    half their range), with a scale for the whole, a row, a group of a row or a block.
+    """
+    weight, zero = parts.get("weight"), parts.get("zero_point")
+    bits = int(str(settings.get("num_bits", 8)))
+    if weight is None:
+        half, (rows, columns) = 1 << (bits - 1), parts["shape"].tolist()
+        weight = unpacked(parts["packed"], bits, 1)[:, :columns] - half
+        if zero is not None and zero.dtype == torch.int32:
+            zero = unpacked(zero, bits, 0)[:rows] - half
+    scale = parts["scale"].to(torch.float32)
+    if "g_idx" in parts:  # groups of inputs in another order
+        group = parts["g_idx"].long()
+        scale, zero = scale[:, group], None if zero is None else zero[:, group]
+    sizes = settings.get("block_structure")
+    block = (int(str(sizes[0])), int(str(sizes[1]))) if isinstance(sizes, (list, tuple)) else None
+    plain = by_blocks(weight, scale, block)
+    if zero is None:
+        return plain
+    return plain - by_blocks(torch.ones(weight.shape), zero.to(torch.float32) * scale, block)
+
+
+_FORMULAS: Mapping[str, Callable[[Parts, Settings], Tensor]] = {
+    FP8: fp8,
+    FBGEMM: fp8,
+    MXFP4: mxfp4,
+    GPTQ: gptq,
+    AWQ: awq,
+    COMPRESSED: compressed,
+}
+
+
+def formula_of(settings: Settings) -> Callable[[Parts, Settings], Tensor]:
+    """Return the formula of a folder with these settings (``plan.model.quantised_base`` refuses others)."""
+    return _FORMULAS[str(settings["quant_method"])]

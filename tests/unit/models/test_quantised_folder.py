@@ -1,0 +1,261 @@
+"""Folders with quantized weights are read as plain ones, by formulas held to independent ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from model_families import Source
+from safetensors.torch import load_file, save_file
+from test_composite import _trained
+from tiny_families import tiny_config
+from torch import Tensor
+
+from paceline.checkpoint.export import export_hf
+from paceline.config.sections.model import ModelSection
+from paceline.core.errors import ConfigError
+from paceline.models.dequantise import by_blocks
+from paceline.models.factory import HFModelFactory
+from paceline.plan.model.read_shape import shape_of
+from paceline.plan.parts import AdapterSpec
+
+Tensors = dict[str, Tensor]
+FP8 = torch.float8_e4m3fn
+
+
+def _plain(folder: Path, kind: str, **sizes: int) -> Tensors:
+    config = {**tiny_config(kind), **sizes}
+    hf = HFModelFactory(Source(config=config))().hf.bfloat16()
+    hf.save_pretrained(folder)
+    return load_file(folder / "model.safetensors")
+
+
+def _write(folder: Path, tensors: Tensors, settings: dict[str, Any]) -> None:
+    save_file(
+        {n: t.contiguous() for n, t in tensors.items()},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": settings}))
+
+
+def _projections(tensors: Tensors) -> list[str]:
+    return [n for n in tensors if n.endswith("_proj.weight")]
+
+
+def _fp8_blocks(tensors: Tensors, expected: Tensors) -> dict[str, Any]:
+    """Blocks of 20, the last ones cut; the product is Transformers'."""
+    from transformers.integrations.finegrained_fp8 import _dequantize_fp8_weight
+
+    for name in _projections(tensors):
+        out, into = tensors[name].shape
+        weight = (tensors[name].float() * 30).to(FP8)
+        scale = torch.rand(-(-out // 20), -(-into // 20)) / 30
+        expected[name] = _dequantize_fp8_weight(weight, scale, [20, 20], torch.float32)
+        tensors |= {name: weight, f"{name}_scale_inv": scale}
+    return {"quant_method": "fp8", "weight_block_size": [20, 20]}
+
+
+def _fp8_whole(tensors: Tensors, expected: Tensors) -> dict[str, Any]:
+    for name in _projections(tensors):
+        weight, scale = (tensors[name].float() * 30).to(FP8), torch.rand(()) / 30
+        expected[name] = weight.float() * float(scale)
+        module = name.removesuffix("weight")
+        tensors |= {name: weight, f"{name}_scale_inv": scale, f"{module}activation_scale": torch.ones(())}
+    return {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
+
+
+def _fp8_rows(tensors: Tensors, expected: Tensors) -> dict[str, Any]:
+    """compressed-tensors, a scale a row."""
+    for name in _projections(tensors):
+        weight, scale = (
+            (tensors[name].float() * 30).to(FP8),
+            torch.rand(len(tensors[name]), 1).bfloat16() / 30,
+        )
+        expected[name] = torch.stack([row.float() * float(s) for row, s in zip(weight, scale, strict=True)])
+        tensors |= {name: weight, f"{name}_scale": scale}
+    return _group({"num_bits": 8, "type": "float", "strategy": "channel"}, "float-quantized")
+
+
+def _group(weights: dict[str, Any], form: str) -> dict[str, Any]:
+    return {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+    }
+
+
+def _words(numbers: list[int], bits: int) -> list[int]:
+    """Numbers in 32-bit words, lowest bits first, as Python's integers."""
+    many = 32 // bits
+    words = [
+        sum(number << (bits * place) for place, number in enumerate(numbers[start : start + many]))
+        for start in range(0, len(numbers), many)
+    ]
+    return [word - (1 << 32) if word >= 1 << 31 else word for word in words]
+
+
+def _packed(numbers: Tensor, bits: int, dim: int) -> Tensor:
+    rows = numbers.movedim(dim, -1)
+    words = [_words(row, bits) for row in rows.tolist()]
+    return torch.tensor(words, dtype=torch.int32).movedim(-1, dim)
+
+
+def _gptq(tensors: Tensors, expected: Tensors) -> dict[str, Any]:
+    for name in _projections(tensors):
+        out, into = tensors.pop(name).shape
+        groups, base = into // 16, name.removesuffix("weight")
+        numbers, zeros = torch.randint(0, 16, (into, out)), torch.randint(0, 15, (groups, out))
+        scales, order = torch.rand(groups, out).half() / 30, torch.randint(0, groups, (into,))
+        expected[name] = torch.tensor(
+            [
+                [
+                    float(scales[order[i], o]) * (int(numbers[i, o]) - int(zeros[order[i], o]) - 1)
+                    for i in range(into)
+                ]
+                for o in range(out)
+            ]
+        )
+        tensors |= {f"{base}qweight": _packed(numbers, 4, 0), f"{base}qzeros": _packed(zeros, 4, 1)}
+        tensors |= {f"{base}scales": scales, f"{base}g_idx": order.int()}
+    return {"quant_method": "gptq", "bits": 4, "group_size": 16, "desc_act": True}
+
+
+def _awq(tensors: Tensors, expected: Tensors) -> dict[str, Any]:
+    def pack(numbers: Tensor) -> Tensor:  # AutoAWQ: the word of eight outputs holds 0 2 4 6 1 3 5 7
+        order = [
+            8 * start + place for start in range(numbers.shape[1] // 8) for place in (0, 2, 4, 6, 1, 3, 5, 7)
+        ]
+        return _packed(numbers[:, order], 4, 1)
+
+    for name in _projections(tensors):
+        out, into = tensors.pop(name).shape
+        groups, base = into // 16, name.removesuffix("weight")
+        numbers, zeros = torch.randint(0, 16, (into, out)), torch.randint(0, 16, (groups, out))
+        scales = torch.rand(groups, out).half() / 30
+        rows = [(numbers[i] - zeros[i // 16]) * scales[i // 16].float() for i in range(into)]
+        expected[name] = torch.stack(rows, dim=1)
+        tensors |= {f"{base}qweight": pack(numbers), f"{base}qzeros": pack(zeros), f"{base}scales": scales}
+    return {"quant_method": "awq", "bits": 4, "group_size": 16, "version": "gemm", "zero_point": True}
+
+
+def _pack(tensors: Tensors, expected: Tensors) -> dict[str, Any]:
+    """compressed-tensors, four bits in words, a scale and a zero for each 16 inputs."""
+    for name in _projections(tensors):
+        out, into = tensors.pop(name).shape
+        numbers, zeros = torch.randint(-8, 8, (out, into)), torch.randint(-8, 8, (out, into // 16))
+        scale = torch.rand(out, into // 16).bfloat16() / 30
+        columns = [(numbers[:, i] - zeros[:, i // 16]) * scale[:, i // 16].float() for i in range(into)]
+        expected[name] = torch.stack(columns, dim=1)
+        tensors |= {f"{name}_packed": _packed(numbers + 8, 4, 1), f"{name}_scale": scale}
+        tensors |= {
+            f"{name}_zero_point": _packed(zeros + 8, 4, 0),
+            f"{name}_shape": torch.tensor([out, into]),
+        }
+    return _group({"num_bits": 4, "type": "int", "strategy": "group", "group_size": 16}, "pack-quantized")
+
+
+def _mxfp4(tensors: Tensors, expected: Tensors) -> dict[str, Any]:
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    for name in [n for n in tensors if n.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        experts, into, out = tensors.pop(name).shape
+        blocks = torch.randint(0, 256, (experts, out, -(-into // 32), 16), dtype=torch.uint8)
+        scales = torch.randint(118, 124, blocks.shape[:-1], dtype=torch.uint8)
+        expected[name] = convert_moe_packed_tensors(blocks, scales)
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    return {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+
+
+WAYS: dict[str, Callable[[Tensors, Tensors], dict[str, Any]]] = {
+    "fp8": _fp8_blocks,
+    "fp8 whole": _fp8_whole,
+    "compressed-tensors rows": _fp8_rows,
+    "compressed-tensors words": _pack,
+    "gptq": _gptq,
+    "awq": _awq,
+    "mxfp4": _mxfp4,
+}
+
+
+def _folder(way: str, folder: Path) -> Tensors:
+    """Write a folder of quantized weights; return what they are as plain ones, in bfloat16."""
+    torch.manual_seed(1)
+    if way == "mxfp4":  # blocks of 32 inputs
+        tensors = _plain(folder, "gpt_oss", intermediate_size=64)
+    else:
+        tensors = _plain(folder, "qwen3")
+    expected = dict(tensors)
+    _write(folder, tensors, WAYS[way](tensors, expected))
+    return {name: t.bfloat16() for name, t in expected.items()}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_weights_are_those_of_an_independent_formula(way: str, tmp_path: Path) -> None:
+    expected = _folder(way, tmp_path)
+    build = HFModelFactory(Source(name_or_path=str(tmp_path)))
+    module = build()
+    held = dict(module.hf.named_parameters())
+    assert set(held) == set(expected)
+    for name, tensor in expected.items():
+        assert torch.equal(held[name].detach(), tensor.float()), name
+    shape = shape_of(ModelSection(name_or_path=str(tmp_path)))
+    assert shape is not None and shape.quantised == way.split()[0]
+    ends = ("gate_up_proj", "down_proj") if way == "mxfp4" else "_proj.weight"
+    changed = [name for name in expected if name.endswith(ends)]
+    assert shape.dequantised_bytes == 2 * sum(expected[n].numel() for n in changed)
+    assert "quantized weights read as bfloat16" in module.notes()["tensors"]
+    assert "quantization_config" not in build.saved_config
+
+
+def test_an_adapter_is_trained_on_it_and_leaves_merged_as_plain_weights(tmp_path: Path) -> None:
+    expected = _folder("fp8", tmp_path / "base")
+    spec = AdapterSpec(r=2, alpha=4.0, target_modules=("q_proj",))
+    saved = _trained(tmp_path / "base", tmp_path / "run", spec)
+    assert export_hf(saved, tmp_path / "out", "bfloat16", merge=True).load_checked
+    found = load_file(tmp_path / "out/model.safetensors")
+    moved = {n for n in expected if not torch.equal(found[n], expected[n])}
+    assert set(found) == set(expected) and {n.rpartition("attn.")[2] for n in moved} == {"q_proj.weight"}
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert "quantization_config" not in config and config["dtype"] == "bfloat16"
+    export_hf(saved, tmp_path / "alone")
+    named = json.loads((tmp_path / "alone/adapter_config.json").read_text())["base_model_name_or_path"]
+    assert named == str(tmp_path / "base")
+
+
+def test_a_folder_that_lacks_scales_is_refused_by_name(tmp_path: Path) -> None:
+    _folder("fp8", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["model.layers.0.self_attn.q_proj.weight_scale_inv"]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        ConfigError, match=r"models.missing_weights[\s\S]*layers.0.self_attn.q_proj.weight_scale"
+    ):
+        HFModelFactory(Source(name_or_path=str(tmp_path)))
+
+
+def test_scales_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="do not fit"):
+        by_blocks(torch.ones(32, 32).to(FP8), torch.ones(3, 3), (16, 16))
+
+
+def test_a_tower_that_is_quantised_too_is_refused(tmp_path: Path) -> None:
+    from test_composite import _saved
+
+    _saved("gemma3", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name in [n for n in tensors if n.endswith(("q_proj.weight",))]:
+        tensors |= {name: tensors[name].to(FP8), f"{name}_scale_inv": torch.ones(())}
+    _write(tmp_path, tensors, {"quant_method": "fp8"})
+    with pytest.raises(ConfigError, match=r"plan.quantised_base[\s\S]*vision_tower"):
+        HFModelFactory(Source(name_or_path=str(tmp_path)))()
+    plain = {n: t.float() if "vision" in n and t.dtype == FP8 else t for n, t in tensors.items()}
+    plain = {n: t for n, t in plain.items() if not ("vision" in n and n.endswith("_scale_inv"))}
+    _write(tmp_path, plain, {"quant_method": "fp8"})
+    module = HFModelFactory(Source(name_or_path=str(tmp_path)))()
+    assert "quantized weights read as bfloat16" in module.notes()["tensors"]
