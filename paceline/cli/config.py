@@ -1,4 +1,4 @@
-"""``paceline config``: show, import."""
+"""``paceline config``: show, check, diff, schema, import."""
 
 from __future__ import annotations
 
@@ -42,6 +42,41 @@ def show(
     typer.echo(
         json.dumps(loaded.config.to_json(), indent=2, ensure_ascii=False) if as_json else render_show(loaded)
     )
+
+
+@app.command()
+def check(config: ConfigFile, overrides: Overrides = None) -> None:
+    """Read a YAML and apply every rule; print what is wrong, or that it is fine (no machine or data)."""
+    loaded = load(config, overrides)
+    print_diagnostics(loaded.notes)
+    typer.echo(f"{config}: fine")
+
+
+@app.command()
+def diff(
+    first: Annotated[Path, typer.Argument(metavar="A", help="A YAML file.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Print the keys whose effective values differ; exit code 1 if there are any."""
+    import json
+
+    from paceline.config import difference
+
+    found = difference.differences(load(first, None, ruled=False), load(second, None, ruled=False))
+    text = difference.as_text(found, (str(first), str(second)))
+    typer.echo(json.dumps(difference.as_json(found), indent=2, ensure_ascii=False) if as_json else text)
+    raise typer.Exit(int(bool(found)))
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of a config, for editors (see docs/guide.md)."""
+    import json
+
+    from paceline.config.json_schema import json_schema
+
+    typer.echo(json.dumps(json_schema(), indent=1, ensure_ascii=False))
 
 
 @app.command(name="import", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -290,6 +290,11 @@ SEC_SECRET_ON_CLI = Code(
     "A secret in a config or on the command line is visible to `ps`, saved with the run and sent to"
     " trackers. Keep it in an environment variable.",
 )
+CONFIG_EXTENDS = Code(
+    "config.extends",
+    "`extends:` names files below this one, whose keys it overrides. A file is missing, or the files extend"
+    " each other in a circle, which the message shows.",
+)
 CONFIG_IMPORT_SYSTEM = Code(
     "config.import_system",
     "`paceline config import` recognises a config's system by its keys; here they fit none. Name it with"

@@ -1,8 +1,8 @@
 """Load a Config from files, environment and command line; the only way in.
 
-Layers, later ones win: defaults < DeepSpeed, FSDP and Accelerate files < YAML < options of the surrounding
-launcher (``accelerate launch``) < environment (``PACELINE_TRAINING__LEARNING_RATE``) < command line
-(``training.learning_rate=1e-4`` and dedicated flags).
+Layers, later ones win: defaults < DeepSpeed, FSDP and Accelerate files < files that the YAML extends < YAML
+< options of the surrounding launcher (``accelerate launch``) < environment
+(``PACELINE_TRAINING__LEARNING_RATE``) < command line (``training.learning_rate=1e-4`` and dedicated flags).
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from paceline.config.build import build
 from paceline.config.code_of_models import without_code
 from paceline.config.collect import Collector
 from paceline.config.doubt import doubted
+from paceline.config.extends import trees
 from paceline.config.foreign.files import foreign_layer
-from paceline.config.foreign.kinds import not_a_config
 from paceline.config.foreign.launched import launched_layer, overridden
-from paceline.config.foreign.programs import another_structure, gathered
+from paceline.config.foreign.programs import gathered
 from paceline.config.held import held_secrets
 from paceline.config.layers import Merged, merge
 from paceline.config.lookalikes import in_value, plain
-from paceline.config.reading import read_text
 from paceline.config.scalars import resolve_plain
 from paceline.config.schema import SECTIONS, Config, field_of, fields
 from paceline.config.source import COMMAND_LINE, DEFAULTS, ENVIRONMENT, FOREIGN, YAML, Entry, Source
@@ -75,13 +74,14 @@ def load_config(
     are reported along with the others. Raises ConfigError with all violations; NotLoaded if the valid part of
     the config is usable.
     """
-    collectors, problems, top = _layers(path, overrides, environ or {}, flags or {})
+    files, others, problems, top = _layers(path, overrides, environ or {}, flags or {})
+    collectors = [*files, *others]
     # Foreign files are named by upper layers: merge those first, read the files, then merge all
-    yaml, *others = (collector.entries for collector in collectors)
-    below = merge([yaml])
+    yaml = [collector.entries for collector in files]
+    below = merge(yaml)
     launched = launched_layer(environ or {}, below.values, below.winners)
     problems += launched.problems
-    uppers = [yaml, launched.above, *others]
+    uppers = [*yaml, launched.above, *(collector.entries for collector in others)]
     first = merge(uppers)
     foreign = foreign_layer(first, Path(path).parent if path else Path("."), launched)
     problems += foreign.problems
@@ -113,16 +113,27 @@ def load_config(
 
 def _layers(
     path: str | None, overrides: Sequence[str], environ: Mapping[str, str], flags: Mapping[str, Json]
-) -> tuple[list[Collector], list[Diagnostic], dict[str, int]]:
+) -> tuple[list[Collector], list[Collector], list[Diagnostic], dict[str, int]]:
     """Read each layer by itself, so that an error in one does not hide those of the others.
 
-    Return what was collected of each, all problems, and the lines of the file's top keys.
+    Return what was collected of the files (the file and, below it, those that it extends), of the other
+    layers, all problems, and the lines of the file's top keys.
     """
-    collectors: list[Collector] = []
     problems: list[Diagnostic] = []
+    files: list[Collector] = []
     top: dict[str, int] = {}
+    try:
+        found = trees(path, environ)
+        top.update(found[-1][1].key_lines if found else {})
+    except ConfigError as exc:
+        found, problems = [], list(exc.diagnostics)
+    for name, tree in found:
+        collector = Collector()
+        collector.root(tree, name, YAML)
+        collector.problems = gathered(collector.problems, tree.data(), name)
+        files.append(collector)
+    others: list[Collector] = []
     readers: tuple[Callable[[Collector], None], ...] = (
-        lambda collector: top.update(_yaml(path, collector)),
         lambda collector: _environment(environ, collector),
         lambda collector: _command_line(overrides, flags, collector),
     )
@@ -132,30 +143,8 @@ def _layers(
             collect(collector)
         except ConfigError as exc:
             problems += exc.diagnostics
-        collectors.append(collector)
-        problems += collector.problems
-    return collectors, problems, top
-
-
-def _yaml(path: str | None, collector: Collector) -> Mapping[str, int]:
-    """Collect the settings of the YAML file; return its top-level keys and their lines."""
-    if path is None:
-        return {}
-    tree = parse_yaml(read_text(path), path)
-    if tree is None:
-        raise ConfigError(
-            codes.CONFIG_EMPTY_FILE(
-                "the config file is empty",
-                where=path,
-                hint="at least: model:, data: and training: sections (see docs/config.md)",
-            )
-        )
-    data = tree.data()
-    if foreign := not_a_config(data, path) or another_structure(data, path):
-        raise ConfigError(foreign)
-    collector.root(tree, path, YAML)
-    collector.problems = gathered(collector.problems, data, path)
-    return tree.key_lines
+        others.append(collector)
+    return files, others, [*problems, *(p for c in (*files, *others) for p in c.problems)], top
 
 
 def _environment(environ: Mapping[str, str], collector: Collector) -> None:

@@ -131,7 +131,8 @@ def _named(upper: Merged, path: str, folder: Path, found: Foreign) -> Document |
         return Document(
             value, entry.source.file or entry.source.place(), dict(entry.lines), entry.source.line
         )
-    return _file(value, _WHAT[path], folder, entry.source.place(), found)
+    beside = Path(entry.source.file).parent if entry.source.file else folder  # of a file that is extended
+    return _file(value, _WHAT[path], beside, entry.source.place(), found, folder)
 
 
 def _carried(path: str, folder: Path, found: Foreign) -> Document | None:

@@ -1,0 +1,88 @@
+"""``extends:``: files below a config, whose keys it overrides one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from paceline.config import codes
+from paceline.config.foreign.kinds import not_a_config
+from paceline.config.foreign.programs import another_structure
+from paceline.config.reading import read_text
+from paceline.config.variables import expanded
+from paceline.config.yaml_tree import Node, parse_yaml
+from paceline.core.errors import ConfigError
+
+KEY = "extends"
+
+
+def trees(path: str | None, environ: Mapping[str, str]) -> list[tuple[str, Node]]:
+    """Return the YAML file and those that it extends, the lowest first, by name. Raises ConfigError."""
+    if path is None:
+        return []
+    tree = parse_yaml(read_text(path), path)
+    if tree is None:
+        raise ConfigError(
+            codes.CONFIG_EMPTY_FILE(
+                "the config file is empty",
+                where=path,
+                hint="at least: model:, data: and training: sections (see docs/config.md)",
+            )
+        )
+    data = tree.data()
+    if foreign := not_a_config(data, path) or another_structure(data, path):
+        raise ConfigError(foreign)
+    return [(name, expanded(inner, environ)) for name, inner in _chain(path, tree)]
+
+
+def _chain(path: str, tree: Node, above: tuple[str, ...] = ()) -> list[tuple[str, Node]]:
+    """Return the files that ``tree`` (of ``path``) extends, the lowest first, and itself last.
+
+    Relative paths are those of the file that names them. Raises ConfigError for a cycle, a missing file or
+    a file of another system.
+    """
+    mine = (*above, str(Path(path).resolve()))
+    found: list[tuple[str, Node]] = []
+    for name, line in _named(path, tree):
+        file = Path(path).parent / Path(name).expanduser()
+        place = f"{path}:{line}"
+        if str(file.resolve()) in mine:
+            ring = " -> ".join(Path(step).name for step in (*mine, str(file.resolve())))
+            hint = "remove one of these extends:"
+            raise ConfigError(
+                codes.CONFIG_EXTENDS(f"extends: goes round in a circle: {ring}", place, name, hint)
+            )
+        if not file.is_file():
+            hint = f"give a path relative to {Path(path).parent}/"
+            raise ConfigError(codes.CONFIG_EXTENDS(f"{file} does not exist", place, name, hint))
+        inner = parse_yaml(read_text(str(file)), str(file))
+        if inner is None:
+            continue
+        if wrong := not_a_config(inner.data(), str(file)) or another_structure(inner.data(), str(file)):
+            raise ConfigError(wrong)
+        found += _chain(str(file), inner, mine)
+    return [*found, (path, _without(tree))]
+
+
+def _without(tree: Node) -> Node:
+    """Return the tree without its key ``extends``."""
+    if not isinstance(tree.value, dict) or KEY not in tree.value:
+        return tree
+    rest = {key: node for key, node in tree.value.items() if key != KEY}
+    return Node(rest, tree.line, tree.raw, tree.size, tree.key_lines)
+
+
+def _named(path: str, tree: Node) -> list[tuple[str, int]]:
+    node = tree.children().get(KEY)
+    if node is None or node.value is None:
+        return []
+    items = node.value if isinstance(node.value, list) else [node]
+    found: list[tuple[str, int]] = []
+    for item in items:
+        if not isinstance(item.value, str) or not item.value:
+            hint = "extends: base.yaml, or a list of paths"
+            raise ConfigError(
+                codes.CONFIG_EXTENDS("extends: names files", f"{path}:{item.line}", item.raw, hint)
+            )
+        found.append((item.value, item.line))
+    return found
