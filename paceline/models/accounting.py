@@ -79,6 +79,16 @@ def account(model: PreTrainedModel, names: Iterable[str]) -> Account:
     )
 
 
+def converted_names(model: PreTrainedModel, names: Iterable[str]) -> frozenset[str]:
+    """Return those of ``names`` whose values Transformers' converters change on the way into ``model``."""
+    from transformers.core_model_loading import rename_source_key
+
+    held, transforms, prefix = model.state_dict(), _transforms(model), model.base_model_prefix
+    return frozenset(
+        name for name in names if rename_source_key(name, *transforms, prefix, held)[1] is not None
+    )
+
+
 _Transforms = tuple[list[Any], list[Any]]  # renamings, converters
 
 

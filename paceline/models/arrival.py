@@ -18,13 +18,13 @@ Table = dict[str, Tensor | None]
 @torch.no_grad()
 def arrive(
     root: nn.Module,
-    device: torch.device,
+    device: torch.device | None,
     dtype: torch.dtype,
     low: frozenset[int] = frozenset(),
     compute_dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Move all parameters and buffers of ``root`` to ``device``, one by one: what a tensor held on the host
-    is free before the next one moves. Ties hold.
+    """Move all parameters and buffers of ``root`` to ``device`` (None: each stays where it is), one by one:
+    what a tensor held on the host is free before the next one moves. Ties hold.
 
     Floating tensors become ``dtype``, parameters in ``low`` (their ids) ``compute_dtype``. Layers packed
     in 4 bits already stay as they are: a cast would read their bytes as numbers.
@@ -43,7 +43,7 @@ def arrive(
             table[name] = made
 
 
-def _moved(tensor: Tensor | None, device: torch.device, dtype: torch.dtype) -> Tensor:
+def _moved(tensor: Tensor | None, device: torch.device | None, dtype: torch.dtype) -> Tensor:
     # Module.to keeps a parameter the same object, with its attributes
     holder = nn.Module()
     if isinstance(tensor, nn.Parameter):

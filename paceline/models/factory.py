@@ -24,6 +24,7 @@ from paceline.models.attention import choose_attention, register
 from paceline.models.composite import load_text, whole_model
 from paceline.models.config_keys import config_keys
 from paceline.models.device_facts import device_memory
+from paceline.models.empty_weights import empty_model
 from paceline.models.expert_adapters import compute_in_float64
 from paceline.models.folder_tensors import FolderTensors, folder_tensors
 from paceline.models.fp8 import convert_to_fp8
@@ -38,7 +39,9 @@ from paceline.models.roles import RoleModule
 from paceline.models.rope import rope_by_document
 from paceline.models.routers import freeze_routers
 from paceline.models.scalar_head import HEAD, SCALAR_ROLES, Classes, auto_class
+from paceline.models.slices import FolderSlices, folder_slices
 from paceline.models.source import ModelSource, cannot_load, code_options, load_hf_config, raw_config
+from paceline.models.stand_in import stand_in_values
 from paceline.models.state_layers import keep_documents_apart
 from paceline.models.stored_dtype import buffers_keep_dtype, stored_dtype
 from paceline.models.swiglu import fuse_mlps
@@ -54,6 +57,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from paceline.protocols.model import HFModel
+
+_PROBED_ROWS = 256  # of a head without weights
+READ_IN_PARTS = "each rank reads its own part of the files"
 
 
 class HFModelFactory:
@@ -110,6 +116,7 @@ class HFModelFactory:
         self._compile_options = dict(compile_options or {})
         self._adapter, self._temperature, self._classes = adapter, temperature, classes
         self._fp8 = fp8 and not frozen
+        self._whole_because = ""  # the model was not read in parts
         self._chunk_bytes = (
             head_chunk_bytes(device_memory(self._device)) if chunk_bytes is None else chunk_bytes
         )
@@ -158,16 +165,8 @@ class HFModelFactory:
         supported = apart or bool(getattr(self._class, "_supports_attention_backend", False))
         choice = choose_attention(self._attention, self._config.to_dict(), supported)
         implementation = None if choice.implementation == "auto" else choice.implementation
-        # Weights: none (meta), from the seed, or from safetensors.
-        if device.type == "meta":
-            hf = skeleton(
-                auto_class(self.role), self._sized_config(), implementation, code_options(self._model)
-            )
-            self._account(hf)
-        elif self._model.config is not None:
-            hf = self._from_scratch(implementation)
-        else:
-            hf = self._from_weights(implementation)
+        hf, slices = self._made(device, options, implementation)
+        empty = slices is not None and device.type != "meta"  # its parameters will be read in parts
         name_trunk(hf)
         hf.config.use_cache = False
         if getattr(hf.config, "output_router_logits", False):  # requested by each forward that needs them
@@ -181,7 +180,7 @@ class HFModelFactory:
             compute_in_float64(hf)
         if self.frozen:
             hf.requires_grad_(False)
-        self._move(hf, device, options)
+        self._move(hf, None if empty else device, options)
         module = RoleModule(
             self.role,
             hf,
@@ -192,6 +191,13 @@ class HFModelFactory:
             self._temperature,
             self._chunk_bytes,
         )
+        module.slices = slices
+        if self.tensors is not None and (options.by_slices or device.type == "meta"):
+            why = self._whole_because
+            module.note("start", f"rank 0 reads the whole model: {why}" if why else READ_IN_PARTS)
+        if empty and (head := hf.get_output_embeddings()) is not None:
+            with stand_in_values(head, rows=_PROBED_ROWS):
+                module.choose_head()
         if self.tensors is not None:
             had = self._load_config().get_text_config().vocab_size
             kept = self.tensors.of_former_vocabulary(had, self._rows)
@@ -207,20 +213,57 @@ class HFModelFactory:
             module.compile_layers(**self._compile_options)
         return module
 
-    def _move(self, hf: HFModel, device: torch.device, options: BuildOptions) -> None:
-        """Bring the model to ``device`` in the masters' dtype and swap kernels. Frozen weights that are kept
-        there in low precision alone come so: then kernels are swapped, and probed, on the host.
+    def _made(
+        self, device: torch.device, options: BuildOptions, attention: str | None
+    ) -> tuple[HFModel, FolderSlices | None]:
+        """Return the model with its weights: none (meta), from the seed, or from safetensors; and where
+        parameters on meta can be read in parts.
+        """
+        auto, code, meta = auto_class(self.role), code_options(self._model), device.type == "meta"
+        if meta or (options.by_slices and self._model.config is None and self._class is not nn.Module):
+            hf = skeleton(auto, self._sized_config(), attention, code)
+            self._account(hf)
+            found = self._slices(hf)
+            slices = found if isinstance(found, FolderSlices) else None
+            self._whole_because = "" if isinstance(found, FolderSlices) else found
+            if meta:
+                return hf, slices
+            if slices is not None:
+                name, revision = str(self._model.name_or_path), self._model.revision or "main"
+                return empty_model(auto, self._sized_config(), attention, code, name, revision), slices
+        if self._model.config is not None:
+            return self._from_scratch(attention), None
+        return self._from_weights(attention), None
+
+    def _slices(self, hf: HFModel) -> FolderSlices | str:
+        """Return where the files have each parameter of ``hf`` as it is, or why one is made otherwise."""
+        if self.tensors is None:
+            return "there are no files"
+        if self._adapter is not None:
+            return "adapters are put into the model"
+        if self._quantised is not None:
+            return "its weights are quantized"
+        if self._rows != self._load_config().get_text_config().vocab_size:
+            return "the vocabulary is resized"
+        return (
+            folder_slices(hf, self.tensors) if self._whole is None else "it is a part of the folder's model"
+        )
+
+    def _move(self, hf: HFModel, device: torch.device | None, options: BuildOptions) -> None:
+        """Bring the model to ``device`` (None: parameters stay on meta) in the masters' dtype and swap
+        kernels. Frozen weights that are kept there in low precision alone come so: then kernels are swapped,
+        and probed, on the host.
         """
         if self._master_dtype == torch.bfloat16:  # the weights alone: buffers, such as frequencies, stay fp32
             weights = frozenset(id(p) for p in hf.parameters())
             arrive(hf, device, torch.float32, weights, torch.bfloat16)
-            self.swap_kernels(hf, options)
+            self.swap_kernels(hf, options, stand_in=device is None)
             return
         low = self._compute_dtype in (torch.bfloat16, torch.float16) and not options.engine_casts
         frozen = self.frozen or self._adapter is not None
-        if device.type == "meta" or not (low and frozen):
+        if device is None or device.type == "meta" or not (low and frozen):
             arrive(hf, device, self._master_dtype)
-            self.swap_kernels(hf, options)
+            self.swap_kernels(hf, options, stand_in=device is None)
             return
         for tensor in (*hf.parameters(), *hf.buffers()):
             if tensor.dim() < 2 and tensor.is_floating_point():  # norms are probed too, and stay fp32
@@ -229,16 +272,19 @@ class HFModelFactory:
         kept = low_alone(hf.base_model, hf.get_output_embeddings(), self._compute_dtype, device)
         arrive(hf, device, self._master_dtype, kept, self._compute_dtype)
 
-    def swap_kernels(self, hf: HFModel, options: BuildOptions) -> None:
-        """Swap in Paceline's own kernels wherever they compute the same as the model's classes."""
+    def swap_kernels(self, hf: HFModel, options: BuildOptions, stand_in: bool = False) -> None:
+        """Swap in Paceline's own kernels wherever they compute the same as the model's classes; by values
+        that stand in for parameters on meta, if asked.
+        """
         rope_by_document(hf)
         keep_documents_apart(hf)
-        fuse_norms(hf)  # always: reads only its own weight, and computes in fp32 as Transformers' does
+        # always: reads only its own weight, and computes in fp32 as Transformers' does
+        fuse_norms(hf, stand_in)
         if self._fp8:
             self._converted = convert_to_fp8(hf.base_model)
         elif options.fused:
-            fuse_mlps(hf)
-            fuse_attention(hf)
+            fuse_mlps(hf, stand_in)
+            fuse_attention(hf, stand_in)
 
     def _adapt(self, hf: HFModel, device: torch.device) -> Adapter | None:
         """Inject the adapters, then quantize the weights under them if set; None if all weights are

@@ -163,16 +163,21 @@ class Head:
         self._chunk_bytes = chunk_bytes
         self.vocabulary: Vocabulary = WholeVocabulary()
         self.shape = replace(_shape(hf.config.to_dict(), chunk_bytes), kernels=kernels)
-        self._temperature = temperature
+        self._temperature, self._scale = temperature, self.shape.scale
+        if self.shape.softcap is None:
+            self.shape = replace(self.shape, scale=self._scale / temperature)
+        self.choose(hf)
+
+    def choose(self, hf: HFModel) -> None:
+        """Choose between the fused head and the class's own, by a probe."""
         self.fused = isinstance(self.linear, nn.Linear) and self._matches(hf)
         self.reason = (
             "linear head: fused"
             if self.fused
             else f"{type(hf).__name__} has its own head: chunked, through its class"
         )
-        if self.shape.softcap is None:
-            self.shape = replace(self.shape, scale=self.shape.scale / temperature)
-        elif self.fused and temperature != 1.0:  # the fused kernels scale before the cap
+        if self.fused and self.shape.softcap is not None and self._temperature != 1.0:
+            # the fused kernels scale before the cap
             self.fused, self.reason = False, "softcap and a sampling temperature: chunked, through its class"
 
     @torch.no_grad()
@@ -188,7 +193,7 @@ class Head:
             own = self._own(probe * 4.0)
         except (TypeError, RuntimeError, AttributeError, ValueError):
             return False
-        raw = nn.functional.linear(probe * 4.0, weight, bias) * self.shape.scale
+        raw = nn.functional.linear(probe * 4.0, weight, bias) * self._scale
         if self.shape.softcap is not None:
             raw = torch.tanh(raw / self.shape.softcap) * self.shape.softcap
         return own.shape == raw.shape and torch.allclose(own, raw, rtol=1e-4, atol=1e-5)

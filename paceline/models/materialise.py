@@ -1,5 +1,6 @@
-"""Materialize a model from the meta device: rank 0 builds it on its host, the others receive it tensor by
-tensor and keep their shards only.
+"""Materialize a model from the meta device. Each rank reads its own shards from the files; where they cannot
+be read so (``models.slices``), rank 0 builds the model on its host and the others receive it tensor by tensor
+and keep their shards only.
 
 Decisions that need real weights (which kernel computes a module) are taken by rank 0 and broadcast. No rank
 computes values by itself: buffers that no checkpoint holds, such as rotary frequencies, are broadcast like
@@ -8,8 +9,10 @@ weights, so that none can be left wrong.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, TypedDict
 
 import torch
@@ -148,25 +151,36 @@ def swap_kernel(module: nn.Module, kernel: str, values: Mapping[str, Json]) -> N
 
 
 @torch.no_grad()
-def fill(root: nn.Module, source: nn.Module | None, world: World, device: torch.device) -> None:
-    """Give every parameter (plain or DTensor) and buffer of ``root`` rank 0's values, on ``device``.
-    Collective.
+def fill(root: RootModule, source: RootModule | None, world: World, device: torch.device) -> None:
+    """Give every parameter (plain or DTensor) and buffer of ``root`` its values, on ``device``: a rank's own
+    part from the files (``root.slices``), or rank 0's. Collective.
 
-    Other ranks hold one full tensor at a time. Raises PacelineError ``models.not_filled`` if anything is left
-    on meta.
+    What rank 0 sends passes the others one full tensor at a time. Raises PacelineError
+    ``models.not_filled`` if anything is left on meta.
     """
+    slices = None if source is None else source.slices
     real = None if source is None else dict(_tensors(source))
-    listed = [(name, tuple(t.shape), str(t.dtype)) for name, t in real.items()] if real is not None else None
+    stored = {n for n in real or () if slices is not None and slices.has(_plain(n))}
+    listed = (
+        [(n, tuple(t.shape), str(t.dtype), n in stored) for n, t in real.items()]
+        if real is not None
+        else None
+    )
     mine = dict(_tensors(root))
     made: dict[int, Tensor] = {}
     # Rank 0 has the list; all ranks broadcast the tensors in its order.
-    for name, shape, dtype in world.broadcast_json(listed):
+    for name, shape, dtype, in_files in world.broadcast_json(listed):
+        if in_files:
+            assert root.slices is not None
+            if name in mine:
+                made[id(mine[name])] = _piece(mine[name], partial(root.slices.read, _plain(name)), device)
+            continue
         whole = torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch.")), device=world.device)
         if real is not None:
             whole.copy_(real.pop(name))
         dist.broadcast(whole, 0)
         if name in mine:
-            made[id(mine[name])] = _piece(mine[name], whole, device)
+            made[id(mine[name])] = _piece(mine[name], partial(_block, whole), device)
         del whole  # before the next is allocated beside it
     replace_tensors(root, made)
     left = [name for name, tensor in _tensors(root) if tensor.is_meta]
@@ -192,15 +206,28 @@ def _tensors(root: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield f"{prefix}.{name}", value
 
 
-def _piece(target: Tensor, whole: Tensor, device: torch.device) -> Tensor:
-    """Return this rank's shard of ``whole`` as a tensor of ``target``'s kind, with storage on ``device``."""
+def _plain(name: str) -> str:
+    return name.removeprefix("hf.")
+
+
+def _block(whole: Tensor, offsets: Sequence[int], shape: Sequence[int]) -> Tensor:
+    return whole[tuple(slice(o, o + n) for o, n in zip(offsets, shape, strict=True))]
+
+
+def _piece(
+    target: Tensor, read: Callable[[Sequence[int], Sequence[int]], Tensor], device: torch.device
+) -> Tensor:
+    """Return this rank's shard as a tensor of ``target``'s kind, with storage on ``device``; ``read`` returns
+    the block of a shape at offsets.
+    """
     if not isinstance(target, DTensor):
-        made = whole.to(device=device, dtype=target.dtype)
+        whole = read((0,) * target.ndim, target.shape)
+        made = whole.to(device=device, dtype=target.dtype, copy=True)
         return nn.Parameter(made, target.requires_grad) if isinstance(target, nn.Parameter) else made
     shape, offsets = compute_local_shape_and_global_offset(
         target.shape, target.device_mesh, target.placements
     )
-    block = whole[tuple(slice(o, o + n) for o, n in zip(offsets, shape, strict=True))]
+    block = read(offsets, shape) if math.prod(shape) else torch.empty(shape)
     local = block.to(device=device, dtype=target.dtype, copy=True).contiguous()
     shared = DTensor(local, target._spec, requires_grad=False)  # type: ignore[no-untyped-call]
     return nn.Parameter(shared, target.requires_grad)

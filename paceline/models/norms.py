@@ -19,6 +19,7 @@ from paceline.models.autograd import Function, FunctionContext
 from paceline.models.device_facts import processors
 from paceline.models.replace_forward import replace_forward
 from paceline.models.row_kernels import launch, operators
+from paceline.models.stand_in import stand_in_values
 
 LEAST_GAIN = 1e-3
 
@@ -147,8 +148,11 @@ def traced_norm(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
     return (wide * rstd * _gain(weight, offset)).to(x.dtype)
 
 
-def fuse_norms(model: nn.Module) -> int:
-    """Swap the RMSNorms of ``model`` that compute exactly this, changing nothing else; return how many."""
+def fuse_norms(model: nn.Module, stand_in: bool = False) -> int:
+    """Swap the RMSNorms of ``model`` that compute exactly this, changing nothing else; return how many.
+
+    ``stand_in``: weights on meta are probed by values that stand in for them.
+    """
     verdicts: dict[tuple[type, float, int], float | None] = {}
     count = 0
     for module in model.modules():
@@ -163,7 +167,8 @@ def fuse_norms(model: nn.Module) -> int:
             continue
         key = (kind, eps, weight.shape[0])
         if key not in verdicts:
-            verdicts[key] = _offset(module, eps)
+            with stand_in_values(module, stand_in):
+                verdicts[key] = _offset(module, eps)
         offset = verdicts[key]
         if offset is not None:
             module.__class__ = replace_forward(FusedRMSNorm, kind)

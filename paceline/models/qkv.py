@@ -28,6 +28,7 @@ from paceline.models.precision import (
 )
 from paceline.models.replace_forward import replace_forward
 from paceline.models.row_kernels import operators
+from paceline.models.stand_in import stand_in_values
 
 if TYPE_CHECKING:
     from transformers import Cache
@@ -172,15 +173,17 @@ class FusedAttention(PlainAttention):
         return self.o_proj(out.reshape(*hidden_states.shape[:-1], -1)), None
 
 
-def fuse_attention(model: HFModel) -> int:
-    """Swap the attention modules of ``model`` that compute exactly this; return how many."""
+def fuse_attention(model: HFModel, stand_in: bool = False) -> int:
+    """Swap the attention modules of ``model`` that compute exactly this; return how many. ``stand_in``: as
+    ``fuse_norms``.
+    """
     if model.config._attn_implementation != PACKED_ATTENTION:
         return 0
     count = 0
     for module in model.modules():
         if isinstance(module, FusedAttention) or not _looks_plain(module):
             continue
-        with widened(module):
+        with stand_in_values(module, stand_in), widened(module):
             passes = _passes(module)
         if passes is not None:
             module.paceline_passes = passes

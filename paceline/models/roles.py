@@ -137,6 +137,11 @@ class RoleModule(RootModule):
         """
         return iter(()) if self.adapter is not None else persistent_buffers(self.hf)
 
+    def choose_head(self) -> None:
+        """Choose how the head is computed again, by a probe on the weights that it has now."""
+        if isinstance(self._head, Head):
+            self._head.choose(self.hf)
+
     def refresh_compute_weights(self) -> None:
         """Cast the masters into the low-precision copies again (a no-op in fp32)."""
         if self._low_precision is not None and self._low_precision.cached:

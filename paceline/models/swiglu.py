@@ -29,6 +29,7 @@ from paceline.models.precision import (
 )
 from paceline.models.replace_forward import replace_forward
 from paceline.models.row_kernels import operators, reference
+from paceline.models.stand_in import stand_in_values
 
 _BLOCK_ELEMENTS = 96 * 1024  # a block of four such fp32 arrays fits in 2 MiB of cache
 
@@ -165,8 +166,10 @@ class FusedSwiGLU(nn.Module):
         return SwiGlu.apply(x.to(dtype), *weights, product, tanh)
 
 
-def fuse_mlps(model: nn.Module) -> int:
-    """Swap the gated MLPs of ``model`` that compute exactly this; return how many."""
+def fuse_mlps(model: nn.Module, stand_in: bool = False) -> int:
+    """Swap the gated MLPs of ``model`` that compute exactly this; return how many. ``stand_in``: as
+    ``fuse_norms``.
+    """
     verdicts: dict[tuple[type, torch.Size], bool | None] = {}
     count = 0
     for module in model.modules():
@@ -175,7 +178,7 @@ def fuse_mlps(model: nn.Module) -> int:
         key = (type(module), module.gate_proj.weight.shape)
         if key not in verdicts:
             assert isinstance(module, nn.Module)
-            with widened(module):
+            with stand_in_values(module, stand_in), widened(module):
                 verdicts[key] = _tanh(module)
         tanh = verdicts[key]
         if tanh is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Self
@@ -48,20 +48,35 @@ class BuildOptions:
                    shards single submodules
     engine_casts   the engine gives the forward low-precision weights (FSDP2's policy, DeepSpeed): no copies
                    are kept here
+    by_slices      parameters stay on meta where each rank can read its own part of them from the files
+                   (``RootModule.slices``); buffers have values, and kernels are chosen as for real weights
     """
 
     device: torch.device | None = None
     fused: bool = True
     engine_casts: bool = False
+    by_slices: bool = False
 
 
 WHOLE = BuildOptions()
+
+
+class Slices(Protocol):
+    """The files of a model as its parameters' blocks."""
+
+    def has(self, name: str) -> bool: ...
+
+    def read(self, name: str, offsets: Sequence[int], shape: Sequence[int]) -> Tensor:
+        """Return the block of ``shape`` at ``offsets`` of the parameter, in the file's dtype, on the CPU."""
+        ...
 
 
 class RootModule(nn.Module):
     """The root module of a role (contract 1): ``forward(batch, required)`` runs trunk and head and returns
     the outputs in ``required`` by name (see ``Output``).
     """
+
+    slices: Slices | None = None  # where parameters on meta can be read in parts
 
     if TYPE_CHECKING:
 

@@ -89,10 +89,10 @@ class _Decided(HFModelFactory):
             None if decided is None else {_NUMBER.sub(".0", n): found for n, found in decided.items()}
         )
 
-    def swap_kernels(self, hf: Any, options: BuildOptions) -> None:
+    def swap_kernels(self, hf: Any, options: BuildOptions, stand_in: bool = False) -> None:
         """Swap every layer's kernels as in the twin's first layer."""
         if self._decided is None:
-            super().swap_kernels(hf, options)
+            super().swap_kernels(hf, options, stand_in)
             return
         for name, module in list(hf.named_modules()):
             found = self._decided.get(_NUMBER.sub(".0", name))

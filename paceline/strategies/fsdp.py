@@ -122,7 +122,8 @@ class FSDP(Strategy):
     def _build(self, build: ModelFactory) -> RootModule:
         """Build the whole model on the host, as it may not fit on a device.
 
-        With a meta start only rank 0's host holds it, and it is kept for ``_shard`` to broadcast.
+        With a meta start each rank reads its own part later; where that cannot be, only rank 0's host holds
+        the model, and it is kept for ``_shard`` to broadcast.
         """
         options = BuildOptions(
             device=torch.device("cpu"),
@@ -131,7 +132,7 @@ class FSDP(Strategy):
         )
         if not self.how.meta_start:
             return build(options)
-        self._source = build(options) if self.world.is_main else None
+        self._source = build(replace(options, by_slices=True)) if self.world.is_main else None
         root = build(replace(options, device=torch.device("meta")))
         copy_decisions(root, self._source, self.world)
         return root

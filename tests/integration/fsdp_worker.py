@@ -54,6 +54,7 @@ SECTION: dict[str, Any] = {
     "resize_embeddings": "auto",
     "embedding_multiple": 1,
 }
+FOLDER = Path(sys.argv[-1]) / "model"
 COMPUTE = {
     "float64": torch.float64,
     "float32": torch.float32,
@@ -147,7 +148,11 @@ def one_run(
 ) -> dict[str, Any]:
     strategy, handle = build(world, name, mesh, build_from, dtype, **engine)
     steps = train(strategy, handle, range(STEPS))
-    return {"steps": steps, "parameters": gathered(world, strategy.export_state(handle))}
+    return {
+        "steps": steps,
+        "start": handle.root.notes().get("start"),
+        "parameters": gathered(world, strategy.export_state(handle)),
+    }
 
 
 def parity(world: World) -> dict[str, Any]:
@@ -170,6 +175,7 @@ def parity(world: World) -> dict[str, Any]:
             "full_shard/float32": (flat, {"backward_prefetch": "none"}),
             "offload/bfloat16": (flat, {"cpu_offload": True, "meta_start": True}),
             "meta/tied": (flat, {"meta_start": True}),
+            "meta/folder": (flat, {"meta_start": True}),
         }
     else:
         ways |= {
@@ -180,6 +186,9 @@ def parity(world: World) -> dict[str, Any]:
             ),
             "hybrid_shard_zero2/float64": (half, {"sharding": "hybrid_shard_zero2"}),
         }
+    if world.is_main:
+        factory("float64")().hf.save_pretrained(FOLDER)
+    world.barrier()
     found = {}
     for name, (mesh, engine) in ways.items():
         made, dtype = of_kind(name)
@@ -196,7 +205,10 @@ def parity(world: World) -> dict[str, Any]:
 def of_kind(name: str) -> tuple[HFModelFactory, str]:
     """The model of a run, and its dtype."""
     way, _, kind = name.partition("/")
-    dtype = "float64" if kind == "tied" else kind
+    dtype = "float64" if kind in ("tied", "folder") else kind
+    if kind == "folder":
+        source = SimpleNamespace(config=None, **{**SECTION, "name_or_path": str(FOLDER)})
+        return HFModelFactory(source, compute_dtype=torch.float64, master_dtype=torch.float64), dtype
     return factory(dtype, way == "recompute", tie_word_embeddings=kind == "tied"), dtype
 
 

@@ -15,12 +15,13 @@ from support import Run, write_yaml
 
 from paceline.checkpoint.reader import CheckpointReader
 from paceline.core.rundir import RunDir
+from paceline.models.factory import READ_IN_PARTS
 from paceline.runlog.eventlog import read_events
 from paceline.runlog.events import Step
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(280)]
 WORKER = Path(__file__).with_name("fsdp_worker.py")
-BOUNDS = {"float64": 1e-10, "tied": 1e-10, "float32": 2e-6, "bfloat16": 5e-3}
+BOUNDS = {"float64": 1e-10, "tied": 1e-10, "folder": 1e-10, "float32": 2e-6, "bfloat16": 5e-3}
 SHARDINGS = {
     2: {
         "full_shard/float64",
@@ -30,6 +31,7 @@ SHARDINGS = {
         "full_shard/float32",
         "offload/bfloat16",
         "meta/tied",
+        "meta/folder",
     },
     4: {
         "full_shard/float64",
@@ -74,6 +76,8 @@ def test_every_sharding_equals_one_process(found: Found, world_size: int) -> Non
     assert alone["float64"]["steps"][-1]["loss"] < 0.9 * alone["float64"]["steps"][0]["loss"]
     for rank in found[world_size]:
         runs = rank["parity"]["found"]
+        if world_size == 2:
+            assert runs["meta/folder"]["start"] == READ_IN_PARTS
         assert runs.keys() == SHARDINGS[world_size]
         for name, run in runs.items():
             kind = name.partition("/")[2]

@@ -12,6 +12,7 @@ from paceline.plan.cost.layout import Storage, StrategyLayout
 from paceline.plan.cost.pieces import pieces_of
 from paceline.plan.cost.room import master_bytes
 from paceline.plan.cost.search import Candidate, SearchSpec, own_kernels, predicted
+from paceline.plan.cost.starts import start_of
 from paceline.plan.cost.states import SIZES
 from paceline.plan.cost.work import AdapterSize, Machine, RolloutSpec, StepSpec
 from paceline.plan.hardware.catalogue import FULL_PRECISION, AcceleratorCluster, card_named
@@ -256,7 +257,7 @@ def step_spec_of(plan: Plan, spec: SearchSpec, layout: StrategyLayout) -> StepSp
         rollout=spec.rollout,
         frozen_size=spec.frozen_size,
         further_forwards=spec.further_forwards,
-        start=layout.start,
+        start=start_of(layout.start, [spec.shape], spec.adapter is not None, quantised=False),
         master=float(SIZES.get(plan.precision.master, 4)),
     )
 

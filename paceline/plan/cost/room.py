@@ -16,7 +16,7 @@ from paceline.plan import codes
 from paceline.plan.adapter import adapter_parameters
 from paceline.plan.cost.memory import states_by_role
 from paceline.plan.cost.pieces import pieces_of, scale_bytes
-from paceline.plan.cost.starts import INTERPRETER, ModelBytes, card_peak, host_peak
+from paceline.plan.cost.starts import INTERPRETER, LoadingSpec, ModelBytes, card_peak, host_peak, start_of
 from paceline.plan.cost.states import SIZES
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.shape import ModelShape
@@ -48,7 +48,7 @@ class Room:
 
 def room_of(plan: Plan, hardware: Hardware) -> Room | None:
     """Return what ``plan`` needs on ``hardware``; None if the model's size or the startup is unknown."""
-    start = strategy_spec(plan.strategy).start(plan.engine)
+    start = _start(plan)
     if start is None or plan.shape is None or plan.memory is None:
         return None
     processes = plan.world_size // plan.num_nodes
@@ -226,16 +226,22 @@ def _smaller(plan: Plan) -> str:
     )
 
 
+def _start(plan: Plan) -> LoadingSpec | None:
+    start = strategy_spec(plan.strategy).start(plan.engine)
+    shapes = [s for s in (plan.shape, *(model.shape for model in plan.models.values())) if s is not None]
+    return start_of(start, shapes, plan.adapter is not None, quantised=False)
+
+
 def _startable(plan: Plan) -> str:
     """Return a hint: what would start with less memory."""
     reads = (
-        "distributed_strategy: fsdp with fsdp: full_shard (only rank 0 reads, and no device holds"
-        " more than its shard)"
+        "distributed_strategy: fsdp with fsdp: full_shard (no device holds more than its shard, and"
+        " no process more than one model)"
     )
     quantised = plan.adapter is not None and plan.adapter.quantization is not None
     if quantised:
         return f"adapters on 16-bit weights (quantization_bit: null) under {reads}, or a smaller model"
-    one = strategy_spec(plan.strategy).start(plan.engine)
+    one = _start(plan)
     if one is not None and one.one_reads:
         return "use a machine whose memory can hold the complete model once, or a smaller model"
     return f"{reads}, or a smaller model"

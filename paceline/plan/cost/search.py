@@ -14,8 +14,8 @@ from paceline.plan.cost.coefficients import memory_coefficients, speed_coefficie
 from paceline.plan.cost.layout import StrategyLayout
 from paceline.plan.cost.peak import Peak, worst_peak
 from paceline.plan.cost.speed import Speed, speed_of
-from paceline.plan.cost.starts import HOST, LoadingSpec, card_peak, host_peak
 from paceline.plan.cost.starts import ModelBytes as Held
+from paceline.plan.cost.starts import card_peak, host_peak, start_of
 from paceline.plan.cost.work import AdapterSize, RolloutSpec, StepSpec, why_not_run
 from paceline.plan.hardware.catalogue import AcceleratorCluster
 from paceline.plan.mesh import Mesh, divisors
@@ -228,7 +228,9 @@ def _batches(layout: StrategyLayout, spec: SearchSpec, mesh: Mesh) -> Iterator[C
                 rollout=spec.rollout,
                 frozen_size=spec.frozen_size,
                 further_forwards=spec.further_forwards,
-                start=started(layout.start, spec.adapter),
+                start=start_of(
+                    layout.start, [spec.shape], spec.adapter is not None, _quantised(spec.adapter)
+                ),
             )
             replicated = layout.zero == 0
             shown = replace(mesh, dp_replicate=dp, dp_shard=1) if replicated else mesh
@@ -258,9 +260,8 @@ def predicted(layout: StrategyLayout, work: StepSpec, mesh: Mesh, spec: SearchSp
     )
 
 
-def started(start: LoadingSpec | None, adapter: AdapterSize | None) -> LoadingSpec | None:
-    """Return where a strategy starts under an adapter: rank 0 cannot distribute shards of a 4-bit base."""
-    return HOST if start and start.one_reads and adapter is not None and adapter.base_bytes < 2 else start
+def _quantised(adapter: AdapterSize | None) -> bool:
+    return adapter is not None and adapter.base_bytes < 2
 
 
 def why_not_start(work: StepSpec) -> str:

@@ -8,8 +8,10 @@ moved to the strategy's device tensor by tensor), ``FSDP.prepare``, ``Pipeline.p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+from paceline.plan.model.shape import ModelShape
 
 #: Private bytes of an interpreter with torch and Transformers before any model (measured: 262 MiB).
 INTERPRETER = 256 * 2**20
@@ -21,17 +23,19 @@ class LoadingSpec:
 
     ``on_card``: every process moves the whole model to its card before it is sharded or cast.
     ``arrives``: each tensor comes to the card as it is kept there, so the card never holds more than that.
-    ``one_reads``: only rank 0 holds it in host memory; otherwise every process does.
+    ``one_reads``: only rank 0 holds it in host memory; otherwise every process does. ``parts``: no process
+    ever holds more than its own part.
     """
 
     on_card: bool
     one_reads: bool
     words: str
     arrives: bool = False
+    parts: bool = False
 
     def readers(self, processes: int) -> int:
         """Return how many of a node's ``processes`` hold a whole model in host memory."""
-        return 1 if self.one_reads else processes
+        return 0 if self.parts else 1 if self.one_reads else processes
 
 
 CARD = LoadingSpec(
@@ -50,6 +54,33 @@ HOST = LoadingSpec(False, False, "every process reads the complete model into ho
 FIRST = LoadingSpec(
     False, True, "rank 0 reads the complete model into host memory and sends each rank its shard"
 )
+
+
+PARTS = LoadingSpec(False, False, "each rank reads its own part of the model's files", parts=True)
+
+
+def start_of(
+    start: LoadingSpec | None, shapes: Iterable[ModelShape], adapted: bool, quantised: bool
+) -> LoadingSpec | None:
+    """Return where models of these ``shapes`` start under a strategy that starts as ``start``.
+
+    Where rank 0 sends shards it reads nothing itself if the files hold every tensor as it is
+    (``models.slices``): not experts, which are merged, nor a fresh head, nor below adapters. It cannot send
+    shards of a base that is ``quantised``.
+    """
+    if start is None or not start.one_reads:
+        return start
+    if quantised:
+        return HOST
+    return PARTS if not adapted and all(map(_in_files, shapes)) else start
+
+
+def _in_files(shape: ModelShape) -> bool:
+    """Whether a model is certain to come from a folder whose tensors are its parameters."""
+    fresh = shape.scalar_head and not shape.stored_score
+    whole = shape.exact and not shape.composite and not shape.quantised
+    plain = whole and not shape.experts and not shape.latent
+    return bool(shape.stored) and plain and not fresh
 
 
 @dataclass(frozen=True)
@@ -91,7 +122,7 @@ def host_peak(start: LoadingSpec, roles: Sequence[ModelBytes], processes: int) -
     kept, peak = 0.0, 0.0
     for role in roles:
         # shards are created while the whole model is still held
-        beside = processes * role.host if start.one_reads else 0.0
+        beside = processes * role.host if start.one_reads or start.parts else 0.0
         built = 0.0 if start.on_card else role.host if start.arrives else role.whole
         held = max(role.read or role.whole, built)
         peak = max(peak, kept + start.readers(processes) * held + beside)

@@ -19,9 +19,11 @@ from paceline.plan.cost.starts import (
     FIRST,
     HOST,
     INTERPRETER,
+    PARTS,
     ModelBytes,
     card_peak,
     host_peak,
+    start_of,
 )
 from paceline.plan.hardware.catalogue import cluster_of
 from paceline.plan.hardware.probe import Hardware, probe_hardware
@@ -212,3 +214,27 @@ def test_a_rollout_server_needs_room_for_the_whole_model_on_each_card() -> None:
         and "78.80 GiB" in found
         and "rollout.server" in hint
     )
+
+
+def test_ranks_read_their_own_parts_where_the_files_hold_every_tensor_as_it_is() -> None:
+    """Else rank 0 holds the whole; what is not certain counts as that."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 8, "vocab_size": 100}
+    llama, mixtral = (
+        replace(
+            shape_from_config({"model_type": family, "intermediate_size": 96, **sizes}), stored="bfloat16"
+        )
+        for family in ("llama", "mixtral")
+    )
+    assert start_of(FIRST, [llama, llama], adapted=False, quantised=False) is PARTS
+    for shapes, adapted in (
+        ([llama], True),
+        ([mixtral], False),
+        ([llama, replace(llama, stored="")], False),
+        ([replace(llama, scalar_head=True)], False),
+        ([replace(llama, composite="gemma3")], False),
+    ):
+        assert start_of(FIRST, shapes, adapted, quantised=False) is FIRST
+    assert start_of(FIRST, [llama], adapted=True, quantised=True) is HOST
+    assert start_of(CARD, [llama], adapted=False, quantised=False) is CARD
+    roles = [ModelBytes(800.0, 10.0, 1.0), ModelBytes(800.0, 10.0, 1.0)]
+    assert card_peak(PARTS, roles) == 0 and host_peak(PARTS, roles, 4) == 8 + 4 * INTERPRETER

@@ -241,8 +241,11 @@ def _explain_main(
 def _explain_start(meta_start: bool, requested: FsdpAsked, pipeline: bool, findings: Findings) -> None:
     """Explain which ranks read the weights; mark an explicit setting that is not applied."""
     if meta_start:
-        why = "rank 0 reads the weights and sends each rank its shard; the others allocate only their shards"
-        findings.explain("fsdp start", "rank 0 reads", why)
+        why = (
+            "of the model's files; what they do not hold as it is (merged experts, a resized vocabulary, new"
+            " weights, the model below adapters) rank 0 makes whole and sends"
+        )
+        findings.explain("fsdp start", "each rank reads its part", why)
         return
     why = "every rank reads the complete model before it is sharded"
     if requested.meta_start:

@@ -1,0 +1,71 @@
+"""A model whose parameters have no storage, but whose buffers have their values: those that no file holds,
+such as rotary frequencies, are computed where the model is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from paceline.models.materialise import from_config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from paceline.models.scalar_head import AutoClass
+    from paceline.protocols.model import HFModel
+
+
+def empty_model(
+    auto: AutoClass,
+    config: PreTrainedConfig,
+    attention: str | None,
+    code: Mapping[str, bool | str | None],
+    name: str,
+    revision: str,
+) -> HFModel:
+    """Return the model that ``auto.from_pretrained(name)`` would, in fp32, with its parameters on meta."""
+    from transformers.initialization import no_init_weights
+
+    with no_init_weights(), _parameters_on_meta():
+        model = from_config(auto, config, attention, code)
+    model.tie_weights()
+    model.config.dtype = model.config.get_text_config().dtype = torch.float32
+    adjust: Callable[..., None] | None = getattr(model, "adjust_generation_fn", None)
+    if model.can_generate() and adjust is not None:
+        adjust(  # as from_pretrained calls it
+            generation_config=None,
+            from_auto_class=True,
+            from_pipeline=False,
+            pretrained_model_name_or_path=name,
+            cache_dir=None,
+            force_download=False,
+            proxies=None,
+            local_files_only=False,
+            token=None,
+            revision=revision,
+            subfolder="",
+            trust_remote_code=False,
+        )
+    return model.eval()
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Inside the context a module's parameters lose their storage when they are registered."""
+    register = nn.Module.register_parameter
+
+    def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and not parameter.is_meta:
+            parameter = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+        register(module, name, parameter)
+
+    nn.Module.register_parameter = on_meta  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
