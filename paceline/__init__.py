@@ -1,4 +1,83 @@
-"""Paceline: one YAML, any strategy, the same losses. Importing this package imports no torch."""
+"""Paceline: one YAML, any strategy, the same losses. Importing this package imports no torch.
+
+The library (``docs/library.md``) is the names in ``__all__``, each imported when it is first used.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paceline.api.given import JobConfig as JobConfig
+    from paceline.api.given import load_config as load_config
+    from paceline.api.models import export as export
+    from paceline.api.models import generate as generate
+    from paceline.api.planning import PlannedRun as PlannedRun
+    from paceline.api.planning import plan as plan
+    from paceline.api.run import Checkpoint as Checkpoint
+    from paceline.api.run import Run as Run
+    from paceline.api.run import checkpoints as checkpoints
+    from paceline.api.training import train as train
+    from paceline.api.verifying import verify as verify
+    from paceline.core.diagnostics import Diagnostic as Diagnostic
+    from paceline.core.errors import CheckpointError as CheckpointError
+    from paceline.core.errors import ConfigError as ConfigError
+    from paceline.core.errors import DataError as DataError
+    from paceline.core.errors import PacelineError as PacelineError
 
 __version__ = "0.1.0"
-__all__ = ["__version__"]
+_HOMES = {
+    "Checkpoint": "paceline.api.run",
+    "CheckpointError": "paceline.core.errors",
+    "ConfigError": "paceline.core.errors",
+    "DataError": "paceline.core.errors",
+    "Diagnostic": "paceline.core.diagnostics",
+    "JobConfig": "paceline.api.given",
+    "PacelineError": "paceline.core.errors",
+    "PlannedRun": "paceline.api.planning",
+    "Run": "paceline.api.run",
+    "checkpoints": "paceline.api.run",
+    "export": "paceline.api.models",
+    "generate": "paceline.api.models",
+    "load_config": "paceline.api.given",
+    "plan": "paceline.api.planning",
+    "train": "paceline.api.training",
+    "verify": "paceline.api.verifying",
+}
+__all__ = ["__version__", *_HOMES]
+
+
+class _CallableRoom(ModuleType):
+    """A package within this one that has the name of a function: calling it calls the function."""
+
+    def __call__(self, *args: object, **options: object) -> object:
+        name = self.__name__.rpartition(".")[2]
+        return getattr(import_module(_HOMES[name]), name)(*args, **options)
+
+
+class _Library(ModuleType):
+    """This package. ``paceline.plan`` is a package with the planner, and a function of the library."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in _HOMES and isinstance(value, ModuleType):  # the import system binds a submodule
+            value.__class__ = _CallableRoom
+        super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        try:
+            found: object = import_module(f"{__name__}.{name}")
+        except ModuleNotFoundError:
+            found = getattr(import_module(_HOMES[name]), name)
+        setattr(self, name, found)
+        return found
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *__all__})
+
+
+sys.modules[__name__].__class__ = _Library

@@ -15,11 +15,6 @@ CLI_MODE = Code(
     "The guide's scripts have one mode, train; evaluation is part of it. Use --mode train, and"
     " training.eval_strategy for evaluation.",
 )
-CLI_NO_RUN = Code(
-    "cli.no_run",
-    "The given directory is not a run: it does not exist, or it has no plan.json. Name the run"
-    " directory that `paceline train` printed; the nearest ones are listed.",
-)
 CLI_OPTION = Code(
     "cli.option", "An option's value is not one that the verb takes; the message says which ones are."
 )
@@ -37,17 +32,6 @@ CLI_UNKNOWN_VERB = Code(
     "cli.unknown_verb",
     "The word after `paceline` is not one of its commands. `paceline --help` lists them; the"
     " nearest one is shown.",
-)
-
-VERIFY_COMPARE_FAILED = Code(
-    "verify.compare_failed",
-    "The two runs of `paceline verify` ended, but their results cannot be read for the comparison. The end of"
-    " the comparing process's output is shown.",
-)
-VERIFY_RUN_FAILED = Code(
-    "verify.run_failed",
-    "One of the two runs of `paceline verify` ended with an error. Train with the file in the"
-    " message to see its complete output; --to keeps it.",
 )
 
 PLAN_SUBJECT = Code(

@@ -19,15 +19,16 @@ import typer
 
 from paceline.cli import codes
 from paceline.cli.joined import alone, drives_a_node, on_its_node
-from paceline.cli.launch_options import LaunchOptions
 from paceline.cli.options import LauncherOption
 from paceline.cli.process import become
 from paceline.cli.report import reported
-from paceline.cli.start import outside_arguments, start
+from paceline.cli.start import start
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.tables import ALGORITHMS
+from paceline.launch.before.ready import outside_arguments
 from paceline.launch.environ import started_by
+from paceline.launch.options import LaunchOptions
 from paceline.launch.spec import WORKER_MODULE
 
 ConfigOption = Annotated[Path, typer.Option("--config", metavar="YAML", help="The YAML file.")]

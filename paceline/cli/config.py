@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.options import ConfigFile, Overrides, load
+from paceline.cli.options import ConfigFile, Overrides
 from paceline.cli.report import print_diagnostics
+from paceline.launch.before.loading import load
 
 app = typer.Typer(
     rich_markup_mode=None,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.options import existing_run
+from paceline.api.run import existing_run
 from paceline.core.diagnostics import errors
 from paceline.core.errors import ExitCode
 from paceline.core.rundir import RunDir

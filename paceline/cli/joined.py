@@ -16,7 +16,7 @@ from paceline.launch.managers import manager_of, standing, started_by, whole
 from paceline.launch.ports import DEFAULT_PORT
 
 if TYPE_CHECKING:
-    from paceline.cli.launch_options import LaunchOptions
+    from paceline.launch.options import LaunchOptions
 
 _LATER_SECONDS = 2.0
 
@@ -50,7 +50,7 @@ def join(
     Raises ConfigError when the command asks for processes of its own in each of them.
     """
     from paceline.cli.process import become
-    from paceline.cli.start import outside_arguments
+    from paceline.launch.before.ready import outside_arguments
     from paceline.launch.spec import WORKER_MODULE
 
     size = standing(os.environ).size

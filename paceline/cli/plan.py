@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli.options import Overrides, load, load_to_start
+from paceline.cli.options import Overrides
 from paceline.cli.report import print_diagnostics
 from paceline.core.tables import ALGORITHMS
+from paceline.launch.before.loading import load, load_to_start
 
 if TYPE_CHECKING:
     from paceline.cli.simulate import SimulationResult
@@ -123,7 +124,7 @@ def plan(
     Starts nothing; only --simulate needs torch.
     """
     if ledger:
-        from paceline.cli.ledger import told_ledger
+        from paceline.launch.ledger import told_ledger
 
         typer.echo(told_ledger(as_json), nl=as_json)
         return
@@ -168,13 +169,10 @@ def _of_config(
     simulate: bool,
     imports: bool,
 ) -> PlanOutput:
-    from paceline.cli.forecast import forecast_of_plan, needs_one_subject
+    from paceline.api.planning import planned_run
+    from paceline.cli.forecast import needs_one_subject
     from paceline.cli.joined import rehearsed
-    from paceline.cli.launch_options import LaunchOptions
-    from paceline.cli.ledger import expected_here
-    from paceline.launch.before.planned import at_lines, planned
-    from paceline.plan.cost.report import text
-    from paceline.plan.explain import explain
+    from paceline.launch.options import LaunchOptions
     from paceline.plan.hardware.catalogue import cluster_of
 
     needs_one_subject(model)
@@ -185,21 +183,14 @@ def _of_config(
         else load_to_start(path, overrides, rehearsed(options).flags())
     )
     cluster = cluster_of(hardware) if hardware else None
-    made, warnings = planned(loaded, cluster=cluster, imports=imports)
-    with at_lines(loaded):
-        forecast = forecast_of_plan(made, cluster)
-    print_diagnostics((*loaded.notes, *warnings))
+    found = planned_run(loaded, cluster, imports=imports)
+    print_diagnostics(found.warnings)
     simulated = None
     if simulate:
         from paceline.cli.simulate import simulated_config
 
-        simulated = simulated_config(loaded.config, made, forecast, cluster)
-    with at_lines(loaded):
-        here = "" if forecast or cluster else expected_here(made)
-        page = explain(made) + ("\n" + text(forecast) if forecast else here)
-    return _output(
-        page, made.to_json() | ({"forecast": forecast.to_json()} if forecast else {}), simulated, forecast
-    )
+        simulated = simulated_config(loaded.config, found.plan, found.forecast, cluster)
+    return _output(found.text, found.to_json(), simulated, found.forecast)
 
 
 def _output(

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.options import RunFolder, existing_run
+from paceline.api.run import existing_run
+from paceline.cli.options import RunFolder
 from paceline.cli.process import become
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)

@@ -60,7 +60,8 @@ def train(
     Inside srun, mpirun, torchrun, accelerate or deepspeed each process becomes one rank of the one run.
     """
     from paceline.cli.joined import join, on_its_node, rehearsed
-    from paceline.cli.start import LaunchOptions, start
+    from paceline.cli.start import start
+    from paceline.launch.options import LaunchOptions
 
     options = LaunchOptions(nproc, nnodes, node_rank, master_addr, master_port, algorithm, resume, launcher)
     if not dry_run:

@@ -26,7 +26,7 @@ from paceline.config.layers import Merged, merge
 from paceline.config.lookalikes import in_value, plain
 from paceline.config.scalars import resolve_plain
 from paceline.config.schema import SECTIONS, Config, field_of, fields
-from paceline.config.source import COMMAND_LINE, DEFAULTS, ENVIRONMENT, FOREIGN, YAML, Entry, Source
+from paceline.config.source import ARGUMENT, COMMAND_LINE, DEFAULTS, ENVIRONMENT, FOREIGN, YAML, Entry, Source
 from paceline.config.spelling import known_names
 from paceline.config.written import masked
 from paceline.config.yaml_tree import Node, parse_yaml
@@ -66,15 +66,18 @@ def load_config(
     environ: Mapping[str, str] | None = None,
     flags: Mapping[str, Json] | None = None,
     rules: Rules | None = None,
+    tree: Mapping[str, Json] | None = None,
+    flags_from: str = COMMAND_LINE,
 ) -> Loaded:
     """Read, translate, merge and validate a config.
 
     ``path`` may be None (defaults and the upper layers only); ``overrides`` are ``key=value`` texts;
     ``flags`` are values of dedicated CLI flags by dotted path (None: not given); the findings of ``rules``
-    are reported along with the others. Raises ConfigError with all violations; NotLoaded if the valid part of
-    the config is usable.
+    are reported along with the others; ``tree`` is a config that a program gives in place of a file, and
+    ``flags_from`` the layer that flags are said to come from. Raises ConfigError with all violations;
+    NotLoaded if the valid part of the config is usable.
     """
-    files, others, problems, top = _layers(path, overrides, environ or {}, flags or {})
+    files, others, problems, top = _layers(path, tree, overrides, environ or {}, (flags or {}, flags_from))
     collectors = [*files, *others]
     # Foreign files are named by upper layers: merge those first, read the files, then merge all
     yaml = [collector.entries for collector in files]
@@ -112,7 +115,11 @@ def load_config(
 
 
 def _layers(
-    path: str | None, overrides: Sequence[str], environ: Mapping[str, str], flags: Mapping[str, Json]
+    path: str | None,
+    given: Mapping[str, Json] | None,
+    overrides: Sequence[str],
+    environ: Mapping[str, str],
+    flags: tuple[Mapping[str, Json], str],
 ) -> tuple[list[Collector], list[Collector], list[Diagnostic], dict[str, int]]:
     """Read each layer by itself, so that an error in one does not hide those of the others.
 
@@ -132,10 +139,12 @@ def _layers(
         collector.root(tree, name, YAML)
         collector.problems = gathered(collector.problems, tree.data(), name)
         files.append(collector)
+    if given is not None:
+        files.append(_tree(given))
     others: list[Collector] = []
     readers: tuple[Callable[[Collector], None], ...] = (
         lambda collector: _environment(environ, collector),
-        lambda collector: _command_line(overrides, flags, collector),
+        lambda collector: _command_line(overrides, *flags, collector),
     )
     for collect in readers:
         collector = Collector()
@@ -145,6 +154,20 @@ def _layers(
             problems += exc.diagnostics
         others.append(collector)
     return files, others, [*problems, *(p for c in (*files, *others) for p in c.problems)], top
+
+
+def _tree(tree: Mapping[str, Json]) -> Collector:
+    """Collect the settings of a program's own mapping, key by key; they have no lines."""
+    collector = Collector()
+    for name, value in tree.items():
+        settings = {name: value}
+        if isinstance(value, Mapping) and name != "lora":
+            settings = {f"{name}.{key}": item for key, item in value.items()}
+        for path, item in settings.items():
+            node, source = _as_node(item), Source(ARGUMENT, text=path)
+            collector.look_at(node, source, path.rpartition(".")[2])
+            collector.setting(tuple(path.split(".")), node, source)
+    return collector
 
 
 def _environment(environ: Mapping[str, str], collector: Collector) -> None:
@@ -189,10 +212,12 @@ def _one_underscore(name: str, collector: Collector) -> None:
         collector.notes.append(codes.CONFIG_UNKNOWN_VARIABLE(what, place, name, hint, Severity.WARNING))
 
 
-def _command_line(overrides: Sequence[str], flags: Mapping[str, Json], collector: Collector) -> None:
+def _command_line(
+    overrides: Sequence[str], flags: Mapping[str, Json], flags_from: str, collector: Collector
+) -> None:
     for path, value in flags.items():
-        if value is not None:
-            node, source = _as_node(value), Source(COMMAND_LINE, text=path)
+        if value is not None or flags_from != COMMAND_LINE:  # a program's None is a value
+            node, source = _as_node(value), Source(flags_from, text=path)
             collector.look_at(node, source, path.rpartition(".")[2])
             collector.setting(tuple(path.split(".")), node, source)
     for override in overrides:

@@ -14,6 +14,7 @@ FOREIGN = "foreign file"
 YAML = "yaml"
 ENVIRONMENT = "environment"
 COMMAND_LINE = "command line"
+ARGUMENT = "argument"  # of a program that calls the library, in place of the file or of the command line
 LAYERS = (DEFAULTS, FOREIGN, YAML, ENVIRONMENT, COMMAND_LINE)
 
 _SECRET_NAME = re.compile(
@@ -40,8 +41,8 @@ _REFERENCE = re.compile(r"^\$\{[A-Za-z_][A-Za-z0-9_]*\}$")
 class Source:
     """The source of a value.
 
-    ``layer`` is one of LAYERS; ``file`` and ``line`` (from 1) are empty for defaults, environment and command
-    line; ``text`` is the key as written.
+    ``layer`` is one of LAYERS, or ARGUMENT; ``file`` and ``line`` (from 1) are empty for defaults,
+    environment, command line and arguments; ``text`` is the key as written.
     """
 
     layer: str

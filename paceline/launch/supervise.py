@@ -69,13 +69,15 @@ def run(
     environ: Mapping[str, str],
     report: Callable[[str], None] = report_to_stderr,
     record: LaunchRecord | None = None,
+    output: int | None = None,
 ) -> int:
     """Start ``specs`` and wait; return the exit code.
 
-    ``environ``: what the children inherit; ``record``: where their exits are recorded. Raises ConfigError if
+    ``environ``: what the children inherit; ``record``: where their exits are recorded; ``output``: the file
+    descriptor of their standard output and error (None: this process's). Raises ConfigError if
     a process cannot be started; those already started are ended first.
     """
-    return _Supervisor(specs, environ, report, record).run()
+    return _Supervisor(specs, environ, report, record, output).run()
 
 
 class _Supervisor:
@@ -85,11 +87,12 @@ class _Supervisor:
         environ: Mapping[str, str],
         report: Callable[[str], None],
         record: LaunchRecord | None,
+        output: int | None,
     ) -> None:
         self._specs = tuple(specs)
         self._environ = {key: value for key, value in environ.items() if key not in STALE}
         self._report = report
-        self._record = record
+        self._record, self._output = record, output
         self._mark = uuid.uuid4().hex
         self._children: dict[int, subprocess.Popen] = {}  # by position in specs
         self._codes: dict[int, int] = {}
@@ -146,6 +149,8 @@ class _Supervisor:
                     spec.argv,
                     env=env,
                     stdin=subprocess.DEVNULL,
+                    stdout=self._output,
+                    stderr=self._output,
                     start_new_session=True,
                     preexec_fn=prepare,  # noqa: PLW1509 - one prctl call; no thread is started before
                 )

@@ -32,6 +32,7 @@ ROOMS = (
     "doctor",
     "watch",
     "demo",
+    "api",
     "cli",
 )
 ABOVE_THE_TORCH_LINE = ("core", "config", "runlog", "plan", "rules", "verify", "launch")

@@ -28,7 +28,13 @@ STRANGERS = {
     "generation": {"data", "strategies", "algorithms"},
     "algorithms": {"data", "strategies"},
 }
-ENVIRONMENT_READERS = ("paceline/cli/", "paceline/launch/", "paceline/doctor/", "paceline/runtime/world.py")
+ENVIRONMENT_READERS = (
+    "paceline/api/",
+    "paceline/cli/",
+    "paceline/launch/",
+    "paceline/doctor/",
+    "paceline/runtime/world.py",
+)
 
 
 def room_of(module: str) -> str | None:

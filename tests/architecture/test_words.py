@@ -40,7 +40,7 @@ WORDS = {
 }
 INSTEAD = {word.strip(): instead for words, instead in WORDS.items() for word in words.split(",")}
 #: Classes that share a name, and why.
-SHARED: dict[str, str] = {}
+SHARED: dict[str, str] = {"Run": "the library's, of a run directory; and in a listing, consecutive layers"}
 
 
 def source(text: str, path: str = "paceline/a.py") -> Source:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from paceline.api.run import existing_run
 from paceline.cli import main as cli
-from paceline.cli.launch_options import LaunchOptions
-from paceline.cli.options import existing_run
 from paceline.cli.report import reported
 from paceline.core.diagnostics import Diagnostic, all_codes
 from paceline.core.errors import ConfigError, ExitCode
+from paceline.launch.options import LaunchOptions
 
 ROOT = Path(__file__).resolve().parents[3]
 HEAVY = ("torch", "transformers", "numpy", "pydantic", "rich", "ruamel.yaml", "typer")

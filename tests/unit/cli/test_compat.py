@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import compat
-from paceline.cli.launch_options import LaunchOptions
+from paceline.launch.options import LaunchOptions
 
 ROOT = Path(__file__).resolve().parents[3]
 LAUNCHER_VARIABLES = (

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from paceline.cli import joined, main
-from paceline.cli.launch_options import LaunchOptions
 from paceline.core.errors import ConfigError
+from paceline.launch.options import LaunchOptions
 
 TWO_TASKS = {
     "SLURM_PROCID": "0",

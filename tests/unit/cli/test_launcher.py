@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.launch_options import LaunchOptions
 from paceline.cli.start import start
 from paceline.core.errors import ConfigError
+from paceline.launch.options import LaunchOptions
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from paceline.cli.ledger import expected_here, ledger_path, machine_name, record
-from paceline.cli.options import load
 from paceline.core.rundir import RunDir
+from paceline.launch.before.loading import load
 from paceline.launch.before.planned import planned
+from paceline.launch.ledger import expected_here, ledger_path, machine_name, record
 from paceline.plan.cost.from_plan import predictions
 from paceline.plan.cost.ledger import LedgerEntry, append, read
 from paceline.plan.hardware.probe import probe_hardware

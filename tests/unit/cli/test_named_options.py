@@ -19,11 +19,11 @@ import typer
 
 import paceline
 from paceline.cli import compat
-from paceline.cli.launch_options import LaunchOptions
 from paceline.cli.main import VERBS
 from paceline.cli.train import app as train_app
 from paceline.core.diagnostics import Diagnostic
 from paceline.launch.before import beforehand
+from paceline.launch.options import LaunchOptions
 
 PACKAGE = Path(next(iter(paceline.__path__)))
 ROOT = PACKAGE.parent
@@ -169,6 +169,7 @@ def test_main_alone_is_one_process_unless_the_config_says_more(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from paceline.cli import start as starting
+    from paceline.launch.before import ready
 
     counted: list[int | None] = []
 
@@ -179,7 +180,7 @@ def test_main_alone_is_one_process_unless_the_config_says_more(
         counted.append(loaded.config.launch.nproc)
         raise Stop
 
-    monkeypatch.setattr(starting, "planned", planned)
+    monkeypatch.setattr(ready, "planned", planned)
     for settings in ([], ["launch.nproc=2"]):
         with pytest.raises(Stop):
             starting.start(ROOT / "config.yaml", settings, LaunchOptions(), one_process=True)

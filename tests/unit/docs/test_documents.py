@@ -30,6 +30,8 @@ DOCUMENTS = (
     "docs/distillation.zh-CN.md",
     "docs/rollouts.md",
     "docs/rollouts.zh-CN.md",
+    "docs/library.md",
+    "docs/library.zh-CN.md",
     "benchmarks/README.md",
 )
 TWINS = (
@@ -40,6 +42,7 @@ TWINS = (
     ("docs/classification.md", "docs/classification.zh-CN.md"),
     ("docs/distillation.md", "docs/distillation.zh-CN.md"),
     ("docs/rollouts.md", "docs/rollouts.zh-CN.md"),
+    ("docs/library.md", "docs/library.zh-CN.md"),
 )
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from paceline.cli.forecast import forecast_of_plan
 from paceline.config.load import load_config
 from paceline.core.errors import ConfigError
+from paceline.launch.before.forecast import forecast_of_plan
 from paceline.launch.before.planned import planned
 from paceline.plan.cost.report import text
 from paceline.plan.cost.room import room_of

@@ -1,0 +1,1 @@
+"""The library behind ``import paceline``: the verbs of the command line as functions that return values."""

@@ -1,0 +1,229 @@
+"""A run directory, opened for reading: result, plan, history, findings, checkpoints. Nothing is changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.api import codes
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.core.json_types import JsonObject
+from paceline.core.rundir import RunDir
+from paceline.runlog.eventlog import read_events
+from paceline.runlog.events import Error, Event, Notice
+from paceline.runlog.history import History, load_history
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+    from numpy.typing import NDArray
+
+    from paceline.plan.plan import Plan
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A published checkpoint. ``bytes``: of its files; ``best``, ``latest``: whether the run marks it so;
+    ``problem``: why it cannot be used (sizes are checked, contents are not), or None.
+    """
+
+    step: int
+    path: Path
+    bytes: int
+    latest: bool
+    best: bool
+    problem: Diagnostic | None = None
+
+
+class Run:
+    """A run directory, finished or still going; each property reads what is there when it is first asked."""
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        """Raises ConfigError (``api.no_run``) if no run is there."""
+        self._dir = RunDir.at(existing_run(Path(path)))
+
+    @staticmethod
+    def open(path: str | PathLike[str]) -> Run:
+        """Open the run at ``path``. Raises ConfigError (``api.no_run``)."""
+        return Run(path)
+
+    @property
+    def path(self) -> Path:
+        return self._dir.root
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The plan that the run went by. Raises ConfigError if another version wrote it."""
+        from paceline.plan.plan import Plan
+
+        return Plan.from_json(json.loads(self._dir.plan_json.read_text(encoding="utf-8")))
+
+    @cached_property
+    def result(self) -> JsonObject:
+        """``result.json``: outcome, exit code, step, checkpoint and more; empty while the run goes on."""
+        try:
+            found: JsonObject = json.loads(self._dir.result_json.read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
+            return {}
+        return found
+
+    @cached_property
+    def history(self) -> History:
+        """Steps, evaluations, checkpoints and errors by step, of all attempts as one."""
+        return load_history(self._dir)
+
+    @property
+    def outcome(self) -> str:
+        """``completed``, ``early_stopped``, ``stopped``, ``failed`` or ``running``."""
+        return str(self.result.get("outcome") or self.history.outcome)
+
+    def events(self, rank: int = 0) -> list[Event]:
+        """Return all events that a rank has written, oldest first."""
+        return [record.event for record in read_events(self._dir.events(rank))]
+
+    @cached_property
+    def diagnostics(self) -> tuple[Diagnostic, ...]:
+        """What the run has reported: warnings, notes and errors of all attempts, each once."""
+        found: dict[str, Diagnostic] = {}
+        for event in self.events():
+            if isinstance(event, (Notice, Error)):
+                found[event.diagnostic.render()] = event.diagnostic
+        for error in self.history.errors:
+            found[error.diagnostic.render()] = error.diagnostic
+        return tuple(found.values())
+
+    def arrays(self, kind: str = "steps") -> dict[str, NDArray[np.float64]]:
+        """Return the history as columns of equal length: ``steps`` (loss, lr, grad_norm, tokens and every
+        other number of the steps) or ``evals``. NaN where a row has no value.
+        """
+        import numpy as np
+
+        rows = [dict(row) for row in self._rows(kind)]
+        names = dict.fromkeys(name for row in rows for name in row)
+        return {name: np.array([row.get(name, np.nan) for row in rows], dtype=np.float64) for name in names}
+
+    def frame(self, kind: str = "steps") -> pd.DataFrame:
+        """Return ``arrays`` as a pandas frame with the step as its index. Needs pandas."""
+        import pandas as pd
+
+        found = pd.DataFrame(self.arrays(kind))
+        return found.set_index("step") if "step" in found else found
+
+    def _rows(self, kind: str) -> Iterator[dict[str, float]]:
+        if kind == "evals":
+            for step, one in self.history.evals.items():
+                yield {"step": step, **one.metrics, "seconds": one.seconds}
+            return
+        if kind != "steps":
+            hint = "steps or evals"
+            raise ConfigError(codes.API_ARGUMENT("a run has no such table", "kind", repr(kind), hint))
+        for step, event in self.history.steps.items():
+            numbers = {
+                "step": step,
+                "epoch": event.epoch,
+                "loss": event.loss,
+                "lr": event.lr,
+                "grad_norm": event.grad_norm,
+                "tokens": event.tokens,
+                "step_seconds": event.step_seconds,
+                "tokens_per_second": event.tokens_per_second,
+                "memory_bytes": self.history.peak_memory.get(step),
+                **(event.losses if len(event.losses) > 1 else {}),
+                **event.extras,
+            }
+            yield {name: value for name, value in numbers.items() if value is not None}
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """Return the run's checkpoints, oldest first."""
+        return checkpoints(self.path)
+
+    def export(
+        self,
+        to: str | PathLike[str],
+        *,
+        checkpoint: str = "result",
+        dtype: str = "float32",
+        role: str = "policy",
+        merge: bool = False,
+        overwrite: bool = False,
+    ) -> Path:
+        """Write the run's model as a Hugging Face folder: ``paceline.export``."""
+        from paceline.api.models import export
+
+        return export(
+            self.path, to, checkpoint=checkpoint, dtype=dtype, role=role, merge=merge, overwrite=overwrite
+        )
+
+    def __repr__(self) -> str:
+        steps = self.history.last_step
+        last = self.history.steps.get(steps)
+        loss = f", loss {last.loss:.4f}" if last is not None else ""
+        return f"Run({str(self.path)!r}: {self.outcome} after {steps} steps{loss})"
+
+    def _repr_html_(self) -> str:
+        from paceline.api.html import run_html
+
+        return run_html(self)
+
+
+def checkpoints(run: str | PathLike[str]) -> list[Checkpoint]:
+    """Return the checkpoints of a run, oldest first, the damaged ones with their ``problem``.
+
+    Raises ConfigError (``api.no_run``).
+    """
+    from paceline.checkpoint.layout import read_hint, scan
+
+    at = RunDir.at(existing_run(Path(run)))
+    latest, best = read_hint(at.latest), read_hint(at.checkpoints / "best")
+    return [
+        Checkpoint(
+            found.step,
+            found.path,
+            found.manifest.total_bytes if found.manifest is not None else 0,
+            found.name == latest,
+            found.name == best,
+            found.problem.diagnostics[0] if found.problem is not None else None,
+        )
+        for found in scan(at.checkpoints)
+    ]
+
+
+def existing_run(run: Path) -> Path:
+    """Return ``run`` when it is a run directory.
+
+    Raises ConfigError when it does not exist or holds no run.
+    """
+    if not run.is_dir():
+        raise ConfigError(codes.API_NO_RUN("there is no such run directory", str(run), hint=_known_runs(run)))
+    if not RunDir.at(run).exists():
+        raise ConfigError(
+            codes.API_NO_RUN("this directory is not a run (no plan.json)", str(run), hint=_known_runs(run))
+        )
+    return run
+
+
+def _known_runs(run: Path) -> str:
+    near = [Path("outputs"), run, run.parent]
+    found = sorted(
+        {
+            str(p)
+            for folder in near
+            if folder.is_dir()
+            for p in folder.iterdir()
+            if p.is_dir() and RunDir.at(p).exists()
+        }
+    )
+    return (
+        "give a run directory; available: " + ", ".join(found[:5])
+        if found
+        else "give a run directory, e.g. outputs/NAME"
+    )

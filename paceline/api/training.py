@@ -1,0 +1,152 @@
+"""``paceline.train``: a whole training from a script, under a launcher, or in a notebook."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from paceline.api import codes
+from paceline.api.given import ConfigLike, GivenConfig, read, source_of
+from paceline.api.listening import Listener, OnEvent
+from paceline.api.rows import Rows, dataset_setting
+from paceline.api.run import Run
+from paceline.core.diagnostics import Diagnostic, render_all
+from paceline.core.errors import ConfigError, ExitCode, PacelineError
+from paceline.core.json_types import Json
+from paceline.core.rundir import RunDir
+from paceline.launch.environ import cache_folder
+from paceline.launch.managers import standing
+from paceline.launch.options import LaunchOptions
+
+if TYPE_CHECKING:
+    from paceline.launch.before.ready import Ready
+
+RAN = (ExitCode.OK, ExitCode.STOPPED, ExitCode.CLOSING)
+
+
+def train(
+    config: ConfigLike,
+    *,
+    overrides: Mapping[str, object] | None = None,
+    algorithm: str | None = None,
+    dataset: Rows | None = None,
+    eval_dataset: Rows | None = None,
+    nproc: int | None = None,
+    resume: str | None = None,
+    on_event: OnEvent | None = None,
+    quiet: bool = False,
+) -> Run:
+    """Train, and return the run when it has ended (``Run.outcome``: completed, early_stopped or stopped).
+
+    ``config``: a YAML file, a mapping with its sections, or ``load_config``'s answer, with ``overrides`` by
+    dotted key. ``algorithm``: a name, or ``module:SPEC``. ``dataset``, ``eval_dataset``: a path, or rows
+    (mappings, a ``datasets.Dataset``, a pandas frame) in place of data.train and data.eval. ``nproc``:
+    processes on this node. ``resume``: latest, auto or a checkpoint. ``on_event``: called with every event of
+    the run, from a thread. ``quiet``: prints nothing.
+
+    Started once, it starts the run's ranks; in a process of torchrun, srun or another launcher it becomes one
+    rank, and returns on each. A run directory that holds a run is never overwritten unasked: a second call
+    raises ConfigError (``run.exists``), with ``resume="latest"`` it goes on.
+
+    Raises ConfigError before anything is started, PacelineError with the run's diagnostics when it fails, and
+    KeyboardInterrupt when it was interrupted twice.
+    """
+    flags: dict[str, Json] = {
+        "training.algorithm": algorithm,
+        "training.resume_from_checkpoint": resume,
+        "data.train": dataset_setting(dataset, "dataset", cache_folder(os.environ)),
+        "data.eval": dataset_setting(eval_dataset, "eval_dataset", cache_folder(os.environ)),
+    }
+    source = source_of(config, overrides).with_overrides(flags)
+    if standing(os.environ).size > 1:
+        return _one_rank(source, nproc, on_event, quiet)
+    return _all_ranks(source.with_overrides({"launch.nproc": nproc}), on_event, quiet)
+
+
+def _all_ranks(source: GivenConfig, on_event: OnEvent | None, quiet: bool) -> Run:
+    """Check, plan, start this node's ranks and wait for them: what ``paceline train`` does."""
+    from paceline.launch.before.ready import made_ready
+    from paceline.plan.explain import explain
+
+    loaded = read(source, ruled=False)
+    with ExitStack() as open_until_the_end:
+        ready = made_ready(
+            loaded, LaunchOptions(), open_until_the_end.enter_context(source.file()), source.settings()
+        )
+        if not quiet:
+            _print(loaded.notes, ready.warnings)
+            print(explain(ready.plan), end="", flush=True)
+        notes = ready.claim()
+        if not quiet:
+            _print(notes)
+        listener = _listen(open_until_the_end, ready.run_dir, 0, on_event)
+        code = _started(ready, quiet)
+    return _ended(ready.run_dir, code, None, listener)
+
+
+def _started(ready: Ready, quiet: bool) -> int:
+    if not quiet:
+        return ready.start()
+    with open(os.devnull, "wb") as nowhere:
+        return ready.start(report=lambda text: None, output=nowhere.fileno())
+
+
+def _one_rank(source: GivenConfig, nproc: int | None, on_event: OnEvent | None, quiet: bool) -> Run:
+    """Be the rank that a launcher has started this process as: its work is done by a child."""
+    from paceline.launch.before.ready import outside_arguments
+    from paceline.launch.beneath import run_beneath
+
+    here = standing(os.environ)
+    if nproc is not None:
+        what = "the launcher has started the ranks, so train(…) starts none"
+        raise ConfigError(codes.API_ARGUMENT(what, "nproc", str(nproc), "leave out nproc"))
+    run_dir = RunDir.at(read(source, ruled=True).config.run_directory())
+    with ExitStack() as open_until_the_end:
+        file = open_until_the_end.enter_context(source.file())
+        listener = _listen(open_until_the_end, run_dir, here.rank, on_event)
+        output = open_until_the_end.enter_context(open(os.devnull, "wb")).fileno() if quiet else None
+        arguments = outside_arguments(file, source.settings(), LaunchOptions())
+        code, finding = run_beneath(arguments, os.environ, output=output)
+    return _ended(run_dir, code, finding, listener)
+
+
+def _listen(stack: ExitStack, run: RunDir, rank: int, on_event: OnEvent | None) -> Listener | None:
+    return None if on_event is None else stack.enter_context(Listener(run.events(rank), on_event))
+
+
+def _ended(run: RunDir, code: int, finding: Diagnostic | None, listener: Listener | None) -> Run:
+    """Return the run, or raise what ended it."""
+    if listener is not None and listener.problem is not None:
+        _print([listener.problem])
+    if code in RAN:
+        return Run(run.root)
+    if code == ExitCode.INTERRUPTED:
+        raise KeyboardInterrupt
+    found = (finding,) if finding is not None else _recorded(run)
+    if not found:
+        hint = f"see {run.logs}"
+        found = (codes.API_RUN_FAILED(f"the run ended with exit code {code}", str(run.root), "", hint),)
+    raise (ConfigError if code == ExitCode.CONFIG else PacelineError)(*found)
+
+
+def _recorded(run: RunDir) -> tuple[Diagnostic, ...]:
+    """Return the errors that the run directory tells of: those of the result, else of the launcher."""
+    for path, key in ((run.result_json, "diagnostics"), (run.exits(), "cause")):
+        try:
+            found = json.loads(path.read_text(encoding="utf-8")).get(key)
+        except (OSError, ValueError):
+            continue
+        rows = found if isinstance(found, list) else [found] if found else []
+        if rows:
+            return tuple(Diagnostic.from_json(row) for row in rows)
+    return ()
+
+
+def _print(*diagnostics: Iterable[Diagnostic]) -> None:
+    text = render_all([one for some in diagnostics for one in some])
+    if text:
+        print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,170 @@
+"""``paceline.verify`` and the verb: a small version of the model under the strategy and under a reference."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.api import codes
+from paceline.api.given import ConfigLike, read, source_of
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import PacelineError
+from paceline.core.json_types import JsonObject, as_object
+from paceline.core.private import written_for
+from paceline.launch.spec import import_path, module_argv
+
+if TYPE_CHECKING:
+    from paceline.config.load import Loaded
+    from paceline.verify.compared import ComparedRuns, VerifyReport
+    from paceline.verify.sides import Side, Tolerance
+
+Report = Callable[[str], None]
+Warn = Callable[[Iterable[Diagnostic]], None]
+
+
+def verify(
+    config: ConfigLike,
+    *,
+    overrides: Mapping[str, object] | None = None,
+    nproc: int | None = None,
+    against: str = "",
+    steps: int = 5,
+    probe: bool = True,
+    to: str | PathLike[str] | None = None,
+) -> VerifyReport:
+    """Train a small version of the model under the chosen strategy and under a reference, and compare them.
+
+    ``against``: single, ddp or fsdp; ``probe``: also split one global batch in several ways; ``to``: keep the
+    runs and ``verify.json`` there. The answer is what ``verify.json`` holds: ``agrees``, and the differences
+    of each step. Raises ConfigError, and PacelineError if a run fails.
+    """
+    source = source_of(config, overrides).with_overrides({"launch.nproc": nproc})
+    kept = None if to is None else Path(to)
+    return verified(read(source, ruled=False), against=against, steps=steps, probe=probe, to=kept)
+
+
+def verified(
+    loaded: Loaded,
+    *,
+    against: str,
+    steps: int,
+    probe: bool,
+    to: Path | None,
+    report: Report = lambda text: None,
+    warn: Warn = lambda found: None,
+) -> VerifyReport:
+    """Verify a config that has been loaded; ``report`` gets what is found as text, ``warn`` the findings."""
+    with tempfile.TemporaryDirectory(prefix="paceline-verify-") as scratch:
+        folder = to.absolute() if to else Path(scratch)
+        with written_for(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            found = _verified(loaded, folder, against, steps, probe, report, warn)
+            if to is not None:
+                (folder / "verify.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+                report(f"the runs and verify.json are in {folder}\n")
+    return found
+
+
+def _verified(
+    loaded: Loaded, folder: Path, against: str, steps: int, probe: bool, report: Report, warn: Warn
+) -> VerifyReport:
+    from paceline.launch.before.planned import planned
+    from paceline.plan.model.config_json import model_config
+    from paceline.verify.sides import TOLERANCES, probes, reference_for, sides
+    from paceline.verify.verdict import judge
+
+    # Plan the given job, and derive both sides from it with a shrunken model
+    plan, warnings = planned(loaded, needs_room=False)  # the full model need not fit
+    warn((*loaded.notes, *warnings))
+    small = model_config(loaded.config.model, os.environ)
+    requested, reference = sides(
+        plan, small, steps=steps, against=against or reference_for(plan), folder=str(folder)
+    )
+    tolerance = TOLERANCES[plan.precision.compute]
+    report(
+        f"{plan.strategy} ({plan.mesh}) against {reference.name} on {reference.nproc} process(es): {steps}"
+        f" steps in {plan.precision.compute}, {_size(requested.config)}\n"
+    )
+    # Train both, and compare their parameters
+    _train(reference, folder)
+    _train(requested, folder)
+    verdict = judge(_compare(reference, requested, "param"), tolerance)
+    report(verdict.text)
+    found: VerifyReport = {
+        "strategy": plan.strategy,
+        "against": reference.name,
+        "precision": plan.precision.compute,
+        "agrees": verdict.agrees,
+        "rows": verdict.rows,
+        "parted": verdict.parted,
+    }
+    if probe:
+        _probe(found, probes(requested, str(folder)), folder, tolerance, report)
+    return found
+
+
+def _probe(
+    found: VerifyReport, splits: Sequence[Side], folder: Path, tolerance: Tolerance, report: Report
+) -> None:
+    """Train on one global batch under several splits, and compare the averaged gradients (Adam's exp_avg)."""
+    from paceline.verify.verdict import judge_probe
+
+    for split in splits:
+        _train(split, folder)
+    compared = {split.name: _compare(splits[0], split, "exp_avg") for split in splits[1:]}
+    probed = judge_probe(compared, tolerance, splits[0].name)
+    report(probed.text)
+    found["probe"] = probed.to_json()
+    found["agrees"] = found["agrees"] and probed.agrees
+
+
+def _size(config: JsonObject) -> str:
+    from paceline.plan.model.read_shape import shape_from_config
+
+    shape = shape_from_config(as_object(as_object(config["model"])["config"]))
+    return (
+        f"{shape.model_type} of {shape.layers} layers, hidden {shape.hidden_size}, {shape.heads} heads,"
+        " dropout 0"
+    )
+
+
+def _train(side: Side, folder: Path) -> None:
+    """Run one side to its end with its output captured.
+
+    Raises PacelineError with the end of its stderr on failure.
+    """
+    file = folder / f"{Path(side.output_dir).name}.yaml"
+    file.write_text(json.dumps(side.config, indent=1), encoding="utf-8")
+    done = _run("paceline.cli.main", "train", str(file), "--nproc", str(side.nproc))
+    if done.returncode:
+        raise PacelineError(
+            codes.VERIFY_RUN_FAILED(
+                f"the run under {side.name} ended with exit code {done.returncode}",
+                str(file),
+                "\n".join(done.stderr.strip().splitlines()[-12:]),
+                "run paceline train with this file to see its complete output (--to DIR keeps it)",
+            )
+        )
+
+
+def _compare(reference: Side, run: Side, kind: str) -> ComparedRuns:
+    places = [side.output_dir for side in (reference, run)]
+    done = _run("paceline.training.compare", *places, "--kind", kind)
+    if done.returncode:
+        raise PacelineError(
+            codes.VERIFY_COMPARE_FAILED(
+                "the two runs cannot be compared", places[1], done.stderr.strip()[-2000:]
+            )
+        )
+    return json.loads(done.stdout)
+
+
+def _run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    argv, environ = module_argv(module, *arguments), {**os.environ, **import_path(os.environ)}
+    return subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)

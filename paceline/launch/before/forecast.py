@@ -1,0 +1,44 @@
+"""The forecast of a config's plan: memory and speed of the layout it has chosen, and of the others."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paceline.plan.cost.report import Forecast
+    from paceline.plan.hardware.catalogue import AcceleratorCluster
+    from paceline.plan.plan import Plan
+
+
+def forecast_of_plan(plan: Plan, cluster: AcceleratorCluster | None) -> Forecast | None:
+    """Forecast a config's job along with the layout its plan has chosen.
+
+    ``cluster`` None means this machine, corrected by its ledger. None on a CPU, an unlisted card, or for a
+    model of unknown size.
+    """
+    from paceline.core.tables import CHOOSERS
+    from paceline.launch.before.lengths import epoch_lengths
+    from paceline.plan.cost.from_plan import cluster_of_hardware, of_length, planned_candidate, search_spec_of
+    from paceline.plan.cost.report import forecast
+    from paceline.plan.hardware.kinds import is_accelerator
+    from paceline.plan.hardware.probe import Hardware
+
+    if not is_accelerator(plan.device):
+        return None
+    corrections = (1.0, 1.0)
+    if cluster is None:
+        from paceline.launch.ledger import corrections_here
+        from paceline.plan.hardware.probe import probe_hardware
+
+        probed: Hardware = probe_hardware(os.environ)
+        cluster = cluster_of_hardware(probed, plan.num_nodes)
+        corrections = corrections_here(probed)
+    spec = search_spec_of(plan, cluster, corrections) if cluster else None
+    if spec is None:
+        return None
+    spec = of_length(spec, plan, epoch_lengths(plan.config))
+    name = str(plan.config.model.name_or_path or plan.shape.model_type if plan.shape else "model")
+    chooser = CHOOSERS.get(plan.config.training.distributed_strategy)
+    by_size = chooser is not None and not chooser.searches
+    return forecast(name, spec, planned_candidate(plan, spec), plan.strategy_reason if by_size else "")

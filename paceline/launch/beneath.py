@@ -1,0 +1,68 @@
+"""One rank as a child of the process that another launcher has started: that process stays the user's own."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from types import FrameType
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.launch import processes
+from paceline.launch.exchange import Exchange
+from paceline.launch.managers import whole
+from paceline.launch.spec import worker_argv
+
+POLL_SECONDS = 0.05
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+_MOST_CALLS = 1000  # a process trains less often
+_CALLS = itertools.count()
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def run_beneath(
+    arguments: Sequence[str], environ: Mapping[str, str], *, output: int | None = None
+) -> tuple[int, Diagnostic | None]:
+    """Run this process's rank in a child and wait; return (exit code, the rank's own error).
+
+    ``arguments``: the worker's; ``output``: as in ``supervise.run``. Signals are passed on to the child,
+    which stops after its step, and the child dies with this process.
+
+    torchrun's agent has one store for all trainings of its processes, so each counts as a further attempt:
+    the ranks of one do not read the keys of another. Every rank must call this equally often.
+    """
+    exchange = Exchange(1)
+    attempt = whole(environ.get(RESTARTS, "0")) * _MOST_CALLS + next(_CALLS)
+    child = subprocess.Popen(
+        worker_argv(*arguments),
+        env={**environ, RESTARTS: str(attempt), **exchange.environ()},
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
+        preexec_fn=processes.die_with_parent(),  # noqa: PLW1509 - one prctl call; no lock is taken
+    )
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        processes.send(child.pid, number)
+
+    ours = SIGNALS if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, pass_on) for number in ours}
+    try:
+        while child.poll() is None:
+            exchange.poll()
+            time.sleep(POLL_SECONDS)
+        exchange.poll()
+        finding = next((one.finding for one in exchange.callers.values() if one.finding is not None), None)
+        code = child.returncode
+        return (code if code >= 0 else 128 - code), finding
+    finally:
+        if child.poll() is None:
+            processes.send_group(child.pid, signal.SIGKILL)
+            child.wait()
+        exchange.close()
+        for number, handler in before.items():
+            signal.signal(number, handler)
