@@ -36,6 +36,9 @@ FOREIGN_OPTIONS = frozenset(
         "--module",
         "--logdir",
         "--strict",
+        "--stage",  # of LLaMA-Factory's and TRL's command lines, which config import reads
+        "--model_name_or_path",
+        "--beta",
         "--query-gpu",
         "--showproductname",
         "--showmeminfo",
