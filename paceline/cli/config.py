@@ -1,4 +1,4 @@
-"""``paceline config``: show, check, diff, schema, import."""
+"""``paceline config``: show, check, diff, schema, import, export."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
-    help="Configs: show one, or import another system's.",
+    help="Configs: show one, import or export another system's.",
 )
 
 
@@ -114,3 +114,18 @@ def import_(
     from paceline.cli.config_import import import_file
 
     import_file(file, context.args, system, algorithm, to, as_json, every)
+
+
+@app.command()
+def export(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    to: Annotated[
+        str, typer.Option("--to", help="llamafactory, trl, axolotl, accelerate or deepspeed.")
+    ] = "trl",
+) -> None:
+    """Print the effective config as another system's file; what it cannot say is listed at its end."""
+    from paceline.config.exchange.export_text import export_text
+
+    loaded = load(config, overrides)
+    typer.echo(export_text(loaded, to), nl=False)

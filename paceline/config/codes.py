@@ -295,6 +295,11 @@ CONFIG_EXTENDS = Code(
     "`extends:` names files below this one, whose keys it overrides. A file is missing, or the files extend"
     " each other in a circle, which the message shows.",
 )
+CONFIG_EXPORT = Code(
+    "config.export",
+    "`paceline config export` cannot write this config for that system, which has no trainer for its"
+    " algorithm.",
+)
 CONFIG_IMPORT_SYSTEM = Code(
     "config.import_system",
     "`paceline config import` recognises a config's system by its keys; here they fit none. Name it with"

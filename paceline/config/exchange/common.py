@@ -116,7 +116,7 @@ def by_alias(reading: KeyReader, key: str) -> None:
     if value is None:
         reading.nothing(key, "it has no value")
         return
-    homes = [home for home in homes_of(key) if home in _HOMES]
+    homes = [home for home in _HOMES if home in homes_of(key)]
     alias = ALIASES.get(key) or (Alias(f"{homes[0]}.{key}") if homes else None)
     if alias is not None:
         _through(reading, key, alias, value)

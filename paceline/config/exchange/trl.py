@@ -48,6 +48,8 @@ def translate(reading: KeyReader, algorithm: str) -> None:
     _adapter(reading)
     _length(reading, algorithm)
     datasets(reading, algorithm)
+    if algorithm != "sft":
+        reading.set("data.packing", False, "packing", "this trainer of TRL packs nothing")
     if algorithm == "sft":
         _sft(reading)
     elif algorithm == "dpo":

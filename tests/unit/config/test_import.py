@@ -27,6 +27,7 @@ dataset_name: rows.jsonl
 learning_rate: 3.0e-5
 use_peft: true
 output_dir: out
+seed: 5
 """
 FACTORY = """model_name_or_path: some/model
 stage: sft
@@ -82,7 +83,7 @@ def test_trl_with_its_defaults(tmp_path: Path) -> None:
     assert config.lora is not None
     assert (config.lora.r, config.lora.alpha, config.lora.dropout) == (16, 32, 0.05)
     assert list(config.lora.target_modules) == ["q_proj", "v_proj"]
-    assert training.report_to == ()
+    assert training.report_to == () and (training.seed, config.data.seed) == (5, None)
     assert "learning_rate: 3e-05  # learning_rate, line 3" in text
 
 

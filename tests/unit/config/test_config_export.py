@@ -1,0 +1,103 @@
+"""`paceline config export`: what is written imports to the same config, or is listed as not kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.config.exchange.export_names import NAMES
+from paceline.config.exchange.export_text import export_text
+from paceline.config.exchange.exporting import export_config
+from paceline.config.load import Loaded, load_config
+from paceline.core.errors import ConfigError
+
+SFT = """model: {name_or_path: some/model, dtype: bfloat16}
+data: {train: rows.jsonl, packing: false, max_length: 512, train_on: assistant}
+training:
+  learning_rate: 3e-4
+  lr_scheduler_type: cosine
+  warmup_steps: 0.1
+  weight_decay: 0.05
+  num_train_epochs: 2
+  gradient_accumulation_steps: 4
+  gradient_checkpointing: true
+  mixed_precision: bf16
+  report_to: none
+lora: {r: 4, alpha: 16, dropout: 0.1, target_modules: [q_proj, v_proj]}
+"""
+DPO = """model: {name_or_path: some/model}
+data: {train: pairs.jsonl, packing: false, max_length: 512}
+training:
+  algorithm: dpo
+  learning_rate: 1e-6
+  mixed_precision: bf16
+  report_to: none
+  dpo: {beta: 0.3, label_smoothing: 0.1}
+"""
+
+
+def loaded(folder: Path, text: str) -> Loaded:
+    file = folder / "ours.yaml"
+    file.write_text(text)
+    return load_config(str(file))
+
+
+@pytest.mark.parametrize("text", [SFT, DPO], ids=["sft", "dpo"])
+@pytest.mark.parametrize("system", NAMES)
+def test_what_is_kept_comes_back(tmp_path: Path, system: str, text: str) -> None:
+    """Only these differ after an import of what was exported; each says so in the file."""
+    found = export_config(loaded(tmp_path, text), system)
+    allowed = {
+        "trl": set(),
+        "llamafactory": {"model.dtype"} | ({"data.train"} if text is SFT else set()),
+        "axolotl": {"model.dtype", "training.save_total_limit"},
+    }[system]
+    assert set(found.lost) <= allowed
+    for path in found.lost:
+        assert f"#   {path}: " in found.text()
+    values = found.keys
+    assert {3e-4, 1e-6} & {values.get("learning_rate")}
+    assert values.get("lora_r", values.get("lora_rank")) == (4 if text is SFT else None)
+
+
+def test_a_lost_value_is_seen(tmp_path: Path) -> None:
+    """Rows that are left out when too long: TRL cuts them."""
+    found = export_config(loaded(tmp_path, SFT.replace("train_on: assistant", "on_too_long: skip")), "trl")
+    assert found.lost["data.on_too_long"] == ("skip", "truncate")
+
+
+def test_an_algorithm_without_a_trainer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        export_config(loaded(tmp_path, "training: {algorithm: classification}"), "trl")
+    assert caught.value.diagnostics[0].code == "config.export"
+
+
+@pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])
+def test_deepspeed_comes_back(tmp_path: Path, strategy: str) -> None:
+    ours = loaded(tmp_path, SFT.replace("training:", f"training:\n  distributed_strategy: {strategy}"))
+    (tmp_path / "ds.json").write_text(export_text(ours, "deepspeed"))
+    (tmp_path / "back.yaml").write_text("training: {deepspeed: ds.json, optim: adamw_torch}\n")
+    back = load_config(str(tmp_path / "back.yaml")).config.training
+    for name in (
+        "gradient_accumulation_steps",
+        "mixed_precision",
+        "learning_rate",
+        "weight_decay",
+        "max_grad_norm",
+    ):
+        assert getattr(back, name) == getattr(ours.config.training, name), name
+    assert f'"stage": {strategy[-1]}' in export_text(ours, "deepspeed")
+
+
+def test_accelerate_comes_back(tmp_path: Path) -> None:
+    ours = loaded(tmp_path, SFT + "launch: {nproc: 4}\n")
+    (tmp_path / "a.yaml").write_text(export_text(ours, "accelerate"))
+    (tmp_path / "back.yaml").write_text("training: {accelerate_config: a.yaml}\n")
+    back = load_config(str(tmp_path / "back.yaml")).config
+    assert (back.launch.nproc, back.training.mixed_precision) == (4, "bf16")
+
+
+def test_an_unknown_system_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        export_text(loaded(tmp_path, SFT), "megatron")
