@@ -81,6 +81,25 @@ CHECKPOINT_NEWER = Code(
     "The checkpoint was written by a newer version of Paceline, whose manifest this one does not know. It is"
     " not damaged. Install that version, or resume from an earlier checkpoint by its path.",
 )
+CHECKPOINT_NOT_FINITE = Code(
+    "checkpoint.not_finite",
+    "A tensor of the checkpoint contains numbers that are not finite: training had diverged when it was"
+    " saved. Resume from an earlier checkpoint.",
+)
+CHECKPOINT_WRONG_SHAPE = Code(
+    "checkpoint.wrong_shape",
+    "An optimizer's state has another shape than its parameter, although each file is intact. Resume from"
+    " another checkpoint, and please report how this one came to be.",
+)
+CHECKPOINT_NONE_SOUND = Code(
+    "checkpoint.none_sound",
+    "No checkpoint of the run verifies, so none is removed. Look at each with paceline checkpoints verify.",
+)
+CHECKPOINT_CANNOT_AVERAGE = Code(
+    "checkpoint.cannot_average",
+    "The weights of these checkpoints cannot be averaged: they have other tensors, other shapes, or their"
+    " adapters belong to other bases. Average checkpoints of one model.",
+)
 CHECKPOINT_JSON = Code(
     "checkpoint.json",
     "A JSON file of the checkpoint was not written by Paceline: it was damaged or replaced. Resume"

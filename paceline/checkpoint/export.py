@@ -40,6 +40,7 @@ from paceline.checkpoint.folder import (
 from paceline.checkpoint.hub_layout import hub_entries
 from paceline.checkpoint.names import TensorName
 from paceline.checkpoint.reader import CheckpointReader
+from paceline.checkpoint.retain import being_read
 from paceline.checkpoint.store import need_space
 from paceline.checkpoint.tensorfile import TensorEntry, write_tensors
 from paceline.core.errors import CheckpointError, ConfigError
@@ -74,6 +75,7 @@ def export_hf(
     max_shard_bytes: int = MAX_SHARD_BYTES,
     load_back: bool = True,
     merge: bool = False,
+    opened: Callable[[Path], CheckpointReader] = CheckpointReader,
 ) -> ExportReport:
     """Export the model of ``role`` as a folder that ``from_pretrained`` loads.
 
@@ -84,14 +86,19 @@ def export_hf(
     built) again, in memory as a whole, and must be the one that was trained on. After 4-bit training the base
     is rounded to 4 bits and unpacked before the merge.
 
-    Every number must be finite in ``dtype``, and the tensors must be exactly those of the architecture;
-    ``load_back`` loads the folder and compares it with the checkpoint. ``to`` appears complete or not at all.
-    Raises ConfigError (destination, dtype) and CheckpointError.
+    ``opened`` opens the checkpoint (``averaged``: with others). Every number must be finite in ``dtype``, and
+    the tensors must be exactly those of the architecture; ``load_back`` loads the folder and compares it with
+    the checkpoint. ``to`` appears complete or not at all. Raises ConfigError (destination, dtype) and
+    CheckpointError.
     """
     _check_dtype(dtype)
     check_destination(to, overwrite)
     # Choose the tensors to write: an adapter's, or a model's (a merged one, or one with a score head).
-    with CheckpointReader(checkpoint) as reader, named_errors(to, what="the export cannot be written"):
+    with (
+        being_read(checkpoint),
+        opened(checkpoint) as reader,
+        named_errors(to, what="the export cannot be written"),
+    ):
         role = _role(reader, role)
         adapter, carried = is_adapter(reader), list[TensorEntry]()
         entries = _entries(reader, role, DTYPES[dtype])

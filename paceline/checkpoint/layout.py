@@ -12,10 +12,11 @@ from paceline.checkpoint.manifest_format import Manifest
 from paceline.checkpoint.ties import check_name
 from paceline.core.errors import CheckpointError
 
+LATEST, BEST, VERIFIED = "latest", "best", "verified"  # hints beside the checkpoints: text files with a name
 _STEP = re.compile(r"step-(\d{8,15})")
 _REPLACED = re.compile(r"\.replaced-(step-\d{8,15})-[0-9a-f]+")
 _LEFTOVER = re.compile(r"\.(staging|trash)-step-\d{8,15}-[0-9a-f]+")
-_HINT_LEFT = re.compile(r"\.(latest|best)\.[0-9a-f]+")
+_HINT_LEFT = re.compile(r"\.(latest|best|verified)\.[0-9a-f]+")
 MAX_HINT_BYTES = 64
 
 
@@ -33,7 +34,7 @@ class Found:
 
     @property
     def step(self) -> int:
-        return int(self.name.removeprefix("step-"))
+        return step_of(self.name)
 
     @property
     def age_key(self) -> tuple[int, int]:
@@ -59,6 +60,11 @@ def shard_name(rank: int, world_size: int) -> str:
 
 def is_step_name(name: str) -> bool:
     return _STEP.fullmatch(name) is not None
+
+
+def step_of(name: str) -> int:
+    """Return the step in the name of a checkpoint."""
+    return int(name.removeprefix("step-"))
 
 
 def scan(folder: Path) -> list[Found]:

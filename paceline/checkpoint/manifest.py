@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from paceline.checkpoint.blocks import Grain, read_block_hash
+from paceline.checkpoint.links import target_of
 from paceline.checkpoint.manifest_format import (
     HF_FOLDER,
     MANIFEST,
@@ -33,7 +34,10 @@ PICKLE_SUFFIXES = (
     ".npz",
     ".tar",
     ".dill",
+    ".distcp",  # torch.distributed.checkpoint
 )
+_PICKLED_NAMES = (".metadata",)  # torch.distributed.checkpoint's
+
 # Errors on opening a file that do not mean that the file is damaged.
 _OF_THE_MACHINE = frozenset(
     {
@@ -56,7 +60,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
     """Read a checkpoint's manifest. Raises CheckpointError ``checkpoint.incomplete`` if it is missing."""
     path = checkpoint / MANIFEST
     try:
-        with open_regular(path) as file:
+        with open_part(checkpoint, MANIFEST) as file:
             data = file.read(MAX_MANIFEST_BYTES + 1)
     except FileNotFoundError:
         raise incomplete(checkpoint, "manifest.json is missing") from None
@@ -73,16 +77,16 @@ def check_sizes(checkpoint: Path, manifest: Manifest) -> None:
     """
     for name, entry in manifest.files.items():
         try:
-            info = os.lstat(checkpoint / name)
+            info = os.lstat(_followed(checkpoint, name))
         except FileNotFoundError:
             raise incomplete(checkpoint, f"{name} is missing") from None
         if not stat.S_ISREG(info.st_mode):
-            raise damaged(checkpoint, name, "it is not a regular file (a link, a folder or a device)")
+            raise damaged(checkpoint, name, "it is not a regular file (a folder or a device)")
         if info.st_size != entry.bytes:
             raise damaged(checkpoint, name, f"{info.st_size} bytes instead of {entry.bytes}")
     for folder in (checkpoint, checkpoint / HF_FOLDER):
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-            if path.suffix.lower() in PICKLE_SUFFIXES:
+            if path.suffix.lower() in PICKLE_SUFFIXES or path.name in _PICKLED_NAMES:
                 raise foreign_file(path)
 
 
@@ -96,11 +100,11 @@ def verify(checkpoint: Path, manifest: Manifest, *, tensors: bool = True) -> Non
     check_sizes(checkpoint, manifest)
 
     def compare(name: str) -> None:
-        with open_regular(checkpoint / name) as file:
+        with open_part(checkpoint, name) as file:
             verify_open(file, manifest.files[name], checkpoint, name)
 
     def compare_block(place: tuple[str, int]) -> None:
-        with open_regular(checkpoint / place[0]) as file:
+        with open_part(checkpoint, place[0]) as file:
             verify_block(file, manifest.files[place[0]], place[1], manifest.grain, checkpoint, place[0])
 
     names = [name for name in manifest.files if tensors or not name.endswith(".safetensors")]
@@ -136,6 +140,23 @@ def wrong_block(entry: FileEntry, block: int, grain: Grain, found: str) -> str:
     """Say which bytes have another hash."""
     first, last = block * grain.block_bytes, min(entry.bytes, (block + 1) * grain.block_bytes)
     return f"bytes {first} to {last}: sha256 {found[:12]}… instead of {entry.blocks[block][:12]}…"
+
+
+def open_part(checkpoint: Path, name: str) -> BinaryIO:
+    """Open a file of a checkpoint. Raises CheckpointError, also for a link that leads outside of it."""
+    return open_regular(_followed(checkpoint, name))
+
+
+def _followed(checkpoint: Path, name: str) -> Path:
+    """Return where a file of a checkpoint lies, through links if there are any."""
+    path = checkpoint / name
+    if not path.is_symlink() and (path.parent == checkpoint or not path.parent.is_symlink()):
+        return path
+    target = target_of(checkpoint, path)
+    if target is None:
+        found = f"a link that leads outside of the checkpoint, to {os.path.realpath(path)}"
+        raise damaged(checkpoint, name, found)
+    return target
 
 
 def open_regular(path: Path) -> BinaryIO:

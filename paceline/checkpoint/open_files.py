@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from paceline.checkpoint.manifest import open_regular
+from paceline.checkpoint.manifest import open_part
 from paceline.checkpoint.refused import damaged, incomplete
 
 AT_ONCE = 64  # open shards of one reader
@@ -35,7 +35,7 @@ class OpenFiles:
             return self._open[number]
         name = self.names[number]
         try:
-            file = open_regular(self.path / name)
+            file = open_part(self.path, name)
         except FileNotFoundError:
             raise incomplete(self.path, f"{name} is missing") from None
         self._open[number] = file

@@ -13,7 +13,7 @@ from torch import Tensor
 from paceline.checkpoint import codes
 from paceline.checkpoint.hashed_reads import HashedReads
 from paceline.checkpoint.headers import check_headers, index_of_headers
-from paceline.checkpoint.manifest import check_sizes, open_regular, read_manifest, verify_open
+from paceline.checkpoint.manifest import check_sizes, open_part, read_manifest, verify_open
 from paceline.checkpoint.manifest import verify as verify_all
 from paceline.checkpoint.manifest_format import HF_FOLDER, MANIFEST, STATE, Manifest
 from paceline.checkpoint.names import TensorName
@@ -259,6 +259,6 @@ class CheckpointReader:
     def _content(self, name: str, most: int) -> bytes:
         """Return the content of a side file, whose hash is compared first. Raises KeyError."""
         entry = self.manifest.files[name]
-        with open_regular(self.path / name) as file:
+        with open_part(self.path, name) as file:
             verify_open(file, entry, self.path, name)
             return file.read(most)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.checkpoint import codes
-from paceline.checkpoint.layout import Found, is_step_name, leftovers, read_hint, scan
+from paceline.checkpoint.layout import LATEST, Found, is_step_name, leftovers, read_hint, scan
 from paceline.checkpoint.manifest import read_manifest, verify
 from paceline.checkpoint.manifest_format import MANIFEST, Manifest
 from paceline.checkpoint.ties import check_name, check_state, read_state
@@ -21,7 +21,6 @@ from paceline.rules import codes as rules_codes
 if TYPE_CHECKING:
     from paceline.checkpoint.reader import CheckpointReader
 
-LATEST = "latest"
 AUTO = "auto"
 BEFORE_BYTES = 1 << 30  # a larger checkpoint's tensors are verified by the ranks, as they read them
 _NONE_KNOWN: Mapping[Path, CheckpointError] = {}

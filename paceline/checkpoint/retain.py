@@ -2,33 +2,81 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.checkpoint.disk import CrashPoint, never
-from paceline.checkpoint.layout import scan, trash_name
+from paceline.checkpoint.layout import Found, scan, step_of, trash_name
+from paceline.checkpoint.manifest_format import MANIFEST
+from paceline.checkpoint.verified import last_verified
 
 
-def prune(folder: Path, keep: int | None, kept: Collection[str], crash: CrashPoint = never) -> list[str]:
-    """Remove complete checkpoints beyond the newest ``keep``, except the names in ``kept``.
+@dataclass(frozen=True)
+class RetentionRule:
+    """Which checkpoints stay: the last ones (None: all), and those whose step is a multiple of ``every``."""
+
+    last: int | None
+    every: int | None = None
+
+    def reasons(self, names: Sequence[str], best: str | None, verified: str | None) -> dict[str, str]:
+        """Return name → why it stays, of ``names`` (oldest first)."""
+        kept: dict[str, str] = {}
+        for name in names[-self.last :] if self.last is not None else names:
+            kept[name] = "one of the last" if self.last is not None else "all are kept"
+        for name in names:
+            if self.every is not None and step_of(name) % self.every == 0:
+                kept.setdefault(name, f"a step of every {self.every}")
+            if name == best:
+                kept.setdefault(name, "the best")
+            if name == verified:
+                kept.setdefault(name, "the last verified one")
+        return kept
+
+
+def prune(
+    folder: Path,
+    keep: int | None,
+    protected: Collection[str],
+    crash: CrashPoint = never,
+    every: int | None = None,
+) -> list[str]:
+    """Remove complete checkpoints beyond the newest ``keep``, except ``protected`` names, every ``every``-th
+    step and the last verified one.
 
     Return removed names.
 
     Incomplete ones are neither counted nor removed, as evidence; nor are links, since their target belongs to
-    someone else. Raises OSError.
+    someone else, nor one that an export reads. Raises OSError.
     """
     if keep is None:
         return []
     complete = [f for f in scan(folder) if f.problem is None]
-    gone = [f for f in complete[:-keep] if f.name not in kept and not f.path.is_symlink()]
+    kept = RetentionRule(keep, every).reasons([f.name for f in complete], None, last_verified(folder))
+    gone = [
+        f
+        for f in complete
+        if f.name not in kept
+        and f.name not in protected
+        and not f.path.is_symlink()
+        and not is_being_read(f.path)
+    ]
     for found in gone:
-        trash = folder / trash_name(found.name, os.urandom(6).hex())
-        os.rename(found.path, trash)
-        crash("pruned_aside")
-        shutil.rmtree(trash)
+        remove(found, crash)
     return [f.name for f in gone]
+
+
+def remove(found: Found, crash: CrashPoint = never) -> None:
+    """Remove a complete checkpoint. Raises OSError."""
+    trash = found.path.with_name(trash_name(found.name, os.urandom(6).hex()))
+    os.rename(found.path, trash)
+    crash("pruned_aside")
+    shutil.rmtree(trash)
 
 
 def discard(path: Path) -> None:
@@ -39,3 +87,34 @@ def discard(path: Path) -> None:
     if path.is_symlink():
         path.unlink(missing_ok=True)
     shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def being_read(checkpoint: Path) -> Iterator[None]:
+    """Keep ``checkpoint`` from being pruned by another process of this machine (or of a shared file system
+    with locks) while it is read: files are opened as they are wanted.
+    """
+    fd = os.open(checkpoint / MANIFEST, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _lock(fd, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(fd)
+
+
+def is_being_read(checkpoint: Path) -> bool:
+    """Whether another process holds ``being_read``."""
+    fd = os.open(checkpoint / MANIFEST, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return not _lock(fd, fcntl.LOCK_EX)
+    finally:
+        os.close(fd)
+
+
+def _lock(fd: int, kind: int) -> bool:
+    """Lock without waiting; True if it is ours, or if the file system has no locks."""
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except OSError as exc:
+        return exc.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF)
+    return True

@@ -13,7 +13,7 @@ from typing import TypedDict
 
 from paceline.checkpoint.blocks import Grain
 from paceline.checkpoint.hashed_reads import HashedReads
-from paceline.checkpoint.manifest import open_regular, verify_open, wrong_block
+from paceline.checkpoint.manifest import open_part, verify_open, wrong_block
 from paceline.checkpoint.manifest_format import Manifest
 from paceline.checkpoint.refused import damaged
 from paceline.checkpoint.together import CheckpointWorld, together
@@ -60,7 +60,7 @@ def check_whole_files(ranks: CheckpointWorld, path: Path, manifest: Manifest) ->
 
     def work() -> bool:
         for name in mine:
-            with open_regular(path / name) as file:
+            with open_part(path, name) as file:
                 verify_open(file, manifest.files[name], path, name)
         return True
 

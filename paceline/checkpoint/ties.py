@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from paceline.checkpoint import codes
-from paceline.checkpoint.manifest import open_regular
+from paceline.checkpoint.manifest import open_part
 from paceline.checkpoint.manifest_format import HF_FOLDER, STATE, Manifest
 from paceline.checkpoint.strictjson import parse_object
 from paceline.core.errors import CheckpointError
@@ -53,7 +53,7 @@ def check_state(checkpoint: Path, manifest: Manifest, state: Mapping[str, Json])
 
 def read_state(checkpoint: Path) -> JsonObject:
     """Read ``state.json``. Raises CheckpointError."""
-    with open_regular(checkpoint / STATE) as file:
+    with open_part(checkpoint, STATE) as file:
         return parse_object(
             file.read(MAX_STATE_BYTES + 1), str(checkpoint / STATE), max_bytes=MAX_STATE_BYTES
         )
@@ -63,7 +63,7 @@ def read_config(checkpoint: Path) -> JsonObject:
     """Read ``hf/config.json``; empty if it is missing. Raises CheckpointError."""
     path = checkpoint / HF_FOLDER / "config.json"
     try:
-        with open_regular(path) as file:
+        with open_part(checkpoint, f"{HF_FOLDER}/config.json") as file:
             return parse_object(file.read(MAX_CONFIG_BYTES + 1), str(path), max_bytes=MAX_CONFIG_BYTES)
     except FileNotFoundError:
         return {}

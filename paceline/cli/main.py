@@ -29,6 +29,7 @@ VERBS = {
     "config": "config show CONFIG: every value and where it is set; config import: another system's config",
     "data": "data show CONFIG: rows as the model gets them, or the totals of the data, also as a picture",
     "chat": "chat with the model that a run has trained",
+    "checkpoints": "list, verify, compare, average and prune the checkpoints of a run",
     "export": "write a run's model as a Hugging Face folder",
     "plot": "draw a run's loss, accuracy, throughput and memory (PNG)",
     "demo": "train a small model on two processes and see what it has learnt",
@@ -109,9 +110,10 @@ def refuse(verb: str) -> int:
 def help_text() -> str:
     """Return the text of ``paceline --help``, as wide as the terminal (60 to 120 columns)."""
     width = max(60, min(120, shutil.get_terminal_size().columns))
-    indent = " " * 11
+    most = max(map(len, VERBS)) + 1
+    indent = " " * (most + 2)
     verbs = [
-        textwrap.fill(line, width, initial_indent=f"  {verb:<9}", subsequent_indent=indent)
+        textwrap.fill(line, width, initial_indent=f"  {verb:<{most}}", subsequent_indent=indent)
         for verb, line in VERBS.items()
     ]
     return "\n".join(

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
+from paceline.checkpoint import codes as codes_of_checkpoints
 from paceline.checkpoint.manifest import read_manifest
 from paceline.checkpoint.manifest_format import MAX_MANIFEST_BYTES, Manifest
 from paceline.checkpoint.reader import CheckpointReader
 from paceline.checkpoint.resume import find_checkpoint, same_run
 from paceline.checkpoint.ties import MAX_STATE_BYTES, read_config, read_state
+from paceline.checkpoint.verified import mark_verified
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError
 from paceline.core.json_types import Json, JsonObject, as_number, as_object
@@ -125,6 +127,19 @@ class Resumes:
         if set(self._now.reader.names()) != set(last.reader.names()):
             raise damage
         return self._now.reader
+
+    def mark(self) -> None:
+        """Record, on one rank, that the checkpoint is sound: all of it has been verified as it was loaded."""
+        if self.reader is None:
+            return
+        try:
+            mark_verified(self.reader.path)
+        except OSError as exc:
+            what = "the checkpoint is sound, but that could not be recorded beside it"
+            found = codes_of_checkpoints.CHECKPOINT_HOUSEKEEPING(
+                what, str(self.reader.path.parent), str(exc), severity=Severity.WARNING
+            )
+            self._note(found)
 
     def _open(self) -> Resumed:
         found = self._open_with(self._damaged)

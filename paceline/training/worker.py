@@ -256,6 +256,8 @@ class Worker:
         trainer = self.trainer = session.build(self.observers.all(), signals.requested, self.published)
         reader = resumes.reader
         self.checkpoint = str(reader.path) if reader else ""
+        if world.is_main:
+            resumes.mark()
         limit_groups(world)
         total = trainer.cadence.total_steps
         self.observers.begin(

@@ -144,6 +144,86 @@ def test_a_pickle_beside_our_files_is_refused(save: Save, tmp_path: Path, slot: 
     assert not canary.exists()
 
 
+class Command:
+    """Unpickled, it runs a shell command: what a metadata file of torch.distributed.checkpoint may be."""
+
+    def __init__(self, canary: Path) -> None:
+        self.canary = canary
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {self.canary}",)
+
+
+@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp", "hf/.metadata"])
+def test_metadata_of_torch_that_names_os_system_is_refused(save: Save, tmp_path: Path, name: str) -> None:
+    path, canary = save(1), tmp_path / "canary"
+    (path / name).write_bytes(pickle.dumps(Command(canary)))
+    assert b"system" in (path / name).read_bytes()
+    with pytest.raises(CheckpointError, match="foreign_file") as caught:
+        open_checkpoint(path)
+    assert Path(name).name in str(caught.value) and not canary.exists()
+
+
+def test_a_folder_of_torchs_checkpoint_is_named_and_not_read(run: RunDir, tmp_path: Path) -> None:
+    folder, canary = tmp_path / "dcp", tmp_path / "canary"
+    folder.mkdir()
+    for name in (".metadata", "__0_0.distcp"):
+        (folder / name).write_bytes(pickle.dumps(Command(canary)))
+    with pytest.raises(CheckpointError, match="not_a_checkpoint"):
+        find_checkpoint(str(folder), run)
+    with pytest.raises(CheckpointError):
+        open_checkpoint(folder)
+    assert not canary.exists()
+
+
+def test_a_whole_file_that_is_a_pickle_named_safetensors_is_refused(save: Save, tmp_path: Path) -> None:
+    path, canary = save(1), tmp_path / "canary"
+    for version in (2, 1):
+        forge(path, SHARD, pickle.dumps(Command(canary)), version)
+        with pytest.raises(CheckpointError) as caught:
+            open_checkpoint(path)
+        assert SHARD in str(caught.value) and not canary.exists()
+
+
+def forge_index(checkpoint: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change the manifest's index, and make its digest agree."""
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    change(manifest)
+    manifest.pop("digest")
+    (checkpoint / "manifest.json").write_text(json.dumps({**manifest, "digest": digest_of(manifest)}))
+
+
+INDEXES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "another_place": lambda m: m["tensors"]["policy|param|model.w.weight"].update(start=[16, 0, 1]),
+    "beyond_the_file": lambda m: m["tensors"]["policy|param|model.w.weight"].update(start=[1 << 50, 0, 1]),
+    "another_shape": lambda m: m["tensors"]["policy|param|model.w.weight"].update(shape=[1 << 40, 1 << 40]),
+    "another_dtype": lambda m: m["tensors"]["policy|param|model.w.weight"].update(dtype="F64"),
+    "a_dtype_that_is_none": lambda m: m["tensors"]["policy|param|model.w.weight"].update(dtype="PICKLE"),
+    "a_tensor_too_few": lambda m: m["tensors"].pop("policy|param|model.w.weight"),
+    "a_tensor_too_many": lambda m: m["tensors"].update(
+        {"policy|param|x": dict(m["tensors"]["policy|param|model.w.weight"])}
+    ),
+    "a_name_that_is_not_ours": lambda m: m["tensors"].update({"../x": m["tensors"].popitem()[1]}),
+    "a_giant_count": lambda m: m["tensors"]["policy|param|model.w.weight"].update(file=[0, 0, 1 << 52]),
+    "leaves_without_end": lambda m: m.update(leaf_bytes=1),
+    "blocks_without_end": lambda m: m.update(block_bytes=1 << 52),
+    "header_of_another_length": lambda m: m["files"][SHARD].update(data=16),
+    "too_few_blocks": lambda m: m["files"][SHARD].update(blocks=[]),
+    "too_many_blocks": lambda m: m["files"][SHARD].update(blocks=["0" * 64] * 1000),
+}
+
+
+@pytest.mark.parametrize("kind", INDEXES)
+def test_an_index_that_lies_is_refused_before_memory_is_asked_for(
+    save: Save, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    path = save(1)
+    forge_index(path, INDEXES[kind])
+    monkeypatch.setattr(torch, "empty", lambda *a, **k: pytest.fail("allocated"))
+    with pytest.raises(CheckpointError, match=r"checkpoint\.(damaged|manifest)"):
+        open_checkpoint(path)
+
+
 def test_nothing_else_is_tried_when_the_safe_way_fails(save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save(1)
     called: list[str] = []

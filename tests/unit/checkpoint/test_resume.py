@@ -26,9 +26,19 @@ def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
+def make_hole(path: Path) -> None:
+    """Zeros in the place of the last half, as after a crash of a file system that knew the size only."""
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2] + bytes(len(data) - len(data) // 2))
+
+
 DAMAGE: dict[str, Callable[[Path], None]] = {
     "bit": lambda c: flip(c / SHARD),
     "cut": lambda c: truncate(c / SHARD),
+    "hole": lambda c: make_hole(c / SHARD),
+    "shard_of_another_step": (
+        lambda c: (c / SHARD).write_bytes((c.parent / "step-00000001" / SHARD).read_bytes())
+    ),
     "gone": lambda c: (c / SHARD).unlink(),
     "state_bit": lambda c: flip(c / "state.json"),
     "side_file_bit": lambda c: flip(c / "hf" / "config.json"),
@@ -52,6 +62,7 @@ def test_a_damaged_newest_one_is_passed_over_with_a_note(run: RunDir, save: Save
     assert find_checkpoint("latest", run, notes) == run.checkpoint(1)
     assert [n.code for n in notes] == ["resume.skipped_incomplete", "resume.chosen"]
     assert "step-00000002" in notes[0].what and notes[0].found
+    assert "1 step is trained again" in notes[0].hint
     assert run.checkpoint(2).exists()
 
 

@@ -163,6 +163,24 @@ def test_the_one_before_is_taken_and_the_steps_lost_are_said(run: RunDir) -> Non
         find_checkpoint(str(second), run, most_bytes=0, known={second: damage})
 
 
+@pytest.mark.parametrize("seen", ["before", "while it is read"])
+def test_two_shards_that_were_swapped_are_refused_by_name(run: RunDir, seen: str) -> None:
+    saved(run, 2, step=1)
+    path = saved(run, 2, step=2)
+    first, second = sorted(path.glob("*.safetensors"))
+    first.rename(path / "aside")
+    second.rename(first)
+    (path / "aside").rename(second)
+    if seen == "before":
+        notes: list[Diagnostic] = []
+        assert find_checkpoint("latest", run, notes) == run.checkpoint(1)
+        assert first.name in notes[0].what or second.name in notes[0].what
+        return
+    answers = resumed(path, 2)
+    assert len({str(a) for a in answers}) == 1 and isinstance(answers[0], CheckpointError)
+    assert ".safetensors" in str(answers[0])
+
+
 def test_a_file_that_is_replaced_while_it_is_read_is_refused(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).write_bytes(b"x" * 100)

@@ -200,6 +200,19 @@ def no_start(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
             "paceline.checkpoint.main",
             ["--checkpoint", "best"],
         ),
+        (["checkpoints", "list", "RUN", "--json"], "paceline.checkpoint.verbs", ["list", "RUN", "--json"]),
+        (["checkpoints", "verify", "RUN"], "paceline.checkpoint.verbs", ["--checkpoint", "all"]),
+        (["checkpoints", "diff", "A", "B"], "paceline.checkpoint.verbs", ["diff", "A", "B"]),
+        (
+            ["checkpoints", "prune", "RUN", "--keep", "3", "--every", "100", "--dry-run"],
+            "paceline.checkpoint.verbs",
+            ["--keep", "3", "--every", "100", "--dry-run"],
+        ),
+        (
+            ["checkpoints", "average", "RUN", "--last", "3", "--to", "DIR"],
+            "paceline.checkpoint.verbs",
+            ["average", "RUN", "--to", "DIR"],
+        ),
         (
             ["chat", "RUN", "--prompt", "hello there"],
             "paceline.generation.chat",

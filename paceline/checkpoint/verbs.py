@@ -1,0 +1,207 @@
+"""``python -m paceline.checkpoint.verbs list|verify|diff|average|prune …``: a run's checkpoints."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from paceline.checkpoint import codes
+from paceline.checkpoint.layout import is_step_name, scan
+from paceline.checkpoint.listed import as_table, list_checkpoints
+from paceline.checkpoint.main import choose
+from paceline.checkpoint.manifest_format import MANIFEST
+from paceline.checkpoint.retain import RetentionRule, being_read
+from paceline.checkpoint.thinned import thin
+from paceline.checkpoint.verified import mark_verified
+from paceline.core.diagnostics import Diagnostic, render_all
+from paceline.core.errors import ConfigError, ExitCode, PacelineError
+from paceline.core.json_types import JsonObject
+from paceline.core.rundir import RunDir
+from paceline.core.units import human_bytes
+from paceline.launch.claim import in_use
+from paceline.launch.ending import ended
+from paceline.launch.outlet import redacted
+
+
+@redacted
+@ended
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a verb; return the exit code (``core.errors.ExitCode``)."""
+    args = _parser().parse_args(argv)
+    try:
+        return _VERBS[args.verb](args)
+    except PacelineError as error:
+        print(error, file=sys.stderr)
+        return int(error.exit_code)
+
+
+def _list(args: argparse.Namespace) -> int:
+    rows = list_checkpoints(args.run)
+    if not rows:
+        raise ConfigError(_none(args.run))
+    _answer(args, {"checkpoints": [row.to_json() for row in rows]}, lambda: as_table(rows))
+    return int(ExitCode.OK)
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from paceline.checkpoint.examined import examine
+
+    paths = _named(args.run, args.checkpoint)
+    found = []
+    for path in paths:
+        with being_read(path) if (path / MANIFEST).is_file() else nullcontext():
+            one = examine(path)
+        found.append(one)
+        if not one.found:
+            mark_verified(path)
+        if not args.json:
+            print(
+                f"{path.name}: sound: {one.num_tensors} tensors, {human_bytes(one.num_bytes)}, every hash"
+                if not one.found
+                else f"{path.name}: NOT sound\n{render_all(one.found)}",
+                flush=True,
+            )
+    if args.json:
+        print(json.dumps({"checkpoints": [one.to_json() for one in found]}, indent=1))
+    return int(ExitCode.FAILED if any(one.found for one in found) else ExitCode.OK)
+
+
+def _diff(args: argparse.Namespace) -> int:
+    from paceline.checkpoint.compared import compare
+    from paceline.checkpoint.reader import CheckpointReader
+
+    paths = [_one(path) for path in (args.first, args.second)]
+    with ExitStack() as stack:
+        for path in paths:
+            stack.enter_context(being_read(path))
+        first, second = (stack.enter_context(CheckpointReader(path)) for path in paths)
+        found = compare(first, second)
+    _answer(args, found.to_json(), found.as_text)
+    return int(ExitCode.OK)
+
+
+def _prune(args: argparse.Namespace) -> int:
+    run = RunDir.at(args.run)
+    if not run.checkpoints.is_dir():
+        raise ConfigError(_none(args.run))
+    try:
+        with FileLock(run.lock, timeout=0):
+            found = thin(run.checkpoints, RetentionRule(args.keep, args.every), dry=args.dry_run)
+    except Timeout:
+        raise ConfigError(in_use(run)) from None
+    word = "would be removed" if args.dry_run else "removed"
+    lines = [f"{name}: {word}" for name in found.removed]
+    lines += [f"{name}: kept: {why}" for name, why in found.kept.items()]
+    lines.append(f"{human_bytes(found.num_bytes)} {'would be ' if args.dry_run else ''}freed")
+    _answer(args, found.to_json(), lambda: "\n".join(lines))
+    return int(ExitCode.OK)
+
+
+def _average(args: argparse.Namespace) -> int:
+    from paceline.checkpoint.averaged import AveragedReader
+    from paceline.checkpoint.export import export_hf
+
+    paths = [_one(path) for path in args.paths]
+    if args.last is not None and len(paths) == 1:
+        folder = RunDir.at(args.paths[0]).checkpoints
+        paths = [found.path for found in scan(folder) if found.problem is None][-args.last :]
+    if len(paths) < 2:
+        what, hint = "an average needs two checkpoints or more", "give several, or one run and --last N"
+        raise ConfigError(codes.EXPORT_NO_CHECKPOINT(what, "", str(len(paths)), hint))
+    with ExitStack() as stack:
+        for path in paths[1:]:  # the export holds the first
+            stack.enter_context(being_read(path))
+        report = export_hf(
+            paths[0],
+            args.to.expanduser().absolute(),
+            args.dtype,
+            role=args.role,
+            overwrite=args.overwrite,
+            merge=args.merge,
+            opened=lambda _: AveragedReader(paths),
+        )
+    names = [str(path) for path in paths]
+    answer: JsonObject = {"averaged": list(names), "path": str(report.path), "tensors": report.num_tensors}
+    _answer(args, answer, lambda: f"the mean of {', '.join(names)} is in {report.path} ({report.kind})")
+    return int(ExitCode.OK)
+
+
+_VERBS: Mapping[str, Callable[[argparse.Namespace], int]] = {
+    "list": _list,
+    "verify": _verify,
+    "diff": _diff,
+    "average": _average,
+    "prune": _prune,
+}
+
+
+def _answer(args: argparse.Namespace, as_json: JsonObject, as_text: Callable[[], str]) -> None:
+    print(json.dumps(as_json, indent=1) if args.json else as_text())
+
+
+def _one(path: Path) -> Path:
+    """Return the checkpoint at ``path``: itself, or the latest of a run."""
+    if (path / MANIFEST).is_file() or is_step_name(path.name):
+        return path
+    notes: list[Diagnostic] = []
+    found = choose(path, "latest", notes)
+    if notes:
+        print(render_all(notes), file=sys.stderr)
+    return found
+
+
+def _named(run: Path, which: str) -> list[Path]:
+    """Return the checkpoints to verify: ``all`` of a run, one of its names, or the path itself."""
+    if (run / MANIFEST).is_file() or is_step_name(run.name):
+        return [run]
+    folder = RunDir.at(run).checkpoints
+    found = scan(folder if folder.is_dir() else run)
+    if which != "all":
+        found = found[-1:] if which == "latest" else [f for f in found if f.name == which]
+    if not found:
+        raise ConfigError(_none(run))
+    return [one.path for one in found]
+
+
+def _none(run: Path) -> Diagnostic:
+    return codes.EXPORT_NO_CHECKPOINT(
+        "there is no such checkpoint", str(run), hint="give a run directory, or one of its checkpoints"
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="paceline checkpoints", description=__doc__, allow_abbrev=False)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--json", action="store_true", help="print JSON")
+    verbs.add_parser("list", parents=[common]).add_argument("run", type=Path)
+    verify = verbs.add_parser("verify", parents=[common])
+    verify.add_argument("run", type=Path)
+    verify.add_argument("--checkpoint", default="all", metavar="WHICH")
+    diff = verbs.add_parser("diff", parents=[common])
+    diff.add_argument("first", type=Path)
+    diff.add_argument("second", type=Path)
+    average = verbs.add_parser("average", parents=[common])
+    average.add_argument("paths", type=Path, nargs="+")
+    average.add_argument("--last", type=int)
+    average.add_argument("--to", type=Path, required=True)
+    average.add_argument("--dtype", default="float32")
+    average.add_argument("--role", default="policy")
+    average.add_argument("--merge", action="store_true")
+    average.add_argument("--overwrite", action="store_true")
+    prune = verbs.add_parser("prune", parents=[common])
+    prune.add_argument("run", type=Path)
+    prune.add_argument("--keep", type=int, required=True)
+    prune.add_argument("--every", type=int)
+    prune.add_argument("--dry-run", action="store_true")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

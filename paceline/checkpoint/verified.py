@@ -1,0 +1,43 @@
+"""The mark of the last checkpoint whose every byte was read and found sound: retention keeps it. No torch."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from paceline.checkpoint.disk import replace_text
+from paceline.checkpoint.layout import VERIFIED, is_step_name
+from paceline.checkpoint.manifest import open_part
+from paceline.checkpoint.manifest_format import MANIFEST, MAX_MANIFEST_BYTES
+from paceline.core.errors import CheckpointError
+
+_MOST = 128
+
+
+def mark_verified(checkpoint: Path) -> None:
+    """Record that all of ``checkpoint`` has been verified, if it stands among a run's. Raises OSError."""
+    if not is_step_name(checkpoint.name) or checkpoint.parent.name != "checkpoints":
+        return
+    if (found := _mark_of(checkpoint)) is not None:
+        replace_text(checkpoint.parent / VERIFIED, found)
+
+
+def last_verified(checkpoints: Path) -> str | None:
+    """Return the name of the last verified checkpoint of the folder; None if it was saved again since."""
+    try:
+        with open_part(checkpoints, VERIFIED) as file:
+            text = file.read(_MOST).decode("ascii", "replace")
+    except (FileNotFoundError, CheckpointError):
+        return None
+    name = text.partition(" ")[0]
+    return name if is_step_name(name) and _mark_of(checkpoints / name) == text else None
+
+
+def _mark_of(checkpoint: Path) -> str | None:
+    """Return the name and the manifest's sha256, or None if it cannot be read."""
+    try:
+        with open_part(checkpoint, MANIFEST) as file:
+            digest = hashlib.sha256(file.read(MAX_MANIFEST_BYTES)).hexdigest()
+    except (FileNotFoundError, CheckpointError):
+        return None
+    return f"{checkpoint.name} {digest}\n"

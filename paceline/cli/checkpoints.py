@@ -1,0 +1,111 @@
+"""``paceline checkpoints list|verify|diff|average|prune``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli.options import RunFolder
+from paceline.cli.process import become
+
+app = typer.Typer(
+    rich_markup_mode=None,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    help="Look after a run's checkpoints.",
+)
+_MODULE = "paceline.checkpoint.verbs"
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.callback()
+def root() -> None:
+    """List, verify, compare, average and prune a run's checkpoints."""
+
+
+@app.command("list")
+def listed(run: RunFolder, as_json: AsJson = False) -> None:
+    """List a run's checkpoints: step, size, strategy, age, metric and verdict.
+
+    The verdict is `complete` where every file is there with its size, `verified` for the last one of which
+    every byte has been read and found sound, else what is wrong.
+    """
+    become(_MODULE, "list", str(run), *_json(as_json))
+
+
+@app.command()
+def verify(
+    run: RunFolder,
+    checkpoint: Annotated[
+        str, typer.Option(metavar="WHICH", help="all, latest or the name of one (step-00000500).")
+    ] = "all",
+    as_json: AsJson = False,
+) -> None:
+    """Read checkpoints whole: every hash, every tensor there, finite and of its shape.
+
+    RUN may also be one checkpoint. The exit code is 1 if one is not sound.
+    """
+    become(_MODULE, "verify", str(run), "--checkpoint", checkpoint, *_json(as_json))
+
+
+@app.command()
+def diff(
+    first: Annotated[Path, typer.Argument(metavar="FIRST", help="A checkpoint, or a run (its latest).")],
+    second: Annotated[Path, typer.Argument(metavar="SECOND", help="Another.")],
+    as_json: AsJson = False,
+) -> None:
+    """Say what differs between two checkpoints: tensors and how far they moved, and the state beside them."""
+    become(_MODULE, "diff", str(first), str(second), *_json(as_json))
+
+
+@app.command()
+def average(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="CHECKPOINT...", help="Checkpoints or runs; or one run with --last."),
+    ],
+    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="The Hugging Face folder to write.")],
+    last: Annotated[int | None, typer.Option(min=2, help="The last so many of one run.")] = None,
+    dtype: Annotated[str, typer.Option(help="float32 (as trained), bfloat16 or float16.")] = "float32",
+    role: Annotated[str, typer.Option(help="Which model of the runs.")] = "policy",
+    merge: Annotated[bool, typer.Option("--merge", help="Merge an adapter into its base model.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a folder that is not empty.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write the mean of several checkpoints' weights as a Hugging Face folder, as export does.
+
+    Adapters are averaged as what they add to their base: the mean of N adapters of rank r has rank N x r.
+    Adapters of different bases are refused.
+    """
+    options = ["--to", str(to), "--dtype", dtype, "--role", role, *(["--last", str(last)] if last else [])]
+    flags = [*(["--merge"] if merge else []), *(["--overwrite"] if overwrite else []), *_json(as_json)]
+    become(_MODULE, "average", *map(str, paths), *options, *flags)
+
+
+@app.command()
+def prune(
+    run: RunFolder,
+    keep: Annotated[int, typer.Option(min=1, help="Keep so many of the newest.")],
+    every: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="STEPS", help="Keep each whose step is a multiple of this, too."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove old checkpoints of a run that is not running.
+
+    The best one stays, and the last verified one. One of those that stay is verified first, every byte of it;
+    damaged and incomplete ones are neither counted nor removed.
+    """
+    options = ["--keep", str(keep), *(["--every", str(every)] if every else [])]
+    become(_MODULE, "prune", str(run), *options, *(["--dry-run"] if dry_run else []), *_json(as_json))
+
+
+def _json(given: bool) -> list[str]:
+    return ["--json"] if given else []
