@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import TypedDict
 
-from paceline.checkpoint.blocks import Grain
 from paceline.checkpoint.hashed_reads import HashedReads
 from paceline.checkpoint.manifest import open_part, verify_open, wrong_block
 from paceline.checkpoint.manifest_format import Manifest
@@ -69,10 +67,14 @@ def check_whole_files(ranks: CheckpointWorld, path: Path, manifest: Manifest) ->
 
 def _rounds(reads: HashedReads) -> Iterator[list[tuple[int, int]]]:
     """Iterate over the blocks in groups whose leaves' hashes fit one message."""
-    grain: Grain = reads.grain
-    blocks = max(1, LEAVES_A_ROUND // (grain.block_bytes // grain.leaf_bytes))
-    rest = reads.places()
-    while some := list(islice(rest, blocks)):
+    some, leaves = list[tuple[int, int]](), 0
+    for number, block in reads.places():
+        some.append((number, block))
+        leaves += len(reads.grain.leaves(block, reads.files.sizes[number]))
+        if leaves >= LEAVES_A_ROUND:
+            yield some
+            some, leaves = [], 0
+    if some:
         yield some
 
 

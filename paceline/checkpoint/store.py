@@ -73,7 +73,8 @@ class _StagedSave:
 
 
 class Checkpointer:
-    """Save checkpoints of one run; keep the newest ``keep`` (None: all) and the protected one.
+    """Save checkpoints of one run; keep the newest ``keep`` (None: all), each whose step is a multiple of
+    ``every``, and the protected one.
 
     ``crash`` is called with the name of each point where a kill can happen; tests raise there.
     """
@@ -84,6 +85,7 @@ class Checkpointer:
         world: CheckpointWorld,
         keep: int | None = None,
         *,
+        every: int | None = None,
         crash: CrashPoint = never,
         grain: Grain = Grain(),  # noqa: B008 (frozen)
     ) -> None:
@@ -92,6 +94,7 @@ class Checkpointer:
         self._run = run
         self._world = world
         self._keep = keep
+        self._every = every
         self._crash = crash
         self._grain = grain
         self._best = run.checkpoints / "best"
@@ -236,7 +239,7 @@ class Checkpointer:
             replace_text(self._run.latest, self._run.checkpoint(stage.step).name + "\n", self._crash)
         with _Noted(self._notes, self._run.checkpoints):
             kept = {self._run.checkpoint(stage.step).name, *([self._protected] if self._protected else [])}
-            prune(self._run.checkpoints, self._keep, kept, self._crash)
+            prune(self._run.checkpoints, self._keep, kept, self._crash, self._every)
 
     def _rename(self, stage: _StagedSave) -> None:
         """Rename the staging folder to its final name; an older one of that step stays usable until then."""

@@ -40,6 +40,7 @@ _NOT_IN_DIGEST = frozenset(
         "training.resume_from_checkpoint",
         "training.save_steps",
         "training.save_total_limit",
+        "training.save_keep_every",
         "training.ddp_timeout",
         "training.dataloader_num_workers",
         "training.dataloader_pin_memory",

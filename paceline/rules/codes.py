@@ -437,6 +437,11 @@ SAVE_STEPS_FRACTION = Code(
 SAVE_TOTAL_LIMIT = Code(
     "save.total_limit", "save_total_limit is the number of checkpoints to keep, and must be at least 1."
 )
+SAVE_KEEP_EVERY = Code(
+    "save.keep_every",
+    "save_keep_every keeps each checkpoint whose step is a multiple of it from being removed by"
+    " save_total_limit, without which nothing is removed.",
+)
 SAVE_DISK = Code("save.disk", "The disk has no room for the checkpoints to keep plus one being written.")
 
 RUN_REMOTE_FOLDER = Code(

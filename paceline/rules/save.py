@@ -113,6 +113,14 @@ def intervals(c: Context) -> Iterator[Diagnostic]:
             "training.save_total_limit",
             hint="set save_total_limit: 1, or save_strategy: no to keep none",
         )
+    if t.save_keep_every is not None and (t.save_keep_every < 1 or t.save_total_limit is None):
+        few = t.save_keep_every < 1
+        yield c.problem(
+            codes.SAVE_KEEP_EVERY,
+            "save_keep_every is a number of steps" if few else "without save_total_limit all are kept anyway",
+            "training.save_keep_every",
+            hint="set save_keep_every: 1000" if few else "set save_total_limit, or remove save_keep_every",
+        )
 
 
 def eval_dataset(c: Context) -> Iterator[Diagnostic]:

@@ -203,6 +203,7 @@ QUIET = frozenset(
         "report_to",
         "save_steps",
         "save_total_limit",
+        "save_keep_every",
         "log_level",
         "per_device_train_batch_size",
         "gradient_accumulation_steps",

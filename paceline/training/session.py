@@ -98,7 +98,8 @@ class Session:
         """Return this rank's trainer; ``published`` is called after each durable checkpoint. Collective."""
         parts = self.parts()
         keep_best = self.config.training.load_best_model_at_end
-        checkpointer = Checkpointer(self.run, self.world, self.config.training.save_total_limit)
+        t = self.config.training
+        checkpointer = Checkpointer(self.run, self.world, t.save_total_limit, every=t.save_keep_every)
         exported = parts.algorithm.trains[0]
         config, rest = self.hf_config(exported), partial(self.models.carried, exported)
         # even with save_strategy: no, since a stop saves

@@ -198,6 +198,10 @@ class SavingFields(Section):
     save_total_limit: OptInt = Field(
         default=None, description="Number of checkpoints to keep, deleting the oldest; all when empty."
     )
+    save_keep_every: OptInt = Field(
+        default=None,
+        description="With save_total_limit: keep each checkpoint whose step is a multiple of this, too.",
+    )
 
 
 class LoggingFields(Section):

@@ -179,6 +179,12 @@ def test_retention_of_a_run_keeps_the_last_verified_one_too(run: RunDir, save: S
     assert steps(run) == [4, 5]
 
 
+def test_retention_of_a_run_keeps_every_kth_step_too(run: RunDir, save: Save) -> None:
+    for step in range(1, 8):
+        save(step, keep=1, every=3)
+    assert steps(run) == [3, 6, 7]
+
+
 def test_what_is_being_read_and_what_runs_is_left_alone(
     run: RunDir, save: Save, capsys: pytest.CaptureFixture[str]
 ) -> None:

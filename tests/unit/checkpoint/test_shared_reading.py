@@ -140,6 +140,15 @@ def test_a_flipped_byte_is_the_same_error_on_all_ranks(run: RunDir, now: int, pa
     assert found.code == "checkpoint.damaged" and shard.name in found.what and "bytes " in found.found
 
 
+def test_verdicts_come_in_rounds_where_there_are_many(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.checkpoint.shared_check.LEAVES_A_ROUND", 40)  # a block and a bit
+    path = saved(run, 4)
+    assert not any(isinstance(answer, Exception) for answer in resumed(path, 3))
+    flip(path / "shard-00003-of-00004.safetensors", -3)
+    answers = resumed(path, 3)
+    assert len({str(a) for a in answers}) == 1 and "shard-00003" in str(answers[0])
+
+
 def test_a_byte_that_nobody_wanted_is_verified_too(run: RunDir) -> None:
     path = saved(run, 2)
     flip(path / "shard-00001-of-00002.safetensors", -3)

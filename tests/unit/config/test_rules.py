@@ -661,6 +661,8 @@ CASES = [
     case("save.best_needs_eval", _t(save_strategy="best"), _t(save_strategy="best", eval_strategy="epoch")),
     case("save.steps_fraction", _t(save_steps=1.5), _t(save_steps=0.25)),
     case("save.total_limit", _t(save_total_limit=0), _t(save_total_limit=1)),
+    case("save.keep_every", _t(save_keep_every=10), _t(save_keep_every=10, save_total_limit=1)),
+    case("save.keep_every", _t(save_keep_every=0, save_total_limit=1), _t()),
     case("run.remote_folder", _t(output_dir="s3://bucket/run"), _t(output_dir="outputs/s3")),
     case("run.remote_folder", _t(output_dir="file:///tmp/run"), _t(output_dir="C:run")),
     case("run.remote_folder", {"data.cache_dir": "gs://bucket/cache"}, {"data.cache_dir": "/mnt/bucket"}),
