@@ -427,7 +427,7 @@ def tokenizer(tree: Tree) -> Any:
         return room.tokenizer_spec(Config.from_json(plain(tree)).model)
 
 
-@calls("core.remote_code.check_code", "models.factory.check_code")
+@calls("core.remote_code.check_code", "models.source.check_code")
 def factory_source(tree: Tree) -> Any:
     """Which model is loaded, from where, with how many rows of 401 that the tokenizer needs."""
     import transformers
@@ -441,7 +441,10 @@ def factory_source(tree: Tree) -> Any:
         asked.append((name, options))
         return found
 
-    with mock.patch.object(transformers.AutoConfig, "from_pretrained", from_pretrained):
+    with (
+        mock.patch.object(transformers.AutoConfig, "from_pretrained", from_pretrained),
+        mock.patch("paceline.models.factory.quantised_folder", lambda model: None),
+    ):
         made = HFModelFactory(Config.from_json(plain(tree)).model, vocab_size=401)
     return asked, made.hf_config["vocab_size"], made.hf_config["hidden_size"]
 
@@ -498,9 +501,11 @@ def claim(tree: Tree) -> Any:
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch("paceline.training.worker.claim", claimed))
         stack.enter_context(mock.patch("paceline.training.worker.share_plan", lambda world, make: make()))
-        stack.enter_context(mock.patch("paceline.launch.claim.check_claim", claimed))
+        stack.enter_context(mock.patch("paceline.launch.before.ready.check_claim", claimed))
         stack.enter_context(mock.patch.object(command, "load_to_start", lambda *_: loaded))
-        stack.enter_context(mock.patch.object(command, "planned", lambda *_, **__: (rank.plan, ())))
+        stack.enter_context(
+            mock.patch("paceline.launch.before.ready.planned", lambda *_, **__: (rank.plan, ()))
+        )
         for run in (
             lambda: Worker.agree_on_plan(rank, WORLD),
             lambda: command.start(Path("c.yaml"), [], command.LaunchOptions()),

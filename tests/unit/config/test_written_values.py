@@ -122,6 +122,14 @@ def test_no_false_alarm(load, text: str) -> None:
     load(text)
 
 
+PLACES = ["yaml", "list", "free", "cli", "environment", "deepspeed"]
+
+
+@pytest.mark.parametrize("where", [place for place in PLACES if place not in ("yaml", "list", "free")])
+def test_a_default_is_read_in_a_yaml_alone(refuse, tmp_path, where: str) -> None:
+    test_a_variable_is_refused_by_name(refuse, tmp_path, "${NAME:-x}", "${NAME:-x}", where)
+
+
 @pytest.mark.parametrize(
     ("variable", "value"),
     [
@@ -129,7 +137,6 @@ def test_no_false_alarm(load, text: str) -> None:
         ("$USER", "/data/$USER/runs"),
         ("${HF_TOKEN}", "${HF_TOKEN}"),
         ("%USERPROFILE%", "%USERPROFILE%\\runs"),
-        ("${NAME:-x}", "${NAME:-x}"),
         ("$(hostname)", "runs/$(hostname)"),
         ("$SLURM_JOB_ID", "job-$SLURM_JOB_ID"),
         ("$home", "$home/x"),
@@ -137,7 +144,7 @@ def test_no_false_alarm(load, text: str) -> None:
         ("$HOME", "$HOME"),
     ],
 )
-@pytest.mark.parametrize("where", ["yaml", "list", "free", "cli", "environment", "deepspeed"])
+@pytest.mark.parametrize("where", PLACES)
 def test_a_variable_is_refused_by_name(refuse, tmp_path, variable: str, value: str, where: str) -> None:
     text, overrides, environ = BASE, [], {}
     quoted = "'" + value + "'"
