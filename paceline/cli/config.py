@@ -1,4 +1,4 @@
-"""``paceline config``: show, check, diff, schema, import, export."""
+"""``paceline config``: init, show, check, diff, schema, import, export."""
 
 from __future__ import annotations
 
@@ -129,3 +129,22 @@ def export(
 
     loaded = load(config, overrides)
     typer.echo(export_text(loaded, to), nl=False)
+
+
+@app.command()
+def init(
+    to: Annotated[Path, typer.Argument(metavar="FILE", help="The new YAML file.")],
+    answers: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Answers given here.")
+    ] = None,
+    show_plan: Annotated[
+        bool, typer.Option("--plan/--no-plan", help="Show the plan of the new file.")
+    ] = True,
+) -> None:
+    """Ask what model, data and machine need, write a commented YAML and show its plan."""
+    from paceline.cli import config_init
+    from paceline.cli.plan import plan
+
+    config_init.init(to, dict(answer.partition("=")[::2] for answer in answers or ()))
+    if show_plan:
+        plan(to)
