@@ -46,7 +46,7 @@ def build(merged: Merged) -> tuple[Config, list[Diagnostic]]:
                 break
             except ValidationError as exc:
                 wrong = exc.errors()
-                problems += [_misfit(name, error, merged.winners) for error in wrong]
+                problems += [_misfit(name, error, merged) for error in wrong]
                 for path in sorted(
                     {_innermost(tree, error["loc"]) for error in wrong}, key=len, reverse=True
                 ):
@@ -116,17 +116,19 @@ def _full_and_adapter(merged: Merged, path: str) -> Diagnostic:
     )
 
 
-def _misfit(section: str, error: ErrorDetails, winners: Mapping[str, Entry]) -> Diagnostic:
+def _misfit(section: str, error: ErrorDetails, merged: Merged) -> Diagnostic:
     # The place: the entry that set the key, and the line of the list item inside its value
     loc = [str(part) for part in error["loc"]]
-    path, entry = _owner(section, loc, winners)
+    path, entry = _owner(section, loc, merged.winners)
     where = entry.source.place() if entry else path
     inner = ".".join(loc[len(path.split(".")) - 1 :])
     if entry is not None and entry.source.file:
         line = next((entry.lines[key] for key in _line_keys(inner) if key in entry.lines), None)
         where = f"{entry.source.file}:{line}" if line else where
-    # The message, by the type of pydantic's error
     full = f"{path}.{inner}".strip(".")
+    if full in merged.inner:  # a key inside a value may be set by itself
+        where = merged.inner[full].place()
+    # The message, by the type of pydantic's error
     if error["type"] == "extra_forbidden":
         return _unknown_inside(path, full, loc[-1], where)
     if error["type"] == "missing":

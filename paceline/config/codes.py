@@ -151,6 +151,11 @@ CONFIG_UNKNOWN_KEY = Code(
     "Unknown key. A misspelt key would silently leave its default in force, so it is refused; the"
     " nearest known key is named.",
 )
+CONFIG_NO_ITEM = Code(
+    "config.no_item",
+    "An item of a list is set by its number, counted from 0: `data.train.0.weight=2`. The list must have that"
+    " item, and the item that key.",
+)
 CONFIG_CONFLICT = Code(
     "config.conflict",
     "One setting is given two different values in one layer: by two spellings, or by the same key"

@@ -7,6 +7,7 @@ from pydantic_core import PydanticCustomError
 
 from paceline.config import codes
 from paceline.config.aliases import ALIASES, SECTION_ALIASES, SKIP, Alias, NoTranslation
+from paceline.config.items import leaf_of, takes_items
 from paceline.config.nearest import MOST_UNKNOWN
 from paceline.config.recognised import RECOGNISED
 from paceline.config.schema import SECTIONS, field_of, is_text, nested_model, takes_mapping
@@ -125,7 +126,7 @@ class Collector:
             self._deepspeed(inner, node, source)
         elif nested_model(info) is not None and (inner or isinstance(node.value, dict)):
             self._nested(path, inner, node, source)
-        elif inner and takes_mapping(info):
+        elif inner and (takes_mapping(info) or takes_items(info)):
             self._emit(path, node.data(), node, source, sub=inner)
         elif inner:
             self._problem(
@@ -153,6 +154,8 @@ class Collector:
         alias = SECTION_ALIASES.get(leaf.removeprefix("training."))
         if field_of(leaf) is not None:
             self._emit(leaf, node.data(), node, source)
+        elif takes_items(field_of(f"{path}.{inner[0]}")):
+            self._emit(f"{path}.{inner[0]}", node.data(), node, source, sub=inner[1:])
         elif alias is not None:
             self._alias(alias, leaf, node, source)
         else:
@@ -306,8 +309,8 @@ class Collector:
         *,
         of_algorithm: bool = False,
     ) -> None:
-        if path not in _PSEUDO and not sub:
-            info = field_of(path)
+        if path not in _PSEUDO:
+            info = leaf_of(path, sub)
             if (
                 info is not None
                 and is_text(info)

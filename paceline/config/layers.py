@@ -10,6 +10,8 @@ from pydantic_core import PydanticCustomError
 
 from paceline.config import codes
 from paceline.config.aliases import Learnt
+from paceline.config.items import NoItem, takes_items, with_item
+from paceline.config.schema import field_of
 from paceline.config.sections.types import to_bool
 from paceline.config.source import FOREIGN, Entry, Source, shown
 from paceline.config.spelling import same
@@ -43,7 +45,8 @@ def merge(layers: Sequence[Sequence[Entry]]) -> Merged:
     merged = Merged()
     for entries in _for_the_algorithm([_learnt_by(entries) for entries in layers]):
         kept = _without_conflicts(_one_precision(entries, merged), merged)
-        for entry in kept:
+        # What is inside a value after the value itself, in whichever order they are written
+        for entry in sorted(kept, key=lambda entry: len(entry.sub)):
             _apply(entry, merged)
     return merged
 
@@ -165,6 +168,9 @@ def _written(entry: Entry) -> str:
 def _apply(entry: Entry, merged: Merged) -> None:
     before = merged.winners.get(entry.path)
     value = entry.value
+    if entry.sub and takes_items(field_of(entry.path)):
+        _apply_item(entry, merged)
+        return
     # A key inside a mapping is set in a copy of the lower layers' mapping
     if entry.sub:
         base = as_object(merged.values.get(entry.path))
@@ -187,6 +193,19 @@ def _apply(entry: Entry, merged: Merged) -> None:
     _trace(entry, merged)
     merged.values[entry.path] = value
     merged.winners[entry.path] = entry
+
+
+def _apply_item(entry: Entry, merged: Merged) -> None:
+    """Set an item of a list, or a key of one; the list itself keeps the source that it has."""
+    try:
+        value = with_item(entry.path, merged.values.get(entry.path), entry.sub, entry.value)
+    except NoItem as exc:
+        found = codes.CONFIG_NO_ITEM(exc.what, entry.source.place(), exc.found, exc.hint)
+        merged.problems.append(found)
+        return
+    _trace(entry, merged)
+    merged.values[entry.path] = value
+    merged.winners.setdefault(entry.path, entry)
 
 
 def _trace(entry: Entry, merged: Merged) -> None:

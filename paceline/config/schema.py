@@ -134,12 +134,9 @@ def nested_model(info: FieldInfo) -> type[Section] | None:
 
 def item_model(info: FieldInfo) -> type[Section] | None:
     """Return the section class of a list's items (``rewards``), or None."""
-    if get_origin(info.annotation) is not tuple:
-        return None
-    kinds = (
-        kind for kind in get_args(info.annotation) if isinstance(kind, type) and issubclass(kind, Section)
-    )
-    return next(kinds, None)
+    lists = (kind for kind in (info.annotation, *get_args(info.annotation)) if get_origin(kind) is tuple)
+    kinds = (kind for items in lists for kind in get_args(items))
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)
 
 
 def sections() -> Iterator[tuple[str, type[Section]]]:

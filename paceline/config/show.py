@@ -43,8 +43,9 @@ def _rows(prefix: str, part: Section, loaded: Loaded, only_set: bool, indent: st
             rows += [f"{indent}{name}:", *inner] if inner else []
             continue
         source = loaded.provenance.get(path, Source(DEFAULTS))
-        if not only_set or source.layer != DEFAULTS:
-            rows.append(_row(f"{indent}{name}", path, value, source))
+        items = _items(path, value, loaded)
+        if not only_set or source.layer != DEFAULTS or items:
+            rows += [_row(f"{indent}{name}", path, value, source), *items]
     return rows
 
 
@@ -56,6 +57,15 @@ def _row(key: str, path: str, value: Value, source: Source) -> str:
     if len(text) <= _VALUE_WIDTH and _KEY_WIDTH + _VALUE_WIDTH + 3 + len(place) <= _WIDTH:
         return f"{key:<{_KEY_WIDTH}} {text:<{_VALUE_WIDTH}}  {place}"
     return f"{key:<{_KEY_WIDTH}} {text}\n{'':<{_KEY_WIDTH}}   <- {place}"
+
+
+def _items(path: str, value: Value, loaded: Loaded) -> list[str]:
+    """Return the places that set items of a list one by one."""
+    if not isinstance(value, tuple):
+        return []
+    inner = [source for key, source in loaded.provenance.items() if key.startswith(f"{path}.")]
+    places = dict.fromkeys(f"{source.layer}  {source.text}" for source in inner)
+    return [f"{'':<{_KEY_WIDTH}}   <- {place}" for place in places]
 
 
 def _plain(value: Value) -> Json:
