@@ -98,6 +98,8 @@ def apply_tensor_parallel(
     # Where activations enter and leave sharded computation.
     for name, sharded in cut.blocks.items():
         block = trunk.get_submodule(name)
+        if not sharded and (read := _read_by_block(block, name, cut.styled)):
+            _set_forward(block, tp_layers.with_local_children(block, read, tensors))
         _set_forward(
             block, (tp_layers.sharded_block if sharded else tp_layers.replicated_block)(block, tensors)
         )
@@ -254,6 +256,15 @@ def _blocks(trunk: nn.Module, styled: Mapping[str, str]) -> dict[str, bool]:
                     "use fsdp without tp_size",
                 )
     return blocks
+
+
+def _read_by_block(block: nn.Module, name: str, styled: Mapping[str, str]) -> list[nn.Module]:
+    """Return the convolutions of a block that all ranks compute whole, whose weights it may read itself."""
+    return [
+        child
+        for place, child in block.named_modules(prefix=name)
+        if isinstance(child, nn.Conv1d) and place not in styled
+    ]
 
 
 def _share_vocabulary(root: RoleModule, tensors: Tensors, shares: _Shares) -> None:

@@ -8,8 +8,8 @@ outside of a packed micro-batch (generation, one token at a time).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
@@ -144,6 +144,21 @@ def replicated_block(module: nn.Module, tensors: Tensors) -> Forward:
         return split(out, tensors.group, _TOKENS)
 
     return _then(_with_states(module, come), leave)
+
+
+def with_local_children(module: nn.Module, children: Sequence[nn.Module], tensors: Tensors) -> Forward:
+    """The module's own forward, in which the replicated parameters of ``children`` are plain tensors too: a
+    layer with state reads its convolution's weight itself, without calling it.
+    """
+    forward = vars(module).get("forward") or _own(module)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with ExitStack() as stack:
+            for child in children:
+                stack.enter_context(local_parameters(child, tensors.group))
+            return forward(*args, **kwargs)
+
+    return run
 
 
 def first_layer(module: nn.Module, tensors: Tensors) -> Forward:

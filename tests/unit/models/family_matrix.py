@@ -1,6 +1,7 @@
 """``make families``: what holds of every causal family of Transformers, one small model of each.
 
     .venv/bin/python tests/unit/models/family_matrix.py [--only KIND ...] [--part K/N] [--columns NAME ...]
+    .venv/bin/python tests/unit/models/family_matrix.py --ranks [...]    # the columns of two processes
 
 Writes docs/family-matrix.json after every family, and docs/family-matrix.md of it: runs may be cut into
 pieces, and what was not run stays as it was. A family without a result stands there as untested, so a later
@@ -20,6 +21,7 @@ from typing import Any
 
 import torch
 import transformers
+from family_ranks import AT_ONCE, CLOSE, RANKED, RESUME, TOGETHER, TP, run
 from family_sweep import alone, exported_otherwise, losses_otherwise, registered
 from model_families import Source, make_batch, spread_out
 from test_state_layers import Wide
@@ -170,7 +172,7 @@ COLUMNS: dict[str, Callable[[str], Cell]] = {
     "fp16": lambda kind: low_precision(kind, torch.float16),
 }
 #: Columns that no check fills yet.
-TO_COME = ("ddp = fsdp = zero3", "tp", "resume", "grpo", "rollouts on 1 and 2 ranks")
+TO_COME = ("grpo", "rollouts on 1 and 2 ranks")
 
 
 def checked(kind: str, column: str) -> Cell:
@@ -212,8 +214,10 @@ def write(results: Results) -> None:
 def page(results: Results) -> str:
     """The page of ``results``; families that the table supports but nothing was run of are untested."""
     kinds = sorted(k for k in {*registered(), *results} if not (k in families() and families()[k].refused))
-    columns = [*COLUMNS, *TO_COME]
-    whole = [k for k in kinds if all(_result(results, k, c) == WORKS for c in COLUMNS)]
+    columns = [*COLUMNS, *RANKED, *TO_COME]
+    alone = [k for k in kinds if all(_result(results, k, c) == WORKS for c in COLUMNS)]
+    whole = [k for k in alone if all(_result(results, k, c) == WORKS for c in (TOGETHER, RESUME))]
+    with_tp = [k for k in whole if _result(results, k, TP) == WORKS]
     lines = [
         "# The family matrix",
         "",
@@ -226,15 +230,18 @@ def page(results: Results) -> str:
         "",
         *(f"- **{name}**: {_told(check)}" for name, check in COLUMNS.items() if check.__doc__),
         f"- **bf16**, **fp16**: {_told(low_precision)}",
+        *(f"- **{name}**: {words}" for name, words in RANKED.items()),
         "",
         (
             f"`documents` and `neighbours` in float64 to {EXACT:g}; `step 1` to 1e-5; the loss in bf16 to"
             f" {COARSE[torch.bfloat16]:.0%}, in fp16 to {COARSE[torch.float16]:.0%}."
+            f" On ranks in float32, to {CLOSE:g}."
         ),
         "",
         (
-            "✓ holds · – refused with the reason · ✗ does not hold · untested: not run yet. All of the"
-            f" columns that were run hold for **{len(whole)}** families."
+            "✓ holds · – refused with the reason · ✗ does not hold · untested: not run yet. All columns of"
+            f" one process hold for **{len(alone)}** families; those of two processes as well for"
+            f" **{len(whole)}**, for {len(with_tp)} of them with tensor parallelism too."
         ),
         "",
         f"| `model_type` | {' | '.join(columns)} |",
@@ -270,6 +277,17 @@ def _result(results: Mapping[str, Mapping[str, Mapping[str, Any]]], kind: str, c
     return str(results.get(kind, {}).get(column, {}).get("result", UNTESTED))
 
 
+def run_ranked(kinds: list[str]) -> None:
+    """Fill the columns of two processes, some families at a time."""
+    for start in range(0, len(kinds), AT_ONCE):
+        found = run(kinds[start : start + AT_ONCE])
+        results = load()
+        for kind, row in found.items():
+            results.setdefault(kind, {}).update(row)
+            print(f"{kind:28} {' '.join(MARKS[row[c]['result']] for c in RANKED)}", flush=True)
+        write(results)
+
+
 def main() -> None:
     """Run what was asked for, and write it."""
     parser = argparse.ArgumentParser(description="Check families of models, and write docs/family-matrix.md.")
@@ -277,11 +295,16 @@ def main() -> None:
     parser.add_argument("--part", default="1/1", metavar="K/N", help="every N-th family from the K-th on")
     parser.add_argument("--columns", nargs="*", default=tuple(COLUMNS), choices=tuple(COLUMNS))
     parser.add_argument("--missing", action="store_true", help="only cells without a result")
+    parser.add_argument("--ranks", action="store_true", help="the columns of two processes instead")
     given = parser.parse_args()
     part, parts = (int(number) for number in given.part.split("/"))
     table = families()
     kinds = [k for k in sorted(registered()) if not (k in table and table[k].refused)]
-    for kind in (given.only or kinds)[part - 1 :: parts]:
+    chosen = (given.only or kinds)[part - 1 :: parts]
+    if given.ranks:
+        run_ranked([k for k in chosen if not (given.missing and set(RANKED) <= set(load().get(k, {})))])
+        return
+    for kind in chosen:
         results = load()
         row = results.setdefault(kind, {})
         for column in given.columns:

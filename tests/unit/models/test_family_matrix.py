@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 from family_matrix import COLUMNS, PAGE, WORKS, Cell, checked, judged, load, page
+from family_ranks import RANKED, cells, run
 
 # every column once, every family once
 FEW = (
@@ -33,6 +34,23 @@ def test_a_difference_beyond_the_bound_fails_and_a_refused_family_is_refused() -
     assert judged(2e-6, 1e-10).result == "fails" and judged(1e-11, 1e-10) == Cell(WORKS, measured=1e-11)
     assert "to 2e-10" in judged(2e-10, 1e-10).reason
     assert checked("reformer", "step 1").result == "refused"
+
+
+def test_cells_of_two_processes_are_judged_by_the_farthest_number() -> None:
+    steps = [[2.0, 1.0], [1.5, 0.5]]
+    near, far = [[2.00001, 1.0], [1.5, 0.5]], [[2.0, 1.0], [1.5, 0.501]]
+    two = {"ddp": near, "fsdp": near, "zero3": near, "tp": {"refused": "no plan"}, "resume": True}
+    found = cells({"single": steps}, two)
+    assert [found[c]["result"] for c in RANKED] == ["works", "refused", "works"]
+    found = cells({"single": steps}, {**two, "zero3": far, "tp": {"fails": "E: x"}, "resume": False})
+    assert [found[c]["result"] for c in RANKED] == ["fails"] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(280)
+def test_two_ranks_are_one_for_a_family_with_state() -> None:
+    row = run(["qwen3_5_text"])["qwen3_5_text"]
+    assert [row[column]["result"] for column in RANKED] == ["works"] * 3
 
 
 def test_the_page_is_the_results() -> None:

@@ -1,0 +1,146 @@
+"""One rank of what two processes must do alike for each family: ``python family_worker.py KIND[+…] OUT_DIR``.
+
+Writes ``OUT_DIR/<rank>.json`` after each family: by strategy (loss, gradient norm) of every step, or why not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from engine_stub import engine_of
+from model_families import Source, make_batch
+from tiny_families import tiny_config
+
+from paceline.algorithms.sft import SFT
+from paceline.checkpoint.reader import CheckpointReader
+from paceline.checkpoint.store import Checkpointer
+from paceline.core.errors import PacelineError
+from paceline.core.rundir import RunDir
+from paceline.models.factory import HFModelFactory
+from paceline.plan.batch import split_batch
+from paceline.plan.mesh import Mesh
+from paceline.plan.parts import DdpOptions
+from paceline.protocols.optimizer import OptimizerSpec
+from paceline.protocols.roles import Role
+from paceline.runtime.world import RankEnv, World, environment
+from paceline.strategies.registry import make_strategy
+from paceline.strategies.runner import make_runner
+
+STEPS, MICRO_BATCHES = 3, 4
+WAYS = {
+    "ddp": ("ddp", Mesh(dp_replicate=2)),
+    "fsdp": ("fsdp", Mesh(dp_shard=2)),
+    "zero3": ("zero3", Mesh(dp_shard=2)),
+    "tp": ("fsdp", Mesh(tp=2)),
+}
+
+
+def prepared(world: World, kind: str, name: str, mesh: Mesh) -> tuple[Any, Any]:
+    """The strategy, and the family's tiny model in it."""
+    size = mesh.data_parallel_size
+    plan: Any = SimpleNamespace(
+        strategy=name,
+        strategy_options={},
+        ddp_options=DdpOptions(),
+        precision=SimpleNamespace(scaler=False, compute="float32", master="float32", reduce="float32"),
+        num_nodes=1,
+        mesh=mesh,
+        batch=split_batch(2, MICRO_BATCHES // size, size),
+        engine=engine_of({}, name),
+        adapter=None,
+        world_size=world.world_size,
+        run_dir="",
+    )
+    strategy = make_strategy(name, world, plan)
+    factory = HFModelFactory(Source(config=tiny_config(kind)), seed=5)
+    handle = strategy.prepare(Role.POLICY, factory, OptimizerSpec(learning_rate=1e-2, weight_decay=0.1))
+    handle.root.eval()  # a router may draw at random in training
+    strategy.warm_up(handle, make_batch((5, 9)), SFT())
+    return strategy, handle
+
+
+def train(strategy: Any, handle: Any, steps: range) -> list[list[float]]:
+    """(loss, gradient norm) of each step over the same global micro-batches."""
+    size, rank = strategy.data_parallel_size, strategy.data_parallel_rank
+    found = []
+    for step in steps:
+        places = [step * MICRO_BATCHES + j * size + rank for j in range(MICRO_BATCHES // size)]
+        batches = [make_batch((5, 9, 1 + place % 3), seed=place) for place in places]
+        result = make_runner(strategy).train_window(
+            {Role.POLICY: handle}, batches, SFT(), lr=1e-2, max_grad_norm=0.5
+        )
+        assert result.grad_norm is not None
+        found.append([result.losses["nll"], result.grad_norm])
+    return found
+
+
+def steps_of(world: World, kind: str, name: str, mesh: Mesh) -> list[list[float]]:
+    """The steps of one strategy."""
+    strategy, handle = prepared(world, kind, name, mesh)
+    try:
+        return train(strategy, handle, range(STEPS))
+    finally:
+        strategy.close()
+
+
+def resumed(world: World, kind: str, out: Path) -> bool:
+    """Whether a run that goes on from a checkpoint is bit for bit the one that did not stop."""
+    found: list[Any] = []
+    path = Path()
+    for again in (False, True):
+        strategy, handle = prepared(world, kind, "fsdp", Mesh(dp_shard=2))
+        if again:
+            with CheckpointReader(path) as reader:
+                strategy.import_state(handle, reader)
+        else:
+            train(strategy, handle, range(2))
+            run = RunDir.at(out / f"run-{kind}")
+            path = Checkpointer(run, world).save(2, strategy.export_state(handle), {"step": 2}, {})
+        steps = train(strategy, handle, range(2, 4))
+        held = {(s.name, s.kind): s.tensor.clone() for s in strategy.export_state(handle)}
+        found.append((steps, held))
+        strategy.close()
+    (one, before), (two, after) = found
+    return one == two and all(torch.equal(t, after[key]) for key, t in before.items())
+
+
+def family(world: World, kind: str, out: Path) -> dict[str, Any]:
+    """What every way gives for ``kind``."""
+    found: dict[str, Any] = {}
+    ways: dict[str, Any] = {"single": ("single", Mesh())} if world.world_size == 1 else WAYS
+    checks = {way: lambda how=how: steps_of(world, kind, *how) for way, how in ways.items()}
+    if world.world_size > 1:
+        checks["resume"] = lambda: resumed(world, kind, out)
+    for way, check in checks.items():
+        try:
+            found[way] = check()
+        except PacelineError as error:
+            found[way] = {"refused": error.diagnostics[0].what}
+        except Exception as error:  # a class's own error is the finding
+            found[way] = {"fails": f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"}
+    return found
+
+
+def main() -> None:
+    """Every family of the first argument, one after the other."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    world = World.open(RankEnv.from_environ(environment()), device="cpu", timeout_seconds=60)
+    out, found = Path(sys.argv[2]), dict[str, Any]()
+    for kind in sys.argv[1].split("+"):
+        found[kind] = family(world, kind, out)
+        staged = out / f"{world.rank}.part"
+        staged.write_text(json.dumps(found))
+        os.replace(staged, out / f"{world.rank}.json")
+    world.close(ok=True)
+
+
+if __name__ == "__main__":
+    main()
