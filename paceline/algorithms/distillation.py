@@ -25,7 +25,7 @@ class Distillation(Algorithm):
     (``protocols.divergence``: ``beta`` 0 is the forward KL of Hinton et al. 2015, 1 the reverse KL of Gu et
     al. 2024, between them Agarwal et al. 2023, arXiv:2306.13649, eq. 2) at ``temperature``. Its gradient is
     not multiplied by the squared temperature. α is ``alpha``. Evaluation reports that loss, and for the
-    student alone the mean of -log p(label) as ``nll`` and the ``accuracy`` of its most likely token.
+    student alone the mean of -log p(label) as ``nll`` and ``token_accuracy``.
     """
 
     frozen = (Role.TEACHER,)
@@ -56,4 +56,7 @@ class Distillation(Algorithm):
         return found
 
     def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
-        return {f"nll/{TERM}": outputs[Output.NLL.value], f"accuracy/{TERM}": outputs[Output.CORRECT.value]}
+        return {
+            f"nll/{TERM}": outputs[Output.NLL.value],
+            f"token_accuracy/{TERM}": outputs[Output.CORRECT.value],
+        }

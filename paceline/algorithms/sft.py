@@ -32,4 +32,4 @@ class SFT(Algorithm):
         return {TERM: outputs[Output.NLL.value]}
 
     def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
-        return {f"accuracy/{TERM}": outputs[Output.CORRECT.value]}
+        return {f"token_accuracy/{TERM}": outputs[Output.CORRECT.value]}

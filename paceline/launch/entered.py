@@ -1,10 +1,14 @@
-"""Run ``python -m paceline.launch.entered MODULE …`` with signal handlers set before slow imports."""
+"""Run ``python -m paceline.launch.entered MODULE …`` with signal handlers set before slow imports.
+
+What those imports log about unused parts is dropped.
+"""
 
 from __future__ import annotations
 
 import runpy
 import sys
 
+from paceline.core.import_notes import quiet_imports
 from paceline.launch.ending import ended
 from paceline.launch.outlet import redacted
 
@@ -13,6 +17,7 @@ from paceline.launch.outlet import redacted
 @ended
 def main() -> int:
     """Run the module as ``python -m MODULE …`` would, and return its exit code."""
+    quiet_imports()
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     return 0

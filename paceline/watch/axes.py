@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.runlog.history import History
@@ -77,6 +77,18 @@ def say_if_empty(ax: Any, has_content: bool, words: str) -> None:
 def metric(metrics: Mapping[str, float], name: str) -> float:
     """Return a metric by name; NaN when it was not reported."""
     return metrics.get(name, math.nan)
+
+
+def share_limits(shares: Sequence[float]) -> tuple[float, float]:
+    """Return the limits of an axis on which finite ``shares`` (0 to 1) fill most of the height.
+
+    At least 0.1 apart, within 0 and 1 and a margin; 0 to 1 with the margin when there are none.
+    """
+    finite = [share for share in shares if math.isfinite(share)] or [0.0, 1.0]
+    least, most = min(finite), max(finite)
+    room = max(0.1, most - least)
+    middle = min(max((least + most) / 2, room / 2), 1 - room / 2) if room < 1 else 0.5
+    return middle - 0.6 * room, middle + 0.6 * room
 
 
 def percents(ax: Any, axis: str = "y") -> None:

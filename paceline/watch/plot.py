@@ -36,6 +36,7 @@ from paceline.watch.axes import (
     raw_and_mean,
     say_if_empty,
     say_last,
+    share_limits,
     thousands,
     title,
 )
@@ -202,13 +203,14 @@ def _accuracy(ax: Any, history: History) -> None:
     ranked = Curve.of(
         {s: metric(e.extras, n) for s, e in history.steps.items() for n in _RANKED if n in e.extras}
     )
-    title(ax, "Accuracy" if ranked else "Accuracy on held-out data")
     raw_and_mean(ax, ranked, BLUE, "training pairs")
     # Up to four shares of the evaluations, exact match first
     names = sorted(
         {n for e in history.evals.values() for n in e.metrics if is_share(n)},
         key=lambda n: ("exact" not in n, n),
     )
+    only_tokens = names == ["eval_token_accuracy"] and not history.answers
+    title(ax, "Accuracy" if ranked else f"{'Token accuracy' if only_tokens else 'Accuracy'} on held-out data")
     colours = (GREEN, PURPLE, ORANGE, RED) if ranked else (GREEN, PURPLE, ORANGE, BLUE)
     for name, colour in zip(names[:4], colours, strict=False):
         curve = Curve.of({s: metric(e.metrics, name) for s, e in history.evals.items()})
@@ -232,7 +234,8 @@ def _accuracy(ax: Any, history: History) -> None:
             markersize=5,
             label=f"answers correct {answered.y[-1]:.1%}",
         )
-    ax.set_ylim(-0.03, 1.06)
+    held_out = [metric(e.metrics, n) for e in history.evals.values() for n in names[:4]]
+    ax.set_ylim(*share_limits([*ranked.y, *answered.y, *held_out]))
     percents(ax)
     say_if_empty(ax, bool(names or answered or ranked), "not evaluated")
 

@@ -223,7 +223,8 @@ def test_evaluation_is_exact_for_uneven_sets(tiny: Tiny, paceline: Paceline, tmp
     for one, two in zip(found[1], found[2], strict=True):
         assert one["rows"] == two["rows"] == 99
         assert two["eval_loss"] == pytest.approx(one["eval_loss"], abs=2e-6)
-        assert 0 <= two["eval_accuracy"] <= 1 and two["eval_accuracy"] == pytest.approx(one["eval_accuracy"])
+        assert 0 <= two["eval_token_accuracy"] <= 1
+        assert two["eval_token_accuracy"] == pytest.approx(one["eval_token_accuracy"])
 
 
 def test_early_stopping_keeps_the_best(tiny: Tiny, paceline: Paceline, tmp_path: Path) -> None:

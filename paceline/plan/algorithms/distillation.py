@@ -105,5 +105,5 @@ DISTILLATION = Distilled(
     same_tokens=("teacher",),
     own_answers="lmbda",
     beside=("lmbda", "max_completion_length", "sampling_temperature"),
-    evaluated=("eval_loss", "eval_nll", "eval_accuracy"),
+    evaluated=("eval_loss", "eval_nll", "eval_token_accuracy"),
 )

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from paceline.plan.algorithms.base import AlgorithmSpec
 
-SFT = AlgorithmSpec("sft", evaluated=("eval_loss", "eval_accuracy"))
+SFT = AlgorithmSpec("sft", evaluated=("eval_loss", "eval_token_accuracy"))

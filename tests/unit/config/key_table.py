@@ -338,7 +338,7 @@ TABLE: dict[str, Key | Read] = {
         p.trainer,
         EVALUATED,
         eval_steps=7,
-        metric_for_best_model="accuracy",
+        metric_for_best_model="token_accuracy",
         greater_is_better=True,
         early_stopping_patience=3,
         early_stopping_threshold=0.5,

@@ -221,7 +221,7 @@ def test_a_spec_says_what_the_forward_must_give() -> None:
     [
         ("sft", "rouge1", False),
         ("sft", "loss", True),
-        ("sft", "eval_accuracy", True),
+        ("sft", "eval_token_accuracy", True),
         ("dpo", "eval_rewards/margins", True),
         ("reward", "rewards/margins", False),
         ("grpo", "eval_loss", False),

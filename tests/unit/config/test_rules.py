@@ -348,7 +348,7 @@ CASES = [
         _t(lr_scheduler_type="cosine", lr_scheduler_kwargs={"num_cycls": 2}),
         _t(lr_scheduler_type="cosine", lr_scheduler_kwargs={"num_cycles": 2}),
     ),
-    case("train.best_metric", _t(metric_for_best_model="rouge1"), _t(metric_for_best_model="accuracy")),
+    case("train.best_metric", _t(metric_for_best_model="rouge1"), _t(metric_for_best_model="token_accuracy")),
     case(
         "train.reentrant",
         _t(gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": True}),

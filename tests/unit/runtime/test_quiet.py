@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from paceline.cli.process import ROOT
 from paceline.runtime.quiet import quiet_libraries
 
 
@@ -66,3 +70,16 @@ def test_what_importing_torchao_says_is_dropped_and_nothing_else(library_setting
     finally:
         for name, logger in loggers.items():
             logger.filters = before[name]
+
+
+def test_a_command_that_becomes_a_module_drops_it_too(tmp_path: Path) -> None:
+    """``paceline export`` and ``chat`` are not ranks; they are run by ``launch.entered``."""
+    (tmp_path / "speaks.py").write_text(
+        "import logging\n"
+        "logging.getLogger('torchao').warning('Failed to load /x/_C_mxfp8.so: Could not load this library')\n"
+        "logging.getLogger('torchao').warning('the option block_size is deprecated')\n"
+    )
+    argv = [sys.executable, "-m", "paceline.launch.entered", "speaks"]
+    environ = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines() == ["the option block_size is deprecated"] and done.stdout == ""

@@ -222,3 +222,30 @@ def test_running_mean_is_the_mean_and_keeps_the_ends() -> None:
 def test_curves_leave_out_what_is_no_number() -> None:
     curve = Curve.of({3: 1.0, 1: 2.0, 2: math.nan, 4: math.inf})
     assert (curve.x, curve.y, bool(curve), bool(Curve.of({}))) == ([1, 3], [2.0, 1.0], True, False)
+
+
+@pytest.mark.parametrize(
+    ("shares", "limits"),
+    [
+        ([0.55, 0.58], (0.505, 0.625)),  # what moved fills half of the height
+        ([0.0, 0.02], (-0.01, 0.11)),
+        ([0.99, math.nan], (0.89, 1.01)),
+        ([0.0, 1.0], (-0.1, 1.1)),
+        ([], (-0.1, 1.1)),
+    ],
+)
+def test_the_axis_of_shares_fits_them(shares: list[float], limits: tuple[float, float]) -> None:
+    from paceline.watch.axes import share_limits
+
+    assert share_limits(shares) == pytest.approx(limits)
+
+
+def test_token_accuracy_is_called_so_and_fills_its_axis(run: RunDir) -> None:
+    from paceline.watch import plot
+
+    held_out = [Eval(n, {"eval_token_accuracy": 0.5 + n / 100, "eval_loss": 1.0}) for n in (2, 4, 8)]
+    write(run, [RunStarted("d", 1), *(step(n) for n in range(1, 9)), *held_out])
+    panel = plot._draw(load_history(run), "run").axes[1]
+    assert panel.get_title(loc="left") == "Token accuracy on held-out data"
+    low, high = panel.get_ylim()
+    assert 0.4 < low < 0.52 and 0.58 < high < 0.7

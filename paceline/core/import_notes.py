@@ -1,0 +1,35 @@
+"""Drop what libraries log while they are imported about parts that nothing here uses."""
+
+from __future__ import annotations
+
+import logging
+
+#: What importing torchao (peft does) says in every process of parts that nothing here uses, by logger:
+#: kernels for other formats, and torch's version of pytrees. All else that these say is shown.
+_OF_AN_IMPORT: dict[str, tuple[str, ...]] = {
+    "torchao": ("Failed to load ", "Skipping import of cpp extensions"),
+    "torchao.kernel.intmm": ("Warning: Detected no triton",),
+    "torch.utils._pytree": (
+        "<enum 'KernelPreference'> is an Enum",
+        "<enum 'ScaleCalculationMode'> is an Enum",
+    ),
+}
+
+
+def quiet_imports() -> None:
+    """Filter the loggers of torchao and torch. Imports neither; call it before they are imported."""
+    for name, beginnings in _OF_AN_IMPORT.items():
+        logger = logging.getLogger(name)
+        if not any(isinstance(known, _Without) for known in logger.filters):
+            logger.addFilter(_Without(beginnings))
+
+
+class _Without(logging.Filter):
+    """Drops messages with these beginnings."""
+
+    def __init__(self, beginnings: tuple[str, ...]) -> None:
+        super().__init__()
+        self._beginnings = beginnings
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith(self._beginnings)
