@@ -15,6 +15,16 @@ CLI_MODE = Code(
     "The guide's scripts have one mode, train; evaluation is part of it. Use --mode train, and"
     " training.eval_strategy for evaluation.",
 )
+CLI_FLAG_NOT_KEPT = Code(
+    "cli.flag_not_kept",
+    "main.py takes LLaMA-Factory's flags. One of them changes the run in a way that is not supported here, or"
+    " is no flag of LLaMA-Factory, so that the run would be another one.",
+)
+CLI_TWO_COMMAND_LINES = Code(
+    "cli.two_command_lines",
+    "main.py takes its own flags (--config, --mode, --algorithm) or LLaMA-Factory's (--stage, --do_train);"
+    " one command line has both.",
+)
 CLI_OPTION = Code(
     "cli.option", "An option's value is not one that the verb takes; the message says which ones are."
 )

@@ -2,7 +2,7 @@
 
 Under a launcher (torchrun, torch.distributed.launch, accelerate, mpirun, srun) main.py becomes one rank of
 the job. Otherwise it starts a job of one process, as ``paceline train --nproc 1`` does, unless the config
-sets ``launch.nproc``.
+sets ``launch.nproc``. It takes LLaMA-Factory's flags, too (``llamafactory_flags``).
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from paceline.cli import codes
 from paceline.cli.joined import alone, drives_a_node, on_its_node
+from paceline.cli.llamafactory_flags import are_llamafactory, from_llamafactory
 from paceline.cli.options import LauncherOption
 from paceline.cli.process import become
 from paceline.cli.report import reported
@@ -61,7 +62,9 @@ _NPROC, _PLACES, _END = (
 
 
 def main() -> None:
-    """``main.py``."""
+    """``main.py``, with its own flags or LLaMA-Factory's."""
+    if are_llamafactory(sys.argv[1:]):
+        sys.exit(reported(_train_llamafactory))
     _run(main_command, "main.py")
 
 
@@ -96,12 +99,22 @@ def main_command(
     """Train: under a launcher as one rank of its job, otherwise as one process."""
     check_mode(mode)
     settings = [*(overrides or ()), *deepspeed_settings(deepspeed_config)]
+    _train(config, settings, LaunchOptions(algorithm=algorithm, resume=resume), local_rank)
+
+
+def _train(config: Path, settings: list[str], options: LaunchOptions, local_rank: int | None) -> NoReturn:
     if started_by(os.environ) is None:
-        raise typer.Exit(
-            start(config, settings, LaunchOptions(algorithm=algorithm, resume=resume), one_process=True)
-        )
-    arguments = outside_arguments(config, settings, LaunchOptions(algorithm=algorithm, resume=resume))
+        sys.exit(start(config, settings, options, one_process=True))
+    arguments = outside_arguments(config, settings, options)
     become(WORKER_MODULE, *arguments, *(["--local-rank", str(local_rank)] if local_rank is not None else []))
+
+
+def _train_llamafactory() -> NoReturn:
+    flags = from_llamafactory(sys.argv[1:], os.environ)
+    try:
+        _train(flags.config, list(flags.overrides), LaunchOptions(), flags.local_rank)
+    except ConfigError as error:
+        raise ConfigError(*(in_words_of("main.py", finding) for finding in error.diagnostics)) from error
 
 
 def run_distributed_command(

@@ -37,6 +37,7 @@ WRITERS = {
     "paceline/config/exchange/accepted.py": "a composed YAML, without secrets, in a temporary folder",
     "paceline/config/exchange/exporting.py": "a composed YAML, without secrets, in a temporary folder",
     "paceline/config/exchange/job_files.py": "the name of a file, in a temporary folder",
+    "paceline/cli/llamafactory_flags.py": "a composed YAML, without secrets: values of that shape are masked",
     "paceline/cli/config_init.py": "a user's answers, in a file of their own",
     "paceline/cli/config_import.py": "a composed YAML, without secrets: values of that shape are masked",
     "paceline/launch/before/lengths.py": "a config, in a temporary folder",

@@ -194,3 +194,33 @@ def test_flags_misspelt(
 @pytest.mark.parametrize("script", ["main.py", "prepare_datasets.py", "scripts/run_distributed.py"])
 def test_the_shims_stay_thin(script: str) -> None:
     assert len((ROOT / script).read_text().splitlines()) <= 15
+
+
+@pytest.mark.parametrize("launched", [False, True])
+def test_main_takes_the_flags_of_llamafactory(
+    launched: bool,
+    run: Callable[[str], int],
+    seen: Seen,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    if launched:
+        monkeypatch.setenv("RANK", "1")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+    line = "main.py --stage pt --do_train --model_name_or_path m --dataset d --output_dir o training.seed=2"
+    assert run(f"{line} --local_rank=1" if launched else line) == 0
+    (file,) = (tmp_path / "imported").iterdir()
+    if launched:
+        rank = ["--config", str(file), "--set", "training.seed=2", "--local-rank", "1"]
+        assert seen.became == ["paceline.training.rank", *rank]
+    else:
+        assert seen.started == (file, ["training.seed=2"], LaunchOptions()) and seen.one_process
+
+
+def test_flags_that_cannot_be_kept_start_nothing(
+    run: Callable[[str], int], seen: Seen, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = "main.py --stage sft --do_train --model_name_or_path m --dataset d --output_dir o --use_badam"
+    assert run(line) == 2
+    assert seen.started is None and "error[cli.flag_not_kept] main.py, argument 10" in capsys.readouterr().err

@@ -77,6 +77,15 @@ FOREIGN_OPTIONS = frozenset(
         "--local-dir",
         "--port",
         "--logprobs-mode",
+        # LLaMA-Factory's, which main.py takes
+        "--stage",
+        "--do_train",
+        "--model_name_or_path",
+        "--dataset",
+        "--dataset_dir",
+        "--template",
+        "--output_dir",
+        "--eval_strategy",
     ]
 )
 
