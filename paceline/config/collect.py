@@ -7,7 +7,7 @@ from pydantic_core import PydanticCustomError
 
 from paceline.config import codes
 from paceline.config.aliases import ALIASES, SECTION_ALIASES, SKIP, Alias, NoTranslation
-from paceline.config.items import leaf_of, takes_items
+from paceline.config.items import NAMED_FILES, leaf_of, takes_items
 from paceline.config.nearest import MOST_UNKNOWN
 from paceline.config.recognised import RECOGNISED
 from paceline.config.schema import SECTIONS, field_of, is_text, nested_model, takes_mapping
@@ -126,7 +126,7 @@ class Collector:
             self._deepspeed(inner, node, source)
         elif nested_model(info) is not None and (inner or isinstance(node.value, dict)):
             self._nested(path, inner, node, source)
-        elif inner and (takes_mapping(info) or takes_items(info)):
+        elif inner and (takes_mapping(info) or takes_items(info) or path in NAMED_FILES):
             self._emit(path, node.data(), node, source, sub=inner)
         elif inner:
             self._problem(
@@ -165,13 +165,7 @@ class Collector:
 
     def _deepspeed(self, inner: tuple[str, ...], node: Node, source: Source) -> None:
         if inner and inner != ("config_path",):
-            self._problem(
-                codes.CONFIG_UNKNOWN_KEY,
-                "only config_path can be set inside training.deepspeed from the command line or environment",
-                source.place(),
-                ".".join(inner),
-                "training.deepspeed.config_path=FILE",
-            )
+            self._emit("training.deepspeed", node.data(), node, source, sub=inner)
             return
         value = node.value
         if isinstance(value, dict) and "config_path" in value:

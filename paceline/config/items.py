@@ -14,6 +14,9 @@ from paceline.config.schema import field_of, item_model
 from paceline.config.source import shown
 from paceline.core.json_types import Json, JsonObject, inner_object
 
+#: Keys that name a file, of which single keys can be set: ``training.deepspeed.zero_optimization.stage=2``
+NAMED_FILES = ("training.deepspeed", "training.fsdp_config", "training.accelerate_config")
+
 
 class NoItem(Exception):
     """There is no such item. ``what``, ``found`` and ``hint`` are those of a finding."""

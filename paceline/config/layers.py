@@ -10,13 +10,13 @@ from pydantic_core import PydanticCustomError
 
 from paceline.config import codes
 from paceline.config.aliases import Learnt
-from paceline.config.items import NoItem, takes_items, with_item
+from paceline.config.items import NAMED_FILES, NoItem, takes_items, with_item
 from paceline.config.schema import field_of
 from paceline.config.sections.types import to_bool
 from paceline.config.source import FOREIGN, Entry, Source, shown
 from paceline.config.spelling import same
 from paceline.core.diagnostics import Diagnostic, Severity
-from paceline.core.json_types import JsonObject, as_object, inner_object
+from paceline.core.json_types import Json, JsonObject, as_object, inner_object
 from paceline.core.tables import ALGORITHMS
 
 _ALGORITHM = "training.algorithm"
@@ -34,6 +34,7 @@ class Merged:
     inner: dict[str, Source] = field(default_factory=dict)  # keys inside free-form mappings, by full path
     problems: list[Diagnostic] = field(default_factory=list)
     notes: list[Diagnostic] = field(default_factory=list)
+    file_keys: dict[str, list[Entry]] = field(default_factory=dict)  # set inside a file that a path names
     copied: set[str] = field(default_factory=set)  # mappings that this merge has copied and may modify
 
 
@@ -171,6 +172,10 @@ def _apply(entry: Entry, merged: Merged) -> None:
     if entry.sub and takes_items(field_of(entry.path)):
         _apply_item(entry, merged)
         return
+    if entry.sub and entry.path in NAMED_FILES and _names_a_file(merged.values.get(entry.path)):
+        merged.file_keys.setdefault(entry.path, []).append(entry)
+        _trace(entry, merged)
+        return
     # A key inside a mapping is set in a copy of the lower layers' mapping
     if entry.sub:
         base = as_object(merged.values.get(entry.path))
@@ -190,9 +195,14 @@ def _apply(entry: Entry, merged: Merged) -> None:
         merged.notes.append(_overridden(before, entry))
     if not entry.sub:
         merged.copied.discard(entry.path)
+        merged.file_keys.pop(entry.path, None)
     _trace(entry, merged)
     merged.values[entry.path] = value
     merged.winners[entry.path] = entry
+
+
+def _names_a_file(value: Json) -> bool:
+    return isinstance(value, str) and not value.lstrip().startswith("{")
 
 
 def _apply_item(entry: Entry, merged: Merged) -> None:

@@ -132,7 +132,8 @@ def _named(upper: Merged, path: str, folder: Path, found: Foreign) -> Document |
             value, entry.source.file or entry.source.place(), dict(entry.lines), entry.source.line
         )
     beside = Path(entry.source.file).parent if entry.source.file else folder  # of a file that is extended
-    return _file(value, _WHAT[path], beside, entry.source.place(), found, folder)
+    document = _file(value, _WHAT[path], beside, entry.source.place(), found, folder)
+    return document and document.with_keys(upper.file_keys.get(path, ()))
 
 
 def _carried(path: str, folder: Path, found: Foreign) -> Document | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from paceline.config import codes
 from paceline.config.source import FOREIGN, Entry, Source
 from paceline.core.diagnostics import Diagnostic, Severity
-from paceline.core.json_types import Json, JsonObject, as_object
+from paceline.core.json_types import Json, JsonObject, as_object, inner_object
 
 
 @dataclass
@@ -27,15 +28,21 @@ class Foreign:
 
 @dataclass(frozen=True)
 class Document:
-    """A foreign file (or a mapping inside the YAML): its data, its name and the line of each inner path."""
+    """A foreign file (or a mapping inside the YAML): its data, its name and the line of each inner path.
+
+    ``above``: keys that the command line or the environment has set in it.
+    """
 
     data: JsonObject
     name: str
     lines: dict[str, int]
     line: int | None = None
+    above: Mapping[str, Source] = field(default_factory=dict, kw_only=True)
 
     def place(self, path: str) -> str:
-        """Return ``file:line`` of an inner path."""
+        """Return ``file:line`` of an inner path, or where it was set above the file."""
+        if path in self.above:
+            return self.above[path].place()
         line = self._line(path)
         return f"{self.name}:{line}" if line else self.name
 
@@ -47,7 +54,20 @@ class Document:
 
     def entry(self, to: str, value: Json, path: str) -> Entry:
         """Return a setting of the lowest layer that comes from this document's ``path``."""
-        return Entry(to, value, Source(FOREIGN, self.name, self._line(path), path))
+        own = Source(FOREIGN, self.name, self._line(path), path)
+        return Entry(to, value, self.above.get(path, own))
+
+    def with_keys(self, keys: Sequence[Entry]) -> Document:
+        """Return the document with inner keys set, each entry's ``sub`` in order."""
+        if not keys:
+            return self
+        data = copy.deepcopy(self.data)
+        for key in keys:
+            inner = data
+            for part in key.sub[:-1]:
+                inner = inner_object(inner, part)
+            inner[key.sub[-1]] = key.value
+        return replace(self, data=data, above={".".join(key.sub): key.source for key in keys})
 
     def part(self, block: str) -> Document:
         """Return the document of an inner block."""
@@ -56,7 +76,13 @@ class Document:
             for path, line in self.lines.items()
             if path.startswith(f"{block}.")
         }
-        return Document(as_object(self.data[block]), self.name, lines, self.lines.get(block, self.line))
+        above = {
+            path.removeprefix(f"{block}."): source
+            for path, source in self.above.items()
+            if path.startswith(f"{block}.")
+        }
+        line = self.lines.get(block, self.line)
+        return Document(as_object(self.data[block]), self.name, lines, line, above=above)
 
     def bare(self, path: str) -> Document:
         """Return a document without keys, at the place of ``path``."""
@@ -65,7 +91,8 @@ class Document:
     def made(self, data: JsonObject, origin: Mapping[str, str]) -> Document:
         """Return a document derived from this one; ``origin``: path in ``data`` → the key it comes from."""
         lines = {path: self.lines.get(key, self.line or 1) for path, key in origin.items()}
-        return Document(data, self.name, lines, self.line)
+        above = {path: self.above[key] for path, key in origin.items() if key in self.above}
+        return Document(data, self.name, lines, self.line, above=above)
 
     def note(self, path: str, what: str, hint: str = "", severity: Severity = Severity.NOTE) -> Diagnostic:
         """Return a finding about a translated or ignored setting; a WARNING if the user asked for it."""
