@@ -77,7 +77,7 @@ class _Library(ModuleType):
         return found
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *__all__})
+        return sorted(__all__)  # what completion offers: not what this file imports
 
 
 sys.modules[__name__].__class__ = _Library

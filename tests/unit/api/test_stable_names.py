@@ -98,3 +98,7 @@ def test_importing_the_library_costs_little_and_imports_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "True []"
+
+
+def test_completion_offers_the_stable_names_alone() -> None:
+    assert dir(paceline) == sorted({*STABLE, *CLASSES, "__version__"})
