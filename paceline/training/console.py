@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 import time
 from collections import deque
 from collections.abc import Callable
@@ -113,7 +114,7 @@ class Console:
         text = printable(self._redact(text), keep_newlines=True)
         if self._rich is not None:
             rich = self._rich
-            self._show(lambda: rich.print(Text(text, style=style), soft_wrap=True))
+            self._show(lambda: rich.print(Text(_wrapped(text, rich.width), style=style), soft_wrap=True))
         else:
             self._show(lambda: self._plain(text))
 
@@ -151,21 +152,49 @@ class Console:
             bar,
             Text(f"{share} {left}".strip()),
         )
-        return Group(head, Text.assemble(*_numbers(event), overflow="ellipsis", no_wrap=True))
+        width = self._rich.width if self._rich is not None else 80
+        return Group(head, Text.assemble(*_numbers(event, width), overflow="ellipsis", no_wrap=True))
 
 
-def _numbers(event: Step) -> list[tuple[str, str]]:
-    """Return the second line of the bar: dim names, bright values."""
+def _wrapped(text: str, width: int) -> str:
+    """Break lines at spaces to fit ``width``, continued with an indent; paths and long words stay whole."""
+    return "\n".join(
+        textwrap.fill(
+            line,
+            width,
+            subsequent_indent=" " * min(10, width // 4),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        if len(line) > width
+        else line
+        for line in text.split("\n")
+    )
+
+
+def _numbers(event: Step, width: int) -> list[tuple[str, str]]:
+    """Return the second line of the bar: dim names, bright values.
+
+    Those that do not fit ``width`` are left out whole, from the end; why a step was skipped is not.
+    """
     values = [("loss", f"{event.loss:.4f}"), ("lr", f"{event.lr:.2e}")]
     if event.grad_norm is not None:
         values.append(("grad", f"{event.grad_norm:.2f}"))
     values.append(("tok/s", human_count(event.tokens_per_second)))
-    values += utilisation(event)
     if event.memory_bytes is not None:
         values.append(("mem", human_bytes(event.memory_bytes)))
+    values += utilisation(event)
     if event.skipped:
-        values.append(("skipped", event.skipped))
+        values.insert(0, ("skipped", event.skipped))
     parts: list[tuple[str, str]] = []
     for name, value in values:
-        parts += [(f"{name} ", "dim"), (f"{value}  ", "yellow" if name == "skipped" else "")]
+        width -= len(name) + len(value) + 1
+        if width < 0 and parts:
+            break
+        width -= 2
+        parts += [
+            ("  " if parts else "", ""),
+            (f"{name} ", "dim"),
+            (value, "yellow" if name == "skipped" else ""),
+        ]
     return parts

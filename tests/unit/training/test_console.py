@@ -86,6 +86,26 @@ def test_a_terminal_gets_a_bar_and_lines_above_it() -> None:
     assert out.getvalue().rstrip("\r\n").endswith("\x1b[?25h")  # the cursor is back
 
 
+@pytest.mark.parametrize("columns", [60, 80])
+def test_what_a_terminal_shows_fits_it_and_cuts_no_value(
+    monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    out = Terminal()
+    console = Console(10, stream=out)
+    console.message("where     " + "a sentence of many words, " * 8 + "/a/path/" + "x" * 90)
+    console.step(step(1, mfu=None, of_product=1.2))
+    console.step(step(2, skipped="overflow"))
+    console.close()
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
+    lines = [line for line in text.replace("\r", "\n").split("\n") if "/a/path/" not in line]
+    assert max(map(len, lines)) <= columns and "…" not in text
+    assert "/a/path/" + "x" * 90 in text and "skipped overflow" in text
+    assert ("mem 1.50 GiB" in text) is (columns == 80)
+    assert len([line for line in lines if line.startswith(" " * 10) and "words," in line]) >= 2
+
+
 @pytest.mark.parametrize("kind", [io.StringIO, Terminal])
 def test_texts_cannot_move_the_cursor(kind: type[io.StringIO]) -> None:
     out = kind()
