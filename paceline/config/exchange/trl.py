@@ -245,7 +245,10 @@ def _dpo(reading: KeyReader) -> None:
             "TRL's ipo takes means over an answer's tokens",
         )
     reading.nothing("loss_weights", "there is one loss") if len(listed) == 1 else None
-    reading.keep("label_smoothing", "training.dpo.label_smoothing", reading.value("label_smoothing"))
+    if "robust" in listed:
+        reading.keep("label_smoothing", "training.dpo.label_smoothing", reading.value("label_smoothing"))
+    else:  # TRL 1.16's sigmoid has no smoothing
+        reading.nothing("label_smoothing", "TRL's losses but robust, exo_pair and aot do not read it")
     if reading.text("f_divergence_type") == "reverse_kl":
         reading.nothing(("f_divergence_type", "f_alpha_divergence_coef"), "reverse KL, as here")
     reading.nothing("discopop_tau", "it belongs to loss_type: discopop") if "discopop" not in listed else None

@@ -235,3 +235,16 @@ def test_a_job_file_becomes_settings(tmp_path: Path) -> None:
     (tmp_path / "ours.yaml").write_text(made.text)
     config = load_config(str(tmp_path / "ours.yaml")).config
     assert (config.training.mixed_precision, config.training.max_grad_norm) == ("bf16", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("loss", "verdict", "smoothing"), [("robust", "mapped", 0.2), ("sigmoid", "no effect", 0.0)]
+)
+def test_trl_smooths_the_labels_of_robust_only(
+    tmp_path: Path, loss: str, verdict: str, smoothing: float
+) -> None:
+    """Its sigmoid loss has no smoothing, so an import that kept it would train another loss."""
+    text = f"model_name_or_path: m\noutput_dir: o\nloss_type: [{loss}]\nlabel_smoothing: 0.2\n"
+    found, config, _ = imported(tmp_path, text, system="trl", algorithm="dpo")
+    assert found.findings["label_smoothing"].verdict.value == verdict
+    assert (config.training.dpo.loss_type, config.training.dpo.label_smoothing) == (loss, smoothing)
