@@ -103,4 +103,4 @@ def test_an_evaluation_tells_the_students_own_loss_and_accuracy() -> None:
         plain = student(batch, frozenset({Output.NLL, Output.CORRECT}))
     found = algorithm.metrics(Role.POLICY, outputs, known)
     assert float(found[f"nll/{TERM}"]) == pytest.approx(float(plain[Output.NLL.value]))
-    assert int(found[f"accuracy/{TERM}"]) == int(plain[Output.CORRECT.value])
+    assert int(found[f"token_accuracy/{TERM}"]) == int(plain[Output.CORRECT.value])
