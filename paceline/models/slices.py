@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from paceline.core.errors import ConfigError
 from paceline.models.accounting import converted_names
 from paceline.models.buffers import persistent_buffers
 from paceline.models.folder_tensors import FolderTensors
+from paceline.models.source import cannot_load
 from paceline.plan.model.weights_files import header_of, weights_of
 
 if TYPE_CHECKING:
@@ -34,15 +36,20 @@ class FolderSlices:
         return name in self.places
 
     def read(self, name: str, offsets: Sequence[int], shape: Sequence[int]) -> Tensor:
-        """Return the block of ``shape`` at ``offsets`` in the file's dtype, on the CPU."""
-        from safetensors import safe_open
+        """Return the block of ``shape`` at ``offsets`` in the file's dtype, on the CPU. Raises ConfigError
+        ``models.cannot_load``.
+        """
+        from safetensors import SafetensorError, safe_open
 
         file, stored = self.places[name]
-        with safe_open(file, framework="pt") as opened:
-            whole = opened.get_slice(stored)
-            if not shape:
-                return whole[...]
-            return whole[tuple(slice(o, o + n) for o, n in zip(offsets, shape, strict=True))]
+        try:
+            with safe_open(file, framework="pt") as opened:
+                whole = opened.get_slice(stored)
+                if not shape:
+                    return whole[...]
+                return whole[tuple(slice(o, o + n) for o, n in zip(offsets, shape, strict=True))]
+        except (OSError, SafetensorError) as error:
+            raise ConfigError(cannot_load(str(file), error)) from error
 
 
 def folder_slices(model: PreTrainedModel, tensors: FolderTensors) -> FolderSlices | str:

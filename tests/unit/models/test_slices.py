@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from model_families import FAMILIES, Source, build_family
+from tiny_families import tiny_config
 from torch import Tensor
 
+import paceline.models.slices as slices_module
+from paceline.core.errors import ConfigError
 from paceline.models.factory import READ_IN_PARTS, HFModelFactory
 from paceline.models.materialise import _decisions, _tensors
 from paceline.models.roles import RoleModule
@@ -21,8 +24,8 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 PARTS = BuildOptions(device=CPU, by_slices=True)
 
 
-def saved(family: str, folder: Path) -> HFModelFactory:
-    model = build_family(family).hf
+def saved(family: str, folder: Path, dtype: torch.dtype = torch.float32) -> HFModelFactory:
+    model = build_family(family).hf.to(dtype)
     model.generation_config.max_new_tokens = 7
     model.save_pretrained(folder)
     return HFModelFactory(Source(name_or_path=str(folder)))
@@ -32,9 +35,10 @@ def values(module: RoleModule) -> dict[str, Tensor]:
     return dict(_tensors(module))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_parts_are_the_wholes(family: str, tmp_path: Path) -> None:
-    factory = saved(family, tmp_path)
+def test_parts_are_the_wholes(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    factory = saved(family, tmp_path, dtype)
     whole, empty, other = factory(), factory(PARTS), factory(BuildOptions(device=META))
     slices = empty.slices
     assert isinstance(slices, FolderSlices) and isinstance(other.slices, FolderSlices)
@@ -51,7 +55,7 @@ def test_parts_are_the_wholes(family: str, tmp_path: Path) -> None:
         assert mine[name].is_meta or not isinstance(mine[name], torch.nn.Parameter), name
         first = tensor.shape[0] // 3
         block = slices.read(plain, (first, *(0,) * (tensor.ndim - 1)), (2, *tensor.shape[1:]))
-        assert torch.equal(block, tensor[first : first + 2]), name
+        assert block.dtype == dtype and torch.equal(block.to(tensor.dtype), tensor[first : first + 2]), name
 
 
 def test_what_is_not_a_tensor_of_the_files_is_read_whole_and_said(tmp_path: Path) -> None:
@@ -64,6 +68,37 @@ def test_what_is_not_a_tensor_of_the_files_is_read_whole_and_said(tmp_path: Path
         module = factory(PARTS)
         assert module.slices is None and module.notes()["start"] == f"rank 0 reads the whole model: {why}"
         assert not any(p.is_meta for p in module.parameters())
+
+
+def test_a_head_of_the_classs_own_is_known_without_its_weights(tmp_path: Path) -> None:
+    """On meta a linear head is taken for a plain one."""
+    config = {"model_type": "minicpm3", **tiny_config("minicpm3")}
+    HFModelFactory(Source(config=config))().hf.save_pretrained(tmp_path)
+    factory = HFModelFactory(Source(name_or_path=str(tmp_path)))
+    empty = factory(PARTS)
+    assert isinstance(empty.slices, FolderSlices) and not empty._head.fused
+    assert _decisions(empty) == _decisions(factory())
+
+
+def test_what_a_converter_changes_is_no_tensor_of_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even where its shape is the parameter's: a transposed square matrix."""
+    factory = saved("llama", tmp_path)
+    name = "model.layers.0.self_attn.q_proj.weight"
+    monkeypatch.setattr(slices_module, "converted_names", lambda model, names: {name} & set(names))
+    module = factory(PARTS)
+    assert module.slices is None and name in module.notes()["start"]
+
+
+def test_a_file_that_goes_away_is_named(tmp_path: Path) -> None:
+    slices = saved("llama", tmp_path)(PARTS).slices
+    assert isinstance(slices, FolderSlices)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ConfigError) as refused:
+        slices.read("lm_head.weight", (0, 0), (2, 2))
+    (found,) = refused.value.diagnostics
+    assert found.code == "models.cannot_load" and "model.safetensors" in found.found
 
 
 def test_merged_experts_are_read_whole(tmp_path: Path) -> None:
