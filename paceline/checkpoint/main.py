@@ -71,12 +71,19 @@ def choose(run: Path, which: str, notes: list[Diagnostic]) -> Path:
         found = find_checkpoint(str(run), at, notes)
     elif which == "result":
         named = _named_by_result(at)
-        found = find_checkpoint(str(named) if named is not None else "latest", at, notes)
+        found = find_checkpoint(str(named) if named is not None else "auto", at, notes)
     elif which == "latest":
-        found = find_checkpoint("latest", at, notes)
+        found = find_checkpoint("auto", at, notes)
     else:
         found = find_checkpoint(str(_step(at, which)), at, notes)
-    assert found is not None
+    if found is None:
+        raise CheckpointError(
+            codes.EXPORT_NO_CHECKPOINT(
+                "this run has saved no checkpoint",
+                str(at.checkpoints),
+                hint="wait for the first save, or train again with training.save_strategy: steps",
+            )
+        )
     return found
 
 

@@ -241,7 +241,7 @@ def _accuracy(ax: Any, history: History) -> None:
 
 
 def _throughput(ax: Any, history: History) -> None:
-    title(ax, "Throughput, tokens per second")
+    title(ax, "Tokens per second")
     curve = Curve.of({s: e.tokens_per_second for s, e in history.steps.items()})
     raw_and_mean(ax, curve, GREEN, "all ranks")
     if curve.y:

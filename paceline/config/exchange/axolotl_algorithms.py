@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.config.exchange.common import KERNEL, LOGGED
+from paceline.config.exchange.common import KERNEL, LOGGED, SMOOTHED
 from paceline.config.exchange.reading import KeyReader
 
 _ALGORITHMS = {
@@ -41,11 +41,14 @@ def _options(reading: KeyReader, algorithm: str) -> None:
         own["orpo_alpha"] = "training.orpo.beta"
     if algorithm == "dpo":
         own |= {
-            "dpo_label_smoothing": "training.dpo.label_smoothing",
             "rpo_alpha": "training.dpo.rpo_alpha",
             "precompute_ref_log_probs": "training.dpo.precompute_ref_log_probs",
             "dpo_loss_type": "training.dpo.loss_type",
         }
+        if reading.value("dpo_loss_type") in ("robust", ["robust"]):
+            own["dpo_label_smoothing"] = "training.dpo.label_smoothing"
+        else:  # axolotl 0.19 trains with TRL 1.9
+            reading.nothing("dpo_label_smoothing", SMOOTHED)
     if algorithm == "simpo":
         own |= {"simpo_gamma": "training.simpo.simpo_gamma", "cpo_alpha": "training.simpo.cpo_alpha"}
     if algorithm == "kto":

@@ -39,6 +39,7 @@ _KERNELS = (
     "use_v1_kernels",
     "kernel_config",
 )
+SMOOTHED = "TRL's losses but robust, exo_pair and aot do not read it"
 KERNEL = "another kernel for the same function; the fused cross entropy is always on here"
 CHUNKED = "it saves memory; sums and updates are the same"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.config.exchange.common import CHUNKED, transformers_keys
+from paceline.config.exchange.common import CHUNKED, SMOOTHED, transformers_keys
 from paceline.config.exchange.reading import KeyReader
 from paceline.config.exchange.tables import defaults
 from paceline.config.exchange.trl_data import datasets
@@ -228,8 +228,14 @@ def _dpo(reading: KeyReader) -> None:
         weights = reading.value("loss_weights")
         pair = weights if isinstance(weights, list) and len(weights) == 2 else [1.0, 1.0]
         if pair[0] == 1:
-            reading.set("training.dpo.rpo_alpha", pair[1], "loss_weights")
-            reading.mapped(("loss_type", "loss_weights"), ("training.dpo.rpo_alpha",))
+            reading.mapped("loss_weights", ("training.dpo.rpo_alpha",))
+            one = reading.value("gradient_accumulation_steps") == 1
+            (reading.keep if one else reading.differs)(
+                "loss_type",
+                "training.dpo.rpo_alpha",
+                pair[1],
+                "TRL averages the sft term over the tokens of each micro-batch, here over those of the step",
+            )
         else:
             reading.lose("loss_weights", "the first weight must be 1")
     else:
@@ -248,7 +254,7 @@ def _dpo(reading: KeyReader) -> None:
     if "robust" in listed:
         reading.keep("label_smoothing", "training.dpo.label_smoothing", reading.value("label_smoothing"))
     else:  # TRL 1.16's sigmoid has no smoothing
-        reading.nothing("label_smoothing", "TRL's losses but robust, exo_pair and aot do not read it")
+        reading.nothing("label_smoothing", SMOOTHED)
     if reading.text("f_divergence_type") == "reverse_kl":
         reading.nothing(("f_divergence_type", "f_alpha_divergence_coef"), "reverse KL, as here")
     reading.nothing("discopop_tau", "it belongs to loss_type: discopop") if "discopop" not in listed else None

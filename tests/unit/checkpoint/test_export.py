@@ -11,7 +11,7 @@ import torch
 from checkpoint_samples import OneRank, whole
 
 from paceline.checkpoint.export import export_hf
-from paceline.checkpoint.main import main
+from paceline.checkpoint.main import choose, main
 from paceline.checkpoint.store import Checkpointer
 from paceline.core.errors import CheckpointError, ConfigError
 from paceline.core.rundir import RunDir
@@ -211,6 +211,16 @@ def test_bad_wishes(run: RunDir, tmp_path: Path) -> None:
         export_hf(path, tmp_path / "out", "int4")
     with pytest.raises(CheckpointError, match="roles: policy"):
         export_hf(path, tmp_path / "out", role="value")
+
+
+@pytest.mark.parametrize("which", ["result", "latest"])
+def test_a_run_that_has_saved_nothing_is_told_so(run: RunDir, which: str) -> None:
+    """Not how to resume."""
+    run.checkpoints.mkdir(parents=True, exist_ok=True)
+    with pytest.raises(CheckpointError) as refused:
+        choose(run.root, which, [])
+    (found,) = refused.value.diagnostics
+    assert found.code == "export.no_checkpoint" and "save_strategy" in (found.hint or "")
 
 
 def test_the_command(run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

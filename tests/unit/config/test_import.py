@@ -248,3 +248,20 @@ def test_trl_smooths_the_labels_of_robust_only(
     found, config, _ = imported(tmp_path, text, system="trl", algorithm="dpo")
     assert found.findings["label_smoothing"].verdict.value == verdict
     assert (config.training.dpo.loss_type, config.training.dpo.label_smoothing) == (loss, smoothing)
+    text = f"base_model: m\nrl: dpo\ndpo_loss_type: {loss}\ndpo_label_smoothing: 0.2\noutput_dir: o\n"
+    found, config, _ = imported(tmp_path, text, system="axolotl")
+    assert found.findings["dpo_label_smoothing"].verdict.value == verdict
+    assert (config.training.dpo.loss_type, config.training.dpo.label_smoothing) == (loss, smoothing)
+
+
+@pytest.mark.parametrize(("accumulation", "verdict"), [(1, "mapped"), (4, "differs")])
+def test_trls_sft_term_is_the_same_in_one_micro_batch_alone(
+    tmp_path: Path, accumulation: int, verdict: str
+) -> None:
+    text = (
+        "model_name_or_path: m\noutput_dir: o\nloss_type: [sigmoid, sft]\nloss_weights: [1.0, 0.5]\n"
+        f"gradient_accumulation_steps: {accumulation}\n"
+    )
+    found, config, _ = imported(tmp_path, text, system="trl", algorithm="dpo")
+    assert found.findings["loss_type"].verdict.value == verdict
+    assert config.training.dpo.rpo_alpha == 0.5

@@ -106,7 +106,7 @@ def test_the_picture_shows_all_four_panels(run: RunDir) -> None:
     assert titles == [
         "Loss",
         "Accuracy on held-out data",
-        "Throughput, tokens per second",
+        "Tokens per second",
         "Peak memory of the worst rank, GiB",
     ]
     labels = [{text.get_text() for text in ax.get_legend().get_texts()} for ax in figure.axes[:3]]
@@ -115,6 +115,22 @@ def test_the_picture_shows_all_four_panels(run: RunDir) -> None:
         "token accuracy 96.4%",
     }
     assert all(len(ax.lines) >= 1 for ax in figure.axes)
+
+
+def test_no_title_runs_into_the_words_at_its_right(run: RunDir) -> None:
+    """In every panel of every story, as drawn; a CPU's utilisation has the longest words."""
+    from paceline.watch import plot
+
+    for name, story in STORIES.items():
+        steps = [replace(e, mfu=None, of_product=0.23) if isinstance(e, Step) else e for e in story]
+        write(run, steps)
+        figure = plot._draw(load_history(run), name)
+        figure.canvas.draw()
+        drawn = figure.canvas.get_renderer()
+        for ax in figure.axes:
+            left, right = (place.get_window_extent(drawn) for place in (ax._left_title, ax._right_title))
+            apart = left.x1 + 6 < right.x0 or not ax.get_title(loc="right")
+            assert apart, (name, ax.get_title(loc="left"), ax.get_title(loc="right"))
 
 
 def test_preferences_show_pairs_ranked_right_and_calibration(run: RunDir) -> None:
