@@ -107,7 +107,7 @@ def folder_tensors(
     if quantised is None:
         return FolderTensors(folder, stored, found, leaves_out)
     packed = quantised.names
-    if inside := [name for name in found.carried if whole is not None and name in packed.weights]:
+    if inside := [one for one in found.carried if one in packed.weights and not leaves_out]:
         raise ConfigError(_quantised_tower(name, inside))
     found = replace(found, carried=tuple(n for one in found.carried for n in packed.files_of(one)))
     size = human_bytes(packed.num_bytes)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from model_families import Source
+from model_families import Source, build_family
 from safetensors.torch import load_file, save_file
 from test_composite import _trained
 from tiny_families import tiny_config
@@ -259,3 +259,17 @@ def test_a_tower_that_is_quantised_too_is_refused(tmp_path: Path) -> None:
     _write(tmp_path, plain, {"quant_method": "fp8"})
     module = HFModelFactory(Source(name_or_path=str(tmp_path)))()
     assert "quantized weights read as bfloat16" in module.notes()["tensors"]
+
+
+def test_a_further_head_that_is_quantised_is_refused_and_a_plain_one_carried(tmp_path: Path) -> None:
+    """Its fp8 would stand in an export whose config names no quantization."""
+    build_family("llama").hf.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+    tensors |= {name: tensors[name].to(FP8), f"{name}_scale_inv": torch.ones(())}
+    head = {"mtp.proj.weight": torch.ones(8, 8).to(FP8), "mtp.proj.weight_scale_inv": torch.ones(())}
+    _write(tmp_path, tensors | head, {"quant_method": "fp8"})
+    with pytest.raises(ConfigError, match=r"plan.quantised_base[\s\S]*mtp.proj.weight"):
+        HFModelFactory(Source(name_or_path=str(tmp_path)))()
+    _write(tmp_path, tensors | {"mtp.proj.weight": torch.ones(8, 8)}, {"quant_method": "fp8"})
+    assert "mtp.proj.weight" in HFModelFactory(Source(name_or_path=str(tmp_path)))().notes()["tensors"]
