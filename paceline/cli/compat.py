@@ -18,11 +18,11 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from paceline.cli import codes
+from paceline.cli.errors import reported
 from paceline.cli.joined import alone, drives_a_node, on_its_node
 from paceline.cli.llamafactory_flags import are_llamafactory, from_llamafactory
 from paceline.cli.options import LauncherOption
 from paceline.cli.process import become
-from paceline.cli.report import reported
 from paceline.cli.start import start
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError

@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from paceline.cli import codes
-from paceline.cli.report import print_diagnostics
+from paceline.cli.errors import print_diagnostics
 from paceline.core.errors import ConfigError, ExitCode
 
 

@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli.errors import print_diagnostics
 from paceline.cli.options import ConfigFile, Overrides
 from paceline.cli.process import call
-from paceline.cli.report import print_diagnostics
 from paceline.launch.before.loading import load
 
 app = typer.Typer(

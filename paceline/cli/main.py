@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from paceline import __version__
 from paceline.cli import codes
-from paceline.cli.report import print_diagnostics, reported
+from paceline.cli.errors import print_diagnostics, reported
 from paceline.core.errors import ExitCode
 from paceline.launch.ending import ended
 from paceline.launch.outlet import redacted

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.cli.errors import print_diagnostics
 from paceline.cli.options import Overrides
-from paceline.cli.report import print_diagnostics
 from paceline.core.tables import ALGORITHMS
 from paceline.launch.before.loading import load, load_to_start
 

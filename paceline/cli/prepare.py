@@ -11,9 +11,9 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli.errors import print_diagnostics
 from paceline.cli.options import ConfigFile, Overrides
 from paceline.cli.process import call
-from paceline.cli.report import print_diagnostics
 from paceline.launch.before.loading import load
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.cli.report import print_diagnostics
+from paceline.cli.errors import print_diagnostics
 from paceline.launch.before.loading import load_to_start
 from paceline.launch.options import LaunchOptions
 

@@ -10,7 +10,7 @@ import pytest
 
 from paceline.api.run import existing_run
 from paceline.cli import main as cli
-from paceline.cli.report import reported
+from paceline.cli.errors import reported
 from paceline.core.diagnostics import Diagnostic, all_codes
 from paceline.core.errors import ConfigError, ExitCode
 from paceline.launch.options import LaunchOptions
