@@ -73,7 +73,7 @@ OTHER_WORDS: Mapping[tuple[str, str], str] = {
     ("runlog/lines.py", "'completion'"): "columns of a table",
     ("strategies/deepspeed/tensor_parallel.py", "__module__.startswith"): "a package",
     ("training/rollout/report.py", "{'reward'"): "a field of an event",
-    ("training/rollout/report.py", "{'prompt'"): "a field of an event",
+    ("training/rollout/shown.py", "{'prompt'"): "a field of an event",
     ("watch/panels.py", "'reward' in names"): "a metric",
 }
 ROOMS = ("plan", "strategies", "training", "algorithms", "generation")

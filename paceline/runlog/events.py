@@ -119,7 +119,8 @@ class Answers(Event):
 class Samples(Event):
     """Some answers that the model was trained on in ``step``.
 
-    Rows are ``{prompt, completion, answer, reward, reward/<function>, tokens, ended}``.
+    Rows are ``{prompt, completion, answer, reward, reward/<function>, tokens, ended}``, and where known
+    ``token_ends`` (characters of ``completion`` up to the end of each token) and their ``logprobs`` (nats).
     """
 
     kind: ClassVar[str] = "samples"

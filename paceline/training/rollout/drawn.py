@@ -8,26 +8,25 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from paceline.algorithms.rewards.sample import Sample
-from paceline.algorithms.rewards.scoring import Scored
 from paceline.core.diagnostics import Diagnostic
 from paceline.generation.engine import Completion, Request
 from paceline.protocols.rollout import OnPolicyObjective
 from paceline.training.rollout.report import Judged, report_metrics
+from paceline.training.rollout.shown import Shown
 
 
 @dataclass
 class Drawn:
     """``written``: this rank's answers by place in the rollout, each with its prompt's document and request.
 
-    ``judged``: the scores of all ranks. ``shown``: the samples of the first draw that a log shows;
+    ``judged``: the scores of all ranks. ``shown``: the answers of the first draw, of which a log shows some;
     ``problems``: the rewards' warnings. ``compare`` fills ``advantages`` [R] and ``spread`` [R]. ``before``
     keeps what was replaced, so that metrics cover all generated answers and not only those with a gradient.
     """
 
     written: dict[int, tuple[int, Request, Completion]]
     judged: Judged
-    shown: tuple[Sequence[Sample], Scored]
+    shown: Shown
     problems: list[Diagnostic]
     advantages: Tensor = field(default_factory=lambda: torch.zeros(0))
     spread: Tensor = field(default_factory=lambda: torch.zeros(0))

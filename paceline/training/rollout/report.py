@@ -1,19 +1,12 @@
-"""Metrics of a rollout (rewards, lengths) and samples of its answers."""
+"""Metrics of a rollout: rewards and lengths."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-
-from paceline.algorithms.rewards.sample import Sample
-from paceline.algorithms.rewards.scoring import Scored
-from paceline.core.json_types import JsonObject
-
-_SHOWN_CHARACTERS = 2000
 
 
 @dataclass(frozen=True)
@@ -104,24 +97,3 @@ def _spread(values: Tensor) -> float:
 
 def _mean(values: Tensor) -> float:
     return float(values.double().mean()) if values.numel() else 0.0
-
-
-def sample_rows(samples: Sequence[Sample], scored: Scored, count: int) -> list[JsonObject]:
-    """Return the first answers with their rewards, texts cut to 2,000 characters."""
-    rows = []
-    for i, sample in enumerate(samples[:count]):
-        parts = {label: _shown(values[i]) for label, values in scored.parts.items()}
-        row: JsonObject = {
-            "prompt": sample.prompt[-_SHOWN_CHARACTERS:],
-            "completion": sample.completion[:_SHOWN_CHARACTERS],
-            "answer": str(sample.columns.get("answer", ""))[-_SHOWN_CHARACTERS:],
-            "reward": _shown(scored.total[i]),
-            "tokens": sample.num_tokens,
-            "ended": sample.ended,
-        }
-        rows.append(row | {f"reward/{label}": value for label, value in parts.items()})
-    return rows
-
-
-def _shown(value: float) -> float | None:
-    return None if math.isnan(value) else value

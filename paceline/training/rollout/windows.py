@@ -31,7 +31,8 @@ from paceline.training.rollout.batches import Answer, answer_batch
 from paceline.training.rollout.drawn import Drawn
 from paceline.training.rollout.draws import Draws, Prompt
 from paceline.training.rollout.layout import RolloutLayout
-from paceline.training.rollout.report import Judged, sample_rows
+from paceline.training.rollout.report import Judged
+from paceline.training.rollout.shown import Shown
 from paceline.training.rollout.state import batch_shards, read_batch
 from paceline.training.windows import Epochs, sample_digest
 
@@ -187,7 +188,7 @@ class RolloutWindows:
         )
         report = Report(
             {**metrics, **stats, **clock, "time/rollout": seconds},
-            sample_rows(*drawn.shown, self.shown) if self.world.rank == 0 else (),
+            drawn.shown.rows(self.shown, generator.tokenizer) if self.world.rank == 0 else (),
             notes,
             seconds,
         )
@@ -233,7 +234,7 @@ class RolloutWindows:
         return Drawn(
             written,
             self._share(places, owners, completions, scored),
-            (samples, scored),
+            Shown(samples, scored, [c for c, o in zip(completions, owners, strict=True) if o >= 0]),
             list(scored.problems),
         )
 

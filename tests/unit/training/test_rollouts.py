@@ -122,7 +122,7 @@ def decode(rows: list[list[int]], **_: Any) -> list[str]:
     return ["even" if sum(r) % 2 == 0 else "odd" for r in rows] or [""]
 
 
-TOKENIZER = SimpleNamespace(batch_decode=decode)
+TOKENIZER = SimpleNamespace(batch_decode=decode, decode=lambda row, **_: decode([row])[0])
 
 
 def windows(
