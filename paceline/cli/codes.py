@@ -33,6 +33,16 @@ CLI_SYSTEM = Code(
     "The operating system refused an operation on a file or folder (missing, no permission, no space). The"
     " message gives its reason and the path.",
 )
+CLI_PAGE_PACKAGES = Code(
+    "cli.page_packages",
+    "The page needs packages that only it uses (starlette, uvicorn). Install them with the line in the"
+    " message; `paceline report` writes the same page as a file without them.",
+)
+CLI_PORT = Code(
+    "cli.port",
+    "The page cannot listen on this port: another program uses it, or ports below 1024 are not for you."
+    " Choose another with --port, or none: then a free one is taken.",
+)
 CLI_UNKNOWN_CODE = Code(
     "cli.unknown_code",
     "There is no diagnostic with this code. Give the text in the brackets of a message, such as"

@@ -32,6 +32,8 @@ VERBS = {
     "checkpoints": "list, verify, compare, average and prune the checkpoints of a run",
     "export": "write a run's model as a Hugging Face folder",
     "plot": "draw a run's loss, accuracy, throughput and memory (PNG)",
+    "watch": "a page of runs in the browser, live: curves, samples, diagnostics, plan, config, logs",
+    "report": "the same page of one run as a single HTML file",
     "demo": "train a small model on two processes and see what it has learnt",
     "verify": "train a small version of the model under the strategy and under a reference, and compare them",
     "bench": "bench scaling: measure how training scales on this machine",

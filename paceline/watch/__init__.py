@@ -1,1 +1,1 @@
-"""Plots of runs and forecasts. Reads run directories only; imports no torch."""
+"""Plots of runs and forecasts, and the page. Reads run directories only; imports no torch."""

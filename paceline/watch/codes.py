@@ -14,3 +14,5 @@ PLOT_WRITE = Code("plot.write", "The picture cannot be written to this path. Giv
 PLAN_PICTURE = Code(
     "plan.picture", "The forecast's picture cannot be written to this path. Give another file with --picture."
 )
+
+REPORT_WRITE = Code("report.write", "The report cannot be written to this path. Give another file with --to.")

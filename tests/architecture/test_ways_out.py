@@ -62,6 +62,9 @@ WRITERS = {
     "paceline/config/reference.py": "documentation",
     "paceline/config/foreign/reference.py": "documentation",
     "paceline/training/console.py": "the redactor it is given",
+    "paceline/watch/page/columns.py": "numbers",
+    "paceline/watch/page/index.py": "what a run's events hold, redacted as they were written",
+    "paceline/watch/page/report.py": "what a run folder holds, redacted as it was written",
 }
 _WRITES = ("write_text", "write_bytes", "write", "writelines", "dump")
 # Calls of that name that write no text: events and blocks of tensors

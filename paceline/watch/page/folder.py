@@ -1,0 +1,98 @@
+"""What a run folder says without its events: JSON files, heartbeats, and which folders are runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from paceline.core.json_types import JsonObject
+from paceline.core.rundir import RunDir
+
+MAX_RUNS = 500
+MAX_JSON_BYTES = 32 << 20
+_DEPTH = 3
+_SKIPPED = ("events", "logs", "checkpoints", "tensorboard", "wandb", "node_modules")
+
+
+def find_runs(root: Path) -> dict[str, RunDir]:
+    """Return the runs at ``root`` or up to three folders below, by an id that stays the same."""
+    if RunDir.at(root).exists():
+        return {run_id(RunDir.at(root)): RunDir.at(root)}
+    found: dict[str, RunDir] = {}
+    for path in _folders(root.expanduser().absolute(), _DEPTH):
+        if len(found) >= MAX_RUNS:
+            break
+        run = RunDir.at(path)
+        if run.exists():
+            found[run_id(run)] = run
+    return found
+
+
+def run_id(run: RunDir) -> str:
+    """Return a short name for URLs."""
+    return sha256(os.fsencode(run.root)).hexdigest()[:12]
+
+
+def _folders(root: Path, depth: int) -> Iterator[Path]:
+    try:
+        entries = sorted(os.scandir(root), key=lambda entry: entry.name)
+    except OSError:  # deleted meanwhile, or not ours to read
+        return
+    for entry in entries:
+        if entry.name.startswith(".") or entry.name in _SKIPPED or not entry.is_dir(follow_symlinks=False):
+            continue
+        yield Path(entry.path)
+        if depth > 1 and not RunDir.at(entry.path).exists():
+            yield from _folders(Path(entry.path), depth - 1)
+
+
+def read_json(path: Path) -> JsonObject:
+    """Return a file's JSON object; empty if it is missing, half written, too large or no object."""
+    try:
+        if not path.is_file() or path.stat().st_size > MAX_JSON_BYTES:
+            return {}
+        data = json.loads(path.read_text(encoding="utf-8", errors="replace"), parse_constant=str)
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def changed_at(path: Path) -> float:
+    """Return a file's time of change (unix seconds); 0 if there is none."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+@dataclass(frozen=True)
+class LastBeat:
+    """A rank's last heartbeat: unix seconds ``time`` and ``since``, the step and phase it is in."""
+
+    rank: int
+    time: float
+    step: int
+    phase: str
+    since: float
+    pid: int
+    host: str
+
+
+def read_beat(run: RunDir, rank: int) -> LastBeat | None:
+    """Return a rank's heartbeat; None without one."""
+    match read_json(run.heartbeat(rank)):
+        case {
+            "time": int() | float() as at,
+            "step": int(step),
+            "phase": str(phase),
+            "since": int() | float() as since,
+            "pid": int(pid),
+            "host": str(host),
+        }:
+            return LastBeat(rank, float(at), step, phase, float(since), pid, host)
+        case _:
+            return None

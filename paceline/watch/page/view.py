@@ -1,0 +1,230 @@
+"""One run as the page shows it: its index, kept up to date, and the documents of its folder."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from paceline.core.diagnostics import all_codes
+from paceline.core.json_types import Json, JsonObject
+from paceline.core.rundir import RunDir
+from paceline.watch.page.columns import Columns, Series
+from paceline.watch.page.folder import LastBeat, changed_at, read_beat, read_json, run_id
+from paceline.watch.page.glance import described
+from paceline.watch.page.index import RunIndex
+from paceline.watch.page.reduce import Reduced, reduced
+from paceline.watch.page.state import LIVE, state_of_run
+
+RECENT = 50  # steps whose medians are the present speed
+_BEATS_SECONDS = 5.0
+_MAX_BEATS = 4096
+_HIDDEN = ("step", "elapsed", "skipped")
+
+
+class RunView:
+    """Thread-safe. ``folder``: where the index is kept."""
+
+    def __init__(self, run: RunDir, folder: Path) -> None:
+        self.run = run
+        self._lock = threading.Lock()
+        self._index = RunIndex(run, folder)
+        self._share = 0.0
+        self._beats: tuple[float, list[LastBeat]] = (0.0, [])
+
+    def advance(self, seconds: float) -> float:
+        """Read new events for about ``seconds``; return the share of the files that is read."""
+        with self._lock:
+            self._share = self._index.advance(seconds)
+            return self._share
+
+    def close(self) -> None:
+        """Save the index."""
+        with self._lock:
+            self._index.save()
+
+    def summary(self) -> JsonObject:
+        """Return the state, progress, speed, memory, and which curves there are."""
+        with self._lock:
+            index = self._index
+            plan, result = read_json(self.run.plan_json), read_json(self.run.result_json)
+            tokens, each = self._recent("tokens_per_second"), self._recent("step_seconds")
+            beat = read_beat(self.run, 0)
+            state = state_of_run(
+                beat,
+                result,
+                changed_at(self.run.result_json),
+                index.finished,
+                has_errors=any(row["is_error"] for row in index.findings.rows()),
+                last_step=index.last_step,
+                step_seconds=each or 0.0,
+                now=time.time(),
+            )
+            if not self.run.root.is_dir():
+                state = type(state)("gone")
+            total = index.started.get("total_steps")
+            live = state.name in LIVE
+            eta = self._eta(total, beat if live else None)
+            return {
+                "id": run_id(self.run),
+                "name": self.run.root.name,
+                "path": str(self.run.root),
+                "now": time.time(),
+                "state": state.to_json(),
+                "live": live,
+                "indexed": self._share,
+                "step": index.last_step,
+                "total_steps": total,
+                "seconds": index.seconds,
+                "begun": index.begun_time,
+                "last_event": index.last_time,
+                "eta_seconds": eta,
+                "loss": self._recent("loss"),
+                "tokens_per_second": tokens,
+                "step_seconds": each,
+                "mfu": self._recent("mfu"),
+                "of_product": self._recent("of_product"),
+                "tokens": self._sum("tokens"),
+                "skipped": self._sum("skipped"),
+                "memory": {"peak": float(index.peaks.max(initial=0.0)), "states": _states(plan)},
+                "restarts": list(index.restarts),
+                "resumed_from": index.started.get("resumed_from"),
+                "description": str(index.started.get("description") or ""),
+                "series": self._names(),
+                "num_samples": len(index.samples),
+                "num_checkpoints": len(index.checkpoints),
+                "last_checkpoint": max(index.checkpoints, default=None),
+                "result": {k: v for k, v in result.items() if k != "diagnostics"},
+                "ranks": self._ranks(plan),
+                **described(plan),
+            }
+
+    def series(
+        self, names: Sequence[str], x: str, buckets: int, begin: float | None, end: float | None
+    ) -> dict[str, Reduced]:
+        """Return curves by name (``steps/loss``, ``evals/eval_loss``, ``peaks/memory``) over ``x``."""
+        with self._lock:
+            out = {}
+            for name in names:
+                table = self._index.evals if name.startswith("evals/") else self._index.steps
+                if len(table):
+                    out[name] = reduced(table.read(x), self._values(table, name), buckets, begin, end)
+            return out
+
+    def findings(self) -> JsonObject:
+        """Return diagnostics with their codes' explanations, and how the processes ended."""
+        with self._lock:
+            rows, left_out = self._index.findings.rows(), self._index.findings.left_out
+        known = {(row["code"], row["what"]) for row in rows}
+        written = read_json(self.run.result_json).get("diagnostics")
+        for found in written if isinstance(written, list) else ():
+            if isinstance(found, dict) and (found.get("code"), found.get("what")) not in known:
+                texts = {
+                    n: str(found.get(n, "")) for n in ("code", "what", "where", "found", "hint", "severity")
+                }
+                rows.insert(0, {**texts, "is_error": found.get("severity") == "error", "count": 1})
+        codes = all_codes()
+        explained: list[Json] = [
+            {**row, "explanation": codes[str(row["code"])].explanation if row["code"] in codes else ""}
+            for row in rows
+        ]
+        return {"findings": explained, "left_out": left_out, "exits": self._exits()}
+
+    def checkpoints(self) -> list[Json]:
+        """Return the published checkpoints, newest first, and whether each still exists."""
+        with self._lock:
+            rows = [dict(row) for _, row in sorted(self._index.checkpoints.items(), reverse=True)]
+        for row in rows:
+            row["exists"] = self.run.checkpoint(int(str(row["step"]))).is_dir()
+        return list(rows)
+
+    def sample_places(self, before: int | None, limit: int) -> tuple[int, list[tuple[int, bool, int, int]]]:
+        """Return (first row, [(step, are held-out answers, byte, length)]) of ``limit`` rows before one."""
+        with self._lock:
+            table = self._index.samples
+            last = len(table) if before is None else min(before, len(table))
+            first = max(0, last - limit)
+            columns = [
+                table.read(name)[first:last].tolist() for name in ("step", "answers", "begin", "length")
+            ]
+        return first, [(int(s), bool(a), int(b), int(n)) for s, a, b, n in zip(*columns, strict=True)]
+
+    # Parts of the summary; the lock is held
+
+    def _values(self, table: Columns, name: str) -> Series:
+        if name == "peaks/memory":
+            steps = np.minimum(table.read("step").astype(np.int64), len(self._index.peaks) - 1)
+            values = self._index.peaks[steps]
+            return np.where(values > 0, values, np.nan)
+        return table.read(name.partition("/")[2])
+
+    def _names(self) -> list[Json]:
+        index = self._index
+        index.steps.flush()
+        index.evals.flush()
+        names = [f"{table}/{n}" for table, columns in (("steps", index.steps), ("evals", index.evals))
+                 for n in columns.names if n not in _HIDDEN]  # fmt: skip
+        return [*names, "peaks/memory"] if index.peaks.any() else [*names]
+
+    def _recent(self, name: str) -> float | None:
+        values = self._index.steps.read(name)[-RECENT:]
+        values = values[np.isfinite(values)]
+        return float(np.median(values)) if len(values) else None
+
+    def _sum(self, name: str) -> float:
+        values = self._index.steps.read(name)
+        return float(values[np.isfinite(values)].sum())
+
+    def _eta(self, total: Json, beat: LastBeat | None) -> float | None:
+        index = self._index
+        if beat is None or not isinstance(total, int) or not index.last_step:
+            return None
+        start = max([0, *index.restarts[-1:]])
+        elapsed = index.steps.read("elapsed")
+        first = int(np.searchsorted(index.steps.read("step"), start, "right"))
+        # Evaluations and saves count: time over the last steps, not the steps' own
+        first = max(first, len(elapsed) - 10 * RECENT)
+        done = len(elapsed) - 1 - first
+        if done < 1:
+            return None
+        return max(0, total - index.last_step) * float(elapsed[-1] - elapsed[first]) / done
+
+    def _ranks(self, plan: JsonObject) -> JsonObject:
+        """Return how many ranks give signs of life, and those that are behind or silent."""
+        now = time.time()
+        size = plan.get("world_size")
+        count = size if isinstance(size, int) else self._index.num_ranks
+        if now - self._beats[0] > _BEATS_SECONDS:
+            beats = [read_beat(self.run, rank) for rank in range(min(count, _MAX_BEATS))]
+            self._beats = (now, [beat for beat in beats if beat is not None])
+        worst = sorted(self._beats[1], key=lambda beat: (beat.step, beat.time))[:8]
+        return {
+            "count": count,
+            "seen": len(self._beats[1]),
+            "alive": sum(now - beat.time < 15 and beat.phase != "ended" for beat in self._beats[1]),
+            "slowest": [
+                {"rank": b.rank, "step": b.step, "phase": b.phase, "age": now - b.time, "host": b.host}
+                for b in worst
+            ],
+        }
+
+    def _exits(self) -> list[Json]:
+        rows: list[Json] = []
+        folder = self.run.events_dir
+        for path in sorted(folder.glob("exits*.json"))[:256] if folder.is_dir() else ():
+            ranks = read_json(path).get("ranks")
+            rows += [row for row in ranks if isinstance(row, dict)] if isinstance(ranks, list) else []
+        bad = [row for row in rows if isinstance(row, dict) and row.get("code") != 0]
+        return [*bad[:64]]
+
+
+def _states(plan: JsonObject) -> JsonObject:
+    """Return the bytes that the plan counts for a rank's model states; empty if it counted none."""
+    match plan.get("memory"):
+        case {"largest": dict() as largest}:
+            return {name: value for name, value in largest.items() if isinstance(value, int)}
+        case _:
+            return {}
