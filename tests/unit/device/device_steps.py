@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -146,20 +146,6 @@ def train(
         if machine is not None:
             machine.no_triton = no_triton
         return _windows(config, plan, machine, windows, lambda step: make(accumulation, step))
-
-
-def equal_or_nearer(device: Trained, cpu: Trained, close: float, exact: Callable[[], Trained]) -> bool:
-    """Whether the losses are ``close``. A CPU rounds weights' gradients to 16 bits, a device does not: where
-    they are further apart, the device's must be nearer to those of fp32, which ``exact`` trains.
-    """
-    apart = [abs(a - b) for a, b in zip(device.losses, cpu.losses, strict=True)]
-    if max(apart) <= close:
-        return True
-    true = exact().losses
-    return all(
-        distance <= close or abs(a - t) < abs(b - t) <= 5e-4
-        for distance, a, b, t in zip(apart, device.losses, cpu.losses, true, strict=True)
-    )
 
 
 def prepared(config: Config, plan: Plan, device: torch.device) -> tuple[Strategy, Handles, Algorithm]:

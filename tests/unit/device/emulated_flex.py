@@ -1,5 +1,6 @@
 """``flex_attention`` as the compiled kernel computes it: one operator forward, two backward, real numbers.
-What it skips it skips by its tables of blocks, so a wrong table gives wrong numbers.
+What it skips it skips by its tables of blocks, so a wrong table gives wrong numbers. Sums are fp32, operands
+of products have the inputs' dtype (``MATMUL_PRECISION`` in torch's templates).
 """
 
 from __future__ import annotations
@@ -7,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from emulated_tensor import DeviceTensor
+from emulated_tensor import DeviceTensor, rounded
 from torch import Tensor
 
 BLOCK = 128
@@ -101,7 +102,8 @@ def _computed(
     _accepts(query, key, value, first, last, *blocks)
     q, k, v = _wide(query, key, value)
     capped, _ = _scores(q, k, seen(query, key, first, last, blocks[:4], False), scale, softcap)
-    out = (capped.softmax(-1) @ v).to(query.dtype)
+    p = (capped - capped.amax(-1, keepdim=True)).exp()
+    out = (rounded(p, query.dtype) @ v / p.sum(-1, keepdim=True)).to(query.dtype)
     return DeviceTensor(out, query.machine), DeviceTensor(capped.logsumexp(-1), query.machine)
 
 
@@ -134,9 +136,10 @@ def _computed_backward(
     ):  # queries by rows, keys and values by columns
         capped, slope = _scores(q, k, seen(query, key, first, last, part, by_keys), scale, softcap)
         p = (capped - sums.numbers.unsqueeze(-1)).exp()
-        made.append((p, p * (g @ v.mT - of_sums.numbers.unsqueeze(-1)) * slope * scale))
+        moved = p * (g @ v.mT - of_sums.numbers.unsqueeze(-1)) * slope
+        made.append((rounded(p, query.dtype), rounded(moved, query.dtype)))
     (_, by_row), (p, by_column) = made
-    found = ((by_row @ k, 1), (by_column.mT @ q, copies), (p.mT @ g, copies))
+    found = ((by_row @ k * scale, 1), (by_column.mT @ q * scale, copies), (p.mT @ g, copies))
     return tuple(
         DeviceTensor(x.unflatten(1, (-1, shared)).sum(2).to(query.dtype), query.machine)
         for x, shared in found

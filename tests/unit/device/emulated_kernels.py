@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from emulated_flex import OWN_FLEX
-from emulated_tensor import DeviceTensor
+from emulated_tensor import DeviceTensor, rounded
 from torch import Tensor
 
 from paceline.models.row_kernels import reference
@@ -29,13 +29,18 @@ def flash_varlen(
     *_: Any,
     **__: Any,
 ) -> tuple[Tensor, ...]:
-    """``torch_attn::_varlen_attn``: [T, H, D] in, (out [T, H, D], log-sums [H, T], state)."""
+    """``torch_attn::_varlen_attn``: [T, H, D] in, (out [T, H, D], log-sums [H, T], state). Sums are fp32;
+    what goes into a product has the inputs' 16 bits, as the kernel's registers (flash-attention's
+    ``convert_type<Element>`` of probabilities forward, of these and the scores' gradient backward).
+    """
     machine = query.machine
     _accepts(query, key, value, cu_query, cu_key)
     out, sums = torch.empty_like(query.numbers), torch.empty(query.shape[1], query.shape[0])
     for rows, own, scores in _documents(query, key, cu_query, cu_key, is_causal, scale, window):
         _, _, v = _wide(query, key, value, rows, own)
-        out[rows] = (scores.softmax(-1) @ v).transpose(0, 1).to(out.dtype)
+        p = (scores - scores.amax(-1, keepdim=True)).exp()
+        found = (rounded(p, query.dtype) @ v) / p.sum(-1, keepdim=True)
+        out[rows] = found.transpose(0, 1).to(out.dtype)
         sums[:, rows] = scores.logsumexp(-1)
     return tuple(DeviceTensor(x, machine) for x in (out, sums, torch.zeros(2, dtype=torch.uint64)))
 
@@ -71,8 +76,13 @@ def flash_varlen_backward(
         q, k, v = _wide(query, key, value, rows, own)
         g, o = (x.numbers[rows].transpose(0, 1).float() for x in (grad, out))
         p = (raw - log_sums.numbers[:, rows, None]).exp()
-        scores = p * (g @ v.mT - (g * o).sum(-1, keepdim=True)) * factor
-        found = ((scores @ k, 1, rows), (scores.mT @ q, copies, own), (p.mT @ g, copies, own))
+        moved = rounded(p * (g @ v.mT - (g * o).sum(-1, keepdim=True)), query.dtype)
+        p = rounded(p, query.dtype)
+        found = (
+            (moved @ k * factor, 1, rows),
+            (moved.mT @ q * factor, copies, own),
+            (p.mT @ g, copies, own),
+        )
         for whole, (part, shared, place) in zip(grads, found, strict=True):
             summed = part.unflatten(0, (-1, shared)).sum(1)
             whole[place] = summed.transpose(0, 1).to(whole.dtype)

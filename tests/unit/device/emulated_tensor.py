@@ -137,3 +137,8 @@ class DeviceTensor(Tensor):
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"DeviceTensor({self.numbers!r}, device='{self.device}')"
+
+
+def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """``x`` as an operand of a product of ``dtype``, whose sums are ``x``'s."""
+    return x.to(dtype).to(x.dtype)

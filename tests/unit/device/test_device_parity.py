@@ -29,8 +29,7 @@ def test_sft_trains_as_on_a_cpu(precision: str, recompute: bool) -> None:
 def test_pairs_train_as_on_a_cpu(algorithm: str, precision: str) -> None:
     options = {"training": {"algorithm": algorithm}}
     cpu, device = train("cpu", precision, **options), train("cuda", precision, **options)
-    # a loss of the difference of two rounded scores
-    assert device.losses == pytest.approx(cpu.losses, abs=2 * CLOSE[precision])
+    assert device.losses == pytest.approx(cpu.losses, abs=CLOSE[precision])
     assert device.norms == pytest.approx(cpu.norms, rel=2e-2)
 
 
@@ -40,7 +39,7 @@ def test_pairs_train_on_other_devices_as_on_a_cpu(algorithm: str, kind: str) -> 
     """MPS has no float64: a tensor of that dtype there raises."""
     options = {"training": {"algorithm": algorithm}}
     cpu, device = train("cpu", "bf16", **options), train(kind, "bf16", **options)
-    assert device.losses == pytest.approx(cpu.losses, abs=2 * CLOSE["bf16"])
+    assert device.losses == pytest.approx(cpu.losses, abs=CLOSE["bf16"])
     assert device.norms == pytest.approx(cpu.norms, rel=2e-2)
 
 
