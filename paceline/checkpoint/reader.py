@@ -27,6 +27,7 @@ from paceline.checkpoint.ties import MAX_STATE_BYTES, check_name, check_state
 from paceline.checkpoint.together import CheckpointWorld, together
 from paceline.core.errors import CheckpointError
 from paceline.core.json_types import JsonObject
+from paceline.protocols.shard import PARAM
 
 KEPT_FREE = 512  # open files besides a checkpoint's: sockets, logs, data
 MAX_SIDE_FILE_BYTES = 1024 * 1024 * 1024
@@ -129,6 +130,10 @@ class CheckpointReader:
 
     def roles(self) -> tuple[str, ...]:
         return tuple(sorted({n.role for n in self._tensors}))
+
+    def parameters(self, role: str) -> frozenset[str]:
+        """Return the names of a role's parameters."""
+        return frozenset(n.name for n in self._tensors if n.role == role and n.kind == PARAM)
 
     def has(self, role: str, name: str, kind: str) -> bool:
         return TensorName(role, kind, name) in self._tensors

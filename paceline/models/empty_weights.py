@@ -25,15 +25,19 @@ def empty_model(
     config: PreTrainedConfig,
     attention: str | None,
     code: Mapping[str, bool | str | None],
-    name: str,
+    name: str | None,
     revision: str,
 ) -> HFModel:
-    """Return the model that ``auto.from_pretrained(name)`` would, in fp32, with its parameters on meta."""
+    """Return the model that ``auto.from_pretrained(name)`` would, in fp32, with its parameters on meta;
+    without a name, the one that ``auto.from_config`` would.
+    """
     from transformers.initialization import no_init_weights
 
     with no_init_weights(), _parameters_on_meta():
         model = from_config(auto, config, attention, code)
     model.tie_weights()
+    if name is None:
+        return model
     model.config.dtype = model.config.get_text_config().dtype = torch.float32
     adjust: Callable[..., None] | None = getattr(model, "adjust_generation_fn", None)
     if model.can_generate() and adjust is not None:

@@ -35,11 +35,12 @@ from paceline.models.qkv import fuse_attention
 from paceline.models.quantised import quantise
 from paceline.models.quantised_folder import load_dequantised, quantised_folder
 from paceline.models.recompute import enable_recompute
+from paceline.models.restored import Unread, give_storage, unread
 from paceline.models.roles import RoleModule
 from paceline.models.rope import rope_by_document
 from paceline.models.routers import freeze_routers
 from paceline.models.scalar_head import HEAD, SCALAR_ROLES, Classes, auto_class
-from paceline.models.slices import FolderSlices, folder_slices
+from paceline.models.slices import folder_slices
 from paceline.models.source import ModelSource, cannot_load, code_options, load_hf_config, raw_config
 from paceline.models.stand_in import stand_in_values
 from paceline.models.state_layers import keep_documents_apart
@@ -50,7 +51,7 @@ from paceline.plan.model.head_chunk import head_chunk_bytes
 from paceline.plan.model.quantised_base import plain_config
 from paceline.plan.model.supported import separated
 from paceline.plan.parts import AdapterSpec
-from paceline.protocols.model import WHOLE, BuildOptions
+from paceline.protocols.model import WHOLE, BuildOptions, Slices
 from paceline.protocols.roles import Role
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from paceline.protocols.model import HFModel
 
 _PROBED_ROWS = 256  # of a head without weights
+FROM_CHECKPOINT = "weights come from the checkpoint; the model's own files are not read"
 READ_IN_PARTS = "each rank reads its own part of the files"
 
 
@@ -78,6 +80,8 @@ class HFModelFactory:
     fp8           the layers' products are computed in 8 bits, unless the model is frozen
     adapter       ``Plan.adapter``: low-rank adapters are trained, the rest frozen (and quantized if it says
                   so)
+    restored      parameters that a checkpoint brings before anything is computed: if it has all of them,
+                  the model's own files are not read
 
     Raises ConfigError with a ``models.*`` code for anything the model cannot do.
     """
@@ -103,6 +107,7 @@ class HFModelFactory:
         chunk_bytes: int | None = None,
         freeze_router: bool = False,
         fp8: bool = False,
+        restored: Collection[str] = (),
     ) -> None:
         self.role = role
         self.frozen = frozen
@@ -116,6 +121,7 @@ class HFModelFactory:
         self._compile_options = dict(compile_options or {})
         self._adapter, self._temperature, self._classes = adapter, temperature, classes
         self._fp8 = fp8 and not frozen
+        self._restored = restored
         self._whole_because = ""  # the model was not read in parts
         self._chunk_bytes = (
             head_chunk_bytes(device_memory(self._device)) if chunk_bytes is None else chunk_bytes
@@ -181,6 +187,9 @@ class HFModelFactory:
         if self.frozen:
             hf.requires_grad_(False)
         self._move(hf, None if empty else device, options)
+        held = empty and not options.by_slices  # by the strategy as they are, for a checkpoint to fill
+        if held:
+            give_storage(hf, device)
         module = RoleModule(
             self.role,
             hf,
@@ -191,12 +200,14 @@ class HFModelFactory:
             self._temperature,
             self._chunk_bytes,
         )
-        module.slices = slices
-        if self.tensors is not None and (options.by_slices or device.type == "meta"):
+        module.slices = None if held else slices
+        if isinstance(slices, Unread):
+            module.note("start", FROM_CHECKPOINT)
+        elif self.tensors is not None and (options.by_slices or device.type == "meta"):
             why = self._whole_because
             module.note("start", f"rank 0 reads the whole model: {why}" if why else READ_IN_PARTS)
         if empty and (head := hf.get_output_embeddings()) is not None:
-            with stand_in_values(head, rows=_PROBED_ROWS):
+            with stand_in_values(head, rows=_PROBED_ROWS, every=held):
                 module.choose_head()
         if self.tensors is not None:
             had = self._load_config().get_text_config().vocab_size
@@ -215,28 +226,34 @@ class HFModelFactory:
 
     def _made(
         self, device: torch.device, options: BuildOptions, attention: str | None
-    ) -> tuple[HFModel, FolderSlices | None]:
+    ) -> tuple[HFModel, Slices | None]:
         """Return the model with its weights: none (meta), from the seed, or from safetensors; and where
         parameters on meta can be read in parts.
         """
         auto, code, meta = auto_class(self.role), code_options(self._model), device.type == "meta"
-        if meta or (options.by_slices and self._model.config is None and self._class is not nn.Module):
+        own_class = self._class is not nn.Module
+        by_slices = options.by_slices and self._model.config is None and own_class
+        if meta or by_slices or (self._restored and own_class):
             hf = skeleton(auto, self._sized_config(), attention, code)
             self._account(hf)
             found = self._slices(hf)
-            slices = found if isinstance(found, FolderSlices) else None
-            self._whole_because = "" if isinstance(found, FolderSlices) else found
+            slices = None if isinstance(found, str) else found
+            self._whole_because = found if isinstance(found, str) else ""
             if meta:
                 return hf, slices
-            if slices is not None:
-                name, revision = str(self._model.name_or_path), self._model.revision or "main"
+            if slices is not None and (by_slices or isinstance(slices, Unread)):
+                name, revision = self._model.name_or_path, self._model.revision or "main"
                 return empty_model(auto, self._sized_config(), attention, code, name, revision), slices
         if self._model.config is not None:
             return self._from_scratch(attention), None
         return self._from_weights(attention), None
 
-    def _slices(self, hf: HFModel) -> FolderSlices | str:
-        """Return where the files have each parameter of ``hf`` as it is, or why one is made otherwise."""
+    def _slices(self, hf: HFModel) -> Slices | str:
+        """Return where the files have each parameter of ``hf`` as it is, that a checkpoint has them all, or
+        why one is made otherwise.
+        """
+        if self._adapter is None and (brought := unread(hf, self._restored)) is not None:
+            return brought
         if self.tensors is None:
             return "there are no files"
         if self._adapter is not None:

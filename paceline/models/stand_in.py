@@ -12,15 +12,17 @@ _STEPS = 251  # a prime: neighbouring rows and columns differ
 
 
 @contextmanager
-def stand_in_values(module: nn.Module, on: bool = True, rows: int | None = None) -> Iterator[None]:
-    """Inside the context the parameters of ``module`` that are on meta have values on the host, as spread as
-    weights usually are; at most ``rows`` of each. Does nothing unless ``on``.
+def stand_in_values(
+    module: nn.Module, on: bool = True, rows: int | None = None, every: bool = False
+) -> Iterator[None]:
+    """Inside the context the parameters of ``module`` that are on meta (``every``: all) have values on the
+    host, as spread as weights usually are; at most ``rows`` of each. Does nothing unless ``on``.
     """
     kept = [
         (part._parameters, name, parameter)
         for part in module.modules()
         for name, parameter in part._parameters.items()
-        if on and parameter is not None and parameter.is_meta
+        if on and parameter is not None and (every or parameter.is_meta)
     ]
     for table, name, parameter in kept:
         table[name] = nn.Parameter(_values(parameter[:rows]), requires_grad=False)

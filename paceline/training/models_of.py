@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
-from paceline.checkpoint.carried import carried_state
+from paceline.checkpoint.carried import carried_state, is_about
 from paceline.config.schema import Config
 from paceline.config.sections.model import ModelSection
 from paceline.config.sections.rollout import RolloutOptions
@@ -48,6 +49,8 @@ class Models:
     prepared: PreparedTokens
     device: torch.device
     classes: Classes | None = None  # only for a classifier
+    # names of the parameters of a trained role that a checkpoint brings
+    restored: Callable[[Role], Collection[str]] = lambda role: ()
 
     def trained(self, role: Role) -> HFModelFactory:
         """Return the factory of a trained model.
@@ -55,11 +58,12 @@ class Models:
         Weights are those named for its role, else those that training starts from. An existing adapter to
         continue from belongs to the policy, not to the value model.
         """
+        restored = self.restored(role)
         if role is not Role.VALUE:
-            return self._factory(role, self.config.model, self.plan.adapter)
+            return self._factory(role, self.config.model, self.plan.adapter, restored=restored)
         adapter = self.plan.adapter
         own = adapter if adapter is None else replace(adapter, start=None)
-        return self._factory(role, self._named(role) or self.config.model, own)
+        return self._factory(role, self._named(role) or self.config.model, own, restored=restored)
 
     def frozen(self, role: Role) -> HFModelFactory:
         """Return the factory of a frozen model: the one named for its role, else the initial model.
@@ -78,15 +82,18 @@ class Models:
             check_reward_model(str(named.name_or_path), self.prepared.tokenizer_path)
         return self._factory(role, named, None, frozen=True)
 
-    def carried(self, role: Role) -> JsonObject:
-        """Return which tensors of the folder are not trained, for exports (``checkpoint.carried``); reads all
-        their bytes. Empty if there are none.
+    def carried(self, role: Role, before: JsonObject) -> JsonObject:
+        """Return which tensors of the folder are not trained, for exports (``checkpoint.carried``). Empty if
+        there are none. Reads all their bytes, unless ``before``, of the checkpoint that the run goes on from,
+        says it of the same ones.
         """
         model, tensors = self.config.model, self.trained(role).account()
         if tensors is None or not tensors.carried or model.name_or_path is None:
             return {}
         local = Path(model.name_or_path)
         name = str(local.resolve()) if local.is_dir() else model.name_or_path
+        if is_about(before, name, model.revision, tensors.carried):
+            return before
         return carried_state(tensors.folder, name, model.revision, tensors.carried)
 
     def _named(self, role: Role) -> ModelSection | None:
@@ -99,7 +106,13 @@ class Models:
         return self.config.model.model_copy(update={"name_or_path": name, "config": None, **own})
 
     def _factory(
-        self, role: Role, model: ModelSection, adapter: AdapterSpec | None, *, frozen: bool = False
+        self,
+        role: Role,
+        model: ModelSection,
+        adapter: AdapterSpec | None,
+        *,
+        frozen: bool = False,
+        restored: Collection[str] = (),
     ) -> HFModelFactory:
         precision = self.plan.precision
         return HFModelFactory(
@@ -121,6 +134,7 @@ class Models:
             temperature=self._temperature(),
             classes=self.classes if role is Role.CLASSIFIER else None,
             fp8=precision.fp8,
+            restored=restored,
         )
 
     def _temperature(self) -> float:

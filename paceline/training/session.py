@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import cast
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from paceline.algorithms.base import Algorithm
 from paceline.algorithms.registry import algorithm_class
 from paceline.algorithms.router_balance import Balanced
+from paceline.checkpoint.carried import STATE_KEY
 from paceline.checkpoint.reader import CheckpointReader
 from paceline.checkpoint.store import Checkpointer
 from paceline.config.metrics import evaluation_metrics
@@ -85,7 +86,15 @@ class Session:
     @property
     def models(self) -> Models:
         """The factories of the roles' models."""
-        return Models(self.plan, self.config, self.prepared, self.world.device, self.classes)
+        return Models(self.plan, self.config, self.prepared, self.world.device, self.classes, self._restored)
+
+    def _restored(self, role: Role) -> Collection[str]:
+        """Return the parameters of a trained role that the checkpoint to resume from brings."""
+        spec = algorithm_spec(self.plan.algorithm)
+        initial = (  # its log-probabilities are computed before the checkpoint is imported
+            self.plan.reference == "cached" and spec.model_named(self.config.training, "reference") is None
+        )
+        return () if self.reader is None or initial else self.reader.parameters(role.value)
 
     @property
     def loading(self) -> Loading:
@@ -101,7 +110,8 @@ class Session:
         t = self.config.training
         checkpointer = Checkpointer(self.run, self.world, t.save_total_limit, every=t.save_keep_every)
         exported = parts.algorithm.trains[0]
-        config, rest = self.hf_config(exported), partial(self.models.carried, exported)
+        before = {} if self.reader is None else as_object(self.reader.state.get(STATE_KEY))
+        config, rest = self.hf_config(exported), partial(self.models.carried, exported, before)
         # even with save_strategy: no, since a stop saves
         save = checkpoint_saver(
             parts,

@@ -5,6 +5,7 @@ exported by the real program.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ from typing import Any
 import pytest
 from ranks import run_ranks
 from support import Run, write_yaml
+from test_lora import save_base
 
 from paceline.checkpoint.reader import CheckpointReader
 from paceline.core.rundir import RunDir
-from paceline.models.factory import READ_IN_PARTS
+from paceline.models.factory import FROM_CHECKPOINT, READ_IN_PARTS
 from paceline.runlog.eventlog import read_events
 from paceline.runlog.events import Step
 
@@ -161,11 +163,13 @@ def steps_of(run: Path) -> list[Step]:
 def test_the_program_trains_resumes_and_exports(
     tiny: Callable[..., dict[str, Any]], paceline: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """``fsdp: full_shard`` in the YAML, two processes, bf16: the second half again from the checkpoint
-    gives the same folder for Transformers.
+    """``fsdp: full_shard`` in the YAML, two processes, bf16: the second half again from the checkpoint, when
+    the values that it started from are gone, gives the same folder for Transformers.
     """
     from safetensors.torch import load_file
 
+    base = tmp_path / "base"
+    save_base(base, tiny()["model"]["config"], seed=3)
     config = tiny(
         fsdp="full_shard auto_wrap",
         output_dir=str(tmp_path / "whole"),
@@ -175,12 +179,19 @@ def test_the_program_trains_resumes_and_exports(
         gradient_accumulation_steps=2,
         bf16=True,
     )
+    config["model"] = {**config["model"], "name_or_path": str(base), "config": None}
     done = paceline("train", str(write_yaml(tmp_path / "whole.yaml", config)), "--nproc", "2")
     assert done.code == 0, done.err
+    assert READ_IN_PARTS in RunDir.at(tmp_path / "whole").rank_log(0).read_text()
+    weights = base / "model.safetensors"
+    size, start = weights.stat().st_size, int.from_bytes(weights.read_bytes()[:8], "little")
+    os.truncate(weights, 8 + start)
+    os.truncate(weights, size)  # its header, and a hole
     checkpoint = tmp_path / "whole/checkpoints/step-00000003"
     config["training"] |= {"output_dir": str(tmp_path / "part"), "resume_from_checkpoint": str(checkpoint)}
     done = paceline("train", str(write_yaml(tmp_path / "part.yaml", config)), "--nproc", "2")
     assert done.code == 0, done.err
+    assert FROM_CHECKPOINT in RunDir.at(tmp_path / "part").rank_log(0).read_text()
     before, after = steps_of(tmp_path / "whole")[3:], steps_of(tmp_path / "part")
     assert [(s.step, s.loss, s.grad_norm) for s in after] == [(s.step, s.loss, s.grad_norm) for s in before]
     assert len(after) == 3
