@@ -35,6 +35,7 @@ class Collector:
         self.entries: list[Entry] = []
         self.problems: list[Diagnostic] = []
         self.notes: list[Diagnostic] = []
+        self.meant: list[tuple[str, Node, Source]] = []  # the key that an unknown one must mean, and its value
         self._seen: dict[tuple[str, tuple[str, ...]], list[Json]] = {}
         self._secret_places: set[str] = set()
         self._unknown_keys = 0
@@ -161,7 +162,7 @@ class Collector:
         else:
             info = field_of(path)
             model = nested_model(info) if info is not None else None
-            self._unknown(".".join(inner), tuple(model.model_fields) if model else (), path, source)
+            self._unknown(".".join(inner), tuple(model.model_fields) if model else (), path, node, source)
 
     def _deepspeed(self, inner: tuple[str, ...], node: Node, source: Source) -> None:
         if inner and inner != ("config_path",):
@@ -204,9 +205,9 @@ class Collector:
                 for known in (*ALIASES, *RECOGNISED)
                 if known.startswith(f"{rest[0]}.")
             ]
-            self._unknown(rest[-1], tuple(group), f"{section}.{rest[0]}".strip("."), source)
+            self._unknown(rest[-1], tuple(group), f"{section}.{rest[0]}".strip("."), node, source)
         else:
-            self._unknown(name, known_names(section), section, source)
+            self._unknown(name, known_names(section), section, node, source)
 
     def _alias(self, alias: Alias, name: str, node: Node, source: Source) -> None:
         info = field_of(alias.to)
@@ -263,7 +264,7 @@ class Collector:
                 severity=Severity.WARNING,
             )
 
-    def _unknown(self, name: str, known: tuple[str, ...], where: str, source: Source) -> None:
+    def _unknown(self, name: str, known: tuple[str, ...], where: str, node: Node, source: Source) -> None:
         place = source.place()
         if place in self._secret_places or place.split("=")[0] in self._secret_places:
             return
@@ -271,7 +272,10 @@ class Collector:
         if self._unknown_keys > MOST_UNKNOWN:
             self._count_further(place)
             return
-        hint = suggestion(name, where, known)
+        likely = suggestion(name, where, known)
+        if likely is not None and likely.path is not None:
+            self.meant.append((likely.path, node, source))
+        hint = likely.hint if likely is not None else None
         if hint is None and where:
             hint = f"a key of {where}: {', '.join(known[:6])}, … (docs/config.md lists all)"
         shown_name = f"{where}.{name}" if where else name

@@ -16,12 +16,16 @@ ANYWHERE = "*"
 
 
 def doubted(
-    problems: Sequence[Diagnostic], provenance: Mapping[str, Source], file: str, top: Mapping[str, int]
+    problems: Sequence[Diagnostic],
+    provenance: Mapping[str, Source],
+    file: str,
+    top: Mapping[str, int],
+    meant: frozenset[str] = frozenset(),
 ) -> frozenset[str]:
     """Return the keys that are given and wrong, and the sections that have an unknown key.
 
     An unknown key may be a misspelling of any other key of its section. ``top``: top-level keys of ``file`` →
-    line, from 1.
+    line, from 1; ``meant``: places of unknown keys that can only mean one key and are read as that.
     """
     keys: dict[str, set[str]] = {}
     for key, source in provenance.items():
@@ -30,6 +34,8 @@ def doubted(
     starts = sorted((line, name) for name, line in top.items())
     found: set[str] = set()
     for problem in problems:
+        if problem.code == codes.CONFIG_UNKNOWN_KEY.name and problem.where in meant:
+            continue
         for place in problem.where.split(" and "):
             found |= keys.get(place, set())
             if place not in keys or problem.code == codes.CONFIG_UNKNOWN_KEY.name:

@@ -51,7 +51,8 @@ class Loaded:
 class NotLoaded(ConfigError):
     """A config with errors.
 
-    ``partial``: the config with defaults in place of invalid values; ``doubt``: which of its keys are
+    ``partial``: the config with defaults in place of invalid values, and the values of unknown keys under
+    the one key that each must mean; ``doubt``: which of its keys are
     unreliable (``config/doubt.py``).
     """
 
@@ -88,10 +89,11 @@ def load_config(
     first = merge(uppers)
     foreign = foreign_layer(first, Path(path).parent if path else Path("."), launched)
     problems += foreign.problems
-    merged = merge([launched.below, foreign.entries, *uppers])
+    meant = _meant(collectors, first)
+    merged = merge([launched.below, foreign.entries, *uppers, meant.entries])
     merged.notes += overridden(launched, merged.values, merged.winners)
     merged.values.update(foreign.contents)
-    problems += merged.problems
+    problems += [*meant.problems, *merged.problems]
     _spread_max_rows(merged)
     problems += _of_all_machines(merged)
     # Validate, run the rules, and search the result for secrets of the environment
@@ -110,7 +112,7 @@ def load_config(
     if found := [masked(problem) for problem in _in_order([*problems, *held])]:
         if held or not top:  # never pass on a secret; and a file that cannot be parsed has no valid part
             raise ConfigError(*found)
-        raise NotLoaded(found, loaded, doubted(problems, provenance, str(path), top))
+        raise NotLoaded(found, loaded, doubted(problems, provenance, str(path), top, _places(meant)))
     return loaded
 
 
@@ -154,6 +156,27 @@ def _layers(
             problems += exc.diagnostics
         others.append(collector)
     return files, others, [*problems, *(p for c in (*files, *others) for p in c.problems)], top
+
+
+def _meant(collectors: Sequence[Collector], first: Merged) -> Collector:
+    """Collect the values of unknown keys under the keys that they must mean, where those are not given.
+
+    Only what else is wrong is looked for with them: the unknown keys remain errors.
+    """
+    found = Collector()
+    for collector in collectors:
+        for path, node, source in collector.meant:
+            one = Collector()
+            one.setting(tuple(path.split(".")), node, source)
+            given = {*first.winners, *(entry.path for entry in found.entries)}
+            if not one.meant and not any(entry.path in given for entry in one.entries):
+                found.entries += one.entries
+                found.problems += one.problems
+    return found
+
+
+def _places(meant: Collector) -> frozenset[str]:
+    return frozenset(entry.source.place() for entry in meant.entries)
 
 
 def _tree(tree: Mapping[str, Json]) -> Collector:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 from paceline.config.nearest import nearest
@@ -11,39 +12,57 @@ from paceline.config.spelling import known_names
 from paceline.config.synonyms import INSIDE, SYNONYMS
 
 
-def suggestion(name: str, where: str, known: Sequence[str]) -> str | None:
-    """Return the hint for an unknown key ``name`` in section ``where``, or None.
+@dataclass(frozen=True)
+class Suggestion:
+    """``hint``: what to write instead; ``path``: the one key that is meant, dotted, or None if several may be."""
+
+    hint: str
+    path: str | None = None
+
+
+def suggestion(name: str, where: str, known: Sequence[str]) -> Suggestion | None:
+    """Return what an unknown key ``name`` in section ``where`` most likely means, or None.
 
     ``where`` is dotted, empty for the top level; ``known`` are its keys.
     """
     # The right name in the wrong place or spelling
     plain = name.lower().replace("-", "_")
     if where and plain in SECTIONS:
-        return (
-            f"{plain}: is a section of its own: put it at the left margin, next to {where.partition('.')[0]}:"
+        home = where.partition(".")[0]
+        return Suggestion(
+            f"{plain}: is a section of its own: put it at the left margin, next to {home}:", plain
         )
     same = next((one for one in known if one.lower() == plain and one != name), None)
     if same is not None:
-        return f"did you mean '{same}'?"
+        return _meant([_inside(where, same)], where)
     # Another program's name for a key, or a key of another section
     meant = INSIDE.get(where, {}).get(plain)
     if meant is None:
         homes = [home for home in _homes(plain) if home != where]
         if homes:
-            return f"'{plain}' belongs under {' or '.join(f'{home}:' for home in homes)}"
+            hint = f"'{plain}' belongs under {' or '.join(f'{home}:' for home in homes)}"
+            return Suggestion(hint, f"{homes[0]}.{plain}" if len(homes) == 1 else None)
         meant = SYNONYMS.get(plain)
     if meant is not None:
-        return meant if " " in meant else f"did you mean '{_seen_from(meant, where)}'?"
+        return Suggestion(meant) if " " in meant else _meant([meant], where)
     # A misspelling of a key of this section, else of any section
-    near = [one for one in nearest(name, known) if one.lower() != plain or one != name]
+    near = [_inside(where, one) for one in nearest(name, known) if one.lower() != plain or one != name]
     if not near:
         near = [
-            _seen_from(f"{home}.{one}", where)
+            f"{home}.{one}" if home else one
             for one in nearest(name, _every_name(), most_edits=1)
             for home in _homes(one)
         ][:2]
-    quoted = [f"'{one}'" for one in near]
-    return f"did you mean {' or '.join(quoted)}?" if near else None
+    return _meant(near, where) if near else None
+
+
+def _meant(paths: Sequence[str], where: str) -> Suggestion:
+    quoted = [f"'{_seen_from(path, where)}'" for path in paths]
+    return Suggestion(f"did you mean {' or '.join(quoted)}?", paths[0] if len(paths) == 1 else None)
+
+
+def _inside(where: str, name: str) -> str:
+    return f"{where}.{name}" if where else name
 
 
 def _seen_from(path: str, where: str) -> str:

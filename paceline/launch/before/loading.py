@@ -66,12 +66,12 @@ def load_to_start(
 ) -> Loaded:
     """``load`` for a run on this machine, without the rules.
 
-    Raises ConfigError with the problems of the config and of the files it names together.
+    Raises ConfigError with the problems of the config, of the files it names and of its plan together.
     """
     from paceline.config.load import NotLoaded
-    from paceline.launch.before.planned import with_files
+    from paceline.launch.before.planned import with_plan
 
     try:
         return load(config, overrides, flags, ruled=False, tree=tree, flags_from=flags_from)
     except NotLoaded as error:
-        raise with_files(error) from None
+        raise with_plan(error) from None

@@ -143,6 +143,19 @@ def _machine(
     return probed.hardware, probed.findings, processes
 
 
+def with_plan(error: NotLoaded) -> ConfigError:
+    """Combine a config's loading errors with all that ``planned`` finds, if every unknown key must mean one
+    known key; else ``with_files``.
+    """
+    if error.doubt:
+        return with_files(error)
+    try:
+        planned(error.partial)
+    except ConfigError as further:
+        return ConfigError(*merged(error.diagnostics, further.diagnostics, error.partial.provenance))
+    return error
+
+
 def with_files(error: NotLoaded) -> ConfigError:
     """Combine a config's loading errors with those of its rules and of the files named by its sound part."""
     from paceline.launch.before.beforehand import looked_in_doubt

@@ -12,7 +12,7 @@ import pytest
 from paceline.config.nearest import MOST_UNKNOWN, nearest
 from paceline.config.schema import SECTIONS, field_of, fields
 from paceline.config.spelling import known_names
-from paceline.config.suggest import suggestion
+from paceline.config.suggest import Suggestion, suggestion
 from paceline.config.synonyms import INSIDE, SYNONYMS
 
 SHORTEST = 5  # letters of a key for which each slip is found
@@ -47,8 +47,9 @@ def test_the_key_that_was_meant_is_suggested_for_every_slip() -> None:
         names = known(section)
         for slip in sorted(slips(name) - set(names)):
             tried += 1
-            hint = suggestion(slip, section, names)
-            if hint is None or f"'{name}'" not in hint.replace(f"{section}.", ""):
+            found = suggestion(slip, section, names)
+            hint = found.hint if found else ""
+            if f"'{name}'" not in hint.replace(f"{section}.", ""):
                 wrong.append((section, slip, hint))
     assert tried > 4000
     others = [w for w in wrong if w[2] and w[1].lower().replace("_", "") not in map(_plain, SYNONYMS)]
@@ -191,9 +192,11 @@ def test_many_unknown_keys_cost_little(refuse, tmp_path, kind: str) -> None:
 )
 def test_capitals_never_lead_to_another_section(name: str, where: str) -> None:
     plain = name.lower().replace("-", "_")
-    assert suggestion(name, where, ("path", plain)) == f"did you mean '{plain}'?"
+    found = suggestion(name, where, ("path", plain))
+    assert found == Suggestion(f"did you mean '{plain}'?", f"{where}.{plain}")
 
 
 def test_a_key_of_one_section_is_not_sent_to_another_of_its_name() -> None:
     """``training.reward`` is a section; inside ``training.rollout`` rewards are meant."""
-    assert suggestion("reward", "training.rollout", known("training.rollout")) == "did you mean 'rewards'?"
+    found = suggestion("reward", "training.rollout", known("training.rollout"))
+    assert found == Suggestion("did you mean 'rewards'?", "training.rollout.rewards")

@@ -21,6 +21,7 @@ from paceline.core.errors import ConfigError
 from paceline.launch.before.planned import merged
 from paceline.training.look import look_in_doubt
 
+_RESUME = "resume.not_a_checkpoint"
 # settings → the code that loading finds, and of which files it says nothing then: they may be meant otherwise
 LOADED: dict[str, tuple[dict[str, Any], str, str]] = {
     "unknown key": ({"training.num_epoch": 3}, "config.unknown_key", ""),
@@ -32,7 +33,8 @@ LOADED: dict[str, tuple[dict[str, Any], str, str]] = {
     "rank": ({"lora.r": "x"}, "config.type", ""),
     "unknown section": ({"modle.name": 1}, "config.unknown_key", ""),
     "unknown of data": ({"data.trian": "x"}, "config.unknown_key", "data"),
-    "unknown of the model": ({"model.tokeniser": "x"}, "config.unknown_key", "model"),
+    "unknown of the model": ({"model.wheels": "x"}, "config.unknown_key", "model"),
+    "one key of the model": ({"model.trust_remote_cod": True}, "config.unknown_key", ""),
     "unknown of lora": ({"lora.adaptor": "x"}, "config.unknown_key", "lora"),
 }
 FILES: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -86,6 +88,19 @@ def test_all_come_in_one_answer_each_at_its_line(job: Job) -> None:
         "data.missing": {"train": "/nowhere/rows.json"},
         "plan.model_missing": {"name_or_path": "/nowhere/model"},
     }
+
+
+def test_the_plan_of_a_config_with_misspellings_comes_in_the_same_answer(job: Job) -> None:
+    """A slip that can mean one key alone hides nothing that planning, the machine or a checkpoint tell."""
+    wrong = {"training.output_dir": "/proc/x", "training.resume_from_checkpoint": "/nowhere"}
+    slips = {"training.learning_rat": "abc", "training.max_stepz": 3}
+    for settings, codes in (
+        ({**wrong, "training.weight_deca": 0.1}, {"config.unknown_key", "run.not_writable", _RESUME}),
+        (slips, {"config.unknown_key", "config.type"}),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            load_to_start(job.yaml(settings), [])
+        assert {d.code for d in caught.value.diagnostics} >= codes
 
 
 def test_a_place_inside_anothers_hides_nothing() -> None:
