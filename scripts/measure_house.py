@@ -7,7 +7,6 @@ None of them is a reason to write worse code. ``tests/architecture/test_names.py
 from __future__ import annotations
 
 import ast
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -81,8 +80,11 @@ ROOMS = ("plan", "strategies", "training", "algorithms", "generation")
 EDGES: Mapping[str, str] = {
     **dict.fromkeys(
         (
+            "plan/model/ask_class.py",
+            "plan/model/composite.py",
             "plan/model/config_json.py",
             "plan/model/mixtures.py",
+            "plan/model/quantised_base.py",
             "plan/model/read_shape.py",
             "plan/model/rope.py",
             "plan/model/shrink.py",
@@ -98,6 +100,8 @@ EDGES: Mapping[str, str] = {
     ),
     "plan/adapter.py": "peft's adapter_config.json",
     "plan/hardware/catalogue.py": "a user's hardware file",
+    "plan/hardware/nodes.py": "properties of nodes that Linux writes, and a wheel's version file",
+    "plan/hardware/smi.py": "columns of nvidia-smi and rocm-smi",
     **dict.fromkeys(
         (
             f"plan/strategies/deepspeed/{name}.py"
@@ -109,7 +113,10 @@ EDGES: Mapping[str, str] = {
     "strategies/deepspeed/start.py": "DeepSpeed's JSON",
     "strategies/deepspeed/parts.py": "mappings that DeepSpeed leaves on its parameters",
     "plan/strategies/fsdp/options.py": "fsdp_config, by Transformers' and Accelerate's keys",
-    "strategies/state.py": "state dictionaries of torch's optimizers and GradScaler",
+    **dict.fromkeys(
+        (f"strategies/{name}.py" for name in ("averaged", "muon", "rounded_adamw", "state")),
+        "groups and state dictionaries of torch's optimizers, and of GradScaler",
+    ),
     **dict.fromkeys(
         (
             "training/continuity.py",
@@ -121,6 +128,7 @@ EDGES: Mapping[str, str] = {
         "the JSON of a checkpoint, which any version may have written",
     ),
     "training/answers.py": "rows of a data set",
+    "training/trial/run.py": "question and answer of a child process: JSON",
     "algorithms/rewards/code_tests.py": "tests in a row, in the forms of published data sets",
     **dict.fromkeys(
         (
@@ -423,61 +431,60 @@ def planner(package: Package) -> list[str]:
     return Follower(package).follow(home, "make_plan")
 
 
+Row = tuple[str, int | None, int | None, int]
+
+
+def measures(package: Package) -> list[Row]:
+    """Return of each measure: its name, the value at 3b6e39d, the most asked for, the value here."""
+    found, lines = look_ups(package), [line for text in package.texts.values() for line in text.splitlines()]
+    keys = {room: _without_edges(files) for room, files in found.items()}
+    in_keys = sum(sum(files.values()) for files in keys.values())
+    handed = "functions that config is handed to from make_plan (66 by this count)"
+    named = "comparisons with a strategy's or an algorithm's name outside its spec and table"
+    return [
+        (named, 82, 0, len(comparisons(package))),
+        ("look-ups by literal key in " + ", ".join(ROOMS), 739, 150, in_keys),
+        *((f"    {room}", None, None, sum(files.values())) for room, files in keys.items()),
+        ("    and in files that are an edge, listed by -v", None, None, sum(_edges(found).values())),
+        ("Any, object, cast and type: ignore", 1130, 550, loose_types(package)),
+        ("statements", 25546, 25545, statements(package)),
+        ("lines over 110 columns", 2696, 0, sum(len(line) > 110 for line in lines)),
+        ("fmt: skip", 131, 10, sum(line.count("fmt: skip") for line in lines)),
+        ("public methods of Strategy", 31, 14, len(strategy_methods(package))),
+        (handed, 68, 25, len(planner(package))),
+    ]
+
+
+def _without_edges(files: Mapping[str, int]) -> dict[str, int]:
+    return {path: n for path, n in files.items() if path not in EDGES}
+
+
+def _edges(found: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
+    return {path: n for files in found.values() for path, n in files.items() if path in EDGES}
+
+
+def places(package: Package) -> list[str]:
+    """Return where comparisons, look-ups by key, edges and functions with ``config`` are."""
+    found = look_ups(package)
+    per_file = [file for files in found.values() for file in _most_first(_without_edges(files))]
+    out = ["", *map(str, comparisons(package)), "", *(f"{n:>4} {path}" for path, n in per_file), ""]
+    out += [f"{n:>4} {path}: {EDGES[path]}" for path, n in _most_first(_edges(found))]
+    return [*out, "", *planner(package)]
+
+
+def _most_first(files: Mapping[str, int]) -> list[tuple[str, int]]:
+    return sorted(files.items(), key=lambda file: -file[1])
+
+
 def main(argv: list[str]) -> int:
     """Prints the measures; returns 0."""
     folders = [a for a in argv if not a.startswith("-")]
     package = Package.read(Path(folders[0]) if folders else Path(__file__).resolve().parents[1])
-    hits, found, texts = comparisons(package), look_ups(package), package.texts.values()
-    keys = {
-        room: {path: n for path, n in files.items() if path not in EDGES} for room, files in found.items()
-    }
-    edges = {path: n for files in found.values() for path, n in files.items() if path in EDGES}
-    rows = [
-        ("comparisons with a strategy's or an algorithm's name outside its spec and table", 82, 0, len(hits)),
-        (
-            "look-ups by literal key in " + ", ".join(ROOMS),
-            739,
-            150,
-            sum(sum(f.values()) for f in keys.values()),
-        ),
-        *((f"    {room}", None, None, sum(files.values())) for room, files in keys.items()),
-        ("    and in files that are an edge, listed by -v", None, None, sum(edges.values())),
-        ("Any, object, cast and type: ignore", 1130, 550, loose_types(package)),
-        ("statements", 25546, 25545, statements(package)),
-        (
-            "lines over 110 columns",
-            2696,
-            0,
-            sum(len(line) > 110 for text in texts for line in text.splitlines()),
-        ),
-        ("fmt: skip", 131, 10, sum(len(re.findall(r"fmt: skip", text)) for text in texts)),
-        ("public methods of Strategy", 31, 14, len(strategy_methods(package))),
-        (
-            "functions that config is handed to from make_plan (66 by this count)",
-            68,
-            25,
-            len(planner(package)),
-        ),
-    ]
     out = [f"{'':<84} {'3b6e39d':>8} {'at most':>8} {'here':>8}"]
-    out += [f"{what:<84} {_cell(was)} {_cell(most)} {_cell(now)}" for what, was, most, now in rows]
-    if "-v" in argv:
-        out += [
-            "",
-            *map(str, hits),
-            "",
-            *(
-                f"{n:>4} {path}"
-                for room in keys.values()
-                for path, n in sorted(room.items(), key=lambda f: -f[1])
-            ),
-        ]
-        out += [
-            "",
-            *(f"{n:>4} {path}: {EDGES[path]}" for path, n in sorted(edges.items(), key=lambda f: -f[1])),
-            "",
-            *planner(package),
-        ]
+    out += [
+        f"{what:<84} {_cell(was)} {_cell(most)} {_cell(now)}" for what, was, most, now in measures(package)
+    ]
+    out += places(package) if "-v" in argv else []
     sys.stdout.write("\n".join(out) + "\n")
     return 0
 

@@ -155,7 +155,8 @@ def _tensor(name: str, entry: Json, num_files: int) -> TensorRows:
     need(set(entry) in (_WHOLE, _CUT), f"keys {sorted(entry)[:8]}")
     dtype, shape = entry["dtype"], entry["shape"]
     need(isinstance(dtype, str) and dtype.isalnum(), "its dtype")
-    need(_is_numbers(shape) and len(shape) <= MAX_DIMS and all(0 <= n < _MOST for n in shape), "its shape")  # type: ignore[arg-type,union-attr]
+    need(isinstance(shape, list) and _is_numbers(shape) and len(shape) <= MAX_DIMS, "its shape")
+    need(all(0 <= n < _MOST for n in shape), "its shape")  # type: ignore[arg-type,union-attr]
     columns = {key: _runs(entry[key]) for key in ("file", "start")}
     lists: dict[str, list[Runs | None]] = {}
     for key in ("offsets", "sizes") if "offsets" in entry else ():

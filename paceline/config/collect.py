@@ -35,7 +35,7 @@ class Collector:
         self.entries: list[Entry] = []
         self.problems: list[Diagnostic] = []
         self.notes: list[Diagnostic] = []
-        self.meant: list[tuple[str, Node, Source]] = []  # the key that an unknown one must mean, and its value
+        self.meant: list[tuple[str, Node, Source]] = []  # what an unknown key must mean, and its value
         self._seen: dict[tuple[str, tuple[str, ...]], list[Json]] = {}
         self._secret_places: set[str] = set()
         self._unknown_keys = 0

@@ -14,7 +14,7 @@ from paceline.config.synonyms import INSIDE, SYNONYMS
 
 @dataclass(frozen=True)
 class Suggestion:
-    """``hint``: what to write instead; ``path``: the one key that is meant, dotted, or None if several may be."""
+    """``hint``: what to write instead; ``path``: the key that is meant, dotted; None if several may be."""
 
     hint: str
     path: str | None = None

@@ -177,7 +177,8 @@ def _with_marks(environment: Environment, text: str) -> nodes.Template:
             self.direct = before
             return node
 
-        visit_Macro = visit_AssignBlock = visit_FilterBlock = visit_Block = _taken_up  # noqa: N815 (Jinja's names)
+        visit_Macro = visit_AssignBlock = _taken_up  # noqa: N815 (Jinja's names)
+        visit_FilterBlock = visit_Block = _taken_up  # noqa: N815
 
         def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:  # noqa: N802 (Jinja's name)
             if isinstance(node.call.node, nodes.ExtensionAttribute):  # generation: written as it is

@@ -67,3 +67,14 @@ def test_every_way_to_compare_is_seen(house: ModuleType, tmp_path: Path, source:
 def test_an_edge_reads_keys_still(house: ModuleType, package: Any) -> None:
     found = {path for files in house.look_ups(package).values() for path in files}
     assert house.EDGES.keys() - found == set(), "no edge any more: its keys count with the others"
+
+
+#: Measures that grow with what the package does: what was built after the measure was taken counts in them.
+GROWING = ("statements", "functions that config is handed to")
+
+
+def test_the_measures_hold_what_was_asked(house: ModuleType, package: Any) -> None:
+    rows = [row for row in house.measures(package) if row[2] is not None]
+    assert len(rows) == 8
+    over = [f"{what}: {now}, at most {most}" for what, _, most, now in rows if now > most]
+    assert [line for line in over if not line.startswith(GROWING)] == []

@@ -75,8 +75,10 @@ def _mixture(reading: KeyReader) -> list[Json]:
             found.append(_of_mixture(item))
     mixer = reading.given.get("dataset_mixer")
     for path, share in mixer.items() if isinstance(mixer, dict) else ():
-        many = isinstance(share, (int, float)) and share > 1
-        found.append({"path": path, ("max_rows" if many else "weight"): int(share) if many else share})  # type: ignore[call-overload]
+        if isinstance(share, (int, float)) and share > 1:
+            found.append({"path": path, "max_rows": int(share)})
+        else:
+            found.append({"path": path, "weight": share})
     size = inner.get("test_split_size", reading.given.get("test_split_size"))
     if size and found:
         reading.set("data.validation_split", size, top)

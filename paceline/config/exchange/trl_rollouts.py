@@ -87,7 +87,7 @@ def rollouts(reading: KeyReader, algorithm: str) -> None:
 
 def _grpo(reading: KeyReader) -> None:
     scale = reading.value("scale_rewards")
-    word = {True: "group", False: "none"}.get(scale, scale) if isinstance(scale, bool) else scale  # type: ignore[call-overload]
+    word = scale if not isinstance(scale, bool) else "group" if scale else "none"
     reading.keep("scale_rewards", "training.grpo.scale_rewards", word)
     reading.keep(
         "use_bias_correction_kl", "training.grpo.use_bias_correction_kl", reading.on("use_bias_correction_kl")

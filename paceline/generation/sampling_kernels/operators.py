@@ -30,7 +30,9 @@ def draw(
     The token is the first of the largest logits / temperature + Gumbel noise (without noise if not
     ``sampled``) within ``bounds``; ``streams`` and ``places``, int64 [B], as in ``noise.gumbel``.
     """
-    return torch.ops.paceline.draw(logits, bounds, streams, places, temperature, sampled)  # type: ignore[no-any-return]
+    drawn: tuple[Tensor, Tensor]
+    drawn = torch.ops.paceline.draw(logits, bounds, streams, places, temperature, sampled)
+    return drawn
 
 
 def _nucleus_shapes(logits: Tensor, top_k: int, top_p: float, temperature: float) -> Tensor:
