@@ -4,7 +4,7 @@ such as rotary frequencies, are computed where the model is built.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -56,6 +56,19 @@ def empty_model(
             trust_remote_code=False,
         )
     return model.eval()
+
+
+@torch.no_grad()
+def draw(hf: HFModel, names: Iterable[str], seed: int) -> None:
+    """Draw the parameters ``names`` of a model on meta, and their modules' others, as ``from_pretrained``
+    draws those that a folder lacks: on the CPU, from ``seed``.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for path in dict.fromkeys(name.rpartition(".")[0] for name in names):
+            module = hf.get_submodule(path)
+            module.to_empty(device="cpu", recurse=False)
+            hf._init_weights(module)  # type: ignore[no-untyped-call]
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from paceline.models.attention import choose_attention, register
 from paceline.models.composite import load_text, whole_model
 from paceline.models.config_keys import config_keys
 from paceline.models.device_facts import device_memory
-from paceline.models.empty_weights import empty_model
+from paceline.models.empty_weights import draw, empty_model
 from paceline.models.expert_adapters import compute_in_float64
 from paceline.models.folder_tensors import FolderTensors, folder_tensors
 from paceline.models.fp8 import convert_to_fp8
@@ -243,7 +243,9 @@ class HFModelFactory:
                 return hf, slices
             if slices is not None and (by_slices or isinstance(slices, Unread)):
                 name, revision = self._model.name_or_path, self._model.revision or "main"
-                return empty_model(auto, self._sized_config(), attention, code, name, revision), slices
+                hf = empty_model(auto, self._sized_config(), attention, code, name, revision)
+                draw(hf, sorted(n for n in self._fresh if not slices.has(n)), self._seed)
+                return hf, slices
         if self._model.config is not None:
             return self._from_scratch(attention), None
         return self._from_weights(attention), None
@@ -263,7 +265,9 @@ class HFModelFactory:
         if self._rows != self._load_config().get_text_config().vocab_size:
             return "the vocabulary is resized"
         return (
-            folder_slices(hf, self.tensors) if self._whole is None else "it is a part of the folder's model"
+            folder_slices(hf, self.tensors, self._fresh)
+            if self._whole is None
+            else "it is a part of the folder's model"
         )
 
     def _move(self, hf: HFModel, device: torch.device | None, options: BuildOptions) -> None:

@@ -1,12 +1,12 @@
 """A rank reads its own part of a model from the safetensors files, and no more of them.
 
-Only where each parameter is one tensor of the files, of the same shape: what is merged, converted, resized or
-drawn from the seed is made by a rank that reads the whole model.
+Only where each parameter is one tensor of the files, of the same shape, or a head drawn from the seed: what
+is merged, converted or resized is made by a rank that reads the whole model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,12 +18,11 @@ from paceline.models.accounting import converted_names
 from paceline.models.buffers import persistent_buffers
 from paceline.models.folder_tensors import FolderTensors
 from paceline.models.source import cannot_load
+from paceline.plan.model.stored import FLOATS
 from paceline.plan.model.weights_files import header_of, weights_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-_FLOATS = {"F64", "F32", "F16", "BF16"}
 
 
 @dataclass(frozen=True)
@@ -52,9 +51,11 @@ class FolderSlices:
             raise ConfigError(cannot_load(str(file), error)) from error
 
 
-def folder_slices(model: PreTrainedModel, tensors: FolderTensors) -> FolderSlices | str:
+def folder_slices(
+    model: PreTrainedModel, tensors: FolderTensors, fresh: Collection[str] = ()
+) -> FolderSlices | str:
     """Return where each parameter and persistent buffer of ``model`` (which may be on meta) is in its
-    folder; or why one of them cannot be read in parts.
+    folder; or why one of them cannot be read in parts. Those of ``fresh`` that it lacks are left out.
     """
     if tensors.found.ties:  # whether they are equal is known when both are read
         return "the files hold tied weights twice"
@@ -66,11 +67,13 @@ def folder_slices(model: PreTrainedModel, tensors: FolderTensors) -> FolderSlice
     for name, tensor in (*model.named_parameters(), *persistent_buffers(model)):
         used = tensors.found.used
         names = used.get(name) or used.get(aliases.get(name, "")) or used.get(ties.get(name, "")) or ()
+        if not names and name in fresh:
+            continue
         if not names:
             return f"the files have no {name}"
         entry = tensors.stored[names[0]]
         plain = len(names) == 1 and names[0] not in converted and entry.shape == tuple(tensor.shape)
-        if not plain or entry.dtype not in _FLOATS:
+        if not plain or entry.dtype not in FLOATS:
             return f"{name} is made from other tensors of the files"
         places[name] = (files[names[0]], names[0])
     return FolderSlices(places)

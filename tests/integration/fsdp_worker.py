@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import base64
 import json
+import re
+import resource
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,8 +22,10 @@ from torch.distributed.tensor import DTensor
 
 from paceline.checkpoint.reader import CheckpointReader
 from paceline.checkpoint.store import Checkpointer
+from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
 from paceline.models.factory import HFModelFactory
+from paceline.models.slices import FolderSlices
 from paceline.plan.mesh import Mesh
 from paceline.plan.parts import DdpOptions
 from paceline.protocols.batch import Batch
@@ -47,6 +51,7 @@ LLAMA = {
     "max_position_embeddings": 64,
     "tie_word_embeddings": False,
 }
+WIDE = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "vocab_size": 1000}
 SECTION: dict[str, Any] = {
     "name_or_path": None,
     "revision": None,
@@ -264,6 +269,58 @@ def state(world: World, out: Path) -> dict[str, Any]:
     }
 
 
+def start(world: World, out: Path) -> dict[str, Any]:
+    """A policy and a frozen reference, twice ``WIDE`` together, start in a process that may allocate 1.25
+    times it; then one whole ``WIDE`` does not.
+    """
+    wide, folder = {**LLAMA, **WIDE}, out / "wide"
+    if world.is_main:
+        hf = HFModelFactory(SimpleNamespace(config=wide, **SECTION))().hf
+        hf.save_pretrained(folder, max_shard_size="4MB")
+        del hf
+    world.barrier()
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    read = count_reads()
+    mesh = Mesh(dp_shard=world.world_size)
+    build(world, "fsdp", mesh, factory("float32"), "float32", meta_start=True)  # imports, threads, groups
+    strategy = make_strategy("fsdp", world, plan(mesh, "float32", meta_start=True))  # type: ignore[arg-type]
+    source = SimpleNamespace(config=None, **{**SECTION, "name_or_path": str(folder)})
+    allocated = int(re.search(r"VmData:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024  # type: ignore[index]
+    limits = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (allocated + size * 5 // 4, limits[1]))
+    try:
+        policy = strategy.prepare(Role.POLICY, HFModelFactory(source), SPEC)
+        reference = strategy.prepare(Role.REFERENCE, HFModelFactory(source, frozen=True), None)
+        shards = [dict(handle.root.named_parameters()) for handle in (policy, reference)]
+        equal = all(
+            torch.equal(a.to_local(), shards[1][name].to_local())  # type: ignore[attr-defined]
+            for name, a in shards[0].items()
+        )
+        finite = all(bool(p.to_local().isfinite().all()) for p in shards[0].values())  # type: ignore[attr-defined]
+        try:
+            HFModelFactory(source)()
+            whole = True
+        except (ConfigError, MemoryError, RuntimeError):
+            whole = False
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, limits)
+    return {"size": size, "read": sum(read), "equal": equal and finite, "whole": whole}
+
+
+def count_reads() -> list[int]:
+    """Return a list to which each block read from a folder adds its bytes."""
+    sizes: list[int] = []
+    read = FolderSlices.read
+
+    def counted(self: FolderSlices, *place: Any) -> torch.Tensor:
+        found = read(self, *place)
+        sizes.append(found.nbytes)
+        return found
+
+    FolderSlices.read = counted  # type: ignore[method-assign]
+    return sizes
+
+
 def held(strategy: Strategy, handle: Handle) -> dict[str, list[float]]:
     """Everything this rank would write."""
     return {
@@ -276,7 +333,11 @@ def main() -> None:
     torch.set_num_threads(1)
     scenario, out = sys.argv[1], Path(sys.argv[2])
     world = World.open(RankEnv.from_environ(environment()), device="cpu", timeout_seconds=60)
-    scenarios = {"parity": parity, "state": lambda world: state(world, out)}
+    scenarios = {
+        "parity": parity,
+        "state": lambda world: state(world, out),
+        "start": lambda world: start(world, out),
+    }
     found = {name: scenarios[name](world) for name in scenario.split("+")}
     (out / f"{world.rank}.json").write_text(json.dumps(found))
     world.close(ok=True)

@@ -65,8 +65,8 @@ def start_of(
     """Return where models of these ``shapes`` start under a strategy that starts as ``start``.
 
     Where rank 0 sends shards it reads nothing itself if the files hold every tensor as it is
-    (``models.slices``): not experts, which are merged, nor a fresh head, nor below adapters. It cannot send
-    shards of a base that is ``quantised``.
+    (``models.slices``): not experts, which are merged, nor below adapters. A fresh head of scores is drawn
+    and sent. It cannot send shards of a base that is ``quantised``.
     """
     if start is None or not start.one_reads:
         return start
@@ -77,10 +77,9 @@ def start_of(
 
 def _in_files(shape: ModelShape) -> bool:
     """Whether a model is certain to come from a folder whose tensors are its parameters."""
-    fresh = shape.scalar_head and not shape.stored_score
     whole = shape.exact and not shape.composite and not shape.quantised
     plain = whole and not shape.experts and not shape.latent
-    return bool(shape.stored) and plain and not fresh
+    return shape.in_files and plain
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,11 @@ class ModelShape:
     ``rope_by_length``: rotary frequencies depend on the document's length. ``buffers``: its state
     includes buffers. ``carries``: layers pass a state from token to token outside of attention.
     ``router_aux_loss``: coefficient of the experts' balance loss that its config requests. ``stored``: the
-    16-bit dtype in which its folder is read into host memory (empty: float32); ``stored_score``: the folder
-    holds the scalar head. ``carried``: tensors of its folder that are not trained; ``composite``: type of the
-    model with further parts of which this is the language model (empty: it is all). ``quantised``: how its
-    folder's weights are quantized (empty: they are not), and ``dequantised_bytes``: their size in bfloat16.
+    16-bit dtype in which its folder is read whole into host memory (empty: float32); ``in_files``: it has a
+    folder of floating-point tensors, tied ones once; ``stored_score``: that holds the scalar head.
+    ``carried``: tensors of its folder that are not trained; ``composite``: type of the model with further
+    parts of which this is the language model (empty: it is all). ``quantised``: how its folder's weights
+    are quantized (empty: they are not), and ``dequantised_bytes``: their size in bfloat16.
     """
 
     model_type: str
@@ -60,6 +61,7 @@ class ModelShape:
     carries: bool = field(default=False, metadata=UNLESS_DEFAULT)
     router_aux_loss: float = field(default=0.0, metadata=UNLESS_DEFAULT)
     stored: str = field(default="", metadata=UNLESS_DEFAULT)
+    in_files: bool = field(default=False, metadata=UNLESS_DEFAULT)
     stored_score: bool = field(default=False, metadata=UNLESS_DEFAULT)
     carried: int = field(default=0, metadata=UNLESS_DEFAULT)
     carried_bytes: int = field(default=0, metadata=UNLESS_DEFAULT)

@@ -15,6 +15,8 @@ from paceline.plan.model.shape import ModelShape
 from paceline.plan.model.weights_files import header_of, weights_of
 
 _SMALL = {"BF16": "bfloat16", "F16": "float16"}
+FLOATS = frozenset({*_SMALL, "F32", "F64"})  # dtypes of which any part is a tensor's values
+_HEAD = "lm_head.weight"
 #: Families with buffers that a model built in 16 bits would round: read in fp32 (asserted against all that
 #: Transformers builds; ``models.stored_dtype.buffers_keep_dtype`` decides in a run).
 READ_WIDE = frozenset(
@@ -32,9 +34,20 @@ def stored(folder: Path) -> tuple[str, frozenset[str]]:
 
     Raises OSError, and ValueError for a file that is no safetensors.
     """
+    kinds, names = dtypes(folder)
+    return _one(kinds), names
+
+
+def dtypes(folder: Path) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the dtypes in the files of ``folder``, as they name them, and the tensors' names. Raises as
+    ``stored``.
+    """
     tensors = {key: entry.dtype for file in weights_of(folder, []) for key, entry in header_of(file).items()}
-    kinds = set(tensors.values())
-    return (_SMALL.get(kinds.pop(), "float32") if len(kinds) == 1 else "float32"), frozenset(tensors)
+    return frozenset(tensors.values()), frozenset(tensors)
+
+
+def _one(kinds: frozenset[str]) -> str:
+    return _SMALL.get(next(iter(kinds)), "float32") if len(kinds) == 1 else "float32"
 
 
 def with_carried(shape: ModelShape, folder: Path) -> ModelShape:
@@ -67,13 +80,18 @@ def with_quantised(shape: ModelShape, folder: Path, config: Mapping[str, Json]) 
 
 
 def with_stored(shape: ModelShape, folder: Path, config: Mapping[str, Json], own_code: bool) -> ModelShape:
-    """Return ``shape`` with the dtype in which ``folder`` is read: fp32 where reading it in 16 bits would
-    change values of the model.
+    """Return ``shape`` with what a rank can read of ``folder`` in parts, and the dtype in which it is read
+    whole: fp32 where reading it in 16 bits would change values of the model.
     """
-    if own_code or shape.model_type in READ_WIDE:
+    if own_code:
         return shape
     try:
-        kind, names = stored(folder)
+        kinds, names = dtypes(folder)
     except (OSError, ValueError):  # reported by the check of the folder
         return shape
-    return shape if kind == "float32" else replace(shape, stored=kind, stored_score=SCORE in names)
+    twice = shape.tied and _HEAD in names  # whether both are equal is known when both are read
+    shape = replace(shape, in_files=bool(kinds) and kinds <= FLOATS and not twice)
+    kind = _one(kinds)
+    if kind == "float32" or shape.model_type in READ_WIDE:
+        return shape
+    return replace(shape, stored=kind, stored_score=SCORE in names)

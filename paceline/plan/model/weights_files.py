@@ -153,7 +153,8 @@ def _numbers(value: Json) -> tuple[int, ...] | None:
 def read_json(file: Path, most: int) -> Json:
     """Return a JSON file of at most ``most`` bytes. Raises OSError, or ValueError if it is not JSON."""
     with open_file(file) as opened:
-        data = opened.read(most + 1)
+        # read(n) allocates n bytes first
+        data = opened.read(min(most, os.fstat(opened.fileno()).st_size) + 1)
     if len(data) > most:
         raise ValueError(f"it has more than {most:,} bytes")
     return parse_json(data)

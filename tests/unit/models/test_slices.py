@@ -16,6 +16,7 @@ from paceline.core.errors import ConfigError
 from paceline.models.factory import READ_IN_PARTS, HFModelFactory
 from paceline.models.materialise import _decisions, _tensors
 from paceline.models.roles import RoleModule
+from paceline.models.scalar_head import Classes
 from paceline.models.slices import FolderSlices
 from paceline.protocols.model import BuildOptions
 from paceline.protocols.roles import Role
@@ -61,13 +62,30 @@ def test_parts_are_the_wholes(family: str, dtype: torch.dtype, tmp_path: Path) -
 def test_what_is_not_a_tensor_of_the_files_is_read_whole_and_said(tmp_path: Path) -> None:
     folder = str(tmp_path)
     saved("llama", tmp_path)
-    for factory, why in (
-        (HFModelFactory(Source(name_or_path=folder), vocab_size=120), "the vocabulary is resized"),
-        (HFModelFactory(Source(name_or_path=folder), role=Role.REWARD), "the files have no score.weight"),
-    ):
-        module = factory(PARTS)
-        assert module.slices is None and module.notes()["start"] == f"rank 0 reads the whole model: {why}"
-        assert not any(p.is_meta for p in module.parameters())
+    module = HFModelFactory(Source(name_or_path=folder), vocab_size=120)(PARTS)
+    why = "rank 0 reads the whole model: the vocabulary is resized"
+    assert module.slices is None and module.notes()["start"] == why
+    assert not any(p.is_meta for p in module.parameters())
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
+@pytest.mark.parametrize("role", [Role.REWARD, Role.CLASSIFIER])
+def test_a_new_head_is_drawn_and_the_rest_is_read_in_parts(role: Role, family: str, tmp_path: Path) -> None:
+    """The drawn values are the whole load's; a head that the folder has is read like the rest."""
+    saved(family, tmp_path)
+    classes = Classes(("a", "b", "c")) if role is Role.CLASSIFIER else None
+    factory = HFModelFactory(Source(name_or_path=str(tmp_path)), role=role, classes=classes, seed=3)
+    whole, empty, other = factory(), factory(PARTS), factory(BuildOptions(device=META))
+    for module in (empty, other):
+        assert isinstance(module.slices, FolderSlices) and module.notes()["start"] == READ_IN_PARTS
+        assert not module.slices.has("score.weight")
+    assert torch.equal(empty.hf.get_parameter("score.weight"), whole.hf.get_parameter("score.weight"))
+    left = {name for name, p in empty.hf.named_parameters() if not p.is_meta}
+    assert left == {"score.weight"}
+    assert json.dumps(_decisions(empty), sort_keys=True) == json.dumps(_decisions(whole), sort_keys=True)
+    whole.hf.save_pretrained(tmp_path / "scored")
+    again = HFModelFactory(Source(name_or_path=str(tmp_path / "scored")), role=role, classes=classes)(PARTS)
+    assert isinstance(again.slices, FolderSlices) and again.slices.has("score.weight")
 
 
 def test_a_head_of_the_classs_own_is_known_without_its_weights(tmp_path: Path) -> None:

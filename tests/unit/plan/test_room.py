@@ -4,7 +4,9 @@ strategy says its own.
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +31,7 @@ from paceline.plan.hardware.catalogue import cluster_of
 from paceline.plan.hardware.probe import Hardware, probe_hardware
 from paceline.plan.model.catalogue import known_models
 from paceline.plan.model.read_shape import shape_from_config
+from paceline.plan.model.stored import with_stored
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.base import strategy_spec, strategy_specs
 from paceline.plan.strategies.job import Job
@@ -220,17 +223,15 @@ def test_ranks_read_their_own_parts_where_the_files_hold_every_tensor_as_it_is()
     """Else rank 0 holds the whole; what is not certain counts as that."""
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 8, "vocab_size": 100}
     llama, mixtral = (
-        replace(
-            shape_from_config({"model_type": family, "intermediate_size": 96, **sizes}), stored="bfloat16"
-        )
+        replace(shape_from_config({"model_type": family, "intermediate_size": 96, **sizes}), in_files=True)
         for family in ("llama", "mixtral")
     )
-    assert start_of(FIRST, [llama, llama], adapted=False, quantised=False) is PARTS
+    scored = replace(llama, scalar_head=True)  # the head is drawn and sent
+    assert start_of(FIRST, [llama, scored], adapted=False, quantised=False) is PARTS
     for shapes, adapted in (
         ([llama], True),
         ([mixtral], False),
-        ([llama, replace(llama, stored="")], False),
-        ([replace(llama, scalar_head=True)], False),
+        ([llama, replace(llama, in_files=False)], False),
         ([replace(llama, composite="gemma3")], False),
     ):
         assert start_of(FIRST, shapes, adapted, quantised=False) is FIRST
@@ -238,3 +239,31 @@ def test_ranks_read_their_own_parts_where_the_files_hold_every_tensor_as_it_is()
     assert start_of(CARD, [llama], adapted=False, quantised=False) is CARD
     roles = [ModelBytes(800.0, 10.0, 1.0), ModelBytes(800.0, 10.0, 1.0)]
     assert card_peak(PARTS, roles) == 0 and host_peak(PARTS, roles, 4) == 8 + 4 * INTERPRETER
+
+
+@pytest.mark.parametrize(
+    ("kinds", "tied", "in_files"),
+    [
+        ({"a": "BF16"}, True, True),
+        ({"a": "F32", "b": "BF16"}, False, True),
+        ({"a": "BF16", "lm_head.weight": "BF16"}, False, True),
+        ({"a": "BF16", "lm_head.weight": "BF16"}, True, False),  # compared whole
+        ({"a": "BF16", "b": "F8_E4M3"}, False, False),
+        ({}, False, False),
+    ],
+)
+def test_a_folder_is_read_in_parts_where_its_tensors_are_numbers(
+    kinds: dict[str, str], tied: bool, in_files: bool, tmp_path: Path
+) -> None:
+    widths, at, header = {"BF16": 2, "F32": 4, "F8_E4M3": 1}, 0, {}
+    for name, kind in kinds.items():
+        header[name] = {"dtype": kind, "shape": [2], "data_offsets": [at, at + 2 * widths[kind]]}
+        at += 2 * widths[kind]
+    text = json.dumps(header).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(at))
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 8, "vocab_size": 100}
+    shape = shape_from_config(
+        {"model_type": "llama", "intermediate_size": 96, "tie_word_embeddings": tied, **sizes}
+    )
+    assert with_stored(shape, tmp_path, {}, own_code=False).in_files == in_files
+    assert not with_stored(shape, tmp_path, {}, own_code=True).in_files
