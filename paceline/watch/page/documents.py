@@ -17,6 +17,7 @@ from paceline.watch.page.view import RunView
 
 LOG_NAME = re.compile(r"(training|rank-\d{1,6})\.log")
 MAX_SAMPLE_TEXT = 20_000
+_MOST_ROWS = 200  # of one event that are sent
 _BLOCK = 256 << 10
 _MOST_BYTES = 64 << 20  # of a log that one search reads
 _MAX_LINE = 4000  # characters of a line that are sent
@@ -94,11 +95,11 @@ def samples_of(view: RunView, before: int | None, limit: int) -> JsonObject:
                 data = json.loads(file.read(length), parse_constant=str)
         except (OSError, ValueError, RecursionError):
             continue  # the file was replaced since
-        rows = data.get("rows") if isinstance(data, dict) else None
-        rows = (
-            [_clipped(row) for row in rows[:200] if isinstance(row, dict)] if isinstance(rows, list) else []
-        )
-        groups.append({"step": step, "answers": are_answers, "rows": rows})
+        found = data.get("rows") if isinstance(data, dict) else None
+        rows = [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
+        counts = {"count": len(rows), "right": sum(bool(row.get("correct")) for row in rows)}
+        shown: list[Json] = [_clipped(row) for row in rows[:_MOST_ROWS]]
+        groups.append({"step": step, "answers": are_answers, "rows": shown, **counts})
     return {"groups": groups, "before": first}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, BinaryIO
 
 from paceline.core.json_types import Json, JsonObject, as_object
 from paceline.core.rundir import RunDir
@@ -13,6 +13,7 @@ from paceline.watch.page.folder import changed_at, read_beat, read_json, run_id
 from paceline.watch.page.state import LIVE, state_of_run
 
 _TAIL_BYTES = 64 << 10
+_MOST_BYTES = 32 << 20
 
 
 def glance(run: RunDir) -> JsonObject:
@@ -67,16 +68,18 @@ def _last_events(run: RunDir) -> dict[str, dict[str, Any]]:
     try:
         with run.events(0).open("rb") as file:
             size = file.seek(0, 2)
-            first = b""
-            if size > _TAIL_BYTES:
-                file.seek(0)
-                first = file.read(4096)
-            file.seek(max(0, size - _TAIL_BYTES))
-            lines = [*first.split(b"\n")[:-1], *file.read(_TAIL_BYTES).split(b"\n")[:-1]]
+            file.seek(0)
+            begun = [line for line in file.read(_TAIL_BYTES).split(b"\n")[:-1] if b'"run_started"' in line]
+            length = _TAIL_BYTES
+            last = _end_of(file, size, length)
+            # Answers after the last step may be long
+            while b'"kind":"step"' not in last and length < min(size, _MOST_BYTES):
+                length *= 8
+                last = _end_of(file, size, length)
     except OSError:
         return {}
     found: dict[str, dict[str, Any]] = {}
-    for line in lines:
+    for line in [*begun[-1:], *last.split(b"\n")[:-1]]:
         try:
             data = json.loads(line, parse_constant=str)
         except (ValueError, RecursionError):
@@ -87,6 +90,11 @@ def _last_events(run: RunDir) -> dict[str, dict[str, Any]]:
             found = {}
         found[str(data.get("kind"))] = data
     return found
+
+
+def _end_of(file: BinaryIO, size: int, length: int) -> bytes:
+    file.seek(max(0, size - length))
+    return file.read(length)
 
 
 def _whole(value: Any) -> int | None:

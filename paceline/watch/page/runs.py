@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import tempfile
 import threading
 import time
@@ -54,8 +55,12 @@ class Runs:
 
     def rows(self) -> list[Json]:
         """Return a row a run, the most recently changed first."""
-        rows = [glance(run) for run in self.found().values()]
+        rows = [{**glance(run), "name": self._name(run)} for run in self.found().values()]
         return [*sorted(rows, key=lambda row: (row.get("live") is not True, -_float(row.get("changed"))))]
+
+    def _name(self, run: RunDir) -> str:
+        path = os.path.relpath(run.root, self.root.expanduser().absolute())
+        return run.root.name if path == "." else path
 
     def view(self, run_id: str) -> RunView | None:
         """Return the view of a run; None for an id that is not known."""

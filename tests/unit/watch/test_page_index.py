@@ -12,6 +12,7 @@ from page_runs import begin, losses, notice, samples, step, view_of, write_run
 from paceline.runlog.history import load_history
 from paceline.watch.page.columns import Columns
 from paceline.watch.page.reduce import reduced
+from paceline.watch.page.runs import Runs
 from paceline.watch.page.view import RunView
 
 
@@ -106,3 +107,13 @@ def test_columns_that_begin_late_are_missing_before(tmp_path: Path) -> None:
     table.cut(15_001)
     assert len(table) == 15_001 == len(table.read("step")) and table.read("../late")[-1] == 1
     assert {path.suffix for path in tmp_path.iterdir()} == {".f64"}
+
+
+def test_the_list_finds_the_last_step_before_long_answers(tmp_path: Path) -> None:
+    many = [{"kind": "answers", "step": 300, "rows": [{"answer": "x" * 5000}] * 40}]
+    write_run(
+        tmp_path / "a" / "run", [notice(), begin(total=1000), *(step(n) for n in range(1, 1001)), *many]
+    )
+    with Runs(tmp_path, tmp_path / "cache") as runs:
+        (row,) = runs.rows()
+    assert (row["step"], row["total_steps"], row["loss"]) == (1000, 1000, -990.0) and row["name"] == "a/run"

@@ -13,7 +13,7 @@ import pytest
 from page_runs import HOSTILE, begin, notice, samples, step, view_of, write_run
 
 from paceline.core.errors import ConfigError
-from paceline.watch.page.documents import log_page
+from paceline.watch.page.documents import log_page, samples_of
 from paceline.watch.page.folder import LastBeat
 from paceline.watch.page.report import STATIC, write_report
 from paceline.watch.page.runs import Runs
@@ -124,3 +124,10 @@ def test_both_languages_have_every_text() -> None:
     assert not set(re.findall(r'\bt\("([a-z_]+)"', used)) - keys - {"s_"}
     assert all(f"s_{state}" in keys for state in get_args(StateName))
     assert ".innerHTML" not in used and "insertAdjacentHTML" not in used
+
+
+def test_held_out_answers_are_counted_whole(tmp_path: Path) -> None:
+    rows = [{"prompt": "q", "answer": "a", "correct": i % 3 == 0} for i in range(240)]
+    run = write_run(tmp_path / "run", [begin(), {"kind": "answers", "step": 1, "rows": rows}])
+    (group,) = samples_of(view_of(run, tmp_path / "cache"), None, 5)["groups"]
+    assert (group["count"], group["right"], len(group["rows"])) == (240, 80, 200)

@@ -79,10 +79,10 @@ class Chart {
     const clip = "clip" + (Chart.counter = (Chart.counter || 0) + 1);
     const marks = svg("g", { "clip-path": `url(#${clip})` });
     const canvas = svg("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, tabindex: "0", role: "img", "aria-label": this.describe(shown) },
-      svg("clipPath", { id: clip }, svg("rect", { x: PAD.left, y: 0, width: inner.w, height: HEIGHT - PAD.bottom + 1 })),
+      svg("clipPath", { id: clip }, svg("rect", { x: PAD.left - 4, y: 0, width: inner.w + 8, height: HEIGHT - PAD.bottom + 1 })),
       ...this.axes(x0, x1, y0, y1, width, inner), marks);
     for (const restart of this.restarts) marks.append(svg("line", { class: "restart", x1: this.px(restart), x2: this.px(restart), y1: PAD.top, y2: HEIGHT - PAD.bottom }));
-    shown.forEach((curve) => this.drawCurve(marks, curve));
+    shown.forEach((curve) => this.drawCurve(marks, curve, shown.length === 1));
     for (const line of this.lines) {
       const y = this.py(line.value);
       marks.append(svg("line", { class: "plan", x1: PAD.left, x2: width, y1: y, y2: y }));
@@ -103,7 +103,7 @@ class Chart {
   axes(x0, x1, y0, y1, width, inner) {
     const parts = [];
     const unit = this.format === bytes && !this.log ? 1024 ** Math.max(0, Math.floor(Math.log(Math.max(y1, 1)) / Math.log(1024))) : 1;
-    const values = this.log ? ticks(y0, y1, 4).map((v) => 10 ** v) : ticks(y0 / unit, y1 / unit, 4).map((v) => v * unit);
+    const values = this.log ? ticks(y0, y1, 4).map((v) => 10 ** v) : ticks(y0 / unit, y1 / unit, 6).map((v) => v * unit);
     for (const value of values) {
       const y = this.py(value);
       parts.push(svg("line", { class: "gridline", x1: PAD.left, x2: width - PAD.right, y1: y, y2: y }));
@@ -112,7 +112,7 @@ class Chart {
       parts.push(label);
     }
     const scale = this.byTime ? [1, 60, 3600, 86400].filter((u) => x1 - x0 >= 3 * u).pop() || 1 : 1;
-    for (const value of ticks(x0 / scale, x1 / scale, Math.max(2, Math.min(7, inner.w / 90)))) {
+    for (const value of ticks(x0 / scale, x1 / scale, Math.max(3, Math.min(9, inner.w / 62)))) {
       if (!this.byTime && !Number.isInteger(value)) continue;
       const x = this.px(value * scale);
       const label = svg("text", { x, y: HEIGHT - 6, "text-anchor": x > width - 40 ? "end" : x < PAD.left + 10 ? "start" : "middle" });
@@ -123,7 +123,7 @@ class Chart {
     return parts;
   }
 
-  drawCurve(marks, { points, colour, dots }) {
+  drawCurve(marks, { points, colour, dots }, alone) {
     const path = (values) => values.map((v, i) => (this.log && v <= 0 ? "" : `${i && !(this.log && values[i - 1] <= 0) ? "L" : "M"}${this.px(points.x[i]).toFixed(1)} ${this.py(v).toFixed(1)}`)).join("");
     if (points.low.length) {
       const back = points.x.map((x, i) => `L${this.px(x).toFixed(1)} ${this.py(points.low[i]).toFixed(1)}`).reverse().join("");
@@ -131,6 +131,7 @@ class Chart {
     }
     const line = smoothed(points.mean, dots ? 0 : this.smoothing);
     if (line !== points.mean) marks.append(svg("path", { class: `raw c${colour}`, d: path(points.mean) }));
+    if (alone && !this.log && points.x.length > 1) marks.append(svg("path", { class: `area f${colour}`, d: `${path(line)}V${HEIGHT - PAD.bottom}H${this.px(points.x[0]).toFixed(1)}Z` }));
     marks.append(svg("path", { class: `curve c${colour}`, d: path(line) }));
     if (dots || points.x.length === 1) for (const [i, x] of points.x.entries()) marks.append(svg("circle", { class: `f${colour}`, cx: this.px(x), cy: this.py(points.mean[i]), r: 3 }));
     for (const x of points.lost) {

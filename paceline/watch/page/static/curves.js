@@ -15,7 +15,7 @@ function chartsOf(names) {
   const like = (pattern) => names.filter((name) => pattern.test(name)).sort();
   const one = (group, name, options) => add(group, titleOf(name), [name], options);
   add("g_training", titleOf("steps/loss"), ["steps/loss", "evals/eval_loss"], { main: true });
-  one("g_training", "steps/lr", { fromZero: true, exact: true });
+  one("g_training", "steps/lr", { fromZero: true, exact: true, main: true });
   one("g_training", "steps/grad_norm", { main: true });
   add("g_rollout", titleOf("steps/reward"), ["steps/reward", "evals/eval_reward"], { main: true });
   add("g_rollout", CURVE_NAMES[settings.language].rewards_by, like(/^steps\/reward\//));
@@ -30,6 +30,8 @@ function chartsOf(names) {
   const terms = like(/^steps\/losses\//);
   if (terms.length > 1) add("g_losses", t("g_losses"), terms);
   else terms.forEach((name) => used.add(name)); // one term is the loss itself
+  used.add("steps/epoch"); // a straight line
+  one("g_other", "steps/tokens", { exact: true });
   names.forEach((name) => one("g_other", name));
   return charts;
 }

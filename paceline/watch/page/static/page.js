@@ -19,7 +19,11 @@ function header(name) {
   const theme = choice(t("theme"), settings.theme, ["auto", "light", "dark"].map((v) => [v, t(v)]), (v) => settings.set("theme", v));
   const where = source.live ? name : t("report", moment(source.written));
   document.getElementById("skip").textContent = t("skip");
-  document.getElementById("top").replaceChildren(el("div.bar", {}, el("a.brand", { href: "#/" }, "Paceline"), el("span.where", {}, where || ""), language, theme));
+  document.getElementById("top").replaceChildren(el("div.bar", {}, el("a.brand", { href: "#/" }, mark(), "Paceline"), el("span.where", {}, where || ""), language, theme));
+}
+
+function mark() {
+  return svg("svg", { class: "mark", viewBox: "0 0 16 16", "aria-hidden": "true" }, svg("path", { d: "M1 13 6 6l3 4 6-8" }));
 }
 
 async function show(anew = false) {
@@ -59,7 +63,7 @@ async function showRuns(mine) {
   document.title = `${t("runs")} · Paceline`;
   header(data.root);
   const scroll = main.querySelector(".scroll")?.scrollLeft || 0, focused = document.activeElement?.getAttribute("href");
-  main.replaceChildren(el("h1", {}, t("runs")), el("p.meta", {}, data.root), el("div.group", {}, runsTable(data)));
+  main.replaceChildren(el("h1", {}, t("runs")), el("p.meta", {}, stateCounts(data.runs)), el("div.group", {}, runsTable(data)));
   if (scroll) main.querySelector(".scroll").scrollLeft = scroll;
   if (focused) main.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
 }

@@ -15,6 +15,12 @@ function jobLine(row) {
   return [row.algorithm, row.strategy, row.model.split("/").slice(-2).join("/"), size, count, row.device, row.precision].filter(Boolean).join(" · ");
 }
 
+function stateCounts(runs) {
+  const count = new Map();
+  for (const { state } of runs) count.set(state.name, (count.get(state.name) || 0) + 1);
+  return [...count].map(([name, n]) => `${whole(n)} ${t("s_" + name)}`).join(" · ");
+}
+
 function runsTable({ runs, root }) {
   if (!runs.length) return el("p.empty", {}, t("no_runs", root));
   const rows = runs.map((row) => el("tr", {},
@@ -73,10 +79,17 @@ function table(heads, rows, numeric = []) {
   return el("table", {}, el("thead", {}, el("tr", {}, heads.map((head, i) => el(numeric.includes(i) ? "th.num" : "th", { scope: "col" }, t(head))))), el("tbody", {}, rows));
 }
 
+function narrow(node) {
+  node.classList.add("narrow");
+  return node;
+}
+
 function findingCard(f) {
   const severity = f.is_error ? "error" : f.severity;
-  const when = f.count > 1 ? t("times", whole(f.count), whole(f.first_step), whole(f.last_step)) : f.first_step ? t("at_step", whole(f.first_step)) : "";
-  const facts = [f.where, f.is_error && f.rank !== undefined ? t("on_rank", f.rank) : "", when].filter(Boolean).join(" · ");
+  const spread = f.count > 1 && f.first_step !== f.last_step;
+  const when = spread ? t("times", whole(f.count), whole(f.first_step), whole(f.last_step)) : f.first_step ? t("at_step", whole(f.first_step)) : "";
+  const rank = f.is_error && f.rank !== undefined && f.where !== `rank ${f.rank}` ? t("on_rank", f.rank) : "";
+  const facts = [f.where, rank, when].filter(Boolean).join(" · ");
   return el(`article.card.finding.is-${["error", "warning"].includes(severity) ? severity : "note"}`, {},
     el("h2", {}, `${t(severity)}: `, el("code", {}, f.code)), el("p", {}, f.what), facts ? el("p.aside", {}, facts) : "",
     f.found ? el("p", {}, el("b", {}, t("what_found") + " "), f.found) : "",
@@ -104,9 +117,10 @@ function tokens(row) {
   });
 }
 
-function sampleGroup({ step, answers, rows }) {
-  const right = rows.filter((row) => row.correct).length;
-  const entries = rows.map((row) => {
+const SHOWN_ROWS = 8; // of a group, until all are asked for
+
+function sampleGroup({ step, answers, rows, count, right }) {
+  const entry = (row) => {
     const scores = Object.keys(row).filter((name) => name.startsWith("reward/"));
     const chip = (name, value) => el("span.score", {}, `${name} ${value === null || value === undefined ? t("unscored") : number(value)}`);
     const facts = answers ? [el(`span.score.${row.correct ? "good" : "bad"}`, {}, t(row.correct ? "correct" : "wrong"))]
@@ -114,9 +128,10 @@ function sampleGroup({ step, answers, rows }) {
     const part = (name, value) => (value === undefined || value === "" || value === null ? "" : [el("dt", {}, t(name)), el("dd", {}, value)]);
     const answer = answers ? String(row.answer ?? "") : tokens(row);
     return el("article.sample", {}, el("div.scores", {}, facts), el("dl", {}, part("prompt", String(row.prompt ?? "")), part("completion", answer), part("expected", answers ? row.expected : row.answer)));
-  });
-  const title = answers ? t("held_answers", whole(step), right, rows.length) : t("samples_at", whole(step));
-  return el("section.card", {}, el("h2", {}, title), entries);
+  };
+  const more = el("button", { type: "button", hidden: rows.length <= SHOWN_ROWS, onclick: () => { more.replaceWith(...rows.slice(SHOWN_ROWS).map(entry)); } }, t("show_all", whole(rows.length)));
+  const title = answers ? t("held_answers", whole(step), right, count) : t("samples_at", whole(step));
+  return el("section.card", {}, el("h2", {}, title), rows.slice(0, SHOWN_ROWS).map(entry), more);
 }
 
 function tokenKey(groups) {
@@ -132,7 +147,7 @@ function planView({ decisions, parts }) {
   const all = table(["decision", "choice", "reason"], rows);
   all.classList.add("stack");
   return el("div", {}, el("section.card.scroll", {}, all),
-    states.length ? el("section.card", {}, el("h2", {}, t("states")), table(["part", "bytes"], states, [1])) : "",
+    states.length ? el("section.card", {}, el("h2", {}, t("states")), narrow(table(["part", "bytes"], states, [1]))) : "",
     el("section.card", {}, el("details", {}, el("summary", {}, t("parts")), el("pre.scroll", { tabindex: "0" }, JSON.stringify(parts, null, 1)))));
 }
 

@@ -1,0 +1,108 @@
+"""The page in Chromium: what a run's text can do there, keys, widths, and what axe finds.
+
+Needs packages that the tests do not bring: CONTRIBUTING.md has the command.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from page_runs import HOSTILE, begin, notice, samples, step, view_of, write_run
+
+from paceline.watch.page.report import write_report
+
+pytestmark = pytest.mark.slow
+playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need playwright")
+axe = pytest.importorskip("axe_playwright_python", reason="the browser tests need axe-playwright-python")
+CHROMIUM = shutil.which("chromium") or ""
+TABS = ("overview", "curves", "samples", "findings", "plan", "config", "checkpoints", "logs")
+
+
+@contextmanager
+def browsing(width: int, theme: str) -> Iterator[Any]:
+    """A page of Chromium whose errors fail the test."""
+    if not CHROMIUM:
+        pytest.skip("there is no chromium")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM)
+        context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=theme)
+        page, errors = context.new_page(), []
+        page.set_default_timeout(60_000)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("request", lambda asked: errors.append(asked.url) if is_elsewhere(asked.url) else None)
+        yield page
+        browser.close()
+        assert errors == []
+
+
+def is_elsewhere(address: str) -> bool:
+    return not address.startswith(("http://127.0.0.1:", "file:", "data:"))
+
+
+@pytest.fixture
+def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    lines = [begin(), *(step(n, reward=n / 10) for n in range(1, 9)), samples(8, HOSTILE), notice(HOSTILE)]
+    run = write_run(tmp_path / "runs" / "a", lines)
+    run.logs.mkdir()
+    run.training_log.write_text(f"line {HOSTILE}\n")
+    command = [sys.executable, "-m", "paceline", "watch", str(tmp_path / "runs")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+        assert server.stdout is not None
+        yield next(found[0] for line in server.stdout if (found := re.search(r"http://\S+", line)))
+        server.send_signal(signal.SIGINT)
+
+
+def look(page: Any, tab: str) -> None:
+    """Check a part: no text acts, nothing is wider than the window, axe finds nothing serious."""
+    page.wait_for_function(
+        "(tab) => document.querySelector('.tabs [aria-current]')?.hash.endsWith('/' + tab)"
+        " && !document.querySelector('#part > .note:only-child')",
+        arg=tab,
+    )
+    assert "owned" not in page.title() and page.locator("main img, main script").count() == 0
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), tab
+    page.evaluate(Path(axe.__file__).with_name("axe.min.js").read_text(encoding="utf-8"))
+    found = page.evaluate("async () => (await axe.run()).violations")
+    assert [v["id"] for v in found if v["impact"] in ("serious", "critical")] == [], tab
+
+
+@pytest.mark.parametrize(("width", "theme"), [(360, "dark"), (1600, "light")])
+def test_every_part_in_a_browser(address: str, width: int, theme: str) -> None:
+    with browsing(width, theme) as page:
+        page.goto(address)
+        page.wait_for_selector(".tabs")  # the only run opens by itself
+        run = page.evaluate("location.hash.split('/')[1]")
+        for tab in TABS:
+            page.evaluate("(to) => { location.hash = to; }", f"#/{run}/{tab}")
+            look(page, tab)
+        page.evaluate("(to) => { location.hash = to; }", f"#/{run}/samples")
+        page.wait_for_selector(".sample")
+        assert HOSTILE in page.inner_text(".sample")
+        # Keys: a chart reads its values aloud
+        page.evaluate("(to) => { location.hash = to; }", f"#/{run}/curves")
+        page.focus(".chart svg")
+        page.keyboard.press("ArrowLeft")
+        assert page.inner_text("#live") == "Step 7: 3"
+        page.select_option("select >> nth=0", "zh")
+        page.wait_for_selector("html[lang=zh-CN] .tabs >> text=曲线")
+
+
+def test_a_report_opens_from_a_file(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [begin(), *(step(n) for n in range(1, 9)), samples(8, HOSTILE)])
+    write_report(view_of(run, tmp_path / "cache"), tmp_path / "report.html", print)
+    with browsing(800, "dark") as page:
+        page.goto((tmp_path / "report.html").as_uri())
+        page.wait_for_selector(".tabs")
+        for tab in TABS:
+            page.click(f".tabs a[href$='/{tab}']")
+            look(page, tab)
