@@ -107,7 +107,7 @@ def three_runs(runs: Path) -> Iterator[None]:
             wait_for(lambda: beat_of(live / "grpo", 0).get("step", 0) >= 25, training)
             yield
         finally:
-            training.send_signal(signal.SIGINT)
+            training.send_signal(signal.SIGTERM)
 
 
 def beat_of(run: Path, rank: int) -> dict[str, Any]:

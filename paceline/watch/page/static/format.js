@@ -93,6 +93,6 @@ function valueOf(name) {
 
 function titleOf(name) {
   const plain = name.replace(/^(steps|evals|peaks)\//, "");
-  const known = CURVE_NAMES[settings.language][plain];
+  const names = CURVE_NAMES[settings.language], known = names[plain] || names[plain.replace(/^eval_/, "")];
   return known || plain.replace(/^eval_/, "").replaceAll("_", " ").replace(/^./, (c) => c.toUpperCase());
 }

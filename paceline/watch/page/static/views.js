@@ -158,7 +158,7 @@ function configView(rows, view) {
     const wanted = view.filter.toLowerCase();
     const kept = rows.filter((row) => (!view.onlySet || !row.default) && `${row.key} ${row.value}`.toLowerCase().includes(wanted));
     shown.textContent = t("n_matches", whole(kept.length), whole(rows.length));
-    body.replaceChildren(...kept.map((row) => el("tr", {}, el("td.subject", {}, el("code", {}, row.key)), el("td.wrap", {}, el("code", {}, row.value)), el("td", {}, row.layer ? t(row.layer) : "–", row.place ? el("span.note", {}, ` · ${row.place}`) : ""))));
+    body.replaceChildren(...kept.map((row) => el("tr", {}, el("td.subject", {}, el("code", {}, row.key)), el("td.wrap", {}, el("code", {}, row.value)), el("td.place", {}, row.layer ? t(row.layer) : "–", row.place ? el("span.note", {}, ` · ${row.place}`) : ""))));
   };
   const search = el("input", { type: "search", value: view.filter, "aria-label": t("filter"), placeholder: t("filter"), oninput: (e) => { view.filter = e.target.value; fill(); } });
   const only = el("input", { type: "checkbox", checked: view.onlySet, onchange: (e) => { view.onlySet = e.target.checked; fill(); } });
