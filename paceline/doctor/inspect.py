@@ -88,8 +88,8 @@ def parse_holders(text: str) -> tuple[tuple[int, int, str], ...]:
     found = []
     for line in text.splitlines():
         fields = [part.strip() for part in line.split(",", 2)]
-        if len(fields) == 3 and fields[0].isdigit():
-            mib = int(fields[1]) if fields[1].isdigit() else 0
+        if len(fields) == 3 and fields[0].isdecimal():
+            mib = int(fields[1]) if fields[1].isdecimal() else 0
             found.append((int(fields[0]), mib * 2**20, fields[2]))
     return tuple(found)
 
@@ -129,7 +129,12 @@ def _output(command: tuple[str, ...]) -> str:
         return ""
     try:
         done = subprocess.run(
-            [program, *command[1:]], capture_output=True, text=True, timeout=_SECONDS, check=False
+            [program, *command[1:]],
+            capture_output=True,
+            text=True,
+            errors="replace",  # names of programs, in whatever encoding
+            timeout=_SECONDS,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""

@@ -65,6 +65,7 @@ def _query_child(environ: Mapping[str, str]) -> tuple[TorchAnswer | None, str]:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=TORCH_SECONDS,
             check=False,
         )
@@ -82,7 +83,8 @@ def _query_child(environ: Mapping[str, str]) -> tuple[TorchAnswer | None, str]:
 
 def _parsed(text: str) -> TorchAnswer | None:
     try:
-        return from_json(TorchAnswer, json.loads(text))
+        told = json.loads(text)
+        return from_json(TorchAnswer, told) if isinstance(told, dict) else None
     except (ValueError, TypeError, KeyError):
         return None
 

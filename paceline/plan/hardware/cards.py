@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from paceline.plan.hardware.kinds import DeviceKind
+from paceline.plan.hardware.kinds import CUDA, DeviceKind
 from paceline.plan.hardware.seen import SeenDevice, Sights
 
 TAKEN_BYTES = 2**30  # below it, what is taken of a card may be the driver's own
@@ -13,14 +13,17 @@ BF16_CAPABILITY = 8.0
 
 
 def visible_cards(cards: Sequence[SeenDevice], environ: Mapping[str, str]) -> tuple[SeenDevice, ...]:
-    """Return which of the tool's cards a process sees, as CUDA reads ``CUDA_VISIBLE_DEVICES``.
+    """Return which of the tool's cards a process sees, as CUDA (HIP) reads ``CUDA_VISIBLE_DEVICES``.
 
     The list ends at the first unknown name. Of a card in MIG mode a process sees one slice: the one that is
     named, else the first.
     """
     whole = [card for card in cards if not card.of]
     slices = [card for card in cards if card.of]
-    names = environ.get("CUDA_VISIBLE_DEVICES")
+    # AMD's runtime reads its own variables as well
+    amd = bool(cards) and not cards[0].uuid.startswith(("GPU-", "MIG-"))
+    own = CUDA.visible[1:] if amd else ()
+    names = next((environ[name] for name in (*own, CUDA.visible[0]) if name in environ), None)
     chosen: list[SeenDevice] = []
     if names is None:
         chosen = list(whole)
@@ -29,7 +32,7 @@ def visible_cards(cards: Sequence[SeenDevice], environ: Mapping[str, str]) -> tu
             found = [
                 card
                 for i, card in enumerate(whole)
-                if name == str(i) or (name.startswith("GPU-") and card.uuid.startswith(name))
+                if name == str(i) or (name.startswith("GPU-") and _bare(card.uuid).startswith(_bare(name)))
             ] or [card for card in slices if name.startswith("MIG-") and card.uuid.startswith(name)]
             if not found:
                 break
@@ -115,4 +118,4 @@ def best_set(devices: Sequence[SeenDevice], able: Sequence[int]) -> tuple[int, .
 
 
 def _bare(uuid: str) -> str:
-    return uuid.removeprefix("GPU-").removeprefix("MIG-")
+    return uuid.removeprefix("GPU-").removeprefix("MIG-").removeprefix("0x")

@@ -74,9 +74,11 @@ def choose(sights: Sights, environ: Mapping[str, str]) -> Choice:
     if torch is not None and torch.type is not None:
         named = f"{UNDRIVEN[torch.type]} ({torch.type})" if torch.type in UNDRIVEN else torch.type
         return Choice(CPU, note=f"torch drives {named}", findings=(refuse.undriven(named),))
-    cards = visible_cards(sights.of_tools, environ)
-    drives = sights.wheel.cuda or sights.wheel.hip or not sights.wheel.version
-    if torch is None and cards and drives:
+    wheel = sights.wheel
+    drivable = [t for t, built in ((sights.nvidia, wheel.cuda), (sights.amd, wheel.hip)) if t and built]
+    listed = sights.of_tools if not wheel.version else tuple(card for t in drivable for card in t.devices)
+    cards = visible_cards(listed, environ)
+    if torch is None and cards:
         return _by_tool(sights, cards)
     if sights.nodes.certain or sights.of_tools:
         finding = refuse.idle(sights, environ)
@@ -103,7 +105,7 @@ def _by_torch(sights: Sights, kind: DeviceKind, environ: Mapping[str, str]) -> C
 
 def _by_tool(sights: Sights, cards: Sequence[SeenDevice]) -> Choice:
     """torch is not installed here, or did not answer: the driver's tool alone."""
-    hip = not (sights.nvidia and sights.nvidia.devices)
+    hip = sights.nvidia is None or cards[0] not in sights.nvidia.devices
     used = best_set(cards, tuple(range(len(cards))))
     chosen = tuple(cards[i] for i in used)
     findings = [*_left_out(cards, used, CUDA, sights), *_taken(chosen, sights)]

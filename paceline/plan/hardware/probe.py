@@ -99,7 +99,7 @@ def probe(
     choice = choose(look(given), given)
     if not is_accelerator(choice.kind.name):
         return Probed(_cpu(host_memory, cpus, num_nodes, choice.note), choice.findings)
-    weakest, count, note = choice.weakest, len(choice.used), choice.note
+    weakest, count, note, memory = choice.weakest, len(choice.used), choice.note, choice.memory_bytes
     if count == 1 < tasks:
         count, note = tasks, f"{note}; one visible to each of the {tasks} tasks of a node"
     found = Hardware(
@@ -107,7 +107,7 @@ def probe(
         device_name=weakest.name,
         num_devices=count,
         # a device without memory of its own (GB10, MPS) shares the host's
-        memory_bytes=choice.memory_bytes or host_memory,
+        memory_bytes=host_memory if memory is None else memory,
         host_memory_bytes=host_memory,
         num_nodes=num_nodes,
         bf16=choice.bf16,

@@ -131,6 +131,8 @@ def install(sights: Sights) -> str:
     if sights.nodes.amd and not sights.nodes.nvidia:
         return f"{torch} --index-url {_WHEELS}/rocm… ({_GET_STARTED})"
     runs = _number(sights.nvidia.driver) if sights.nvidia else None
+    if runs is not None and runs < OLDEST_DRIVER[12]:  # for none of the wheels that current torch has
+        return f"install a driver from {OLDEST_DRIVER[12]:g} on, then {torch} --index-url {_WHEELS}/cu126"
     if runs is not None and runs < OLDEST_DRIVER[13]:
         return f"{torch} --index-url {_WHEELS}/cu126 (driver {runs:g} runs CUDA 12, not 13)"
     return f"{torch} --index-url {_WHEELS}/cu130"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -15,6 +16,10 @@ SMI_SECONDS = 30  # without the persistence daemon each card's driver is started
 MIB = 2**20
 NVIDIA_FIELDS = "name,memory.total,memory.free,compute_cap,uuid,driver_version,mig.mode.current"
 NVIDIA_QUERY = ("nvidia-smi", f"--query-gpu={NVIDIA_FIELDS}", "--format=csv,noheader,nounits")
+# a driver before 510 knows neither capability nor MIG, and refuses a query with a field that it does not know
+_FIRST_FIELDS = "name,memory.total,memory.free,uuid,driver_version"
+NVIDIA_OLD_QUERY = ("nvidia-smi", f"--query-gpu={_FIRST_FIELDS}", "--format=csv,noheader,nounits")
+_UNKNOWN_FIELD = "is not a valid field"
 AMD_QUERY = ("rocm-smi", "--showproductname", "--showmeminfo", "vram", "--showuniqueid", "--json")
 # nominal size → what a slice of it has at least: 1g.10gb of an A100 is 9,728 MiB
 _SLICE_SHARE = 0.95
@@ -25,6 +30,8 @@ _SLICE = re.compile(r"^\s+MIG (\S+?\.(\d+)gb\S*)\s+Device\s+\d+: \(UUID: (MIG-[^
 def nvidia_smi() -> SmiAnswer | None:
     """Return what nvidia-smi lists, MIG slices included; None if there is no such program."""
     text, failure = _output(NVIDIA_QUERY)
+    if _UNKNOWN_FIELD in failure:
+        text, failure = _output(NVIDIA_OLD_QUERY)
     if text is None and not failure:
         return None
     if failure:
@@ -45,12 +52,17 @@ def rocm_smi() -> SmiAnswer | None:
 
 
 def parse_nvidia(text: str) -> SmiAnswer:
-    """Parse the answer to ``NVIDIA_QUERY``: a line a card, in MiB; ``[N/A]`` for what it has not."""
+    """Parse the answer to ``NVIDIA_QUERY``, or to ``NVIDIA_OLD_QUERY``: a line a card, in MiB; ``[N/A]`` for
+    what it has not.
+    """
     found, driver = [], ""
     for line in text.splitlines():
-        fields = [field.strip() for field in line.split(",")]
-        if len(fields) != len(NVIDIA_FIELDS.split(",")) or not fields[4].startswith("GPU-"):
-            continue
+        fields = [field.strip() for field in line.rsplit(",", 6)]
+        if len(fields) < 7 or not fields[4].startswith("GPU-"):
+            fields = [field.strip() for field in line.rsplit(",", 4)]
+            if len(fields) < 5 or not fields[3].startswith("GPU-"):
+                continue
+            fields = [*fields[:3], "", *fields[3:], ""]
         name, total, free, capability, uuid, driver, mig = fields
         total_bytes, free_bytes = _mib(total), _mib(free)
         found.append(
@@ -78,11 +90,11 @@ def with_slices(cards: Sequence[SeenDevice], listed: str) -> tuple[SeenDevice, .
 def parse_amd(text: str) -> SmiAnswer:
     """Parse rocm-smi's JSON; releases name the same thing differently."""
     try:
-        listed = json.loads(text[text.index("{") :])
+        listed, _ = json.JSONDecoder().raw_decode(text, text.index("{"))  # warnings stand around it
     except ValueError:
         return SmiAnswer(failure=(text.strip().splitlines() or ["no answer"])[0][:200])
     found = []
-    for card, values in sorted(listed.items()):
+    for card, values in sorted(listed.items(), key=lambda one: (len(one[0]), one[0])):
         if not card.startswith("card") or not isinstance(values, dict):
             continue
         by_name = {key.lower(): str(value) for key, value in values.items()}
@@ -109,7 +121,12 @@ def _output(command: Sequence[str]) -> tuple[str | None, str]:
         return None, ""
     try:
         done = subprocess.run(
-            [program, *command[1:]], capture_output=True, text=True, timeout=SMI_SECONDS, check=False
+            [program, *command[1:]],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=SMI_SECONDS,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return None, f"{command[0]} gave no answer within {SMI_SECONDS} s"
@@ -128,6 +145,7 @@ def _mib(text: str) -> int | None:
 
 def _number(text: str) -> float | None:
     try:
-        return float(text)
+        number = float(text)
     except ValueError:  # "[N/A]", "[Not Supported]"
         return None
+    return number if math.isfinite(number) else None
