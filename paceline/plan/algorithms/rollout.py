@@ -15,6 +15,7 @@ from paceline.plan.cost.room import bytes_by_device
 from paceline.plan.cost.states import SIZES
 from paceline.plan.hardware.kinds import is_accelerator, kind_of
 from paceline.plan.hardware.probe import Hardware
+from paceline.plan.model.shape import ModelShape
 from paceline.plan.parts import ModelStates
 from paceline.plan.plan import Decision, Plan
 from paceline.plan.strategies.base import strategy_spec
@@ -118,13 +119,18 @@ def with_generation(plan: Plan, hardware: Hardware) -> Plan:
 
 def no_graphs(plan: Plan) -> str | None:
     """Return why a step of decoding is not captured in a graph of kernels, or None."""
-    spec, shape = strategy_spec(plan.strategy), plan.shape
-    if not kind_of(plan.device).graphs:
-        return f"kernels of {kind_of(plan.device).label} are not captured in graphs"
-    if not spec.whole_modules:
+    spec = strategy_spec(plan.strategy)
+    if kind_of(plan.device).graphs and not spec.whole_modules:
         return f"{spec.engine_name} takes part in every layer's forward"
-    if plan.mesh.tp > 1:
+    if kind_of(plan.device).graphs and plan.mesh.tp > 1:
         return "ranks of a tensor-parallel group exchange activations in every layer"
+    return graph_obstacle(plan.device, plan.shape)
+
+
+def graph_obstacle(device: str, shape: ModelShape | None) -> str | None:
+    """Return why no layout of this model captures its decoding on ``device``, or None."""
+    if not kind_of(device).graphs:
+        return f"kernels of {kind_of(device).label} are not captured in graphs"
     if shape is not None and shape.experts:
         return "the host takes part in a mixture's choice of experts"
     if shape is not None and shape.carries:

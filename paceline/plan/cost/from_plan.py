@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from paceline.config.sections.training_scale import Parallelism
 from paceline.plan.algorithms.base import algorithm_spec
-from paceline.plan.algorithms.rollout import rollout_sizes
+from paceline.plan.algorithms.rollout import graph_obstacle, rollout_sizes
 from paceline.plan.cost.layout import Storage, StrategyLayout
+from paceline.plan.cost.orthogonal import orthogonal
 from paceline.plan.cost.pieces import pieces_of
 from paceline.plan.cost.room import master_bytes
-from paceline.plan.cost.search import Candidate, SearchSpec, own_kernels, predicted
+from paceline.plan.cost.search import Candidate, SearchSpec, decoded, own_kernels, predicted
 from paceline.plan.cost.starts import start_of
 from paceline.plan.cost.states import SIZES
 from paceline.plan.cost.work import AdapterSize, Machine, RolloutSpec, StepSpec
@@ -128,6 +129,7 @@ def search_spec_of(
         algorithm=plan.algorithm,
         corrections=corrections,
         rollout=_rollout(plan),
+        orthogonal=orthogonal(pieces_of(plan.shape, plan.adapter, 4) or (), plan.optimizer),
         frozen_size=_frozen_size(plan),
         further_forwards=algorithm_spec(plan.algorithm).forwards_of(plan.config.training),
     )
@@ -150,9 +152,9 @@ def _rollout(plan: Plan) -> RolloutSpec | None:
         return None
     sizes = rollout_sizes(spec, plan.config.training, plan.batch)
     share = spec.own_fraction(plan.config.training)
-    return RolloutSpec(
-        options.max_completion_length, sizes.windows, sizes.passes, options.generation_rows, share
-    )
+    captured = graph_obstacle(plan.device, plan.shape) is None
+    rows, answer = options.generation_rows, options.max_completion_length
+    return RolloutSpec(answer, sizes.windows, sizes.passes, rows, share, captured)
 
 
 def _with_length(spec: SearchSpec, plan: Plan) -> SearchSpec:
@@ -254,7 +256,8 @@ def step_spec_of(plan: Plan, spec: SearchSpec, layout: StrategyLayout) -> StepSp
         kernels=own_kernels(spec, mesh.tp, layout.whole_submodules and not plan.precision.fp8),
         low_precision="fp8" if plan.precision.fp8 else "",
         element=size,
-        rollout=spec.rollout,
+        rollout=decoded(spec.rollout, layout, mesh.tp),
+        orthogonal=spec.orthogonal,
         frozen_size=spec.frozen_size,
         further_forwards=spec.further_forwards,
         start=start_of(layout.start, [spec.shape], spec.adapter is not None, quantised=False),

@@ -12,6 +12,7 @@ from paceline.plan import codes
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.cost.coefficients import memory_coefficients, speed_coefficients
 from paceline.plan.cost.layout import StrategyLayout
+from paceline.plan.cost.orthogonal import Orthogonal
 from paceline.plan.cost.peak import Peak, worst_peak
 from paceline.plan.cost.speed import Speed, speed_of
 from paceline.plan.cost.starts import ModelBytes as Held
@@ -21,7 +22,7 @@ from paceline.plan.hardware.catalogue import AcceleratorCluster
 from paceline.plan.mesh import Mesh, divisors
 from paceline.plan.model.families import NO_STAGES, NO_TENSOR_PLAN
 from paceline.plan.model.read_shape import ModelShape
-from paceline.plan.strategies.base import strategy_specs
+from paceline.plan.strategies.base import strategy_spec, strategy_specs
 
 FITS = 0.95  # a layout fits if its predicted peak is below this share of the card's memory …
 MARGIN = 0.90  # … and may be chosen below this share
@@ -48,7 +49,8 @@ class SearchSpec:
     row_tokens: float = 0.0  # mean tokens per row if measured; 0: rows count as full
     basis: str = ""  # what the training's length is based on, as text
     kept: int = 1  # number of checkpoints kept
-    rollout: RolloutSpec | None = None
+    rollout: RolloutSpec | None = None  # ``captured``: the device and the model allow it
+    orthogonal: Orthogonal | None = None
     frozen_size: float = 1.0  # parameters of a frozen model / those of the main model
     further_forwards: int | None = None  # None: as the algorithm's spec says
     nvme: frozenset[str] = frozenset()  # of {optimizer, parameters}: those offloaded to NVMe
@@ -225,7 +227,8 @@ def _batches(layout: StrategyLayout, spec: SearchSpec, mesh: Mesh) -> Iterator[C
                 sequence_parallel=layout.sequence_parallel,
                 algorithm=spec.algorithm,
                 kernels=own_kernels(spec, mesh.tp, layout.whole_submodules),
-                rollout=spec.rollout,
+                rollout=decoded(spec.rollout, layout, mesh.tp),
+                orthogonal=spec.orthogonal,
                 frozen_size=spec.frozen_size,
                 further_forwards=spec.further_forwards,
                 start=start_of(
@@ -305,6 +308,12 @@ def host_bytes(work: StepSpec) -> float:
         work.storage.weight + work.storage.gradient if work.offload == "all" else 0.0
     )
     return whole * per * min(work.machine.node, work.world) / work.sharers
+
+
+def decoded(rollout: RolloutSpec | None, layout: StrategyLayout, tp: int) -> RolloutSpec | None:
+    """Return ``rollout`` as this layout decodes: in a captured graph only where the model runs as it is."""
+    whole = strategy_spec(layout.strategy).whole_modules and tp == 1
+    return rollout if rollout is None or whole else replace(rollout, captured=False)
 
 
 def own_kernels(spec: SearchSpec, tp: int, whole_submodules: bool) -> str:

@@ -9,6 +9,11 @@ from paceline.plan.cost.links import Group, latency, pass_time
 from paceline.plan.cost.work import StageSize, StepSpec
 from paceline.plan.recomputation import ATTENTION, MATMUL
 
+# A layer's step of decoding in a captured graph: the kernels that a fused layer has (tests/unit/device holds
+# it to 12), each 3.4 µs at least, however little it computes (A. Gray, "Getting Started with CUDA Graphs",
+# NVIDIA 2019).
+GRAPH_LAYER = 12 * 3.4e-6
+
 
 @dataclass(frozen=True)
 class Speed:
@@ -82,7 +87,7 @@ def speed_of(work: StepSpec, c: SpeedCoefficients) -> Speed:
         data_parallel=gather * m + reduce,
         pipeline=send * m,
         bubble=bubble,
-        optimizer=_optimizer(work, c),
+        optimizer=_optimizer(work, c) + _muon(work, c),
         offload=_offload(work),
         others=(compute + tensor + gather) * m * (work.forwards_beside / 3 + work.trained_models),
         generation=_generation(work, c),
@@ -249,6 +254,27 @@ def _optimizer(work: StepSpec, c: SpeedCoefficients) -> float:
     return c.optimizer_moves * own / work.machine.hbm + c.step_fixed
 
 
+def _muon(work: StepSpec, c: SpeedCoefficients) -> float:
+    """Return the seconds of Muon's gathers and iterations, of which nothing is hidden.
+
+    A matrix that is cut (ZeRO-3, tensor parallelism) is gathered, and every rank of its shards repeats its
+    iterations; under ``ZeroRedundancyOptimizer`` a rank has its own matrices alone.
+    """
+    found = work.orthogonal
+    if found is None:
+        return 0.0
+    own = work.sharers if 0 < work.zero < 3 else 1
+    stacked = found.stacked / (work.sharers if work.zero else 1)
+    rate = (work.machine.reached or 0.8 * work.machine.flops) * c.kernel
+    seconds = (found.flops / own + stacked) / work.pp / rate
+    ranks = work.tp * (work.sharers if work.zero == 3 else 1)
+    if ranks == 1:
+        return seconds
+    group = Group(ranks, 1)
+    waits = (found.matrices / work.pp - 1) * latency(group, work.machine, c)
+    return seconds + waits + pass_time(group, found.size * found.elements / work.pp, work.machine, c)
+
+
 def _offload(work: StepSpec) -> float:
     """Return the seconds of offloading: transfers over the host link, and Adam on the host.
 
@@ -270,8 +296,8 @@ def _generation(work: StepSpec, c: SpeedCoefficients) -> float:
     """Return a step's share of the rollout's generation time.
 
     Decoding is memory-bound (Pope et al. 2022, arXiv:2211.05102): each token reads all weights and, on
-    average, the KV cache of half a row. All answers of a rollout are generated at once; its steps share the
-    time.
+    average, the KV cache of half a row; a layer takes at least the launch of its kernels, or what they take
+    in a graph. All answers of a rollout are generated at once; its steps share the time.
     """
     shape, rollout = work.shape, work.answers
     if rollout is None:
@@ -281,5 +307,6 @@ def _generation(work: StepSpec, c: SpeedCoefficients) -> float:
     answers = work.micro_batch * work.accumulation * rollout.windows
     cached = 2 * 2.0 * shape.layers * shape.kv_heads * shape.head_dim * work.seq_len / 2 * answers / cut
     a_token = (weights + cached) / (0.6 * work.machine.hbm) * work.pp
-    whole = rollout.answer * max(a_token, c.launch * 1e-3 / 3 * shape.layers)
+    layer = GRAPH_LAYER if rollout.captured else c.launch * 1e-3 / 3
+    whole = rollout.answer * max(a_token, layer * shape.layers)
     return rollout.share * whole / (rollout.windows * rollout.passes)

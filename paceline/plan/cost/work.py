@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from paceline.plan.algorithms.base import AlgorithmSpec, algorithm_spec
 from paceline.plan.cost.layout import Storage
+from paceline.plan.cost.orthogonal import Orthogonal
 from paceline.plan.cost.pieces import layer_ranges
 from paceline.plan.cost.starts import LoadingSpec
 from paceline.plan.model.read_shape import ModelShape
@@ -58,7 +59,8 @@ class AdapterSize:
 class RolloutSpec:
     """A rollout: ``answer`` tokens per answer, used for ``windows`` optimizer steps × ``passes`` epochs.
 
-    ``rows``: rows generated at a time; ``share``: of all rows, those whose answer the model generates.
+    ``rows``: rows generated at a time; ``share``: of all rows, those whose answer the model generates;
+    ``captured``: a step of decoding is one graph of kernels.
     """
 
     answer: int
@@ -66,6 +68,7 @@ class RolloutSpec:
     passes: int = 1
     rows: int = 64
     share: float = 1.0
+    captured: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,7 @@ class StepSpec:
     offload: str = "none"  # none, optimizer, all
     cut_by_cost: bool = False
     low_precision: str = ""  # fp8, or empty
+    orthogonal: Orthogonal | None = None  # Muon's matrices
     system: str = "paceline"
     prefetch: bool = True
     algorithm: str = "sft"

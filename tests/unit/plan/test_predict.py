@@ -9,14 +9,17 @@ import pytest
 from paceline.core.errors import ConfigError
 from paceline.plan.cost.advice import advice
 from paceline.plan.cost.coefficients import memory_coefficients, speed_coefficients, spread
-from paceline.plan.cost.links import Group, bandwidth, pass_time
+from paceline.plan.cost.links import Group, bandwidth, latency, pass_time
+from paceline.plan.cost.orthogonal import Orthogonal, orthogonal
 from paceline.plan.cost.peak import Peak, in_flight, peak_of, worst_peak
+from paceline.plan.cost.pieces import Piece
 from paceline.plan.cost.report import forecast, text
 from paceline.plan.cost.search import TIE, Candidate, SearchSpec, best_of_each, fastest, ranked, search
-from paceline.plan.cost.speed import speed_of, token_flops
+from paceline.plan.cost.speed import GRAPH_LAYER, speed_of, token_flops
 from paceline.plan.cost.work import AdapterSize, RolloutSpec, StepSpec, Storage, why_not_run
 from paceline.plan.hardware.catalogue import cluster_of
 from paceline.plan.model.catalogue import model_shape
+from paceline.plan.parts import OptimizerSpec
 
 C = memory_coefficients()
 S = speed_coefficients()
@@ -133,6 +136,49 @@ def test_weights_that_are_sent_again_after_whole_gradients_cost_one_more_pass() 
     sent = speed_of(work(zero=1, machine=slow, storage=Storage(sent=4.0)), S).data_parallel
     count = work().shape.num_parameters
     assert sent - whole == pytest.approx(pass_time(Group(8, 1), 4.0 * count, slow, S))
+
+
+def test_muon_counts_its_iterations_and_gathers() -> None:
+    """A matrix of 6 × 4 and a stack of three of 2 × 5, by hand: products of m × n, n × m and m × m; and what
+    a matrix that is cut costs beside one that is whole.
+    """
+    pieces = [
+        Piece("model.layers.0.mlp.up_proj.weight", (6, 4), True, True, 4),
+        Piece("model.layers.0.mlp.experts.gate_up_proj", (3, 2, 5), True, True, 4),
+        Piece("model.embed_tokens.weight", (9, 4), True, True, 4),
+        Piece("model.norm.weight", (4,), True, False, 4),
+    ]
+    found = orthogonal(pieces, OptimizerSpec("muon", args={"ns_dtype": "float32"}))
+
+    def products(m: int, n: int) -> int:
+        return 5 * 2 * (m * n * m + m * m * m + m * m * n)
+
+    assert found == Orthogonal(1, 24.0, products(4, 6), 3 * products(2, 5), 4)
+    assert orthogonal(pieces, OptimizerSpec()) is None
+    matrices = Orthogonal(224, 7e9, 5e15)
+    machine = work().machine
+    rate = (machine.reached or 0.8 * machine.flops) * S.kernel
+
+    def more(**changed: object) -> float:
+        times = [speed_of(work(orthogonal=one, **changed), S).optimizer for one in (matrices, None)]
+        return times[0] - times[1]
+
+    assert more() == pytest.approx(5e15 / rate)
+    assert more(zero=1, storage=Storage(sent=4.0)) == pytest.approx(5e15 / rate / 8)
+    group = Group(8, 1)
+    gathers = 223 * latency(group, machine, S) + pass_time(group, 2 * 7e9, machine, S)
+    assert more(zero=3) == pytest.approx(5e15 / rate + gathers)
+
+
+def test_a_captured_step_of_decoding_launches_no_kernels() -> None:
+    """Kernel by kernel the launches of 24 small layers take longer than their weights are read in."""
+    rollout = RolloutSpec(512, rows=1)
+    small = {"algorithm": "grpo", "dp": 1, "shape": model_shape("qwen2.5-0.5b")}
+    plain, captured = (
+        speed_of(work(rollout=replace(rollout, captured=c), **small), S).generation for c in (False, True)
+    )
+    assert plain == pytest.approx(512 * 24 * S.launch * 1e-3 / 3)
+    assert 512 * 24 * GRAPH_LAYER <= captured < plain / 10
 
 
 def test_a_forward_over_the_rows_of_a_step_costs_a_third_of_its_products() -> None:
