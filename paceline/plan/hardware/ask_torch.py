@@ -83,8 +83,8 @@ def _query_child(environ: Mapping[str, str]) -> tuple[TorchAnswer | None, str]:
 
 def _parsed(text: str) -> TorchAnswer | None:
     try:
-        told = json.loads(text)
-        return from_json(TorchAnswer, told) if isinstance(told, dict) else None
+        loaded = json.loads(text)
+        return from_json(TorchAnswer, loaded) if isinstance(loaded, dict) else None
     except (ValueError, TypeError, KeyError):
         return None
 

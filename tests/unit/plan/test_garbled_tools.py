@@ -47,8 +47,10 @@ def test_a_driver_that_does_not_know_a_field_is_asked_for_fewer(
     assert answer == SmiAnswer(
         (SeenDevice("Tesla V100", 16160 * MIB, 16150 * MIB, None, "GPU-7"),), "470.82.01"
     )
-    told = TorchAnswer("2.13.0+cu130", cuda="13.0", warnings="The NVIDIA driver on your system is too old")
-    [finding] = choose(Sights(CUDA_WHEEL, Nodes(nvidia=1), answer, torch=told), {}).findings
+    answer_of_torch = TorchAnswer(
+        "2.13.0+cu130", cuda="13.0", warnings="The NVIDIA driver on your system is too old"
+    )
+    [finding] = choose(Sights(CUDA_WHEEL, Nodes(nvidia=1), answer, torch=answer_of_torch), {}).findings
     assert finding.code == "device.driver_old"
     assert "install a driver from 525.6 on" in finding.hint and "runs CUDA 12" not in finding.hint
 
@@ -109,8 +111,10 @@ def test_amds_variables_choose_among_its_cards(environ: dict[str, str]) -> None:
 
 def test_a_card_that_is_full_does_not_have_the_hosts_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     full = SeenDevice("H100", 80 << 30, 0, 9.0, "GPU-1")
-    told = TorchAnswer("2.13.0+cu130", "cuda", (full,), cuda="13.0")
-    monkeypatch.setattr(probe, "look", lambda environ: Sights(CUDA_WHEEL, Nodes(nvidia=1), torch=told))
+    answer_of_torch = TorchAnswer("2.13.0+cu130", "cuda", (full,), cuda="13.0")
+    monkeypatch.setattr(
+        probe, "look", lambda environ: Sights(CUDA_WHEEL, Nodes(nvidia=1), torch=answer_of_torch)
+    )
     found = probe.probe({})
     assert found.hardware.memory_bytes == 0
     assert [one.code for one in found.findings] == ["device.memory_taken"]
