@@ -200,7 +200,7 @@ class HFModelFactory:
             self._temperature,
             self._chunk_bytes,
         )
-        module.slices = None if held else slices
+        module.slices, module.unread = None if held else slices, held
         if isinstance(slices, Unread):
             module.note("start", FROM_CHECKPOINT)
         elif self.tensors is not None and (options.by_slices or device.type == "meta"):

@@ -268,10 +268,10 @@ def _placeholder(embedding: nn.Module) -> nn.Module:
 @torch.no_grad()
 def _same(whole: RoleModule, stages: Sequence[StageModule]) -> bool:
     """Return whether the stages one after the other compute the whole trunk's hidden states (assumed for
-    weights on the meta device).
+    weights on the meta device, and for those that a checkpoint brings).
     """
     weight = next(whole.hf.parameters())
-    if weight.device.type == "meta":
+    if weight.device.type == "meta" or whole.unread:
         return True
     ids = torch.arange(_PROBE_TOKENS, device=weight.device)[None]
     bounds = torch.tensor([0, _PROBE_TOKENS], dtype=torch.int32)

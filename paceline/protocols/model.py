@@ -77,6 +77,7 @@ class RootModule(nn.Module):
     """
 
     slices: Slices | None = None  # where parameters on meta can be read in parts
+    unread: bool = False  # parameters are NaN until a checkpoint is imported: nothing is compared by them
 
     if TYPE_CHECKING:
 

@@ -14,10 +14,12 @@ import torch
 from model_families import FAMILIES, Source, build_family, make_batch
 from whole_models import whole_config
 
+from paceline.core.errors import ConfigError
 from paceline.models.composite import class_of_whole
 from paceline.models.factory import FROM_CHECKPOINT, HFModelFactory
 from paceline.models.materialise import _decisions, _tensors
 from paceline.models.roles import RoleModule
+from paceline.models.stages import split
 from paceline.protocols.model import WHOLE, BuildOptions
 from paceline.protocols.roles import Output, Role
 
@@ -108,6 +110,16 @@ def test_what_is_made_on_the_way_is_not_made(tmp_path: Path, brought: Callable[.
         made = brought(source, restored=names_of(whole), **more)
         whole.hf.eval(), made.hf.eval()
         check_same(whole, made)
+
+
+def test_stages_are_not_compared_by_values_that_are_not_there(brought: Callable[..., RoleModule]) -> None:
+    source = Source(config=FAMILIES["llama"])
+    names = names_of(HFModelFactory(source)())
+    made = brought(source, BuildOptions(device=torch.device("cpu")), restored=names)
+    assert len(split(made, 2, range(2))) == 2
+    made.unread = False  # NaN is compared, and is like nothing
+    with pytest.raises(ConfigError):
+        split(made, 2, range(2))
 
 
 def test_each_ranks_part_is_left_to_the_checkpoint(
