@@ -46,7 +46,8 @@ def config_of(run: RunDir) -> list[Json]:
     for key, value in effective:
         source = _source(sources, key)
         if own and own.get(key) != value:
-            layer, place = ABOVE, ""
+            # A default that comes of the file's name is another for the copy
+            layer, place = ABOVE, source.text if source.layer == DEFAULTS else ""
         else:
             layer = source.layer if own else ""
             place = Path(source.file).name + (f":{source.line}" if source.line else "") if source.file else ""

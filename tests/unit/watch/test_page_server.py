@@ -12,8 +12,10 @@ from typing import get_args
 import pytest
 from page_runs import HOSTILE, begin, notice, samples, step, view_of, write_run
 
+from paceline.config.load import load_config
+from paceline.config.source import DEFAULTS
 from paceline.core.errors import ConfigError
-from paceline.watch.page.documents import log_page, samples_of
+from paceline.watch.page.documents import ABOVE, config_of, log_page, samples_of
 from paceline.watch.page.folder import LastBeat
 from paceline.watch.page.report import STATIC, write_report
 from paceline.watch.page.runs import Runs
@@ -131,3 +133,18 @@ def test_held_out_answers_are_counted_whole(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [begin(), {"kind": "answers", "step": 1, "rows": rows}])
     (group,) = samples_of(view_of(run, tmp_path / "cache"), None, 5)["groups"]
     assert (group["count"], group["right"], len(group["rows"])) == (240, 80, 200)
+
+
+def test_each_value_names_what_set_it(tmp_path: Path) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text("model: {name_or_path: m}\ntraining:\n  learning_rate: 1e-4\n  seed: 3\n")
+    config = load_config(str(own), overrides=["training.seed=5"]).config.to_json()
+    run = write_run(tmp_path / "run", [begin()], plan={"config": config})
+    run.config_yaml.write_bytes(own.read_bytes())
+    rows = {row["key"]: row for row in config_of(run) if isinstance(row, dict)}
+    found = {key: (row["value"], row["layer"], row["place"]) for key, row in rows.items()}
+    assert found["training.learning_rate"] == ("0.0001", "yaml", "config.yaml:3")
+    assert found["training.seed"] == ("5", ABOVE, "")
+    assert found["training.max_grad_norm"][1:] == (DEFAULTS, "")
+    assert found["training.experiment_name"] == ("own", ABOVE, "name of the config file")
+    assert rows["training.max_grad_norm"]["default"] and not rows["training.seed"]["default"]
