@@ -30,6 +30,7 @@ from paceline.core.json_types import Json, JsonObject
 from paceline.core.patterns import is_pattern
 from paceline.core.units import human_count
 from paceline.models import codes
+from paceline.models.adapter_reach import out_of_reach
 from paceline.models.arrival import standing_in
 from paceline.models.expert_adapters import is_experts, merge_experts, route_adapters
 from paceline.plan.model.composite import text_name
@@ -108,6 +109,8 @@ def add_adapter(
         f"LoRA r {spec.r} on {', '.join(spec.target_modules)}: {human_count(count)} of"
         f" {human_count(whole)} parameters are trained"
     )
+    if beyond := out_of_reach(hf):
+        note += f"; none on {', '.join(beyond)}: the model's class reads the weight itself"
     if experts:
         note += f"; on the experts of {experts} layers it is computed on the routed tokens"
     trained_ties = {other: name for other, name in ties(hf).items() if name in trained}
@@ -262,12 +265,17 @@ def _inject(hf: HFModel, spec: AdapterSpec, seed: int) -> LoraConfig:
         raise ConfigError(
             _targets(spec, hf, f"no layer is named {' or '.join(idle)}", "some targets match no layer")
         )
+    beyond = out_of_reach(hf)
+    if not alone and (named := [t for t in targets if any(f".{b}".endswith(f".{t}") for b in beyond)]):
+        what = "no adapter acts on a layer whose weight the model's class reads itself"
+        raise ConfigError(_targets(spec, hf, f"{', '.join(named)} ({', '.join(beyond)})", what))
     _check_parameters(hf, spec)
     config = LoraConfig(
         r=spec.r,
         lora_alpha=spec.alpha,  # type: ignore[arg-type]  # a fraction is as good
         lora_dropout=spec.dropout,
         target_modules=targets[0] if alone else targets,
+        exclude_modules=(beyond or None) if targets == ["all-linear"] else None,
         bias=spec.bias,  # type: ignore[arg-type]
         use_rslora=spec.use_rslora,
         task_type=_task(hf),
@@ -315,12 +323,15 @@ def trunk_linears(hf: HFModel) -> list[str]:
     """Return the last name components of the trunk's linear layers, sorted; a router that is a linear layer
     of its own kind (Llama 4's gives scores and logits) is not among them.
     """
-    head = hf.get_output_embeddings()
+    head, beyond = hf.get_output_embeddings(), out_of_reach(hf)
     return sorted(
         {
             n.rpartition(".")[2]
             for n, m in hf.base_model.named_modules()
-            if isinstance(m, nn.Linear) and m is not head and type(m).forward is nn.Linear.forward
+            if isinstance(m, nn.Linear)
+            and m is not head
+            and type(m).forward is nn.Linear.forward
+            and not any(n.endswith(f".{name}") for name in beyond)
         }
     )
 

@@ -1,6 +1,8 @@
-"""One rank of what two processes must do alike for each family: ``python family_worker.py KIND[+…] OUT_DIR``.
+"""One rank of what two processes must do alike for each family: ``python family_worker.py KIND=WAY,…[+…]
+OUT_DIR``.
 
-Writes ``OUT_DIR/<rank>.json`` after each family: by strategy (loss, gradient norm) of every step, or why not.
+Writes ``OUT_DIR/<rank>.json`` after each family, by way: (loss, gradient norm) of every step, or why not. A
+way that ends in ``64`` computes in float64.
 """
 
 from __future__ import annotations
@@ -9,13 +11,17 @@ import json
 import os
 import sys
 import warnings
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from engine_stub import engine_of
+from family_rollouts import answered, reinforced
 from model_families import Source, make_batch
+from test_state_layers import Wide
 from tiny_families import tiny_config
 
 from paceline.algorithms.sft import SFT
@@ -35,21 +41,24 @@ from paceline.strategies.runner import make_runner
 
 STEPS, MICRO_BATCHES = 3, 4
 WAYS = {
+    "single": ("single", Mesh()),
     "ddp": ("ddp", Mesh(dp_replicate=2)),
     "fsdp": ("fsdp", Mesh(dp_shard=2)),
     "zero3": ("zero3", Mesh(dp_shard=2)),
     "tp": ("fsdp", Mesh(tp=2)),
 }
+WIDE = "64"  # at the end of a way: in float64
 
 
-def prepared(world: World, kind: str, name: str, mesh: Mesh) -> tuple[Any, Any]:
+def prepared(world: World, kind: str, way: str, *, dtype: str = "float32", **changes: Any) -> tuple[Any, Any]:
     """The strategy, and the family's tiny model in it."""
+    name, mesh = WAYS[way]
     size = mesh.data_parallel_size
     plan: Any = SimpleNamespace(
         strategy=name,
         strategy_options={},
         ddp_options=DdpOptions(),
-        precision=SimpleNamespace(scaler=False, compute="float32", master="float32", reduce="float32"),
+        precision=SimpleNamespace(scaler=False, compute=dtype, master=dtype, reduce=dtype),
         num_nodes=1,
         mesh=mesh,
         batch=split_batch(2, MICRO_BATCHES // size, size),
@@ -59,7 +68,10 @@ def prepared(world: World, kind: str, name: str, mesh: Mesh) -> tuple[Any, Any]:
         run_dir="",
     )
     strategy = make_strategy(name, world, plan)
-    factory = HFModelFactory(Source(config=tiny_config(kind)), seed=5)
+    held: Any = getattr(torch, dtype)
+    factory = HFModelFactory(
+        Source(config={**tiny_config(kind), **changes}), seed=5, master_dtype=held, compute_dtype=held
+    )
     handle = strategy.prepare(Role.POLICY, factory, OptimizerSpec(learning_rate=1e-2, weight_decay=0.1))
     handle.root.eval()  # a router may draw at random in training
     strategy.warm_up(handle, make_batch((5, 9)), SFT())
@@ -81,11 +93,43 @@ def train(strategy: Any, handle: Any, steps: range) -> list[list[float]]:
     return found
 
 
-def steps_of(world: World, kind: str, name: str, mesh: Mesh) -> list[list[float]]:
-    """The steps of one strategy."""
-    strategy, handle = prepared(world, kind, name, mesh)
+def steps_of(world: World, kind: str, way: str) -> list[list[float]]:
+    """The steps of one way."""
+    wide = way.endswith(WIDE)
+    with Wide() if wide else nullcontext():
+        strategy, handle = prepared(
+            world, kind, way.removesuffix(WIDE), dtype="float64" if wide else "float32"
+        )
+        try:
+            return train(strategy, handle, range(STEPS))
+        finally:
+            strategy.close()
+
+
+def spread(kind: str) -> dict[str, float]:
+    """What makes a tiny model's answers differ, where the family's config has it."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    known = CONFIG_MAPPING[kind]().to_dict()
+    return {"initializer_range": 0.2} if "initializer_range" in known else {}
+
+
+def rollouts(world: World, kind: str) -> list[Any]:
+    """Answers to four prompts, each rank to its share: (tokens, log-probabilities) by prompt."""
+    strategy, handle = prepared(world, kind, "single" if world.world_size == 1 else "fsdp", **spread(kind))
     try:
-        return train(strategy, handle, range(STEPS))
+        mine = answered(strategy, handle, range(world.rank, 4, world.world_size))
+        whole = {place: found for part in world.all_gather_json(mine) for place, found in part.items()}
+        return [whole[str(place)] for place in range(4)]
+    finally:
+        strategy.close()
+
+
+def grpo(world: World, kind: str) -> Any:
+    """What two steps of GRPO find."""
+    strategy, handle = prepared(world, kind, "single", **spread(kind))
+    try:
+        return reinforced(strategy, handle)
     finally:
         strategy.close()
 
@@ -95,7 +139,7 @@ def resumed(world: World, kind: str, out: Path) -> bool:
     found: list[Any] = []
     path = Path()
     for again in (False, True):
-        strategy, handle = prepared(world, kind, "fsdp", Mesh(dp_shard=2))
+        strategy, handle = prepared(world, kind, "fsdp")
         if again:
             with CheckpointReader(path) as reader:
                 strategy.import_state(handle, reader)
@@ -111,16 +155,17 @@ def resumed(world: World, kind: str, out: Path) -> bool:
     return one == two and all(torch.equal(t, after[key]) for key, t in before.items())
 
 
-def family(world: World, kind: str, out: Path) -> dict[str, Any]:
-    """What every way gives for ``kind``."""
+def family(world: World, kind: str, ways: Sequence[str], out: Path) -> dict[str, Any]:
+    """What each way gives for ``kind``."""
     found: dict[str, Any] = {}
-    ways: dict[str, Any] = {"single": ("single", Mesh())} if world.world_size == 1 else WAYS
-    checks = {way: lambda how=how: steps_of(world, kind, *how) for way, how in ways.items()}
-    if world.world_size > 1:
-        checks["resume"] = lambda: resumed(world, kind, out)
-    for way, check in checks.items():
+    others = {
+        "resume": lambda: resumed(world, kind, out),
+        "rollouts": lambda: rollouts(world, kind),
+        "grpo": lambda: grpo(world, kind),
+    }
+    for way in ways:
         try:
-            found[way] = check()
+            found[way] = others[way]() if way in others else steps_of(world, kind, way)
         except PacelineError as error:
             found[way] = {"refused": error.diagnostics[0].what}
         except Exception as error:  # a class's own error is the finding
@@ -132,10 +177,11 @@ def main() -> None:
     """Every family of the first argument, one after the other."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    world = World.open(RankEnv.from_environ(environment()), device="cpu", timeout_seconds=60)
+    world = World.open(RankEnv.from_environ(environment()), device="cpu", timeout_seconds=180)
     out, found = Path(sys.argv[2]), dict[str, Any]()
-    for kind in sys.argv[1].split("+"):
-        found[kind] = family(world, kind, out)
+    for asked in sys.argv[1].split("+"):
+        kind, _, ways = asked.partition("=")
+        found[kind] = family(world, kind, ways.split(","), out)
         staged = out / f"{world.rank}.part"
         staged.write_text(json.dumps(found))
         os.replace(staged, out / f"{world.rank}.json")

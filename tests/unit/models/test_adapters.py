@@ -13,6 +13,7 @@ import pytest
 import torch
 from model_families import FAMILIES, Source, make_batch
 from safetensors.torch import save_file
+from tiny_families import tiny_config
 
 from paceline.core.errors import ConfigError
 from paceline.models.adapters import adapted_modules, merge, peft_key
@@ -251,3 +252,16 @@ def test_four_bits_go_on_learning_after_an_evaluation(
         round_trip(merged, quantization)
         merge(merged, module.adapter.spec, dict(module.plain_named_parameters()))  # type: ignore[union-attr]
         torch.testing.assert_close(logits(merged), logits(module.hf), rtol=0, atol=2e-5)
+
+
+def test_a_layer_that_its_parent_reads_itself_gets_no_adapter_and_is_refused_by_name() -> None:
+    source = Source(config=tiny_config("gemma3n_text"))
+    every = AdapterSpec(r=4, alpha=8, target_modules=("all-linear",))
+    module = HFModelFactory(source, adapter=every)()
+    assert not [n for n, _ in module.plain_named_parameters() if "correction_coefs" in n]
+    assert "none on altup.correction_coefs: the model's class reads" in module.notes()["adapter"]
+    module(make_batch((5, 9)), frozenset({Output.NLL}))["nll"].backward()
+    assert all(p.grad is not None for _, p in module.plain_named_parameters() if p.requires_grad)
+    named = AdapterSpec(r=4, alpha=8, target_modules=("correction_coefs",))
+    with pytest.raises(ConfigError, match=r"models.adapter_targets[\s\S]*altup.correction_coefs"):
+        HFModelFactory(source, adapter=named)()

@@ -47,6 +47,8 @@ class Wide(TorchFunctionMode):
             return torch.cat([part @ weight for part, weight in parts])
         wide = [torch.float64 if x is torch.float32 else x for x in args]
         named = {k: torch.float64 if v is torch.float32 else v for k, v in (kwargs or {}).items()}
+        if func is torch.full and isinstance(wide[1], float):  # float32 does not hold float64's extremes
+            named.setdefault("dtype", torch.float64)
         return func(*wide, **named)
 
 
