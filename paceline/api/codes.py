@@ -8,6 +8,11 @@ API_ARGUMENT = Code(
     "api.argument",
     "A function of the library got an argument that it cannot use. The message says what it takes.",
 )
+API_NOT_IMPORTABLE = Code(
+    "api.not_importable",
+    "A function or class given to the library must be found by the ranks, which are other processes: at the"
+    " top level of a module that they can import, not in the script itself, a notebook or a function.",
+)
 API_NO_RUN = Code(
     "api.no_run",
     "The given directory is not a run: it does not exist, or it has no plan.json. Name the run"
@@ -25,8 +30,9 @@ API_RUN_FAILED = Code(
 )
 API_LISTENER = Code(
     "api.listener",
-    "on_event raised an exception, or had not finished with all events some time after the end of the run."
-    " It is not called again; the training is not affected.",
+    "on_event, or a callback that is an object of the calling process, raised an exception, or had not"
+    " finished with all events some time after the end of the run. It is not called again; the training is"
+    " not affected.",
 )
 
 VERIFY_COMPARE_FAILED = Code(

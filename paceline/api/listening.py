@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
 from paceline.api import codes
+from paceline.api.own_parts import LocalCallback
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.runlog.eventlog import EventTail
 from paceline.runlog.events import Event
@@ -23,7 +25,10 @@ class Listener:
     that is left. ``problem``: why it was not called to the end, or None.
     """
 
-    def __init__(self, path: Path, hear: OnEvent, late_seconds: float = LATE_SECONDS) -> None:
+    def __init__(
+        self, path: Path, hear: OnEvent, late_seconds: float = LATE_SECONDS, argument: str = "on_event"
+    ) -> None:
+        self._argument = argument
         self.problem: Diagnostic | None = None
         self._tail, self._hear, self._late = EventTail(path), hear, late_seconds
         self._over = threading.Event()
@@ -42,7 +47,7 @@ class Listener:
         if self._thread.is_alive():
             what = f"{_name(self._hear)} is still busy {self._late:g} s after the end of the run"
             hint = "do slow work after train(…) has returned, with Run.history"
-            self.problem = codes.API_LISTENER(what, "on_event", "", hint, Severity.WARNING)
+            self.problem = codes.API_LISTENER(what, self._argument, "", hint, Severity.WARNING)
 
     def _run(self) -> None:
         while True:
@@ -53,7 +58,7 @@ class Listener:
                 except Exception as exc:  # a user's function may raise anything
                     what = f"{_name(self._hear)} raised an exception and is not called again"
                     found = f"{type(exc).__name__}: {exc}"[:300]
-                    self.problem = codes.API_LISTENER(what, "on_event", found, severity=Severity.WARNING)
+                    self.problem = codes.API_LISTENER(what, self._argument, found, severity=Severity.WARNING)
                     return
             if last:
                 return
@@ -62,3 +67,26 @@ class Listener:
 
 def _name(function: OnEvent) -> str:
     return getattr(function, "__qualname__", None) or type(function).__qualname__
+
+
+class Hearing:
+    """All that hear a run in this process: on_event, and callbacks that are objects, each in its own thread.
+
+    ``wants_stop`` is set when one of the callbacks asks to stop the training.
+    """
+
+    def __init__(self, on_event: OnEvent | None, callbacks: Sequence[object]) -> None:
+        self.wants_stop = threading.Event()
+        self._given: list[tuple[OnEvent, str]] = [] if on_event is None else [(on_event, "on_event")]
+        self._given += [(LocalCallback(one, self.wants_stop), "callbacks") for one in callbacks]
+        self._listeners: list[Listener] = []
+
+    def open(self, stack: ExitStack, path: Path) -> None:
+        """Listen to the event log ``path`` until ``stack`` is left."""
+        self._listeners = [
+            stack.enter_context(Listener(path, hear, argument=argument)) for hear, argument in self._given
+        ]
+
+    def problems(self) -> list[Diagnostic]:
+        """Return what went wrong in them."""
+        return [one.problem for one in self._listeners if one.problem is not None]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from paceline.api import codes
 from paceline.api.given import ConfigLike, GivenConfig, read, source_of
-from paceline.api.listening import Listener, OnEvent
+from paceline.api.listening import Hearing, OnEvent
+from paceline.api.own_parts import importable_name, named_parts, split_callbacks
 from paceline.api.rows import Rows, dataset_setting
 from paceline.api.run import Run
 from paceline.core.diagnostics import Diagnostic, render_all
@@ -32,9 +33,11 @@ def train(
     config: ConfigLike,
     *,
     overrides: Mapping[str, object] | None = None,
-    algorithm: str | None = None,
+    algorithm: object | None = None,
     dataset: Rows | None = None,
     eval_dataset: Rows | None = None,
+    callbacks: Iterable[object] | None = None,
+    rewards: Sequence[object] | None = None,
     nproc: int | None = None,
     resume: str | None = None,
     on_event: OnEvent | None = None,
@@ -43,10 +46,12 @@ def train(
     """Train, and return the run when it has ended (``Run.outcome``: completed, early_stopped or stopped).
 
     ``config``: a YAML file, a mapping with its sections, or ``load_config``'s answer, with ``overrides`` by
-    dotted key. ``algorithm``: a name, or ``module:SPEC``. ``dataset``, ``eval_dataset``: a path, or rows
-    (mappings, a ``datasets.Dataset``, a pandas frame) in place of data.train and data.eval. ``nproc``:
-    processes on this node. ``resume``: latest, auto or a checkpoint. ``on_event``: called with every event of
-    the run, from a thread. ``quiet``: prints nothing.
+    dotted key. ``algorithm``: a name, ``module:SPEC``, or an imported AlgorithmSpec. ``dataset``,
+    ``eval_dataset``: a path, or rows (mappings, a ``datasets.Dataset``, a pandas frame) in place of
+    data.train and data.eval. ``callbacks``: objects and functions are called in this process, names
+    (``module:Class``) on every rank. ``rewards``: names or imported functions, in place of
+    training.rollout.rewards. ``nproc``: processes on this node. ``resume``: latest, auto or a checkpoint.
+    ``on_event``: called with every event of the run, from a thread. ``quiet``: prints nothing.
 
     Started once, it starts the run's ranks; in a process of torchrun, srun or another launcher it becomes one
     rank, and returns on each. A run directory that holds a run is never overwritten unasked: a second call
@@ -55,19 +60,27 @@ def train(
     Raises ConfigError before anything is started, PacelineError with the run's diagnostics when it fails, and
     KeyboardInterrupt when it was interrupted twice.
     """
+    names, objects = split_callbacks(callbacks)
+    hearing = Hearing(on_event, objects)
     flags: dict[str, Json] = {
-        "training.algorithm": algorithm,
+        "training.algorithm": None if algorithm is None else _algorithm(algorithm),
+        "training.callbacks": names,
+        "training.rollout.rewards": named_parts(rewards, "rewards"),
         "training.resume_from_checkpoint": resume,
         "data.train": dataset_setting(dataset, "dataset", cache_folder(os.environ)),
         "data.eval": dataset_setting(eval_dataset, "eval_dataset", cache_folder(os.environ)),
     }
     source = source_of(config, overrides).with_overrides(flags)
     if standing(os.environ).size > 1:
-        return _one_rank(source, nproc, on_event, quiet)
-    return _all_ranks(source.with_overrides({"launch.nproc": nproc}), on_event, quiet)
+        return _one_rank(source, nproc, hearing, quiet)
+    return _all_ranks(source.with_overrides({"launch.nproc": nproc}), hearing, quiet)
 
 
-def _all_ranks(source: GivenConfig, on_event: OnEvent | None, quiet: bool) -> Run:
+def _algorithm(given: object) -> str:
+    return given if isinstance(given, str) else importable_name(given, "algorithm")
+
+
+def _all_ranks(source: GivenConfig, hearing: Hearing, quiet: bool) -> Run:
     """Check, plan, start this node's ranks and wait for them: what ``paceline train`` does."""
     from paceline.launch.before.ready import made_ready
     from paceline.plan.explain import explain
@@ -83,19 +96,19 @@ def _all_ranks(source: GivenConfig, on_event: OnEvent | None, quiet: bool) -> Ru
         notes = ready.claim()
         if not quiet:
             _print(notes)
-        listener = _listen(open_until_the_end, ready.run_dir, 0, on_event)
-        code = _started(ready, quiet)
-    return _ended(ready.run_dir, code, None, listener)
+        hearing.open(open_until_the_end, ready.run_dir.events(0))
+        code = _started(ready, quiet, hearing.wants_stop.is_set)
+    return _ended(ready.run_dir, code, None, hearing.problems())
 
 
-def _started(ready: Ready, quiet: bool) -> int:
+def _started(ready: Ready, quiet: bool, asks_to_stop: Callable[[], bool]) -> int:
     if not quiet:
-        return ready.start()
+        return ready.start(asks_to_stop=asks_to_stop)
     with open(os.devnull, "wb") as nowhere:
-        return ready.start(report=lambda text: None, output=nowhere.fileno())
+        return ready.start(report=lambda text: None, output=nowhere.fileno(), asks_to_stop=asks_to_stop)
 
 
-def _one_rank(source: GivenConfig, nproc: int | None, on_event: OnEvent | None, quiet: bool) -> Run:
+def _one_rank(source: GivenConfig, nproc: int | None, hearing: Hearing, quiet: bool) -> Run:
     """Be the rank that a launcher has started this process as: its work is done by a child."""
     from paceline.launch.before.ready import outside_arguments
     from paceline.launch.beneath import run_beneath
@@ -107,21 +120,18 @@ def _one_rank(source: GivenConfig, nproc: int | None, on_event: OnEvent | None, 
     run_dir = RunDir.at(read(source, ruled=True).config.run_directory())
     with ExitStack() as open_until_the_end:
         file = open_until_the_end.enter_context(source.file())
-        listener = _listen(open_until_the_end, run_dir, here.rank, on_event)
+        hearing.open(open_until_the_end, run_dir.events(here.rank))
         output = open_until_the_end.enter_context(open(os.devnull, "wb")).fileno() if quiet else None
         arguments = outside_arguments(file, source.settings(), LaunchOptions())
-        code, finding = run_beneath(arguments, os.environ, output=output)
-    return _ended(run_dir, code, finding, listener)
+        code, finding = run_beneath(
+            arguments, os.environ, output=output, asks_to_stop=hearing.wants_stop.is_set
+        )
+    return _ended(run_dir, code, finding, hearing.problems())
 
 
-def _listen(stack: ExitStack, run: RunDir, rank: int, on_event: OnEvent | None) -> Listener | None:
-    return None if on_event is None else stack.enter_context(Listener(run.events(rank), on_event))
-
-
-def _ended(run: RunDir, code: int, finding: Diagnostic | None, listener: Listener | None) -> Run:
+def _ended(run: RunDir, code: int, finding: Diagnostic | None, problems: Iterable[Diagnostic]) -> Run:
     """Return the run, or raise what ended it."""
-    if listener is not None and listener.problem is not None:
-        _print([listener.problem])
+    _print(problems)
     if code in RAN:
         return Run(run.root)
     if code == ExitCode.INTERRUPTED:

@@ -56,6 +56,15 @@ def load_attr(target: str) -> Any:
     return getattr(module, attr)
 
 
+def registered(kind: str, name: str) -> tuple[str, ...]:
+    """Return the ``module:attr`` that installed packages register for ``name``: none, one, or several if they
+    disagree. The group of the entry points is ``paceline.KIND``. Imports none of them.
+    """
+    from importlib.metadata import entry_points
+
+    return tuple(sorted({point.value for point in entry_points(group=f"paceline.{kind}", name=name)}))
+
+
 def is_assigned(target: str) -> bool:
     """Whether the module's source assigns ``attr`` at top level, found without importing it.
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 
 from paceline.core.diagnostics import Diagnostic
@@ -24,12 +24,16 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run_beneath(
-    arguments: Sequence[str], environ: Mapping[str, str], *, output: int | None = None
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    output: int | None = None,
+    asks_to_stop: Callable[[], bool] = lambda: False,
 ) -> tuple[int, Diagnostic | None]:
     """Run this process's rank in a child and wait; return (exit code, the rank's own error).
 
-    ``arguments``: the worker's; ``output``: as in ``supervise.run``. Signals are passed on to the child,
-    which stops after its step, and the child dies with this process.
+    ``arguments``: the worker's; ``output``, ``asks_to_stop``: as in ``supervise.run``. Signals are
+    passed on to the child, which stops after its step, and the child dies with this process.
 
     torchrun's agent has one store for all trainings of its processes, so each counts as a further attempt:
     the ranks of one do not read the keys of another. Every rank must call this equally often.
@@ -52,8 +56,12 @@ def run_beneath(
     ours = SIGNALS if threading.current_thread() is threading.main_thread() else ()
     before = {number: signal.signal(number, pass_on) for number in ours}
     try:
+        requested = False
         while child.poll() is None:
             exchange.poll()
+            if not requested and asks_to_stop():
+                requested = True
+                processes.send(child.pid, signal.SIGTERM)
             time.sleep(POLL_SECONDS)
         exchange.poll()
         finding = next((one.finding for one in exchange.callers.values() if one.finding is not None), None)

@@ -86,11 +86,12 @@ def launch(
     report: Callable[[str], None] = report_to_stderr,
     run_dir: RunDir | None = None,
     output: int | None = None,
+    asks_to_stop: Callable[[], bool] = lambda: False,
 ) -> int:
     """Start ``worker`` (see ``spec.worker_argv``) on this node and wait; return the exit code.
 
-    ``run_dir``: where the ranks' exits are recorded; ``output``: as in ``supervise.run``. Raises ConfigError
-    before anything is started.
+    ``run_dir``: where the ranks' exits are recorded; ``output``, ``asks_to_stop``: as in ``supervise.run``.
+    Raises ConfigError before anything is started.
     """
     check_cluster(cluster)
     if launcher != ALONE:
@@ -111,4 +112,11 @@ def launch(
         )
     record = LaunchRecord(run_dir, cluster.node_rank, Redactor.of(environ)) if run_dir is not None else None
     with handed_out(environ, cluster.num_nodes, cluster.world_size) as secret:
-        return run(specs, environ={**environ, **secret}, report=report, record=record, output=output)
+        return run(
+            specs,
+            environ={**environ, **secret},
+            report=report,
+            record=record,
+            output=output,
+            asks_to_stop=asks_to_stop,
+        )

@@ -70,14 +70,16 @@ def run(
     report: Callable[[str], None] = report_to_stderr,
     record: LaunchRecord | None = None,
     output: int | None = None,
+    asks_to_stop: Callable[[], bool] = lambda: False,
 ) -> int:
     """Start ``specs`` and wait; return the exit code.
 
     ``environ``: what the children inherit; ``record``: where their exits are recorded; ``output``: the file
-    descriptor of their standard output and error (None: this process's). Raises ConfigError if
-    a process cannot be started; those already started are ended first.
+    descriptor of their standard output and error (None: this process's); ``asks_to_stop``: whether this
+    process wants a graceful stop, as a signal asks for. Raises ConfigError if a process cannot be started;
+    those already started are ended first.
     """
-    return _Supervisor(specs, environ, report, record, output).run()
+    return _Supervisor(specs, environ, report, record, output, asks_to_stop).run()
 
 
 class _Supervisor:
@@ -88,7 +90,9 @@ class _Supervisor:
         report: Callable[[str], None],
         record: LaunchRecord | None,
         output: int | None,
+        asks_to_stop: Callable[[], bool],
     ) -> None:
+        self._stop_requested = asks_to_stop
         self._specs = tuple(specs)
         self._environ = {key: value for key, value in environ.items() if key not in STALE}
         self._report = report
@@ -117,6 +121,8 @@ class _Supervisor:
             while len(self._codes) < len(self._children):
                 self._hear()
                 self._poll()
+                if self._stop_signal is None and self._stop_requested():
+                    self._on_signal(signal.SIGTERM, None)
                 if self._kill_now:
                     return self._end(self._killed())
                 self._ask_to_stop()

@@ -16,6 +16,7 @@ from paceline.plan.plan import Plan
 
 REWARDS, STRATEGY, COMPILE, MODEL = "reward functions", "strategy class", "compile backend", "model class"
 ALGORITHM = "algorithm class"
+CALLBACKS, TRACKERS = "callbacks", "trackers"
 DATASETS, TOKENIZER = "saved datasets", "tokenizer"  # see ``training.questions``
 #: ``attn_implementation`` that every model class supports
 _ATTENTION = ("auto", "paceline", "eager", "sdpa")
@@ -31,6 +32,10 @@ def things_to_try(config: Config, plan: Plan | None, environ: Mapping[str, str])
         found[STRATEGY] = t.distributed_strategy
     if algorithm_spec(t.algorithm).own:
         found[ALGORITHM] = t.algorithm
+    if t.callbacks:
+        found[CALLBACKS] = ", ".join(one.name for one in t.callbacks)
+    if trackers := [name for name in t.report_to if ":" in name]:
+        found[TRACKERS] = ", ".join(trackers)
     options = [
         o for o in (t.torch_compile_backend, t.torch_compile_mode) if o not in (None, "inductor", "default")
     ]

@@ -63,7 +63,14 @@ TRAIN_LOGGING_STEPS = Code(
     "train.logging_steps",
     "logging_steps is a whole number of steps from 1, or a fraction of all steps below 1.",
 )
-TRAIN_REPORT_TO = Code("train.report_to", "report_to accepts tensorboard and wandb (or none, or all).")
+TRAIN_REPORT_TO = Code(
+    "train.report_to", "report_to accepts tensorboard, wandb and module:Class (or none, or all)."
+)
+TRAIN_CALLBACK = Code(
+    "train.callback",
+    "A callback is named as module:Class or module:function, or by the name that an installed package"
+    " registers in the entry-point group paceline.callbacks.",
+)
 TRAIN_OPTIMIZER = Code(
     "train.optimizer",
     "Transformers has this optimizer, but it is not supported here. The message gives the reason"

@@ -196,12 +196,24 @@ def disk(c: Context) -> Iterator[Diagnostic]:
 def trackers(c: Context) -> Iterator[Diagnostic]:
     """train.report_to"""
     for name in c.config.training.report_to:
-        if name not in _TRACKERS:
+        if name not in _TRACKERS and ":" not in name:
             yield c.problem(
                 codes.TRAIN_REPORT_TO,
                 f"there is no tracker named '{name}'",
                 "training.report_to",
-                hint="none, all, tensorboard, wandb",
+                hint="none, all, tensorboard, wandb, or your own as module:Class",
+            )
+
+
+def callbacks(c: Context) -> Iterator[Diagnostic]:
+    """train.callback"""
+    for one in c.config.training.callbacks:
+        if ":" not in one.name:
+            yield c.problem(
+                codes.TRAIN_CALLBACK,
+                f"no installed package registers a callback '{one.name}'",
+                "training.callbacks",
+                hint="name your own as module:Class",
             )
 
 
@@ -242,4 +254,5 @@ SAVE_RULES: tuple[Rule, ...] = (
     resume,
     disk,
     trackers,
+    callbacks,
 )

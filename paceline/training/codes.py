@@ -9,9 +9,34 @@ TRACKER_FAILED = Code(
     "A tracker (TensorBoard, Weights & Biases) raised an error. The run continues without it; see"
     " the tracker's own logs.",
 )
+TRACKER_NOT_ONE = Code(
+    "tracker.not_one",
+    "Your own tracker is a class that is made with run_dir, name and config (by name), and has"
+    " log(step, values) and close().",
+)
 TRACKER_UNKNOWN = Code(
     "tracker.unknown",
     "training.report_to names an unknown tracker; nothing is sent to it. The known names are listed.",
+)
+
+CALLBACK_FAILED = Code(
+    "callback.failed",
+    "A callback of training.callbacks raised an exception. One that raises while it is made ends the run"
+    " before its first step; one that raises later is not called again, and training goes on.",
+)
+CALLBACK_SLOW = Code(
+    "callback.slow",
+    "A callback takes so long that training waits for it no more: it is called beside training, later than"
+    " its events. A stop that it requests comes later, too.",
+)
+CALLBACK_STOPS = Code(
+    "callback.stops",
+    "A callback has set should_stop: all ranks stop after this step, with a checkpoint.",
+)
+CALLBACK_NOT_ONE = Code(
+    "callback.not_one",
+    "A callback is a class with some of the methods on_step_end, on_evaluate, on_save and on_train_end, made"
+    " with its options, or a function that gets each of these events.",
 )
 
 MODEL_ATTENTION = Code(

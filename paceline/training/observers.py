@@ -18,6 +18,7 @@ from paceline.runlog.place import Place
 from paceline.runlog.redact import Redactor
 from paceline.runtime.heartbeat import Heartbeat
 from paceline.training.cadence import every
+from paceline.training.callbacks import Callbacks, OwnPart
 from paceline.training.console import Console
 from paceline.training.trackers import Tracker, open_trackers
 from paceline.training.trainer import Observer
@@ -49,6 +50,7 @@ class Observers:
         self.heartbeat = Heartbeat(run.heartbeat(rank)).start()
         self.console: Console | None = None
         self.trackers: list[Tracker] = []
+        self.callbacks: Callbacks | None = None
         self.logging_steps = 1
         self._environ = environ
         self._started = 0.0
@@ -57,7 +59,10 @@ class Observers:
         return [self.hear]
 
     def begin(self, event: events.RunStarted) -> None:
-        """Start the run: open console and trackers."""
+        """Start the run: open console, trackers and callbacks.
+
+        Raises PacelineError if a callback cannot be made.
+        """
         t = self.config.training
         total = event.total_steps or 0
         self.logging_steps = every(t.logging_steps, max(total, 1))
@@ -82,6 +87,8 @@ class Observers:
             )
             for note in notes:
                 self.note(note)
+        parts = [OwnPart(one.name, dict(one.options)) for one in t.callbacks]
+        self.callbacks = Callbacks(parts, self.rank, self._note_of_any_rank)
         self.log.write(event)
         self.message(event.description)
 
@@ -110,6 +117,18 @@ class Observers:
         if logs and isinstance(event, (events.Step, events.Eval)):
             for tracker in self.trackers:
                 tracker.log(event.step, scalars(event))
+        if self.callbacks is not None:
+            self.callbacks.hear(event)
+
+    def should_stop(self) -> bool:
+        """Whether a callback of this rank asks to stop the training."""
+        return self.callbacks is not None and self.callbacks.should_stop()
+
+    def _note_of_any_rank(self, diagnostic: Diagnostic) -> None:
+        """Record a finding about this rank's own parts; ranks without a console print it, too."""
+        self.note(diagnostic)
+        if self.rank != 0:
+            print(self.redact(diagnostic.render()), file=sys.stderr, flush=True)
 
     def check_place(self) -> None:
         """Raise PacelineError if the run directory has been moved or replaced."""
@@ -146,6 +165,9 @@ class Observers:
     def finish(self, event: events.Finished, checkpoint: str) -> None:
         """Record a successful end and close the logs."""
         self.hear(event)
+        if self.callbacks is not None:
+            self.callbacks.close()
+            self.callbacks = None
         lost = self.log.lost()
         if lost is not None:
             self._warn(lost)

@@ -201,6 +201,7 @@ QUIET = frozenset(
         "overwrite_output_dir",
         "logging_steps",
         "report_to",
+        "callbacks",
         "save_steps",
         "save_total_limit",
         "save_keep_every",

@@ -102,7 +102,11 @@ class Session:
         return Loading.of(self.config.training, self.world.device)
 
     def build(
-        self, observers: Iterable[Observer], stop_requested: Callable[[], bool], published: Published
+        self,
+        observers: Iterable[Observer],
+        stop_requested: Callable[[], bool],
+        published: Published,
+        should_stop: Callable[[], bool] = lambda: False,
     ) -> Trainer:
         """Return this rank's trainer; ``published`` is called after each durable checkpoint. Collective."""
         parts = self.parts()
@@ -123,7 +127,7 @@ class Session:
             keep_best=keep_best,
             carried=rest,
         )
-        return self.trainer(parts, observers, stop_requested, save)
+        return self.trainer(parts, observers, stop_requested, save, should_stop=should_stop)
 
     def parts(self) -> Parts:
         """Build model, strategy, algorithm and data; restore the checkpoint to resume from. Collective."""
@@ -290,6 +294,7 @@ class Session:
         observers: Iterable[Observer],
         stop_requested: Callable[[], bool],
         save: Callable[[int], None] | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
     ) -> Trainer:
         """Return the trainer: learning rate, seeds, when to evaluate and save, which metric is best."""
         t, strategy, algorithm = self.config.training, parts.runner.strategy, parts.algorithm
@@ -332,6 +337,8 @@ class Session:
             inspect=self.inspector(parts) if self.world.world_size > 1 else None,
             evaluate=self.evaluation(parts),
             save=save,
+            should_stop=should_stop,
+            any_rank=self.world.any,
         )
 
     def evaluation_metrics(self) -> tuple[str, ...]:

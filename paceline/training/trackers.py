@@ -5,12 +5,16 @@ A failing tracker is reported once and disabled; it never ends a run.
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json
+from paceline.core.registry import load_attr
 from paceline.core.rundir import RunDir
 from paceline.plan import codes as plan_codes
 from paceline.training import codes
@@ -95,6 +99,25 @@ class Guarded:
             self._report(_failed(self.name, exc))
 
 
+def own_tracker(name: str) -> Callable[..., Tracker]:
+    """Return the class of a tracker of the user's own, ``module:Class``.
+
+    Raises ConfigError if it cannot be imported, has no ``log`` and ``close``, or takes other arguments.
+    """
+    found: Any = load_attr(name)
+    arguments = inspect.signature(found).parameters if callable(found) else {}
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in arguments.values())
+    if all(callable(getattr(found, part, None)) for part in ("log", "close")) and (
+        takes_all or {"run_dir", "name", "config"} <= set(arguments)
+    ):
+        made: Callable[..., Tracker] = found
+        return made
+    hint = "a class made with (run_dir, name, config), with log(step, values) and close()"
+    raise ConfigError(
+        codes.TRACKER_NOT_ONE(f"'{name}' is no tracker", "training.report_to", repr(found)[:200], hint)
+    )
+
+
 NAMES = ("tensorboard", "wandb")
 _INSTALL = {"tensorboard": "pip install tensorboard", "wandb": 'pip install "paceline[wandb]"'}
 
@@ -120,6 +143,8 @@ def open_trackers(
         "tensorboard": lambda: TensorBoard(run, start_step),
         "wandb": lambda: Wandb(run, name, config, wandb_key_present),
     }
+    for own in (wish for wish in wanted if ":" in wish):
+        build[own] = partial(_own, own, run, name, config)
     trackers: list[Tracker] = []
     notes: list[Diagnostic] = []
     # A tracker that cannot start is left out
@@ -139,6 +164,10 @@ def open_trackers(
     return trackers, notes
 
 
+def _own(target: str, run: RunDir, name: str, config: Mapping[str, Json]) -> Tracker:
+    return own_tracker(target)(run_dir=run.root, name=name, config=dict(config))
+
+
 def _unknown(name: str) -> Diagnostic:
     return codes.TRACKER_UNKNOWN(
         "there is no such tracker",
@@ -151,9 +180,8 @@ def _unknown(name: str) -> Diagnostic:
 
 def _not_installed(name: str, exc: ImportError, severity: Severity) -> Diagnostic:
     what = f"{name} is not installed: the run continues without it"
-    return plan_codes.TRACKER_NOT_INSTALLED(
-        what, "training.report_to", str(exc), f"{_INSTALL[name]}, or remove '{name}'", severity
-    )
+    hint = f"{_INSTALL.get(name, 'install its package')}, or remove '{name}'"
+    return plan_codes.TRACKER_NOT_INSTALLED(what, "training.report_to", str(exc), hint, severity)
 
 
 def _offline(run: RunDir) -> Diagnostic:

@@ -42,7 +42,8 @@ class Trainer:
     """One run on one rank; the worker passes in all that it needs.
 
     ``lr`` is a pure function of the 0-based step. ``evaluate`` and ``save`` are collective: every rank calls
-    them at the same step. ``stop_requested`` is this rank's request; the ranks agree on it between steps.
+    them at the same step. ``stop_requested`` is this rank's request, by a signal, and ``should_stop`` that of
+    its callbacks; the ranks agree on both between steps.
     """
 
     runner: Runner
@@ -64,6 +65,8 @@ class Trainer:
     inspect: Callable[[Window], None] | None = None  # called with every window before its step
     evaluate: Callable[[], dict[str, float]] | None = None
     save: Callable[[int], None] | None = None
+    should_stop: Callable[[], bool] = lambda: False  # the wish of this rank's callbacks
+    any_rank: Callable[[bool], bool] = bool  # collective; whether a flag is True on any rank
     failed_saves: int = 0
 
     def __post_init__(self) -> None:
@@ -72,7 +75,7 @@ class Trainer:
     def train(self) -> str:
         """Train to the end. Collective.
 
-        Returns ``completed``, ``early_stopped`` or ``stopped`` (on request, with a durable checkpoint).
+        Returns ``completed``, ``early_stopped`` or (by a signal) ``stopped``, both with a checkpoint.
         """
         with (
             contextlib.closing(self.algorithm.windows(self.windows, self.handles)) as windows,
@@ -171,15 +174,16 @@ class Trainer:
     def _between_steps(self) -> str | None:
         """Agree on stopping, then evaluate and save when due. Collective."""
         step = self.state.step
-        stop = self.agree(self.stop_requested())
+        stop = self.agree(self.stop_requested() or self.should_stop())
         epoch_end = self.epochs.is_epoch_end(step)
         improved, exhausted = False, False
         if not stop and self.evaluate is not None and self.cadence.evaluates(step, epoch_end):
             improved, exhausted = self.run_evaluation()
         if self.save is not None and (stop or exhausted or self.cadence.saves(step, epoch_end, improved)):
             self._save(step, must_succeed=stop or exhausted or step == self.cadence.total_steps)
-        if stop:
+        if stop and self.any_rank(self.stop_requested()):
             return "stopped"
+        exhausted |= stop
         return "early_stopped" if exhausted and step < self.cadence.total_steps else None
 
     def measure(self) -> dict[str, float]:

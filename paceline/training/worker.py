@@ -253,7 +253,9 @@ class Worker:
         session = Session(
             world, self.plan, self.config, self.prepared, self.run_dir, resumes.reader, resumes.former
         )
-        trainer = self.trainer = session.build(self.observers.all(), signals.requested, self.published)
+        trainer = self.trainer = session.build(
+            self.observers.all(), signals.requested, self.published, self.observers.should_stop
+        )
         reader = resumes.reader
         self.checkpoint = str(reader.path) if reader else ""
         if world.is_main:

@@ -86,6 +86,7 @@ LATE = {
         runtime.store_forged runtime.store_lost runtime.store_open runtime.store_secret runtime.store_silent
         training.rows_differ training.weights_differ world.mismatch world.peer_lost
         rollout.server_answer rollout.server_status rollout.server_unreachable tracker.failed
+        callback.failed callback.slow callback.stops
         checkpoint.not_shared data.hub
     """
     ),

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
+from paceline.config.sections.own import own_name, to_items
 from paceline.config.sections.types import (
     Bool,
     Float,
@@ -20,7 +21,6 @@ from paceline.config.sections.types import (
     Text,
     Word,
 )
-from paceline.core.json_types import Json
 
 OPTIONS_OF_REWARDS = (
     "exact_match: `ignore_case`; numeric: `anywhere`; regex: `pattern`, `whole`; format: `names`; length:"
@@ -29,10 +29,23 @@ OPTIONS_OF_REWARDS = (
 )
 
 
+BUILT_IN_REWARDS = (
+    "exact_match",
+    "numeric",
+    "regex",
+    "format",
+    "length",
+    "overlong",
+    "ended",
+    "code",
+    "model",
+)
+
+
 class RewardItem(Section):
     """One reward function of a weighted sum."""
 
-    name: Text = Field(
+    name: Annotated[str, BeforeValidator(own_name("rewards", BUILT_IN_REWARDS))] = Field(
         description=(
             "exact_match, numeric, regex, format, length, overlong, ended, code, model (the "
             "score of a reward model, `options: {model: FOLDER}`), or your own function as "
@@ -43,17 +56,6 @@ class RewardItem(Section):
     options: Mapping = Field(
         default={}, description=f"Its keyword arguments, e.g. `{{pattern: '^[0-9]+$'}}`. {OPTIONS_OF_REWARDS}"
     )
-
-
-def to_rewards(value: Json) -> Json:
-    """Convert a name, a comma-separated list of names, a mapping, or a list of these to a list of rewards."""
-    if isinstance(value, str):
-        return [{"name": part.strip()} for part in value.split(",") if part.strip()]
-    if isinstance(value, dict):
-        return [value]
-    if isinstance(value, (list, tuple)):
-        return [{"name": item} if isinstance(item, str) else item for item in value]
-    return value
 
 
 class ServerOptions(Section):
@@ -90,7 +92,7 @@ class ServerOptions(Section):
 class RolloutOptions(Section):
     """Generation and scoring of answers; option names as in TRL's GRPOConfig where it has them."""
 
-    rewards: Annotated[tuple[RewardItem, ...], BeforeValidator(to_rewards)] = Field(
+    rewards: Annotated[tuple[RewardItem, ...], BeforeValidator(to_items)] = Field(
         default=(),
         description=(
             "With an on-policy algorithm, the reward functions that score its answers: names, "

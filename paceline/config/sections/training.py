@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from paceline.config.sections.own import OwnFields
 from paceline.config.sections.training_experts import ExpertFields
 from paceline.config.sections.training_scale import ScaleFields
 from paceline.config.sections.training_steps import (
@@ -21,5 +22,6 @@ class TrainingSection(
     OptimisationFields,
     ExpertFields,
     ScaleFields,
+    OwnFields,
 ):
     """Training: algorithm, strategy, batch, precision, optimizer, evaluation, saving and logging."""

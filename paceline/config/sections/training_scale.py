@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, create_model
 
+from paceline.config.sections.own import own_name
 from paceline.config.sections.rollout import RolloutOptions
 from paceline.config.sections.types import (
     Bool,
@@ -16,14 +17,15 @@ from paceline.config.sections.types import (
     OptMapping,
     OptText,
     Section,
-    Text,
     Word,
     to_bool,
     to_mapping,
     to_texts,
 )
 from paceline.core.json_types import Json
-from paceline.core.tables import ALGORITHMS, STRATEGIES
+from paceline.core.tables import ALGORITHMS, CHOOSERS, STRATEGIES
+
+_STRATEGIES = (*STRATEGIES.names(), *CHOOSERS)
 
 
 def to_path_or_mapping(value: Json) -> Json:
@@ -102,7 +104,7 @@ class Parallelism(Section):
 class AlgorithmFields(Section):
     """The training algorithm."""
 
-    algorithm: Annotated[str, Word(*ALGORITHMS.names(), own=True)] = Field(
+    algorithm: Annotated[str, Word(*ALGORITHMS.names(), own="algorithms")] = Field(
         default="sft", description="Training algorithm: a built-in name, or your own as module:SPEC."
     )
     algorithm_options: Mapping = Field(default={}, description="Options of your own algorithm (module:SPEC).")
@@ -133,7 +135,7 @@ class ScaleFields(OptionsFields):  # type: ignore[valid-type, misc]  # created f
             "warning otherwise; empty: as launched."
         ),
     )
-    distributed_strategy: Text = Field(
+    distributed_strategy: Annotated[str, BeforeValidator(own_name("strategies", _STRATEGIES))] = Field(
         default="auto",
         description=(
             "auto (the rule for the model's size, checked against memory), fastest (the layout predicted to"

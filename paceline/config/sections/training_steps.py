@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field
 
 from paceline.config.optimizers import BUILT
 from paceline.config.optimizers_not_built import KNOWN
+from paceline.config.sections.own import own_name
 from paceline.config.sections.types import (
     Bool,
     Float,
@@ -59,6 +60,7 @@ def to_resume(value: Json) -> Json:
 def to_trackers(value: Json) -> Json:
     """Convert ``none``, ``all`` or names of trackers to a tuple of names."""
     names = () if value is None or value is False else to_texts(value)
+    names = tuple(own_name("trackers", ("none", "all", "tensorboard", "wandb"))(name) for name in names)
     if names in ((), ("none",)):
         return ()
     return ("tensorboard", "wandb") if names == ("all",) else names
@@ -216,7 +218,8 @@ class LoggingFields(Section):
     )
     logging_first_step: Bool = Field(default=False, description="Log step 1 too.")
     report_to: Annotated[tuple[str, ...], BeforeValidator(to_trackers)] = Field(
-        default=("tensorboard",), description="Trackers: none, all, tensorboard, wandb."
+        default=("tensorboard",),
+        description="Trackers: none, all, tensorboard, wandb, or your own as module:Class.",
     )
     run_name: OptText = Field(
         default=None, description="Name of the run in trackers; experiment_name when empty."

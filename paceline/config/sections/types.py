@@ -18,6 +18,7 @@ from pydantic_core import PydanticCustomError
 
 from paceline.config.scalars import parse_number
 from paceline.core.json_types import Json, JsonObject
+from paceline.core.registry import registered
 
 Read = TypeVar("Read")  # what a validator makes of a value
 #: The largest int that fits everywhere it is used (tensors, seeds, clocks): signed 64 bits.
@@ -159,13 +160,14 @@ class OneOf:
     """Convert a text to one of ``choices``, ignoring case.
 
     ``false``: the word meant by a YAML 1.1 ``no``, which is read as False; ``known``: words that are accepted
-    too, for a rule to refuse with the reason; ``own``: also accept ``module:attr`` unchanged.
+    too, for a rule to refuse with the reason; ``own``: also accept ``module:attr`` unchanged, and a name that
+    a package registers in the entry-point group ``paceline.OWN`` as the ``module:attr`` that it gives.
     """
 
     choices: tuple[str, ...]
     false: str | None = None
     known: tuple[str, ...] = ()
-    own: bool = False
+    own: str = ""
 
     def __call__(self, value: Json) -> str:
         if value is False and self.false is not None:
@@ -173,8 +175,10 @@ class OneOf:
         text = value.strip().lower() if isinstance(value, str) else value
         if text in (*self.choices, *self.known):
             return str(text)
-        if self.own and isinstance(value, str) and _OWN.fullmatch(value.strip()):
-            return value.strip()
+        if self.own and isinstance(value, str):
+            named = (value.strip(), *registered(self.own, value.strip()))
+            if len(named) < 3 and _OWN.fullmatch(named[-1]):
+                return named[-1]
         near = _nearest(str(text), self.choices)
         many = len(self.choices) > 12
         words = (
@@ -193,7 +197,7 @@ def _nearest(word: str, choices: tuple[str, ...]) -> str | None:
 
 
 def Word(
-    *choices: str, false: str | None = None, known: tuple[str, ...] = (), own: bool = False
+    *choices: str, false: str | None = None, known: tuple[str, ...] = (), own: str = ""
 ) -> BeforeValidator:  # noqa: N802 - it reads as a type
     """Return the validator for ``Annotated[str, Word("a", "b")]``; the arguments are ``OneOf``'s."""
     return BeforeValidator(OneOf(choices, false, known, own))

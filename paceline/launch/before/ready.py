@@ -105,10 +105,12 @@ class Ready:
         environ: Mapping[str, str] | None = None,
         report: Callable[[str], None] = report_to_stderr,
         output: int | None = None,
+        asks_to_stop: Callable[[], bool] = lambda: False,
     ) -> int:
         """Start this node's ranks, wait for them, record the run; return the exit code.
 
-        ``environ``: variables for the ranks beside this process's; ``output``: as in ``supervise.run``.
+        ``environ``: variables for the ranks beside this process's; ``output``, ``asks_to_stop``: as in
+        ``supervise.run``.
         """
         from paceline.launch.ledger import record
 
@@ -124,6 +126,7 @@ class Ready:
                 report=report,
                 run_dir=self.run_dir,
                 output=output,
+                asks_to_stop=asks_to_stop,
             ),
             self.loaded.provenance,
         )

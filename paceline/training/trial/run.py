@@ -25,7 +25,17 @@ from paceline.launch.outlet import redacted
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.model.config_json import model_config
 from paceline.plan.plan import Plan
-from paceline.plan.tries import ALGORITHM, COMPILE, DATASETS, MODEL, REWARDS, STRATEGY, TOKENIZER
+from paceline.plan.tries import (
+    ALGORITHM,
+    CALLBACKS,
+    COMPILE,
+    DATASETS,
+    MODEL,
+    REWARDS,
+    STRATEGY,
+    TOKENIZER,
+    TRACKERS,
+)
 from paceline.training import codes
 from paceline.training.look import look, look_in_doubt, reading_of
 from paceline.training.questions import open_questions
@@ -107,6 +117,8 @@ def _tried(
         REWARDS: _rewards,
         STRATEGY: _strategy,
         ALGORITHM: _algorithm,
+        CALLBACKS: _callbacks,
+        TRACKERS: _trackers,
         COMPILE: _compile,
         MODEL: _model,
         TOKENIZER: lambda config, plan: _tokenizer(config, formats),
@@ -128,6 +140,8 @@ _KEYS = {
     REWARDS: "training.rollout.rewards",
     STRATEGY: "training.distributed_strategy",
     ALGORITHM: "training.algorithm",
+    CALLBACKS: "training.callbacks",
+    TRACKERS: "training.report_to",
     COMPILE: "training.torch_compile_backend",
     MODEL: "model.name_or_path",
     TOKENIZER: "model.tokenizer",
@@ -170,6 +184,25 @@ def _algorithm(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
         # others are refused already
         known = {name: v for name, v in spec.options_of(config.training).items() if name in spec.options}
         made(**spec.arguments(known))
+    yield from ()
+
+
+def _callbacks(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
+    from paceline.training.callbacks import OwnPart, check_callback
+
+    for one in config.training.callbacks:
+        try:
+            check_callback(OwnPart(one.name, dict(one.options)))
+        except PacelineError as error:
+            yield from (replace(finding, where=_KEYS[CALLBACKS]) for finding in error.diagnostics)
+
+
+def _trackers(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
+    from paceline.training.trackers import own_tracker
+
+    for name in config.training.report_to:
+        if ":" in name:
+            own_tracker(name)
     yield from ()
 
 

@@ -29,6 +29,29 @@ def quiet_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
+ON_EACH_RANK = """
+class OnEachRank:
+    def __init__(self, rank):
+        self.heard = [f"rank {{rank}}:"]
+    def on_step_end(self, event):
+        self.heard.append(str(event.step))
+    def on_train_end(self, event):
+        open({file!r}, "w").write(" ".join([*self.heard, event.outcome]))
+"""
+
+
+class InThisProcess:
+    """A callback that no other process can import."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def on_step_end(self, event: Event) -> None:
+        self.heard.append(type(event).__name__)
+
+    on_evaluate = on_save = on_train_end = on_step_end
+
+
 @pytest.fixture(scope="module")
 def trained(
     tmp_path_factory: pytest.TempPathFactory, tokenizer_dir: Path
@@ -59,9 +82,11 @@ def trained(
             "report_to": "none",
         },
     }
-    heard: list[Event] = []
+    (folder / "paceline_test_callbacks.py").write_text(ON_EACH_RANK.format(file=str(folder / "rank")))
+    heard, callback = list[Event](), InThisProcess()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PACELINE_CACHE", str(folder / "cache"))
+        patch.setenv("PYTHONPATH", str(folder), prepend=":")
         patch.setenv("PACELINE_LEDGER", "off")
         patch.setenv("OMP_NUM_THREADS", "1")
         run = paceline.train(
@@ -69,8 +94,11 @@ def trained(
             dataset=instruction_rows(40),
             eval_dataset=instruction_rows(8, seed=3),
             on_event=heard.append,
+            callbacks=[callback, "paceline_test_callbacks:OnEachRank"],
             quiet=True,
         )
+    assert callback.heard == ["Step"] * 3 + ["Eval"] + ["Step"] * 3 + ["Eval", "CheckpointSaved", "Finished"]
+    assert (folder / "rank").read_text() == "rank 0: 1 2 3 4 5 6 completed"
     yield config, run, heard
 
 

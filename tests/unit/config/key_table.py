@@ -45,6 +45,7 @@ def under(
 T = "training"
 OWN = {"training.algorithm": "custom_algorithm_spec:SPEC"}
 DPO = {"training.algorithm": "dpo"}
+CALLBACKS = "tests/unit/training/test_callbacks.py"
 GRPO: dict[str, Any] = {"training.algorithm": "grpo", "training.rollout.rewards": [{"name": "ended"}]}
 PPO = {**GRPO, "training.algorithm": "ppo"}
 TAUGHT = {"training.algorithm": "distillation", "training.distillation.teacher_model": "org/teacher"}
@@ -369,6 +370,9 @@ TABLE: dict[str, Key | Read] = {
         run_name="other",
         log_level="debug",
     ),
+    "training.callbacks": Read("training/observers.py", "begin", CALLBACKS),
+    "training.callbacks[].name": Read("training/observers.py", "begin", CALLBACKS),
+    "training.callbacks[].options": Read("training/observers.py", "begin", CALLBACKS),
     # --- the small sections
     **under(
         "lora",

@@ -14,7 +14,17 @@ from fault_jobs import Job, tried_here, write_weights
 
 from paceline.config.load import load_config
 from paceline.launch.before import beforehand
-from paceline.plan.tries import ALGORITHM, COMPILE, DATASETS, MODEL, REWARDS, STRATEGY, TOKENIZER
+from paceline.plan.tries import (
+    ALGORITHM,
+    CALLBACKS,
+    COMPILE,
+    DATASETS,
+    MODEL,
+    REWARDS,
+    STRATEGY,
+    TOKENIZER,
+    TRACKERS,
+)
 from paceline.training.trial import run as trial
 
 REWARDS_OF_MINE = """
@@ -107,6 +117,16 @@ def test_a_strategy_of_ones_own(mine: Job) -> None:
         "strategy.not_a_strategy"
     }
     assert not tried(mine, {"training.distributed_strategy": "paceline.strategies.ddp:DDP"}, STRATEGY)
+
+
+def test_a_callback_and_a_tracker_of_ones_own(mine: Job) -> None:
+    for name, code in (("fine", None), ("NUMBER", "callback.not_one"), ("nobody", "core.target_attr")):
+        found = tried(mine, {"training.callbacks": f"my_rewards:{name}"}, CALLBACKS)
+        assert set(found) == ({code} if code else set()), found
+        assert all(d.where == "training.callbacks" and d.hint for d in found.values())
+    for name, code in (("logging:Handler", "tracker.not_one"), ("my_rewards:NUMBER", "tracker.not_one")):
+        found = tried(mine, {"training.report_to": name}, TRACKERS)
+        assert set(found) == {code} and found[code].where == "training.report_to"
 
 
 ALGORITHMS_OF_MINE = """
@@ -269,5 +289,6 @@ def test_nothing_is_left_of_a_plan_that_is_killed(tmp_path: Path) -> None:
 
 
 def test_every_try_has_a_key_and_a_function() -> None:
-    assert set(trial._KEYS) == {ALGORITHM, REWARDS, STRATEGY, COMPILE, MODEL, TOKENIZER, DATASETS}
+    own = {ALGORITHM, REWARDS, STRATEGY, CALLBACKS, TRACKERS}
+    assert set(trial._KEYS) == {*own, COMPILE, MODEL, TOKENIZER, DATASETS}
     assert isinstance(trial, types.ModuleType) and Path(trial.__file__ or "").is_file()

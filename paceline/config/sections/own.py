@@ -1,0 +1,68 @@
+"""Parts of a training that the user, or an installed package, brings: a name with its options.
+
+A package registers a part in the entry-point group ``paceline.KIND``; its name in a config becomes the
+``module:attr`` that the package gives, so that everything after the config knows one form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from paceline.config.sections.types import Mapping, Section, to_text
+from paceline.core.json_types import Json
+from paceline.core.registry import registered
+
+
+def own_name(kind: str, built_in: Collection[str] = ()) -> Callable[[Json], str]:
+    """Return a reader of names of ``kind``: a name that a package registers becomes its ``module:attr``.
+
+    Names that are ``built_in``, or that no package knows, stay as they are: a rule judges those.
+    """
+
+    def read(value: Json) -> str:
+        name = to_text(value).strip()
+        if ":" in name or name in built_in:
+            return name
+        found = registered(kind, name)
+        if len(found) > 1:
+            expected = f"must name one part: installed packages register '{name}' as {' and as '.join(found)}"
+            raise PydanticCustomError("paceline", "{expected}", {"expected": expected})
+        return found[0] if found else name
+
+    return read
+
+
+class CallbackItem(Section):
+    """A callback of one's own."""
+
+    name: Annotated[str, BeforeValidator(own_name("callbacks"))] = Field(
+        description="Your class or function as module:name, or a name that an installed package registers."
+    )
+    options: Mapping = Field(default={}, description="Keyword arguments for the class.")
+
+
+def to_items(value: Json) -> Json:
+    """Convert a name, comma-separated names, a mapping, or a list of these to a list of mappings."""
+    if isinstance(value, str):
+        return [{"name": part.strip()} for part in value.split(",") if part.strip()]
+    if isinstance(value, dict):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [{"name": item} if isinstance(item, str) else item for item in value]
+    return value
+
+
+class OwnFields(Section):
+    """Callbacks."""
+
+    callbacks: Annotated[tuple[CallbackItem, ...], BeforeValidator(to_items)] = Field(
+        default=(),
+        description=(
+            "Your own callbacks as module:Class (methods on_step_end, on_evaluate, on_save, on_train_end;"
+            " should_stop) or module:function, with `options`; each rank has its own (docs/library.md)."
+        ),
+    )
