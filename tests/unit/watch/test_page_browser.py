@@ -76,7 +76,7 @@ def look(page: Any, tab: str) -> None:
     assert [v["id"] for v in found if v["impact"] in ("serious", "critical")] == [], tab
 
 
-@pytest.mark.parametrize(("width", "theme"), [(360, "dark"), (1600, "light")])
+@pytest.mark.parametrize(("width", "theme"), [(360, "dark"), (800, "dark"), (1600, "light")])
 def test_every_part_in_a_browser(address: str, width: int, theme: str) -> None:
     with browsing(width, theme) as page:
         page.goto(address)

@@ -38,7 +38,16 @@ async function show(anew = false) {
   } catch (error) {
     if (mine === visit) lost(error);
   }
+  reachable();
   if (mine === visit && source.live) timer = setTimeout(() => (document.hidden ? (timer = setTimeout(show, REFRESH)) : show()), next());
+}
+
+// What scrolls sideways can be reached by keys
+function reachable() {
+  for (const node of document.querySelectorAll(".scroll")) {
+    if (node.scrollWidth > node.clientWidth || node.tagName === "PRE") node.tabIndex = 0;
+    else node.removeAttribute("tabindex");
+  }
 }
 
 function next() {
@@ -210,5 +219,6 @@ async function buildLogs(node, s) {
 settings.load();
 header("");
 addEventListener("hashchange", () => show(true));
+addEventListener("resize", reachable);
 document.addEventListener("visibilitychange", () => { if (!document.hidden) show(); });
 show(true);
