@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import nn
 
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject
@@ -29,6 +29,7 @@ from paceline.models.expert_adapters import compute_in_float64
 from paceline.models.folder_tensors import FolderTensors, folder_tensors
 from paceline.models.fp8 import convert_to_fp8
 from paceline.models.materialise import from_config, name_trunk, skeleton
+from paceline.models.new_rows import resize_embeddings, vocabulary_names
 from paceline.models.norms import fuse_norms
 from paceline.models.precision import low_alone
 from paceline.models.qkv import fuse_attention
@@ -245,6 +246,7 @@ class HFModelFactory:
                 name, revision = self._model.name_or_path, self._model.revision or "main"
                 hf = empty_model(auto, self._sized_config(), attention, code, name, revision)
                 draw(hf, sorted(n for n in self._fresh if not slices.has(n)), self._seed)
+                slices.grow(self._seed)
                 return hf, slices
         if self._model.config is not None:
             return self._from_scratch(attention), None
@@ -262,13 +264,10 @@ class HFModelFactory:
             return "adapters are put into the model"
         if self._quantised is not None:
             return "its weights are quantized"
-        if self._rows != self._load_config().get_text_config().vocab_size:
-            return "the vocabulary is resized"
-        return (
-            folder_slices(hf, self.tensors, self._fresh)
-            if self._whole is None
-            else "it is a part of the folder's model"
-        )
+        if self._whole is not None:
+            return "it is a part of the folder's model"
+        grows = self._rows > self._load_config().get_text_config().vocab_size
+        return folder_slices(hf, self.tensors, self._fresh, vocabulary_names(hf) if grows else ())
 
     def _move(self, hf: HFModel, device: torch.device | None, options: BuildOptions) -> None:
         """Bring the model to ``device`` (None: parameters stay on meta) in the masters' dtype and swap
@@ -448,33 +447,6 @@ class HFModelFactory:
             auto_class(self.role), self._load_config(), attention, found
         )
         return found if keeps else torch.float32
-
-
-@torch.no_grad()
-def resize_embeddings(hf: HFModel, rows: int, seed: int) -> None:
-    """Grow or shrink the embedding (and the head) to ``rows``, in place.
-
-    New rows are the mean of the old ones plus a thousandth of their standard deviation as noise, from
-    ``seed``: equal on all ranks, distinct from each other (the rule of Hewitt 2021, "Initializing new word
-    embeddings", without its covariance).
-    """
-    old = hf.get_input_embeddings().weight.shape[0]
-    hf.resize_token_embeddings(rows, mean_resizing=False)
-    if rows <= old:
-        return
-    weights: list[Tensor] = []
-    for module in (hf.get_input_embeddings(), hf.get_output_embeddings()):
-        weight = getattr(module, "weight", None)
-        if isinstance(weight, Tensor) and not any(weight is w for w in weights) and weight.shape[0] == rows:
-            weights.append(weight)
-        bias = getattr(module, "bias", None)
-        if isinstance(bias, nn.Parameter) and bias.shape[0] == rows:
-            bias[old:] = bias[:old].mean()
-    generator = torch.Generator().manual_seed(seed)
-    for weight in weights:
-        mean, spread = weight[:old].mean(0), weight[:old].std(0)
-        noise = torch.randn(rows - old, weight.shape[1], generator=generator).to(weight)
-        weight[old:] = mean + 1e-3 * spread * noise
 
 
 def _rows(model: ModelSource, have: int, need: int | None) -> int:

@@ -29,7 +29,7 @@ from paceline.models.qkv import FusedAttention
 from paceline.models.replace_forward import replace_forward
 from paceline.models.roles import RoleModule
 from paceline.models.swiglu import FusedSwiGLU
-from paceline.protocols.model import RootModule
+from paceline.protocols.model import RootModule, Slices
 from paceline.runtime.world import World
 
 if TYPE_CHECKING:
@@ -159,6 +159,7 @@ def fill(root: RootModule, source: RootModule | None, world: World, device: torc
     ``models.not_filled`` if anything is left on meta.
     """
     slices = None if source is None else source.slices
+    _send_rows(slices, root, world)
     real = None if source is None else dict(_tensors(source))
     stored = {n for n in real or () if slices is not None and slices.has(_plain(n))}
     listed = (
@@ -192,6 +193,19 @@ def fill(root: RootModule, source: RootModule | None, world: World, device: torc
                 hint="fsdp_config.cpu_ram_efficient_loading: false",
             )
         )
+
+
+def _send_rows(slices: Slices | None, root: RootModule, world: World) -> None:
+    """Give ``root`` the rows that rank 0's ``slices`` have made. Collective."""
+    more = None if slices is None else slices.more
+    listed = {name: list(rows.shape) for name, rows in (more or {}).items()}
+    for name, shape in world.broadcast_json(listed if world.is_main else None).items():
+        rows = torch.empty(shape, device=world.device)
+        if more is not None:
+            rows.copy_(more[name])
+        dist.broadcast(rows, 0)
+        assert root.slices is not None
+        root.slices.more[name] = rows.cpu()
 
 
 def _tensors(root: nn.Module) -> Iterator[tuple[str, Tensor]]:

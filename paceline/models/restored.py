@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,10 @@ class Unread:
     """
 
     names: frozenset[str]
+    more: dict[str, Tensor] = field(default_factory=dict)  # nothing
+
+    def grow(self, seed: int) -> None:
+        """New rows come from the checkpoint as well."""
 
     def has(self, name: str) -> bool:
         return name in self.names

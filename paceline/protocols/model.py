@@ -62,7 +62,16 @@ WHOLE = BuildOptions()
 
 
 class Slices(Protocol):
-    """The files of a model as its parameters' blocks."""
+    """The files of a model as its parameters' blocks. ``more``: rows of a parameter beyond those of the
+    files; one rank makes them (``grow``), and the others are given them.
+    """
+
+    @property
+    def more(self) -> dict[str, Tensor]: ...
+
+    def grow(self, seed: int) -> None:
+        """Make the rows of ``more``, in fp32, from the seed and the files."""
+        ...
 
     def has(self, name: str) -> bool: ...
 

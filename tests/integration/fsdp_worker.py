@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import base64
 import json
-import re
-import resource
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +20,6 @@ from torch.distributed.tensor import DTensor
 
 from paceline.checkpoint.reader import CheckpointReader
 from paceline.checkpoint.store import Checkpointer
-from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
 from paceline.models.factory import HFModelFactory
 from paceline.models.slices import FolderSlices
@@ -51,7 +48,7 @@ LLAMA = {
     "max_position_embeddings": 64,
     "tie_word_embeddings": False,
 }
-WIDE = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "vocab_size": 1000}
+WIDE = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 2, "vocab_size": 1000}
 SECTION: dict[str, Any] = {
     "name_or_path": None,
     "revision": None,
@@ -181,6 +178,7 @@ def parity(world: World) -> dict[str, Any]:
             "offload/bfloat16": (flat, {"cpu_offload": True, "meta_start": True}),
             "meta/tied": (flat, {"meta_start": True}),
             "meta/folder": (flat, {"meta_start": True}),
+            "meta/grown": (flat, {"meta_start": True}),
         }
     else:
         ways |= {
@@ -210,10 +208,12 @@ def parity(world: World) -> dict[str, Any]:
 def of_kind(name: str) -> tuple[HFModelFactory, str]:
     """The model of a run, and its dtype."""
     way, _, kind = name.partition("/")
-    dtype = "float64" if kind in ("tied", "folder") else kind
-    if kind == "folder":
+    dtype = "float64" if kind in ("tied", "folder", "grown") else kind
+    if kind in ("folder", "grown"):
         source = SimpleNamespace(config=None, **{**SECTION, "name_or_path": str(FOLDER)})
-        return HFModelFactory(source, compute_dtype=torch.float64, master_dtype=torch.float64), dtype
+        rows = 16 if kind == "grown" else None
+        wide = {"compute_dtype": torch.float64, "master_dtype": torch.float64}
+        return HFModelFactory(source, vocab_size=rows, **wide), dtype  # type: ignore[arg-type]
     return factory(dtype, way == "recompute", tie_word_embeddings=kind == "tied"), dtype
 
 
@@ -270,41 +270,25 @@ def state(world: World, out: Path) -> dict[str, Any]:
 
 
 def start(world: World, out: Path) -> dict[str, Any]:
-    """A policy and a frozen reference, twice ``WIDE`` together, start in a process that may allocate 1.25
-    times it; then one whole ``WIDE`` does not.
-    """
+    """A policy and a frozen reference of the folder ``WIDE``: what each rank reads of it, in bytes."""
     wide, folder = {**LLAMA, **WIDE}, out / "wide"
     if world.is_main:
-        hf = HFModelFactory(SimpleNamespace(config=wide, **SECTION))().hf
-        hf.save_pretrained(folder, max_shard_size="4MB")
-        del hf
+        HFModelFactory(SimpleNamespace(config=wide, **SECTION))().hf.save_pretrained(folder)
     world.barrier()
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     read = count_reads()
     mesh = Mesh(dp_shard=world.world_size)
-    build(world, "fsdp", mesh, factory("float32"), "float32", meta_start=True)  # imports, threads, groups
     strategy = make_strategy("fsdp", world, plan(mesh, "float32", meta_start=True))  # type: ignore[arg-type]
     source = SimpleNamespace(config=None, **{**SECTION, "name_or_path": str(folder)})
-    allocated = int(re.search(r"VmData:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024  # type: ignore[index]
-    limits = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (allocated + size * 5 // 4, limits[1]))
-    try:
-        policy = strategy.prepare(Role.POLICY, HFModelFactory(source), SPEC)
-        reference = strategy.prepare(Role.REFERENCE, HFModelFactory(source, frozen=True), None)
-        shards = [dict(handle.root.named_parameters()) for handle in (policy, reference)]
-        equal = all(
-            torch.equal(a.to_local(), shards[1][name].to_local())  # type: ignore[attr-defined]
-            for name, a in shards[0].items()
-        )
-        finite = all(bool(p.to_local().isfinite().all()) for p in shards[0].values())  # type: ignore[attr-defined]
-        try:
-            HFModelFactory(source)()
-            whole = True
-        except (ConfigError, MemoryError, RuntimeError):
-            whole = False
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, limits)
-    return {"size": size, "read": sum(read), "equal": equal and finite, "whole": whole}
+    policy = strategy.prepare(Role.POLICY, HFModelFactory(source), SPEC)
+    reference = strategy.prepare(Role.REFERENCE, HFModelFactory(source, frozen=True), None)
+    shards = [dict(handle.root.named_parameters()) for handle in (policy, reference)]
+    equal = all(
+        torch.equal(a.to_local(), shards[1][name].to_local())  # type: ignore[attr-defined]
+        for name, a in shards[0].items()
+    )
+    finite = all(bool(p.to_local().isfinite().all()) for p in shards[0].values())  # type: ignore[attr-defined]
+    return {"size": size, "read": sum(read), "equal": equal and finite}
 
 
 def count_reads() -> list[int]:

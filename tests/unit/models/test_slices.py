@@ -15,6 +15,7 @@ import paceline.models.slices as slices_module
 from paceline.core.errors import ConfigError
 from paceline.models.factory import READ_IN_PARTS, HFModelFactory
 from paceline.models.materialise import _decisions, _tensors
+from paceline.models.new_rows import new_rows
 from paceline.models.roles import RoleModule
 from paceline.models.scalar_head import Classes
 from paceline.models.slices import FolderSlices
@@ -59,13 +60,38 @@ def test_parts_are_the_wholes(family: str, dtype: torch.dtype, tmp_path: Path) -
         assert block.dtype == dtype and torch.equal(block.to(tensor.dtype), tensor[first : first + 2]), name
 
 
-def test_what_is_not_a_tensor_of_the_files_is_read_whole_and_said(tmp_path: Path) -> None:
-    folder = str(tmp_path)
-    saved("llama", tmp_path)
-    module = HFModelFactory(Source(name_or_path=folder), vocab_size=120)(PARTS)
-    why = "rank 0 reads the whole model: the vocabulary is resized"
-    assert module.slices is None and module.notes()["start"] == why
-    assert not any(p.is_meta for p in module.parameters())
+@pytest.mark.parametrize("family", ["llama", "llama_tied", "gemma2", "phi", "gpt2"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_larger_vocabulary_has_the_wholes_rows(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Blocks below, across and beyond the rows of the files; Phi's head has a bias."""
+    saved(family, tmp_path, dtype)
+    factory = HFModelFactory(Source(name_or_path=str(tmp_path)), vocab_size=120, seed=3)
+    whole, empty, other = factory(), factory(PARTS), factory(BuildOptions(device=META))
+    slices, real = empty.slices, values(whole)
+    assert isinstance(slices, FolderSlices) and isinstance(other.slices, FolderSlices)
+    assert list(values(empty)) == list(values(other)) == list(real)
+    assert empty.notes()["start"] == READ_IN_PARTS and not other.slices.more
+    assert json.dumps(_decisions(empty), sort_keys=True) == json.dumps(_decisions(whole), sort_keys=True)
+    assert (
+        len(slices.more) == {"llama": 2, "phi": 3}.get(family, 1)
+        and slices.more.keys() == slices.grown.keys()
+    )
+    for name in slices.more:
+        tensor = real[f"hf.{name}"]
+        assert tensor.shape[0] == 120 and len(tensor[97:].unique(dim=0)) == (23 if tensor.ndim > 1 else 1)
+        for first, rows in ((0, 120), (3, 20), (90, 20), (97, 23), (119, 1)):
+            block = slices.read(name, (first, *(0,) * (tensor.ndim - 1)), (rows, *tensor.shape[1:]))
+            assert torch.equal(block.float(), tensor[first : first + rows]), (name, first)
+        if tensor.ndim > 1:
+            assert torch.equal(slices.read(name, (90, 5), (20, 7)), tensor[90:110, 5:12])
+
+
+def test_rows_of_many_columns_are_the_same_in_blocks() -> None:
+    """Mean and spread of the old rows, of more columns than are read at once."""
+    old = torch.randn(40, 600, generator=torch.Generator().manual_seed(0)) + 2.0
+    found = new_rows(lambda a, n: old[:, a : a + n], 5000, 600, torch.Generator().manual_seed(1))
+    torch.testing.assert_close(found.mean(0), old.mean(0), rtol=0, atol=1e-4)
+    torch.testing.assert_close(found.std(0), 1e-3 * old.std(0), rtol=0.1, atol=0)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
