@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -99,45 +99,16 @@ def export_hf(
         opened(checkpoint) as reader,
         named_errors(to, what="the export cannot be written"),
     ):
-        role = _role(reader, role)
-        adapter, carried = is_adapter(reader), list[TensorEntry]()
-        entries = _entries(reader, role, DTYPES[dtype])
-        if adapter and not merge:
-            part = names_in_whole(reader)
-            trained, entries = [e.name for e in entries], adapter_entries(reader, entries, part)
-            side_files = partial(write_adapter_files, reader=reader, trained=trained, names=part)
-            config, checked = {}, load_back
-        else:
-            config = config_of(reader, dtype)
-            if role == Role.VALUE.value and not gives_scores(config):
-                config = scoring(config, reader)
-            if not gives_scores(config):
-                carried = carried_entries(reader)
-            if adapter:
-                entries = merged_entries(reader, role, config, DTYPES[dtype])
-            remote = "auto_map" in config and config.get("model_type") is not None and not is_known(config)
-            skeleton = None if remote else check_names(config, {e.name: e.shape for e in entries}, checkpoint)
-            checked = load_back and not remote
+        role, adapter = _role(reader, role), is_adapter(reader)
+        chosen = _of_adapter if adapter and not merge else partial(_of_model, checkpoint=checkpoint)
+        content = chosen(reader, role, dtype)
+        checked = load_back and not content.remote
         # Write next to the destination, load back, then rename.
         to.parent.mkdir(parents=True, exist_ok=True)
+        entries, carried = content.entries, content.carried
         need_space(to.parent, sum(e.num_bytes for e in (*entries, *carried)))
         with staged(to, overwrite) as stage:
-            if adapter and not merge:
-                side_files(stage)
-                _write_adapter(stage, entries, checkpoint if checked else None)
-            else:
-                write_side_files(stage, reader, config, remote)
-                for name, contents in carried_files(reader).items() if carried else ():
-                    if not (stage / name).exists():
-                        write_fresh(stage / name, [contents])
-                whole = whole_of(config)
-                if skeleton is not None and whole is not None:  # under the names of the class with all parts
-                    names, skeleton = whole.names(skeleton), whole.skeleton
-                    entries = [replace(e, name=names[e.name]) for e in entries]
-                released = entries if skeleton is None else hub_entries(skeleton, entries)
-                write_weights(stage, [*released, *carried], max_shard_bytes)
-                if checked:
-                    check_load(stage, entries, checkpoint, [e.name for e in carried])
+            content.write(stage, max_shard_bytes, checkpoint if checked else None)
             files = tuple(sorted(p.name for p in stage.iterdir()))
             size = sum(p.stat().st_size for p in stage.iterdir())
         count = sum(torch.Size(e.shape).numel() for e in entries)
@@ -145,6 +116,62 @@ def export_hf(
         return ExportReport(
             to, reader.step, dtype, len(entries), count, size, files, checked, kind, len(carried)
         )
+
+
+@dataclass(frozen=True)
+class _Content:
+    """What an export holds, chosen and checked. ``write``: into (a folder, bytes of a file of weights, the
+    checkpoint that what was written is loaded back and compared with, None: not loaded); ``remote``: its
+    class comes from the hub and is not loaded.
+    """
+
+    entries: Sequence[TensorEntry]
+    write: Callable[[Path, int, Path | None], None]
+    carried: Sequence[TensorEntry] = ()
+    remote: bool = False
+
+
+def _of_adapter(reader: CheckpointReader, role: str, dtype: str) -> _Content:
+    """Return an adapter's own tensors, for peft."""
+    entries, part = _entries(reader, role, DTYPES[dtype]), names_in_whole(reader)
+    trained, entries = [e.name for e in entries], adapter_entries(reader, entries, part)
+
+    def write(stage: Path, max_shard_bytes: int, against: Path | None) -> None:
+        write_adapter_files(stage, reader=reader, trained=trained, names=part)
+        _write_adapter(stage, entries, against)
+
+    return _Content(entries, write)
+
+
+def _of_model(reader: CheckpointReader, role: str, dtype: str, checkpoint: Path) -> _Content:
+    """Return a model's tensors: merged with those of an adapter, and with a score head, if it has them."""
+    config, carried = config_of(reader, dtype), list[TensorEntry]()
+    entries = _entries(reader, role, DTYPES[dtype])
+    if role == Role.VALUE.value and not gives_scores(config):
+        config = scoring(config, reader)
+    if not gives_scores(config):
+        carried = carried_entries(reader)
+    if is_adapter(reader):
+        entries = merged_entries(reader, role, config, DTYPES[dtype])
+    remote = "auto_map" in config and config.get("model_type") is not None and not is_known(config)
+    skeleton = None if remote else check_names(config, {e.name: e.shape for e in entries}, checkpoint)
+    saved, whole, released = entries, whole_of(config), entries
+    if skeleton is not None:
+        if whole is not None:  # under the names of the class with all parts
+            names, skeleton = whole.names(skeleton), whole.skeleton
+            saved = [replace(e, name=names[e.name]) for e in entries]
+        released = hub_entries(skeleton, saved)
+
+    def write(stage: Path, max_shard_bytes: int, against: Path | None) -> None:
+        write_side_files(stage, reader, config, remote)
+        for name, contents in carried_files(reader).items() if carried else ():
+            if not (stage / name).exists():
+                write_fresh(stage / name, [contents])
+        write_weights(stage, [*released, *carried], max_shard_bytes)
+        if against is not None:
+            check_load(stage, saved, against, [e.name for e in carried])
+
+    return _Content(saved, write, carried, remote)
 
 
 def _check_dtype(dtype: str) -> None:

@@ -123,44 +123,29 @@ def packed_attention(
         return _unpacked(module, query, key, value, attention_mask, scaling, dropout, kwargs)
     if kwargs.get("position_bias") is not None:
         raise ConfigError(_no_position_bias(module))
-    # Options that a class passes to its attention function, or keeps on the module.
-    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    window = (
-        kwargs["sliding_window"] if "sliding_window" in kwargs else getattr(module, "sliding_window", None)
-    )
     if query.dtype != value.dtype:  # under autocast: rotated by an fp32 cosine
         query, key = query.to(value.dtype), key.to(value.dtype)
+    # Options that a class passes to its attention function, or keeps on the module.
+    options: dict[str, Any] = {
+        "scale": scaling if scaling is not None else query.shape[-1] ** -0.5,
+        "dropout": dropout,
+        "window": (
+            kwargs["sliding_window"]
+            if "sliding_window" in kwargs
+            else getattr(module, "sliding_window", None)
+        ),
+        "softcap": kwargs.get("softcap"),
+        "sinks": kwargs.get("s_aux"),
+    }
     if torch.compiler.is_compiling():
-        out = traced_attention(
-            kernels_of(module),
-            query,
-            key,
-            value,
-            layout,
-            scale=scale,
-            dropout=dropout,
-            window=window,
-            softcap=kwargs.get("softcap"),
-            sinks=kwargs.get("s_aux"),
-        )
-        return out, None
+        return traced_attention(kernels_of(module), query, key, value, layout, **options), None
+    # Shared prompts: expand to whole documents for attention, then keep the computed tokens only.
     if layout.shared is not None:
         query, key, value = (layout.shared.full(x, 2) for x in (query, key, value))
-    # Shared prompts: expand to whole documents for attention, then keep the computed tokens only.
     attend: Callable[..., Tensor] = partial(document_attention, kernels=kernels_of(module))
     if layout.context is not None:
         attend = partial(context_attention, attend)
-    out = attend(
-        query,
-        key,
-        value,
-        layout,
-        scale=scale,
-        dropout=dropout,
-        window=window,
-        softcap=kwargs.get("softcap"),
-        sinks=kwargs.get("s_aux"),
-    )
+    out = attend(query, key, value, layout, **options)
     if layout.shared is not None:
         out = layout.shared.kept(out, 2)
     return out.transpose(1, 2).contiguous(), None  # a no-op after CPU kernels; some classes call view()

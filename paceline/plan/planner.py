@@ -40,7 +40,7 @@ from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.read_shape import ModelShape, scoring
 from paceline.plan.model.router_loss import router_decisions
 from paceline.plan.optimizer_decisions import optimizer_decision
-from paceline.plan.parts import OtherModel
+from paceline.plan.parts import AdapterSpec, OtherModel
 from paceline.plan.plan import WARNING, Decision, Plan
 from paceline.plan.remedy import what_fits
 from paceline.plan.resolve import Resolved, attempt, resolve
@@ -104,30 +104,16 @@ def _assembled(job: Job, resolved: Resolved, found: Sequence[Diagnostic]) -> Pla
     attention = choose_attention(requested, hardware, precision, shape, data.max_length)
     kernel = choose_kernel(hardware, precision, shape) if keeps_apart(requested, shape) else None
     spec = job.algorithm
-    packing = choose_packing(
-        data,
-        documents=spec.documents_a_row,
-        prompts=spec.on_policy,
-        answered=spec.generation(training) is not None,
-        apart=keeps_apart(requested, shape),
-    )
+    packing = _packing(job)
     reference, models, about_models = spec.models(training, adapter)
     decisions = (
         *_main_decisions(hardware, job.world_size, job.num_nodes, resolved),
         *engine.decisions,
         about_backend,
         attention,
-        *row_kernel_decisions(training, hardware),
-        *adapter_decisions(adapter, shape),
-        *expert_decisions(shape, adapter),
-        *router_decisions(shape, training),
+        *_model_decisions(job, adapter),
         *about_models,
-        *([rollout_decision(resolved.rollout)] if resolved.rollout else []),
-        optimizer_decision(resolved.optimizer, hardware, shape),
-        *fp8_decisions(training, precision),
-        packing,
-        *option_decisions(training, hardware, resolved.chosen.strategy, prompts=spec.on_policy),
-        *idle_decisions(config),
+        *_training_decisions(job, resolved, packing),
         *_warnings(found),
     )
     return Plan(
@@ -166,6 +152,36 @@ def _assembled(job: Job, resolved: Resolved, found: Sequence[Diagnostic]) -> Pla
             for role, other in models.items()
         },
     )
+
+
+def _packing(job: Job) -> Decision:
+    spec, training = job.algorithm, job.config.training
+    return choose_packing(
+        job.config.data,
+        documents=spec.documents_a_row,
+        prompts=spec.on_policy,
+        answered=spec.generation(training) is not None,
+        apart=keeps_apart(job.config.model.attn_implementation, job.shape),
+    )
+
+
+def _model_decisions(job: Job, adapter: AdapterSpec | None) -> Iterator[Decision]:
+    training, shape = job.config.training, job.shape
+    yield from row_kernel_decisions(training, job.hardware)
+    yield from adapter_decisions(adapter, shape)
+    yield from expert_decisions(shape, adapter)
+    yield from router_decisions(shape, training)
+
+
+def _training_decisions(job: Job, resolved: Resolved, packing: Decision) -> Iterator[Decision]:
+    training, hardware, prompts = job.config.training, job.hardware, job.algorithm.on_policy
+    if resolved.rollout:
+        yield rollout_decision(resolved.rollout)
+    yield optimizer_decision(resolved.optimizer, hardware, job.shape)
+    yield from fp8_decisions(training, resolved.precision)
+    yield packing
+    yield from option_decisions(training, hardware, resolved.chosen.strategy, prompts=prompts)
+    yield from idle_decisions(job.config)
 
 
 def _warnings(found: Sequence[Diagnostic]) -> Iterator[Decision]:

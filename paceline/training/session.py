@@ -134,10 +134,7 @@ class Session:
         # Algorithm and strategy, with what they need to know of the data
         if self.world.device.type == "cpu":
             configure_malloc()
-        if row_kind(algorithm_spec(self.plan.algorithm).rows).classes:
-            found = read_classes(self.prepared, algorithm_spec(self.plan.algorithm), self.config.training)
-            self.classes, self.columns = found.classes, found.columns
-            self.notes.append(f"{'classes':<9} {found.words}")
+        self.find_classes()
         algorithm = self.algorithm()
         strategy = make_strategy(self.plan.strategy, self.world, self.plan)
         runner = make_runner(strategy)
@@ -191,6 +188,14 @@ class Session:
         for role in algorithm.trains:
             strategy.warm_up(handles[role], filler, algorithm)
         return Parts(runner, algorithm, handles, windows, epochs, state, evaluated)
+
+    def find_classes(self) -> None:
+        """Find the classes that the rows name, where the algorithm's rows have any."""
+        spec = algorithm_spec(self.plan.algorithm)
+        if row_kind(spec.rows).classes:
+            found = read_classes(self.prepared, spec, self.config.training)
+            self.classes, self.columns = found.classes, found.columns
+            self.notes.append(f"{'classes':<9} {found.words}")
 
     def rollouts(
         self, runner: Runner, algorithm: OnPolicyObjective, handles: Handles, layout: BatchLayout

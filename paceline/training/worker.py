@@ -214,41 +214,8 @@ class Worker:
         self.agree_on_plan(world)
         self.open_observers(world)
         assert self.observers is not None
-        reported = MARK in self.environ  # our own launcher has reported it
-        open_port = (
-            None if reported else unsigned(self.environ, world.num_nodes, world.world_size, ours=False)
-        )
-        if world.rank == 0:
-            set_here = [f"set       {name}={value}: {why}" for name, (value, why) in self.settings.items()]
-            free = world.free_bytes
-            room = [f"memory    {human_bytes(free)} of this device were free at the start"] if free else []
-            collects = f"garbage   Python's is collected between steps, every {EVERY} steps"
-            for line in (*room, *world.links, *set_here, collects):
-                self.observers.message(line)
-        if world.bound:
-            self.observers.message(world.bound)
-        message = activate_flash(self.plan.flash)
-        if message and world.rank == 0:
-            self.observers.message(f"attention {message}")
-        of_ranks = world.notes if world.rank == 0 else ()
-        for note in (*of_ranks, *self.start.notes, *self.prepared.notes, *filter(None, (open_port,))):
-            self.observers.note(note)
-        # Resume: compare the checkpoint's state with this run's
-        data = self.prepared
-        now = run_state(
-            TrainState(),
-            None,
-            self.plan,
-            data.fingerprint,
-            train_fingerprint=data.train_fingerprint,
-            data_definition=data.definition,
-        )
-        where = self.config.training.resume_from_checkpoint
-        resumes = Resumes(
-            lambda damaged: open_resume(world, where, self.run_dir, self.plan, now, damaged),
-            self.observers.note,
-        )
-        self.plan = resumes.plan
+        self.say_start(world)
+        resumes = self.resumed(world)
         # Build everything, then log what the run consists of
         session = Session(
             world, self.plan, self.config, self.prepared, self.run_dir, resumes.reader, resumes.former
@@ -273,22 +240,68 @@ class Worker:
             )
         )
         self.say_data()
-        for role in trainer.algorithm.trains:
-            for subject, reason in trainer.handles[role].root.notes().items():
-                self.observers.message(f"{subject:<9} {reason}")
-        for line in session.notes:
-            self.observers.message(line)
+        self.say_models(trainer, (*session.notes,))
         if self.config.training.eval_on_start and trainer.evaluate is not None and trainer.state.step == 0:
             trainer.measure()
         outcome = trainer.train()
-        for role in trainer.algorithm.trains:
-            notes = trainer.handles[role].root.notes()
-            for subject in ("attention", "decoding", "compile"):  # what ran, and how long compiling took
-                if subject in notes:
-                    self.observers.message(f"{subject:<9} {notes[subject]}")
+        self.say_models(trainer, (), ("attention", "decoding", "compile"))  # what ran, and compiled how long
         if outcome != "stopped":
             self.load_best(world, trainer)
         return outcome
+
+    def say_start(self, world: World) -> None:
+        """Log what this rank found here: free memory, links, variables set, kernels that are activated."""
+        assert self.observers is not None
+        reported = MARK in self.environ  # our own launcher has reported it
+        open_port = (
+            None if reported else unsigned(self.environ, world.num_nodes, world.world_size, ours=False)
+        )
+        if world.rank == 0:
+            set_here = [f"set       {name}={value}: {why}" for name, (value, why) in self.settings.items()]
+            free = world.free_bytes
+            room = [f"memory    {human_bytes(free)} of this device were free at the start"] if free else []
+            collects = f"garbage   Python's is collected between steps, every {EVERY} steps"
+            for line in (*room, *world.links, *set_here, collects):
+                self.observers.message(line)
+        if world.bound:
+            self.observers.message(world.bound)
+        message = activate_flash(self.plan.flash)
+        if message and world.rank == 0:
+            self.observers.message(f"attention {message}")
+        of_ranks = world.notes if world.rank == 0 else ()
+        for note in (*of_ranks, *self.start.notes, *self.prepared.notes, *filter(None, (open_port,))):
+            self.observers.note(note)
+
+    def resumed(self, world: World) -> Resumes:
+        """Open the checkpoint to resume from, compare its state with this run's, and take its plan."""
+        assert self.observers is not None
+        data = self.prepared
+        now = run_state(
+            TrainState(),
+            None,
+            self.plan,
+            data.fingerprint,
+            train_fingerprint=data.train_fingerprint,
+            data_definition=data.definition,
+        )
+        where = self.config.training.resume_from_checkpoint
+        resumes = Resumes(
+            lambda damaged: open_resume(world, where, self.run_dir, self.plan, now, damaged),
+            self.observers.note,
+        )
+        self.plan = resumes.plan
+        return resumes
+
+    def say_models(self, trainer: Trainer, further: Sequence[str] = (), subjects: Sequence[str] = ()) -> None:
+        """Log the notes of the trained models, of the ``subjects`` alone if given, and ``further``."""
+        assert self.observers is not None
+        for role in trainer.algorithm.trains:
+            notes = trainer.handles[role].root.notes()
+            for subject in subjects or notes:
+                if subject in notes:
+                    self.observers.message(f"{subject:<9} {notes[subject]}")
+        for line in further:
+            self.observers.message(line)
 
     def open_observers(self, world: World) -> None:
         """Open this rank's logs, and send native crash reports there.

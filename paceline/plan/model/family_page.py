@@ -5,20 +5,20 @@ python -m paceline.plan.model.family_page > docs/families.md
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from paceline.plan.model.balance import DEFAULTS
 from paceline.plan.model.composite import COMPOSITES
-from paceline.plan.model.supported import families, verdicts_of
+from paceline.plan.model.supported import Family, families, verdicts_of
 
 
 def page() -> str:
     """Return the page, from the table that the family sweep wrote."""
-    return "\n".join(_lines()) + "\n"
-
-
-def _lines() -> Iterator[str]:
     table = families()
+    return "\n".join((*_supported(table), *_experts_and_parts(table), *_refused(table))) + "\n"
+
+
+def _supported(table: Mapping[str, Family]) -> Iterator[str]:
     trained = {kind: row for kind, row in table.items() if row.trained}
     packed = [kind for kind, row in trained.items() if row.rows == "packed"]
     counted = [kind for kind, row in trained.items() if row.counted]
@@ -88,11 +88,17 @@ def _lines() -> Iterator[str]:
             " Paceline computes the latter, and refuses the former."
         ),
         "",
+    )
+
+
+def _experts_and_parts(table: Mapping[str, Family]) -> Iterator[str]:
+    balanced = [kind for kind in sorted(DEFAULTS) if kind in table and table[kind].trained]
+    yield from (
         "## Mixtures of experts",
         "",
         (
             "The [balance loss](guide.md#mixtures-of-experts) is computed for the families whose class in"
-            f" Transformers computes it: {', '.join(k for k in sorted(DEFAULTS) if k in trained)}."
+            f" Transformers computes it: {', '.join(balanced)}."
         ),
         (
             "Others balance by a bias of the router (DeepSeek-V3 and its relatives), which Transformers does"
@@ -120,6 +126,11 @@ def _lines() -> Iterator[str]:
             for kind, one in sorted(COMPOSITES.items())
         ),
         "",
+    )
+
+
+def _refused(table: Mapping[str, Family]) -> Iterator[str]:
+    yield from (
         "## Refused",
         "",
         (

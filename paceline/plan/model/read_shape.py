@@ -217,9 +217,9 @@ def _nearest(number: int, requested: int) -> str:
     )
 
 
-def _build(family: str, sizes: dict[str, int], config: Mapping[str, Json], where: str) -> ModelShape:
+def _kv_heads(family: str, sizes: dict[str, int], config: Mapping[str, Json], where: str) -> int:
+    """Return the number of KV heads, fixed in some families. Head counts must divide."""
     hidden, heads = sizes["hidden_size"], sizes["heads"]
-    # Head counts must divide; some families have a fixed number of KV heads.
     if heads and "head_dim" not in sizes and hidden % heads:
         raise ConfigError(
             codes.PLAN_MODEL_HEADS(
@@ -242,6 +242,12 @@ def _build(family: str, sizes: dict[str, int], config: Mapping[str, Json], where
                 f"num_key_value_heads: {_nearest(heads, kv_heads)}",
             )
         )
+    return kv_heads
+
+
+def _build(family: str, sizes: dict[str, int], config: Mapping[str, Json], where: str) -> ModelShape:
+    hidden, heads = sizes["hidden_size"], sizes["heads"]
+    kv_heads = _kv_heads(family, sizes, config, where)
     # Sizes that a config may leave out.
     tied = bool(config.get("tie_word_embeddings", sizes.get("tied", False)))
     head_dim = (sizes.get("head_dim") or hidden // heads) if heads else 0

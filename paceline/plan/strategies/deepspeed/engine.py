@@ -96,26 +96,7 @@ def _check_degrees(tp: int, cp: int, job: Job, findings: Findings) -> None:
             f"model_type {job.shape.model_type} with autotp_size {tp}",
             "use a model that has one (llama, qwen2, mistral, gemma2, …), or autotp_size: 1",
         )
-    kv_heads = job.shape.kv_heads if job.shape else None
-    if (
-        kv_heads is not None
-        and heads is not None
-        and heads % tp == 0
-        and kv_heads < tp
-        and job.axis("tp") == 1
-    ):
-        findings.refuse(
-            codes.PAR_TP_KV_HEADS,
-            f"{kv_heads} key-value head{'s' if kv_heads > 1 else ''} for {tp} ranks: each rank of"
-            " AutoTP needs its own",
-            KEY,
-            f"autotp_size: {tp}",
-            (
-                f"autotp_size: {math.gcd(kv_heads, tp)}"
-                if math.gcd(kv_heads, tp) > 1
-                else "set distributed_strategy: fsdp or zero3, without autotp_size"
-            ),
-        )
+    _check_kv_heads(tp, job, findings)
     # Ulysses divides heads; AutoTP groups stay inside a node.
     if heads is not None and heads % cp and job.axis("cp") == 1:
         findings.refuse(
@@ -137,6 +118,29 @@ def _check_degrees(tp: int, cp: int, job: Job, findings: Findings) -> None:
     if cp > 1 and job.parallelism.cp_method == "allgather":
         why = "under DeepSpeed, Ulysses shards sequences; distributed_strategy: fsdp has allgather"
         findings.explain(f"{PARALLELISM}.cp_method", "ulysses", why, granted=False)
+
+
+def _check_kv_heads(tp: int, job: Job, findings: Findings) -> None:
+    heads, kv_heads = (job.shape.heads, job.shape.kv_heads) if job.shape else (None, None)
+    if (
+        kv_heads is not None
+        and heads is not None
+        and heads % tp == 0
+        and kv_heads < tp
+        and job.axis("tp") == 1
+    ):
+        findings.refuse(
+            codes.PAR_TP_KV_HEADS,
+            f"{kv_heads} key-value head{'s' if kv_heads > 1 else ''} for {tp} ranks: each rank of"
+            " AutoTP needs its own",
+            KEY,
+            f"autotp_size: {tp}",
+            (
+                f"autotp_size: {math.gcd(kv_heads, tp)}"
+                if math.gcd(kv_heads, tp) > 1
+                else "set distributed_strategy: fsdp or zero3, without autotp_size"
+            ),
+        )
 
 
 def _agreed(axis: str, in_file: int, job: Job, findings: Findings) -> int:
