@@ -1,7 +1,7 @@
 """``make conformance``: runs the support matrix and writes docs/support.json and docs/support.md.
 
-    python tests/conformance [--only TEXT] [--exact | --matrix | --preferences | --rollouts | --taught]
-    [--part K/N] [--keep DIR]
+    python tests/conformance [--only TEXT] [--exact | --matrix | --preferences | --rollouts | --taught
+    | --layers] [--part K/N] [--keep DIR]
 
 ``--only`` runs the cells whose name holds the text and leaves the others' results as they are.
 """
@@ -23,7 +23,7 @@ from filelock import FileLock
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
 
-from cells import STEPS, Cell, exact, matrix, preferences, rollouts, taught  # noqa: E402
+from cells import STEPS, Cell, exact, layers, matrix, preferences, rollouts, taught  # noqa: E402
 from check import Checker, Result  # noqa: E402
 from support import write_classified, write_labelled, write_pairs, write_rows, write_tokenizer  # noqa: E402
 from table import ROOT, SUPPORT_JSON, SUPPORT_MD, load, markdown  # noqa: E402
@@ -42,6 +42,7 @@ def main() -> int:
         "--rollouts", action="store_true", help="what learns from the model's own answers alone"
     )
     parser.add_argument("--taught", action="store_true", help="distillation and classification alone")
+    parser.add_argument("--layers", action="store_true", help="torch.compile and what recomputation keeps")
     parser.add_argument(
         "--part", default="1/1", metavar="K/N", help="every N-th cell from the K-th on: for several machines"
     )
@@ -53,6 +54,7 @@ def main() -> int:
         "preferences": preferences,
         "rollouts": rollouts,
         "taught": taught,
+        "layers": layers,
     }
     named = [name for name in parts_of_it if getattr(given, name)] or list(parts_of_it)
     chosen = [cell for name in named for cell in parts_of_it[name]()]
@@ -106,7 +108,7 @@ def remember(result: dict[str, object]) -> None:
         write(
             [
                 results[c.name]
-                for c in [*matrix(), *exact(), *preferences(), *rollouts(), *taught()]
+                for c in [*matrix(), *exact(), *preferences(), *rollouts(), *taught(), *layers()]
                 if c.name in results
             ]
         )

@@ -351,3 +351,32 @@ def taught() -> list[Cell]:
         *answered,
         *(Cell(named["cp ulysses"], "full", precision, "distillation") for precision in ("fp32", "fp64")),
     ]
+
+
+_EAGER = {"torch_compile": True, "torch_compile_backend": "aot_eager"}  # all of torch.compile but inductor
+_KEEP = {"gradient_checkpointing_kwargs": {"keep": ["attention", "matmul"]}}
+COMPILED = (
+    Variant("ddp, torch_compile", {"distributed_strategy": "ddp", **_EAGER}),
+    _fsdp("fsdp full_shard, torch_compile", fsdp="full_shard", **_EAGER),
+    Variant(
+        "tp, torch_compile",
+        {"distributed_strategy": "fsdp", "parallelism": {"tp_size": 2}, **_EAGER},
+        data_parallel=1,
+    ),
+)
+KEEPING = (
+    Variant("ddp, keep attention and matmul", {"distributed_strategy": "ddp", **_KEEP}),
+    _fsdp("fsdp full_shard, keep attention and matmul", fsdp="full_shard", **_KEEP),
+)
+
+
+def layers() -> list[Cell]:
+    """Decoder layers that are compiled, against uncompiled ones, a rollout's too; and recomputed but for
+    what is kept, against recomputed as a whole.
+    """
+    precisions = ("fp32", "fp64")
+    return [
+        *(Cell(v, "full", precision) for v in COMPILED for precision in precisions),
+        *(Cell(v, "full", precision, recompute=True) for v in KEEPING for precision in precisions),
+        *(Cell(v, "full", "fp64", "grpo") for v in COMPILED[:2]),
+    ]
