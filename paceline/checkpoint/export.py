@@ -108,7 +108,7 @@ def export_hf(
         entries, carried = content.entries, content.carried
         need_space(to.parent, sum(e.num_bytes for e in (*entries, *carried)))
         with staged(to, overwrite) as stage:
-            content.write(stage, max_shard_bytes, checkpoint if checked else None)
+            content.fill(stage, max_shard_bytes, checkpoint if checked else None)
             files = tuple(sorted(p.name for p in stage.iterdir()))
             size = sum(p.stat().st_size for p in stage.iterdir())
         count = sum(torch.Size(e.shape).numel() for e in entries)
@@ -120,13 +120,13 @@ def export_hf(
 
 @dataclass(frozen=True)
 class _Content:
-    """What an export holds, chosen and checked. ``write``: into (a folder, bytes of a file of weights, the
+    """What an export holds, chosen and checked. ``fill``: into (a folder, bytes of a file of weights, the
     checkpoint that what was written is loaded back and compared with, None: not loaded); ``remote``: its
     class comes from the hub and is not loaded.
     """
 
     entries: Sequence[TensorEntry]
-    write: Callable[[Path, int, Path | None], None]
+    fill: Callable[[Path, int, Path | None], None]
     carried: Sequence[TensorEntry] = ()
     remote: bool = False
 
@@ -136,11 +136,11 @@ def _of_adapter(reader: CheckpointReader, role: str, dtype: str) -> _Content:
     entries, part = _entries(reader, role, DTYPES[dtype]), names_in_whole(reader)
     trained, entries = [e.name for e in entries], adapter_entries(reader, entries, part)
 
-    def write(stage: Path, max_shard_bytes: int, against: Path | None) -> None:
+    def fill(stage: Path, max_shard_bytes: int, against: Path | None) -> None:
         write_adapter_files(stage, reader=reader, trained=trained, names=part)
         _write_adapter(stage, entries, against)
 
-    return _Content(entries, write)
+    return _Content(entries, fill)
 
 
 def _of_model(reader: CheckpointReader, role: str, dtype: str, checkpoint: Path) -> _Content:
@@ -162,7 +162,7 @@ def _of_model(reader: CheckpointReader, role: str, dtype: str, checkpoint: Path)
             saved = [replace(e, name=names[e.name]) for e in entries]
         released = hub_entries(skeleton, saved)
 
-    def write(stage: Path, max_shard_bytes: int, against: Path | None) -> None:
+    def fill(stage: Path, max_shard_bytes: int, against: Path | None) -> None:
         write_side_files(stage, reader, config, remote)
         for name, contents in carried_files(reader).items() if carried else ():
             if not (stage / name).exists():
@@ -171,7 +171,7 @@ def _of_model(reader: CheckpointReader, role: str, dtype: str, checkpoint: Path)
         if against is not None:
             check_load(stage, saved, against, [e.name for e in carried])
 
-    return _Content(saved, write, carried, remote)
+    return _Content(saved, fill, carried, remote)
 
 
 def _check_dtype(dtype: str) -> None:
