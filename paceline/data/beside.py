@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from paceline.core.json_types import Json, JsonObject
-from paceline.data.cells import Cell, Row, RowError, as_json, is_empty
+from paceline.data.cells import Cell, Row, RowError, as_json, is_empty, is_null
 from paceline.data.formats import Example
 from paceline.data.turns import Message
 
@@ -94,12 +94,18 @@ def _parsed(value: Cell | Json, name: str) -> Json:
 
 
 def _declared(schema: JsonObject) -> JsonObject:
-    """Return a schema without keys that are null, but for ``default``."""
+    """Return a schema without keys that are null, but for ``default``, and without objects of nulls alone."""
     return {
-        key: _declared(item) if isinstance(item, dict) else item
+        key: _declared_in(item)
         for key, item in schema.items()
-        if item is not None or key == "default"
+        if not is_null(item) or (item is None and key == "default")
     }
+
+
+def _declared_in(item: Json) -> Json:
+    if isinstance(item, list):
+        return [_declared_in(one) for one in item]
+    return _declared(item) if isinstance(item, dict) else item
 
 
 def _without_filled(message: Message, tools: tuple[JsonObject, ...]) -> Message:

@@ -41,6 +41,34 @@ def is_empty(value: Cell) -> bool:
     return isinstance(value, (list, tuple)) and all(is_empty(item) for item in value)
 
 
+def is_null(value: Cell) -> bool:
+    """Whether a value is null, or an object of nulls alone, as a table's schema writes what is absent."""
+    if isinstance(value, Mapping):
+        return bool(value) and all(is_null(item) for item in value.values())
+    return value is None
+
+
+def without_filled(row: dict[str, Cell]) -> dict[str, Cell]:
+    """Return a row of a table without the nulls that the table's schema puts into structs.
+
+    Those of a turn, a tool or a document itself are kept: no reader tells them from nothing.
+    """
+    nested = (list, dict)
+    return {name: _unfilled(item, 0) if isinstance(item, nested) else item for name, item in row.items()}
+
+
+def _unfilled(value: Cell, depth: int) -> Cell:
+    if isinstance(value, list):
+        return [_unfilled(item, depth) if isinstance(item, (list, dict)) else item for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: _unfilled(item, depth + 1) if isinstance(item, (list, dict)) else item
+        for key, item in value.items()
+        if depth == 0 or not is_null(item)
+    }
+
+
 def as_text(value: Cell, name: str) -> str:
     """Return the text of a string, a number or text parts. Raises RowError for anything else."""
     if value is None:

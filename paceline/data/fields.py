@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from paceline.data import beside, turns
+from paceline.data.calls import unread_in_calls
 from paceline.data.cells import Cell, Row, is_empty
 from paceline.data.formats import COLUMNS, TEXT, Shape
 from paceline.data.problems import Tally
@@ -24,11 +25,13 @@ REFUSED_OF_ROWS: Mapping[str, str] = {
 # The same for a field of a turn.
 REFUSED_OF_TURNS: Mapping[str, str] = {
     **{name: reason for name, reason in REFUSED_OF_ROWS.items() if name not in turns.READ},
-    **dict.fromkeys(("reasoning_details",), "reasoning"),
+    **dict.fromkeys(("reasoning_details", "channel", "recipient"), "reasoning"),
     **dict.fromkeys(("functions", "tools"), "tools"),
+    **dict.fromkeys(("train_detail", "training_detail", "loss_scale"), "turn_weight"),
 }
 # Fields of a turn with one meaning.
-_ALIKE = (turns.REASONING, ("tool_calls", "function_call"))
+_CALLS = ("tool_calls", "function_call")
+_ALIKE = (turns.REASONING, _CALLS)
 # Type of a content part → what would be lost without it.
 REFUSED_PARTS: Mapping[str, str] = {
     **dict.fromkeys(
@@ -148,15 +151,24 @@ class FieldReader:
         place = f"turn {number} of '{column}'"
         full = [name for name, value in turn.items() if name not in keys and not is_empty(value)]
         for name in full:
-            if name in REFUSED_OF_TURNS:
+            if name in REFUSED_OF_TURNS and (name, turn[name]) != ("channel", "final"):
                 lost.setdefault(REFUSED_OF_TURNS[name], f"{place}: '{name}'")
             elif not self._is_read(name, full):
                 unread[f"{column}[].{name}"] = None
+            elif name in _CALLS:
+                unread |= dict.fromkeys(f"{column}[].{name}{found}" for found in unread_in_calls(turn[name]))
+        if turns.ALL_ROLES.get(str(turn.get(keys[0]))) == turns.CALL:
+            inside = unread_in_calls(turn.get(keys[1]))
+            unread |= dict.fromkeys(f"{column}[].{keys[1]}{found}" for found in inside)
+        thinks = False
         for kind, name, filled in _parts(turn.get(keys[1])):
+            thinks = thinks or kind in turns.REASONING_PARTS
             if kind in REFUSED_PARTS:
                 lost.setdefault(REFUSED_PARTS[kind], f"{place}: a part of type '{kind}'")
-            elif filled and kind not in turns.REASONING_PARTS:
+            elif filled:
                 unread[f"{column}[].{keys[1]}[].{name}"] = None
+        if thinks:  # the parts are read, not the field
+            unread |= dict.fromkeys(f"{column}[].{name}" for name in full if name in turns.REASONING)
 
     def _is_read(self, name: str, full: Sequence[str]) -> bool:
         """Whether a turn's field is read: of several with one meaning, the first is."""
@@ -188,11 +200,14 @@ def _turns(value: Cell) -> Iterator[tuple[int, Row]]:
 
 
 def _parts(content: Cell) -> Iterator[tuple[str, str, bool]]:
-    """Yield (part type, field name, whether the field is non-empty) of the parts of structured content."""
+    """Yield (part type, field name, whether the field is full and not read) of the parts of a content."""
     for part in content if isinstance(content, list) else [content]:
         if isinstance(part, Mapping):
-            kind = part.get("type")
-            yield str(kind), "type", False
+            kind = str(part.get("type"))
+            read = turns.thought_in(part)[0] if kind in turns.REASONING_PARTS else "text"
+            yield kind, "type", False
             yield from (
-                ("text", str(n), not is_empty(v)) for n, v in part.items() if n not in ("type", "text")
+                (kind, str(name), not is_empty(value))
+                for name, value in part.items()
+                if name not in ("type", read)
             )

@@ -19,6 +19,7 @@ _CODE = (  # and every module of kinds/
     "answers",
     "beside",
     "build",
+    "calls",
     "cells",
     "chat_form",
     "examples",

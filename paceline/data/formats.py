@@ -11,15 +11,22 @@ from paceline.core.errors import DataError
 from paceline.core.json_types import Json, JsonObject
 from paceline.data import codes
 from paceline.data.cells import Row, RowError, as_text
-from paceline.data.turns import MESSAGE_ROLES, SHAREGPT_ROLES, Message, says_something, turns_of
+from paceline.data.turns import (
+    MESSAGE_ROLES,
+    SHAREGPT_ROLES,
+    Message,
+    says_something,
+    turns_of,
+    turns_or_text,
+)
 
 TEXT = "text"  # the format without a conversation
 # format -> (required columns, optional columns)
 COLUMNS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "messages": (("messages",), ()),
+    "messages": (("messages",), ("system",)),
     "sharegpt": (("conversations",), ("system",)),
     "alpaca": (("instruction", "output"), ("input", "system", "history")),
-    "prompt_completion": (("prompt", "completion"), ("system",)),
+    "prompt_completion": (("prompt", "completion"), ("system", "history")),
     TEXT: (("text",), ()),
 }
 # alternative names of prompt and completion (the first match counts)
@@ -256,6 +263,41 @@ def _text(row: Row, columns: Mapping[str, str], name: str, *, needed: bool = Fal
 
 
 def _alpaca(row: Row, columns: Mapping[str, str]) -> Example:
+    messages = _before(row, columns)
+    parts = [_text(row, columns, "instruction", needed=True), _text(row, columns, "input")]
+    messages.append(_message("user", "\n".join(part for part in parts if part.strip())))
+    messages.append(_message("assistant", _text(row, columns, "output", needed=True)))
+    return _conversation(messages)
+
+
+def _prompt_completion(row: Row, columns: Mapping[str, str]) -> Example:
+    for name in ("prompt", "completion"):
+        if row.get(columns[name]) is None:
+            raise RowError("missing_column", f"no '{columns[name]}'")
+    question = turns_or_text(row[columns["prompt"]], columns["prompt"], "user")
+    answer = turns_or_text(row[columns["completion"]], columns["completion"], "assistant")
+    return _conversation([*_before(row, columns), *question, *answer])
+
+
+def _messages(row: Row, columns: Mapping[str, str]) -> Example:
+    turns = turns_of(row.get(columns["messages"]), "role", "content", MESSAGE_ROLES)
+    return _conversation(_with_system(row, columns, turns))
+
+
+def _sharegpt(row: Row, columns: Mapping[str, str]) -> Example:
+    turns = turns_of(row.get(columns["conversations"]), "from", "value", SHAREGPT_ROLES)
+    return _conversation(_with_system(row, columns, turns))
+
+
+def _plain(row: Row, columns: Mapping[str, str]) -> Example:
+    text = _text(row, columns, "text", needed=True)
+    if not text.strip():
+        raise RowError("empty")
+    return Example(text=text)
+
+
+def _before(row: Row, columns: Mapping[str, str]) -> list[Message]:
+    """Return the turns of the columns ``system`` and ``history``. Raises RowError."""
     messages = _system(row, columns)
     history = row.get(columns["history"]) if "history" in columns else None
     if history is not None and not isinstance(history, list):
@@ -267,44 +309,18 @@ def _alpaca(row: Row, columns: Mapping[str, str]) -> Example:
             _message("user", as_text(turn[0], "history")),
             _message("assistant", as_text(turn[1], "history")),
         ]
-    parts = [_text(row, columns, "instruction", needed=True), _text(row, columns, "input")]
-    messages.append(_message("user", "\n".join(part for part in parts if part.strip())))
-    messages.append(_message("assistant", _text(row, columns, "output", needed=True)))
-    return _conversation(messages)
-
-
-def _prompt_completion(row: Row, columns: Mapping[str, str]) -> Example:
-    prompt, completion = row.get(columns["prompt"]), row.get(columns["completion"])
-    if isinstance(prompt, list) and isinstance(completion, list):  # conversational: both are lists of turns
-        turns = turns_of([*prompt, *completion], "role", "content", MESSAGE_ROLES)
-        return _conversation([*_system(row, columns), *turns])
-    messages = [*_system(row, columns), _message("user", _text(row, columns, "prompt", needed=True))]
-    return _conversation([*messages, _message("assistant", _text(row, columns, "completion", needed=True))])
-
-
-def _messages(row: Row, columns: Mapping[str, str]) -> Example:
-    return _conversation(turns_of(row.get(columns["messages"]), "role", "content", MESSAGE_ROLES))
-
-
-def _sharegpt(row: Row, columns: Mapping[str, str]) -> Example:
-    return _conversation(
-        [
-            *_system(row, columns),
-            *turns_of(row.get(columns["conversations"]), "from", "value", SHAREGPT_ROLES),
-        ]
-    )
-
-
-def _plain(row: Row, columns: Mapping[str, str]) -> Example:
-    text = _text(row, columns, "text", needed=True)
-    if not text.strip():
-        raise RowError("empty")
-    return Example(text=text)
+    return messages
 
 
 def _system(row: Row, columns: Mapping[str, str]) -> list[Message]:
     text = _text(row, columns, "system")
     return [_message("system", text)] if text.strip() else []
+
+
+def _with_system(row: Row, columns: Mapping[str, str], turns: list[Message]) -> list[Message]:
+    """Return turns with the one of the column ``system``, which may repeat the first."""
+    system = _system(row, columns)
+    return turns if system == turns[:1] else [*system, *turns]
 
 
 def _message(role: str, content: str) -> Message:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from paceline.data.cells import RowError
+from paceline.core.json_types import JsonObject
+from paceline.data.cells import RowError, is_empty
 from paceline.data.formats import Example
 from paceline.data.rendering import ChatTemplate
 from paceline.data.schemas import schema_fields, without_field, written_forms
@@ -97,6 +98,10 @@ class LeftOut:
                     for call, other in enumerate(fewer)
                 ):
                     yield Lost("tool_calls", f"turn {number + 1}")
+                elif _has_arguments(message) and self._is_idle(
+                    example, text, number, _without_arguments(message), "arguments"
+                ):
+                    yield Lost("tool_calls", f"turn {number + 1}: the arguments")
                 elif any("id" in call for call in message["tool_calls"]) and self._is_idle(
                     example, text, number, _without_ids(message), "ids"
                 ):
@@ -114,6 +119,8 @@ class LeftOut:
                 yield from self._schemas(example, text)
         if example.documents and self._same(replace(example, documents=()), text):
             yield Lost("documents")
+        elif example.documents:
+            yield from self._documents(example, text)
         for name in example.template_kwargs:
             rest = {key: value for key, value in example.template_kwargs.items() if key != name}
             if self._once(f"option {name}", example, replace(example, template_kwargs=rest), text):
@@ -128,6 +135,15 @@ class LeftOut:
                 fewer = (*example.tools[:number], without_field(tool, path), *example.tools[number + 1 :])
                 if self._once(f"tools[].{pattern}", None, replace(example, tools=fewer), text):
                     yield f"tools[].{pattern.partition(' ')[0]}"
+
+    def _documents(self, example: Example, text: str) -> Iterator[str]:
+        """Look at the fields of every document."""
+        for number, document in enumerate(example.documents):
+            for name in document:
+                less = {key: value for key, value in document.items() if key != name}
+                others = (*example.documents[:number], less, *example.documents[number + 1 :])
+                if self._once(f"document {name}", example, replace(example, documents=others), text):
+                    yield f"documents[].{name}"
 
     def _is_idle(self, example: Example, text: str, turn: int, other: Message, what: str) -> bool:
         """Whether the text is the same with ``other`` in place of a turn, which lacks the field ``what``.
@@ -199,4 +215,18 @@ def _without_call(message: Message, call: int) -> Message:
 
 def _without_ids(message: Message) -> Message:
     calls = [{key: value for key, value in call.items() if key != "id"} for call in message["tool_calls"]]
+    return {**message, "tool_calls": calls}
+
+
+def _has_arguments(message: Message) -> bool:
+    given = (call["function"] for call in message["tool_calls"])
+    return any(isinstance(function, dict) and not is_empty(function["arguments"]) for function in given)
+
+
+def _without_arguments(message: Message) -> Message:
+    calls: list[JsonObject] = []
+    for call in message["tool_calls"]:
+        function = call["function"]
+        assert isinstance(function, dict)
+        calls.append({**call, "function": {**function, "arguments": {}}})
     return {**message, "tool_calls": calls}

@@ -16,7 +16,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.core.files import open_text
 from paceline.data import codes
-from paceline.data.cells import Cell
+from paceline.data.cells import Cell, without_filled
 from paceline.data.guess import disguised
 from paceline.data.locate import SUFFIXES, Located
 from paceline.data.strict import DECODER, check_value, parse_row
@@ -324,7 +324,8 @@ def _parquet(file: Path) -> Iterator[RawRow]:
             for batch in parquet.iter_batches(batch_size=1024):
                 for value in batch.to_pylist():
                     number += 1
-                    yield RawRow(value, f"{file}:row {number}", consumed=size * number // total)
+                    where = f"{file}:row {number}"
+                    yield RawRow(without_filled(value), where, consumed=size * number // total)
     except (
         pa.ArrowException,
         OSError,
@@ -376,7 +377,8 @@ def _records(dataset: Dataset, name: str) -> Iterator[RawRow]:
         columns = list(batch)
         for values in zip(*batch.values(), strict=True):
             number += 1
-            yield RawRow(dict(zip(columns, values, strict=True)), f"{name}:row {number}")
+            row = dict(zip(columns, values, strict=True))
+            yield RawRow(without_filled(row), f"{name}:row {number}")
 
 
 def load_hub(located: Located, split: str) -> Dataset:

@@ -1,8 +1,9 @@
 """The sandbox in which chat templates are compiled: Transformers' own rules, without an import of torch.
 
 A template is a program of whoever made it. It gets Jinja's immutable sandbox, ``raise_exception``,
-``strftime_now``, a ``tojson`` that does not escape HTML, and ``{% generation %}`` blocks around what the
-model writes (Transformers 5.23, ``utils/chat_template_utils.py``; a test holds both to the same texts).
+``strftime_now`` (always of one day), a ``tojson`` that does not escape HTML, and ``{% generation %}`` blocks
+around what the model writes (Transformers 5.23, ``utils/chat_template_utils.py``; a test holds both to the
+same texts).
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 Span = tuple[int, int]
+#: What ``strftime_now`` says on every day: the tokens of a row, and so a resume and a cache, must not depend
+#: on the day on which they were prepared.
+DAY = datetime(2026, 1, 1)
 
 
 class GenerationBlocks(Extension):
@@ -102,7 +106,7 @@ def _to_json(
 
 
 def _now(form: str) -> str:
-    return datetime.now().strftime(form)
+    return DAY.strftime(form)
 
 
 def environment() -> jinja2.Environment:

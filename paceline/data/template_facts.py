@@ -10,6 +10,7 @@ from paceline.data.cells import RowError
 from paceline.data.formats import Example
 from paceline.data.renderer import Renderer
 from paceline.data.rendering import GENERATION
+from paceline.data.sandbox import DAY
 from paceline.data.template_options import options_read
 from paceline.data.turns import Message
 
@@ -23,7 +24,7 @@ class TemplateFacts:
     """``system``: it has system turns; ``developer``: a role of its own (otherwise written as system);
     ``tools``, ``calls``, ``results``: it writes them; ``reasoning``: of which answers; ``rewrites``: earlier
     answers are written differently once others follow; ``marks``: it has ``{% generation %}`` blocks;
-    ``options`` that it reads.
+    ``dated``: it asks for today's date; ``options`` that it reads.
     """
 
     system: bool
@@ -34,6 +35,7 @@ class TemplateFacts:
     reasoning: str
     rewrites: bool
     marks: bool
+    dated: bool
     options: tuple[str, ...]
 
     def sentence(self) -> str:
@@ -50,6 +52,8 @@ class TemplateFacts:
             parts.append("the model does not see that of earlier turns")
         elif self.rewrites:
             parts.append("earlier answers are written differently once others follow")
+        if self.dated:
+            parts.append(f"today's date is {DAY:%Y-%m-%d} on every day, so that tokens stay the same")
         if self.options:
             parts.append(f"options: {', '.join(self.options)}")
         return "; ".join(parts)
@@ -97,6 +101,7 @@ def facts_of(text: str, tokens: Mapping[str, str]) -> TemplateFacts:
         reasoning=reasoning,
         rewrites=bool(before) and not after.startswith(before.rstrip()),
         marks=bool(GENERATION.search(text)),
+        dated="strftime_now" in text,
         options=tuple(sorted(options_read(text))),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -112,9 +112,8 @@ def look_through(
             for row in looked.head:
                 start_clock()
                 read = Problem("", "") if row.value is None else reader.read(row.value, row.where)
-                for example in () if isinstance(read, Problem) else read:
-                    if example.messages:
-                        _tally(renderer, example, row.where, lost, idle)
+                examples = () if isinstance(read, Problem) else read
+                _tally(renderer, [one for one in examples if one.messages], row.where, lost, idle)
     except (RowError, SpentError, MemoryError):  # found by the tokenizer's trial, or in the preparation
         return
     first = "the first " if len(looked.head) >= LOOKED_AT else ""
@@ -133,14 +132,23 @@ def look_through(
 
 
 def _tally(
-    renderer: Renderer, example: Example, where: str, lost: dict[str, Tally], idle: dict[str, Tally]
+    renderer: Renderer,
+    examples: Sequence[Example],
+    where: str,
+    lost: dict[str, Tally],
+    idle: dict[str, Tally],
 ) -> None:
-    try:
-        names = renderer.left_out.names(example, renderer.text(example))
-    except RowError as error:
-        for reason, detail in ((error.reason, error.detail), *error.also):
-            if reason in _CERTAIN:
-                lost.setdefault(reason, Tally()).add(where, detail)
-        return
-    for name in names:
+    """Count what the examples of one row lose, each once."""
+    names: dict[str, None] = {}
+    reasons: dict[str, str] = {}
+    for example in examples:
+        try:
+            names |= dict.fromkeys(renderer.left_out.names(example, renderer.text(example)))
+        except RowError as error:
+            for reason, detail in ((error.reason, error.detail), *error.also):
+                reasons.setdefault(reason, detail)
+    for reason, detail in reasons.items():
+        if reason in _CERTAIN:
+            lost.setdefault(reason, Tally()).add(where, detail)
+    for name in {} if reasons else names:
         idle.setdefault(name, Tally()).add(where)

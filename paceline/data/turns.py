@@ -7,12 +7,12 @@ tools become ``tool_calls``.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Required, TypedDict
 
 from paceline.core.json_types import JsonObject
-from paceline.data.cells import Cell, Row, RowError, as_json, as_text, is_empty
+from paceline.data.calls import calls_of, parsed
+from paceline.data.cells import Cell, Row, RowError, as_text, is_empty
 
 
 class Message(TypedDict, total=False):
@@ -71,9 +71,12 @@ def turns_of(turns: Cell, role_key: str, text_key: str, roles: Mapping[str, str]
         if role is None:
             raise RowError("unknown_role", f"turn {number}: '{named}'")
         message = _turn(turn, role, text_key, number)
-        # The model writes its text and its calls in one turn, also where the row gives them as several.
+        # The model writes its text and its calls in one turn, also where the row gives them as several; a
+        # turn of calls that says more of itself (its loss, reasoning) stays one.
         before = messages[-1] if messages else None
-        if role == CALL and before is not None and before["role"] == "assistant":
+        alike = before is not None and message.get("trained") == before.get("trained")
+        plain = message.keys() <= {"role", "content", "tool_calls", "trained"}
+        if role == CALL and before is not None and before["role"] == "assistant" and alike and plain:
             before["tool_calls"] = [*before.get("tool_calls", []), *message["tool_calls"]]
         else:
             messages.append(message)
@@ -87,13 +90,24 @@ def turns_of_any(turns: Cell) -> list[Message]:
     return turns_of(turns, *keys, ALL_ROLES)
 
 
+def turns_or_text(value: Cell, name: str, role: str) -> list[Message]:
+    """Normalise a text (with ``role``), one turn, or a list of turns. Raises RowError."""
+    if value is None:
+        raise RowError("missing_column", f"no '{name}'")
+    if isinstance(value, Mapping):
+        value = [value]
+    if not isinstance(value, list):
+        return [{"role": role, "content": as_text(value, name)}]
+    return turns_of_any(value)
+
+
 def _turn(turn: Row, role: str, text_key: str, number: int) -> Message:
     content, thought = _content(turn.get(text_key), text_key)
     if role == CALL:
         message: Message = {
             "role": "assistant",
             "content": "",
-            "tool_calls": _calls(_parsed(content), number),
+            "tool_calls": calls_of(parsed(content), number),
         }
     else:
         message = {"role": role, "content": content}
@@ -104,7 +118,9 @@ def _turn(turn: Row, role: str, text_key: str, number: int) -> Message:
         message["reasoning_content"] = thought
     given = next((turn[k] for k in ("tool_calls", "function_call") if not is_empty(turn.get(k))), None)
     if given is not None:
-        message["tool_calls"] = _calls(_parsed(given), number)
+        if role == CALL:
+            raise RowError("bad_tool_call", f"turn {number} has calls in its text and in a field")
+        message["tool_calls"] = calls_of(parsed(given), number)
     for key in ("name", "tool_call_id"):
         if is_empty(turn.get(key)):
             continue
@@ -127,44 +143,15 @@ def _content(value: Cell, name: str) -> tuple[str, str]:
     others: list[Cell] = []
     for part in value:
         if isinstance(part, Mapping) and part.get("type") in REASONING_PARTS:
-            text = next((part[k] for k in (str(part["type"]), "text", "content") if part.get(k)), "")
-            thoughts.append(as_text(text, name))
+            thoughts.append(as_text(thought_in(part)[1], name))
         else:
             others.append(part)
     return as_text(others, name) if others else "", "\n".join(thoughts)
 
 
-def _parsed(value: Cell) -> Cell:
-    """Return the JSON in a text, other values as they are."""
-    if not isinstance(value, str):
-        return value
-    try:
-        parsed: Cell = json.loads(value)
-    except (ValueError, RecursionError) as error:
-        raise RowError("bad_tool_call", f"{value.strip()[:60]!r} is not JSON") from error
-    return parsed
-
-
-def _calls(value: Cell, number: int) -> list[JsonObject]:
-    """Return calls as ``{"type": "function", "id"?, "function": {"name", "arguments"}}``."""
-    calls: list[JsonObject] = []
-    for item in value if isinstance(value, list) else [value]:
-        call = _parsed(item)
-        if not isinstance(call, Mapping):
-            raise RowError("bad_tool_call", f"turn {number}: {str(call)[:60]!r} is not a call")
-        function = _parsed(call.get("function", call))
-        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise RowError("bad_tool_call", f"turn {number}: a call has no name")
-        arguments = as_json(function.get("arguments", function.get("parameters", {})), "arguments")
-        made: JsonObject = {
-            "name": str(function["name"]),
-            "arguments": {} if arguments is None else arguments,
-        }
-        one: JsonObject = {"type": "function", "function": made}
-        if call.get("id"):
-            one["id"] = as_text(call["id"], "id")
-        calls.append(one)
-    return calls
+def thought_in(part: Row) -> tuple[str, Cell]:
+    """Return the field of a part of reasoning that holds it, and its value."""
+    return next(((k, part[k]) for k in (str(part["type"]), "text", "content") if part.get(k)), ("text", ""))
 
 
 def _trained(turn: Row, role: str, number: int) -> bool | None:

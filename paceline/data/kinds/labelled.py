@@ -15,8 +15,8 @@ from paceline.data import codes
 from paceline.data.cells import Cell, Row, RowError
 from paceline.data.formats import Example, Shape
 from paceline.data.kinds.base import RowKind
-from paceline.data.kinds.pairs import CONVERSATION, detect_answers, prompt_of, system_of, turns_or_text
-from paceline.data.turns import says_something
+from paceline.data.kinds.pairs import CONVERSATION, after_prompt, detect_answers, prompt_of, system_of
+from paceline.data.turns import says_something, turns_or_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -63,6 +63,7 @@ def normalise_labelled(row: Row, shape: Shape) -> Example:
     prompt = prompt_of(row, columns) or []
     if ANSWER in columns:
         answer = turns_or_text(row.get(columns[ANSWER]), columns[ANSWER], "assistant")
+        prompt, (answer,) = after_prompt(prompt, [answer])
     else:
         prompt, answer = prompt[:-1], prompt[-1:]
     replies = [turn for turn in answer if turn["role"] == "assistant"]

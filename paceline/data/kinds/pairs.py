@@ -2,8 +2,10 @@
 
 The prompt is ``prompt`` (text or turns), ``conversations`` or ``messages`` (turns), or ``instruction`` with
 ``input``; without any of these the two answers are full conversations with a common beginning (TRL's implicit
-prompt). Each answer is a text, one turn or a list of turns, with the keys of ShareGPT (``from``, ``value``)
-or of messages (``role``, ``content``). ``margin``: by how much the chosen answer is better.
+prompt); beside a prompt they may be such, too. Each answer is a text, one turn or a list of turns, with the
+keys of ShareGPT (``from``, ``value``) or of messages (``role``, ``content``). ms-swift's ``messages`` with
+``rejected_messages`` or ``rejected_response`` are chosen and rejected. ``margin``: by how much the chosen
+answer is better.
 """
 
 from __future__ import annotations
@@ -15,15 +17,17 @@ from dataclasses import replace
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.data import codes
-from paceline.data.cells import Cell, Row, RowError, as_text
+from paceline.data.cells import Row, RowError, as_text
 from paceline.data.formats import Example, Shape
 from paceline.data.kinds.base import RowKind
-from paceline.data.turns import Message, says_something, turns_of_any
+from paceline.data.turns import Message, says_something, turns_or_text
 
 TEXT, CONVERSATION = "preference", "preference_conversation"
 ANSWERS = ("chosen", "rejected")
 PROMPTS = ("conversations", "messages", "prompt", "instruction", "question", "query")
 _BESIDE = ("input", "system", "margin")
+_SYSTEMS = ("system", "developer")
+_REJECTED = ("rejected_messages", "rejected_response")  # beside ms-swift's "messages", which are the chosen
 
 
 def detect_pairs(
@@ -39,9 +43,12 @@ def detect_pairs(
     )
     wrong = codes.DATA_FORMAT_PAIRS(what, where, hint=hint)
     alone = "the prompt is the common beginning of both answers"
-    return detect_answers(
-        rows, ANSWERS, _BESIDE, wrong, requested=requested, mapping=mapping or {}, alone=alone
-    )
+    found = {name for row in rows for name in row}
+    given = dict(mapping or {})
+    rejected = next((name for name in _REJECTED if name in found), None)
+    if rejected and not given and "messages" in found and not found & set(ANSWERS):
+        given = {"chosen": "messages", "rejected": rejected}
+    return detect_answers(rows, ANSWERS, _BESIDE, wrong, requested=requested, mapping=given, alone=alone)
 
 
 def detect_answers(
@@ -105,8 +112,14 @@ def normalise_pair(row: Row, shape: Shape) -> tuple[Example, Example]:
     answers = [turns_or_text(row.get(columns[name]), columns[name], "assistant") for name in ANSWERS]
     prompt = prompt_of(row, columns)
     if prompt is None:
+        if not isinstance(
+            row.get(columns[ANSWERS[1]]), (list, Mapping)
+        ):  # an answer to the chosen one's prompt
+            answers[1] = [*answers[0][:-1], *answers[1]]
         shared = _shared(*answers)
         prompt, answers = answers[0][:shared], [turns[shared:] for turns in answers]
+    else:
+        prompt, answers = after_prompt(prompt, answers)
     prompt = system_of(row, columns) + prompt
     # Both answers must have text, differ, and follow a prompt.
     for name, turns in zip(ANSWERS, answers, strict=True):
@@ -124,6 +137,30 @@ def normalise_pair(row: Row, shape: Shape) -> tuple[Example, Example]:
     return chosen, rejected
 
 
+def after_prompt(
+    prompt: list[Message], answers: list[list[Message]]
+) -> tuple[list[Message], list[list[Message]]]:
+    """Return prompt and answers, where the answers may be conversations that repeat the prompt.
+
+    They may have a system turn that the prompt lacks. Raises RowError if they begin with another question.
+    """
+    asked = [_said(turn) for turn in prompt if turn["role"] not in _SYSTEMS]
+    for length in range(len(asked), len(prompt) + 2):
+        begins = [turns[:length] for turns in answers]
+        repeated = [_said(turn) for turn in begins[0] if turn["role"] not in _SYSTEMS]
+        if asked and repeated == asked and all(begin == begins[0] for begin in begins):
+            own = [turn for turn in prompt if turn["role"] in _SYSTEMS and turn not in begins[0]]
+            return own + begins[0], [turns[length:] for turns in answers]
+    first = {turns[0]["role"] for turns in answers if any(turn["role"] == "assistant" for turn in turns)}
+    if prompt and prompt[-1]["role"] == "user" and first & {"user", *_SYSTEMS}:
+        raise RowError("bad_messages", "the answers begin with a question that is not the prompt")
+    return prompt, answers
+
+
+def _said(turn: Message) -> tuple[str, str]:
+    return turn["role"], turn["content"].strip()
+
+
 def prompt_of(row: Row, columns: Mapping[str, str]) -> list[Message] | None:
     """Return the turns before the answers; None if no column holds them. Raises RowError."""
     name = next((name for name in PROMPTS if name in columns), None)
@@ -137,17 +174,6 @@ def prompt_of(row: Row, columns: Mapping[str, str]) -> list[Message] | None:
         text = as_text(more, columns["input"])
         turns[-1] = {**turns[-1], "content": "\n".join(t for t in (turns[-1]["content"], text) if t.strip())}
     return turns
-
-
-def turns_or_text(value: Cell, name: str, role: str) -> list[Message]:
-    """Normalise a text (with ``role``), one turn, or a list of turns."""
-    if value is None:
-        raise RowError("missing_column", f"no '{name}'")
-    if isinstance(value, Mapping):
-        value = [value]
-    if not isinstance(value, list):
-        return [{"role": role, "content": as_text(value, name)}]
-    return turns_of_any(value)
 
 
 def _shared(one: list[Message], other: list[Message]) -> int:

@@ -73,7 +73,8 @@ def detect_prompts(
 def normalise_prompt(row: Row, shape: Shape) -> Example:
     """Return the conversation up to the model's answer.
 
-    ``facts`` is the row as JSON, with ``answer`` and ``prompt`` (the last question). Raises RowError.
+    ``facts`` is the row as JSON, with ``answer``, ``prompt`` (the last question) and ``expected_turn`` (a
+    last turn of the assistant, if it is more than the answer). Raises RowError.
     """
     columns = shape.columns
     value = row.get(columns["prompt"])
@@ -81,9 +82,9 @@ def normalise_prompt(row: Row, shape: Shape) -> Example:
         raise RowError("missing_column", f"no '{columns['prompt']}'")
     # A last assistant turn is the expected answer, unless a column holds it.
     messages = _turns(value, columns["prompt"])
-    answer = row.get(columns["answer"]) if "answer" in columns else None
-    if messages and messages[-1]["role"] == "assistant":
-        answer = messages.pop()["content"] if answer is None else (messages.pop(), answer)[1]
+    given = row.get(columns["answer"]) if "answer" in columns else None
+    expected = messages.pop() if messages and messages[-1]["role"] == "assistant" else None
+    answer = expected["content"] if given is None and expected is not None else given
     if (
         "input" in columns
         and messages
@@ -96,9 +97,11 @@ def normalise_prompt(row: Row, shape: Shape) -> Example:
     if not any(turn["content"].strip() for turn in messages if turn["role"] == "user"):
         raise RowError("empty", "the prompt is empty")
     # Keep the row for the reward function.
-    facts = {name: item for name, item in row.items() if name != columns["prompt"]}
+    facts: dict[str, Cell] = {name: item for name, item in row.items() if name != columns["prompt"]}
     if answer is not None:
         facts["answer"] = answer
+    if expected is not None and (given is not None or len(expected) > len(("role", "content"))):
+        facts["expected_turn"] = dict(expected)
     facts["prompt"] = messages[-1]["content"]
     return Example(messages=tuple(messages), learn_from=len(messages), facts=_json(facts))
 

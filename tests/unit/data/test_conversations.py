@@ -15,7 +15,9 @@ from paceline.data.cells import RowError
 from paceline.data.examples import Reading, RowReader
 from paceline.data.formats import Example, Shape
 from paceline.data.kinds.pairs import PAIRS
+from paceline.data.locate import locate
 from paceline.data.problems import Problem
+from paceline.data.readers import read_rows
 from paceline.data.template import Encoded, Encoder
 from paceline.data.tokenizer import TokenizerSpec, open_tokenizer
 from paceline.data.turns import ALL_ROLES, turns_of, turns_of_any
@@ -222,11 +224,52 @@ def test_nulls_of_a_tables_schema_are_left_out() -> None:
     }
 
 
+def test_nulls_of_a_parquet_schema_are_left_out_of_calls_without_tools(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    def row(name: str, arguments: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
+        call = {"function": {"name": name, "arguments": arguments}}
+        tool = {"function": {"name": name, "parameters": {"properties": schema}}}
+        return {"messages": [ASKED, {"role": "assistant", "tool_calls": [call]}], "tools": [tool]}
+
+    rows = [
+        row("weather", {"city": "Oslo", "at": {"day": 1}}, {"city": {"anyOf": [{"type": "string"}]}}),
+        row("stock", {"ticker": "A"}, {"ticker": {"anyOf": [{"const": 1, "deep": {"x": 1}}]}}),
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    found = [one.value for one in read_rows(locate(str(tmp_path / "rows.parquet"), "train"), "train")]
+    for want, value in zip(rows, found, strict=True):
+        assert value is not None
+        example = with_beside(
+            Example(messages=tuple(turns_of_any(value["messages"]))), {"tools": value["tools"]}
+        )
+        assert (
+            example.messages[1]["tool_calls"][0]["function"]
+            == want["messages"][1]["tool_calls"][0]["function"]
+        )
+        assert example.tools[0]["function"] == want["tools"][0]["function"]
+
+
+def test_a_call_in_a_turn_of_its_own_keeps_its_loss(folder: Path) -> None:
+    call = {"role": "tool_call", "content": TEXT_CALL, "loss": False}
+    turns = [ASKED, {"role": "assistant", "content": "I look."}, call, RESULT, ANSWERED]
+    learnt = parts(encoder(folder, THINKS), {"messages": turns, "tools": [TOOL]})[1]
+    assert len(learnt) == 2 and not any("tool_call" in piece for piece in learnt)
+
+
+def test_arguments_that_the_template_does_not_write_are_refused(folder: Path) -> None:
+    names = THINKS.replace("{{ call.function.arguments | tojson }}", "")
+    found = reason(encoder(folder, names), {"messages": OPENAI, "tools": [TOOL]})
+    assert (found.reason, found.detail) == ("tool_calls", "turn 2: the arguments")
+
+
 @pytest.mark.parametrize(
     ("turn", "why"),
     [
         ({"role": "assistant", "tool_calls": "weather(Oslo)"}, "bad_tool_call"),
         ({"role": "assistant", "tool_calls": [{"function": {"arguments": {"a": 1}}}]}, "bad_tool_call"),
+        ({"role": "tool_call", "content": TEXT_CALL, "tool_calls": [CALL]}, "bad_tool_call"),
         ({"role": "assistant", "content": "x", "weight": 0.3}, "turn_weight"),
         ({"role": "assistant", "content": "x", "weight": 0, "train": True}, "turn_weight"),
         ({"role": "martian", "content": "x"}, "unknown_role"),

@@ -12,6 +12,7 @@ import pytest
 from data_fixtures import make_tokenizer, prepared_from, write_jsonl
 
 from paceline.core.errors import DataError
+from paceline.data.cells import RowError
 from paceline.data.formats import Example
 from paceline.data.kinds.pairs import detect_pairs, normalise_pair
 from paceline.data.prepare import Prepared
@@ -35,6 +36,10 @@ FORMS: list[dict[str, Any]] = [
         "chosen": {"from": "gpt", "value": "yes"},
         "rejected": {"from": "gpt", "value": "no"},
     },
+    {"prompt": "q?", "chosen": [USER, GOOD], "rejected": [USER, BAD]},  # UltraFeedback repeats the prompt
+    {"prompt": [USER], "chosen": [USER, GOOD], "rejected": [USER, BAD]},
+    {"messages": [USER, GOOD], "rejected_response": "no"},  # ms-swift
+    {"messages": [USER, GOOD], "rejected_messages": [USER, BAD]},
 ]
 
 
@@ -49,6 +54,16 @@ def test_every_form_gives_the_same_pair(row: dict[str, Any]) -> None:
         messages=(USER, BAD), learn_from=1
     )
     assert chosen.prompt == rejected.prompt == "user\nq?"
+
+
+def test_conversations_that_repeat_the_prompt_may_have_a_system_turn_but_no_other_question() -> None:
+    system = {"role": "system", "content": "short"}
+    row = {"prompt": "q?", "chosen": [system, USER, GOOD], "rejected": [system, USER, BAD]}
+    assert [e.messages for e in read(row)] == [(system, USER, GOOD), (system, USER, BAD)]
+    assert [e.learn_from for e in read(row)] == [2, 2]
+    with pytest.raises(RowError) as caught:
+        read({**row, "prompt": "another?"})
+    assert caught.value.reason == "bad_messages"
 
 
 def test_system_margin_and_named_columns() -> None:

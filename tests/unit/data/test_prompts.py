@@ -55,6 +55,10 @@ def test_what_rewards_may_need_is_kept() -> None:
     }
     both = read({"messages": [ASKED, SAID], "answer": "two"})
     assert json.loads(both.facts)["answer"] == "two" and both.messages == (ASKED,)
+    assert json.loads(both.facts)["expected_turn"] == SAID
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    calling = read({"messages": [ASKED, {"role": "assistant", "content": "", "tool_calls": [call]}]})
+    assert json.loads(calling.facts)["expected_turn"]["tool_calls"] == [call]
     more = read({"instruction": "Add", "input": "1 1", "output": "2"})
     assert more.messages[0]["content"] == "Add\n1 1"
 

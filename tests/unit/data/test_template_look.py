@@ -16,8 +16,10 @@ from paceline.data.cells import RowError
 from paceline.data.examples import Reading
 from paceline.data.kinds.base import row_kind
 from paceline.data.look import look_at_sets
+from paceline.data.prepare import sets_of
+from paceline.data.rendering import Chat, ChatTemplate
 from paceline.data.template_facts import EVERYWHERE, LAST, NOWHERE, facts_of
-from paceline.data.template_look import describe
+from paceline.data.template_look import describe, look_through
 
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"properties": {"city": {}}}}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": {"city": "Oslo"}}}
@@ -46,6 +48,23 @@ def test_the_facts_of_templates() -> None:
     assert "has no system turns, tools, calls of tools or their results" in plain.sentence()
     assert "reasoning is not written" in plain.sentence()
     assert "does not see that of earlier turns" in thinks.sentence()
+
+
+def test_a_template_that_asks_for_the_date_gets_one_day() -> None:
+    dated = "{{ strftime_now('%d %b %Y') }}" + THINKS
+    assert ChatTemplate(dated, {}).render(Chat([ASKED])).startswith("01 Jan 2026")
+    assert "2026-01-01 on every day" in facts_of(dated, {}).sentence()
+    assert "every day" not in facts_of(THINKS, {}).sentence()
+
+
+def test_a_pair_of_answers_is_counted_as_one_row(tmp_path: Path) -> None:
+    folder = make_tokenizer(tmp_path / "t", chat_template=THINKS)
+    named = {**ASKED, "name": "Ada"}
+    path = write_jsonl(tmp_path / "r.jsonl", [{"prompt": [named], "chosen": "x", "rejected": "y"}])
+    config = Config.from_json({"model": {"tokenizer": str(folder)}, "data": {"train": path}})
+    data_set = sets_of(config.data)[0][0]
+    (note,) = look_through(config.model, data_set, Reading(kind=row_kind("pairs")), refuses=True)
+    assert dict(note.evidence) == {"messages[].name": 1}
 
 
 def test_a_template_that_cannot_be_compiled_has_no_facts() -> None:
