@@ -97,11 +97,11 @@ def normalise_prompt(row: Row, shape: Shape) -> Example:
     if not any(turn["content"].strip() for turn in messages if turn["role"] == "user"):
         raise RowError("empty", "the prompt is empty")
     # Keep the row for the reward function.
-    facts: dict[str, Cell] = {name: item for name, item in row.items() if name != columns["prompt"]}
+    facts: dict[str, object] = {name: item for name, item in row.items() if name != columns["prompt"]}
     if answer is not None:
         facts["answer"] = answer
     if expected is not None and (given is not None or len(expected) > len(("role", "content"))):
-        facts["expected_turn"] = dict(expected)
+        facts["expected_turn"] = expected
     facts["prompt"] = messages[-1]["content"]
     return Example(messages=tuple(messages), learn_from=len(messages), facts=_json(facts))
 
@@ -112,7 +112,7 @@ def _turns(value: Cell, name: str) -> list[Message]:
     return turns_of_any(value)
 
 
-def _json(facts: Row) -> str:
+def _json(facts: Mapping[str, object]) -> str:
     """Return one line of JSON; other types become their text."""
     try:
         text = json.dumps(facts, ensure_ascii=False, default=str)
