@@ -144,11 +144,11 @@ def after_prompt(
 
     They may have a system turn that the prompt lacks. Raises RowError if they begin with another question.
     """
-    asked = [_said(turn) for turn in prompt if turn["role"] not in _SYSTEMS]
-    for length in range(len(asked), len(prompt) + 2):
+    questions = [_role_and_text(turn) for turn in prompt if turn["role"] not in _SYSTEMS]
+    for length in range(len(questions), len(prompt) + 2):
         begins = [turns[:length] for turns in answers]
-        repeated = [_said(turn) for turn in begins[0] if turn["role"] not in _SYSTEMS]
-        if asked and repeated == asked and all(begin == begins[0] for begin in begins):
+        repeated = [_role_and_text(turn) for turn in begins[0] if turn["role"] not in _SYSTEMS]
+        if questions and repeated == questions and all(begin == begins[0] for begin in begins):
             own = [turn for turn in prompt if turn["role"] in _SYSTEMS and turn not in begins[0]]
             return own + begins[0], [turns[length:] for turns in answers]
     first = {turns[0]["role"] for turns in answers if any(turn["role"] == "assistant" for turn in turns)}
@@ -157,7 +157,7 @@ def after_prompt(
     return prompt, answers
 
 
-def _said(turn: Message) -> tuple[str, str]:
+def _role_and_text(turn: Message) -> tuple[str, str]:
     return turn["role"], turn["content"].strip()
 
 
