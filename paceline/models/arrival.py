@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 Table = dict[str, Tensor | None]
 
+_ALIGNMENT = 64  # bytes; of what torch allocates on the host
+
 
 @torch.no_grad()
 def arrive(
@@ -27,7 +29,8 @@ def arrive(
     what a tensor held on the host is free before the next one moves. Ties hold.
 
     Floating tensors become ``dtype``, parameters in ``low`` (their ids) ``compute_dtype``. Layers packed
-    in 4 bits already stay as they are: a cast would read their bytes as numbers.
+    in 4 bits already stay as they are: a cast would read their bytes as numbers. Trained weights on the host
+    leave the file that they are mapped from (``_aligned``).
     """
     places: dict[int, list[tuple[Table, str]]] = {}
     for module in root.modules():
@@ -52,7 +55,19 @@ def _moved(tensor: Tensor | None, device: torch.device | None, dtype: torch.dtyp
         holder.register_buffer("held", tensor)
     held = holder.to(device=device, dtype=dtype).held
     assert isinstance(held, Tensor)
-    return held
+    return _aligned(held)
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    """Return ``tensor``; a trained weight on the host in memory of its own where that of its file is not
+    aligned as torch's is.
+
+    Matrix products differ in their last bits with the alignment: a run that loaded its weights and one
+    resumed from its checkpoint would differ, and so would two folders whose headers differ in length.
+    """
+    if tensor.device.type == "cpu" and tensor.requires_grad and tensor.data_ptr() % _ALIGNMENT:
+        tensor.data = tensor.data.clone()
+    return tensor
 
 
 @contextmanager

@@ -354,7 +354,9 @@ TABLE: dict[str, Key | Read] = {
     "training.full_determinism": Read(
         "training/worker.py", "worker_of", "tests/unit/runtime/test_determinism.py"
     ),
-    "training.resume_from_checkpoint": Read("training/worker.py", "train", "tests/integration/test_train.py"),
+    "training.resume_from_checkpoint": Read(
+        "training/worker.py", "resumed", "tests/integration/test_train.py"
+    ),
     "training.output_dir": Key(p.run_directory, "/elsewhere"),
     "training.experiment_name": Key(p.run_directory, "other"),
     "training.output_access": Key(p.preparation, "group"),

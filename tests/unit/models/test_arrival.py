@@ -123,3 +123,15 @@ def test_ties_hold_and_packed_layers_are_left() -> None:
     with standing_in(root, torch.bfloat16):
         assert weight.dtype == torch.bfloat16
     assert weight.dtype == torch.float64
+
+
+def test_trained_weights_leave_the_memory_of_their_file(tmp_path: Path) -> None:
+    """Products differ with alignment: a run that read its folder would differ from one resumed from its
+    checkpoint. What is frozen may stay in the file, which every rank shares.
+    """
+    source = Source(name_or_path=saved("llama", tmp_path, torch.float32))
+    trained, frozen = HFModelFactory(source)().hf, HFModelFactory(source, frozen=True)().hf
+    assert any(p.data_ptr() % 64 for p in frozen.parameters()), "the file happens to be aligned"
+    assert not [name for name, p in trained.named_parameters() if p.data_ptr() % 64]
+    for one, other in zip(trained.parameters(), frozen.parameters(), strict=True):
+        assert torch.equal(one, other)
