@@ -241,7 +241,7 @@ def test_four_bits_go_on_learning_after_an_evaluation(
     assert type(module.hf.lm_head) is not modules.Linear4bit
     losses = []
     for _ in range(3):
-        losses += learn(module, 2)
+        losses += learn(module, 2, lr=3e-3)
         module.eval()
         with torch.no_grad():
             module(make_batch(), NLL)
