@@ -100,9 +100,9 @@ def no_leaks() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def products_as_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In this process, products of 16-bit operands stay in 16 bits on every processor, so that a test's numbers
-    and bytes do not depend on the machine; ``models.precision`` computes them in fp32 on those without such
-    products.
+    """In this process, products of 16-bit operands stay in 16 bits on every processor, so that a test's
+    numbers and bytes do not depend on the machine; ``models.precision`` computes them in fp32 on those
+    without such products.
     """
     if (torch := sys.modules.get("torch")) is not None:
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
