@@ -109,6 +109,20 @@ def sync_folder(path: Path) -> None:
         os.close(fd)
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder, with those above it; on return the names of all of them are durable. Raises OSError."""
+    if path.is_dir():
+        return
+    path.mkdir(parents=True, exist_ok=True)
+    for above in path.parents:
+        try:
+            sync_folder(above)
+        except PermissionError:  # not one that this user has made
+            return
+        if os.path.ismount(above):
+            return
+
+
 def replace_text(path: Path, text: str, crash: CrashPoint = never) -> None:
     """Replace a small text file atomically and durably."""
     fresh = path.with_name(f".{path.name}.{os.urandom(4).hex()}")

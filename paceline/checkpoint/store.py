@@ -12,7 +12,7 @@ from typing import TypedDict, TypeVar
 
 from paceline.checkpoint import codes
 from paceline.checkpoint.blocks import Grain
-from paceline.checkpoint.disk import CrashPoint, never, replace_text, sync_folder, write_fresh
+from paceline.checkpoint.disk import CrashPoint, make_folder, never, replace_text, sync_folder, write_fresh
 from paceline.checkpoint.layout import (
     leftover_hints,
     leftovers,
@@ -140,7 +140,7 @@ class Checkpointer:
                 if name is None:
                     self._best.unlink(missing_ok=True)
                 else:
-                    self._run.checkpoints.mkdir(parents=True, exist_ok=True)
+                    make_folder(self._run.checkpoints)
                     replace_text(self._best, name + "\n")
 
     def take_notes(self) -> list[Diagnostic]:
@@ -157,7 +157,7 @@ class Checkpointer:
         if self._world.rank != 0:
             return None
         folder = self._run.checkpoints
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         for left in leftovers(folder):
             discard(left)
         for hint in leftover_hints(folder):

@@ -89,6 +89,7 @@ def test_resume_is_bit_exact(tiny: Tiny, paceline: Paceline, tmp_path: Path, npr
             "output_dir": str(tmp_path / "part"),
             "resume_from_checkpoint": str(tmp_path / "whole/checkpoints/step-00000006"),
             "dataloader_num_workers": 2,  # loaded ahead: the same rows
+            "save_steps": 1,  # a save changes nothing of what is trained
         },
     }
     done = train(paceline, part, tmp_path, nproc)
@@ -101,6 +102,27 @@ def test_resume_is_bit_exact(tiny: Tiny, paceline: Paceline, tmp_path: Path, npr
     one, other = (tensors_of(tmp_path / name / "checkpoints/step-00000012") for name in ("whole", "part"))
     assert one.keys() == other.keys() and len(one) > 20
     assert [name for name in one if one[name] != other[name]] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["single", "zero_redundancy", "fsdp", "pipeline", "zero1", "zero3"])
+def test_with_saves_is_as_without(strategy: str, tiny: Tiny, paceline: Paceline, tmp_path: Path) -> None:
+    nproc = 1 if strategy == "single" else 2
+    for name, every in (("often", 1), ("once", 8)):
+        config = tiny(
+            distributed_strategy=strategy,
+            gradient_accumulation_steps=2,
+            output_dir=str(tmp_path / name),
+            save_strategy="steps",
+            save_steps=every,
+            save_total_limit=1,
+        )
+        done = train(paceline, config, tmp_path, nproc)
+        assert done.code == 0, done.err
+    often, once = (steps_of(tmp_path / name) for name in ("often", "once"))
+    assert [(s.loss, s.grad_norm) for s in often] == [(s.loss, s.grad_norm) for s in once] and len(once) == 8
+    one, other = (tensors_of(tmp_path / name / "checkpoints/step-00000008") for name in ("often", "once"))
+    assert one == other and len(one) > 20
 
 
 def tensors_of(checkpoint: Path) -> dict[str, bytes]:

@@ -10,15 +10,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from checkpoint_samples import FILES, OneRank, sample_shards
+import torch
+from checkpoint_samples import FILES, OneRank, on_ranks, sample_shards
 
 from paceline.checkpoint.layout import scan
+from paceline.checkpoint.reader import CheckpointReader
 from paceline.checkpoint.resume import find_checkpoint, open_checkpoint
 from paceline.checkpoint.store import Checkpointer
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
 from paceline.launch.before.facts import count_checkpoints
+from paceline.protocols.shard import Shard
 
 Save = Callable[..., Path]
 
@@ -68,6 +71,27 @@ def test_one_under_another_steps_name_is_refused_and_under_any_other_name_taken(
 def test_a_state_of_another_save_is_refused(run: RunDir, state: dict) -> None:
     path = Checkpointer(run, OneRank()).save(2, sample_shards(2), state, FILES)
     assert "checkpoint.misplaced" in refused(path, run) and "state.json" in refused(path, run)
+
+
+def test_two_shards_of_a_checkpoint_renamed_into_each_other_are_refused_by_name(run: RunDir) -> None:
+    """Of the same size and form, each sound in itself; before they are read, and as they are."""
+    for step in (1, 2):
+        on_ranks(2, lambda rank, step=step: Checkpointer(run, rank).save(step, blocks(rank.rank), {}, FILES))
+    names = [f"shard-{rank:05d}-of-00002.safetensors" for rank in (0, 1)]
+    swap(*(run.checkpoint(2) / name for name in names))
+    assert "checkpoint.damaged" in refused(run.checkpoint(2), run)
+    notes: list[Diagnostic] = []
+    assert find_checkpoint("latest", run, notes) == run.checkpoint(1)
+    assert notes[0].evidence["cause"] == "checkpoint.damaged" and "1 step is trained again" in notes[0].hint
+    reader = CheckpointReader(run.checkpoint(2), ranks=OneRank())
+    reader.read("policy", "w", "param")
+    with reader, pytest.raises(CheckpointError, match="|".join(names)):
+        reader.settle()
+
+
+def blocks(rank: int) -> list[Shard]:
+    half = torch.full((2, 3), float(rank))
+    return [Shard("policy", "w", "param", (4, 3), (2 * rank, 0), half)]
 
 
 def test_files_of_two_checkpoints_are_not_one(run: RunDir, save: Save) -> None:
