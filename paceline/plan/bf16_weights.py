@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from paceline.config.optimizers import BUILT, supports
 from paceline.core.diagnostics import Diagnostic
 from paceline.plan import codes
-from paceline.plan.mesh import Mesh
-from paceline.plan.parts import AdapterSpec, OptimizerSpec
-from paceline.plan.plan import Precision
+from paceline.plan.combination import Combination
 from paceline.plan.strategies.base import strategy_spec
 
 _OPTIM, _INSTEAD = "training.optim", "adamw_torch_fused"
@@ -20,21 +18,16 @@ def rounds(name: str) -> bool:
     return name in BUILT and BUILT[name].rounds
 
 
-def check_bf16_weights(
-    optimizer: OptimizerSpec,
-    precision: Precision,
-    adapter: AdapterSpec | None,
-    strategy: str | None,
-    mesh: Mesh | None,
-) -> Iterator[Diagnostic]:
+def check_bf16_weights(run: Combination) -> Iterator[Diagnostic]:
     """Refuse what would compute in another dtype, or has masters of its own."""
+    optimizer, precision, strategy, mesh = run.optimizer, run.precision, run.strategy, run.mesh
     if not rounds(optimizer.name):
         return
     if precision.compute != "bfloat16":
         what = f"{optimizer.name} keeps the weights in bfloat16, but training computes in {precision.compute}"
         hint = f"set mixed_precision: bf16, or optim: {_INSTEAD}"
         yield codes.PREC_BF16_WEIGHTS(what, "training.mixed_precision", precision.compute, hint)
-    if adapter is not None:
+    if run.adapter is not None:
         what = f"{optimizer.name} is for weights trained in full; LoRA's are few, and stay in float32"
         yield codes.PREC_BF16_WEIGHTS(what, _OPTIM, optimizer.name, f"set optim: {_INSTEAD}")
     if strategy is not None and not strategy_spec(strategy).bf16_masters:

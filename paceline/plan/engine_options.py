@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Protocol
 
 from paceline.config.idle import IDLE
 from paceline.config.schema import Config, field_of
-from paceline.config.sections.data import DataSection
 from paceline.config.sections.training import TrainingSection
-from paceline.core.units import human_bytes
 from paceline.plan.hardware.kinds import CPU, CUDA, is_accelerator, kind_of
 from paceline.plan.hardware.probe import Hardware
-from paceline.plan.model.attention_kernel import (
-    DOCUMENT_SCORES,
-    SCORE_BYTES,
-    VARLEN_FLASH,
-    AttentionCall,
-    attention_kernel,
-)
-from paceline.plan.model.flash_version import LABELS, flash_version
 from paceline.plan.model.row_kernels import row_kernels
-from paceline.plan.model.shape import PACKED, ModelShape
-from paceline.plan.plan import Decision, Precision
-from paceline.plan.recomputation import KINDS, kept_kinds
+from paceline.plan.plan import Decision, Plan
+from paceline.plan.recomputation import KINDS
 from paceline.plan.strategies.base import strategy_spec
 
 
@@ -31,10 +20,6 @@ class Explain(Protocol):
     """Record one decision."""
 
     def __call__(self, subject: str, choice: str, reason: str, granted: bool = True) -> None: ...
-
-
-# with these, documents of a packed row do not attend to each other, if the family supports it
-PACKABLE = ("auto", "paceline")
 
 
 def choose_backend(requested: str, hardware: Hardware, timeout_seconds: int) -> tuple[str, Decision]:
@@ -66,133 +51,34 @@ def choose_backend(requested: str, hardware: Hardware, timeout_seconds: int) -> 
     )
 
 
-def keeps_apart(requested: str, shape: ModelShape | None) -> bool:
-    """Whether packed documents do not attend to each other: Paceline's attention on a supporting family.
-
-    An unknown family is assumed to support it.
-    """
-    return requested in PACKABLE and (shape is None or shape.rows == PACKED)
-
-
-def choose_attention(
-    requested: str, hardware: Hardware, precision: Precision, shape: ModelShape | None, length: int
-) -> Decision:
-    """Return the decision on the attention implementation; its ``choice`` becomes ``Plan.attention``.
-
-    ``length``: tokens of the longest document.
-    """
-    subject = "model.attn_implementation"
-    if requested not in PACKABLE:
-        return Decision(
-            subject, requested, "requested: Transformers' own function, one padded row per document"
-        )
-    if not keeps_apart(requested, shape):
-        assert shape is not None
-        why = f"documents in one row of model_type {shape.model_type} would influence each other's losses"
-        return Decision(subject, requested, f"Transformers' own function, one padded row per document: {why}")
-    chosen = choose_kernel(hardware, precision, shape)
-    kernel = f"{chosen.name}: {chosen.reason}"
-    if chosen.whole_scores and shape is not None:
-        size = human_bytes(SCORE_BYTES * shape.heads * length**2)
-        kernel += f" ({size} a layer for a document of {length:,} tokens)"
-    if shape is not None and shape.carries:
-        kernel += (
-            "; layers that pass a state from token to token get the documents as rows padded at the end, in"
-            " groups of about one length"
-        )
-    return Decision(
-        subject,
-        requested,
-        (
-            kernel
-            if shape is not None
-            else (
-                f"{kernel}; a model class that does not support it gets one padded row per"
-                " document, and the log says so"
-            )
-        ),
-    )
-
-
-def choose_packing(
-    data: DataSection, *, documents: int, prompts: bool, answered: bool, apart: bool
-) -> Decision:
-    """Return the decision on packing: ``choice`` on or off; not applied if documents would see each other.
-
-    ``documents``: of a row before packing, each of up to ``max_length`` tokens; ``prompts``: rows are
-    prompts, answered in training; ``answered``: the model generates the answers of some or all rows in
-    training; ``apart``: attention keeps packed documents apart.
-    """
-    subject, alone = "data.packing", f"one document per row, up to {data.max_length} tokens"
-    if documents > 1:
-        alone = f"{documents} documents per row, each up to {data.max_length} tokens"
-    if prompts:
-        why = "rows are built from rollouts: a micro-batch concatenates its answers, without padding"
-        return Decision(subject, "off", why)
-    if answered:
-        why = "the length of the model's own answers is not known in advance; one document per row"
-        return Decision(subject, "off", why)
-    if not data.packing:
-        return Decision(subject, "off", alone)
-    if not apart:
-        why = (
-            f"this attention cannot separate packed documents; {alone}, padded to the longest of its"
-            " micro-batch"
-        )
-        return Decision(subject, "off", why, False)
-    room = data.max_length * documents
-    together = f"rows of {room} tokens contain several documents that do not attend to each other"
-    return Decision(subject, "on", f"{together}; no padding")
-
-
-@dataclass(frozen=True)
-class KernelChoice:
-    """``name``: the kernel that computes attention; ``models.kernel_choice`` asks the same function.
-    ``flash``: what replaces torch's flash kernel (``flash_version``), empty: nothing, or another kernel runs.
-    """
-
-    name: str
-    reason: str
-    flash: str
-
-    @property
-    def whole_scores(self) -> bool:
-        """Whether all scores of a document are kept for the backward."""
-        return self.name == DOCUMENT_SCORES
-
-
-def choose_kernel(hardware: Hardware, precision: Precision, shape: ModelShape | None) -> KernelChoice:
-    """Return which kernel computes attention in Paceline's own layout, and why."""
-    call = _call(shape)
-    name, reason = attention_kernel(
-        hardware.device, hardware.capability, precision.compute, call, hardware.uncompiled
-    )
-    version = ""
-    if name == VARLEN_FLASH:
-        version = flash_version(hardware.capability, hardware.flash_packages, call)
-    return KernelChoice(
-        name, reason + (f", by {LABELS[version]}, which is installed" if version else ""), version
-    )
-
-
-def _call(shape: ModelShape | None) -> AttentionCall:
-    """Return what the layers of such a model ask of the kernel."""
-    if shape is None:
-        return AttentionCall(128, 128)
-    if shape.latent is not None:
-        return AttentionCall(shape.latent.nope + shape.latent.rope, shape.latent.value)
-    return AttentionCall(shape.head_dim, shape.head_dim, softcap=shape.softcap, sinks=shape.sinks)
-
-
-def row_kernel_decisions(training: TrainingSection, hardware: Hardware) -> tuple[Decision, ...]:
+def row_kernel_decisions(plan: Plan, hardware: Hardware) -> tuple[Decision, ...]:
     """Return the decision on kernels for norms and the like on a device; none for a CPU.
     ``models.kernel_choice`` asks the same function.
     """
     if not is_accelerator(hardware.device):
         return ()
     name, reason = row_kernels(hardware.device, hardware.capability, hardware.uncompiled)
-    compiled = "; torch.compile joins what it compiles by itself" if training.torch_compile else ""
+    compiled = "; torch.compile joins what it compiles by itself" if plan.compile else ""
     return (Decision("row-wise kernels", name, f"{reason}{compiled}; the log names those that ran"),)
+
+
+def compute_decisions(plan: Plan) -> Iterator[Decision]:
+    """Yield what is said of recomputation and of torch.compile."""
+    if plan.recompute:
+        kept = plan.recompute_keeps
+        named = " and ".join(KINDS[kind] for kind in kept)
+        yield Decision(
+            "training.gradient_checkpointing",
+            "on" if not kept else f"on, keeps {', '.join(kept)}",
+            "requested: activations are recomputed in the backward, for about a third more compute"
+            if not kept
+            else f"requested: of each layer {named} are kept, the rest is recomputed in the backward",
+        )
+    if plan.compile:
+        kinds = "each decoder layer, one graph for all of a kind and any length"
+        cost = "the first steps compile, for a time that is not known in advance: the log counts the seconds"
+        fallback = "a layer that torch cannot trace runs uncompiled, and the log says why"
+        yield Decision("training.torch_compile", "on", f"requested: {kinds}; {cost}; {fallback}")
 
 
 def option_decisions(
@@ -208,21 +94,6 @@ def option_decisions(
     def explain(subject: str, choice: str, reason: str, granted: bool = True) -> None:
         made.append(Decision(subject, choice, reason, granted))
 
-    if training.gradient_checkpointing:
-        kept = kept_kinds(training)
-        named = " and ".join(KINDS[kind] for kind in kept)
-        explain(
-            "training.gradient_checkpointing",
-            "on" if not kept else f"on, keeps {', '.join(kept)}",
-            "requested: activations are recomputed in the backward, for about a third more compute"
-            if not kept
-            else f"requested: of each layer {named} are kept, the rest is recomputed in the backward",
-        )
-    if training.torch_compile:
-        kinds = "each decoder layer, one graph for all of a kind and any length"
-        cost = "the first steps compile, for a time that is not known in advance: the log counts the seconds"
-        fallback = "a layer that torch cannot trace runs uncompiled, and the log says why"
-        explain("training.torch_compile", "on", f"requested: {kinds}; {cost}; {fallback}")
     workers, pin = training.dataloader_num_workers, training.dataloader_pin_memory
     if pin and prompts:
         explain(

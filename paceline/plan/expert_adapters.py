@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.config.sections.training import TrainingSection
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.units import human_count
 from paceline.plan import codes
+from paceline.plan.combination import Combination
 from paceline.plan.model.parameters import Parameter, parameters_of
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.parts import AdapterSpec
@@ -37,10 +37,9 @@ def expert_factors(parameter: Parameter, adapter: AdapterSpec) -> tuple[tuple[in
     return (adapter.r * experts, inside), (outside, adapter.r * experts)
 
 
-def check_expert_adapters(
-    adapter: AdapterSpec | None, shape: ModelShape | None, training: TrainingSection
-) -> Iterator[Diagnostic]:
+def check_expert_adapters(run: Combination, shape: ModelShape | None) -> Iterator[Diagnostic]:
     """Yield what an adapter on fused experts cannot be combined with."""
+    adapter = run.adapter
     if adapter is None or not adapter.target_parameters:
         return
     found = ", ".join(adapter.target_parameters)
@@ -58,7 +57,7 @@ def check_expert_adapters(
             str(adapter.quantization.bits),
             "quantization_bit: null, or leave target_parameters out",
         )
-    if training.torch_compile:
+    if run.compiled:
         yield codes.PLAN_ADAPTER_EXPERTS(
             "layers with adapters on fused experts are not compiled",
             "training.torch_compile",

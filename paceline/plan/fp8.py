@@ -4,30 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.config.sections.training import TrainingSection
 from paceline.core.diagnostics import Diagnostic
 from paceline.plan import codes
+from paceline.plan.combination import Combination
 from paceline.plan.hardware.kinds import CUDA
 from paceline.plan.hardware.probe import Hardware
-from paceline.plan.mesh import Mesh
-from paceline.plan.parts import AdapterSpec
-from paceline.plan.plan import Decision, Precision
+from paceline.plan.plan import Decision, Plan
 from paceline.plan.strategies.base import strategy_spec
 
 CAPABILITY = 8.9  # the first with FP8 tensor cores (Ada; then Hopper, 9.0)
 _KEY, _OFF = "training.fp8", "set fp8: false"
 
 
-def check_fp8(
-    training: TrainingSection,
-    hardware: Hardware,
-    precision: Precision,
-    adapter: AdapterSpec | None,
-    strategy: str | None,
-    mesh: Mesh | None,
-) -> Iterator[Diagnostic]:
+def check_fp8(run: Combination, hardware: Hardware) -> Iterator[Diagnostic]:
     """Refuse fp8 where it has no products, or would act on other weights than those that are trained."""
-    if not training.fp8:
+    precision, strategy, mesh = run.precision, run.strategy, run.mesh
+    if not precision.fp8:
         return
     found, name = hardware.capability, hardware.device_name
     if hardware.device != CUDA.name or found is None or found < CAPABILITY:
@@ -37,7 +29,7 @@ def check_fp8(
     if precision.compute != "bfloat16":
         what = f"all but fp8's products is computed in bfloat16, but training computes in {precision.compute}"
         yield codes.PREC_FP8(what, "training.mixed_precision", precision.compute, "set mixed_precision: bf16")
-    if adapter is not None:
+    if run.adapter is not None:
         what = "fp8 converts layers that are trained in full; LoRA's layers stay as they are"
         yield codes.PREC_FP8(what, _KEY, "fp8: true", _OFF)
     if strategy is not None and not strategy_spec(strategy).fp8:
@@ -51,13 +43,13 @@ def check_fp8(
         yield codes.PREC_FP8(what, "training.parallelism", axes, f"remove {axes}; or {_OFF}")
 
 
-def fp8_decisions(training: TrainingSection, precision: Precision) -> Iterator[Decision]:
+def fp8_decisions(plan: Plan) -> Iterator[Decision]:
     """Yield what fp8 means for speed and memory."""
-    if not precision.fp8:
+    if not plan.precision.fp8:
         return
     speed = (
         "torch.compile joins the scaling with what is around it"
-        if training.torch_compile
+        if plan.compile
         else "without torch_compile the passes that scale may cost more than the products save"
     )
     why = (

@@ -15,21 +15,20 @@ from paceline.plan import codes
 from paceline.plan.adapter import adapter_decisions
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.algorithms.rollout import (
+    RolloutSizes,
     decoding_decision,
     gathered_problems,
     rollout_decision,
     with_generation,
 )
+from paceline.plan.attention import choose_attention, choose_packing
 from paceline.plan.auto import plan_auto
 from paceline.plan.cost.memory import memory_of
 from paceline.plan.cost.room import room_decisions, room_of, room_problems, rows_problems
 from paceline.plan.engine_options import (
-    choose_attention,
     choose_backend,
-    choose_kernel,
-    choose_packing,
+    compute_decisions,
     idle_decisions,
-    keeps_apart,
     option_decisions,
     row_kernel_decisions,
 )
@@ -38,9 +37,9 @@ from paceline.plan.fp8 import fp8_decisions
 from paceline.plan.hardware.kinds import is_accelerator, kind_of
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.read_shape import ModelShape, scoring
-from paceline.plan.model.router_loss import router_decisions
+from paceline.plan.model.router_loss import RouterOptions, router_decisions
 from paceline.plan.optimizer_decisions import optimizer_decision
-from paceline.plan.parts import AdapterSpec, OtherModel
+from paceline.plan.parts import OtherModel
 from paceline.plan.plan import WARNING, Decision, Plan
 from paceline.plan.remedy import what_fits
 from paceline.plan.resolve import Resolved, attempt, resolve
@@ -97,26 +96,15 @@ def _with_room(plan: Plan, hardware: Hardware, needed: bool) -> Plan:
 
 def _assembled(job: Job, resolved: Resolved, found: Sequence[Diagnostic]) -> Plan:
     """Return the plan of the resolved choices, without memory; ``found`` becomes warnings."""
-    config, hardware, shape = job.config, job.hardware, job.shape
-    training, data, requested = config.training, config.data, config.model.attn_implementation
-    engine, precision, adapter = resolved.engine, resolved.precision, resolved.adapter
+    config, hardware, shape, spec = job.config, job.hardware, job.shape, job.algorithm
+    training, engine, precision = config.training, resolved.engine, resolved.precision
+    requested, length = config.model.attn_implementation, config.data.max_length
     backend, about_backend = choose_backend(training.ddp_backend, hardware, training.ddp_timeout)
-    attention = choose_attention(requested, hardware, precision, shape, data.max_length)
-    kernel = choose_kernel(hardware, precision, shape) if keeps_apart(requested, shape) else None
-    spec = job.algorithm
-    packing = _packing(job)
-    reference, models, about_models = spec.models(training, adapter)
-    decisions = (
-        *_main_decisions(hardware, job.world_size, job.num_nodes, resolved),
-        *engine.decisions,
-        about_backend,
-        attention,
-        *_model_decisions(job, adapter),
-        *about_models,
-        *_training_decisions(job, resolved, packing),
-        *_warnings(found),
-    )
-    return Plan(
+    attention = choose_attention(requested, hardware, precision, shape, length)
+    kernel = attention.kernel
+    packing = choose_packing(job, apart=kernel is not None)
+    reference, models, about_models = spec.models(training, resolved.adapter)
+    plan = Plan(
         algorithm=training.algorithm,
         strategy=resolved.chosen.strategy,
         strategy_reason=resolved.chosen.reason,
@@ -129,15 +117,15 @@ def _assembled(job: Job, resolved: Resolved, found: Sequence[Diagnostic]) -> Pla
         timeout_seconds=training.ddp_timeout,
         precision=precision,
         batch=engine.batch,
-        seq_len=data.max_length,
+        seq_len=length,
         packing=packing.choice == "on",
-        attention=attention.choice,
+        attention=attention.decision.choice,
         flash=kernel.flash if kernel else "",
         whole_scores=kernel is not None and kernel.whole_scores,
         recompute=training.gradient_checkpointing,
         compile=training.torch_compile,
         optimizer=resolved.optimizer,
-        decisions=decisions,
+        decisions=(),
         config=config,
         config_digest=config.digest(),
         run_dir=job.run_dir,
@@ -145,43 +133,39 @@ def _assembled(job: Job, resolved: Resolved, found: Sequence[Diagnostic]) -> Pla
         launcher=job.launcher,
         paceline_version=__version__,
         engine=engine.options,
-        adapter=adapter,
+        adapter=resolved.adapter,
         reference=reference,
-        models={
-            role: replace(other, shape=_shape_of(role, other, shape, job.others))
-            for role, other in models.items()
-        },
+        models={role: _with_shape(role, other, shape, job.others) for role, other in models.items()},
     )
-
-
-def _packing(job: Job) -> Decision:
-    spec, training = job.algorithm, job.config.training
-    return choose_packing(
-        job.config.data,
-        documents=spec.documents_a_row,
-        prompts=spec.on_policy,
-        answered=spec.generation(training) is not None,
-        apart=keeps_apart(job.config.model.attn_implementation, job.shape),
+    decisions = (
+        *_main_decisions(hardware, job.world_size, job.num_nodes, resolved),
+        *engine.decisions,
+        about_backend,
+        attention.decision,
+        *_model_decisions(plan, resolved.router, hardware),
+        *about_models,
+        *_training_decisions(plan, resolved.rollout, hardware),
+        packing,
+        *compute_decisions(plan),
+        *option_decisions(training, hardware, plan.strategy, prompts=spec.on_policy),
+        *idle_decisions(config),
+        *_warnings(found),
     )
+    return replace(plan, decisions=decisions)
 
 
-def _model_decisions(job: Job, adapter: AdapterSpec | None) -> Iterator[Decision]:
-    training, shape = job.config.training, job.shape
-    yield from row_kernel_decisions(training, job.hardware)
-    yield from adapter_decisions(adapter, shape)
-    yield from expert_decisions(shape, adapter)
-    yield from router_decisions(shape, training)
+def _model_decisions(plan: Plan, router: RouterOptions, hardware: Hardware) -> Iterator[Decision]:
+    yield from row_kernel_decisions(plan, hardware)
+    yield from adapter_decisions(plan.adapter, plan.shape)
+    yield from expert_decisions(plan.shape, plan.adapter)
+    yield from router_decisions(plan.shape, router)
 
 
-def _training_decisions(job: Job, resolved: Resolved, packing: Decision) -> Iterator[Decision]:
-    training, hardware, prompts = job.config.training, job.hardware, job.algorithm.on_policy
-    if resolved.rollout:
-        yield rollout_decision(resolved.rollout)
-    yield optimizer_decision(resolved.optimizer, hardware, job.shape)
-    yield from fp8_decisions(training, resolved.precision)
-    yield packing
-    yield from option_decisions(training, hardware, resolved.chosen.strategy, prompts=prompts)
-    yield from idle_decisions(job.config)
+def _training_decisions(plan: Plan, rollout: RolloutSizes | None, hardware: Hardware) -> Iterator[Decision]:
+    if rollout:
+        yield rollout_decision(rollout)
+    yield optimizer_decision(plan.optimizer, hardware, plan.shape)
+    yield from fp8_decisions(plan)
 
 
 def _warnings(found: Sequence[Diagnostic]) -> Iterator[Decision]:
@@ -191,12 +175,14 @@ def _warnings(found: Sequence[Diagnostic]) -> Iterator[Decision]:
             yield Decision(d.where or d.code, f"{WARNING}{d.code}", f"{d.what}; {d.hint}")
 
 
-def _shape_of(
+def _with_shape(
     role: str, model: OtherModel, own: ModelShape | None, others: Mapping[str, ModelShape | None]
-) -> ModelShape | None:
-    """Return a further model's shape, with a scalar head for value and reward models."""
-    found = own if model.model is None else others.get(model.model)
-    return scoring(found) if found is not None and role in ("value", "reward") else found
+) -> OtherModel:
+    """Return a further model with its shape, with a scalar head for value and reward models."""
+    shape = own if model.model is None else others.get(model.model)
+    if shape is not None and role in ("value", "reward"):
+        shape = scoring(shape)
+    return replace(model, shape=shape)
 
 
 def _main_decisions(

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.config.sections.training import TrainingSection
 from paceline.core.diagnostics import Diagnostic
 from paceline.plan import codes
+from paceline.plan.combination import Combination
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.plan import Precision
 
@@ -62,16 +62,16 @@ def _auto(hardware: Hardware) -> tuple[str, str]:
     return "no", f"auto: {hardware.device_name} has neither bf16 nor fp16 in hardware"
 
 
-def check_full_eval(training: TrainingSection, precision: Precision) -> Iterator[Diagnostic]:
+def check_full_eval(run: Combination) -> Iterator[Diagnostic]:
     """Refuse ``bf16_full_eval`` and ``fp16_full_eval`` unless training computes in that dtype.
 
     Evaluation uses the same low-precision weight copies as training.
     """
-    for word, requested in (("bf16", training.bf16_full_eval), ("fp16", training.fp16_full_eval)):
+    for word in run.full_eval:
         key = f"{word}_full_eval"
-        if requested and precision.compute != _DTYPES[word]:
+        if run.precision.compute != _DTYPES[word]:
             what = (
-                f"evaluation computes in the same dtype as training, {precision.compute}, but"
+                f"evaluation computes in the same dtype as training, {run.precision.compute}, but"
                 f" {key} requests {_DTYPES[word]}"
             )
             hint = (

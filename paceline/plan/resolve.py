@@ -12,17 +12,18 @@ from paceline.config.optimizers import BUILT
 from paceline.config.sections.training import TrainingSection
 from paceline.core.diagnostics import Diagnostic, errors
 from paceline.core.errors import ConfigError
-from paceline.core.json_types import Json, JsonObject
+from paceline.core.json_types import Json
 from paceline.core.tables import CHOOSERS
 from paceline.plan.adapter import adapter_of, check_adapter
 from paceline.plan.algorithms.rollout import RolloutSizes, check_rollout, rollout_sizes
 from paceline.plan.batch import BatchSplit, split_batch
 from paceline.plan.bf16_weights import check_bf16_weights, rounds
+from paceline.plan.combination import Combination
 from paceline.plan.expert_adapters import check_expert_adapters
 from paceline.plan.fp8 import check_fp8
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.family_strategy import check_family
-from paceline.plan.model.router_loss import check_router, check_router_loss
+from paceline.plan.model.router_loss import RouterOptions, check_router, check_router_loss, router_options
 from paceline.plan.parts import AdapterSpec, OptimizerSpec
 from paceline.plan.plan import Decision, Precision
 from paceline.plan.precision import check_full_eval, choose_precision
@@ -62,7 +63,7 @@ def _engine(chosen: StrategyChoice, job: Job, precision: Precision) -> ResolvedE
 
 @dataclass(frozen=True)
 class Resolved:
-    """The resolved strategy, adapter, optimizer and precision, and what follows from the strategy.
+    """The resolved strategy, adapter, optimizer, precision and routers, and what follows from the strategy.
 
     ``rollout``: None unless rows are prompts, which the model answers.
     """
@@ -71,6 +72,7 @@ class Resolved:
     adapter: AdapterSpec | None
     optimizer: OptimizerSpec
     precision: Precision
+    router: RouterOptions
     engine: ResolvedEngine
     rollout: RolloutSizes | None
 
@@ -80,62 +82,80 @@ def resolve(chosen: StrategyChoice | None, job: Job, found: list[Diagnostic]) ->
 
     Raises ConfigError with all errors: those in ``found`` and those found here.
     """
-    training, hardware = job.training, job.hardware
+    training, shape = job.training, job.shape
+    # What does not depend on the strategy.
     adapter = attempt(lambda: adapter_of(job.lora), found)
-    args = attempt(lambda: parse_optim_args(training.optim_args), found)
+    router = router_options(training, shape.router_aux_loss if shape else 0.0)
+    optimizer = _optimizer(training, found)
     precision = choose_precision(
-        training.mixed_precision, hardware, job.config.model.dtype, rounds=rounds(training.optim)
+        training.mixed_precision, job.hardware, job.config.model.dtype, rounds=rounds(optimizer.name)
     )
-    optimizer = OptimizerSpec(
-        name=training.optim,
-        learning_rate=training.learning_rate,
-        weight_decay=training.weight_decay,
-        betas=(training.adam_beta1, training.adam_beta2),
-        eps=training.adam_epsilon,
-        args={**_arguments_of(training, precision), **(args or {})},
-    )
-    if chosen is not None and training.distributed_strategy in CHOOSERS:
-        attempt(lambda: check_chosen(chosen, optimizer, compiled=training.torch_compile), found)
+    optimizer = _in_dtype(optimizer, precision)
     if precision.master == "bfloat16" and chosen and not strategy_spec(chosen.strategy).shards_weights:
         precision = replace(precision, reduce="bfloat16")  # gradients are the weights' dtype
     precision = replace(precision, fp8=training.fp8)
-    found += check_full_eval(training, precision)
+    run = Combination(
+        precision,
+        optimizer,
+        adapter,
+        compiled=training.torch_compile,
+        full_eval=tuple(w for w in ("bf16", "fp16") if getattr(training, f"{w}_full_eval")),
+        strategy=chosen.strategy if chosen else None,
+    )
+    if chosen is not None and training.distributed_strategy in CHOOSERS:
+        attempt(lambda: check_chosen(chosen, run), found)
+    found += check_full_eval(run)
+    # The strategy's mesh, batch and options, and what they do not go together with.
     engine = None
     if chosen is not None and not any(d.code.startswith("plan.world") for d in found):
         engine = attempt(lambda: _engine(chosen, job.sharded(chosen.sharding), precision), found)
     if chosen is not None and engine is not None:
-        here = hardware.packages is not None
+        here = job.hardware.packages is not None
         found += check_adapter(
             adapter, strategy_spec(chosen.strategy), engine.mesh, precision.compute, engine.options, here=here
         )
-    found += check_expert_adapters(adapter, job.shape, training)
-    found += check_router(job.shape, training, adapters=job.lora is not None)
+    found += check_expert_adapters(run, shape)
+    found += check_router(shape, router, adapters=job.lora is not None)
     if engine is not None:
-        found += check_family(job.shape, engine.mesh)
-        found += check_router_loss(job.shape, training, engine.mesh)
-    strategy, mesh = (chosen.strategy if chosen else None), (engine.mesh if engine else None)
-    found += check_bf16_weights(optimizer, precision, adapter, strategy, mesh)
-    found += check_fp8(training, hardware, precision, adapter, strategy, mesh)
+        run = replace(run, mesh=engine.mesh)
+        found += check_family(shape, engine.mesh)
+        found += check_router_loss(shape, router.loss, engine.mesh, compiled=run.compiled)
+    found += check_bf16_weights(run)
+    found += check_fp8(run, job.hardware)
     rollout = None
     if engine is not None and job.algorithm.on_policy:
         rollout = rollout_sizes(job.algorithm, training, engine.batch)
         found += check_rollout(rollout)
     if errors(found) or chosen is None or engine is None:
         raise ConfigError(*errors(found))
-    return Resolved(chosen, adapter, optimizer, precision, engine, rollout)
+    return Resolved(chosen, adapter, optimizer, precision, router, engine, rollout)
 
 
-def _arguments_of(training: TrainingSection, precision: Precision) -> JsonObject:
-    """Return the arguments of the optimizer that follow from other keys of ``training``."""
-    known, found = BUILT.get(training.optim), dict[str, Json]()
+def _optimizer(training: TrainingSection, found: list[Diagnostic]) -> OptimizerSpec:
+    """Return the optimizer with the arguments that keys of ``training`` set; errors go to ``found``."""
+    known, args = BUILT.get(training.optim), dict[str, Json]()
     if known is not None and "warmup_steps" in known.takes and training.warmup_steps >= 1:
-        found["warmup_steps"] = int(training.warmup_steps)
+        args["warmup_steps"] = int(training.warmup_steps)
     if known is not None and known.rounds:
-        found["seed"] = training.seed
-    if known is not None and known.orthogonalises:
-        low = precision.compute in ("bfloat16", "float16")
-        found["ns_dtype"] = "bfloat16" if low else "float32"
-    return found
+        args["seed"] = training.seed
+    given = attempt(lambda: parse_optim_args(training.optim_args), found)
+    return OptimizerSpec(
+        name=training.optim,
+        learning_rate=training.learning_rate,
+        weight_decay=training.weight_decay,
+        betas=(training.adam_beta1, training.adam_beta2),
+        eps=training.adam_epsilon,
+        args={**args, **(given or {})},
+    )
+
+
+def _in_dtype(optimizer: OptimizerSpec, precision: Precision) -> OptimizerSpec:
+    """Return the optimizer with the dtype of its iterations, which follows from the compute dtype."""
+    known = BUILT.get(optimizer.name)
+    if known is None or not known.orthogonalises:
+        return optimizer
+    low = precision.compute in ("bfloat16", "float16")
+    return replace(optimizer, args={"ns_dtype": "bfloat16" if low else "float32", **optimizer.args})
 
 
 def attempt(choice: Callable[[], T], found: list[Diagnostic]) -> T | None:

@@ -10,8 +10,8 @@ from paceline.core.errors import ConfigError
 from paceline.core.tables import CHOOSERS
 from paceline.core.units import human_count
 from paceline.plan import codes
+from paceline.plan.combination import Combination
 from paceline.plan.hardware.probe import Hardware
-from paceline.plan.parts import OptimizerSpec
 from paceline.plan.size_rule import size_rule
 from paceline.plan.strategies.base import StrategySpec, missing_package, strategy_spec
 from paceline.plan.strategies.job import Job
@@ -92,18 +92,18 @@ def _by_rule(job: Job) -> StrategyChoice:
     )
 
 
-def check_chosen(chosen: StrategyChoice, optimizer: OptimizerSpec, *, compiled: bool) -> None:
+def check_chosen(chosen: StrategyChoice, run: Combination) -> None:
     """Refuse options that the strategy that ``auto`` chose does not support.
 
     For a strategy named in the config, the rules check this.
     """
     spec = strategy_spec(chosen.strategy)
     found = []
-    if compiled and spec.not_compiled:
+    if run.compiled and spec.not_compiled:
         what = f"torch.compile is not supported by this strategy: {spec.not_compiled}"
         found.append((codes.STRATEGY_COMPILE, what, "training.torch_compile", "torch_compile: false"))
-    if not supports(optimizer.name, spec.state_split):
-        known = BUILT[optimizer.name]
+    if not supports(run.optimizer.name, spec.state_split):
+        known = BUILT[run.optimizer.name]
         code = codes.STRATEGY_ADAFACTOR if known.factored else codes.STRATEGY_OPTIMIZER_SPLIT
         found.append((code, known.splits_why, "training.optim", "optim: adamw_torch_fused"))
     if found:

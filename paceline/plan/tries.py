@@ -8,7 +8,7 @@ from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
 from paceline.plan.adapter import ALL_LINEAR
 from paceline.plan.algorithms.base import algorithm_spec
-from paceline.plan.engine_options import keeps_apart
+from paceline.plan.attention import PACKABLE, family_packs
 from paceline.plan.model.config_json import model_config
 from paceline.plan.model.families import FAMILY_SIZES, NO_LINEARS
 from paceline.plan.model.unusual import unusual
@@ -66,7 +66,7 @@ def _of_model(config: Config, plan: Plan | None, environ: Mapping[str, str]) -> 
         reasons.append(f"wrap classes {', '.join(sharded.wrap.classes)}")
     if kind is not None and kind not in FAMILY_SIZES:  # for listed families a table says it
         reasons.append(f"family {kind}")
-    if not keeps_apart(m.attn_implementation, plan.shape):
+    if m.attn_implementation not in PACKABLE or not family_packs(plan.shape):
         conditions = {
             "attention paceline": m.attn_implementation == "paceline",
             "context parallelism": plan.mesh.cp > 1,

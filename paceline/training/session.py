@@ -31,7 +31,7 @@ from paceline.models.scalar_head import SCALAR_ROLES, Classes
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.model.balance import config_coefficient
 from paceline.plan.model.read_shape import text_part
-from paceline.plan.model.router_loss import router_loss_of
+from paceline.plan.model.router_loss import router_options
 from paceline.plan.plan import Plan
 from paceline.protocols.model import RootModule
 from paceline.protocols.roles import Role
@@ -210,7 +210,7 @@ class Session:
         """Return the algorithm, with the balance loss of a mixture's experts if there is one."""
         plain = algorithm_class(self.plan.algorithm)(**self.algorithm_options())
         requested = config_coefficient(text_part(self.hf_config(plain.trains[0])))
-        loss = router_loss_of(self.config.training, requested)
+        loss = router_options(self.config.training, requested).loss
         return plain if loss is None else Balanced(plain, loss)
 
     def algorithm_options(self) -> JsonObject:

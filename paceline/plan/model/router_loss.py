@@ -30,22 +30,30 @@ class RouterLoss:
     scope: str
 
 
-def router_loss_of(training: TrainingSection, of_config: float) -> RouterLoss | None:
-    """Return the balance loss of a run; None if its coefficient is 0. ``of_config``: what the model asks
-    for.
+@dataclass(frozen=True)
+class RouterOptions:
+    """What a run does with a mixture's routers. ``loss``: None if its coefficient is 0; ``frozen``: they stay
+    as loaded.
     """
+
+    loss: RouterLoss | None
+    frozen: bool
+
+
+def router_options(training: TrainingSection, of_config: float) -> RouterOptions:
+    """Return the options as configured. ``of_config``: the coefficient that the model's config asks for."""
     given = training.router_aux_loss_coef
     coefficient = of_config if given is None else given
-    return RouterLoss(coefficient, training.router_aux_loss_scope) if coefficient else None
+    loss = RouterLoss(coefficient, training.router_aux_loss_scope) if coefficient else None
+    return RouterOptions(loss, training.freeze_router)
 
 
 def check_router_loss(
-    shape: ModelShape | None, training: TrainingSection, mesh: Mesh
+    shape: ModelShape | None, loss: RouterLoss | None, mesh: Mesh, *, compiled: bool
 ) -> Iterator[Diagnostic]:
     """Yield what the balance loss cannot be computed for: other families, parts of documents or of the
     layers on a rank, compiled layers.
     """
-    loss = None if shape is None else router_loss_of(training, shape.router_aux_loss)
     if shape is None or loss is None:
         return
     if not has_router_loss(shape.model_type):
@@ -63,7 +71,7 @@ def check_router_loss(
                 str(getattr(mesh, axis)),
                 f"{axis}_size: 1, or router_aux_loss_coef: 0",
             )
-    if training.torch_compile:
+    if compiled:
         yield codes.PLAN_BALANCE_LOSS_SPLIT(
             "the routers' logits cannot be read out of compiled layers, so the balance loss would be lost",
             "training.torch_compile",
@@ -72,23 +80,21 @@ def check_router_loss(
         )
 
 
-def check_router(
-    shape: ModelShape | None, training: TrainingSection, *, adapters: bool
-) -> Iterator[Diagnostic]:
+def check_router(shape: ModelShape | None, router: RouterOptions, *, adapters: bool) -> Iterator[Diagnostic]:
     """Yield why no router can be frozen."""
-    if training.freeze_router and (adapters or (shape is not None and shape.mixture is None)):
+    if router.frozen and (adapters or (shape is not None and shape.mixture is None)):
         why = "only adapters are trained" if adapters else "the model is no mixture of experts"
         yield codes.PLAN_NO_ROUTER(
             f"there is no router to freeze: {why}", "training.freeze_router", "true", "freeze_router: false"
         )
 
 
-def router_decisions(shape: ModelShape | None, training: TrainingSection) -> Iterator[Decision]:
+def router_decisions(shape: ModelShape | None, router: RouterOptions) -> Iterator[Decision]:
     """Yield what the plan says of a mixture's balance."""
     if shape is None or shape.mixture is None:
         return
-    loss = router_loss_of(training, shape.router_aux_loss)
-    if training.freeze_router:
+    loss = router.loss
+    if router.frozen:
         yield Decision("training.freeze_router", "on", "routers stay as loaded; gradients pass through them")
     if loss is not None:
         yield Decision(

@@ -103,7 +103,7 @@ def test_scores_that_no_kernel_computes_by_blocks_are_in_the_plans_memory() -> N
 
 
 def test_the_plan_names_the_newer_kernel_where_flash_runs() -> None:
-    from paceline.plan.engine_options import choose_kernel
+    from paceline.plan.attention import choose_kernel
 
     plan, hardware = _plan("H100", length=1024, flash_packages=("FA3",))
     assert plan.flash == ""  # capped scores: another kernel
