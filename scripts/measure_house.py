@@ -52,6 +52,8 @@ HOME = (
     "config/aliases.py",
     "config/synonyms.py",
 )
+#: The classes that run: each may ask whether options are its own.
+IMPLEMENTATIONS = ("strategies/", "algorithms/")
 #: Not a strategy's or algorithm's name, though spelt like one: (file, what is compared) → what it is.
 OTHER_WORDS: Mapping[tuple[str, str], str] = {
     ("algorithms/pair_policy.py", "('pairs', 'sft')"): "a term of a loss",
@@ -67,8 +69,6 @@ OTHER_WORDS: Mapping[tuple[str, str], str] = {
     ("verify/sides.py", "'distributed_strategy': against"): "keys of training",
     ("plan/hardware/probe.py", "'bitsandbytes'"): "packages",
     ("plan/cost/report.py", "'bubble'"): "parts of a step's time",
-    ("rules/backend.py", "not in sections"): "a key of training",
-    ("rules/strategy.py", "in c.strategy.sections"): "a key of training",
     ("runlog/lines.py", "'completion'"): "columns of a table",
     ("strategies/deepspeed/tensor_parallel.py", "__module__.startswith"): "a package",
     ("training/rollout/report.py", "{'reward'"): "a field of an event",
@@ -210,6 +210,9 @@ def _compared(node: ast.AST) -> bool:
         return "strategy" in ast.unparse(node) and bool(
             words & CHOOSERS or named & {"AUTO", "FASTEST", "CHOSEN"}
         )
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        named = node.func.id in ("strategy_spec", "algorithm_spec")
+        return _by_type(node) or (named and any(_words(a) & NAMES for a in node.args))
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         asks = node.func.attr in ("startswith", "endswith", "removeprefix", "removesuffix")
         return asks and any(_words(argument) & NAMES for argument in node.args)
@@ -221,6 +224,15 @@ def _compared(node: ast.AST) -> bool:
         getattr(node, "ctx", ast.Load()), ast.Load
     )
     return collection and bool(_words(node) & NAMES)
+
+
+def _by_type(node: ast.AST) -> bool:
+    """Whether a node asks for the type of one strategy's or algorithm's options."""
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) == 2):
+        return False
+    types = {n.id.lower() for n in ast.walk(node.args[1]) if isinstance(n, ast.Name)}
+    own = {name.replace("_", "") + "options" for name in NAMES}
+    return node.func.id in ("isinstance", "issubclass") and bool(types & own)
 
 
 def comparisons(package: Package, *, everywhere: bool = False) -> list[Hit]:
@@ -247,8 +259,8 @@ def comparisons(package: Package, *, everywhere: bool = False) -> list[Hit]:
         }
         for node in ast.walk(tree):
             if (
-                isinstance(node, ast.AST)
-                and _compared(node)
+                _compared(node)
+                and not (path.startswith(IMPLEMENTATIONS) and _by_type(node))
                 and (isinstance(node, ast.Compare) or id(node) not in inside)
             ):
                 text = ast.unparse(node)[:90]

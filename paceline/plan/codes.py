@@ -559,3 +559,40 @@ KTO_ONE_ROW = Code(
     "KTO measures its KL on each prompt of a step with the answer to another prompt. A step of a"
     " single row has no other answer: increase the batch size or the accumulation.",
 )
+STRATEGY_FP16_OFFLOAD = Code(
+    "strategy.fp16_offload",
+    "A loss scale needs gradients on the device, but offload moves them to host memory. bf16 needs"
+    " no loss scale.",
+)
+ROLLOUT_CORRECTION = Code(
+    "rollout.correction",
+    "rollout_correction compares the log-probabilities of sampling with those of training;"
+    " old_logprobs: sampling treats them as equal.",
+)
+GRPO_CISPO_BOUND = Code(
+    "grpo.cispo_bound",
+    "CISPO multiplies each token's log-probability by min(ratio, epsilon_high): the bound applies"
+    " to the ratio itself, which is 1 for an unchanged policy. TRL uses the key in the same way;"
+    " its default (epsilon, 0.2) would scale every update down to a fifth.",
+)
+GRPO_CISPO_UNUSED = Code(
+    "grpo.cispo_unused",
+    "The losses of GRPO clip the ratio to 1 - epsilon … 1 + epsilon_high, and delta can bound it"
+    " further; CISPO has only one bound on the weight, epsilon_high.",
+)
+PPO_KL_ESTIMATOR = Code(
+    "ppo.kl_estimator",
+    "The gradient of k1 = log π - log π_ref is that of log π, whose mean under π is 0. In the loss,"
+    " only k2 and k3 act as a KL penalty; in the reward all three do.",
+)
+PPO_ADAPTIVE_KL = Code(
+    "ppo.adaptive_kl", "The adaptive controller multiplies kl_coef, so a value of 0 would stay 0."
+)
+DPO_REFERENCE = Code(
+    "dpo.reference",
+    "reference_free removes the reference, so nothing can be computed with it, in advance or in training.",
+)
+DPO_LABEL_SMOOTHING = Code(
+    "dpo.label_smoothing",
+    "Only the sigmoid and the robust loss model labels that are flipped with some probability.",
+)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from paceline.config.optimizers import BUILT, supports
+from paceline.config.sections.training import TrainingSection
+from paceline.config.sections.training_scale import Parallelism
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.tables import CHOOSERS
@@ -12,6 +14,7 @@ from paceline.core.units import human_count
 from paceline.plan import codes
 from paceline.plan.combination import Combination
 from paceline.plan.hardware.probe import Hardware
+from paceline.plan.model.shape import ModelShape
 from paceline.plan.size_rule import size_rule
 from paceline.plan.strategies.base import StrategySpec, missing_package, strategy_spec
 from paceline.plan.strategies.job import Job
@@ -39,7 +42,10 @@ def choose_strategy(job: Job) -> StrategyChoice:
     Raises ConfigError if it cannot be started; the config rules refuse unknown names.
     """
     requested = job.training.distributed_strategy
-    chosen = _by_rule(job) if requested in CHOOSERS else StrategyChoice(requested, "named in the config")
+    if requested in CHOOSERS:
+        chosen = by_sections(job.training) or _by_size(job.world_size, job.shape)
+    else:
+        chosen = StrategyChoice(requested, "named in the config")
     if chosen.by_size:
         return chosen
     spec = strategy_spec(chosen.strategy)
@@ -66,20 +72,25 @@ def startable(name: str, by_size: StrategyChoice, hardware: Hardware) -> Strateg
     return replace(by_size, strategy=name, sharding=spec.sharding)
 
 
-def _by_rule(job: Job) -> StrategyChoice:
-    """``auto``: sections of an engine first, then one process, then the size rule."""
-    shape = job.shape
-    if job.training.deepspeed:
+def by_sections(training: TrainingSection) -> StrategyChoice | None:
+    """``auto`` where a section or an axis of the mesh asks for a strategy; None: nothing does."""
+    sizes = training.parallelism or Parallelism()
+    if training.deepspeed:
         return StrategyChoice("deepspeed", "auto: the config has training.deepspeed")
-    if job.axis("pp") > 1:
+    if sizes.pp_size > 1:
         return StrategyChoice("pipeline", "auto: training.parallelism.pp_size is above 1")
-    if job.training.fsdp:
+    if training.fsdp:
         return StrategyChoice("fsdp", "auto: the config has training.fsdp")
-    if any(job.axis(axis) > 1 for axis in ("dp_shard", "cp", "tp")):
+    if any(sizes.size(axis) > 1 for axis in ("dp_shard", "cp", "tp")):
         return StrategyChoice("fsdp", "auto: training.parallelism shards the model or the sequence")
-    if job.axis("dp_replicate") > 1:
+    if sizes.dp_replicate_size > 1:
         return StrategyChoice("ddp", "auto: training.parallelism only replicates the model")
-    if job.world_size == 1:
+    return None
+
+
+def _by_size(world_size: int, shape: ModelShape | None) -> StrategyChoice:
+    """``auto`` where the config leaves it open: one process, or the size rule."""
+    if world_size == 1:
         return StrategyChoice("single", "auto: one process")
     if shape is None:
         why = (

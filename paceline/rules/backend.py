@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from paceline.core import codes as core_codes
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.tables import CHOOSERS, STRATEGIES
+from paceline.plan.strategies.base import strategy_specs
 from paceline.rules import codes
 from paceline.rules.base import Context, Rule
 
@@ -54,21 +55,18 @@ def strategy_against_file(c: Context) -> Iterator[Diagnostic]:
         return
     sections = chooser.sections
     # A section of another engine than the strategy's
-    if t.deepspeed and "deepspeed" not in sections:
-        yield c.problem(
-            codes.BACK_STRATEGY_VS_FILE,
-            f"a DeepSpeed config is given, but the strategy is {name}",
-            _STRATEGY,
-            hint="set distributed_strategy: deepspeed, or remove deepspeed (deepspeed: null)",
-        )
-    if t.fsdp and "fsdp" not in sections:
-        yield c.problem(
-            codes.BACK_STRATEGY_VS_FILE,
-            f"fsdp is set, but the strategy is {name}",
-            _STRATEGY,
-            "training.fsdp",
-            hint="set distributed_strategy: fsdp, or remove fsdp (fsdp: null)",
-        )
+    owners = {key: owner.name for owner in reversed(strategy_specs()) for key in owner.sections}
+    for key, owner in sorted(owners.items()):
+        value = getattr(t, key)
+        if value and key not in sections:
+            yield c.problem(
+                codes.BACK_STRATEGY_VS_FILE,
+                f"{key} is set, but the strategy is {name}",
+                _STRATEGY,
+                f"training.{key}",
+                found=f"distributed_strategy: {name}, {key}: {value if isinstance(value, str) else '{…}'}",
+                hint=f"set distributed_strategy: {owner}, or remove {key} ({key}: null)",
+            )
     # A ZeRO stage other than the one in the strategy's name
     stage = (
         t.deepspeed.get("zero_optimization", {}).get("stage")

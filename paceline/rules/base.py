@@ -15,6 +15,7 @@ from paceline.core.json_types import Json
 from paceline.core.tables import CHOOSERS, STRATEGIES
 from paceline.plan.algorithms.base import AlgorithmSpec, algorithm_spec, algorithm_specs
 from paceline.plan.strategies.base import StrategySpec, strategy_spec
+from paceline.plan.strategy import by_sections
 
 #: A value of the config: of a section, or a section itself.
 Value: TypeAlias = "Section | Json"
@@ -117,16 +118,8 @@ class Context:
         chooser = CHOOSERS.get(t.distributed_strategy)
         if chooser is None or chooser.searches:
             return self.named_strategy
-        if isinstance(t.deepspeed, dict) and t.deepspeed:
-            return strategy_spec("deepspeed")
-        if t.parallelism is not None and t.parallelism.pp_size > 1:
-            return strategy_spec("pipeline")
-        sharded = t.parallelism is not None and (
-            t.parallelism.dp_shard_size,
-            t.parallelism.cp_size,
-            t.parallelism.tp_size,
-        ) != (1, 1, 1)
-        return strategy_spec("fsdp") if t.fsdp or sharded else None
+        chosen = by_sections(t)
+        return strategy_spec(chosen.strategy) if chosen else None
 
     def given(self, path: str) -> bool:
         """Whether a layer above the defaults set this key."""

@@ -181,11 +181,6 @@ STRATEGY_OPTIONS = Code(
 STRATEGY_FLOAT64 = Code(
     "strategy.float64", "float64 is for comparing native strategies; DeepSpeed's buffers are float32."
 )
-STRATEGY_FP16_OFFLOAD = Code(
-    "strategy.fp16_offload",
-    "A loss scale needs gradients on the device, but offload moves them to host memory. bf16 needs"
-    " no loss scale.",
-)
 STRATEGY_FP16_PIPELINE = Code(
     "strategy.fp16_pipeline",
     "Pipeline schedules run the backward passes themselves, without a loss scale. bf16 needs none.",
@@ -317,11 +312,6 @@ ROLLOUT_MAX_REDRAWS = Code(
 ROLLOUT_GREEDY = Code(
     "rollout.greedy", "At temperature 0 all answers to a prompt are identical, so every advantage is 0."
 )
-ROLLOUT_CORRECTION = Code(
-    "rollout.correction",
-    "rollout_correction compares the log-probabilities of sampling with those of training;"
-    " old_logprobs: sampling treats them as equal.",
-)
 ROLLOUT_SERVER_URL = Code(
     "rollout.server_url",
     "`training.rollout.server.url` is scheme, host and port of a server with vLLM's OpenAI-compatible API.",
@@ -339,18 +329,6 @@ ROLLOUT_SERVER_TOWER = Code(
     "rollout.server_tower",
     "A server runs the model with all its parts; the weights that a run sends are the language"
     " model's alone.",
-)
-
-GRPO_CISPO_BOUND = Code(
-    "grpo.cispo_bound",
-    "CISPO multiplies each token's log-probability by min(ratio, epsilon_high): the bound applies"
-    " to the ratio itself, which is 1 for an unchanged policy. TRL uses the key in the same way;"
-    " its default (epsilon, 0.2) would scale every update down to a fifth.",
-)
-GRPO_CISPO_UNUSED = Code(
-    "grpo.cispo_unused",
-    "The losses of GRPO clip the ratio to 1 - epsilon … 1 + epsilon_high, and delta can bound it"
-    " further; CISPO has only one bound on the weight, epsilon_high.",
 )
 
 REWARDS_MODEL_OPTIONS = Code(
@@ -383,14 +361,6 @@ REWARDS_NO_CODE = Code(
     "rewards.no_code", "`training.rollout.allow_unsandboxed_code` applies to the reward `code` only."
 )
 
-PPO_KL_ESTIMATOR = Code(
-    "ppo.kl_estimator",
-    "The gradient of k1 = log π - log π_ref is that of log π, whose mean under π is 0. In the loss,"
-    " only k2 and k3 act as a KL penalty; in the reward all three do.",
-)
-PPO_ADAPTIVE_KL = Code(
-    "ppo.adaptive_kl", "The adaptive controller multiplies kl_coef, so a value of 0 would stay 0."
-)
 PPO_NO_KL = Code(
     "ppo.no_kl",
     "A reference is used only for the KL; if its weight (kl_coef, beta) is 0, no reference is loaded.",
@@ -401,14 +371,6 @@ STRATEGY_DIVERGENCE = Code(
     "Distillation compares distributions over the whole vocabulary, for which every rank needs both"
     " heads complete: tensor parallelism and pipeline parallelism are not supported. Sequences may"
     " be sharded (context parallelism).",
-)
-DPO_REFERENCE = Code(
-    "dpo.reference",
-    "reference_free removes the reference, so nothing can be computed with it, in advance or in training.",
-)
-DPO_LABEL_SMOOTHING = Code(
-    "dpo.label_smoothing",
-    "Only the sigmoid and the robust loss model labels that are flipped with some probability.",
 )
 DPO_LM_HEAD_ADAPTER = Code(
     "dpo.lm_head_adapter",

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from paceline.config.sections.training_scale import MESH_SIZES, Parallelism
 from paceline.core.diagnostics import Diagnostic
 from paceline.plan import codes as plan_codes
+from paceline.plan.strategies.base import strategy_specs
 from paceline.rules import codes
 from paceline.rules.base import Context, Rule
 
@@ -140,6 +141,12 @@ def inside_nodes(c: Context) -> Iterator[Diagnostic]:
         )
 
 
+def _strategy_with(axes: set[str]) -> str:
+    """Return the strategy that has these axes: without a further package, and made for most axes."""
+    able = [spec for spec in strategy_specs() if spec.axes is None or axes <= spec.axes]
+    return max(able, key=lambda spec: (not spec.requires, len(spec.axes or ()))).name
+
+
 def axes_of_strategy(c: Context) -> Iterator[Diagnostic]:
     """par.strategy, par.pp_cp"""
     sizes, spec = _usable(c), c.named_strategy
@@ -150,7 +157,7 @@ def axes_of_strategy(c: Context) -> Iterator[Diagnostic]:
     allowed = None if spec is None else spec.axes
     wrong = [axis for axis in used if allowed is not None and axis.removesuffix("_size") not in allowed]
     if wrong and spec is not None:
-        instead = "pipeline" if "pp_size" in wrong else "fsdp"
+        instead = _strategy_with({axis.removesuffix("_size") for axis in used})
         yield c.problem(
             codes.PAR_STRATEGY,
             f"the strategy {spec.name} has no axis {', '.join(axis.removesuffix('_size') for axis in wrong)}",

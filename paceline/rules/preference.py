@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.config.sections.preference import DpoOptions
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.rules import codes
 from paceline.rules.base import Context, Rule
@@ -27,10 +26,9 @@ def whole_answers(c: Context) -> Iterator[Diagnostic]:
         )
 
 
-def options(c: Context) -> Iterator[Diagnostic]:
-    """dpo.reference, dpo.label_smoothing, train.algorithm_section"""
+def sections(c: Context) -> Iterator[Diagnostic]:
+    """train.algorithm_section"""
     t, own = c.config.training, c.algorithm
-    # Sections of other algorithms
     others = (spec.name for spec in c.algorithms if not spec.on_policy and spec.name != own.name)
     for name in others:
         if getattr(t, name, None) is not None:
@@ -42,27 +40,6 @@ def options(c: Context) -> Iterator[Diagnostic]:
                 hint=f"set algorithm: {name}, or remove the section",
                 severity=Severity.WARNING,
             )
-    # DPO's own options
-    dpo = c.own_options
-    if not isinstance(dpo, DpoOptions):
-        return
-    if dpo.reference_free and (dpo.ref_model or dpo.precompute_ref_log_probs):
-        key = "ref_model" if dpo.ref_model else "precompute_ref_log_probs"
-        yield c.problem(
-            codes.DPO_REFERENCE,
-            "there is no reference model to use",
-            "training.dpo.reference_free",
-            f"training.dpo.{key}",
-            hint=f"set reference_free: false, or remove {key}",
-        )
-    if dpo.label_smoothing and dpo.loss_type not in ("sigmoid", "robust"):
-        yield c.problem(
-            codes.DPO_LABEL_SMOOTHING,
-            f"the loss {dpo.loss_type} does not model flipped labels",
-            "training.dpo.label_smoothing",
-            "training.dpo.loss_type",
-            hint="set label_smoothing: 0, or loss_type: sigmoid or robust",
-        )
 
 
-PREFERENCE_RULES: tuple[Rule, ...] = (whole_answers, options)
+PREFERENCE_RULES: tuple[Rule, ...] = (whole_answers, sections)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.config.sections.ppo import PpoOptions
-from paceline.config.sections.reinforce_plus_plus import ReinforcePlusPlusOptions
-from paceline.config.sections.rollout import GrpoOptions, RolloutOptions
+from paceline.config.sections.rollout import RolloutOptions
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.rules import codes
 from paceline.rules.base import Context, Rule
@@ -135,37 +133,6 @@ def reward_models(c: Context) -> Iterator[Diagnostic]:
         )
 
 
-def kl_in_loss(c: Context) -> Iterator[Diagnostic]:
-    """ppo.kl_estimator"""
-    own, key = c.own_options, c.algorithm.key
-    if not isinstance(own, (PpoOptions, ReinforcePlusPlusOptions)) or not getattr(own, c.algorithm.kl):
-        return
-    if own.kl_in == "loss" and own.kl_estimator == "k1":
-        yield c.problem(
-            codes.PPO_KL_ESTIMATOR,
-            "as a loss term, k1 has the gradient of log π alone, whose mean is 0: it would not"
-            " limit the policy at all",
-            f"{key}.kl_estimator",
-            f"{key}.kl_in",
-            hint="set kl_estimator: k2 or k3, or kl_in: reward",
-        )
-
-
-def ppo(c: Context) -> Iterator[Diagnostic]:
-    """ppo.adaptive_kl"""
-    own = c.own_options
-    if not isinstance(own, PpoOptions):
-        return
-    if own.adap_kl_ctrl and not own.kl_coef:
-        yield c.problem(
-            codes.PPO_ADAPTIVE_KL,
-            "the controller multiplies kl_coef, so 0 stays 0",
-            "training.ppo.kl_coef",
-            "training.ppo.adap_kl_ctrl",
-            hint="set kl_coef: 0.05, or adap_kl_ctrl: false",
-        )
-
-
 def no_kl(c: Context) -> Iterator[Diagnostic]:
     """ppo.no_kl"""
     spec, training = c.algorithm, c.config.training
@@ -245,50 +212,6 @@ def groups(c: Context) -> Iterator[Diagnostic]:
         )
 
 
-def old_logprobs(c: Context) -> Iterator[Diagnostic]:
-    """rollout.correction"""
-    options, own = _rollout(c), c.own_options
-    if options is None or not isinstance(own, GrpoOptions) or own.rollout_correction == "none":
-        return
-    if options.old_logprobs == "sampling":
-        yield c.problem(
-            codes.ROLLOUT_CORRECTION,
-            "the log-probabilities of training are taken from sampling, and the correction compares"
-            " the two: every weight would be 1",
-            f"{_ROLLOUT}.old_logprobs",
-            "training.grpo.rollout_correction",
-            hint="set old_logprobs: recompute, or rollout_correction: none",
-        )
-
-
-def cispo(c: Context) -> Iterator[Diagnostic]:
-    """grpo.cispo_bound, grpo.cispo_unused"""
-    own = c.own_options
-    if not isinstance(own, GrpoOptions) or own.loss_type != "cispo":
-        return
-    if own.epsilon_high is None or own.epsilon_high <= 1:
-        yield c.problem(
-            codes.GRPO_CISPO_BOUND,
-            "with loss_type: cispo, epsilon_high is the largest importance weight itself (as in"
-            " TRL), and on-policy tokens have weight 1: this bound would reduce every token's"
-            " weight",
-            "training.grpo.epsilon_high",
-            "training.grpo.loss_type",
-            hint="epsilon_high: 5.0",
-        )
-    for name, used in (("epsilon", c.given("training.grpo.epsilon")), ("delta", own.delta is not None)):
-        if used:
-            yield c.problem(
-                codes.GRPO_CISPO_UNUSED,
-                "loss_type: cispo bounds the importance weight by epsilon_high alone, so"
-                f" {name} would have no effect",
-                f"training.grpo.{name}",
-                "training.grpo.loss_type",
-                hint=f"remove {name}",
-                severity=Severity.WARNING,
-            )
-
-
 def sections(c: Context) -> Iterator[Diagnostic]:
     """train.algorithm_section"""
     t = c.config.training
@@ -316,12 +239,8 @@ ROLLOUT_RULES: tuple[Rule, ...] = (
     rewards,
     code_sandbox,
     reward_models,
-    kl_in_loss,
-    ppo,
     no_kl,
     lengths,
     groups,
-    old_logprobs,
-    cispo,
     sections,
 )

@@ -54,20 +54,10 @@ def float64(c: Context) -> Iterator[Diagnostic]:
 
 
 def fp16(c: Context) -> Iterator[Diagnostic]:
-    """strategy.fp16_offload, strategy.fp16_pipeline"""
+    """strategy.fp16_pipeline"""
     t = c.config.training
     if t.mixed_precision != "fp16":
         return
-    options = t.fsdp_config if isinstance(t.fsdp_config, dict) else {}
-    offload = options.get("cpu_offload") is True or "offload" in str(t.fsdp or "")
-    if offload and c.strategy is not None and "fsdp" in c.strategy.sections:
-        yield c.problem(
-            codes.STRATEGY_FP16_OFFLOAD,
-            "the loss scale of fp16 is checked on the device, but offloaded gradients are in host memory",
-            "training.mixed_precision",
-            "training.fsdp",
-            hint="set bf16: true, or use fsdp without offload",
-        )
     if c.strategy is not None and not c.strategy.loss_scale:
         yield c.problem(
             codes.STRATEGY_FP16_PIPELINE,

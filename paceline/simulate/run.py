@@ -20,7 +20,6 @@ from paceline.plan.mesh import Mesh
 from paceline.plan.model.head_chunk import LEAST
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.base import Simulated, StrategySpec, strategy_spec
-from paceline.plan.strategies.options import FsdpOptions
 from paceline.plan.strategies.replicated import SINGLE
 from paceline.protocols.batch import Batch
 from paceline.protocols.model import BuildOptions
@@ -41,8 +40,7 @@ def simulate(plan: Plan, config: Mapping[str, Json], chunk_bytes: int = LEAST) -
     ``collectives``: kind → [count, bytes]; all are JSON types. If a strategy's engine reads real memory
     (DDP's reducer, DeepSpeed), only the module is run, on one process: see ``plan.cost.simulation``.
     """
-    if isinstance(plan.engine, FsdpOptions):
-        plan = replace(plan, engine=replace(plan.engine, meta_start=False))  # every rank builds
+    plan = replace(plan, engine=plan.engine.built_whole())
     spec = strategy_spec(plan.strategy)
     whole = spec.simulated is Simulated.ALL
     alone = plan if whole else replace(plan, strategy=SINGLE.name, world_size=1, mesh=Mesh())

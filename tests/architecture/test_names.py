@@ -56,6 +56,9 @@ def test_a_word_that_is_let_pass_is_still_there(house: ModuleType, package: Any)
         "plan.strategy.startswith('zero3')",
         "match plan.algorithm:\n    case 'ppo':\n        pass",
         "config.training.distributed_strategy != 'auto'",
+        "isinstance(options, PpoOptions)",
+        "isinstance(plan.engine, (FsdpOptions, PipelineOptions))",
+        "strategy_spec('ddp').axes",
     ],
 )
 def test_every_way_to_compare_is_seen(house: ModuleType, tmp_path: Path, source: str) -> None:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from paceline.config.sections.ppo import PpoOptions
+from paceline.config.sections.reinforce_plus_plus import ReinforcePlusPlusOptions
+from paceline.config.sections.rollout import GrpoOptions
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.plan import codes
 from paceline.plan.algorithms.base import Adapter, AlgorithmSpec, Training, switched_off
+from paceline.plan.job_to_check import JobToCheck
 from paceline.plan.parts import OtherModel
 from paceline.plan.plan import Decision
 
@@ -61,7 +68,80 @@ class OnPolicySpec(AlgorithmSpec):
         return "live", (Decision("reference", "live", f"{named}, kept frozen in addition to the policy"),)
 
 
-GRPO = OnPolicySpec(
+@dataclass(frozen=True)
+class Grpo(OnPolicySpec):
+    """Its losses bound the importance weight, or correct what sampling computed otherwise."""
+
+    def check(self, job: JobToCheck) -> Iterator[Diagnostic]:
+        own, rollout = job.own_options, job.config.training.rollout
+        if not isinstance(own, GrpoOptions):
+            return
+        corrected = own.rollout_correction != "none"
+        if corrected and rollout is not None and rollout.old_logprobs == "sampling":
+            yield job.problem(
+                codes.ROLLOUT_CORRECTION,
+                "the log-probabilities of training are taken from sampling, and the correction compares"
+                " the two: every weight would be 1",
+                "training.rollout.old_logprobs",
+                f"{self.key}.rollout_correction",
+                hint="set old_logprobs: recompute, or rollout_correction: none",
+            )
+        if own.loss_type == "cispo":
+            yield from self._cispo(job, own)
+
+    def _cispo(self, job: JobToCheck, own: GrpoOptions) -> Iterator[Diagnostic]:
+        key = self.key
+        if own.epsilon_high is None or own.epsilon_high <= 1:
+            yield job.problem(
+                codes.GRPO_CISPO_BOUND,
+                "with loss_type: cispo, epsilon_high is the largest importance weight itself (as in"
+                " TRL), and on-policy tokens have weight 1: this bound would reduce every token's"
+                " weight",
+                f"{key}.epsilon_high",
+                f"{key}.loss_type",
+                hint="epsilon_high: 5.0",
+            )
+        for name, used in (("epsilon", job.given(f"{key}.epsilon")), ("delta", own.delta is not None)):
+            if used:
+                yield job.problem(
+                    codes.GRPO_CISPO_UNUSED,
+                    "loss_type: cispo bounds the importance weight by epsilon_high alone, so"
+                    f" {name} would have no effect",
+                    f"{key}.{name}",
+                    f"{key}.loss_type",
+                    hint=f"remove {name}",
+                    severity=Severity.WARNING,
+                )
+
+
+@dataclass(frozen=True)
+class KlPenalty(OnPolicySpec):
+    """The KL is a penalty in the reward or a term of the loss, by ``kl_in``."""
+
+    def check(self, job: JobToCheck) -> Iterator[Diagnostic]:
+        own, key = job.own_options, self.key
+        if not isinstance(own, (PpoOptions, ReinforcePlusPlusOptions)):
+            return
+        if getattr(own, self.kl) and own.kl_in == "loss" and own.kl_estimator == "k1":
+            yield job.problem(
+                codes.PPO_KL_ESTIMATOR,
+                "as a loss term, k1 has the gradient of log π alone, whose mean is 0: it would not"
+                " limit the policy at all",
+                f"{key}.kl_estimator",
+                f"{key}.kl_in",
+                hint="set kl_estimator: k2 or k3, or kl_in: reward",
+            )
+        if isinstance(own, PpoOptions) and own.adap_kl_ctrl and not own.kl_coef:
+            yield job.problem(
+                codes.PPO_ADAPTIVE_KL,
+                "the controller multiplies kl_coef, so 0 stays 0",
+                f"{key}.kl_coef",
+                f"{key}.adap_kl_ctrl",
+                hint="set kl_coef: 0.05, or adap_kl_ctrl: false",
+            )
+
+
+GRPO = Grpo(
     "grpo",
     "prompts",
     outputs=("logprobs", "entropy"),
@@ -83,7 +163,7 @@ RLOO = OnPolicySpec(
     kl="beta",
     passes="num_iterations",
 )
-REINFORCE_PLUS_PLUS = OnPolicySpec(
+REINFORCE_PLUS_PLUS = KlPenalty(
     "reinforce_plus_plus",
     "prompts",
     outputs=("logprobs", "entropy"),
@@ -93,7 +173,7 @@ REINFORCE_PLUS_PLUS = OnPolicySpec(
     kl="beta",
     passes="num_iterations",
 )
-PPO = OnPolicySpec(
+PPO = KlPenalty(
     "ppo",
     "prompts",
     outputs=("logprobs", "entropy"),

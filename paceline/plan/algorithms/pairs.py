@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from paceline.config.sections.preference import DpoOptions
+from paceline.core.diagnostics import Diagnostic
+from paceline.plan import codes
 from paceline.plan.algorithms.base import Adapter, AlgorithmSpec, Training, live_reference
+from paceline.plan.job_to_check import JobToCheck
 from paceline.plan.parts import OtherModel
 from paceline.plan.plan import Decision
 
@@ -30,6 +35,28 @@ class Dpo(AlgorithmSpec):
             return "cached", {}, (Decision("reference", "cached", why),)
         more = f"; {self.key}.precompute_ref_log_probs: true saves its memory and its forward"
         return live_reference(self, training, adapter, more)
+
+    def check(self, job: JobToCheck) -> Iterator[Diagnostic]:
+        own, key = job.own_options, self.key
+        if not isinstance(own, DpoOptions):
+            return
+        if own.reference_free and (own.ref_model or own.precompute_ref_log_probs):
+            unused = "ref_model" if own.ref_model else "precompute_ref_log_probs"
+            yield job.problem(
+                codes.DPO_REFERENCE,
+                "there is no reference model to use",
+                f"{key}.reference_free",
+                f"{key}.{unused}",
+                hint=f"set reference_free: false, or remove {unused}",
+            )
+        if own.label_smoothing and own.loss_type not in ("sigmoid", "robust"):
+            yield job.problem(
+                codes.DPO_LABEL_SMOOTHING,
+                f"the loss {own.loss_type} does not model flipped labels",
+                f"{key}.label_smoothing",
+                f"{key}.loss_type",
+                hint="set label_smoothing: 0, or loss_type: sigmoid or robust",
+            )
 
 
 REWARD = AlgorithmSpec(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from paceline.core.json_types import Json, JsonObject
 from paceline.plan.codec import UNLESS_DEFAULT, from_json, to_json
@@ -32,6 +32,10 @@ class EngineOptions:
     def sharded(self) -> FsdpOptions | None:
         """FSDP2 options for the model (or each stage); None if another engine shards it."""
         return None
+
+    def built_whole(self) -> EngineOptions:
+        """Return the options for a start at which every rank builds the whole model."""
+        return self
 
     def to_json(self) -> JsonObject:
         """Plain JSON types."""
@@ -103,6 +107,9 @@ class FsdpOptions(EngineOptions):
     @property
     def sharded(self) -> FsdpOptions | None:
         return self
+
+    def built_whole(self) -> FsdpOptions:
+        return replace(self, meta_start=False)
 
 
 @dataclass(frozen=True)

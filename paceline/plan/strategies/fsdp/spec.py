@@ -45,6 +45,16 @@ class Fsdp(StrategySpec):
                 "training.fsdp_config",
                 hint="set torch_compile: false, or remove min_num_params",
             )
+        options = training.fsdp_config if isinstance(training.fsdp_config, dict) else {}
+        offload = options.get("cpu_offload") is True or "offload" in str(training.fsdp or "")
+        if offload and training.mixed_precision == "fp16":
+            yield job.problem(
+                codes.STRATEGY_FP16_OFFLOAD,
+                "the loss scale of fp16 is checked on the device, but offloaded gradients are in host memory",
+                "training.mixed_precision",
+                "training.fsdp",
+                hint="set bf16: true, or use fsdp without offload",
+            )
 
     def mesh(self, job: Job, findings: Findings) -> Mesh:
         return fsdp_mesh(job, findings)
