@@ -39,7 +39,7 @@ class KernelChoice:
 
 
 @dataclass(frozen=True)
-class AttentionChoice:
+class AttentionDecision:
     """The decision, whose ``choice`` becomes ``Plan.attention``, and the kernel.
 
     ``kernel``: None where Transformers' own function computes attention; packed documents then attend to each
@@ -57,14 +57,14 @@ def family_packs(shape: ModelShape | None) -> bool:
 
 def choose_attention(
     requested: str, hardware: Hardware, precision: Precision, shape: ModelShape | None, length: int
-) -> AttentionChoice:
+) -> AttentionDecision:
     """Return how attention is computed. ``length``: tokens of the longest document."""
     subject, own = "model.attn_implementation", "Transformers' own function, one padded row per document"
     if requested not in PACKABLE:
-        return AttentionChoice(Decision(subject, requested, f"requested: {own}"), None)
+        return AttentionDecision(Decision(subject, requested, f"requested: {own}"), None)
     if shape is not None and not family_packs(shape):
         why = f"documents in one row of model_type {shape.model_type} would influence each other's losses"
-        return AttentionChoice(Decision(subject, requested, f"{own}: {why}"), None)
+        return AttentionDecision(Decision(subject, requested, f"{own}: {why}"), None)
     chosen = choose_kernel(hardware, precision, shape)
     kernel = f"{chosen.name}: {chosen.reason}"
     if chosen.whole_scores and shape is not None:
@@ -79,7 +79,7 @@ def choose_attention(
         kernel += (
             "; a model class that does not support it gets one padded row per document, and the log says so"
         )
-    return AttentionChoice(Decision(subject, requested, kernel), chosen)
+    return AttentionDecision(Decision(subject, requested, kernel), chosen)
 
 
 def choose_packing(job: Job, *, apart: bool) -> Decision:

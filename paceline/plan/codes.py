@@ -270,8 +270,8 @@ PLAN_NOT_INSTALLED = Code(
 )
 PLAN_DEEPSPEED_MISSING = Code(
     "plan.deepspeed_missing",
-    "The strategy needs the package deepspeed, which is not installed. Install it, or use fsdp,"
-    " which shards the same states.",
+    "The strategy needs a package that is not installed (ZeRO needs deepspeed). Install it; in place of ZeRO,"
+    " fsdp shards the same states.",
 )
 PLAN_HARDWARE_FILE = Code(
     "plan.hardware_file",

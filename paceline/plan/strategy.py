@@ -13,7 +13,7 @@ from paceline.core.tables import CHOOSERS
 from paceline.core.units import human_count
 from paceline.plan import codes
 from paceline.plan.combination import Combination
-from paceline.plan.hardware.probe import Hardware
+from paceline.plan.hardware.probe import OPTIONAL_PACKAGES, Hardware
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.size_rule import size_rule
 from paceline.plan.strategies.base import StrategySpec, missing_package, strategy_spec
@@ -134,7 +134,7 @@ def _substituted(chosen: StrategyChoice, strategy: str, sharding: str) -> Strate
 
 
 def _not_installed(spec: StrategySpec, package: str) -> Diagnostic:
-    hint = f"pip install 'paceline[{package}]'"
+    hint = f"pip install 'paceline[{package}]'" if package in OPTIONAL_PACKAGES else f"pip install {package}"
     if spec.substitute:
         strategy, sharding = spec.substitute
         hint += (

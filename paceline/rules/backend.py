@@ -126,13 +126,15 @@ def distributed_flag(c: Context) -> Iterator[Diagnostic]:
 
 def needs_processes(c: Context) -> Iterator[Diagnostic]:
     """back.fsdp_single"""
-    t, world = c.config.training, c.facts.world_size
-    if world == 1 and (t.fsdp or (c.named_strategy is not None and c.named_strategy.min_processes > 1)):
+    t, world, spec = c.config.training, c.facts.world_size, c.strategy
+    least = 1 if spec is None else spec.min_processes
+    if spec is not None and world is not None and world < least:
+        there = "there is only one" if world == 1 else f"there are {world}"
         yield c.problem(
             codes.BACK_FSDP_SINGLE,
-            "FSDP shards over processes, but there is only one",
+            f"the strategy {spec.name} needs {least} processes or more, but {there}",
             "training.fsdp" if t.fsdp else _STRATEGY,
-            hint="use --nproc 2 or more, or set distributed_strategy: single",
+            hint=f"use --nproc {least} or more, or set distributed_strategy: single",
         )
 
 

@@ -12,9 +12,9 @@ from paceline.config.source import DEFAULTS, Source, shown
 from paceline.core.diagnostics import Code, Diagnostic, Severity
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json
-from paceline.core.tables import CHOOSERS, STRATEGIES
+from paceline.core.tables import CHOOSERS
 from paceline.plan.algorithms.base import AlgorithmSpec, algorithm_spec, algorithm_specs
-from paceline.plan.strategies.base import StrategySpec, strategy_spec
+from paceline.plan.strategies.base import StrategySpec, declared_spec, strategy_spec
 from paceline.plan.strategy import by_sections
 
 #: A value of the config: of a section, or a section itself.
@@ -101,12 +101,12 @@ class Context:
 
     @property
     def named_strategy(self) -> StrategySpec | None:
-        """The spec of the built-in strategy that the config names.
+        """The spec of the strategy that the config names, built-in or the user's own.
 
-        None for ``auto`` and ``fastest``, for a user-defined class and for an unknown name.
+        None for ``auto`` and ``fastest``, for a user-defined class without a spec, and for an unknown name or
+        a spec that cannot be loaded (``rules.strategy.of_the_spec`` reports it).
         """
-        name = self.config.training.distributed_strategy
-        return strategy_spec(name) if name in STRATEGIES.names() else None
+        return declared_spec(self.config.training.distributed_strategy)
 
     @property
     def strategy(self) -> StrategySpec | None:

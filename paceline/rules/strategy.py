@@ -46,7 +46,7 @@ def float64(c: Context) -> Iterator[Diagnostic]:
     if c.config.model.dtype == "float64" and c.strategy is not None and not c.strategy.float64:
         yield c.problem(
             codes.STRATEGY_FLOAT64,
-            "DeepSpeed keeps its flat buffers in float32, so float64 values would be rounded",
+            f"the strategy {c.strategy.name} keeps values in float32, so float64 ones would be rounded",
             "model.dtype",
             _STRATEGY,
             hint="set dtype: float32, or distributed_strategy: fsdp",
@@ -61,7 +61,7 @@ def fp16(c: Context) -> Iterator[Diagnostic]:
     if c.strategy is not None and not c.strategy.loss_scale:
         yield c.problem(
             codes.STRATEGY_FP16_PIPELINE,
-            "pipeline stages run the backward inside the schedule, where no loss scale is applied",
+            f"the strategy {c.strategy.name} applies no loss scale, without which fp16's gradients underflow",
             "training.mixed_precision",
             _STRATEGY,
             hint="set bf16: true, or mixed_precision: no",

@@ -13,11 +13,11 @@ from paceline.config.source import COMMAND_LINE
 from paceline.core.diagnostics import Diagnostic, Severity, errors
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
-from paceline.core.tables import STRATEGIES
 from paceline.launch.before.machine import OF_ANOTHER_RUN, of_machine
 from paceline.launch.managers import OWN_DEVICES
 from paceline.plan import codes as plan_codes
 from paceline.plan.hardware.kinds import is_accelerator
+from paceline.plan.strategies.base import declared_spec
 
 if TYPE_CHECKING:
     from paceline.config.load import Loaded, NotLoaded
@@ -294,9 +294,8 @@ def num_processes(config: Config, hardware: Hardware) -> int:
 
 def alone(config: Config) -> bool:
     """Whether the config uses one process; under ``data_parallel`` it drives all devices of its node."""
-    name = config.training.distributed_strategy
-    named = name in STRATEGIES.names() and STRATEGIES.spec(name).one_process
-    return named or config.training.distributed is False
+    spec = declared_spec(config.training.distributed_strategy)
+    return (spec is not None and spec.one_process) or config.training.distributed is False
 
 
 def cluster_of(config: Config, plan: Plan) -> Cluster:

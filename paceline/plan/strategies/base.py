@@ -6,6 +6,8 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from importlib import util
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from paceline.config.optimizers import StateSplit
@@ -18,7 +20,7 @@ from paceline.plan import codes
 from paceline.plan.batch import BatchSplit
 from paceline.plan.cost.layout import StrategyLayout
 from paceline.plan.cost.starts import LoadingSpec
-from paceline.plan.hardware.probe import Hardware
+from paceline.plan.hardware.probe import OPTIONAL_PACKAGES, Hardware
 from paceline.plan.job_to_check import JobToCheck
 from paceline.plan.mesh import Mesh, mesh_for
 from paceline.plan.own_spec import guarded
@@ -193,6 +195,19 @@ def strategy_spec(name: str) -> StrategySpec:
     return found
 
 
+def declared_spec(name: str) -> StrategySpec | None:
+    """Return the spec that declares a strategy's properties, built-in or user-defined.
+
+    None for a user-defined class without a spec, for other names, and for a spec that cannot be loaded.
+    """
+    if name in STRATEGIES.names():
+        return strategy_spec(name)
+    try:
+        return _own_spec(name) if is_assigned(name) else None
+    except ConfigError:
+        return None
+
+
 def _own_spec(name: str) -> StrategySpec | None:
     had_torch, where = "torch" in sys.modules, "training.distributed_strategy"
     try:
@@ -226,4 +241,6 @@ def missing_package(spec: StrategySpec, hardware: Hardware) -> str:
     """Return a required package that is not installed; empty if none is missing or packages are unknown."""
     if hardware.packages is None:
         return ""
-    return next((package for package in spec.requires if package not in hardware.packages), "")
+    probed = (p for p in spec.requires if p in OPTIONAL_PACKAGES and p not in hardware.packages)
+    others = (p for p in spec.requires if p not in OPTIONAL_PACKAGES and util.find_spec(p) is None)
+    return next(chain(probed, others), "")
