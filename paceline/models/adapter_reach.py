@@ -8,11 +8,21 @@ from collections.abc import Mapping
 
 from torch import nn
 
-#: Transformers' class -> its layer. Gemma 3n clamps the weight in training, LongCat's router widens it.
-READ_BY_PARENT: Mapping[str, str] = {
-    "Gemma3nTextAltUp": "correction_coefs",
-    "JambaMambaMixer": "dt_proj",
-    "LongcatFlashTopkRouter": "classifier",
+#: Transformers' class -> its layers. Gemma 3n clamps the weight in training, LongCat's router widens it;
+#: state spaces hand weights to their kernels (``out_proj`` and ``x_proj`` only where such kernels are
+#: installed: an adapter would act on one machine and not on another).
+READ_BY_PARENT: Mapping[str, tuple[str, ...]] = {
+    "BambaMixer": ("out_proj",),
+    "FalconH1Mixer": ("out_proj",),
+    "FalconMambaMixer": ("dt_proj", "out_proj", "x_proj"),
+    "Gemma3nTextAltUp": ("correction_coefs",),
+    "GraniteMoeHybridMambaLayer": ("out_proj",),
+    "JambaMambaMixer": ("dt_proj",),
+    "LongcatFlashTopkRouter": ("classifier",),
+    "Mamba2Mixer": ("out_proj",),
+    "MambaMixer": ("dt_proj", "out_proj", "x_proj"),
+    "NemotronHMamba2Mixer": ("out_proj",),
+    "Zamba2MambaMixer": ("out_proj",),
 }
 
 
@@ -23,6 +33,6 @@ def out_of_reach(hf: nn.Module) -> list[str]:
     found = set()
     for name, module in hf.named_modules():
         for kind in type(module).__mro__:  # a swapped class has the original among its bases
-            if child := READ_BY_PARENT.get(kind.__name__):
+            for child in READ_BY_PARENT.get(kind.__name__, ()):
                 found.add(f"{name.rpartition('.')[2]}.{child}")
     return sorted(found)

@@ -253,8 +253,10 @@ def _inject(hf: HFModel, spec: AdapterSpec, seed: int) -> LoraConfig:
 
     # Which layers: one pattern or a list of names, each of which must match something.
     targets = list(spec.target_modules)
-    if targets == ["all-linear"] and fused_experts(hf):
-        targets = trunk_linears(hf)  # peft would take the experts' tensors for a layer of its own kind
+    if targets == ["all-linear"] and (fused_experts(hf) or any("." in name for name in trunk_linears(hf))):
+        # peft would take the experts' tensors for a layer of its own kind, and a layer's number in a list for
+        # all modules of that number
+        targets = trunk_linears(hf)
     alone = len(targets) == 1 and (targets[0] == "all-linear" or is_pattern(targets[0]))
     idle = (
         []
@@ -320,13 +322,14 @@ def fused_experts(hf: HFModel) -> list[str]:
 
 
 def trunk_linears(hf: HFModel) -> list[str]:
-    """Return the last name components of the trunk's linear layers, sorted; a router that is a linear layer
-    of its own kind (Llama 4's gives scores and logits) is not among them.
+    """Return the last name components of the trunk's linear layers (from the last word on: ``adapters.0``),
+    sorted; a router that is a linear layer of its own kind (Llama 4's gives scores and logits) is not among
+    them.
     """
     head, beyond = hf.get_output_embeddings(), out_of_reach(hf)
     return sorted(
         {
-            n.rpartition(".")[2]
+            _from_last_word(n)
             for n, m in hf.base_model.named_modules()
             if isinstance(m, nn.Linear)
             and m is not head
@@ -334,6 +337,10 @@ def trunk_linears(hf: HFModel) -> list[str]:
             and not any(n.endswith(f".{name}") for name in beyond)
         }
     )
+
+
+def _from_last_word(name: str) -> str:
+    return re.sub(r"^.*\.(?=[^.\d][^.]*(\.\d+)*$)", "", name)
 
 
 def _task(hf: HFModel) -> str:

@@ -87,9 +87,12 @@ def compute_in_float64(hf: HFModel) -> None:
 def experts_forward(self: nn.Module, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
     """Hidden states [T, H], the experts chosen for each [T, k] and their weights [T, k] -> [T, H]: the
     arithmetic of Transformers' ``grouped_mm_experts_forward``, with the adapters of ``self``.
+
+    Where the layer has a part of the experts, tokens of others (beyond the last) are left out.
     """
     layer = cast(Experts, self)
-    assert not layer._is_expert_parallel
+    if layer._is_expert_parallel:
+        return _of_some(self, hidden, chosen, weights)
     experts, order = torch.sort(chosen.reshape(-1))
     ends = torch.searchsorted(experts, torch.arange(layer.num_experts, device=experts.device), right=True)
     ends = ends.to(torch.int32)
@@ -104,6 +107,26 @@ def experts_forward(self: nn.Module, hidden: Tensor, chosen: Tensor, weights: Te
     back = torch.empty_like(order)
     back[order] = torch.arange(order.numel(), device=order.device)
     return found[back].view(*chosen.shape, -1).sum(dim=1).to(hidden.dtype)
+
+
+def _of_some(self: nn.Module, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    """One expert at a time: float64 alone comes here, adapters are not shared."""
+    layer, out = cast(Experts, self), torch.zeros_like(hidden)
+    for expert in range(layer.num_experts):
+        token, place = torch.where(chosen == expert)
+        found = _one(self, "gate_up_proj" if layer.has_gate else "up_proj", hidden[token], expert)
+        found = layer._apply_gate(found) if layer.has_gate else layer.act_fn(found)
+        found = _one(self, "down_proj", found, expert)
+        if layer.has_post_expert_norm:
+            found = layer.post_expert_norm(found)
+        out = out.index_add(0, token, found * weights[token, place, None])
+    return out
+
+
+def _one(layer: nn.Module, name: str, x: Tensor, expert: int) -> Tensor:
+    weight = getattr(layer, name)[expert]
+    out = x @ (weight if cast(Experts, layer).is_transposed else weight.t())
+    return out + getattr(layer, f"{name}_bias")[expert] if cast(Experts, layer).has_bias else out
 
 
 def factors_of(a: Tensor, b: Tensor, experts: int) -> tuple[Tensor, Tensor]:

@@ -26,7 +26,7 @@ from paceline.models.router_load import RouterLoad
 from paceline.models.router_sums import RouterSums
 from paceline.models.scalar_head import SCALAR_ROLES, ScalarHead
 from paceline.models.shared_prompts import SharedPrompts, draws_at_random
-from paceline.models.state_layers import has_state
+from paceline.models.state_layers import has_state, how_kept_apart
 from paceline.protocols.batch import Batch
 from paceline.protocols.divergence import Divergence
 from paceline.protocols.model import RootModule
@@ -199,7 +199,7 @@ class RoleModule(RootModule):
         ran = self.slot.kernels.describe()
         notes = {"attention": f"{self.attention.reason}{ran}", "head": self._head.reason}
         if self.carries_state:
-            notes["layers with state"] = "each document by itself: padded rows in groups of about one length"
+            notes["layers with state"] = how_kept_apart(self.hf)
         if rows := self.slot.row_kernels.describe():
             notes["row-wise kernels"] = rows
         if self._low_precision is not None:

@@ -1,16 +1,17 @@
 """Layers that pass a state from token to token (linear attention, state spaces, short convolutions): in a
 packed forward they see one document at a time.
 
-Transformers' layers know one document a row, unless kernels are installed that take boundaries. So a layer
-gets the documents as rows padded at the end, in groups of about one length, and its outputs go back to their
-places: what is behind a document's end changes nothing before it, as the layers are causal. Everything else
-of the model (projections of attention, experts, norms) sees the packed row.
+Transformers' layers know one document a row, unless kernels are installed that take boundaries
+(``state_kernels``). So a layer gets the documents as rows padded at the end, in groups of about one length,
+and its outputs go back to their places: what is behind a document's end changes nothing before it, as the
+layers are causal. Everything else of the model (projections of attention, experts, norms) sees the packed
+row.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from paceline.models.attention_context import PackedSequenceInfo, sequence_info_of
 from paceline.models.replace_forward import replace_forward
+from paceline.models.state_kernels import boundaries, name_of_ends
 
 _STATE = "cache_params"  # the parameter by which Transformers' layers take states of earlier tokens
 _HIDDEN = ("hidden_states", "input_states")
@@ -27,7 +29,12 @@ _CACHES = frozenset({"cache_params", "past_key_values"})
 
 
 class ByDocument(nn.Module):
-    """The class that a layer with state is swapped to; keeps the layer's parameters, attributes and names."""
+    """The class that a layer with state is swapped to; keeps the layer's parameters, attributes and names.
+
+    ends  the argument by which the layer's kernels take the ends of documents; None: they take none
+    """
+
+    ends: str | None = None
 
     @torch.compiler.disable
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -38,6 +45,8 @@ class ByDocument(nn.Module):
         given = inspect.signature(super().forward).bind(*args, **kwargs)
         given.arguments.update({name: None for name in _MASKS if name in given.arguments})
         tokens = given.arguments[_hidden_of(given.arguments)].shape[1]
+        if self.ends is not None:
+            return _whole(super().forward, given, tokens, layout, boundaries(self.ends, layout))
         groups = _split(given.arguments, tokens, layout)
         outs = []
         for arguments in groups:
@@ -46,13 +55,48 @@ class ByDocument(nn.Module):
         return _joined(outs, layout)
 
 
+def _whole(
+    forward: Callable[..., Any],
+    given: inspect.BoundArguments,
+    tokens: int,
+    layout: PackedSequenceInfo,
+    taken: Mapping[str, Tensor],
+) -> Any:
+    """Return what kernels that take boundaries make of the packed row, shared prompts written out."""
+    shared = layout.shared
+    if shared is not None:
+        for name, value in given.arguments.items():
+            if isinstance(value, Tensor) and value.dim() > 1 and value.shape[:2] == (1, tokens):
+                given.arguments[name] = shared.full(value, 1)
+    out = forward(*given.args, **{**given.kwargs, **taken})
+    if shared is None:
+        return out
+    return (shared.kept(out[0], 1), *out[1:]) if isinstance(out, tuple) else shared.kept(out, 1)
+
+
 def keep_documents_apart(hf: nn.Module) -> int:
     """Swap every layer with state of a model; return how many there are."""
     layers = list(state_layers(hf))
     for layer in layers:
         if not isinstance(layer, ByDocument):
+            vars(layer)["ends"] = name_of_ends(type(layer))
             layer.__class__ = replace_forward(ByDocument, type(layer))
     return len(layers)
+
+
+def how_kept_apart(hf: nn.Module) -> str:
+    """Return, for the log, how the swapped layers see one document at a time."""
+    by_kernels = {
+        type(module).__mro__[2].__name__
+        for module in hf.modules()
+        if isinstance(module, ByDocument) and module.ends
+    }
+    rows = "each document by itself: padded rows in groups of about one length"
+    if not by_kernels:
+        return rows
+    taken = f"the kernels of {', '.join(sorted(by_kernels))} take the documents' boundaries"
+    others = any(isinstance(module, ByDocument) and not module.ends for module in hf.modules())
+    return f"{taken}; other layers: {rows}" if others else taken
 
 
 def has_state(module: nn.Module) -> bool:

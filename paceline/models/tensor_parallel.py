@@ -21,11 +21,13 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from paceline.core.diagnostics import Code
 from paceline.core.errors import ConfigError
-from paceline.models import codes, tp_layers
+from paceline.models import codes, tp_experts, tp_layers
 from paceline.models.norms import fuse_norms
 from paceline.models.parallel_head import VocabularyPart
 from paceline.models.regions import TP_AXIS, block_of
 from paceline.models.roles import RoleModule
+from paceline.models.state_layers import ByDocument
+from paceline.models.tp_experts import EXPERTS
 from paceline.models.tp_layers import Forward, Tensors
 from paceline.plan import codes as plan_codes
 from paceline.protocols.model import RootModule
@@ -37,7 +39,10 @@ if TYPE_CHECKING:
 
 COLWISE, ROWWISE = ("colwise", "colwise_gather_output"), ("rowwise", "rowwise_split_input")
 OWN_HEADS = "replicated_with_grad_allreduce"
-STYLES = (*COLWISE, *ROWWISE, OWN_HEADS)
+LATENT = "mla_kv_a_proj"  # its output is the latent of all heads and a key that they share
+STYLES = (*COLWISE, *ROWWISE, OWN_HEADS, LATENT, EXPERTS)
+#: What latent attention computes before it has heads: whole on every rank, for its own heads.
+_BEFORE_HEADS = frozenset({"q_a_proj", "q_a_layernorm", "kv_a_proj_with_mqa", "kv_a_layernorm"})
 _WHERE = "training.parallelism.tp_size"
 
 
@@ -57,13 +62,13 @@ def tensor_parallel_plan(config: PreTrainedConfig) -> dict[str, str]:
             f"model_type {text.model_type}",
             "fsdp without tp_size shards any model; llama, qwen2, qwen3, mistral, gemma, phi3, … have a plan",
         )
+    plan = tp_experts.without_parts(plan)
     unknown = {pattern: style for pattern, style in plan.items() if style not in STYLES}
     if unknown:
         pattern, style = next(iter(unknown.items()))
         raise _refused(
             plan_codes.MODELS_TP_STYLE,
-            "this model's tensor-parallel plan uses a style that is not supported (experts and"
-            " latent attention cannot be sharded)",
+            "this model's tensor-parallel plan uses a style that is not supported",
             f"model_type {text.model_type}: {pattern} is {style}",
             "use fsdp without tp_size",
         )
@@ -103,6 +108,10 @@ def apply_tensor_parallel(
         _set_forward(
             block, (tp_layers.sharded_block if sharded else tp_layers.replicated_block)(block, tensors)
         )
+    for name, layer in trunk.named_modules():  # a layer with state reads weights of its children itself
+        if isinstance(layer, ByDocument) and name not in cut.blocks:
+            inner = [module for module in layer.modules() if module is not layer]
+            _set_forward(layer, tp_layers.with_local_children(layer, inner, tensors))
     if sequence_parallel:
         _set_forward(cut.stack[0], tp_layers.first_layer(cut.stack[0], tensors))
     _assert_sharded(root.hf, mesh)
@@ -151,24 +160,23 @@ def how_cut(root: RootModule, size: int, *, sequence_parallel: bool = False) -> 
             type(root.hf).__name__,
             "sequence_parallel: false",
         )
-    # The plan's styles by module; only linear layers can be sharded.
-    styled = {
-        name: style for name, _ in trunk.named_modules() if (style := _style_of(name, plan)) is not None
-    }
+    styled = _styled(trunk, plan)
+    _check_experts(trunk, styled, size, sequence_parallel)
     for name, style in styled.items():
         module = trunk.get_submodule(name)
-        if style != OWN_HEADS and not isinstance(module, nn.Linear):
+        if style == LATENT or (style not in (OWN_HEADS, EXPERTS) and not isinstance(module, nn.Linear)):
             raise _refused(
                 plan_codes.MODELS_TP_STYLE,
-                "the tensor-parallel plan names a layer that is not linear",
+                "the tensor-parallel plan names a layer that cannot be sharded as it says",
                 f"{name}: {type(module).__name__}",
                 "use fsdp without tp_size",
             )
     blocks, stack = _blocks(trunk, styled), trunk.get_submodule(_stack_name(plan))
     assert isinstance(stack, nn.ModuleList)
-    # A layer that no pattern matches would silently be whole on every rank.
+    # A layer that no pattern matches would be whole on every rank; plans of mixtures may share their experts
+    # alone.
     shared = {id(trunk.get_submodule(name)) for name, style in styled.items() if style != OWN_HEADS}
-    for index, layer in enumerate(stack):
+    for index, layer in enumerate(() if EXPERTS in styled.values() else stack):
         if not any(id(module) in shared for module in layer.modules()):
             raise _refused(
                 codes.MODELS_TP_NOT_SHARDED,
@@ -177,6 +185,41 @@ def how_cut(root: RootModule, size: int, *, sequence_parallel: bool = False) -> 
                 "use fsdp without tp_size",
             )
     return TensorCut(styled, stack, blocks, _final_norm(root.hf, trunk, stack) if sequence_parallel else None)
+
+
+def _styled(trunk: nn.Module, plan: Mapping[str, str]) -> dict[str, str]:
+    """Return the plan's styles by module; what latent attention computes before it has heads joins them,
+    where the plan cuts its heads.
+    """
+    found = {name: style for name, _ in trunk.named_modules() if (style := _style_of(name, plan)) is not None}
+    heads = {
+        n.rpartition(".")[0] for n, style in found.items() if n.endswith("kv_b_proj") and style in COLWISE
+    }
+    for parent in heads:
+        for child, _ in trunk.get_submodule(parent).named_children():
+            if child in _BEFORE_HEADS and found.get(f"{parent}.{child}", LATENT) == LATENT:
+                found[f"{parent}.{child}"] = OWN_HEADS
+    return found
+
+
+def _check_experts(trunk: nn.Module, styled: Mapping[str, str], size: int, sequence_parallel: bool) -> None:
+    """Raise ConfigError for experts that cannot be shared, and for tokens shared between them."""
+    for name in (name for name, style in styled.items() if style == EXPERTS):
+        module = trunk.get_submodule(name)
+        if why := tp_experts.why_not(module, size):
+            raise _refused(
+                plan_codes.MODELS_TP_STYLE,
+                "the experts of this model cannot be divided among tensor-parallel ranks",
+                f"{name}: {why}",
+                "use a tp_size that divides the experts, or fsdp without tp_size",
+            )
+        if sequence_parallel:
+            raise _refused(
+                plan_codes.MODELS_TP_STYLE,
+                "sequence parallelism shards tokens between blocks, but routers of experts choose for all",
+                f"{name}: {type(module).__name__}",
+                "sequence_parallel: false",
+            )
 
 
 class _Shares:
@@ -226,6 +269,11 @@ def _apply_style(module: nn.Module, name: str, style: str, tensors: Tensors, sha
         for parameter in module._parameters:
             shares.take(module, parameter, None, name)
         _set_forward(module, tp_layers.whole(module, tensors, partial=True, inside_cut=False))
+        return
+    if style == EXPERTS:
+        for parameter in module._parameters:
+            shares.take(module, parameter, 0, name)
+        _set_forward(module, tp_experts.some_experts(module, tensors))
         return
     shares.take(module, "weight", 0 if style in COLWISE else 1, name)
     shares.take(module, "bias", 0 if style in COLWISE else None, name)

@@ -63,7 +63,7 @@ def whole(module: nn.Module, tensors: Tensors, *, partial: bool, inside_cut: boo
     ``partial``: each rank applies them to its own heads; ``inside_cut``: to its own tokens, if these are
     sharded. In both cases gradients are summed over the group.
     """
-    forward = _own(module)
+    forward = own_forward(module)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         summed = partial or (inside_cut and tensors.is_sharded(module))
@@ -79,7 +79,7 @@ def colwise(module: nn.Module, tensors: Tensors, *, gathers: bool) -> Forward:
 
     ``gathers``: returns all output features, and the input's gradient is summed here.
     """
-    forward = _own(module)
+    forward = own_forward(module)
 
     def run(x: Tensor) -> Tensor:
         # else ``sharded_block`` did it for all projections
@@ -97,7 +97,7 @@ def rowwise(module: nn.Module, tensors: Tensors, *, splits: bool) -> Forward:
 
     ``splits``: the input is replicated and is split here.
     """
-    forward = _own(module)
+    forward = own_forward(module)
 
     def run(x: Tensor) -> Tensor:
         x = split(x, tensors.group, _FEATURES) if splits else x
@@ -150,7 +150,7 @@ def with_local_children(module: nn.Module, children: Sequence[nn.Module], tensor
     """The module's own forward, in which the replicated parameters of ``children`` are plain tensors too: a
     layer with state reads its convolution's weight itself, without calling it.
     """
-    forward = vars(module).get("forward") or _own(module)
+    forward = vars(module).get("forward") or own_forward(module)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with ExitStack() as stack:
@@ -181,7 +181,7 @@ def vocabulary_rows(module: nn.Embedding, tensors: Tensors, start: int) -> Forwa
     """An embedding of which this rank has the rows from ``start`` on: tokens of other ranks give zeros, and
     the sum over the group is the look-up.
     """
-    forward = _own(module)
+    forward = own_forward(module)
     rows = module.num_embeddings // tensors.group.size()
     if module.padding_idx is not None:  # set on the rank that has its row, which gets no gradient
         module.padding_idx = (
@@ -198,7 +198,7 @@ def vocabulary_rows(module: nn.Embedding, tensors: Tensors, start: int) -> Forwa
     return run
 
 
-def _own(module: nn.Module) -> Forward:
+def own_forward(module: nn.Module) -> Forward:
     """Return the forward of the module's class at the time of the call, as an engine or a kernel may swap the
     class later.
     """
@@ -213,7 +213,7 @@ def _with_states(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Forwa
     """Return the module's own forward, of changed hidden states [1, T, H]: the first argument, or
     ``hidden_states``.
     """
-    forward = vars(module).get("forward") or _own(module)  # that of a compiled layer, if it is one
+    forward = vars(module).get("forward") or own_forward(module)  # that of a compiled layer, if it is one
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if args and isinstance(args[0], torch.Tensor):

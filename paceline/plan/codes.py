@@ -544,8 +544,8 @@ MODELS_TP_NO_PLAN = Code(
 )
 MODELS_TP_STYLE = Code(
     "models.tp_style",
-    "The model's tensor-parallel plan uses a sharding that is not supported (experts, latent"
-    " attention, layers that are not linear). Use fsdp without tp_size.",
+    "The model's tensor-parallel plan uses a sharding that is not supported (a style of its own, layers"
+    " that are not linear, experts of another kind or with sequence_parallel). Use fsdp without tp_size.",
 )
 
 BATCH_TRIPLE = Code(

@@ -68,7 +68,7 @@ def train(
     **build: bool,
 ) -> list[list[float]]:
     """(nll, balance, gradient norm) by step over the same global rows, of which some are fillers."""
-    mesh = Mesh(dp_replicate=world.world_size) if name == "ddp" else Mesh(dp_shard=world.world_size)
+    mesh, name = way(name, world.world_size)
     micro = ROWS // mesh.data_parallel_size // ACCUMULATION
     plan: Any = SimpleNamespace(
         strategy=name,
@@ -101,6 +101,13 @@ def train(
     return found
 
 
+def way(name: str, ranks: int) -> tuple[Mesh, str]:
+    """The mesh of a way, and its strategy: tensor parallelism is fsdp's."""
+    if name == "tp":
+        return Mesh(tp=ranks), "fsdp"
+    return (Mesh(dp_replicate=ranks) if name == "ddp" else Mesh(dp_shard=ranks)), name
+
+
 def rows(start: int, count: int) -> Batch:
     return make_batch([-1 if row % 8 in (4, 6) else row for row in range(start, start + count)])
 
@@ -112,6 +119,8 @@ def main() -> None:
     found = {name: train(world, name, "document", recompute=name in ("fsdp", "zero3")) for name in names}
     found |= {f"{name} adapter": train(world, name, "document", adapter=ADAPTER) for name in names}
     found |= {f"{name} frozen": train(world, name, "document", freeze_router=True) for name in names}
+    if world.world_size > 1:
+        found |= {"tp": train(world, "tp", "document"), "tp of both": train(world, "tp", "micro_batch")}
     found["micro_batch"] = train(world, names[0], "micro_batch")
     Path(sys.argv[2], f"{world.rank}.json").write_text(json.dumps(found))
     world.close(ok=True)

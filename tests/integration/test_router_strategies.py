@@ -32,6 +32,8 @@ def test_it_is_the_same_under_every_strategy_unless_its_scope_is_the_micro_batch
         assert close(two[f"{name} frozen"], one["single frozen"]), name
     assert not close(one["single adapter"], single) and not close(one["single frozen"], single)
     assert not close(two["micro_batch"], one["micro_batch"])
+    # each rank of tensor parallelism has half of the experts and all tokens: micro-batches are as large
+    assert close(two["tp"], single) and close(two["tp of both"], one["micro_batch"])
 
 
 def close(steps: list[list[float]], others: list[list[float]]) -> bool:

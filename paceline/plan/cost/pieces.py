@@ -164,15 +164,15 @@ def own_stages(engine: PipelineOptions, mesh: Mesh, place: int) -> OwnStages:
 def tp_share(piece: Piece, tp: int, *, vocabulary: bool) -> Piece:
     """Return the part of a tensor on one of ``tp`` ranks.
 
-    Linear layers are split by columns or rows; embedding and head by vocabulary rows if ``vocabulary`` is
-    True.
+    Linear layers are split by columns or rows, a layer's experts by whole experts; embedding and head by
+    vocabulary rows if ``vocabulary`` is True.
     """
     if tp == 1:
         return piece
     module, _, leaf = piece.name.rpartition(".")
     end = module.rpartition(".")[2]
     dim: int | None = None
-    if end in _COLWISE:
+    if len(piece.shape) == 3 and end == "experts" or end in _COLWISE:
         dim = 0
     elif end in _ROWWISE and leaf == "weight":
         dim = 1

@@ -29,7 +29,7 @@ def test_the_plan_is_the_models_own() -> None:
     ("config", "code"),
     [
         (FAMILIES["gpt2"], "models.tp_no_plan"),
-        ({**FAMILIES["llama"], "model_type": "mixtral", "num_local_experts": 2}, "models.tp_style"),
+        ({**FAMILIES["llama"], "model_type": "granite_swa"}, "models.tp_style"),
     ],
 )
 def test_a_model_without_a_usable_plan_is_refused_by_name(config: dict[str, object], code: str) -> None:

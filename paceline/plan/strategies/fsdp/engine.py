@@ -88,21 +88,33 @@ def _check_width(tp: int, job: Job, findings: Findings) -> None:
     if job.shape is None or tp == 1:
         return
     family = job.shape.model_type
-    if family in NO_TENSOR_PLAN or job.shape.experts:
-        code = codes.MODELS_TP_NO_PLAN if family in NO_TENSOR_PLAN else codes.MODELS_TP_STYLE
-        why = (
-            "has no tensor-parallel plan"
-            if family in NO_TENSOR_PLAN
-            else "has a plan that shards experts, which is not supported"
-        )
+    if family in NO_TENSOR_PLAN:
         findings.refuse(
-            code,
-            f"this model {why}",
+            codes.MODELS_TP_NO_PLAN,
+            "this model has no tensor-parallel plan",
             f"{PARALLELISM}.tp_size",
             f"model_type {family} with tp_size {tp}",
             "fsdp without tp_size shards any model",
         )
         return
+    if job.shape.experts % tp:
+        findings.refuse(
+            codes.PAR_TP_WIDTH,
+            f"{job.shape.experts} experts cannot be split into {tp} equal parts",
+            f"{PARALLELISM}.tp_size",
+            f"tp_size: {tp}",
+            "a tp_size that divides the experts, and the other ranks for dp_shard_size",
+        )
+    if job.shape.experts and job.parallelism.sequence_parallel:
+        findings.refuse(
+            codes.MODELS_TP_STYLE,
+            "sequence parallelism shards tokens between blocks, but routers of experts choose for all",
+            f"{PARALLELISM}.sequence_parallel",
+            f"model_type {family} with tp_size {tp}",
+            "sequence_parallel: false",
+        )
+    if job.shape.experts:
+        return  # widths of what is beside the experts differ: the model itself is asked
     if job.shape.intermediate % tp == 0:
         return
     width = job.shape.intermediate
