@@ -11,6 +11,7 @@ import json
 import sys
 import warnings
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 
 import torch
@@ -79,6 +80,11 @@ def _device(kind: str, module: ModuleType, index: int) -> SeenDevice:
         with contextlib.suppress(Exception):
             total = module.recommended_max_memory()
     uuid = str(getattr(properties, "uuid", "") or "")
+    names = ("is_integrated", "is_integrated_gpu")  # of CUDA and ROCm, of XPU
+    shared = any(getattr(properties, one, False) for one in names)
+    if shared and free is not None:
+        # the driver counts the host's cache of files as taken: after a checkpoint was read, most of it
+        free = max(free, min(int(total or 0), available_host_memory()))
     return SeenDevice(
         getattr(properties, "name", "") or name,
         None if total is None else int(total),
@@ -87,7 +93,17 @@ def _device(kind: str, module: ModuleType, index: int) -> SeenDevice:
         uuid,
         str(getattr(properties, "gcnArchName", "") or "").partition(":")[0],
         None if capability is not None else _computes_bf16(f"{kind}:{index}"),
+        shared=shared,
     )
+
+
+def available_host_memory(meminfo: Path = Path("/proc/meminfo")) -> int:
+    """Return what processes can still get of the host's memory, caches given up; 0 if it is unknown."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in meminfo.read_text(encoding="utf-8").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return 0
 
 
 def _computes_bf16(device: str) -> bool:

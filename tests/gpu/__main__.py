@@ -28,7 +28,9 @@ from gpu_check import DeviceChecker, Finding, summary  # noqa: E402
 from gpu_measured import Filled, killed_rank, timed  # noqa: E402
 from gpu_page import PAGE, page  # noqa: E402
 from gpu_program import Programs  # noqa: E402
+from gpu_suite import suite  # noqa: E402
 
+SUITE = "tests of the emulated device"
 MEASUREMENTS = ("memory at 90 % of the card", "speed of a 1 B model", "killed rank")
 
 
@@ -80,6 +82,8 @@ def check_all(
     with ThreadPoolExecutor(max(jobs, 1)) as pool:
         for found in pool.map(checker.check, cases):
             tell(found)
+    if device != "cpu" and only in SUITE:
+        tell(timed(SUITE, "one process", lambda: suite(programs.started)))
     filled = Filled(programs, checker.folders["tokenizer"], device, card)
     two: DeviceCase = next(case for case in CASES if case.name == "ddp")
     killed = two.config(checker.folders, "", device)

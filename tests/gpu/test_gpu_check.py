@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import warm
 from gpu_cases import CASES, TOLERANCE, DeviceCase
-from gpu_check import DeviceChecker
+from gpu_check import Broken, DeviceChecker
 from gpu_measured import Filled
 from gpu_page import PAGE, page
 from gpu_program import TIMED_OUT, Programs
+from gpu_suite import DEVICE, TESTS, suite
 
 from paceline.config.schema import Config
 
@@ -83,6 +84,27 @@ def test_a_program_past_its_time_is_killed(tmp_path: Path) -> None:
 
     ended = Programs(tmp_path, sleeping).run(0.2, "train", "none.yaml")
     assert ended.code == TIMED_OUT and "no end within 0 s" in ended.err
+
+
+def test_the_devices_tests_that_run_on_a_card_exist_and_what_fails_is_named() -> None:
+    for file, names in TESTS.items():
+        text = (DEVICE / file).read_text(encoding="utf-8")
+        assert all(f"def {name}(" in text for name in names)
+    given: list[tuple[list[str], str]] = []
+
+    def printing(text: str, code: int) -> Any:
+        def started(argv: list[str], *, env: dict[str, str], **options: Any) -> Any:
+            given.append((argv, env["PACELINE_DEVICE_TESTS"]))
+            program = f"print({text!r}); raise SystemExit({code})"
+            return subprocess.Popen([sys.executable, "-c", program], **options)
+
+        return started
+
+    result, said = suite(printing("..\n= 61 passed, 3 skipped in 9s =", 0))
+    assert (result, said.partition(";")[0]) == ("holds", "61 passed, 3 skipped in 9s")
+    assert given[0][1] == "card" and any(part.endswith("test_sft_trains_as_on_a_cpu") for part in given[0][0])
+    with pytest.raises(Broken, match="1 failed in 9s; FAILED a::b"):
+        suite(printing("FAILED a::b - RuntimeError\n1 failed in 9s", 1))
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ import torch.distributed.tensor
 import torch.utils.tensorboard  # noqa: F401
 import transformers.optimization  # noqa: F401
 import transformers.trainer_utils  # noqa: F401
+from device_steps import products_round
 from emulated_device import emulated
 
 import paceline.training.session
@@ -91,7 +92,9 @@ def main() -> None:
     environ = current()
     nothing = dict.fromkeys(("range_push", "range_pop", "mark"), lambda *_, **__: None)
     with contextlib.ExitStack() as stack:
-        if case["where"] != "cpu":
+        if case["where"] == "cpu":
+            stack.enter_context(products_round())
+        else:
             stack.enter_context(mock.patch.object(dist, "init_process_group", opened))
             stack.enter_context(mock.patch.multiple(torch.cuda.nvtx, **nothing))
             peak = staticmethod(lambda *_: PeakFlops(1e15, True))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from device_programs import CLOSE, ROLLOUT, config_of, run, write_all_rows
+from device_programs import ROLLOUT, close, config_of, run, write_all_rows
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
 #: name -> (training, other sections, capability)
@@ -58,7 +58,7 @@ def test_a_program_trains_as_on_a_cpu_and_resumes_exactly(
     cpu = run(tmp_path / "cpu", "cpu", config, capability)
     device = run(tmp_path / "device", "cuda", config, capability)
     assert list(device) == list(cpu) == [1, 2, 3, 4]
-    assert list(device.values()) == pytest.approx(list(cpu.values()), abs=2 * CLOSE)
+    assert list(device.values()) == pytest.approx(list(cpu.values()), abs=close(training))
     last = tmp_path / "device" / "run" / "checkpoints" / "step-00000004"
     last.rename(tmp_path / "aside")
     again = run(tmp_path / "device", "cuda", config, capability, resume=True)
@@ -74,7 +74,26 @@ def test_two_processes_train_as_on_a_cpu(
     cpu = run(tmp_path / "cpu", "cpu", config, world_size=2)
     device = run(tmp_path / "device", "cuda", config, world_size=2)
     assert list(device) == list(cpu) == [1, 2, 3, 4]
-    assert list(device.values()) == pytest.approx(list(cpu.values()), abs=2 * CLOSE)
+    assert list(device.values()) == pytest.approx(list(cpu.values()), abs=close(training))
+
+
+@pytest.mark.parametrize("logging_steps", [1, 3])
+@pytest.mark.parametrize("algorithm", ["sft", "reward", "dpo"])
+def test_a_program_waits_once_a_window_whatever_it_logs(
+    algorithm: str, logging_steps: int, tmp_path: Path, rows: dict[str, Path], tokenizer_dir: Path
+) -> None:
+    """And for no micro-batch: four wait as often as two."""
+    quiet = {"bf16": True, "algorithm": algorithm, "logging_steps": logging_steps}
+    quiet |= {"eval_strategy": "no", "save_strategy": "no"}
+    waits = {}
+    for steps, accumulation in ((3, 2), (6, 2), (6, 4)):
+        training = {**quiet, "max_steps": steps, "gradient_accumulation_steps": accumulation}
+        folder = tmp_path / f"{steps}-{accumulation}"
+        run(folder, "cuda", config_of(training, {}, rows, tokenizer_dir, tmp_path / "cache"))
+        waits[steps, accumulation] = json.loads((folder / "seen.0.json").read_text())["waits"]
+    total = {case: sum(seen.values()) for case, seen in waits.items()}
+    assert total[6, 2] - total[3, 2] <= 3, waits
+    assert total[6, 4] == total[6, 2], waits
 
 
 def _of_json(place: str) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from device_programs import CLOSE, MODEL, ROLLOUT, config_of, run, write_all_rows
+from device_programs import MODEL, ROLLOUT, close, config_of, run, write_all_rows
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 _ON_POLICY = {"bf16": True, "rollout": ROLLOUT}
@@ -70,7 +70,7 @@ def test_a_program_trains_as_on_a_cpu(
     cpu = run(tmp_path / "cpu", "cpu", config)
     device = run(tmp_path / "device", where, config)
     assert list(device) == list(cpu) == [1, 2, 3, 4]
-    assert list(device.values()) == pytest.approx(list(cpu.values()), abs=2 * CLOSE)
+    assert list(device.values()) == pytest.approx(list(cpu.values()), abs=close(training))
 
 
 @pytest.mark.slow
@@ -84,4 +84,4 @@ def test_two_processes_train_as_on_a_cpu(
     cpu = run(tmp_path / "cpu", "cpu", config, world_size=2)
     device = run(tmp_path / "device", where, config, world_size=2)
     assert list(device) == list(cpu) == [1, 2, 3, 4]
-    assert list(device.values()) == pytest.approx(list(cpu.values()), abs=2 * CLOSE)
+    assert list(device.values()) == pytest.approx(list(cpu.values()), abs=close(training))

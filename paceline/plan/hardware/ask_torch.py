@@ -26,7 +26,7 @@ from paceline.plan.hardware.seen import TorchAnswer, Wheel
 
 TORCH_SECONDS = 120.0  # eight cards without the persistence daemon take half a minute
 PROBE_MODULE = "paceline.runtime.probe"
-_FORMAT = 1
+_FORMAT = 2
 _BESIDE = (
     "NVIDIA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER",

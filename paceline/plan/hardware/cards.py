@@ -107,11 +107,12 @@ def runs_on(device: SeenDevice, arch_list: Sequence[str]) -> bool:
 def best_set(devices: Sequence[SeenDevice], able: Sequence[int]) -> tuple[int, ...]:
     """Return which of the ``able`` devices train together: the weakest of a set decides for all of it.
 
-    Cards without bf16 are left out beside cards that have it; then the set with the most memory in all,
-    counting each card as its smallest one.
+    GPUs within a processor are left out beside cards, and cards without bf16 beside cards that have it; then
+    the set with the most memory in all, counting each card as its smallest one.
     """
-    modern = [i for i in able if (devices[i].capability or 9.0) >= BF16_CAPABILITY]
-    among = modern or list(able)
+    cards = [i for i in able if not devices[i].shared] or list(able)
+    modern = [i for i in cards if (devices[i].capability or 9.0) >= BF16_CAPABILITY]
+    among = modern or cards
     floors = {usable_bytes(devices[i]) or 0 for i in among}
     sets = [tuple(i for i in among if (usable_bytes(devices[i]) or 0) >= floor) for floor in sorted(floors)]
     return max(sets, key=lambda one: len(one) * min(usable_bytes(devices[i]) or 0 for i in one))

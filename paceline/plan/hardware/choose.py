@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline.core.diagnostics import Diagnostic, Severity
@@ -141,7 +141,7 @@ def _left_out(
     list_ = ",".join(map(str, range(len(devices))))
     what = (
         f"unequal cards: used {_names([devices[i] for i in used])}; left out"
-        f" {_names([devices[i] for i in others])}"
+        f" {_names([devices[i] for i in others])}{_held(devices[i] for i in others)}"
     )
     archs = sights.torch.arch_list if sights.torch else ()
     without = [devices[i] for i in others if not runs_on(devices[i], archs)]
@@ -173,6 +173,11 @@ def _taken(chosen: Sequence[SeenDevice], sights: Sights) -> list[Diagnostic]:
                 )
             )
     return found
+
+
+def _held(devices: Iterable[SeenDevice]) -> str:
+    taken = sum(map(taken_bytes, devices))
+    return f", of which other processes hold {taken / GIB:.1f} GiB" if taken else ""
 
 
 def _names(devices: Sequence[SeenDevice]) -> str:

@@ -100,6 +100,8 @@ def probe(
     if not is_accelerator(choice.kind.name):
         return Probed(_cpu(host_memory, cpus, num_nodes, choice.note), choice.findings)
     weakest, count, note, memory = choice.weakest, len(choice.used), choice.note, choice.memory_bytes
+    if memory is not None and weakest.shared and host_memory:  # under a container's limit, too
+        memory = min(memory, host_memory)
     if count == 1 < tasks:
         count, note = tasks, f"{note}; one visible to each of the {tasks} tasks of a node"
     found = Hardware(

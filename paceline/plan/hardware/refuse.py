@@ -19,6 +19,20 @@ SLOW_DRIVER = (
 # CUDA's major release → the oldest driver that runs it (CUDA toolkit release notes, "CUDA minor version
 # compatibility")
 OLDEST_DRIVER: Mapping[int, float] = {11: 450.80, 12: 525.60, 13: 580.0}
+#: what the driver's tool or torch says → what to do
+KNOWN_CAUSES: Mapping[str, str] = {
+    "library version mismatch": "the driver was updated while its kernel module stayed loaded: reboot",
+    "error 803": "the driver was updated while its kernel module stayed loaded: reboot",
+    "error 802": "cards behind an NVSwitch need its service: systemctl start nvidia-fabricmanager",
+    "system not yet initialized": "cards behind an NVSwitch need its service: systemctl start"
+    " nvidia-fabricmanager",
+    "has fallen off the bus": "reset that card (nvidia-smi -r) or reboot; see dmesg for NVRM: Xid",
+    "device handle": "reset that card (nvidia-smi -r) or reboot; see dmesg for NVRM: Xid",
+    "cuda unknown error": "load the driver's module for unified memory (modprobe nvidia_uvm), or reboot",
+    "communicate with the nvidia driver": "load the driver (modprobe nvidia), or install it for this kernel",
+}
+#: CUDA's wheels of this release are the last with code for cards from _OLDEST_CARD to below _FIRST_OF_13
+_LAST_FOR_OLD, _OLDEST_CARD, _FIRST_OF_13 = "cu126", 5.0, 7.5
 NO_CARD = ("", "-1", "nodevfiles", "none", "void")  # Slurm and container runtimes write such words
 _WHEELS = "https://download.pytorch.org/whl"
 _GET_STARTED = "https://pytorch.org/get-started/locally lists the releases"
@@ -63,7 +77,9 @@ def idle(sights: Sights, environ: Mapping[str, str]) -> Diagnostic:
     what = "there is an accelerator, but torch does not use it"
     maker = "AMD" if sights.nodes.amd and not sights.nodes.nvidia else "NVIDIA"
     fits = sights.wheel.hip if maker == "AMD" else sights.wheel.cuda
-    hint = (
+    messages = " ".join((warnings, *(tool.failure for tool in (sights.nvidia, sights.amd) if tool))).lower()
+    known = next((remedy for words, remedy in KNOWN_CAUSES.items() if words in messages), "")
+    hint = known or (
         f"{'/dev/kfd and /dev/dri' if maker == 'AMD' else 'nvidia-smi'} must work for this user and in this"
         " container (docker run --gpus all; --device /dev/kfd --device /dev/dri)"
         if fits
@@ -95,11 +111,17 @@ def no_kernels(device: SeenDevice, sights: Sights) -> Diagnostic:
     generation = device.arch or f"compute capability {device.capability}"
     what = f"this torch has no kernels for {device.name} ({generation})"
     has = ", ".join(sights.torch.arch_list)
+    able = device.capability
+    if able is not None and able < _OLDEST_CARD:
+        hint = "no current torch has code for it: use another card"
+    elif able is not None and able < _FIRST_OF_13:
+        hint = f"{_forced(sights)} --index-url {_WHEELS}/{_LAST_FOR_OLD} ({_GET_STARTED})"
+    elif able is not None and sights.wheel.cuda and not sights.wheel.cuda.startswith("13"):
+        hint = f"{install(sights)} ({_GET_STARTED})"
+    else:
+        hint = f"use a torch with code for it ({_GET_STARTED})"
     return codes.DEVICE_ARCH(
-        what,
-        "torch",
-        f"torch {sights.torch.version} has code for {has}",
-        f"use a torch with code for it ({_GET_STARTED}); {OR_CPU}",
+        what, "torch", f"torch {sights.torch.version} has code for {has}", f"{hint}; {OR_CPU}"
     )
 
 
@@ -126,8 +148,7 @@ def _old_driver(sights: Sights) -> Diagnostic | None:
 
 def install(sights: Sights) -> str:
     """Return the command that installs a torch for the accelerator that is there."""
-    version = sights.wheel.version.partition("+")[0]
-    torch = f"pip install --force-reinstall torch{f'=={version}' if version else ''}"
+    torch = _forced(sights)
     if sights.nodes.amd and not sights.nodes.nvidia:
         return f"{torch} --index-url {_WHEELS}/rocm… ({_GET_STARTED})"
     runs = _number(sights.nvidia.driver) if sights.nvidia else None
@@ -136,6 +157,11 @@ def install(sights: Sights) -> str:
     if runs is not None and runs < OLDEST_DRIVER[13]:
         return f"{torch} --index-url {_WHEELS}/cu126 (driver {runs:g} runs CUDA 12, not 13)"
     return f"{torch} --index-url {_WHEELS}/cu130"
+
+
+def _forced(sights: Sights) -> str:
+    version = sights.wheel.version.partition("+")[0]
+    return f"pip install --force-reinstall torch{f'=={version}' if version else ''}"
 
 
 def _witnesses(sights: Sights) -> str:

@@ -11,7 +11,8 @@ class SeenDevice:
 
     ``capability``: CUDA compute capability (8.6); ``arch``: AMD's name of it (``gfx942``); ``uuid``: as
     ``CUDA_VISIBLE_DEVICES`` takes it; ``bf16``: whether the device computes in it, where torch itself must be
-    asked; ``of``: the uuid of the card that a MIG slice is a part of; ``mig``: the card is in MIG mode.
+    asked; ``of``: the uuid of the card that a MIG slice is a part of; ``mig``: the card is in MIG mode;
+    ``shared``: its memory is the host's, as that of a GPU within the processor (GB10, Tegra, laptops).
     """
 
     name: str
@@ -23,6 +24,7 @@ class SeenDevice:
     bf16: bool | None = None
     of: str = ""
     mig: bool = False
+    shared: bool = False
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 from emulated_device import emulated
 from emulated_machine import Machine
+from real_device import Card, card, card_capability, micro_batches_refuse_waits, on_card
 from torch import Tensor
 
 from paceline.algorithms.base import Algorithm
@@ -21,6 +23,7 @@ from paceline.config.schema import Config
 from paceline.data.source import build_batch
 from paceline.models.factory import HFModelFactory
 from paceline.plan.hardware.catalogue import cluster_of
+from paceline.plan.hardware.toolchain import triton_obstacle
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.job import Job
 from paceline.protocols.batch import Batch
@@ -138,14 +141,32 @@ def train(
     no_triton: str = "",
     **sections: Any,
 ) -> Trained:
-    """Train on ``cpu`` or on an emulated ``cuda`` or ``xpu`` of this capability; as planned for the card."""
+    """Train on ``cpu`` or on an emulated ``cuda`` or ``xpu`` of this capability; as planned for the card.
+
+    From the second window on, a micro-batch that waits for the device raises. A real card: ``real_device``.
+    """
+    if on_card():
+        capability = card_capability(where, precision, capability)
+        no_triton = no_triton or triton_obstacle()
     config, plan = planned(model, precision, capability, no_triton, **sections)
     make = batches or partial(micro_batches, paired=plan.algorithm != "sft")
-    place = contextlib.nullcontext() if where == "cpu" else emulated(capability, where)
+    place: contextlib.AbstractContextManager[Card | Machine | None] = (
+        products_round() if where == "cpu" else card() if on_card() else emulated(capability, where)
+    )
     with place as machine:
         if machine is not None:
             machine.no_triton = no_triton
         return _windows(config, plan, machine, windows, lambda step: make(accumulation, step))
+
+
+@contextlib.contextmanager
+def products_round() -> Iterator[None]:
+    """A CPU multiplies low precision as devices do, whichever instructions it has: else it keeps more digits
+    (``models.precision.product_dtype``), and how near a device is would depend on the tests' processor.
+    """
+    able = {**torch.cpu.get_capabilities(), "avx512_bf16": True, "avx512_fp16": True}
+    with mock.patch.object(torch.cpu, "get_capabilities", lambda: able):
+        yield
 
 
 def prepared(config: Config, plan: Plan, device: torch.device) -> tuple[Strategy, Handles, Algorithm]:
@@ -173,7 +194,9 @@ def prepared(config: Config, plan: Plan, device: torch.device) -> tuple[Strategy
     return strategy, {**trained, **frozen}, algorithm
 
 
-def _windows(config: Config, plan: Plan, machine: Machine | None, windows: int, batches: Any) -> Trained:
+def _windows(
+    config: Config, plan: Plan, machine: Card | Machine | None, windows: int, batches: Any
+) -> Trained:
     device = torch.device("cpu") if machine is None else machine.device
     strategy, handles, algorithm = prepared(config, plan, device)
     found = Trained(plan, start_peak=machine.peak if machine else 0)
@@ -181,9 +204,12 @@ def _windows(config: Config, plan: Plan, machine: Machine | None, windows: int, 
     for step in range(windows):
         if machine is not None:
             machine.forget()
-        result = make_runner(strategy).train_window(
-            handles, batches(step), algorithm, lr=1e-3, max_grad_norm=1.0, generator_seed=lambda j: j
-        )
+        # the first one tries kernels out
+        strict = micro_batches_refuse_waits(machine) if machine and step else contextlib.nullcontext()
+        with strict:
+            result = make_runner(strategy).train_window(
+                handles, batches(step), algorithm, lr=1e-3, max_grad_norm=1.0, generator_seed=lambda j: j
+            )
         found.losses.append(sum(result.losses.values()))
         found.norms.append(result.grad_norm)
         found.skipped.append(result.skipped)

@@ -20,7 +20,9 @@ from typing import Any
 from unittest import mock
 
 import emulated_flex
+import emulated_sdpa
 import torch
+import torch.nn.functional as F
 from emulated_graph import capturing, graph_class
 from emulated_machine import Machine
 from emulated_rules import Emulation, run
@@ -108,6 +110,7 @@ def _fakes(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
         return {(place.get(d, d), dtype): found for (d, dtype), found in group(tensors, *args).items()}
 
     yield torch._C, {"_group_tensors_by_device_and_dtype": grouped}
+    yield F, {"scaled_dot_product_attention": emulated_sdpa.attention}
     yield flex, {"compiled_flex": lambda: emulated_flex.call}
     yield kernel_choice, {"triton_missing": lambda _: machine.no_triton}
     # torch composes these of others for all but real devices, before Python could see them
@@ -167,6 +170,7 @@ def _driver(machine: Machine) -> dict[str, Callable[..., Any]]:
         "manual_seed_all": lambda *_: None,
         "get_rng_state": lambda *_: torch.get_rng_state(),
         "set_rng_state": lambda *_: None,
+        "set_sync_debug_mode": lambda mode: setattr(machine, "sync_debug", mode),
         "Stream": _Stream,
         "Event": _Event,
         "CUDAGraph": graph_class(machine),

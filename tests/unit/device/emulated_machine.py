@@ -5,6 +5,7 @@ bytes.
 from __future__ import annotations
 
 import sys
+import warnings
 import weakref
 from collections import Counter
 from dataclasses import dataclass, field
@@ -50,6 +51,7 @@ class Machine:
     graph: Any = None  # the one being captured
     beside: Counter[str] = field(default_factory=Counter)
     stream: object | None = None  # the current one; None: the default, on which kernels run
+    sync_debug: str = "default"  # what ``torch.cuda.set_sync_debug_mode`` was given
     to_host: bool = False  # an explicit ``.cpu()`` or ``.to("cpu")`` is running
     _held: dict[int, int] = field(default_factory=dict)  # storage -> tensors that share it
     _watched: dict[int, weakref.ref[Tensor]] = field(default_factory=dict)
@@ -74,7 +76,16 @@ class Machine:
         """The host waits here."""
         if self.graph is not None:
             raise RuntimeError(f"operation not permitted when stream is capturing: {what}")
+        said = f"called a synchronizing CUDA operation: {what} {place()}"
+        if self.sync_debug == "error":
+            raise RuntimeError(said)
+        if self.sync_debug == "warn":
+            warnings.warn(said, stacklevel=2)
         self.waits[f"{what} {place()}"] += 1
+
+    def refuse_waits(self, refuse: bool) -> None:
+        """Whether a wait raises, as after ``torch.cuda.set_sync_debug_mode("error")``."""
+        self.sync_debug = "error" if refuse else "default"
 
     def forget(self) -> None:
         """Count from zero; what lies on the device stays there."""

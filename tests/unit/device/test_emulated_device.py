@@ -8,6 +8,7 @@ from typing import Any
 import emulated_machine
 import pytest
 import torch
+import torch.nn.functional as F
 from device_steps import micro_batches, train
 from emulated_device import emulated
 from torch import Tensor
@@ -149,6 +150,30 @@ def test_flash_is_attention_a_document_with_its_gradient(window: tuple[int, int]
         for found, reference in zip(
             [out, *(x.grad for x in low)], [expected, *(x.grad for x in wide)], strict=True
         ):
+            assert torch.allclose(found.cpu().double(), reference.detach(), rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_one_call_under_a_mask_is_attention_with_its_gradient(window: int | None) -> None:
+    """Against torch's own in fp64, with inputs of 16 bits; two query heads share one key."""
+    draw = torch.Generator().manual_seed(3)
+    given = [torch.randn(2, h, 9, 8, generator=draw).bfloat16() for h in (4, 2, 2)]
+    mask = None if window is None else torch.ones(9, 9, dtype=torch.bool).tril().triu(1 - window)
+
+    def attend(x: list[Tensor], mask: Tensor | None) -> Tensor:
+        return F.scaled_dot_product_attention(*x, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
+
+    wide = [x.double().requires_grad_() for x in given]
+    expected = attend(wide, mask)
+    expected.square().sum().backward()
+    with emulated(kind="xpu") as machine:
+        low = [x.to("xpu").requires_grad_() for x in given]
+        machine.forget()
+        out = attend(low, None if mask is None else mask.to("xpu", non_blocking=True))
+        assert sum(machine.kernels.values()) == 1 and out.dtype == torch.bfloat16
+        out.float().square().sum().backward()
+        pairs = zip([out, *(x.grad for x in low)], [expected, *(x.grad for x in wide)], strict=True)
+        for found, reference in pairs:
             assert torch.allclose(found.cpu().double(), reference.detach(), rtol=0.05, atol=0.05)
 
 
