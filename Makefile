@@ -1,7 +1,7 @@
 # Each target does its own set-up (.venv, versions of constraints.txt); Python 3.11 or newer is all that must be there.
 BIN := $(or $(PACELINE_VENV),.venv)/bin
 
-.PHONY: help setup demo test check conformance families gpu-check clean
+.PHONY: help setup demo test check conformance moves families gpu-check clean
 
 help:
 	@echo "make demo    train a small model on two processes and see what it learnt (under 3 minutes after the installation)"
@@ -10,6 +10,7 @@ help:
 	@echo "make setup   the virtual environment only"
 	@echo "make families       what holds of every family of models, one small model of each (an hour on 2 cores)"
 	@echo "make conformance    the support matrix: every strategy through the whole program (an hour on 2 cores)"
+	@echo "make moves          every layout's checkpoint resumed in every other (two hours on 2 cores; PART=pairs for one part)"
 	@echo "make gpu-check      training on this machine's GPU against the CPU's losses (two processes where there are two)"
 	@echo "make clean   removes .venv, caches and outputs/demo"
 
@@ -31,6 +32,10 @@ clean:
 # Every strategy × what is trained × precision, through the whole program; writes docs/support.json and docs/support.md.
 conformance: setup
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/conformance
+
+# A run begun in one layout goes on in another, every pair; writes docs/moves.json and docs/moves.md.
+moves: setup
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/conformance/moves_main.py $(PART)
 
 # Every causal family of Transformers in small; writes docs/family-matrix.json and docs/family-matrix.md.
 families: setup

@@ -257,6 +257,12 @@ RESUME_OTHER_STRATEGY = Code(
     "The run resumes under another strategy than the one that saved the checkpoint. Checkpoints"
     " contain complete tensors in blocks, and each process reads the blocks it needs.",
 )
+RESUME_MOVED = Code(
+    "resume.moved",
+    "The run resumes in another layout (strategy, number of processes or shards) than the checkpoint was"
+    " saved in: what is read for it, each byte by one process, and what the fullest process holds while it"
+    " loads.",
+)
 RESUME_REQUANTISED = Code(
     "resume.requantised",
     "The optimizer's moments have 8 or 4 bits, with a scale per block of a rank's shard, and this run's"

@@ -39,6 +39,7 @@ from paceline.plan.plan import Plan
 from paceline.training import codes
 from paceline.training.class_numbers import class_numbers
 from paceline.training.continuity import FIXED, keep_global_batch, not_compared, other_strategy, requantised
+from paceline.training.move_cost import cost_of_move
 from paceline.training.no_prompts import no_prompts
 from paceline.training.rollout.named import check_reward_folder, missing_key
 from paceline.training.same_model import other_training
@@ -203,12 +204,12 @@ def _checkpoint(config: Config, environ: Mapping[str, str], plan: Plan | None) -
         path = find_checkpoint(where, run, most_bytes=0)
         if path is None:
             return
-        state, saved = read_state(path), read_config(path)
+        manifest, state, saved = read_manifest(path), read_state(path), read_config(path)
     except PacelineError as error:
         yield from at_its_key(error)
         return
     # The same training: algorithm, model sizes, optimizer, strategy, global batch
-    yield _chosen(path)
+    yield _chosen(path, manifest.total_bytes)
     if plan is not None:
         other = other_training(state, plan, saved)
         yield from other
@@ -217,6 +218,7 @@ def _checkpoint(config: Config, environ: Mapping[str, str], plan: Plan | None) -
         yield from _findings_of(lambda: keep_global_batch(state, plan)[1])
         yield from _findings_of(lambda: other_strategy(state, plan))
         yield from requantised(state, plan)
+        yield from cost_of_move(state, plan, manifest)
     # The same data and order, as far as they are known before the start
     now = _state_now(config, environ, plan, state)
     unknown = not_compared(state, definition())
@@ -230,8 +232,7 @@ def _checkpoint(config: Config, environ: Mapping[str, str], plan: Plan | None) -
             yield replace(finding, where=_KEYS[finding.where])
 
 
-def _chosen(path: Path) -> Diagnostic:
-    total = read_manifest(path).total_bytes
+def _chosen(path: Path, total: int) -> Diagnostic:
     small = total <= BEFORE_BYTES
     when = "before it starts a process" if small else "as it reads them, each on one rank"
     link = f", a link to {path.resolve()}" if path.is_symlink() else ""

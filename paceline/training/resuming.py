@@ -23,6 +23,7 @@ from paceline.runtime.world import World
 from paceline.training import codes
 from paceline.training.agree import share_plan
 from paceline.training.continuity import FIXED, keep_global_batch, not_compared, other_strategy, requantised
+from paceline.training.move_cost import cost_of_move
 from paceline.training.same_model import other_training
 
 
@@ -86,6 +87,7 @@ def open_resume(
     kept, changes = keep_global_batch(reader.state, plan)
     changes += other_strategy(reader.state, plan)
     changes += requantised(reader.state, plan)
+    changes += cost_of_move(reader.state, plan, manifest)
     changes += same_training(reader.state, {**state_now, "global_batch": kept.batch.global_batch})
     changes += changed_keys(as_object(reader.state.get("config")), as_object(state_now["config"]))
     return Resumed(reader, kept, (*notes, *changes))

@@ -11,11 +11,9 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import subprocess
 import sys
 import tempfile
 import time
-from importlib.metadata import version
 from pathlib import Path
 
 from filelock import FileLock
@@ -26,7 +24,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
 from cells import STEPS, Cell, exact, layers, matrix, preferences, rollouts, taught  # noqa: E402
 from check import Checker, Result  # noqa: E402
 from support import write_classified, write_labelled, write_pairs, write_rows, write_tokenizer  # noqa: E402
-from table import ROOT, SUPPORT_JSON, SUPPORT_MD, load, markdown  # noqa: E402
+from table import SUPPORT_JSON, SUPPORT_MD, commit, load, markdown, versions  # noqa: E402
 
 
 def main() -> int:
@@ -116,25 +114,15 @@ def remember(result: dict[str, object]) -> None:
 
 def write(cells: list[dict[str, object]]) -> None:
     """Both files."""
-    versions = ", ".join(
-        f"{name} {version(name)}" for name in ("torch", "transformers", "deepspeed", "peft", "bitsandbytes")
-    )
     support = {
         "commit": commit(),
         "date": datetime.date.today().isoformat(),
-        "versions": versions,
+        "versions": versions(),
         "steps": STEPS,
         "cells": cells,
     }
     SUPPORT_JSON.write_text(json.dumps(support, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     SUPPORT_MD.write_text(markdown(support), encoding="utf-8")
-
-
-def commit() -> str:
-    done = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

@@ -47,6 +47,9 @@ class Failure(Exception):
 class Checker:
     """Runs cells under ``folder``; references are run once and kept."""
 
+    #: What a rank runs in the worker's place.
+    program: Path | None = None
+
     def __init__(self, folder: Path, tokenizer: Path, data: Mapping[str, Path]) -> None:
         """``data``: rows by their kind."""
         self.folder, self.tokenizer, self.data = folder, tokenizer, data
@@ -54,7 +57,7 @@ class Checker:
         own = folder / "own"
         own.mkdir(parents=True, exist_ok=True)
         (own / "own_strategy.py").write_text(documented_strategy())
-        self.pool = Pool(own)
+        self.pool = Pool(own, self.program)
 
     def check(self, cell: Cell) -> Result:
         """Everything about one cell."""

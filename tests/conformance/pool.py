@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,9 +49,9 @@ class Ended:
 class Pool:
     """Starts ranks of ``paceline.training.worker``."""
 
-    def __init__(self, own: Path) -> None:
-        """``own`` is a folder of a user's modules."""
-        self._own = own
+    def __init__(self, own: Path, program: Path | None = None) -> None:
+        """``own`` is a folder of a user's modules; ``program`` runs in the worker's place."""
+        self._own, self._program = own, program
 
     def run(self, argv: Sequence[str], nproc: int, folder: Path, deadline: float = 240.0) -> Ended:
         """The worker on ``nproc`` ranks to its end; a rank that is still there at the deadline is killed
@@ -62,13 +63,16 @@ class Pool:
         ranks = []
         for rank, log in enumerate(logs):
             with log.open("wb") as out:
-                command = worker_argv(*argv)
+                command = self._command(argv)
                 environ = rank_environment(rank, nproc, port, self._own)
                 ranks.append(
                     warm.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
                 )
         codes = tuple(_code(rank, end) for rank in ranks)
         return Ended(codes, "\n".join(log.read_text(errors="replace") for log in logs))
+
+    def _command(self, argv: Sequence[str]) -> Sequence[str]:
+        return worker_argv(*argv) if self._program is None else (sys.executable, str(self._program), *argv)
 
 
 def _code(rank: subprocess.Popen[bytes], end: float) -> int | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,19 @@ reference's.
 
 ✓ works · – refused before anything starts, with the reason (below) · ✗ does not hold
 """
+
+
+def commit() -> str:
+    done = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() or "unknown"
+
+
+def versions() -> str:
+    """Of the packages that the results depend on."""
+    names = ("torch", "transformers", "deepspeed", "peft", "bitsandbytes")
+    return ", ".join(f"{name} {version(name)}" for name in names)
 
 
 def load() -> dict[str, Any]:

@@ -261,3 +261,4 @@ def test_another_strategys_checkpoint(job: Job, strategy: str, code: str, severi
     assert found[code].severity.value == severity and strategy in found[code].found
     if severity == "note":  # a refusal is told alone
         assert found["resume.data_not_compared"].severity.value == "warning"
+        assert f"{strategy}, 1 rank → " in found["resume.moved"].what
