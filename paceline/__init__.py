@@ -11,6 +11,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from paceline.api.evaluating import Evaluation as Evaluation
+    from paceline.api.evaluating import evaluate as evaluate
     from paceline.api.given import JobConfig as JobConfig
     from paceline.api.given import load_config as load_config
     from paceline.api.models import export as export
@@ -35,11 +37,13 @@ _HOMES = {
     "ConfigError": "paceline.core.errors",
     "DataError": "paceline.core.errors",
     "Diagnostic": "paceline.core.diagnostics",
+    "Evaluation": "paceline.api.evaluating",
     "JobConfig": "paceline.api.given",
     "PacelineError": "paceline.core.errors",
     "PlannedRun": "paceline.api.planning",
     "Run": "paceline.api.run",
     "checkpoints": "paceline.api.run",
+    "evaluate": "paceline.api.evaluating",
     "export": "paceline.api.models",
     "generate": "paceline.api.models",
     "load_config": "paceline.api.given",

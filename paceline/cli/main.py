@@ -28,6 +28,8 @@ VERBS = {
     "doctor": "check this machine: devices, driver, memory, compiler, packages, and how to fix what is wrong",
     "config": "config show CONFIG: every value and where it is set; config import: another system's config",
     "data": "data show CONFIG: rows as the model gets them, or the totals of the data, also as a picture",
+    "evaluate": "measure models over the rows of a file: loss, token accuracy, metrics of their answers",
+    "generate": "write a model's answers to the rows of a file",
     "chat": "chat with the model that a run has trained",
     "checkpoints": "list, verify, compare, average and prune the checkpoints of a run",
     "export": "write a run's model as a Hugging Face folder",

@@ -50,12 +50,20 @@ def run_of(path: Path) -> RunDir | None:
 
 
 def _section(run: RunDir) -> JsonObject:
+    found = stored_config(run).get("generation", {})
+    return found if isinstance(found, dict) else {}
+
+
+def stored_config(run: RunDir) -> JsonObject:
+    """Return the config that a run was started with. Raises ConfigError if it cannot be read."""
     try:
-        found = json.loads(run.config_json.read_text(encoding="utf-8")).get("generation", {})
-    except (OSError, ValueError, AttributeError) as error:
+        found = json.loads(run.config_json.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError("not a JSON object")
+    except (OSError, ValueError) as error:
         what = "the run's config, which contains the generation options, cannot be read"
-        hint = "restore the file, or export the model and chat with that folder"
+        hint = "restore the file, or export the model and name that folder"
         raise ConfigError(
             codes.GENERATION_RUN_CONFIG(what, str(run.config_json), str(error), hint)
         ) from error
-    return found if isinstance(found, dict) else {}
+    return found

@@ -28,6 +28,7 @@ ROOMS = (
     "algorithms",
     "checkpoint",
     "training",
+    "evaluation",
     "simulate",
     "doctor",
     "watch",

@@ -13,6 +13,9 @@ import paceline
 #: Name → its parameters. A name or parameter that goes away, or moves, needs a new major version.
 STABLE = {
     "checkpoints": "run",
+    "evaluate": (
+        "models data *overrides checkpoints metrics losses samples seed judge batch_size nproc dtype quiet"
+    ),
     "export": "run to *checkpoint dtype role merge overwrite",
     "generate": "model prompts *system max_new_tokens temperature top_p top_k batch_size",
     "load_config": "config overrides",
@@ -27,6 +30,7 @@ CLASSES = {
     "ConfigError": "diagnostics exit_code",
     "DataError": "diagnostics exit_code",
     "Diagnostic": "code evidence found from_json hint render severity to_json what where",
+    "Evaluation": "loss name of path perplexity rows scores step token_accuracy tokens",
     "JobConfig": "config source",
     "PacelineError": "diagnostics exit_code",
     "PlannedRun": "forecast plan text to_json warnings",

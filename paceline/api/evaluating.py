@@ -1,0 +1,210 @@
+"""``paceline.evaluate`` and the verbs evaluate and generate: jobs for processes that import torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import cast
+
+from paceline.api import codes
+from paceline.api.given import as_json
+from paceline.api.own_parts import importable_name
+from paceline.api.rows import Rows, dataset_setting
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError, ExitCode, PacelineError
+from paceline.core.json_types import Json, JsonObject
+from paceline.launch.environ import cache_folder
+from paceline.launch.spec import import_path, module_argv
+
+Model = str | PathLike[str]
+_OWN = ("name", "path", "step", "rows", "tokens", "loss", "perplexity", "token_accuracy")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One model's numbers over the rows of a file.
+
+    ``step``: of a run's checkpoint; ``loss``: the mean of -log p over the ``tokens`` with loss; ``scores``:
+    what else was measured, by name: metrics of answers, rows skipped and truncated. Losses are None where
+    only answers were requested.
+    """
+
+    name: str
+    path: Path
+    step: int | None = None
+    rows: int | None = None
+    tokens: int | None = None
+    loss: float | None = None
+    perplexity: float | None = None
+    token_accuracy: float | None = None
+    scores: Mapping[str, float | None] = field(default_factory=dict)
+
+    @staticmethod
+    def of(found: JsonObject) -> Evaluation:
+        """Return the evaluation that a report holds."""
+        own = {name: found[name] for name in _OWN if name in found}
+        scores = {name: value for name, value in found.items() if name not in _OWN}
+        given = {**own, "path": Path(str(found["path"])), "scores": scores}
+        return Evaluation(**given)  # type: ignore[arg-type]  # what the process has written
+
+
+def evaluate(
+    models: Model | Sequence[Model],
+    data: Rows,
+    *,
+    overrides: Mapping[str, object] | None = None,
+    checkpoints: str = "result",
+    metrics: Sequence[object] = (),
+    losses: bool = True,
+    samples: int = 1,
+    seed: int = 0,
+    judge: Model | None = None,
+    batch_size: int = 8,
+    nproc: int | None = None,
+    dtype: str = "float32",
+    quiet: bool = False,
+) -> list[Evaluation]:
+    """Return the losses of models over rows, and the metrics of their answers.
+
+    ``models``: runs, checkpoints or Hugging Face folders; ``checkpoints``: which of a run's (result, latest,
+    best, all, step-N). ``data``: a path, or rows as ``train`` takes them. ``metrics``: names, or imported
+    functions of (answer, expected). ``samples``: answers a row, for pass@k. ``judge``: a model that scores
+    the answers. ``overrides``: keys of data, generation and model, e.g. ``{"generation.temperature": 0.7}``.
+    ``nproc``: processes, one a GPU if None; every row counts once on any number of them. Raises ConfigError,
+    DataError, and PacelineError if a process fails.
+    """
+    given = [models] if isinstance(models, (str, PathLike)) else list(models)
+    job: JsonObject = {
+        "models": [os.fspath(one) for one in given],
+        "data": data_of(data),
+        "overrides": settings_of(overrides),
+        "checkpoints": checkpoints,
+        "metrics": [
+            one if isinstance(one, str) else importable_name(one, f"metrics[{index}]")
+            for index, one in enumerate(metrics)
+        ],
+        "losses": losses,
+        "samples": samples,
+        "seed": seed,
+        "judge": None if judge is None else os.fspath(judge),
+        "batch_size": batch_size,
+        "nproc": nproc,
+        "dtype": dtype,
+    }
+    found = _report("evaluate", job, quiet)
+    return [Evaluation.of(one) for one in cast("list[JsonObject]", found["evaluations"])]
+
+
+def data_of(data: Rows) -> JsonObject:
+    """Return rows, or a path, as the data set of a job."""
+    found = dataset_setting(data, "data", cache_folder(os.environ))
+    if isinstance(found, str):
+        return {"path": found}
+    return cast("list[JsonObject]", found)[0]
+
+
+def settings_of(overrides: Mapping[str, object] | None) -> list[Json]:
+    """Return overrides as ``key=value``, as a command line has them."""
+    return [f"{key}={json.dumps(as_json(value, key))}" for key, value in (overrides or {}).items()]
+
+
+@contextmanager
+def job_files(job: JsonObject) -> Iterator[tuple[str, str]]:
+    """Yield (the job as a file, the file for the report); both last as long as this."""
+    with tempfile.TemporaryDirectory(prefix="paceline-job-") as folder:
+        file = Path(folder) / "job.json"
+        file.write_text(json.dumps(job), encoding="utf-8")
+        yield str(file), str(Path(folder) / "report.json")
+
+
+def _report(verb: str, job: JsonObject, quiet: bool) -> JsonObject:
+    """Run a job to its end and return its report, or raise what ended it."""
+    with job_files(job) as (file, report):
+        argv = module_argv("paceline.evaluation.main", verb, file, report)
+        environ = {**os.environ, **import_path(os.environ)}
+        done = subprocess.run(
+            argv,
+            env=environ,
+            stderr=subprocess.DEVNULL if quiet else None,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+        try:
+            found: JsonObject = json.loads(Path(report).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            found = {}
+    if done.returncode == ExitCode.INTERRUPTED:
+        raise KeyboardInterrupt
+    if done.returncode or not found:
+        rows = cast("list[JsonObject]", found.get("diagnostics") or [])
+        problems = [Diagnostic.from_json(row) for row in rows]
+        if not problems:
+            what = f"the process that should {verb} ended with exit code {done.returncode}"
+            problems = [codes.API_RUN_FAILED(what, ", ".join(map(str, cast("list[Json]", job["models"]))))]
+        raise (ConfigError if done.returncode == ExitCode.CONFIG else PacelineError)(*problems)
+    return found
+
+
+def table(evaluations: Sequence[Evaluation]) -> str:
+    """Return evaluations as a table: a line a model."""
+    names = [
+        name for name in dict.fromkeys(n for one in evaluations for n in one.scores) if name not in _QUIET
+    ]
+    loss = [name for name in _OWN[3:] if any(getattr(one, name) is not None for one in evaluations)]
+    rows = [["model", *(name.replace("_", " ") for name in (*loss, *names))]]
+    for one in evaluations:
+        values = [
+            *((name, getattr(one, name)) for name in loss),
+            *((name, one.scores.get(name)) for name in names),
+        ]
+        rows.append([one.name, *(_shown(name, value) for name, value in values)])
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    lines = [
+        "  ".join(
+            [
+                row[0].ljust(widths[0]),
+                *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
+            ]
+        )
+        for row in rows
+    ]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+_QUIET = ("answers", "rows_skipped", "rows_truncated")  # said beside the table, where there are any
+_NO_SHARE = ("loss", "perplexity", "bleu", "judge", "judged", "answer_tokens")
+
+
+def _shown(name: str, value: float | None) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.4f}" if name in _NO_SHARE else f"{value:.1%}"
+
+
+Call = Callable[..., int]  # ``cli.process.call``
+
+
+def evaluated(job: JsonObject, call: Call) -> tuple[int, list[Evaluation]]:
+    """Run ``paceline evaluate`` in a child of the terminal; return (exit code, what was found)."""
+    with job_files(job) as (file, report):
+        code = call("paceline.evaluation.main", "evaluate", file, report)
+        if code:
+            return code, []
+        found = json.loads(Path(report).read_text(encoding="utf-8"))
+    return code, [Evaluation.of(one) for one in found["evaluations"]]
+
+
+def generated(job: JsonObject, call: Call) -> tuple[int, JsonObject]:
+    """Run ``paceline generate`` in a child of the terminal; return (exit code, report)."""
+    with job_files(job) as (file, report):
+        code = call("paceline.evaluation.main", "generate", file, report)
+        return code, {} if code else json.loads(Path(report).read_text(encoding="utf-8"))

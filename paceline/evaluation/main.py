@@ -1,0 +1,78 @@
+"""``python -m paceline.evaluation.main evaluate|generate JOB REPORT``: do what the file JOB says.
+
+REPORT gets the numbers, or the ``diagnostics`` of what went wrong. Exit codes: ``core.errors.ExitCode``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from paceline.core.diagnostics import Diagnostic, Severity, render_all
+from paceline.core.errors import ExitCode, PacelineError
+from paceline.core.json_types import JsonObject
+from paceline.evaluation.generated import generate_rows
+from paceline.evaluation.job import EvaluationJob
+from paceline.evaluation.judge import judge_prompt
+from paceline.evaluation.measured import measure
+from paceline.evaluation.metrics import check_metrics
+from paceline.evaluation.models import named_models
+from paceline.launch.ending import ended
+from paceline.launch.outlet import redacted
+
+_EVERY_SECONDS = 1.0
+
+
+class Progress:
+    """How far an evaluation is, on a terminal."""
+
+    def __init__(self) -> None:
+        self._shown = 0.0
+
+    def __call__(self, task: str, done: int, rows: int) -> None:
+        if sys.stderr.isatty() and (done == rows or time.monotonic() - self._shown > _EVERY_SECONDS):
+            self._shown = time.monotonic()
+            print(f"\r{task}: {done:,} of {rows:,} rows", end="\n" if done == rows else "", file=sys.stderr)
+
+
+def evaluate(job: EvaluationJob, notes: list[Diagnostic]) -> JsonObject:
+    """Return the numbers of every model of the job. Raises PacelineError."""
+    check_metrics(job.metrics, job.samples)
+    if job.judge is not None:
+        judge_prompt(job)
+    models = named_models(job, notes)
+    return {"evaluations": [measure(model, job, notes, Progress()) for model in models]}
+
+
+@redacted
+@ended
+def main(argv: Sequence[str] | None = None) -> int:
+    """Evaluate or generate; return the exit code."""
+    verb, job_file, report_file = sys.argv[1:] if argv is None else argv
+    job = EvaluationJob.from_json(json.loads(Path(job_file).read_text(encoding="utf-8")))
+    notes: list[Diagnostic] = []
+    code = ExitCode.OK
+    try:
+        found = evaluate(job, notes) if verb == "evaluate" else generate_rows(job, notes, Progress())
+    except PacelineError as error:
+        found = {"diagnostics": [one.to_json() for one in error.diagnostics]}
+        code = error.exit_code
+        print(render_all([*_warnings(notes), *error.diagnostics]), file=sys.stderr)
+    else:
+        if _warnings(notes):
+            print(render_all(_warnings(notes)), file=sys.stderr)
+    found["notes"] = [one.to_json() for one in {one.render(): one for one in notes}.values()]
+    Path(report_file).write_text(json.dumps(found), encoding="utf-8")
+    return int(code)
+
+
+def _warnings(notes: Sequence[Diagnostic]) -> list[Diagnostic]:
+    """Return the warnings among the notes, each once."""
+    return list({one.render(): one for one in notes if one.severity is not Severity.NOTE}.values())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""One model's numbers over the rows of a file: losses, and metrics of its answers."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, cast
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import DataError
+from paceline.core.json_types import Json, JsonObject, as_object
+from paceline.evaluation import codes
+from paceline.evaluation.job import EvaluationJob
+from paceline.evaluation.judge import judged
+from paceline.evaluation.metrics import expanded, pass_at, passes_of
+from paceline.evaluation.models import NamedModel, config_of
+from paceline.evaluation.prepared import read_task, settings_of
+from paceline.evaluation.rank import Report
+from paceline.evaluation.ranks import compute_on_ranks, number_of_ranks
+from paceline.evaluation.rows import FileRows
+from paceline.evaluation.scoring import Scores, score
+from paceline.evaluation.work import ANSWERS, LOSSES, WorkFolder, num_batches
+
+_LARGEST_EXPONENT = 700.0
+
+
+class Answered(NamedTuple):
+    """The answers of one row."""
+
+    number: int
+    facts: JsonObject
+    answers: list[JsonObject]
+
+
+def measure(model: NamedModel, job: EvaluationJob, notes: list[Diagnostic], report: Report) -> JsonObject:
+    """Return the numbers of one model. Raises PacelineError."""
+    with model.folder() as folder, tempfile.TemporaryDirectory(prefix="paceline-evaluate-") as scratch:
+        config = config_of(model, folder, job)
+        work = WorkFolder(Path(scratch))
+        found: JsonObject = {"name": model.name, "path": str(model.path), "step": model.step}
+        tasks = [*([LOSSES] if job.losses else []), *([ANSWERS] if job.metrics or job.judge else [])]
+        files = {task: read_task(task, config, notes) for task in tasks}
+        settings = settings_of(job, config, files, folder, tuple(tasks))
+        work.write(settings)
+        for task, rows in files.items():
+            work.write_rows(task, rows.documents, rows.numbers)
+        batches = max(num_batches(len(rows.documents), job.batch_size) for rows in files.values())
+        compute_on_ranks(work, number_of_ranks(job.nproc, batches), report)
+        for task, rows in files.items():
+            results = work.results(task, len(rows.documents), job.batch_size)
+            found |= losses_of(rows, results) if task == LOSSES else answers_of(rows, results, job, notes)
+    return found
+
+
+def losses_of(rows: FileRows, results: Sequence[Json]) -> JsonObject:
+    """Return loss, perplexity and token accuracy over all rows: sums over rows in the file's order."""
+    sums = cast("Sequence[tuple[float, int, int]]", results)
+    tokens = sum(one[1] for one in sums)
+    loss = math.fsum(one[0] for one in sums) / tokens if tokens else math.nan
+    return {
+        "rows": len(sums),
+        "tokens": tokens,
+        "rows_skipped": rows.num_skipped,
+        "rows_truncated": rows.truncated,
+        "loss": loss,
+        "perplexity": math.exp(loss) if loss < _LARGEST_EXPONENT else math.inf,
+        "token_accuracy": sum(one[2] for one in sums) / tokens if tokens else math.nan,
+    }
+
+
+def answers_of(
+    rows: FileRows, results: Sequence[Json], job: EvaluationJob, notes: list[Diagnostic]
+) -> JsonObject:
+    """Return the metrics of the answers, and how long they are."""
+    answered = [
+        Answered(number, as_object(json.loads(facts)), answers)
+        for number, facts, answers in zip(
+            rows.numbers, rows.facts, cast("Sequence[list[JsonObject]]", results), strict=True
+        )
+    ]
+    answers = [one for row in answered for one in row.answers]
+    found: JsonObject = {
+        "answers": len(answers),
+        "answer_tokens": sum(int(str(one["tokens"])) for one in answers) / len(answers),
+        "answers_ended": sum(bool(one["ended"]) for one in answers) / len(answers),
+    }
+    wheres = [f"row {row.number + 1}" for row in answered for _ in row.answers]
+    pairs = _pairs(answered) if job.metrics else []
+    known: dict[str, Scores] = {}
+    for name in expanded(job.metrics):
+        passes = passes_of(name)
+        inner = name if passes is None else passes[1]
+        if inner not in known:
+            known[inner] = score(inner, pairs)
+            warning = known[inner].warning(inner, wheres)
+            notes += [warning] if warning is not None else []
+        found[name] = known[inner].mean if passes is None else _passed(passes[0], known[inner], job.samples)
+    if job.judge is not None:
+        prompts = [(str(row.facts.get("prompt", "")), str(row.facts.get("answer", ""))) for row in answered]
+        texts = [(*prompts[at // job.samples], str(one["text"])) for at, one in enumerate(answers)]
+        found |= judged(texts, wheres, job, notes)
+    return found
+
+
+def _pairs(answered: Sequence[Answered]) -> list[tuple[str, str]]:
+    without = [row.number + 1 for row in answered if row.facts.get("answer") is None]
+    if without:
+        what = f"{len(without):,} of {len(answered):,} rows have no expected answer to compare with"
+        found = "row " + ", ".join(map(str, without[:5]))
+        hint = "give rows with an answer, or leave out --metrics"
+        raise DataError(codes.EVALUATION_NO_EXPECTED(what, "--data", found, hint))
+    return [(str(one["text"]), str(row.facts["answer"])) for row in answered for one in row.answers]
+
+
+def _passed(k: int, scores: Scores, samples: int) -> float:
+    right = [
+        sum(value >= 1.0 for value in scores.values[at : at + samples])
+        for at in range(0, len(scores.values), samples)
+    ]
+    return sum(pass_at(k, samples, correct) for correct in right) / len(right)

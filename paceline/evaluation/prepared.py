@@ -1,0 +1,71 @@
+"""What processes need before they compute: rows as tokens, and settings of a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from paceline.config.schema import Config
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError, DataError
+from paceline.data.kinds.documents import DOCUMENTS
+from paceline.data.kinds.prompts import PROMPTS
+from paceline.evaluation import codes
+from paceline.evaluation.job import EvaluationJob
+from paceline.evaluation.rows import FileRows, read_file
+from paceline.evaluation.work import ANSWERS, WorkSettings
+
+_LONGEST = 1 << 24  # tokens of a prompt: the model's positions are what limits it
+
+
+def read_task(task: str, config: Config, notes: list[Diagnostic], *, keep_inputs: bool = False) -> FileRows:
+    """Read the rows of a file for a task: prompts may be as long as they like, short of the positions."""
+    data = config.data
+    if task == ANSWERS:
+        data = data.model_copy(update={"max_length": _LONGEST})
+    rows = read_file(data, config.model, PROMPTS if task == ANSWERS else DOCUMENTS, keep_inputs=keep_inputs)
+    notes += rows.notes
+    return rows
+
+
+def settings_of(
+    job: EvaluationJob, config: Config, files: Mapping[str, FileRows], folder: Path, tasks: tuple[str, ...]
+) -> WorkSettings:
+    """Return how a model's rows are computed."""
+    rows = next(iter(files.values()))
+    generation = config.generation
+    if job.samples > 1 and generation.temperature == 0:
+        what = "several answers a row are all the same at temperature 0"
+        hint = "generation.temperature=0.8, or --samples 1"
+        raise ConfigError(codes.EVALUATION_JOB(what, "--samples", str(job.samples), hint))
+    if ANSWERS in files:
+        _check_room(folder, files[ANSWERS])
+    return WorkSettings(
+        tasks,
+        str(folder),
+        job.dtype,
+        job.batch_size,
+        rows.pad_id,
+        rows.stop_ids,
+        generation.max_new_tokens,
+        generation.temperature,
+        generation.top_p,
+        generation.top_k,
+        job.samples,
+        job.seed,
+    )
+
+
+def _check_room(folder: Path, rows: FileRows) -> None:
+    positions = json.loads((folder / "config.json").read_text(encoding="utf-8")).get(
+        "max_position_embeddings"
+    )
+    longest = max(range(len(rows.documents)), key=lambda at: len(rows.documents[at]))
+    length = len(rows.documents[longest])
+    if isinstance(positions, int) and length >= positions:
+        what = f"a prompt leaves no room for an answer: the model has {positions:,} positions"
+        where = f"--data, row {rows.numbers[longest] + 1}"
+        raise DataError(
+            codes.EVALUATION_NO_ROOM(what, where, f"{length:,} tokens", "shorten or remove the row")
+        )

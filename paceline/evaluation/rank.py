@@ -1,0 +1,121 @@
+"""One process of an evaluation: ``python -m paceline.evaluation.rank FOLDER RANK WORLD_SIZE``.
+
+It needs no other process: it computes its batches of the work in FOLDER and appends the results to a file.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from paceline.core.errors import PacelineError
+from paceline.core.json_types import Json
+from paceline.data.table import decode_labels
+from paceline.evaluation.losses import row_losses
+from paceline.evaluation.work import LOSSES, PartFile, WorkFolder, WorkSettings, own_batches
+from paceline.generation.answer import end_tokens, load_folder
+from paceline.generation.engine import Request, RolloutSampling
+from paceline.generation.local import LocalEngine
+from paceline.generation.noise import stream_of
+from paceline.launch.ending import ended
+from paceline.launch.outlet import redacted
+from paceline.runtime.quiet import quiet_libraries
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from paceline.protocols.model import HFModel
+
+Report = Callable[[str, int, int], None]  # task, rows done, all rows
+
+
+@redacted
+@ended
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compute this process's batches; return the exit code."""
+    folder, rank, world_size = sys.argv[1:] if argv is None else argv
+    try:
+        compute(WorkFolder(Path(folder)), int(rank), int(world_size))
+    except PacelineError as error:
+        print(f"[rank {rank}] {error}", file=sys.stderr)
+        return int(error.exit_code)
+    return 0
+
+
+def compute(work: WorkFolder, rank: int, world_size: int, report: Report = lambda *_: None) -> None:
+    """Compute the batches of one process that are not done yet."""
+    quiet_libraries(quantised=False)
+    settings = work.settings()
+    device = own_device(rank)
+    hf, tokenizer = load_folder(Path(settings.model))
+    hf.to(device=device, dtype=getattr(torch, settings.dtype))  # type: ignore[call-arg]  # moves it in place
+    hf.generation_config.max_length = None
+    for task in settings.tasks:
+        documents, numbers = work.rows(task)
+        done = set(work.done(task))
+        own = list(own_batches(len(documents), settings.batch_size, rank, world_size))
+        with closing(PartFile(work.part(task, rank, world_size))) as part:
+            for batch, rows in own:
+                if batch not in done:
+                    results: Sequence[Json]
+                    if task == LOSSES:
+                        results = [list(one) for one in row_losses(hf, documents[rows], settings.pad_id)]
+                    else:
+                        prompts = [tuple(decode_labels(one)[0].tolist()) for one in documents[rows]]
+                        results = batch_answers(hf, tokenizer, prompts, numbers[rows], settings)
+                    part.append(batch, results)
+                report(task, rows.stop, len(documents))
+
+
+def batch_answers(
+    hf: HFModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[tuple[int, ...]],
+    numbers: Sequence[int],
+    settings: WorkSettings,
+) -> list[Json]:
+    """Return the answers of each prompt: ``settings.samples`` objects with text, tokens and ended.
+
+    The noise of an answer depends on seed, row and sample alone.
+    """
+    stops = end_tokens(hf, tokenizer, settings.stop_ids)
+    positions = getattr(hf.config, "max_position_embeddings", None)
+    engine = LocalEngine(hf, pad_id=settings.pad_id, stop_ids=stops, rows=len(prompts) * settings.samples)
+    requests = [
+        Request(
+            prompt,
+            stream_of(settings.seed, number, sample),
+            min(settings.max_new_tokens, (positions or sys.maxsize) - len(prompt)),
+        )
+        for prompt, number in zip(prompts, numbers, strict=True)
+        for sample in range(settings.samples)
+    ]
+    sampling = RolloutSampling(settings.temperature, settings.top_p, settings.top_k)
+    written = engine.generate(requests, sampling)
+    made: list[Json] = [
+        {
+            "text": str(tokenizer.decode(list(one.tokens), skip_special_tokens=True)),
+            "tokens": len(one.tokens),
+            "ended": one.ended,
+        }
+        for one in written
+    ]
+    return [made[at : at + settings.samples] for at in range(0, len(made), settings.samples)]
+
+
+def own_device(rank: int) -> torch.device:
+    """Return the device of one process of this machine: its accelerator, else the CPU."""
+    if not torch.accelerator.is_available():
+        return torch.device("cpu")
+    kind = torch.accelerator.current_accelerator()
+    assert kind is not None
+    return torch.device(kind.type, rank % torch.accelerator.device_count())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

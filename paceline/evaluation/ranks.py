@@ -1,0 +1,74 @@
+"""The processes of an evaluation: this one alone, or several that need not meet."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import torch
+
+from paceline.core.errors import ExitCode, PacelineError
+from paceline.evaluation import codes
+from paceline.evaluation.rank import Report, compute
+from paceline.evaluation.work import WorkFolder
+from paceline.launch.environ import current
+from paceline.launch.processes import die_with_parent
+from paceline.launch.spec import import_path, module_argv, thread_count
+
+_POLL_SECONDS = 0.2
+_GRACE_SECONDS = 10.0
+
+
+def number_of_ranks(requested: int | None, batches: int) -> int:
+    """Return how many processes compute so many batches: as requested, else one a GPU, or one on a CPU."""
+    here = torch.accelerator.device_count() if torch.accelerator.is_available() else 1
+    return max(1, min(requested or here, batches))
+
+
+def compute_on_ranks(work: WorkFolder, world_size: int, report: Report) -> None:
+    """Compute all work in ``world_size`` processes. Raises PacelineError if one of them fails."""
+    if world_size == 1:
+        compute(work, 0, 1, report)
+        return
+    here = current()
+    environ = {**here, **import_path(here), **thread_count(here, os.cpu_count() or 1, world_size)}
+    ranks = [
+        subprocess.Popen(
+            module_argv("paceline.evaluation.rank", str(work.folder), str(rank), str(world_size)),
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr,
+            env=environ,
+            preexec_fn=die_with_parent(),
+        )
+        for rank in range(world_size)
+    ]
+    try:
+        while any(rank.poll() is None for rank in ranks):
+            failed = next((n for n, rank in enumerate(ranks) if rank.poll()), None)
+            if failed is not None:
+                break
+            time.sleep(_POLL_SECONDS)
+    finally:
+        _end(ranks)
+    for number, rank in enumerate(ranks):
+        if rank.returncode and rank.returncode != -15:
+            what = f"process {number} of {world_size} ended with exit code {rank.returncode}"
+            error = PacelineError(codes.EVALUATION_RANK(what, f"rank {number}", hint="see its message above"))
+            if rank.returncode == ExitCode.CONFIG:
+                error.exit_code = ExitCode.CONFIG
+            raise error
+
+
+def _end(ranks: list[subprocess.Popen[bytes]]) -> None:
+    for rank in ranks:
+        if rank.poll() is None:
+            rank.terminate()
+    deadline = time.monotonic() + _GRACE_SECONDS
+    for rank in ranks:
+        try:
+            rank.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            rank.kill()
+            rank.wait()

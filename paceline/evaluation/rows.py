@@ -1,0 +1,101 @@
+"""The rows of a file as tokens, in its order: whole conversations with labels, or prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.config.sections.data import DataSection
+from paceline.config.sections.model import ModelSection
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.errors import DataError
+from paceline.core.json_types import JsonObject
+from paceline.data.kinds.base import RowKind
+from paceline.data.looking import find_sets
+from paceline.data.prepare import setup_of
+from paceline.data.problems import Tally, left_out, refusal
+from paceline.data.sets import OpenSet, open_set
+from paceline.data.settle import settle_template, stop_tokens
+from paceline.data.tokenise import ChunkResult, Setup, tokenise_chunk
+from paceline.data.tokenizer import open_tokenizer, pad_token_id
+
+
+@dataclass
+class FileRows:
+    """The usable rows of a file.
+
+    documents  int32 tokens of each, coded as in ``data.table``: a token without loss as its complement
+    numbers    its row in the file, from 0
+    facts      what a prompt's row holds beside the prompt (JSON objects as text)
+    inputs     its row as read, where it is kept
+    """
+
+    pad_id: int
+    stop_ids: tuple[int, ...]
+    documents: list[NDArray[np.int32]] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    facts: list[str] = field(default_factory=list)
+    inputs: list[JsonObject] = field(default_factory=list)
+    rows_read: int = 0
+    truncated: int = 0
+    skipped: dict[str, Tally] = field(default_factory=dict)
+    notes: list[Diagnostic] = field(default_factory=list)
+
+    @property
+    def num_skipped(self) -> int:
+        return sum(tally.count for tally in self.skipped.values())
+
+
+def read_file(
+    data: DataSection, model: ModelSection, kind: RowKind, *, keep_inputs: bool = False
+) -> FileRows:
+    """Tokenise the rows of ``data.train`` as a training on them would.
+
+    Raises DataError for rows that cannot be used, unless ``data.on_bad_row`` skips them, and if none is
+    left.
+    """
+    setup = setup_of(data, model, kind)
+    (data_set,) = find_sets("--data", data.train)
+    opened = open_set(0, data_set, setup.reading)
+    tokenizer = open_tokenizer(setup.tokenizer)
+    setup, notes = settle_template(setup, tokenizer, {opened.shape.format})
+    rows = FileRows(pad_token_id(tokenizer), tuple(stop_tokens(setup, tokenizer)))
+    rows.notes += [*opened.notes, *notes]
+    for result, inputs in _results(setup, opened):
+        _add(rows, result, inputs if keep_inputs else {})
+    refused = {
+        reason: tally
+        for reason, tally in rows.skipped.items()
+        if data.on_bad_row == "refuse" and not (reason == "too_long" and data.on_too_long == "skip")
+    }
+    if refused:
+        raise DataError(*refusal(refused, rows.rows_read))
+    if not rows.documents:
+        raise DataError(*left_out(rows.skipped, rows.rows_read))
+    rows.notes += [
+        replace(found, severity=Severity.WARNING) for found in left_out(rows.skipped, rows.rows_read)
+    ]
+    return rows
+
+
+def _results(setup: Setup, opened: OpenSet) -> Iterator[tuple[ChunkResult, dict[int, JsonObject]]]:
+    for chunk in opened.chunks:
+        yield tokenise_chunk(setup, chunk), {row.number: cast(JsonObject, row.value) for row in chunk.rows}
+
+
+def _add(rows: FileRows, result: ChunkResult, inputs: dict[int, JsonObject]) -> None:
+    block = result.block
+    rows.rows_read += result.read
+    rows.truncated += len(result.truncated)
+    ends = np.cumsum(block.lengths)
+    rows.documents += [np.array(one) for one in np.split(block.coded, ends[:-1])] if len(ends) else []
+    rows.numbers += [int(number) for number in block.row]
+    rows.facts += [str(one or "{}") for one in block.facts]
+    rows.inputs += [inputs.get(int(number), {}) for number in block.row]
+    for problem in result.skipped:
+        for one in problem.each():
+            rows.skipped.setdefault(one.reason, Tally()).add(one.where, one.detail)
