@@ -31,7 +31,7 @@ from paceline.models.fp8 import convert_to_fp8
 from paceline.models.materialise import from_config, name_trunk, skeleton
 from paceline.models.new_rows import resize_embeddings, vocabulary_names
 from paceline.models.norms import fuse_norms
-from paceline.models.precision import low_alone
+from paceline.models.precision import head_of, low_alone
 from paceline.models.qkv import fuse_attention
 from paceline.models.quantised import quantise
 from paceline.models.quantised_folder import load_dequantised, quantised_folder
@@ -289,7 +289,7 @@ class HFModelFactory:
             if tensor.dim() < 2 and tensor.is_floating_point():  # norms are probed too, and stay fp32
                 tensor.data = tensor.data.to(self._master_dtype)
         self.swap_kernels(hf, options)
-        kept = low_alone(hf.base_model, hf.get_output_embeddings(), self._compute_dtype, device)
+        kept = low_alone(hf.base_model, head_of(hf), self._compute_dtype, device)
         arrive(hf, device, self._master_dtype, kept, self._compute_dtype)
 
     def swap_kernels(self, hf: HFModel, options: BuildOptions, stand_in: bool = False) -> None:

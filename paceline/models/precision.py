@@ -13,6 +13,7 @@ itself and rounded (``product_dtype``): the same numbers to bf16's tolerance, at
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,9 @@ from torch.distributed.tensor import DTensor
 
 from paceline.models.autograd import Function, FunctionContext
 from paceline.models.replace_forward import replace_base, replace_forward
+
+if TYPE_CHECKING:
+    from paceline.protocols.model import HFModel
 
 _COPY, _DTYPE = "_paceline_copy", "_paceline_dtype"
 
@@ -227,6 +231,15 @@ class LowPrecisionCast(Function):
         return grad.float()
 
 
+def head_of(hf: HFModel) -> nn.Module | None:
+    """Return what a language model computes logits with: the output embedding, and any module between it and
+    the trunk (ModernBERT's decoder has one). None where there is no such head.
+    """
+    head = hf.get_output_embeddings()
+    between = [child for child in hf.children() if child is not hf.base_model and child is not head]
+    return head if head is None or not between else nn.ModuleList([head, *between])
+
+
 def low_alone(
     trunk: nn.Module, head: nn.Module | None, dtype: torch.dtype, device: torch.device
 ) -> frozenset[int]:
@@ -245,7 +258,15 @@ def _owners(trunk: nn.Module, head: nn.Module | None) -> tuple[list[nn.Module], 
     """Return the modules with parameters of their own, and the names of the classes that are unknown."""
     modules = [*trunk.modules(), *(() if head is None else head.modules())]
     owners = [m for m in modules if next(m.parameters(recurse=False), None) is not None]
-    return owners, sorted({type(m).__name__ for m in owners if _swap_for(m) is None})
+    unknown = {type(m).__name__ for m in owners if _swap_for(m) is None}
+    return owners, sorted(unknown | {type(m).__name__ for m in trunk.modules() if _widens(m)})
+
+
+def _widens(module: nn.Module) -> bool:
+    """Whether a module computes with a mask in the masters' dtype, which widens what follows (GPT's
+    attention).
+    """
+    return type(module).__module__.endswith(".modeling_openai") and type(module).__name__ == "Attention"
 
 
 class LowPrecisionCopies:
@@ -262,6 +283,7 @@ class LowPrecisionCopies:
     ) -> None:
         self.dtype = dtype
         self._masters: list[nn.Parameter] = []
+        _cast_masks(trunk, dtype)
         # Modules with parameters of their own must all be of a known class.
         owners, unknown = _owners(trunk, head)
         self.cached = not unknown
@@ -326,6 +348,15 @@ class LowPrecisionCopies:
                 setattr(master, _COPY, master.detach().to(self.dtype))
             else:
                 copy.copy_(master.detach())
+
+
+def _cast_masks(trunk: nn.Module, dtype: torch.dtype) -> None:
+    """Cast the masks that scores are multiplied by, as loading the model in ``dtype`` does."""
+    for module in trunk.modules():
+        if _widens(module):
+            for buffer in module.buffers(recurse=False):
+                if buffer.is_floating_point():
+                    buffer.data = buffer.data.to(dtype)
 
 
 def _swap_for(module: nn.Module) -> Callable[[nn.Module], list[nn.Parameter]] | None:

@@ -20,7 +20,7 @@ from paceline.models.divergence import Comparison, LentHead
 from paceline.models.head_kernels import CHUNK_BYTES
 from paceline.models.heads import Head, Vocabulary
 from paceline.models.padded_rows import PaddedRows
-from paceline.models.precision import LowPrecisionCopies
+from paceline.models.precision import LowPrecisionCopies, head_of
 from paceline.models.rope import DocumentRope
 from paceline.models.router_load import RouterLoad
 from paceline.models.router_sums import RouterSums
@@ -91,7 +91,7 @@ class RoleModule(RootModule):
         self._low_precision: LowPrecisionCopies | None = None
         if compute_dtype in (torch.bfloat16, torch.float16):
             self._low_precision = LowPrecisionCopies(
-                self._trunk(), hf.get_output_embeddings(), compute_dtype, copies=not engine_casts
+                self._trunk(), head_of(hf), compute_dtype, copies=not engine_casts
             )
         by_length = any(isinstance(module, DocumentRope) for module in hf.modules())  # reads whole documents
         self._shares = (

@@ -15,7 +15,7 @@ AUTOCAST = frozenset(
         *("granitemoeshared", "hrm_text", "hy_v3", "inkling2_text", "inkling_text", "jamba", "jetmoe"),
         *("kimi_linear", "kolibri1", "laguna", "lfm3", "llama4_text", "longcat_flash", "mamba", "mamba2"),
         *("mellum", "mimo_v2_flash", "minimax", "minimax_m2", "minimax_m3_vl_text", "mixtral", "nemotron_h"),
-        *("olmo_hybrid", "olmoe", "phimoe", "qwen2_moe", "qwen3_5_moe_text", "qwen3_5_text"),
+        *("olmo_hybrid", "olmoe", "openai-gpt", "phimoe", "qwen2_moe", "qwen3_5_moe_text", "qwen3_5_text"),
         *("qwen3_moe", "qwen3_next", "recurrent_gemma", "rwkv", "solar_open", "xlstm", "zaya"),
     }
 )

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from model_families import FAMILIES, build_family, make_batch, reference_logprobs
+from model_families import FAMILIES, Source, build_family, make_batch, reference_logprobs
+from tiny_families import tiny_config
 
+from paceline.models.factory import HFModelFactory
 from paceline.models.precision import ComputeLinear, compute_copy, product_dtype
 from paceline.protocols.roles import Output
 
@@ -101,3 +103,19 @@ def test_state_dict_names_do_not_change() -> None:
     low, plain = build_family("llama", compute_dtype=torch.bfloat16), build_family("llama")
     assert list(low.hf.state_dict()) == list(plain.hf.state_dict())
     assert all(v.dtype == torch.float32 for v in low.hf.state_dict().values())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["modernbert-decoder", "openai-gpt"])
+def test_a_layer_before_the_head_and_a_mask_of_numbers_end_no_run_in_low_precision(
+    kind: str, dtype: torch.dtype
+) -> None:
+    """ModernBERT's decoder has a layer between trunk and head, GPT multiplies scores by a mask: each ended
+    the first forward in an error about dtypes.
+    """
+    source, batch = Source(config=tiny_config(kind)), make_batch(labels="some")
+    exact, low = HFModelFactory(source)(), HFModelFactory(source, compute_dtype=dtype)()
+    truth, found = (float(module.eval()(batch, NLL)["nll"].detach()) for module in (exact, low))
+    assert abs(found - truth) < 0.02 * truth
+    low.train()(batch, NLL)["nll"].backward()
+    assert all(p.grad is not None and p.grad.dtype is torch.float32 for p in low.hf.parameters())
