@@ -10,6 +10,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from paceline.core.version import PACKAGE_VERSION
+
 if TYPE_CHECKING:
     from paceline.api.evaluating import Evaluation as Evaluation
     from paceline.api.evaluating import evaluate as evaluate
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from paceline.core.errors import DataError as DataError
     from paceline.core.errors import PacelineError as PacelineError
 
-__version__ = "0.1.0"
+__version__ = PACKAGE_VERSION
 _HOMES = {
     "Checkpoint": "paceline.api.run",
     "CheckpointError": "paceline.core.errors",

@@ -12,35 +12,26 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-STRATEGIES = {
-    "single",
-    "data_parallel",
-    "ddp",
-    "fsdp",
-    "pipeline",
-    "deepspeed",
-    "zero1",
-    "zero2",
-    "zero3",
-    "zero_redundancy",
-}
-ALGORITHMS = {
-    "sft",
-    "distillation",
-    "classification",
-    "reward",
-    "dpo",
-    "cpo",
-    "simpo",
-    "orpo",
-    "grpo",
-    "ppo",
-    "kto",
-    "rloo",
-    "reinforce_plus_plus",
-}
+
+def _table_names() -> set[str]:
+    """The names of the tables of strategies and algorithms, read from the source of ``core/tables.py``."""
+    source = Path(__file__).resolve().parents[1] / "paceline" / "core" / "tables.py"
+    tables = (
+        node.args[-1]
+        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Table"
+    )
+    return {
+        str(ast.literal_eval(key))
+        for rows in tables
+        if isinstance(rows, ast.Dict)
+        for key in rows.keys
+        if key
+    }
+
+
+NAMES = _table_names()
 CHOOSERS = {"auto", "fastest"}  # counted where the strategy is spoken of: other keys have an "auto", too
-NAMES = STRATEGIES | ALGORITHMS
 #: Where a name is at home: the tables, the specs, the classes that they name; and other systems' words, which
 #: are translated there.
 HOME = (

@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-import paceline
 from paceline.checkpoint import codes
 from paceline.checkpoint.blocks import Grain
 from paceline.checkpoint.refused import newer
@@ -16,6 +15,7 @@ from paceline.checkpoint.strictjson import dump_object, parse_object
 from paceline.checkpoint.tensor_index import TensorRows, parse_index
 from paceline.core.errors import CheckpointError
 from paceline.core.json_types import Json, JsonObject
+from paceline.core.version import PACKAGE_VERSION
 
 MANIFEST = "manifest.json"
 STATE = "state.json"
@@ -62,7 +62,7 @@ class Manifest:
     world_size: int
     created: float  # unix seconds
     files: Mapping[str, FileEntry]
-    paceline_version: str = paceline.__version__
+    paceline_version: str = PACKAGE_VERSION
     tensors: Mapping[str, TensorRows] | None = None
     grain: Grain = field(default_factory=Grain)
 

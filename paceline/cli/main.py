@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import NoReturn
 
-from paceline import __version__
 from paceline.cli import codes
 from paceline.cli.errors import print_diagnostics, reported
 from paceline.core.errors import ExitCode
+from paceline.core.version import PACKAGE_VERSION
 from paceline.launch.ending import ended
 from paceline.launch.outlet import redacted
 
@@ -61,7 +61,7 @@ def dispatch(arguments: Sequence[str]) -> int:
         print(help_text())
         return int(ExitCode.OK if arguments else ExitCode.CONFIG)
     if arguments[0] == "--version":
-        print(f"paceline {__version__}")
+        print(f"paceline {PACKAGE_VERSION}")
         return int(ExitCode.OK)
     verb, *rest = _rank_last(arguments)
     if verb not in VERBS:

@@ -207,9 +207,19 @@ class HFModelFactory:
         elif self.tensors is not None and (options.by_slices or device.type == "meta"):
             why = self._whole_because
             module.note("start", f"rank 0 reads the whole model: {why}" if why else READ_IN_PARTS)
+        # What needs the root module: the head's probe, notes for the log, recomputation, compiled layers
         if empty and (head := hf.get_output_embeddings()) is not None:
             with stand_in_values(head, rows=_PROBED_ROWS, every=held):
                 module.choose_head()
+        self._note_weights(module)
+        if self._recompute:
+            enable_recompute(hf, module.slot, self._recompute_keeps)
+        if self._compile:
+            module.compile_layers(**self._compile_options)
+        return module
+
+    def _note_weights(self, module: RoleModule) -> None:
+        """Note what became of the folder's tensors and config, and the dtypes of the weights."""
         if self.tensors is not None:
             had = self._load_config().get_text_config().vocab_size
             kept = self.tensors.of_former_vocabulary(had, self._rows)
@@ -219,11 +229,6 @@ class HFModelFactory:
             module.note("precision", "bfloat16 weights and activations, no fp32 master weights")
         if self._fp8:
             module.note("fp8", f"{self._converted} linear layers, by torchao")
-        if self._recompute:
-            enable_recompute(hf, module.slot, self._recompute_keeps)
-        if self._compile:
-            module.compile_layers(**self._compile_options)
-        return module
 
     def _made(
         self, device: torch.device, options: BuildOptions, attention: str | None

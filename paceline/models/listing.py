@@ -25,7 +25,7 @@ from paceline.models.source import code_options, load_hf_config
 from paceline.models.state_bytes import saved_bytes
 from paceline.plan.codec import to_json
 from paceline.plan.model import listing
-from paceline.plan.model.listing import Listed, Listing, Run
+from paceline.plan.model.listing import LayerRun, Listed, Listing
 from paceline.plan.model.mixtures import COUNT
 from paceline.protocols.roles import Role
 
@@ -73,7 +73,7 @@ def listing_of(source: ClassRequest) -> Listing:
 def listed(hf: HFModel, experts: frozenset[int] = frozenset()) -> Listing:
     """Return the parameters of ``hf``. ``experts``: sizes of a leading dimension that counts experts."""
     tables: dict[tuple[Listed, ...], int] = {}
-    runs: list[Run] = []
+    runs: list[LayerRun] = []
     for first, tensors in _by_layer(hf, experts):
         table = tables.setdefault(tensors, len(tables))
         last = runs[-1] if runs else None
@@ -83,9 +83,9 @@ def listed(hf: HFModel, experts: frozenset[int] = frozenset()) -> Listing:
             and (last.tensors, last.first + last.count) == (table, first)
             and last.first >= 0
         ):
-            runs[-1] = Run(table, last.first, last.count + 1)
+            runs[-1] = LayerRun(table, last.first, last.count + 1)
         else:
-            runs.append(Run(table, first))
+            runs.append(LayerRun(table, first))
     head = hf.get_output_embeddings()
     embedding = hf.get_input_embeddings()
     tied = head is not None and getattr(head, "weight", None) is getattr(embedding, "weight", head)
@@ -93,7 +93,7 @@ def listed(hf: HFModel, experts: frozenset[int] = frozenset()) -> Listing:
     return Listing(version("transformers"), tied, tuple(tables), tuple(runs), saved if any(saved) else ())
 
 
-def _examples(tables: Mapping[tuple[Listed, ...], int], runs: Sequence[Run]) -> Iterator[str]:
+def _examples(tables: Mapping[tuple[Listed, ...], int], runs: Sequence[LayerRun]) -> Iterator[str]:
     """Yield the name of a layer for every list of tensors; empty outside of layers."""
     for tensors, table in tables.items():
         first = next(run.first for run in runs if run.tensors == table)

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from paceline import __version__
 from paceline.core.diagnostics import Diagnostic, errors
 from paceline.core.errors import ConfigError
+from paceline.core.version import PACKAGE_VERSION
 from paceline.plan import codes
 from paceline.plan.adapter import adapter_decisions
 from paceline.plan.algorithms.base import algorithm_spec
@@ -131,7 +131,7 @@ def _assembled(job: Job, resolved: Resolved, found: Sequence[Diagnostic]) -> Pla
         run_dir=job.run_dir,
         shape=shape,
         launcher=job.launcher,
-        paceline_version=__version__,
+        paceline_version=PACKAGE_VERSION,
         engine=engine.options,
         adapter=resolved.adapter,
         reference=reference,

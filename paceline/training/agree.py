@@ -9,10 +9,10 @@ import platform
 from collections.abc import Callable
 from typing import Generic, TypedDict, TypeVar
 
-import paceline
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ExitCode, PacelineError
 from paceline.core.json_types import JsonObject
+from paceline.core.version import PACKAGE_VERSION
 from paceline.runtime.world import World
 from paceline.training import codes
 
@@ -56,7 +56,7 @@ def identity(config_digest: str, data_fingerprint: str) -> dict[str, str]:
     (``runtime.peers``).
     """
     return {
-        "paceline": paceline.__version__,
+        "paceline": PACKAGE_VERSION,
         "python": ".".join(platform.python_version_tuple()[:2]),
         "config": config_digest,
         "data": data_fingerprint,

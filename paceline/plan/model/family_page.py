@@ -15,13 +15,10 @@ from paceline.plan.model.supported import Family, families, verdicts_of
 def page() -> str:
     """Return the page, from the table that the family sweep wrote."""
     table = families()
-    return "\n".join((*_supported(table), *_experts_and_parts(table), *_refused(table))) + "\n"
+    return "\n".join((*_head(table), *_supported(table), *_experts_and_parts(table), *_refused(table))) + "\n"
 
 
-def _supported(table: Mapping[str, Family]) -> Iterator[str]:
-    trained = {kind: row for kind, row in table.items() if row.trained}
-    packed = [kind for kind, row in trained.items() if row.rows == "packed"]
-    counted = [kind for kind, row in trained.items() if row.counted]
+def _head(table: Mapping[str, Family]) -> Iterator[str]:
     yield from (
         "# Families of models",
         "",
@@ -52,6 +49,14 @@ def _supported(table: Mapping[str, Family]) -> Iterator[str]:
         ),
         "[the family matrix](family-matrix.md). What chat templates write: [templates](templates.md).",
         "",
+    )
+
+
+def _supported(table: Mapping[str, Family]) -> Iterator[str]:
+    trained = {kind: row for kind, row in table.items() if row.trained}
+    packed = [kind for kind, row in trained.items() if row.rows == "packed"]
+    counted = [kind for kind, row in trained.items() if row.counted]
+    yield from (
         (
             f"**{len(trained)} are supported**, {len(packed)} of them packed: attention separates"
             " the documents of a row. The others get one padded row per document,"

@@ -33,7 +33,7 @@ class Listed:
 
 
 @dataclass(frozen=True)
-class Run:
+class LayerRun:
     """``count`` consecutive layers from ``first`` on with the tensors ``tensors`` of the listing.
 
     ``first`` is -1 for tensors outside of layers.
@@ -56,7 +56,7 @@ class Listing:
     transformers: str
     tied: bool
     tensors: tuple[tuple[Listed, ...], ...]
-    runs: tuple[Run, ...]
+    runs: tuple[LayerRun, ...]
     saved: tuple[float, ...] = ()
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -106,3 +107,8 @@ def test_importing_the_library_costs_little_and_imports_no_torch() -> None:
 
 def test_completion_offers_the_stable_names_alone() -> None:
     assert dir(paceline) == sorted({*STABLE, *CLASSES, "__version__"})
+
+
+def test_the_version_is_the_projects() -> None:
+    text = (Path(__file__).resolve().parents[3] / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'version = "{paceline.__version__}"' in text

@@ -14,7 +14,7 @@ from paceline.core.json_types import JsonObject
 from paceline.plan.codec import to_json
 from paceline.plan.model import ask_class
 from paceline.plan.model.ask_class import counted, listing_of
-from paceline.plan.model.listing import EMBEDDING, LINEAR, Listed, Listing, Run
+from paceline.plan.model.listing import EMBEDDING, LINEAR, LayerRun, Listed, Listing
 from paceline.plan.model.read_shape import shape_from_config, shape_of
 
 MAMBA: JsonObject = {"model_type": "mamba", "hidden_size": 8, "num_hidden_layers": 2, "vocab_size": 20}
@@ -22,7 +22,7 @@ LISTING = Listing(
     "5.0",
     True,
     ((Listed("embed.weight", (20, 8), EMBEDDING),), (Listed("layers.*.in.weight", (30, 8), LINEAR),)),
-    (Run(0), Run(1, 0, 2)),
+    (LayerRun(0), LayerRun(1, 0, 2)),
     (0.0, 100.0),
 )
 
