@@ -6,19 +6,21 @@ from __future__ import annotations
 
 import sys
 
+from paceline.protocols.window import Window
 from paceline.training.rank import main
 from paceline.training.trainer import Trainer
 
-_train = Trainer.train
+_step = Trainer._step
 
 
-def saved_first(trainer: Trainer) -> str:
-    """``Trainer.train`` of a resumed run, after a save at the step that it resumes from."""
+def saved_first(trainer: Trainer, window: Window) -> None:
+    """``Trainer._step`` of a resumed run's first window, once the rest of a rollout has been read for it."""
+    Trainer._step = _step  # type: ignore[method-assign]
     if trainer.state.step and trainer.save is not None:
         trainer.save(trainer.state.step)
-    return _train(trainer)
+    _step(trainer, window)
 
 
 if __name__ == "__main__":
-    Trainer.train = saved_first  # type: ignore[method-assign]
+    Trainer._step = saved_first  # type: ignore[method-assign]
     sys.exit(main(sys.argv[1:]))
