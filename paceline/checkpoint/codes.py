@@ -28,6 +28,11 @@ CHECKPOINT_SAVE_FAILED = Code(
     "checkpoint.save_failed",
     "The checkpoint could not be written; the message shows the reason. Earlier checkpoints are unchanged.",
 )
+CHECKPOINT_NO_SNAPSHOT = Code(
+    "checkpoint.no_snapshot",
+    "With save_async a copy of what is saved is made in host memory, and there was none left, so training"
+    " waited for this save. Set training.save_async: false, or start fewer processes a node.",
+)
 CHECKPOINT_FILE_NAME = Code(
     "checkpoint.file_name",
     "A side file of a checkpoint was given a path instead of a plain file name. Give a name without folders.",

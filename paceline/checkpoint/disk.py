@@ -14,6 +14,7 @@ from paceline.checkpoint.blocks import BlockHash, Grain
 from paceline.checkpoint.manifest_format import FileEntry
 from paceline.core.errors import CheckpointError
 from paceline.core.refusals import refusal_of
+from paceline.core.units import human_bytes
 
 CrashPoint = Callable[[str], None]
 _BLOCK = 16 * 1024 * 1024
@@ -98,6 +99,22 @@ def write_fresh(
     return (
         FileEntry(size, digest.hexdigest()) if grain is None else FileEntry(size, blocks=of_blocks.hashes())
     )
+
+
+def need_space(folder: Path, num_bytes: int) -> None:
+    """Raise CheckpointError ``checkpoint.disk_full`` if ``folder``'s disk has under ``num_bytes`` free."""
+    info = os.statvfs(folder)
+    free = info.f_bavail * info.f_frsize
+    if free < num_bytes:
+        raise CheckpointError(
+            codes.CHECKPOINT_DISK_FULL(
+                "the disk has no room for this checkpoint; earlier checkpoints are unchanged",
+                str(folder),
+                f"{human_bytes(free)} free, {human_bytes(num_bytes)} needed",
+                "free disk space, lower training.save_total_limit, or set training.output_dir to"
+                " another disk",
+            )
+        )
 
 
 def sync_folder(path: Path) -> None:

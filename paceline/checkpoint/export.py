@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paceline.checkpoint import codes
 from paceline.checkpoint.adapter_names import names_in_whole
-from paceline.checkpoint.disk import named_errors, write_fresh
+from paceline.checkpoint.disk import named_errors, need_space, write_fresh
 from paceline.checkpoint.export_adapter import (
     adapter_entries,
     check_adapter,
@@ -41,7 +41,6 @@ from paceline.checkpoint.hub_layout import hub_entries
 from paceline.checkpoint.names import TensorName
 from paceline.checkpoint.reader import CheckpointReader
 from paceline.checkpoint.retain import being_read
-from paceline.checkpoint.store import need_space
 from paceline.checkpoint.tensorfile import TensorEntry, write_tensors
 from paceline.core.errors import CheckpointError, ConfigError
 from paceline.models.adapters import WEIGHTS

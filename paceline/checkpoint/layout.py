@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,10 +83,13 @@ def scan(folder: Path) -> list[Found]:
     return sorted(found, key=lambda f: f.age_key)
 
 
-def leftovers(folder: Path) -> list[Path]:
-    """Return folders of interrupted saves, and replaced checkpoints whose successor is complete."""
+def leftovers(folder: Path, found: Sequence[Found] | None = None) -> list[Path]:
+    """Return folders of interrupted saves, and replaced checkpoints whose successor is complete.
+
+    ``found``: what ``scan`` has returned, where it was called already.
+    """
     names = _names(folder)
-    kept = {f.path.name for f in scan(folder)}
+    kept = {f.path.name for f in (scan(folder) if found is None else found)}
     return [
         folder / name
         for name in names

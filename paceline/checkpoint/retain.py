@@ -7,12 +7,12 @@ import fcntl
 import os
 import shutil
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.checkpoint.disk import CrashPoint, never
-from paceline.checkpoint.layout import Found, scan, step_of, trash_name
+from paceline.checkpoint.layout import Found, step_of, trash_name
 from paceline.checkpoint.manifest_format import MANIFEST
 from paceline.checkpoint.verified import last_verified
 
@@ -40,35 +40,30 @@ class RetentionRule:
 
 
 def prune(
-    folder: Path,
-    keep: int | None,
+    complete: Sequence[Found],
+    rule: RetentionRule,
     protected: Collection[str],
+    folder: Path,
     crash: CrashPoint = never,
-    every: int | None = None,
 ) -> list[str]:
-    """Remove complete checkpoints beyond the newest ``keep``, except ``protected`` names, every ``every``-th
-    step and the last verified one.
+    """Remove the ``complete`` checkpoints of a ``folder`` (oldest first) that ``rule`` does not keep, except
+    ``protected`` names and the last verified one.
 
-    Return removed names.
-
-    Incomplete ones are neither counted nor removed, as evidence; nor are links, since their target belongs to
-    someone else, nor one that an export reads. Raises OSError.
+    Return removed names. Not removed: links, since their target belongs to someone else, and one that an
+    export or a resume reads. Raises OSError.
     """
-    if keep is None:
+    if rule.last is None:
         return []
-    complete = [f for f in scan(folder) if f.problem is None]
-    kept = RetentionRule(keep, every).reasons([f.name for f in complete], None, last_verified(folder))
-    gone = [
-        f
-        for f in complete
-        if f.name not in kept
-        and f.name not in protected
-        and not f.path.is_symlink()
-        and not is_being_read(f.path)
-    ]
-    for found in gone:
-        remove(found, crash)
-    return [f.name for f in gone]
+    kept = rule.reasons([f.name for f in complete], None, last_verified(folder))
+    removed = []
+    for found in complete:
+        if found.name in kept or found.name in protected or found.path.is_symlink():
+            continue
+        with suppress(FileNotFoundError):  # somebody else has removed it
+            if not is_being_read(found.path):
+                remove(found, crash)
+                removed.append(found.name)
+    return removed
 
 
 def remove(found: Found, crash: CrashPoint = never) -> None:

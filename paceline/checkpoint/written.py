@@ -12,6 +12,8 @@ from paceline.checkpoint.tensor_index import BlockRow, TensorRows, build_index
 from paceline.checkpoint.tensorfile import TensorEntry, starts_of
 from paceline.protocols.shard import Shard
 
+TensorPlaces = dict[str, tuple[str, int, list[int], list[int], list[int]]]
+
 
 class WrittenFile(TypedDict):
     """A ``FileEntry`` on its way to rank 0."""
@@ -28,7 +30,7 @@ class Written(TypedDict):
     """
 
     files: dict[str, WrittenFile]
-    tensors: dict[str, tuple[str, int, list[int], list[int], list[int]]]
+    tensors: TensorPlaces
 
 
 def entries_of(shards: list[Shard]) -> tuple[list[TensorEntry], dict[str, str]]:
@@ -45,9 +47,7 @@ def entries_of(shards: list[Shard]) -> tuple[list[TensorEntry], dict[str, str]]:
     return entries, metadata
 
 
-def places_of(
-    shards: list[Shard], entries: list[TensorEntry]
-) -> dict[str, tuple[str, int, list[int], list[int], list[int]]]:
+def places_of(shards: list[Shard], entries: list[TensorEntry]) -> TensorPlaces:
     """Return where this rank's tensors lie in its file, as ``Written`` has them."""
     starts = starts_of(entries)
     return {

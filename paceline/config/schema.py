@@ -41,6 +41,7 @@ _NOT_IN_DIGEST = frozenset(
         "training.save_steps",
         "training.save_total_limit",
         "training.save_keep_every",
+        "training.save_async",
         "training.ddp_timeout",
         "training.dataloader_num_workers",
         "training.dataloader_pin_memory",

@@ -61,6 +61,7 @@ class Plan:
     ``whole_scores``: attention keeps all scores of a document for the backward. ``reference``: source
     of the reference's log-probabilities: ``live``, ``adapter`` (disabled), ``cached``, or empty. ``models``:
     the algorithm's further models by role. ``memory``: model states per rank (None before they are counted).
+    ``save_async``: checkpoints are hashed and written beside training.
     ``config``: the resolved config, for planner and checkpoints; workers use the attributes and properties
     here.
     """
@@ -97,6 +98,7 @@ class Plan:
     device_indices: tuple[int, ...] = field(default=(), metadata=codec.UNLESS_DEFAULT)
     flash: str = field(default="", metadata=codec.UNLESS_DEFAULT)
     whole_scores: bool = field(default=False, metadata=codec.UNLESS_DEFAULT)
+    save_async: bool = field(default=False, metadata=codec.UNLESS_DEFAULT)
 
     @property
     def seed(self) -> int:
@@ -153,13 +155,13 @@ class Plan:
     def digest(self) -> str:
         """Return the sha256 of everything that determines the run.
 
-        Run directory, launcher and warnings (such as free disk space) are excluded.
+        Run directory, launcher, how it saves, and warnings (such as free disk space) are excluded.
         """
         decisions = tuple(d for d in self.decisions if not d.choice.startswith(WARNING))
         data = {
             key: value
             for key, value in replace(self, decisions=decisions).to_json().items()
-            if key not in ("config", "run_dir", "launcher")
+            if key not in ("config", "run_dir", "launcher", "save_async")
         }
         text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return hashlib.sha256(text.encode()).hexdigest()

@@ -25,6 +25,7 @@ from paceline.plan.attention import choose_attention, choose_packing
 from paceline.plan.auto import plan_auto
 from paceline.plan.cost.memory import memory_of
 from paceline.plan.cost.room import room_decisions, room_of, room_problems, rows_problems
+from paceline.plan.cost.snapshot import with_snapshot
 from paceline.plan.engine_options import (
     choose_backend,
     compute_decisions,
@@ -89,9 +90,8 @@ def _with_room(plan: Plan, hardware: Hardware, needed: bool) -> Plan:
     if needed and (problems or own_keys):
         fits = what_fits(plan, hardware) if problems else []
         raise ConfigError(*(replace(d, hint="; or ".join(fits) or d.hint) for d in problems), *own_keys)
-    return replace(
-        plan, decisions=(*plan.decisions, *nvme_decisions(plan), *room_decisions(plan, hardware, room))
-    )
+    decisions = (*plan.decisions, *nvme_decisions(plan), *room_decisions(plan, hardware, room))
+    return with_snapshot(replace(plan, decisions=decisions), hardware, room)
 
 
 def _assembled(job: Job, resolved: Resolved, found: Sequence[Diagnostic]) -> Plan:

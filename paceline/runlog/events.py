@@ -80,13 +80,17 @@ class Eval(Event):
 
 @dataclass(frozen=True)
 class CheckpointSaved(Event):
-    """A checkpoint was published; it is durable."""
+    """A checkpoint was published; it is durable.
+
+    ``waited``: seconds for which this rank's loop waited, if the rest was done beside training.
+    """
 
     kind: ClassVar[str] = "checkpoint"
     step: int
     path: str
     seconds: float
     bytes: int
+    waited: float | None = None
 
 
 @dataclass(frozen=True)

@@ -115,9 +115,10 @@ def _started_line(event: RunStarted) -> str:
 
 
 def _saved_line(event: CheckpointSaved) -> str:
+    waited = "" if event.waited is None else f" beside training, which waited {event.waited:.2f}s"
     return (
-        f"checkpoint of step {event.step} published in {event.seconds:.1f}s ({human_bytes(event.bytes)}):"
-        f" {event.path}"
+        f"checkpoint of step {event.step} published in {event.seconds:.1f}s{waited}"
+        f" ({human_bytes(event.bytes)}): {event.path}"
     )
 
 

@@ -17,11 +17,13 @@ class LateFlag:
 
     The flags are reduced on the device and copied to the host asynchronously; a stop request is thus seen by
     all ranks after the same step, one later than it was made. Where the group moves tensors of the host, or
-    the device has no events, it is seen in the same step, by a wait.
+    the device has no events, it is seen in the same step, by a wait. ``before``: what is returned as long as
+    no flag has been reduced.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, *, before: bool = False) -> None:
         self._world = world
+        self._before = before
         self._copied: tuple[Tensor, Any] | None = None
 
     def __call__(self, flag: bool) -> bool:
@@ -40,7 +42,7 @@ class LateFlag:
 
     def _read(self) -> bool:
         if self._copied is None:
-            return False
+            return self._before
         copied, event = self._copied
         event.synchronize()
         return bool(copied[0])

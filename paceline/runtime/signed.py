@@ -49,6 +49,15 @@ class SignedStore:
             for key, value in zip(keys, self._store.multi_get(list(keys)), strict=True)
         ]
 
+    def has(self, keys: Sequence[str]) -> bool:
+        """Whether all ``keys`` exist, whoever has set them."""
+        return bool(self._store.check(list(keys)))
+
+    def remove(self, keys: Sequence[str]) -> None:
+        """Forget ``keys``, where they exist."""
+        for key in keys:
+            self._store.delete_key(key)
+
     def set_first(self, key: str, text: str) -> bool:
         """Set ``key`` unless a rank has set it; return whether this was the first.
 

@@ -207,6 +207,7 @@ QUIET = frozenset(
         "save_steps",
         "save_total_limit",
         "save_keep_every",
+        "save_async",
         "log_level",
         "per_device_train_batch_size",
         "gradient_accumulation_steps",

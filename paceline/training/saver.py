@@ -1,15 +1,20 @@
-"""The ``save(step)`` function of a run: write a durable checkpoint, then report it."""
+"""The saves of a run: write a durable checkpoint, or begin to beside training, and report it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from paceline.checkpoint.beside import SavedBeside, SavesBeside
 from paceline.checkpoint.store import Checkpointer
 from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import CheckpointError
 from paceline.core.json_types import Json, JsonObject
 from paceline.data.prepare import Prepared
 from paceline.plan.plan import Plan
+from paceline.protocols.shard import Shard
 from paceline.runlog import events
+from paceline.runtime.late_flag import LateFlag
 from paceline.training.parts import Parts
 from paceline.training.saving import (
     adapter_of,
@@ -20,56 +25,124 @@ from paceline.training.saving import (
 )
 
 Published = Callable[[events.CheckpointSaved, Sequence[Diagnostic]], None]
+RESCUE_SECONDS = 30.0  # how long a rank with an error of its own waits for a save that is under way
 
 
-def checkpoint_saver(
-    parts: Parts,
-    plan: Plan,
-    prepared: Prepared,
-    checkpointer: Checkpointer,
-    hf_config: Mapping[str, Json],
-    published: Published,
-    *,
-    keep_best: bool,
-    carried: Callable[[], JsonObject] = dict,
-) -> Callable[[int], None]:
-    """Return the trainer's save function.
+class RunContents:
+    """What a checkpoint of this run contains at a step.
 
-    ``published`` is called on this rank after each durable checkpoint. ``hf_config`` belongs to the exported
-    model; ``carried`` gives what of its folder an export copies, and is called on rank 0.
+    ``hf_config`` belongs to the exported model; ``carried`` gives what of its folder an export copies, and is
+    called on rank 0.
     """
-    algorithm, handles = parts.algorithm, parts.handles
-    root = handles[algorithm.trains[0]].root
-    adapter = adapter_of(root)
-    generation = {
-        **own_generation(root.hf),
-        "eos_token_id": list(prepared.stop_token_ids),
-        "pad_token_id": prepared.pad_token_id,
-    }
-    main = parts.runner.strategy.world.is_main
-    files = hugging_face_files(hf_config, prepared.tokenizer_path, generation, adapter) if main else {}
-    beside = carried() if main else {}
 
-    def save(step: int) -> None:
-        if keep_best:
-            checkpointer.protect(parts.state.best_step)
-        state = run_state(
+    def __init__(
+        self,
+        parts: Parts,
+        plan: Plan,
+        prepared: Prepared,
+        hf_config: Mapping[str, Json],
+        *,
+        carried: Callable[[], JsonObject] = dict,
+    ) -> None:
+        self.parts, self.plan, self.prepared = parts, plan, prepared
+        root = parts.handles[parts.algorithm.trains[0]].root
+        generation = {
+            **own_generation(root.hf),
+            "eos_token_id": list(prepared.stop_token_ids),
+            "pad_token_id": prepared.pad_token_id,
+        }
+        main = parts.runner.strategy.world.is_main
+        tokenizer, adapter = prepared.tokenizer_path, adapter_of(root)
+        self.files = hugging_face_files(hf_config, tokenizer, generation, adapter) if main else {}
+        self._beside = carried() if main else {}
+
+    def state(self) -> JsonObject:
+        """Return the JSON part."""
+        parts, plan, prepared = self.parts, self.plan, self.prepared
+        return run_state(
             parts.state,
-            algorithm,
+            parts.algorithm,
             plan,
             prepared.fingerprint,
-            {role.value: adapter_of(handles[role].root) for role in algorithm.trains},
+            {role.value: adapter_of(parts.handles[role].root) for role in parts.algorithm.trains},
             train_fingerprint=prepared.train_fingerprint,
             data_definition=prepared.definition,
             windows=parts.windows.state(),
-            carried=beside,
-        )
-        shards = exported_shards(parts.runner.strategy, handles, algorithm, parts.windows.shards(step))
-        path = checkpointer.save(step, shards, state, files)
-        cost = checkpointer.last
-        assert cost is not None
-        published(
-            events.CheckpointSaved(step, str(path), cost.seconds, cost.num_bytes), checkpointer.take_notes()
+            carried=self._beside,
         )
 
-    return save
+    def shards(self, step: int) -> Iterable[Shard]:
+        """Return this rank's tensors. Collective."""
+        parts = self.parts
+        more = parts.windows.shards(step)
+        return exported_shards(parts.runner.strategy, parts.handles, parts.algorithm, more)
+
+
+class RunSaves:
+    """Saves of a run, as the trainer calls them; each durable checkpoint is ``published`` on this rank.
+
+    With ``beside`` a save goes on beside training, and its end is met by all ranks at one step.
+    """
+
+    def __init__(
+        self,
+        contents: RunContents,
+        checkpointer: Checkpointer,
+        published: Published,
+        *,
+        keep_best: bool,
+        beside: SavesBeside | None = None,
+    ) -> None:
+        self._contents = contents
+        self._checkpointer = checkpointer
+        self._published = published
+        self._keep_best = keep_best
+        self._beside = beside
+        self._working: Callable[[bool], bool] = bool
+
+    def save(self, step: int) -> bool:
+        """Save, or begin to; return whether the checkpoint is durable. Collective. Raises CheckpointError."""
+        contents = self._contents
+        if self._keep_best:
+            self._checkpointer.protect(contents.parts.state.best_step)
+        state, shards = contents.state(), contents.shards(step)
+        if self._beside is not None:
+            self._working = LateFlag(contents.parts.runner.strategy.world, before=True)
+            self._beside.start(step, shards, state, contents.files)
+            return False
+        path = self._checkpointer.save(step, shards, state, contents.files)
+        cost = self._checkpointer.last
+        assert cost is not None
+        event = events.CheckpointSaved(step, str(path), cost.seconds, cost.num_bytes)
+        self._published(event, self._checkpointer.take_notes())
+        return True
+
+    def settle(self, *, wait: bool) -> bool:
+        """Return whether a save beside training has become durable. Collective.
+
+        Without ``wait`` it is asked for only once every rank's part has ended. Raises its CheckpointError,
+        on all ranks at the same step.
+        """
+        beside = self._beside
+        if beside is None or not beside.is_running:
+            return False
+        if not wait and self._working(beside.is_working):
+            return False
+        return self._ended(beside.end())
+
+    def rescue(self) -> None:
+        """Let a save that is under way end before this rank's error ends the run. Not collective."""
+        if self._beside is not None:
+            with contextlib.suppress(CheckpointError):
+                self._ended(self._beside.end(RESCUE_SECONDS))
+
+    def _ended(self, saved: SavedBeside | None) -> bool:
+        assert self._beside is not None
+        if saved is None:
+            return False
+        cost = saved.cost
+        event = events.CheckpointSaved(
+            saved.step, str(saved.path), cost.seconds, cost.num_bytes, saved.waited
+        )
+        self._published(event, self._beside.take_notes())
+        return True

@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from paceline.algorithms.base import Algorithm
 from paceline.algorithms.registry import algorithm_class
 from paceline.algorithms.router_balance import Balanced
+from paceline.checkpoint.beside import SavesBeside
 from paceline.checkpoint.carried import STATE_KEY
 from paceline.checkpoint.reader import CheckpointReader
+from paceline.checkpoint.retain import being_read
 from paceline.checkpoint.store import Checkpointer
 from paceline.config.metrics import evaluation_metrics
 from paceline.config.schema import Config
@@ -40,6 +42,7 @@ from paceline.protocols.window import Window
 from paceline.runtime.device import memory_bytes
 from paceline.runtime.late_flag import LateFlag
 from paceline.runtime.seed import seed_for
+from paceline.runtime.store_ranks import StoreRanks
 from paceline.runtime.world import World
 from paceline.strategies.base import Runner, Strategy
 from paceline.strategies.handle import Handles
@@ -58,11 +61,11 @@ from paceline.training.reference import ask_reference
 from paceline.training.rollout.setup import RolloutSetup, rollout_options
 from paceline.training.same_rows import CHECKED_STEPS, check_same_rows
 from paceline.training.same_weights import check_same_weights
-from paceline.training.saver import Published, checkpoint_saver
+from paceline.training.saver import Published, RunContents, RunSaves
 from paceline.training.saving import adapter_of, same_base
 from paceline.training.schedule import learning_rate_schedule
 from paceline.training.state import TrainState, best_rule
-from paceline.training.trainer import Observer, Trainer
+from paceline.training.trainer import Observer, Saves, Trainer
 from paceline.training.windows import BatchLayout, CountedRows, Epochs, WindowSource, count_epochs
 
 
@@ -110,24 +113,20 @@ class Session:
     ) -> Trainer:
         """Return this rank's trainer; ``published`` is called after each durable checkpoint. Collective."""
         parts = self.parts()
-        keep_best = self.config.training.load_best_model_at_end
-        t = self.config.training
-        checkpointer = Checkpointer(self.run, self.world, t.save_total_limit, every=t.save_keep_every)
-        exported = parts.algorithm.trains[0]
-        before = {} if self.reader is None else as_object(self.reader.state.get(STATE_KEY))
-        config, rest = self.hf_config(exported), partial(self.models.carried, exported, before)
         # even with save_strategy: no, since a stop saves
-        save = checkpoint_saver(
-            parts,
-            self.plan,
-            self.prepared,
-            checkpointer,
-            config,
-            published,
-            keep_best=keep_best,
-            carried=rest,
-        )
-        return self.trainer(parts, observers, stop_requested, save, should_stop=should_stop)
+        saves = self.saves(parts, published)
+        return self.trainer(parts, observers, stop_requested, saves, should_stop=should_stop)
+
+    def saves(self, parts: Parts, published: Published) -> RunSaves:
+        """Return the saves of the run, beside training if the plan says so."""
+        t, exported = self.config.training, parts.algorithm.trains[0]
+        before = {} if self.reader is None else as_object(self.reader.state.get(STATE_KEY))
+        rest = partial(self.models.carried, exported, before)
+        contents = RunContents(parts, self.plan, self.prepared, self.hf_config(exported), carried=rest)
+        ranks = StoreRanks.open(self.world) if self.plan.save_async else self.world
+        checkpointer = Checkpointer(self.run, ranks, t.save_total_limit, every=t.save_keep_every)
+        beside = SavesBeside(checkpointer, ranks, self.world.device) if self.plan.save_async else None
+        return RunSaves(contents, checkpointer, published, keep_best=t.load_best_model_at_end, beside=beside)
 
     def parts(self) -> Parts:
         """Build model, strategy, algorithm and data; restore the checkpoint to resume from. Collective."""
@@ -280,16 +279,18 @@ class Session:
         if self.reader is None:
             return TrainState()
         while True:
-            for role in algorithm.trains:
-                same_base(self.reader.state, adapter_of(handles[role].root), role.value)
-                strategy.import_state(handles[role], self.reader)
-            try:
-                self.reader.settle()
-                break
-            except CheckpointError as damage:
-                if self.former is None:
-                    raise
-                self.reader = self.former(damage)
+            with being_read(self.reader.path):  # the run that wrote it may prune meanwhile
+                for role in algorithm.trains:
+                    same_base(self.reader.state, adapter_of(handles[role].root), role.value)
+                    strategy.import_state(handles[role], self.reader)
+                try:
+                    self.reader.settle()
+                    break
+                except CheckpointError as error:
+                    if self.former is None:
+                        raise
+                    damage = error
+            self.reader = self.former(damage)
         algorithm.load_state(as_object(self.reader.state.get("algorithm")))
         return TrainState.from_json(as_object(self.reader.state["train"]))
 
@@ -298,7 +299,7 @@ class Session:
         parts: Parts,
         observers: Iterable[Observer],
         stop_requested: Callable[[], bool],
-        save: Callable[[int], None] | None = None,
+        saves: Saves | None = None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> Trainer:
         """Return the trainer: learning rate, seeds, when to evaluate and save, which metric is best."""
@@ -341,7 +342,7 @@ class Session:
             state=parts.state,
             inspect=self.inspector(parts) if self.world.world_size > 1 else None,
             evaluate=self.evaluation(parts),
-            save=save,
+            saves=saves,
             should_stop=should_stop,
             any_rank=self.world.any,
         )

@@ -31,6 +31,22 @@ BINS = "eval_calibration/"  # metrics for a plot, not for text logs or trackers
 MAX_FAILED_SAVES = 2  # in a row; then the run fails rather than train on without checkpoints
 
 
+class Saves(Protocol):
+    """Saves of the run. Collective: every rank calls them at the same step."""
+
+    def save(self, step: int) -> bool:
+        """Save, or begin to; return whether the checkpoint is durable."""
+        ...
+
+    def settle(self, *, wait: bool) -> bool:
+        """Return whether a save that was begun has become durable; raise its error, on all ranks."""
+        ...
+
+    def rescue(self) -> None:
+        """Let a save that was begun end before this rank's error ends the run. Not collective."""
+        ...
+
+
 class Observer(Protocol):
     """Receives events: the event log, the console, a tracker."""
 
@@ -41,7 +57,7 @@ class Observer(Protocol):
 class Trainer:
     """One run on one rank; the worker passes in all that it needs.
 
-    ``lr`` is a pure function of the 0-based step. ``evaluate`` and ``save`` are collective: every rank calls
+    ``lr`` is a pure function of the 0-based step. ``evaluate`` and ``saves`` are collective: every rank calls
     them at the same step. ``stop_requested`` is this rank's request, by a signal, and ``should_stop`` that of
     its callbacks; the ranks agree on both between steps.
     """
@@ -64,7 +80,7 @@ class Trainer:
     state: TrainState = field(default_factory=TrainState)
     inspect: Callable[[Window], None] | None = None  # called with every window before its step
     evaluate: Callable[[], dict[str, float]] | None = None
-    save: Callable[[int], None] | None = None
+    saves: Saves | None = None
     should_stop: Callable[[], bool] = lambda: False  # the wish of this rank's callbacks
     any_rank: Callable[[bool], bool] = bool  # collective; whether a flag is True on any rank
     failed_saves: int = 0
@@ -87,6 +103,7 @@ class Trainer:
                 if outcome is not None:
                     return outcome
                 garbage.between_steps(self.state.step)
+        self._settle(wait=True, must_succeed=True)
         return "completed"
 
     def _step(self, window: Window) -> None:
@@ -175,11 +192,12 @@ class Trainer:
         """Agree on stopping, then evaluate and save when due. Collective."""
         step = self.state.step
         stop = self.agree(self.stop_requested() or self.should_stop())
+        self._settle(wait=False)
         epoch_end = self.epochs.is_epoch_end(step)
         improved, exhausted = False, False
         if not stop and self.evaluate is not None and self.cadence.evaluates(step, epoch_end):
             improved, exhausted = self.run_evaluation()
-        if self.save is not None and (stop or exhausted or self.cadence.saves(step, epoch_end, improved)):
+        if self.saves is not None and (stop or exhausted or self.cadence.saves(step, epoch_end, improved)):
             self._save(step, must_succeed=stop or exhausted or step == self.cadence.total_steps)
         if stop and self.any_rank(self.stop_requested()):
             return "stopped"
@@ -204,13 +222,27 @@ class Trainer:
         return improved, self.best.exhausted(self.state)
 
     def _save(self, step: int, *, must_succeed: bool) -> None:
-        """Save a checkpoint.
+        """Save a checkpoint, or begin to; at most one save is under way."""
+        saves = self.saves
+        assert saves is not None
+        self._settle(wait=True)
+        self._counted(lambda: saves.save(step), must_succeed=must_succeed)
+        if must_succeed:
+            self._settle(wait=True, must_succeed=True)
+
+    def _settle(self, *, wait: bool, must_succeed: bool = False) -> None:
+        """Hear how a save beside training has ended, if it has; else ``wait`` for it."""
+        saves = self.saves
+        if saves is not None:
+            self._counted(lambda: saves.settle(wait=wait), must_succeed=must_succeed)
+
+    def _counted(self, work: Callable[[], bool], *, must_succeed: bool) -> None:
+        """Run a part of a save, which says whether a checkpoint has become durable.
 
         A failure never touches earlier ones; training continues until MAX_FAILED_SAVES in a row.
         """
-        assert self.save is not None
         try:
-            self.save(step)
+            durable = work()
         except CheckpointError as exc:
             self.failed_saves += 1
             if must_succeed or self.failed_saves >= MAX_FAILED_SAVES:
@@ -218,7 +250,8 @@ class Trainer:
             for diagnostic in exc.diagnostics:
                 self._emit(events.Notice(replace(diagnostic, severity=Severity.WARNING)))
             return
-        self.failed_saves = 0
+        if durable:
+            self.failed_saves = 0
 
     def _notice(self, code: Code, what: str, hint: str, step: int) -> None:
         diagnostic = code(what, f"step {step}", hint=hint, severity=Severity.WARNING)

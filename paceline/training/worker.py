@@ -461,6 +461,8 @@ class Worker:
         if echo:
             # the launcher may also end this process meanwhile
             alarm.await_root_cause(ROOT_CAUSE_SECONDS, timed_out=is_timeout(error))
+        if not echo and self.trainer is not None and self.trainer.saves is not None:
+            self.trainer.saves.rescue()
         self.own_error.set()
         code = (
             ExitCode.INTERRUPTED if isinstance(error, KeyboardInterrupt) else exit_code_of(error, echo=echo)

@@ -107,8 +107,8 @@ LATE = {
     ),
     "memory, disk and folders as they are while the job runs": (
         """
-        checkpoint.disk_full checkpoint.housekeeping checkpoint.io checkpoint.permission checkpoint.read_only
-        checkpoint.save_failed
+        checkpoint.disk_full checkpoint.housekeeping checkpoint.io checkpoint.no_snapshot
+        checkpoint.permission checkpoint.read_only checkpoint.save_failed
         checkpoint.unreadable data.cache_damaged data.cache_rebuilt data.worker_died rollout.server_weights
         run.checkpoint_gone run.folder_gone run.result_lost runlog.events_lost runlog.lost
         training.best_checkpoint training.out_of_memory

@@ -19,7 +19,7 @@ from support import Run, instruction_rows, run_process, worker_environment, writ
 
 from paceline.core.rundir import RunDir
 from paceline.runlog.eventlog import read_events
-from paceline.runlog.events import Error, Eval, Event, Step
+from paceline.runlog.events import CheckpointSaved, Error, Eval, Event, Step
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(280)]
 Tiny = Callable[..., dict[str, Any]]
@@ -90,6 +90,7 @@ def test_resume_is_bit_exact(tiny: Tiny, paceline: Paceline, tmp_path: Path, npr
             "resume_from_checkpoint": str(tmp_path / "whole/checkpoints/step-00000006"),
             "dataloader_num_workers": 2,  # loaded ahead: the same rows
             "save_steps": 1,  # a save changes nothing of what is trained
+            "save_async": True,  # nor does one beside training
         },
     }
     done = train(paceline, part, tmp_path, nproc)
@@ -102,11 +103,17 @@ def test_resume_is_bit_exact(tiny: Tiny, paceline: Paceline, tmp_path: Path, npr
     one, other = (tensors_of(tmp_path / name / "checkpoints/step-00000012") for name in ("whole", "part"))
     assert one.keys() == other.keys() and len(one) > 20
     assert [name for name in one if one[name] != other[name]] == []
+    for rank in range(nproc):
+        saved = [e for e in events_of(tmp_path / "part", rank) if isinstance(e, CheckpointSaved)]
+        assert [e.step for e in saved] == [*range(7, 13)] and all(e.waited is not None for e in saved)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("strategy", ["single", "zero_redundancy", "fsdp", "pipeline", "zero1", "zero3"])
-def test_with_saves_is_as_without(strategy: str, tiny: Tiny, paceline: Paceline, tmp_path: Path) -> None:
+def test_with_saves_is_as_without(
+    strategy: str, beside: bool, tiny: Tiny, paceline: Paceline, tmp_path: Path
+) -> None:
     nproc = 1 if strategy == "single" else 2
     for name, every in (("often", 1), ("once", 8)):
         config = tiny(
@@ -115,6 +122,7 @@ def test_with_saves_is_as_without(strategy: str, tiny: Tiny, paceline: Paceline,
             output_dir=str(tmp_path / name),
             save_strategy="steps",
             save_steps=every,
+            save_async=beside and every == 1,
             save_total_limit=1,
         )
         done = train(paceline, config, tmp_path, nproc)

@@ -204,6 +204,13 @@ class SavingFields(Section):
         default=None,
         description="With save_total_limit: keep each checkpoint whose step is a multiple of this, too.",
     )
+    save_async: Bool = Field(
+        default=False,
+        description=(
+            "Copy what is saved into host memory, and hash and write it beside training; where the "
+            "copy has no room, saves are synchronous, which the plan says."
+        ),
+    )
 
 
 class LoggingFields(Section):

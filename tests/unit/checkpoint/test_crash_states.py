@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from checkpoint_samples import FILES, OneRank, on_ranks, sample_shards
 from recorded import Crash, Recorder, Tree, crashes, read_tree, write_tree
 
+from paceline.checkpoint.beside import SavesBeside
 from paceline.checkpoint.resume import find_checkpoint
 from paceline.checkpoint.store import Checkpointer
 from paceline.core.errors import CheckpointError
@@ -70,7 +72,18 @@ def two_ranks(run: RunDir, saved: Callable[[int], None]) -> None:
         saved(step)
 
 
-@pytest.mark.parametrize("way", [one_after_the_other, the_same_again, beside_leftovers, two_ranks])
+def beside_training(run: RunDir, saved: Callable[[int], None]) -> None:
+    saves = SavesBeside(Checkpointer(run, OneRank(), 1), OneRank(), torch.device("cpu"))
+    for step in (1, 2):
+        saves.start(step, sample_shards(step), {"step": step}, FILES)
+        assert saves.end() is not None
+        saved(step)
+
+
+WAYS = [one_after_the_other, the_same_again, beside_leftovers, two_ranks, beside_training]
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_a_crash_at_any_moment(way: Callable[[RunDir, Callable[[int], None]], None], tmp_path: Path) -> None:
     run = RunDir.at(tmp_path / "run")
     run.root.mkdir()

@@ -351,6 +351,7 @@ TABLE: dict[str, Key | Read] = {
     **under(T, p.trainer, {}, save_strategy="epoch", save_steps=7),
     "training.save_total_limit": Key(p.saver, 2),
     "training.save_keep_every": Key(p.saver, 2, {"training.save_total_limit": 1}),
+    "training.save_async": Key(p.plan(), True),
     "training.full_determinism": Read(
         "training/worker.py", "worker_of", "tests/unit/runtime/test_determinism.py"
     ),

@@ -13,6 +13,7 @@ import torch
 
 from paceline.checkpoint.reader import CheckpointReader
 from paceline.checkpoint.refused import damaged
+from paceline.checkpoint.retain import is_being_read
 from paceline.checkpoint.store import Checkpointer
 from paceline.checkpoint.verified import last_verified
 from paceline.core.diagnostics import Diagnostic
@@ -70,6 +71,7 @@ def restore(run: RunDir, resumes: Resumes) -> tuple[int, list[float]]:
 
     def load(handle: object, reader: CheckpointReader) -> None:
         weight.copy_(reader.read("policy", "w", "param"))
+        assert is_being_read(reader.path), "another run could prune it now"
 
     role = Role.POLICY
     algorithm: Any = SimpleNamespace(trains=(role,), load_state=lambda state: None)

@@ -1,0 +1,119 @@
+"""The staging folder of one save: opened by rank 0, filled by all ranks, renamed into view by rank 0."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.checkpoint import codes
+from paceline.checkpoint.blocks import Grain
+from paceline.checkpoint.contents import Contents
+from paceline.checkpoint.disk import CrashPoint, need_space, sync_folder, write_fresh
+from paceline.checkpoint.layout import (
+    Found,
+    leftover_hints,
+    leftovers,
+    replaced_name,
+    scan,
+    shard_name,
+    staging_name,
+)
+from paceline.checkpoint.manifest_format import HF_FOLDER, FileEntry
+from paceline.checkpoint.retain import discard
+from paceline.checkpoint.tensorfile import write_tensors
+from paceline.checkpoint.written import Written
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The staging folder of one save, the same on every rank; ``final``: its name once it is published."""
+
+    step: int
+    nonce: str
+    sequence: int
+    folder: Path
+    final: Path
+
+    def fill(
+        self, contents: Contents, rank: int, world_size: int, crash: CrashPoint, grain: Grain
+    ) -> Written:
+        """Write a rank's files; return their entries, and where tensors lie.
+
+        Raises OSError and CheckpointError.
+        """
+        if not self.folder.is_dir():
+            raise CheckpointError(_not_shared(self.folder))
+        written: dict[str, FileEntry] = {}
+        if contents.entries:
+            name = shard_name(rank, world_size)
+            path = self.folder / name
+            written[name] = write_tensors(path, contents.entries, contents.metadata, crash, grain)
+        if any(name.startswith(f"{HF_FOLDER}/") for name in contents.side):
+            os.mkdir(self.folder / HF_FOLDER)
+        for name, content in contents.side.items():
+            written[name] = write_fresh(self.folder / name, [content])
+        crash("files_written")
+        return {
+            "files": {
+                name: {"bytes": e.bytes, "sha256": e.sha256, "data": e.data, "blocks": list(e.blocks)}
+                for name, e in written.items()
+            },
+            "tensors": contents.places,
+        }
+
+    def rename(self, crash: CrashPoint) -> None:
+        """Rename the folder to its final name; an older one of that step stays usable until then."""
+        final = self.final
+        aside = final.with_name(replaced_name(final.name, self.nonce))
+        replacing = os.path.lexists(final)
+        if replacing:
+            os.rename(final, aside)
+            crash("old_aside")
+        try:
+            os.rename(self.folder, final)
+        except OSError:
+            if replacing:
+                os.rename(aside, final)
+            raise
+        crash("renamed")
+        if replacing:
+            sync_folder(final.parent)
+            discard(aside)
+
+
+def open_stage(final: Path, step: int, num_bytes: int, crash: CrashPoint) -> tuple[Stage, list[Found]]:
+    """Remove leftovers of interrupted saves, make a folder; return it, and the checkpoints that are there.
+
+    For rank 0. The run's lock excludes others. Raises CheckpointError ``checkpoint.disk_full`` if the disk
+    has no room for ``num_bytes``.
+    """
+    folder = final.parent
+    found = scan(folder)
+    for left in leftovers(folder, found):
+        discard(left)
+    for hint in leftover_hints(folder):
+        hint.unlink(missing_ok=True)
+    need_space(folder, num_bytes)
+    newest = max((f.age_key[0] for f in found), default=0)
+    nonce = os.urandom(6).hex()
+    name = staging_name(final.name, nonce)
+    os.mkdir(folder / name)
+    crash("staging_made")
+    return Stage(step, nonce, max(newest, 0) + 1, folder / name, final), found
+
+
+def complete_after(found: Sequence[Found], published: Found) -> list[Found]:
+    """Return the complete checkpoints, oldest first, once ``published`` stands beside those ``found``."""
+    return [*(f for f in found if f.problem is None and f.name != published.name), published]
+
+
+def _not_shared(folder: Path) -> Diagnostic:
+    return codes.CHECKPOINT_NOT_SHARED(
+        "this rank does not see the folder that rank 0 created: the nodes do not share this file system",
+        str(folder),
+        hint="set training.output_dir to a file system that all nodes share",
+    )

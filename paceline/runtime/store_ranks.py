@@ -1,0 +1,72 @@
+"""The ranks as a thread beside training meets them: through the store, never by a collective.
+
+A collective of such a thread could come between two of training's, in another order on each rank.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TypeVar
+
+from paceline.runtime.meeting import connect_store, name_of
+from paceline.runtime.signed import SignedStore
+from paceline.runtime.world import World
+
+T = TypeVar("T")
+_POLL_SECONDS = 0.02
+_CONNECT_SECONDS = 60.0
+
+
+class StoreRanks:
+    """Exchanges JSON values between the ranks over a connection of its own.
+
+    It waits without a limit, for a save may be slow: the alarm ends this process when a rank has died or is
+    silent. Each meeting's values are removed at the next one, which shows that all ranks have read them.
+    """
+
+    def __init__(self, store: SignedStore, rank: int, world_size: int) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self._store = store
+        self._meeting = 0
+
+    @staticmethod
+    def open(world: World) -> StoreRanks | World:
+        """Connect to the run's store; a world of one needs none. Raises PacelineError."""
+        if world.world_size == 1:
+            return world
+        store = connect_store(world.env, min(_CONNECT_SECONDS, world.timeout_seconds), may_host=False)
+        return StoreRanks(SignedStore(store, world.secret, name_of(world.env)), world.rank, world.world_size)
+
+    def all_gather_json(self, value: T) -> list[T]:
+        """Return every rank's value, in rank order, on every rank. JSON types only; tuples arrive as lists.
+
+        Rank 0 gathers and answers, so that a rank reads one key.
+        """
+        self._meeting += 1
+        mine, joint = self._key(self._meeting, self.rank), self._joint(self._meeting)
+        self._store.set(mine, json.dumps(value, separators=(",", ":"), ensure_ascii=False))
+        if self.rank == 0:
+            keys = [self._key(self._meeting, rank) for rank in range(self.world_size)]
+            texts = self._awaited(keys)
+            self._store.set(joint, f"[{','.join(texts)}]")
+            self._store.remove([*keys, self._joint(self._meeting - 1)])
+        (text,) = self._awaited([joint])
+        found: list[T] = json.loads(text)
+        return found
+
+    def _awaited(self, keys: list[str]) -> list[str]:
+        """Return the texts at ``keys`` once all are there; one with an invalid signature is as if absent."""
+        while True:
+            if self._store.has(keys):
+                texts = self._store.get_all(keys)
+                if all(text is not None for text in texts):
+                    return [text for text in texts if text is not None]
+            time.sleep(_POLL_SECONDS)
+
+    def _key(self, meeting: int, rank: int) -> str:
+        return f"save/{meeting}/{rank}"
+
+    def _joint(self, meeting: int) -> str:
+        return f"save/{meeting}/all"
