@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from paceline.checkpoint import codes
@@ -18,6 +20,7 @@ from paceline.core.units import human_bytes
 
 CrashPoint = Callable[[str], None]
 _BLOCK = 16 * 1024 * 1024
+_PENDING = 2  # pieces that wait to be hashed
 _CODES = {
     errno.ENOSPC: (
         codes.CHECKPOINT_DISK_FULL,
@@ -84,13 +87,17 @@ def write_fresh(
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
         crash("file_created")
-        for block in blocks:
-            view = memoryview(block).cast("B") if memoryview(block).nbytes else memoryview(b"")
-            for start in range(0, len(view), _BLOCK):
-                piece = view[start : start + _BLOCK]
-                (digest if grain is None else of_blocks).update(piece)
-                _write_all(fd, piece)
-                size += len(piece)
+        with _Behind((digest if grain is None else of_blocks).update) as hashed:
+            for block in blocks:
+                view = memoryview(block).cast("B") if memoryview(block).nbytes else memoryview(b"")
+                for start in range(0, len(view), _BLOCK):
+                    piece = view[start : start + _BLOCK]
+                    hashed.take(piece)
+                    _write_all(fd, piece)
+                    _begin_writing_back(fd, size, len(piece))
+                    size += len(piece)
+                if len(view) >= _BLOCK:
+                    hashed.settle()  # a large tensor is let go before the next one is asked for
         crash("file_written")
         os.fsync(fd)
     finally:
@@ -115,6 +122,49 @@ def need_space(folder: Path, num_bytes: int) -> None:
                 " another disk",
             )
         )
+
+
+class _Behind:
+    """Calls ``update`` with pieces in order, those of large files in a thread while they are written: hashing
+    releases the interpreter's lock, as writing does.
+    """
+
+    def __init__(self, update: Callable[[memoryview], None]) -> None:
+        self._update = update
+        self._thread: ThreadPoolExecutor | None = None
+        self._pending: deque[Future[None]] = deque()
+
+    def __enter__(self) -> _Behind:
+        return self
+
+    def take(self, piece: memoryview) -> None:
+        """Take the next piece, which must not change until the end; few are kept waiting."""
+        if self._thread is None and len(piece) < _BLOCK:
+            self._update(piece)
+            return
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "paceline-hash")
+        self._pending.append(self._thread.submit(self._update, piece))
+        if len(self._pending) > _PENDING:
+            self._pending.popleft().result()
+
+    def settle(self) -> None:
+        """Wait until all that was taken is hashed."""
+        while self._pending:
+            self._pending.popleft().result()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=kind is not None)
+        if kind is None:
+            self.settle()
+
+
+def _begin_writing_back(fd: int, start: int, count: int) -> None:
+    """Let the disk begin with large pieces while the next ones are hashed, rather than at the fsync."""
+    if count == _BLOCK and hasattr(os, "posix_fadvise"):
+        with suppress(OSError):  # an advice: where it is not taken, the fsync writes all
+            os.posix_fadvise(fd, start, count, os.POSIX_FADV_DONTNEED)
 
 
 def sync_folder(path: Path) -> None:

@@ -11,8 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
 from paceline.launch.environ import started_by
+from paceline.plan.adapter import adapter_of, adapter_parameters
 from paceline.plan.hardware.kinds import CUDA
 from paceline.plan.model.config_json import pretrained_dtype
 from paceline.plan.model.family_words import family_words
@@ -20,7 +22,8 @@ from paceline.rules.base import Facts
 from paceline.rules.planning import facts_of
 
 if TYPE_CHECKING:
-    from paceline.config.sections.model import ModelSection
+    from paceline.config.schema import Config
+    from paceline.config.sections.lora import LoraSection
     from paceline.launch.spec import Cluster
     from paceline.plan.hardware.probe import Hardware
     from paceline.plan.model.read_shape import ModelShape
@@ -35,7 +38,7 @@ def facts(
     shape: ModelShape | None,
     run: RunDir,
     environ: Mapping[str, str],
-    model: ModelSection,
+    config: Config,
 ) -> Facts:
     """Collect everything that is known before any process starts.
 
@@ -43,6 +46,7 @@ def facts(
     """
     complete, incomplete = count_checkpoints(run)
     ntasks = environ.get("SLURM_NTASKS_PER_NODE", "")
+    model = config.model
     words = family_words(str(model.config.get("model_type", ""))) if model.config else None
     job = facts_of(
         hardware, world_size=cluster.world_size, num_nodes=cluster.num_nodes, launcher=launcher, shape=shape
@@ -54,7 +58,7 @@ def facts(
         pretrained_dtype=pretrained_dtype(model, environ),
         complete_checkpoints=complete,
         incomplete_checkpoints=incomplete,
-        checkpoint_bytes=shape.num_parameters * BYTES_PER_PARAMETER if shape else None,
+        checkpoint_bytes=checkpoint_bytes(shape, config.lora),
         disk_free_bytes=disk_free_bytes(run.root),
         infiniband=infiniband(environ),
         memlock_unlimited=memlock_unlimited(),
@@ -65,6 +69,20 @@ def facts(
         torch_xla=importlib.util.find_spec("torch_xla") is not None,
         inside_srun=started_by(environ) == "srun",
     )
+
+
+def checkpoint_bytes(shape: ModelShape | None, lora: LoraSection | None) -> int | None:
+    """Return the bytes of a checkpoint of one trained model; None if they are not known."""
+    if shape is None:
+        return None
+    count: int | None = shape.num_parameters
+    if lora is not None:
+        try:
+            adapter = adapter_of(lora)
+        except ConfigError:  # reported where the plan is made
+            return None
+        count = adapter_parameters(shape, adapter) if adapter is not None else None
+    return None if count is None else count * BYTES_PER_PARAMETER
 
 
 def count_checkpoints(run: RunDir) -> tuple[int, int]:

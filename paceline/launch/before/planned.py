@@ -81,7 +81,7 @@ def _planned(
     launcher = ranks.launcher if ranks else launcher_for(processes, launcher)
     run = RunDir.at(config.run_directory())
     shape, problems = _shape(config, cluster, imports)
-    known = facts(hardware, processes, launcher, shape, run, os.environ, config.model)
+    known = facts(hardware, processes, launcher, shape, run, os.environ, config)
     known = (
         replace(known, code_sandbox=code_sandbox(config))
         if cluster is None

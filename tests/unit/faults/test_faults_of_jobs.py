@@ -158,6 +158,19 @@ def test_a_disk_too_small_for_a_checkpoint(job: Job, monkeypatch: pytest.MonkeyP
     assert "save.disk" in job.found()
 
 
+def test_a_disk_for_an_adapter_need_not_hold_its_base() -> None:
+    from paceline.config.sections.lora import LoraSection
+    from paceline.launch.before.facts import checkpoint_bytes
+    from paceline.plan.model.catalogue import known_models
+    from paceline.plan.model.read_shape import shape_from_config
+
+    shape = shape_from_config(known_models()["llama-3-8b"].config)
+    assert checkpoint_bytes(shape, None) == 12 * shape.num_parameters and checkpoint_bytes(None, None) is None
+    # q and v of 32 layers: 8 x (4096 + 4096) and 8 x (4096 + 1024)
+    small = LoraSection(r=8, target_modules=("q_proj", "v_proj"))
+    assert checkpoint_bytes(shape, small) == 12 * 32 * 8 * (4096 + 4096 + 4096 + 1024)
+
+
 def test_a_run_that_is_there_is_warned_of(job: Job) -> None:
     (job.root / "run" / "checkpoints" / "step-00000001").mkdir(parents=True)
     assert job.found()["run.exists"].severity.value == "warning"
