@@ -34,6 +34,8 @@ VERBS = {
     "checkpoints": "list, verify, compare, average and prune the checkpoints of a run",
     "export": "write a run's model as a Hugging Face folder",
     "plot": "draw a run's loss, accuracy, throughput and memory (PNG)",
+    "runs": "table of a folder's runs; runs compare A B: config, curves, and where they part",
+    "sweep": "train once for each value: paceline sweep CONFIG training.learning_rate=1e-4,3e-4",
     "watch": "a page of runs in the browser, live: curves, samples, diagnostics, plan, config, logs",
     "report": "the same page of one run as a single HTML file",
     "demo": "train a small model on two processes and see what it has learnt",
@@ -41,7 +43,7 @@ VERBS = {
     "bench": "bench scaling: measure how training scales on this machine",
     "explain": "explain a diagnostic's code",
 }
-STARTERS = ("demo", "verify", "bench")  # they start processes of their own
+STARTERS = ("demo", "verify", "bench", "sweep")  # they start processes of their own
 HELP = ("-h", "--help", "help")
 FORCES_COLOUR = ("GITHUB_ACTIONS", "FORCE_COLOR", "PY_COLORS")  # make typer write colours without a terminal
 

@@ -20,7 +20,7 @@ class Difference:
 
 def differences(first: Loaded, second: Loaded) -> list[Difference]:
     """Return the keys whose values differ, in the order of the reference."""
-    ours, theirs = _leaves(first.config.to_json()), _leaves(second.config.to_json())
+    ours, theirs = leaves(first.config.to_json()), leaves(second.config.to_json())
     return [
         Difference(path, (ours.get(path), theirs.get(path)), (_place(first, path), _place(second, path)))
         for path in dict.fromkeys((*ours, *theirs))
@@ -49,13 +49,13 @@ def as_json(found: list[Difference]) -> list[JsonObject]:
     ]
 
 
-def _leaves(value: Json, path: str = "") -> dict[str, Json]:
+def leaves(value: Json, path: str = "") -> dict[str, Json]:
     """Return every value by dotted path; lists and empty mappings are values."""
     if not isinstance(value, dict) or not value:
         return {path: value}
     found: dict[str, Json] = {}
     for key, inner in value.items():
-        found |= _leaves(inner, f"{path}.{key}" if path else str(key))
+        found |= leaves(inner, f"{path}.{key}" if path else str(key))
     return found
 
 

@@ -76,6 +76,7 @@ def _panel(ax: Any, name: str, flat: Sequence[Mapping[str, Any]]) -> None:
     ):
         ax.plot(steps, values, color=BLUE, marker="o", markersize=4, linewidth=1.5)
         ax.set_xlabel("step", fontsize=9, color=QUIET)
+        ax.xaxis.get_major_locator().set_params(integer=True)
         ax.grid(True, color=GRID, linewidth=0.8)
     else:
         labels = [printable(str(one["name"]))[-_NAME_LENGTH:].replace("$", r"\$") for one, _ in points]
