@@ -226,6 +226,12 @@ def _by_type(node: ast.AST) -> bool:
     return node.func.id in ("isinstance", "issubclass") and bool(types & own)
 
 
+def _own_name(path: str, node: ast.AST) -> bool:
+    """Whether a class's own file writes nothing but its own name as a key: a loss term may be called so."""
+    keys = set().union(*(_words(key) for key in node.keys if key)) if isinstance(node, ast.Dict) else set()
+    return path.startswith(IMPLEMENTATIONS) and keys & NAMES == {Path(path).stem}
+
+
 def comparisons(package: Package, *, everywhere: bool = False) -> list[Hit]:
     """Where a strategy or an algorithm is known by its name, outside its spec and table; ``everywhere``:
     also what is spelt alike (``OTHER_WORDS``).
@@ -252,6 +258,7 @@ def comparisons(package: Package, *, everywhere: bool = False) -> list[Hit]:
             if (
                 _compared(node)
                 and not (path.startswith(IMPLEMENTATIONS) and _by_type(node))
+                and not _own_name(path, node)
                 and (isinstance(node, ast.Compare) or id(node) not in inside)
             ):
                 text = ast.unparse(node)[:90]

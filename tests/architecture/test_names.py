@@ -67,6 +67,14 @@ def test_every_way_to_compare_is_seen(house: ModuleType, tmp_path: Path, source:
     assert len(house.comparisons(house.Package.read(tmp_path))) == 1
 
 
+def test_a_class_may_name_its_own_loss_term(house: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "paceline" / "algorithms").mkdir(parents=True)
+    for name, source in (("kto", "{'kto': 1}"), ("dpo", "{'kto': 1}"), ("rloo", "algorithm == 'rloo'")):
+        (tmp_path / "paceline" / "algorithms" / f"{name}.py").write_text(source, encoding="utf-8")
+    found = [hit.path for hit in house.comparisons(house.Package.read(tmp_path))]
+    assert found == ["algorithms/dpo.py", "algorithms/rloo.py"]
+
+
 def test_an_edge_reads_keys_still(house: ModuleType, package: Any) -> None:
     found = {path for files in house.look_ups(package).values() for path in files}
     assert house.EDGES.keys() - found == set(), "no edge any more: its keys count with the others"
