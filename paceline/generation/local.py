@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from paceline.generation.engine import Completion, Request, RolloutSampling
 from paceline.generation.growing import GrowingDecoding
-from paceline.generation.stateful import cache_name
+from paceline.generation.stateful import STATES, cache_name, counts_places
 from paceline.generation.static_decoding import StaticDecoding, StaticPool
 from paceline.generation.static_trial import why_not_static
 from paceline.models.state_layers import state_layers
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
     from paceline.protocols.model import HFModel
 
 Masks = Tensor | dict[str, Tensor]
+
+
+def cut(rows: list[int], size: int) -> list[list[int]]:
+    """Return ``rows`` in pieces of at most ``size``."""
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
 class LocalEngine:
@@ -63,6 +69,7 @@ class LocalEngine:
         self.note = note
         self.carries_state = any(True for _ in state_layers(hf))
         self._cache_name = cache_name(hf) or "past_key_values"
+        self._by_length = counts_places(hf)
 
     @torch.no_grad()
     def generate(self, requests: Sequence[Request], sampling: RolloutSampling) -> list[Completion]:
@@ -72,7 +79,8 @@ class LocalEngine:
         wanted = [i for i, request in enumerate(requests) if request.max_tokens > 0]
         # batch equal lengths and equal prompts together
         wanted.sort(key=lambda i: (len(requests[i].prompt), requests[i].prompt))
-        waiting = [wanted[start : start + self.rows] for start in range(0, len(wanted), self.rows)]
+        alike = groupby(wanted, key=lambda i: len(requests[i].prompt) if self._by_length else 0)
+        waiting = [chunk for _, those in alike for chunk in cut(list(those), self.rows)]
         running: tuple[list[int], GrowingDecoding | StaticDecoding] | None = None
         pool = self._pool([[requests[i] for i in chunk] for chunk in waiting], sampling)
         # One forward an iteration on every rank: a step of the running batch, or a dummy while others work.
@@ -110,6 +118,8 @@ class LocalEngine:
     ) -> Tensor:
         """Return logits [B, V] of the last position."""
         given = {self._cache_name: cache}
+        if self._cache_name == STATES:  # no attention that could see padding, and no padding is read
+            mask = None
         with self.computing(self.device.type) if self.computing else nullcontext():
             out = self.hf(
                 input_ids=ids,

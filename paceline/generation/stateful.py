@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
     from paceline.protocols.model import HFModel
 
-_NAMES = ("past_key_values", "cache_params")  # of a model's cache
+STATES = "cache_params"  # the cache of a model of states alone
+_NAMES = ("past_key_values", STATES)  # of a model's cache
+_CHUNKED = "chunked_attention"
 _KEPT = frozenset({"update_conv_state", "update_recurrent_state"})  # by which a layer keeps states in it
 
 
@@ -50,6 +52,16 @@ def cache_name(hf: HFModel) -> str:
     """Return the parameter by which the model's forward takes a cache; empty if it takes none."""
     names = inspect.signature(type(hf).forward).parameters
     return next((name for name in _NAMES if name in names), "")
+
+
+def counts_places(hf: HFModel) -> bool:
+    """Whether attention counts a token's place among all that the cache holds, padding too: in chunks
+    (Llama 4). Prompts of several lengths are then answered apart.
+    """
+    text = hf.config.get_text_config()
+    return bool(
+        getattr(text, "attention_chunk_size", None) or _CHUNKED in (getattr(text, "layer_types", None) or ())
+    )
 
 
 def _elsewhere(hf: HFModel) -> str | None:

@@ -46,8 +46,12 @@ def test_greedy_answers_are_transformers_own_one_by_one(kind: str) -> None:
         assert list(answer.tokens) == said[0, ids.shape[1] :].tolist(), kind
 
 
-def test_answers_do_not_depend_on_company() -> None:
-    hf = build("qwen3_5_text")
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "mamba", "llama4_text"])
+def test_answers_do_not_depend_on_company(kind: str) -> None:
+    """Mamba takes a mask of as many tokens as it is given, and Llama 4's chunks are counted from the first
+    key, padding or not.
+    """
+    hf = build(kind)
     requests = [Request(prompt, i, 6) for i, prompt in enumerate(PROMPTS)]
     drawn = RolloutSampling(temperature=1.0)
     together = LocalEngine(hf, pad_id=0, stop_ids=(2,)).generate(requests, drawn)
