@@ -22,6 +22,7 @@ from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.evaluation import codes
 from paceline.evaluation.metrics import METRICS, metric_named
 from paceline.launch.environ import current
+from paceline.launch.outlet import redacted
 from paceline.launch.spec import import_path, module_argv
 
 START_SECONDS = 120.0
@@ -121,6 +122,7 @@ def _child(name: str, file: Path, first: int) -> Iterator[queue.Queue[str | None
         child.stdout.close()
 
 
+@redacted
 def main(argv: Sequence[str] | None = None) -> int:
     """Be the child: write a value for each pair from FIRST on."""
     name, file, first = sys.argv[1:] if argv is None else argv
