@@ -16,8 +16,8 @@ _step = Trainer._step
 def saved_first(trainer: Trainer, window: Window) -> None:
     """``Trainer._step`` of a resumed run's first window, once the rest of a rollout has been read for it."""
     Trainer._step = _step  # type: ignore[method-assign]
-    if trainer.state.step and trainer.save is not None:
-        trainer.save(trainer.state.step)
+    if trainer.state.step and trainer.saves is not None:
+        trainer.saves.save(trainer.state.step)
     _step(trainer, window)
 
 
