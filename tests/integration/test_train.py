@@ -115,8 +115,10 @@ def test_with_saves_is_as_without(
     strategy: str, beside: bool, tiny: Tiny, paceline: Paceline, tmp_path: Path
 ) -> None:
     nproc = 1 if strategy == "single" else 2
+    stages = {"parallelism": {"pp_size": 2}} if strategy == "pipeline" else {}
     for name, every in (("often", 1), ("once", 8)):
         config = tiny(
+            **stages,
             distributed_strategy=strategy,
             gradient_accumulation_steps=2,
             output_dir=str(tmp_path / name),
