@@ -167,11 +167,29 @@ def test_the_trainer_says_it_as_warnings_to_whoever_listens() -> None:
     assert "11 of 12 steps" in last.what and trainer.state.steps_without_gradient == 11
 
 
+class Saved:
+    """Saves that are durable at once; ``steps``: those of which."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def save(self, step: int) -> bool:
+        self.steps.append(step)
+        return True
+
+    def settle(self, *, wait: bool) -> bool:
+        return False
+
+    def rescue(self) -> None: ...
+
+
 def test_a_callback_that_asks_to_stop_ends_it_early_and_a_signal_stops_it() -> None:
     for signalled, outcome in ((False, "early_stopped"), (True, "stopped")):
-        saved: list[int] = []
-        trainer = trainer_of(Runner(SICK["no gradient for eleven of twelve steps"][0]), 12, [])
+        trainer, saves = (
+            trainer_of(Runner(SICK["no gradient for eleven of twelve steps"][0]), 12, []),
+            Saved(),
+        )
         trainer.should_stop = lambda: trainer.state.step == 2  # noqa: B023
         trainer.stop_requested = lambda: signalled and trainer.state.step == 2  # noqa: B023
-        trainer.save = saved.append
-        assert (trainer.train(), trainer.state.step, saved) == (outcome, 2, [2])
+        trainer.saves = saves
+        assert (trainer.train(), trainer.state.step, saves.steps) == (outcome, 2, [2])
