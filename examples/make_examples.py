@@ -14,8 +14,10 @@ from __future__ import annotations
 import json
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+import rows_to_judge
 
 HERE = Path(__file__).resolve().parent
 WORDS = (  # noqa: SIM905 - a list of a hundred strings reads worse
@@ -93,7 +95,7 @@ def make_rows() -> tuple[list[Row], list[Row]]:
 
 def data_files() -> dict[Path, str]:
     """The text of every data file: training rows as Alpaca JSON, held-out rows as OpenAI messages in JSON
-    lines.
+    lines, and the rows of ``rows_to_judge``.
     """
     train, held_out = make_rows()
     alpaca = [{"instruction": i, "input": c, "output": o} for i, c, o in train]
@@ -108,8 +110,17 @@ def data_files() -> dict[Path, str]:
     ]
     return {
         HERE / "data" / "train.json": "[\n" + ",\n".join(json.dumps(row) for row in alpaca) + "\n]\n",
-        HERE / "data" / "eval.jsonl": "".join(json.dumps(row) + "\n" for row in messages),
+        HERE / "data" / "eval.jsonl": lines(messages),
+        HERE / "data" / "pairs.jsonl": lines(rows_to_judge.pairs(train[:200])),
+        HERE / "data" / "feedback.jsonl": lines(rows_to_judge.feedback(train[:200])),
+        HERE / "data" / "prompts.jsonl": lines(rows_to_judge.prompts(train[200:])),
+        HERE / "data" / "reviews.jsonl": lines(rows_to_judge.reviews()),
     }
+
+
+def lines(rows: Sequence[Mapping[str, object]]) -> str:
+    """Rows as JSON lines."""
+    return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 def write_tokenizer(folder: Path) -> None:
