@@ -17,6 +17,7 @@ from paceline.api import codes
 from paceline.api.given import as_json
 from paceline.api.own_parts import importable_name
 from paceline.api.rows import Rows, dataset_setting
+from paceline.core.columns import aligned
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
 from paceline.core.json_types import Json, JsonObject
@@ -165,17 +166,7 @@ def table(evaluations: Sequence[Evaluation]) -> str:
             *((name, one.scores.get(name)) for name in names),
         ]
         rows.append([one.name, *(_shown(name, value) for name, value in values)])
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    lines = [
-        "  ".join(
-            [
-                row[0].ljust(widths[0]),
-                *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
-            ]
-        )
-        for row in rows
-    ]
-    return "\n".join(line.rstrip() for line in lines)
+    return aligned(rows, numbers_from=1)
 
 
 _QUIET = ("answers", "rows_skipped", "rows_truncated")  # said beside the table, where there are any

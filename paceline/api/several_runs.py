@@ -11,6 +11,7 @@ from pathlib import Path
 from paceline.api.run import Run, existing_run
 from paceline.config.difference import leaves
 from paceline.config.source import shown
+from paceline.core.columns import aligned
 from paceline.core.json_types import Json, JsonObject
 from paceline.core.rundir import RunDir
 from paceline.core.units import human_seconds
@@ -81,8 +82,7 @@ def table(rows: Sequence[RunFacts]) -> str:
         numbers = ["-" if value is None else f"{value:.4f}" for value in (row.loss, row.eval_loss)]
         time = human_seconds(row.seconds)
         cells.append([row.path, row.outcome, str(row.step), row.algorithm, row.strategy, *numbers, time])
-    widths = [max(len(line[at]) for line in cells) for at in range(len(cells[0]))]
-    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in cells)
+    return aligned(cells)
 
 
 def config_differences(first: Run, second: Run) -> dict[str, tuple[Json, Json]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from paceline.checkpoint.layout import BEST, LATEST, VERIFIED, Found, read_hint, scan
 from paceline.checkpoint.ties import read_state
 from paceline.checkpoint.verified import last_verified
+from paceline.core.columns import aligned
 from paceline.core.errors import CheckpointError
 from paceline.core.json_types import Json, JsonObject, as_object
 from paceline.core.rundir import RunDir
@@ -78,11 +79,7 @@ def as_table(rows: list[ListedCheckpoint]) -> str:
         size = "" if row.num_bytes is None else human_bytes(row.num_bytes)
         age = "" if row.age is None else human_seconds(row.age)
         cells.append((row.name + marks + link, str(row.step), size, strategy, age, value, row.verdict))
-    widths = [max(len(line[i]) for line in cells) for i in range(6)]
-    return "\n".join(
-        "  ".join([*(c.ljust(w) for c, w in zip(line, widths, strict=False)), line[6]]).rstrip()
-        for line in cells
-    )
+    return aligned(cells)
 
 
 def _listed(

@@ -6,13 +6,14 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.evaluate import (
+from paceline.cli.evaluation_options import (
     BatchSize,
     Columns,
     DataFile,
     Dtype,
     MaxRows,
     Nproc,
+    RowFormat,
     Samples,
     Seed,
     Split,
@@ -37,9 +38,7 @@ def generate(
     ] = "result",
     samples: Samples = 1,
     seed: Seed = 0,
-    row_format: Annotated[
-        str, typer.Option("--format", help="Format of the rows, as data.train's.")
-    ] = "auto",
+    row_format: RowFormat = "auto",
     columns: Columns = None,
     split: Split = "train",
     max_rows: MaxRows = None,

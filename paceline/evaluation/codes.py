@@ -9,6 +9,11 @@ EVALUATION_JOB = Code(
     "An option of `paceline evaluate` or `paceline generate` cannot be used, or two of them contradict each"
     " other. The message says which values are possible.",
 )
+EVALUATION_LOSS = Code(
+    "evaluation.loss",
+    "The model's loss on some rows is no finite number: its weights are damaged, or its dtype overflows."
+    " There is no loss and no perplexity then; the first rows are named.",
+)
 EVALUATION_METRIC = Code(
     "evaluation.metric",
     "There is no metric of this name. Built-in names are listed; a metric of your own is module:function,"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from paceline.core.diagnostics import Diagnostic
+from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import DataError
 from paceline.core.json_types import Json, JsonObject, as_object
 from paceline.evaluation import codes
@@ -51,23 +51,34 @@ def measure(model: NamedModel, job: EvaluationJob, notes: list[Diagnostic], repo
         compute_on_ranks(work, number_of_ranks(job.nproc, batches), report)
         for task, rows in files.items():
             results = work.results(task, len(rows.documents), job.batch_size)
-            found |= losses_of(rows, results) if task == LOSSES else answers_of(rows, results, job, notes)
+            found |= (
+                losses_of(rows, results, notes) if task == LOSSES else answers_of(rows, results, job, notes)
+            )
     return found
 
 
-def losses_of(rows: FileRows, results: Sequence[Json]) -> JsonObject:
-    """Return loss, perplexity and token accuracy over all rows: sums over rows in the file's order."""
+def losses_of(rows: FileRows, results: Sequence[Json], notes: list[Diagnostic]) -> JsonObject:
+    """Return loss, perplexity and token accuracy over all rows: sums over rows in the file's order.
+
+    A number that does not exist is None: without tokens, or where a loss is not finite, which is noted.
+    """
     sums = cast("Sequence[tuple[float, int, int]]", results)
     tokens = sum(one[1] for one in sums)
-    loss = math.fsum(one[0] for one in sums) / tokens if tokens else math.nan
+    wrong = [number for number, one in zip(rows.numbers, sums, strict=True) if not math.isfinite(one[0])]
+    if wrong:
+        what = f"the loss of {len(wrong):,} of {len(sums):,} rows is no finite number"
+        found = f"row {wrong[0] + 1}: {sums[rows.numbers.index(wrong[0])][0]}"
+        hint = "--dtype float32, or look at the weights: paceline checkpoints verify"
+        notes.append(codes.EVALUATION_LOSS(what, "--data", found, hint, severity=Severity.WARNING))
+    loss = math.fsum(one[0] for one in sums) / tokens if tokens and not wrong else None
     return {
         "rows": len(sums),
         "tokens": tokens,
         "rows_skipped": rows.num_skipped,
         "rows_truncated": rows.truncated,
         "loss": loss,
-        "perplexity": math.exp(loss) if loss < _LARGEST_EXPONENT else math.inf,
-        "token_accuracy": sum(one[2] for one in sums) / tokens if tokens else math.nan,
+        "perplexity": math.exp(loss) if loss is not None and loss < _LARGEST_EXPONENT else None,
+        "token_accuracy": sum(one[2] for one in sums) / tokens if tokens else None,
     }
 
 

@@ -132,7 +132,7 @@ def check_metrics(names: Sequence[str], samples: int) -> None:
         passes = passes_of(name)
         if passes is not None and passes[0] > samples:
             what = f"{name} needs at least {passes[0]} answers a row"
-            hint = f"--samples {passes[0]} --temperature 0.8"
+            hint = f"--samples {passes[0]} generation.temperature=0.8"
             found.append(codes.EVALUATION_METRIC(what, "--metrics", f"--samples {samples}", hint))
         inner = name if passes is None else passes[1]
         if inner in METRICS:

@@ -14,6 +14,7 @@ from paceline.evaluation import codes
 from paceline.evaluation.rank import Report, compute
 from paceline.evaluation.work import WorkFolder
 from paceline.launch.environ import current
+from paceline.launch.exits import signal_name
 from paceline.launch.processes import die_with_parent
 from paceline.launch.spec import import_path, module_argv, thread_count
 
@@ -45,20 +46,28 @@ def compute_on_ranks(work: WorkFolder, world_size: int, report: Report) -> None:
         for rank in range(world_size)
     ]
     try:
-        while any(rank.poll() is None for rank in ranks):
-            failed = next((n for n, rank in enumerate(ranks) if rank.poll()), None)
-            if failed is not None:
-                break
-            time.sleep(_POLL_SECONDS)
+        failed = _first_failure(ranks)
     finally:
         _end(ranks)
-    for number, rank in enumerate(ranks):
-        if rank.returncode and rank.returncode != -15:
-            what = f"process {number} of {world_size} ended with exit code {rank.returncode}"
-            error = PacelineError(codes.EVALUATION_RANK(what, f"rank {number}", hint="see its message above"))
-            if rank.returncode == ExitCode.CONFIG:
-                error.exit_code = ExitCode.CONFIG
-            raise error
+    if failed is None:
+        return
+    code = ranks[failed].returncode
+    how = f"was ended by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+    what = f"process {failed} of {world_size} {how}"
+    error = PacelineError(codes.EVALUATION_RANK(what, f"rank {failed}", hint="see its message above"))
+    if code == ExitCode.CONFIG:
+        error.exit_code = ExitCode.CONFIG
+    raise error
+
+
+def _first_failure(ranks: list[subprocess.Popen[bytes]]) -> int | None:
+    """Wait for all ranks, or for the first that fails; return its number. The others are still running."""
+    while True:
+        codes_now = [rank.poll() for rank in ranks]
+        failed = next((number for number, code in enumerate(codes_now) if code), None)
+        if failed is not None or None not in codes_now:
+            return failed
+        time.sleep(_POLL_SECONDS)
 
 
 def _end(ranks: list[subprocess.Popen[bytes]]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import queue
 import subprocess
@@ -137,7 +138,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     assert metric.per_answer is not None
     for answer, expected in pairs[int(first) :]:
         try:
-            value = [float(metric.per_answer(answer, expected)), ""]
+            number = float(metric.per_answer(answer, expected))
+            value = [number, ""] if math.isfinite(number) else [0.0, f"the metric returned {number}"]
         except Exception as error:  # noqa: BLE001  (a metric may raise anything)
             value = [0.0, f"{type(error).__name__}: {error}"[:200]]
         print(json.dumps(value), file=out, flush=True)

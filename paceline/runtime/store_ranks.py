@@ -14,7 +14,8 @@ from paceline.runtime.signed import SignedStore
 from paceline.runtime.world import World
 
 T = TypeVar("T")
-_POLL_SECONDS = 0.02
+_POLL_SECONDS = 0.02  # at first, while the ranks are about to meet; then longer, as one of them writes
+_LONGEST_POLL_SECONDS = 0.5
 _CONNECT_SECONDS = 60.0
 
 
@@ -58,12 +59,14 @@ class StoreRanks:
 
     def _awaited(self, keys: list[str]) -> list[str]:
         """Return the texts at ``keys`` once all are there; one with an invalid signature is as if absent."""
+        pause = _POLL_SECONDS
         while True:
             if self._store.has(keys):
                 texts = self._store.get_all(keys)
                 if all(text is not None for text in texts):
                     return [text for text in texts if text is not None]
-            time.sleep(_POLL_SECONDS)
+            time.sleep(pause)
+            pause = min(1.5 * pause, _LONGEST_POLL_SECONDS)
 
     def _key(self, meeting: int, rank: int) -> str:
         return f"save/{meeting}/{rank}"

@@ -14,6 +14,7 @@ from paceline.plan.strategies.base import state_form, strategy_spec
 from paceline.plan.strategies.state_form import why_unreadable
 from paceline.training import codes
 
+STRATEGY_LABEL = "strategy_label"  # where a checkpoint's state has it
 # What a resumed run must not change: the samples and their order.
 FIXED = ("data_fingerprint", "global_batch", "seq_len", "packing", "seed")
 
@@ -64,6 +65,11 @@ def other_strategy(state: JsonObject, plan: Plan) -> list[Diagnostic]:
         " restored completely"
     )
     return [codes.RESUME_OTHER_STRATEGY(what, where, found, severity=Severity.NOTE)]
+
+
+def strategy_label(plan: Plan) -> str:
+    """Return the strategy's name to show: ``zero2`` for ``deepspeed`` with a file of stage 2."""
+    return strategy_spec(plan.strategy).label(plan.engine)
 
 
 def shard_layout(plan: Plan) -> list[int]:

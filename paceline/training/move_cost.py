@@ -8,20 +8,21 @@ from paceline.checkpoint.manifest_format import Manifest
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.json_types import JsonObject, as_number
 from paceline.core.units import human_bytes
+from paceline.plan.model.weights_files import STORED_BITS
 from paceline.plan.plan import Plan
-from paceline.plan.strategies.base import strategy_spec
 from paceline.training import codes
-from paceline.training.continuity import shard_layout
+from paceline.training.continuity import STRATEGY_LABEL, shard_layout, strategy_label
 
 
 def cost_of_move(state: JsonObject, plan: Plan, manifest: Manifest) -> list[Diagnostic]:
     """Return a note with the bytes read and a rank's memory if strategy, ranks or shards are others."""
-    before = str(state.get("strategy", plan.strategy))
+    before, now = str(state.get("strategy", plan.strategy)), plan.strategy
+    if STRATEGY_LABEL in state:  # an earlier version saved no ZeRO stage of a user's DeepSpeed file
+        before, now = str(state[STRATEGY_LABEL]), strategy_label(plan)
     ranks = int(as_number(state.get("world_size", plan.world_size)))
     same_shards = state.get("shard_layout") in (None, shard_layout(plan))
-    if (before, ranks) == (plan.strategy, plan.world_size) and same_shards:
+    if (before, ranks) == (now, plan.world_size) and same_shards:
         return []
-    now = strategy_spec(plan.strategy).label(plan.engine)
     what = (
         f"the checkpoint goes to another layout: {before}, {_ranks(ranks)} → {now}, {_ranks(plan.world_size)}"
     )
@@ -43,8 +44,9 @@ def _peak(plan: Plan, manifest: Manifest) -> str:
 def _largest_read(plan: Plan, manifest: Manifest) -> int:
     """Bytes of the largest tensor, or of a rank's shard of it."""
     index = manifest.tensors or {}
-    widths = {"F64": 8, "I64": 8, "U64": 8, "BF16": 2, "F16": 2}
-    whole = max((prod(rows.shape) * widths.get(rows.dtype, 4) for rows in index.values()), default=0)
+    whole = max(
+        (prod(rows.shape) * STORED_BITS.get(rows.dtype, 64) // 8 for rows in index.values()), default=0
+    )
     return -(-whole // prod(shard_layout(plan)))
 
 

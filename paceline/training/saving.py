@@ -19,7 +19,7 @@ from paceline.protocols.shard import Shard
 from paceline.strategies.base import Strategy
 from paceline.strategies.handle import Handles
 from paceline.training import codes
-from paceline.training.continuity import shard_layout
+from paceline.training.continuity import STRATEGY_LABEL, shard_layout, strategy_label
 from paceline.training.state import TrainState
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ def run_state(
         "world_size": plan.world_size,
         "data_parallel_size": plan.batch.data_parallel_size,
         "strategy": plan.strategy,
+        STRATEGY_LABEL: strategy_label(plan),
         "shard_layout": shard_layout(plan),
         "optimizer": {"name": plan.optimizer.name, "args": dict(plan.optimizer.args)},
         "plan_digest": plan.digest(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from paceline.runlog.history import History
 from paceline.watch.curves import Curve, running_mean
@@ -32,11 +32,7 @@ def raw_and_mean(ax: Any, curve: Curve, colour: str, label: str) -> None:
 
 def frame(ax: Any, history: History, last: int | None) -> None:
     """Draw the grid, ticks and legend; with ``last`` (the last step) also a step axis with restarts."""
-    ax.grid(True, color=GRID, linewidth=0.8)
-    ax.set_axisbelow(True)
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.spines[["left", "bottom"]].set_color(GRID)
-    ax.tick_params(colors=QUIET, labelsize=9, length=0)
+    plain(ax)
     if last is not None:
         ax.set_xlim(0, last * 1.02)
         ax.xaxis.get_major_locator().set_params(integer=True)
@@ -46,6 +42,15 @@ def frame(ax: Any, history: History, last: int | None) -> None:
     handles, labels = ax.get_legend_handles_labels()
     if handles:
         ax.legend(handles, labels, fontsize=8.5, frameon=False, labelcolor=INK, loc="best")
+
+
+def plain(ax: Any, grid: Literal["both", "x", "y"] = "both") -> None:
+    """Draw grid lines behind the data, two spines, and no tick marks."""
+    ax.grid(True, axis=grid, color=GRID, linewidth=0.8)
+    ax.set_axisbelow(True)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.spines[["left", "bottom"]].set_color(GRID)
+    ax.tick_params(colors=QUIET, labelsize=9, length=0)
 
 
 def title(ax: Any, title: str) -> None:

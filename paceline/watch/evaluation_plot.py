@@ -4,21 +4,19 @@ found, by step where the models are a run's checkpoints, else by name.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.core.errors import ConfigError, ExitCode, PacelineError
 from paceline.launch.ending import ended
 from paceline.launch.outlet import redacted
 from paceline.runlog.redact import printable
 from paceline.watch import codes
-from paceline.watch.axes import BLUE, GRID, INK, QUIET, title
+from paceline.watch.axes import BLUE, INK, QUIET, plain, title
+from paceline.watch.picture import exit_code_of, write_png
 
 _COLUMNS = 3
 _NAME_LENGTH = 24
@@ -46,17 +44,7 @@ def draw_evaluations(evaluations: Sequence[Mapping[str, Any]], to: Path) -> Path
         _panel(ax, name, flat)
     for ax in axes[len(names) :]:
         ax.set_axis_off()
-    staged = to.with_name(f".{to.name}.{os.getpid()}")
-    try:
-        to.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(staged, format="png", dpi=130, facecolor="white")
-        os.replace(staged, to)
-    except OSError as exc:
-        with contextlib.suppress(OSError):
-            staged.unlink()
-        hint = "give --plot another file"
-        raise ConfigError(codes.PLOT_WRITE("the picture cannot be written", str(to), str(exc), hint)) from exc
-    return to
+    return write_png(figure, to, codes.PLOT_WRITE, "give --plot another file")
 
 
 def _drawn(name: str, flat: Sequence[Mapping[str, Any]]) -> bool:
@@ -77,21 +65,17 @@ def _panel(ax: Any, name: str, flat: Sequence[Mapping[str, Any]]) -> None:
         ax.plot(steps, values, color=BLUE, marker="o", markersize=4, linewidth=1.5)
         ax.set_xlabel("step", fontsize=9, color=QUIET)
         ax.xaxis.get_major_locator().set_params(integer=True)
-        ax.grid(True, color=GRID, linewidth=0.8)
+        plain(ax)
     else:
         labels = [printable(str(one["name"]))[-_NAME_LENGTH:].replace("$", r"\$") for one, _ in points]
         ax.barh(range(len(values)), values, color=BLUE)
         ax.set_yticks(range(len(values)), labels)
         ax.invert_yaxis()
-        ax.grid(True, axis="x", color=GRID, linewidth=0.8)
+        plain(ax, "x")
         for place, value in enumerate(values):
             ax.text(value, place, f" {value:.4g}", va="center", fontsize=8, color=INK)
         ax.margins(x=0.15)
     title(ax, printable(name).replace("_", " ").replace("$", r"\$") + (", %" if share else ""))
-    ax.set_axisbelow(True)
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.spines[["left", "bottom"]].set_color(GRID)
-    ax.tick_params(colors=QUIET, labelsize=9, length=0)
 
 
 @redacted
@@ -99,13 +83,7 @@ def _panel(ax: Any, name: str, flat: Sequence[Mapping[str, Any]]) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw; return the exit code."""
     evaluations, to = sys.argv[1:] if argv is None else argv
-    try:
-        made = draw_evaluations(json.loads(Path(evaluations).read_text("utf-8")), Path(to))
-    except PacelineError as error:
-        print(error, file=sys.stderr)
-        return int(error.exit_code)
-    print(f"picture     {made}", file=sys.stderr)
-    return int(ExitCode.OK)
+    return exit_code_of(lambda: draw_evaluations(json.loads(Path(evaluations).read_text("utf-8")), Path(to)))
 
 
 if __name__ == "__main__":

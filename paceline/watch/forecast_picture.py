@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from pathlib import Path
 from typing import Any
 
-from paceline.core.errors import ConfigError
 from paceline.plan.cost.report import Forecast, short_mesh
 from paceline.plan.cost.search import GIB, MARGIN, Candidate
 from paceline.watch import codes
+from paceline.watch.picture import write_png
 
 INK, QUIET, GRID = "#22272e", "#6b7683", "#e4e8ec"
 #: (label, terms of ``Peak`` that are summed under it, colour).
@@ -62,7 +60,7 @@ def draw(forecast: Forecast, target: Path) -> Path:
         handlelength=1.0,
         columnspacing=1.1,
     )
-    return _written(figure, target)
+    return write_png(figure, target, codes.PLAN_PICTURE, "give --picture another file")
 
 
 def _memory(axes: Any, rows: list[Candidate], card: float) -> None:
@@ -147,20 +145,3 @@ def _plain(axes: Any) -> None:
     axes.tick_params(axis="x", labelsize=8, labelcolor=QUIET, color=GRID)
     axes.grid(axis="x", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
-
-
-def _written(figure: Any, target: Path) -> Path:
-    staged = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(staged, format="png", dpi=120)
-        os.replace(staged, target)
-    except OSError as exc:
-        with contextlib.suppress(OSError):
-            staged.unlink()
-        raise ConfigError(
-            codes.PLAN_PICTURE(
-                "the picture cannot be written", str(target), str(exc), "give --picture another file"
-            )
-        ) from exc
-    return target

@@ -4,20 +4,18 @@ long its documents are, and what becomes of rows and tokens.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.core.errors import ConfigError, ExitCode, PacelineError
 from paceline.launch.ending import ended
 from paceline.launch.outlet import redacted
 from paceline.runlog.redact import printable
 from paceline.watch import codes
-from paceline.watch.axes import BLUE, GREEN, GRID, INK, QUIET, RED, title
+from paceline.watch.axes import BLUE, GREEN, INK, QUIET, RED, plain, title
+from paceline.watch.picture import exit_code_of, write_png
 
 _NAMED = 4
 
@@ -35,17 +33,7 @@ def draw_lengths(totals: dict[str, Any], max_length: int, to: Path) -> Path:
     lengths, shares = figure.subplots(1, 2, width_ratios=[3, 2])
     _lengths(lengths, totals, max_length)
     _shares(shares, totals)
-    staged = to.with_name(f".{to.name}.{os.getpid()}")
-    try:
-        to.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(staged, format="png", dpi=130, facecolor="white")
-        os.replace(staged, to)
-    except OSError as exc:
-        with contextlib.suppress(OSError):
-            staged.unlink()
-        hint = "give --to another file"
-        raise ConfigError(codes.PLOT_WRITE("the picture cannot be written", str(to), str(exc), hint)) from exc
-    return to
+    return write_png(figure, to, codes.PLOT_WRITE, "give --to another file")
 
 
 def _lengths(ax: Any, totals: dict[str, Any], max_length: int) -> None:
@@ -59,7 +47,7 @@ def _lengths(ax: Any, totals: dict[str, Any], max_length: int) -> None:
     ax.set_xlabel("tokens", fontsize=9, color=QUIET)
     ax.set_ylabel("documents", fontsize=9, color=QUIET)
     ax.yaxis.get_major_locator().set_params(integer=True)
-    _plain(ax)
+    plain(ax, "x")
 
 
 def _shares(ax: Any, totals: dict[str, Any]) -> None:
@@ -81,19 +69,11 @@ def _shares(ax: Any, totals: dict[str, Any]) -> None:
     ax.invert_yaxis()
     ax.set_xticks([])
     title(ax, "Share")
-    _plain(ax)
+    plain(ax, "x")
 
 
 def _label(name: str) -> str:
     return printable(name)[:28].replace("$", r"\$")
-
-
-def _plain(ax: Any) -> None:
-    ax.grid(True, axis="x", color=GRID, linewidth=0.8)
-    ax.set_axisbelow(True)
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.spines[["left", "bottom"]].set_color(GRID)
-    ax.tick_params(colors=QUIET, labelsize=9, length=0)
 
 
 @redacted
@@ -101,13 +81,9 @@ def _plain(ax: Any) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw; return the exit code."""
     totals, max_length, to = sys.argv[1:] if argv is None else argv
-    try:
-        made = draw_lengths(json.loads(Path(totals).read_text("utf-8")), int(max_length), Path(to))
-    except PacelineError as error:
-        print(error, file=sys.stderr)
-        return int(error.exit_code)
-    print(f"picture     {made}", file=sys.stderr)
-    return int(ExitCode.OK)
+    return exit_code_of(
+        lambda: draw_lengths(json.loads(Path(totals).read_text("utf-8")), int(max_length), Path(to))
+    )
 
 
 if __name__ == "__main__":

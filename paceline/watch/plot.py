@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import math
-import os
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -42,6 +40,7 @@ from paceline.watch.axes import (
 )
 from paceline.watch.curves import Curve, running_mean
 from paceline.watch.panels import panels_of
+from paceline.watch.picture import write_png
 
 _OUTCOME_COLOUR = {
     "completed": GREEN,
@@ -66,18 +65,7 @@ def plot_run(run: RunDir, to: Path | None = None) -> Path:
         raise ConfigError(codes.PLOT_NO_EVENTS("there is nothing to plot yet", str(run.root), hint=hint))
     target = to or run.plot_png
     figure = _draw(history, run.root.name)
-    staged = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(staged, format="png", dpi=130, facecolor="white")
-        os.replace(staged, target)
-    except OSError as exc:
-        with contextlib.suppress(OSError):
-            staged.unlink()
-        raise ConfigError(
-            codes.PLOT_WRITE("the picture cannot be written", str(target), str(exc), "give --to another file")
-        ) from exc
-    return target
+    return write_png(figure, target, codes.PLOT_WRITE, "give --to another file")
 
 
 def _draw(history: History, name: str) -> Any:

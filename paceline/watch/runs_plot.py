@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.core.errors import ConfigError, ExitCode, PacelineError
 from paceline.core.rundir import RunDir
 from paceline.launch.ending import ended
 from paceline.launch.outlet import redacted
 from paceline.runlog.history import History, load_history
 from paceline.runlog.redact import printable
 from paceline.watch import codes
-from paceline.watch.axes import BLUE, GREEN, GRID, INK, ORANGE, PURPLE, QUIET, RED, title
+from paceline.watch.axes import BLUE, GREEN, INK, ORANGE, PURPLE, QUIET, RED, plain, title
+from paceline.watch.picture import exit_code_of, write_png
 
 _COLOURS = (BLUE, ORANGE, GREEN, PURPLE, RED)
 _LINES = ("-", "--", ":")
@@ -46,16 +44,12 @@ def draw_runs(runs: Sequence[Path], to: Path) -> Path:
     names = ("Loss", "Evaluation loss", "Learning rate", "Tokens per second")
     for ax, name in zip(panels, names, strict=True):
         title(ax, name)
-        ax.grid(True, color=GRID, linewidth=0.8)
-        ax.set_axisbelow(True)
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.spines[["left", "bottom"]].set_color(GRID)
-        ax.tick_params(colors=QUIET, labelsize=9, length=0)
+        plain(ax)
         ax.set_xlabel("step", fontsize=9, color=QUIET)
         ax.xaxis.get_major_locator().set_params(integer=True)
     if any(history.steps for history in histories):
         panels[0].legend(fontsize=8.5, frameon=False, labelcolor=INK)
-    return _written(figure, to)
+    return write_png(figure, to, codes.PLOT_WRITE, "give another file")
 
 
 def _curves(panels: Any, history: History, style: dict[str, Any]) -> None:
@@ -72,32 +66,12 @@ def _curves(panels: Any, history: History, style: dict[str, Any]) -> None:
     panels[3].plot(steps, [one.tokens_per_second for one in events], **style)
 
 
-def _written(figure: Any, to: Path) -> Path:
-    staged = to.with_name(f".{to.name}.{os.getpid()}")
-    try:
-        to.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(staged, format="png", dpi=130, facecolor="white")
-        os.replace(staged, to)
-    except OSError as exc:
-        with contextlib.suppress(OSError):
-            staged.unlink()
-        hint = "give another file"
-        raise ConfigError(codes.PLOT_WRITE("the picture cannot be written", str(to), str(exc), hint)) from exc
-    return to
-
-
 @redacted
 @ended
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw; return the exit code."""
     to, *runs = sys.argv[1:] if argv is None else argv
-    try:
-        made = draw_runs([Path(run) for run in runs], Path(to))
-    except PacelineError as error:
-        print(error, file=sys.stderr)
-        return int(error.exit_code)
-    print(f"picture     {made}", file=sys.stderr)
-    return int(ExitCode.OK)
+    return exit_code_of(lambda: draw_runs([Path(run) for run in runs], Path(to)))
 
 
 if __name__ == "__main__":

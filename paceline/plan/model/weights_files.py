@@ -24,7 +24,8 @@ MAX_CONFIG_BYTES = 16 * 2**20
 MAX_INDEX_BYTES = 256 * 2**20
 MAX_HEADER_BYTES = 100_000_000  # the safetensors library's limit
 INDEX = "model.safetensors.index.json"
-_BITS = {
+#: bits of an element, by the word of a safetensors header
+STORED_BITS = {
     "BOOL": 8,
     "U8": 8,
     "I8": 8,
@@ -129,14 +130,14 @@ def _stored(name: str, entry: Json) -> StoredTensor:
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"the entry of {name!r:.80} is not an object")
     kind, shape, offsets = entry["dtype"], _numbers(entry["shape"]), _numbers(entry["data_offsets"])
-    if not isinstance(kind, str) or kind not in _BITS:
+    if not isinstance(kind, str) or kind not in STORED_BITS:
         raise ValueError(f"{name!r:.80} has the dtype {kind!r:.40}")
     if shape is None or offsets is None:
         raise ValueError(f"{name!r:.80} has no shape, or no offsets")
     if (
         len(shape) > 64
         or len(offsets) != 2
-        or 8 * (offsets[1] - offsets[0]) != math.prod(shape) * _BITS[kind]
+        or 8 * (offsets[1] - offsets[0]) != math.prod(shape) * STORED_BITS[kind]
     ):
         raise ValueError(f"the size of {name!r:.80} does not match its shape and dtype")
     return StoredTensor(kind, shape, (offsets[0], offsets[1]))

@@ -19,9 +19,10 @@ from paceline.core.errors import ConfigError, DataError
 from paceline.evaluation.generated import generate_rows
 from paceline.evaluation.job import EvaluationJob
 from paceline.evaluation.judge import score_in
-from paceline.evaluation.measured import measure
+from paceline.evaluation.measured import losses_of, measure
 from paceline.evaluation.models import named_models
 from paceline.evaluation.rank import compute
+from paceline.evaluation.rows import FileRows
 from paceline.evaluation.work import ANSWERS, LOSSES, PartFile, WorkFolder, own_batches
 
 ROWS = 13  # a prime number, so that no number of ranks or rows a batch divides it
@@ -93,6 +94,18 @@ def test_the_numbers_are_those_of_transformers(model: Path, rows: Path) -> None:
     assert found["loss"] == pytest.approx(loss, rel=1e-6)
     assert found["perplexity"] == pytest.approx(math.exp(loss), rel=1e-5)
     assert found["token_accuracy"] == right / tokens
+
+
+def test_a_loss_that_is_no_number_is_said_and_the_report_stays_json() -> None:
+    notes: list[Any] = []
+    rows = FileRows(0, (), numbers=[4, 6, 7])
+    found = losses_of(rows, [[1.0, 2, 1], [math.nan, 2, 0], [math.inf, 2, 0]], notes)
+    assert found["loss"] is None and found["perplexity"] is None and found["token_accuracy"] == 1 / 6
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    [note] = notes
+    assert "2 of 3 rows" in note.what and note.found.startswith("row 7: nan")
+    nothing = losses_of(FileRows(0, (), numbers=[1]), [[0.0, 0, 0]], notes)
+    assert nothing["loss"] is None and len(notes) == 1
 
 
 def work_of(folder: Path, model: Path, rows: Path, **more: Any) -> WorkFolder:

@@ -58,6 +58,18 @@ def test_another_layout_is_named_with_its_bytes(manifest: Manifest) -> None:
     assert "not known" in note.found
 
 
+def test_the_zero_stage_of_a_deepspeed_file_is_named(manifest: Manifest) -> None:
+    """``distributed_strategy: deepspeed`` with a file says the stage only in its options."""
+    from paceline.plan.strategies.options import DeepSpeedOptions
+
+    now = plan("deepspeed", 2)
+    now.engine = DeepSpeedOptions(zero_stage=2)
+    state: dict[str, Any] = {"strategy": "deepspeed", "strategy_label": "zero3", "world_size": 2}
+    [note] = cost_of_move(state, now, manifest)
+    assert "zero3, 2 ranks → zero2, 2 ranks" in note.what
+    assert cost_of_move({**state, "strategy_label": "zero2"}, now, manifest) == []
+
+
 def test_the_same_layout_has_no_note(manifest: Manifest) -> None:
     now = plan("fsdp", 4, dp_shard=4)
     state: dict[str, Any] = {"strategy": "fsdp", "world_size": 4, "shard_layout": shard_layout(now)}
