@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli import codes
 from paceline.cli.evaluation_options import (
     BatchSize,
     Columns,
@@ -24,12 +23,10 @@ from paceline.cli.evaluation_options import (
     Seed,
     Split,
     Subjects,
-    check_dtype,
     data_set,
     split_subjects,
 )
 from paceline.cli.process import call
-from paceline.core.errors import ConfigError
 from paceline.core.json_types import JsonObject
 
 if TYPE_CHECKING:
@@ -96,7 +93,6 @@ def evaluate(
     """
     from paceline.api.evaluating import evaluated
 
-    check_dtype(dtype)
     models, settings = split_subjects(subjects)
     job: JsonObject = {
         "models": [*models],
@@ -113,9 +109,6 @@ def evaluate(
         "nproc": nproc,
         "dtype": dtype,
     }
-    if not (losses or job["metrics"] or judge):
-        hint = "--metrics exact_match, or leave out --no-losses"
-        raise ConfigError(codes.CLI_OPTION("nothing is to be measured", "--no-losses", hint=hint))
     code, found = evaluated(job, call)
     if code:
         raise typer.Exit(code)

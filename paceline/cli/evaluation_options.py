@@ -40,7 +40,6 @@ BatchSize = Annotated[
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
 Samples = Annotated[int, typer.Option(min=1, help="Answers a row; needs generation.temperature above 0.")]
 Seed = Annotated[int, typer.Option(help="Seed of the sampling noise.")]
-_DTYPES = ("float32", "bfloat16", "float16")
 
 
 def data_set(path: str, row_format: str, columns: str | None, split: str, max_rows: int | None) -> JsonObject:
@@ -63,10 +62,3 @@ def split_subjects(given: list[str]) -> tuple[list[str], list[str]]:
         hint = "a run directory, a checkpoint or a Hugging Face folder"
         raise ConfigError(codes.CLI_OPTION("no model is named", "command line", " ".join(given), hint))
     return models, settings
-
-
-def check_dtype(dtype: str) -> None:
-    """Raise ConfigError for a dtype that nothing is computed in."""
-    if dtype not in _DTYPES:
-        hint = ", ".join(_DTYPES)
-        raise ConfigError(codes.CLI_OPTION("there is no such dtype here", "--dtype", dtype, hint))

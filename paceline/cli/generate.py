@@ -18,7 +18,6 @@ from paceline.cli.evaluation_options import (
     Seed,
     Split,
     Subjects,
-    check_dtype,
     data_set,
     split_subjects,
 )
@@ -55,7 +54,6 @@ def generate(
     """
     from paceline.api.evaluating import generated
 
-    check_dtype(dtype)
     models, settings = split_subjects(subjects)
     job: JsonObject = {
         "models": [*models],

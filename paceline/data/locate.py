@@ -91,7 +91,7 @@ def _not_there(local: Path, path: str) -> Diagnostic:
         "there is no such file or folder",
         path,
         found,
-        "set data.train to the path of a file or a folder, or a name on the hub (owner/name)",
+        "give the path of a file or a folder, or a name on the hub (owner/name)",
     )
 
 

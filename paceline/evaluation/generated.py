@@ -16,8 +16,9 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import JsonObject
 from paceline.evaluation import codes
+from paceline.evaluation.checked import checked
 from paceline.evaluation.job import EvaluationJob
-from paceline.evaluation.models import NamedModel, config_of, named_models
+from paceline.evaluation.models import NamedModel, config_of
 from paceline.evaluation.prepared import read_task, settings_of
 from paceline.evaluation.rank import Report
 from paceline.evaluation.ranks import compute_on_ranks, number_of_ranks
@@ -36,7 +37,7 @@ def generate_rows(job: EvaluationJob, notes: list[Diagnostic], report: Report) -
     if to.exists() and not job.overwrite:
         what, hint = "this file exists already", "give another file, or --overwrite"
         raise ConfigError(codes.EVALUATION_OUTPUT(what, "--to", str(to), hint))
-    models = named_models(job, notes)
+    models = checked(job, notes)
     if len(models) != 1:
         what = f"answers are written for one model, {len(models)} are named"
         names = ", ".join(one.name for one in models)

@@ -14,12 +14,10 @@ from pathlib import Path
 from paceline.core.diagnostics import Diagnostic, Severity, render_all
 from paceline.core.errors import ExitCode, PacelineError
 from paceline.core.json_types import JsonObject
+from paceline.evaluation.checked import checked
 from paceline.evaluation.generated import generate_rows
 from paceline.evaluation.job import EvaluationJob
-from paceline.evaluation.judge import judge_prompt
 from paceline.evaluation.measured import measure
-from paceline.evaluation.metrics import check_metrics
-from paceline.evaluation.models import named_models
 from paceline.launch.ending import ended
 from paceline.launch.outlet import redacted
 
@@ -40,11 +38,7 @@ class Progress:
 
 def evaluate(job: EvaluationJob, notes: list[Diagnostic]) -> JsonObject:
     """Return the numbers of every model of the job. Raises PacelineError."""
-    check_metrics(job.metrics, job.samples)
-    if job.judge is not None:
-        judge_prompt(job)
-    models = named_models(job, notes)
-    return {"evaluations": [measure(model, job, notes, Progress()) for model in models]}
+    return {"evaluations": [measure(model, job, notes, Progress()) for model in checked(job, notes)]}
 
 
 @redacted

@@ -61,6 +61,13 @@ def named_models(job: EvaluationJob, notes: list[Diagnostic]) -> list[NamedModel
     ]
 
 
+def check_model(given: Path) -> None:
+    """Raise ConfigError if there is no such folder."""
+    if not given.expanduser().is_dir():
+        hint = "a run directory, a checkpoint or a Hugging Face folder"
+        raise ConfigError(codes.EVALUATION_JOB("there is no such folder", str(given), hint=hint))
+
+
 def _of(given: Path, which: str, notes: list[Diagnostic]) -> list[NamedModel]:
     path, run = given.expanduser().absolute(), run_of(given)
     if run is None or (path / "config.json").is_file() and not (path / "plan.json").is_file():

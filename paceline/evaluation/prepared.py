@@ -8,7 +8,7 @@ from pathlib import Path
 
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic
-from paceline.core.errors import ConfigError, DataError
+from paceline.core.errors import DataError
 from paceline.data.kinds.documents import DOCUMENTS
 from paceline.data.kinds.prompts import PROMPTS
 from paceline.evaluation import codes
@@ -35,10 +35,6 @@ def settings_of(
     """Return how a model's rows are computed."""
     rows = next(iter(files.values()))
     generation = config.generation
-    if job.samples > 1 and generation.temperature == 0:
-        what = "several answers a row are all the same at temperature 0"
-        hint = "generation.temperature=0.8, or --samples 1"
-        raise ConfigError(codes.EVALUATION_JOB(what, "--samples", str(job.samples), hint))
     if ANSWERS in files:
         _check_room(folder, files[ANSWERS])
     return WorkSettings(

@@ -28,6 +28,9 @@ from check import Checker
 from support import write_rows, write_tokenizer
 from table import SUPPORT_MD, load, markdown
 
+from paceline.core.tables import STRATEGIES
+from paceline.plan.strategies.base import strategy_spec
+
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 BY_NAME = {v.name: v for v in VARIANTS}
 # every kind of training and each precision through training, resume and export; ``--slow`` takes the second
@@ -110,6 +113,11 @@ def test_the_matrix_is_whole_and_the_page_is_made_from_it() -> None:
     assert {v.nproc for v in (*VARIANTS, *LARGER)} == {1, 2, 4, 8}
     assert SUPPORT_MD.read_text(encoding="utf-8") == markdown(support)
     assert not [c["cell"] for c in support["cells"] if c["result"] == "fails"]
+
+
+def test_every_strategy_of_the_table_has_a_cell() -> None:
+    run = {strategy_spec(str(v.training["distributed_strategy"])).engine_name for v in VARIANTS}
+    assert {strategy_spec(name).engine_name for name in STRATEGIES.names()} <= run
 
 
 def test_the_cells_that_must_work_do() -> None:

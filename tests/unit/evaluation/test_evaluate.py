@@ -16,6 +16,7 @@ from support import instruction_rows, write_tokenizer
 from paceline.api.evaluating import Evaluation, table
 from paceline.cli.main import dispatch
 from paceline.core.errors import ConfigError, DataError
+from paceline.evaluation.checked import checked
 from paceline.evaluation.generated import generate_rows
 from paceline.evaluation.job import EvaluationJob
 from paceline.evaluation.judge import score_in
@@ -216,6 +217,40 @@ def test_a_prompt_without_room_is_named(model: Path, tmp_path: Path) -> None:
     assert "row 2" in refused.value.diagnostics[0].where
 
 
+def test_everything_that_is_wrong_with_a_job_is_said_at_once(model: Path, tmp_path: Path) -> None:
+    job = EvaluationJob(
+        models=(str(model), str(tmp_path / "nosuch")),
+        data={"path": str(tmp_path / "nothere.jsonl")},
+        overrides=("generation.temperatur=3",),
+        metrics=("exactmatch", "pass@4"),
+        dtype="fp8",
+        judge=str(tmp_path / "nojudge"),
+        judge_prompt=str(tmp_path / "noprompt"),
+    )
+    with pytest.raises(ConfigError) as refused:
+        checked(job, [])
+    said = [f"{one.where} {one.found}" for one in refused.value.diagnostics]
+    wrong = [
+        "exactmatch",
+        "--samples 1",
+        "fp8",
+        "nosuch",
+        "nojudge",
+        "--judge-prompt",
+        "temperatur",
+        "nothere",
+    ]
+    assert [one for one in wrong if not any(one in text for text in said)] == []
+    assert len(said) == len(wrong)
+    with pytest.raises(ConfigError, match="nothing is to be measured"):
+        checked(replace(job, losses=False, metrics=(), judge=None), [])
+
+
+def test_several_answers_need_a_temperature(model: Path, rows: Path) -> None:
+    with pytest.raises(ConfigError, match="temperature 0"):
+        checked(job_of(model, rows, samples=2), [])
+
+
 def test_only_keys_that_say_how_rows_are_read_and_answered_are_set(model: Path, rows: Path) -> None:
     with pytest.raises(ConfigError, match=r"training\.seed"):
         one_measured(job_of(model, rows, overrides=("training.seed=3",)))
@@ -279,9 +314,7 @@ def test_bad_options_are_refused_before_anything_is_started(
     monkeypatch.setattr("paceline.cli.evaluate.call", lambda *_: pytest.fail("a process was started"))
     for options in (
         ["data.max_length=3"],
-        ["m", "--dtype", "int8"],
         ["m", "--columns", "a"],
-        ["m", "--no-losses"],
     ):
         with pytest.raises(ConfigError) as refused:
             dispatch(["evaluate", *options, "--data", str(rows)])

@@ -102,6 +102,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "    if answer == 'wait': time.sleep(600)\n"
         "    if answer == 'raise': raise ValueError('why')\n"
         "    if answer == 'end': os._exit(3)\n"
+        "    if answer == 'nan': return float('nan')\n"
         "    return answer == expected\n"
     )
     (tmp_path / "own_metric_of_a_test.py").write_text(text)
@@ -111,12 +112,13 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_a_slow_metric_and_one_that_ends_cost_their_own_rows_only(own: str) -> None:
-    given = ["a", "wait", "a", "raise", "end", "b"]
+    given = ["a", "wait", "a", "raise", "end", "b", "nan"]
     found = score(own, [(one, "a") for one in given], seconds=2.0)
-    assert found.values == [1.0, 0.0, 1.0, 0.0, 0.0, 0.0]
-    assert [at for at, _ in found.failed] == [1, 3, 4]
+    assert found.values == [1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0]
+    assert [at for at, _ in found.failed] == [1, 3, 4, 6]
     reasons = dict(found.failed)
     assert "within 2 s" in reasons[1] and "ValueError: why" in reasons[3] and "ended" in reasons[4]
-    warning = found.warning(own, [f"row {n + 1}" for n in range(6)])
-    assert warning is not None and warning.where == "row 2" and "3 of 6" in warning.what
+    assert "nan" in reasons[6]
+    warning = found.warning(own, [f"row {n + 1}" for n in range(7)])
+    assert warning is not None and warning.where == "row 2" and "4 of 7" in warning.what
     assert own.partition(":")[0] not in sys.modules  # it ran in a child
