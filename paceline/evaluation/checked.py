@@ -12,7 +12,7 @@ from paceline.core.errors import ConfigError, PacelineError
 from paceline.data.looking import find_sets
 from paceline.evaluation import codes
 from paceline.evaluation.job import EvaluationJob
-from paceline.evaluation.judge import judge_prompt
+from paceline.evaluation.judge_prompt import judge_prompt
 from paceline.evaluation.metrics import check_metrics
 from paceline.evaluation.models import NamedModel, check_model, config_of, named_models
 

@@ -10,44 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from paceline.core.diagnostics import Diagnostic, Severity
-from paceline.core.errors import ConfigError
 from paceline.core.json_types import JsonObject
 from paceline.evaluation import codes
 from paceline.evaluation.job import EvaluationJob
+from paceline.evaluation.judge_prompt import judge_prompt
 
-PROMPT = """Judge how good an answer to a question is.
-
-Question:
-{prompt}
-
-Expected answer (may be empty):
-{expected}
-
-Answer to judge:
-{answer}
-
-Say briefly what is right and wrong, and end with a line "Score: N", where N is a whole number from 0
-(useless) to 10 (as good as it can be)."""
 FIELDS = ("prompt", "expected", "answer")
 HIGHEST = 10
 _FIELD = re.compile(r"\{(prompt|expected|answer)\}")
 _SCORE = re.compile(r"score\s*:\s*\**\s*(\d+(?:\.\d+)?)", re.IGNORECASE)
-
-
-def judge_prompt(job: EvaluationJob) -> str:
-    """Return the text that the judge is shown. Raises ConfigError if it lacks the answer."""
-    if job.judge_prompt is None:
-        return PROMPT
-    try:
-        text = Path(job.judge_prompt).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        what = "the judge's prompt cannot be read"
-        raise ConfigError(codes.EVALUATION_JOB(what, "--judge-prompt", str(error), "a text file")) from error
-    if "{answer}" not in text:
-        what = "the judge's prompt does not contain {answer}"
-        hint = "a text with {prompt}, {expected} and {answer}, which ends by asking for a line 'Score: N'"
-        raise ConfigError(codes.EVALUATION_JOB(what, "--judge-prompt", job.judge_prompt, hint))
-    return text
 
 
 def filled(template: str, text: Sequence[str]) -> str:
