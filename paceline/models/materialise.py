@@ -10,7 +10,7 @@ weights, so that none can be left wrong.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypedDict
@@ -29,7 +29,7 @@ from paceline.models.qkv import FusedAttention
 from paceline.models.replace_forward import replace_forward
 from paceline.models.roles import RoleModule
 from paceline.models.swiglu import FusedSwiGLU
-from paceline.protocols.model import RootModule, Slices
+from paceline.protocols.model import BuildOptions, ModelFactory, RootModule, Slices
 from paceline.runtime.world import World
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 
 Kernel = tuple[str, dict[str, Json]]  # norm, attention or mlp, and the attributes that a probe found
+Read = Callable[[Sequence[int], Sequence[int]], Tensor]  # offsets, shape -> that block of a tensor
+Place = Callable[[Tensor, Read, torch.device], Tensor]  # the tensor on meta -> this rank's part of it
 
 
 def skeleton(
@@ -54,6 +56,18 @@ def skeleton(
     """
     with torch.device("meta"):
         return from_config(auto, config, attention, code, dtype)
+
+
+def build_on_meta(
+    build: ModelFactory, options: BuildOptions, world: World
+) -> tuple[RootModule, RootModule | None]:
+    """Return the model without storage, and on rank 0 what ``fill`` sends the others: the model with the
+    weights that cannot be read in parts. Collective.
+    """
+    source = build(replace(options, by_slices=True)) if world.is_main else None
+    root = build(replace(options, device=torch.device("meta")))
+    copy_decisions(root, source, world)
+    return root, source
 
 
 def name_trunk(hf: HFModel) -> None:
@@ -151,40 +165,52 @@ def swap_kernel(module: nn.Module, kernel: str, values: Mapping[str, Json]) -> N
 
 
 @torch.no_grad()
-def fill(root: RootModule, source: RootModule | None, world: World, device: torch.device) -> None:
+def fill(
+    root: RootModule,
+    source: RootModule | None,
+    world: World,
+    device: torch.device,
+    place: Place | None = None,
+    tensors: Iterable[tuple[str, Tensor]] | None = None,
+) -> None:
     """Give every parameter (plain or DTensor) and buffer of ``root`` its values, on ``device``: a rank's own
-    part from the files (``root.slices``), or rank 0's. Collective.
+    part from the files (``root.slices``), or rank 0's. Collective. ``place`` makes a rank's part of a tensor
+    (None: all of it, or the shard of a DTensor); ``tensors``: those of ``root`` under the names that they
+    have in ``source``, if others.
 
     What rank 0 sends passes the others one full tensor at a time. Raises PacelineError
     ``models.not_filled`` if anything is left on meta.
     """
+    place = place or _piece
     slices = None if source is None else source.slices
     _send_rows(slices, root, world)
-    real = None if source is None else dict(_tensors(source))
+    real = None if source is None else dict(tensors_of(source))
     stored = {n for n in real or () if slices is not None and slices.has(_plain(n))}
     listed = (
         [(n, tuple(t.shape), str(t.dtype), n in stored) for n, t in real.items()]
         if real is not None
         else None
     )
-    mine = dict(_tensors(root))
+    mine: dict[str, list[Tensor]] = {}
+    for name, tensor in tensors_of(root) if tensors is None else tensors:
+        mine.setdefault(name, []).append(tensor)
     made: dict[int, Tensor] = {}
     # Rank 0 has the list; all ranks broadcast the tensors in its order.
     for name, shape, dtype, in_files in world.broadcast_json(listed):
         if in_files:
             assert root.slices is not None
-            if name in mine:
-                made[id(mine[name])] = _piece(mine[name], partial(root.slices.read, _plain(name)), device)
+            for target in mine.get(name, ()):
+                made[id(target)] = place(target, partial(root.slices.read, _plain(name)), device)
             continue
         whole = torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch.")), device=world.device)
         if real is not None:
             whole.copy_(real.pop(name))
         dist.broadcast(whole, 0)
-        if name in mine:
-            made[id(mine[name])] = _piece(mine[name], partial(_block, whole), device)
+        for target in mine.get(name, ()):
+            made[id(target)] = place(target, partial(_block, whole), device)
         del whole  # before the next is allocated beside it
     replace_tensors(root, made)
-    left = [name for name, tensor in _tensors(root) if tensor.is_meta]
+    left = [name for name, tensor in tensors_of(root) if tensor.is_meta]
     if left:
         raise PacelineError(
             codes.MODELS_NOT_FILLED(
@@ -208,7 +234,7 @@ def _send_rows(slices: Slices | None, root: RootModule, world: World) -> None:
         root.slices.more[name] = rows.cpu()
 
 
-def _tensors(root: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def tensors_of(root: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield parameters, buffers, and tensors kept as plain attributes (some models keep rotary frequencies
     so); tied parameters once.
     """
@@ -228,9 +254,7 @@ def _block(whole: Tensor, offsets: Sequence[int], shape: Sequence[int]) -> Tenso
     return whole[tuple(slice(o, o + n) for o, n in zip(offsets, shape, strict=True))]
 
 
-def _piece(
-    target: Tensor, read: Callable[[Sequence[int], Sequence[int]], Tensor], device: torch.device
-) -> Tensor:
+def _piece(target: Tensor, read: Read, device: torch.device) -> Tensor:
     """Return this rank's shard as a tensor of ``target``'s kind, with storage on ``device``; ``read`` returns
     the block of a shape at offsets.
     """

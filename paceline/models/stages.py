@@ -153,26 +153,43 @@ class StageModule(nn.Module):
         return torch.autocast(states.device.type, dtype=self.compute_dtype)
 
 
-def split(whole: RoleModule, count: int, wanted: Sequence[int]) -> list[StageModule]:
+def split(
+    whole: RoleModule, count: int, wanted: Sequence[int], as_tuple: bool | None = None
+) -> list[StageModule]:
     """Return stages ``wanted`` of ``count``; ``whole`` is taken apart and must not be used again.
+    ``as_tuple``: ``layers_pass_tuples``, where it is known (None: it is found out).
 
     Raises ConfigError ``models.too_few_layers``, or ``models.no_stages`` if the stages compute something else
     than the whole.
     """
-    hf = whole.hf
-    parts = split_layers(len(_layers(hf)), count)
-    for as_tuple in (False, True):
-        shells = [_shell(hf, part, i == 0, i == count - 1, as_tuple) for i, part in enumerate(parts)]
-        stages = [StageModule(whole, shell, i, count) for i, shell in enumerate(shells)]
-        if _same(whole, stages):
-            break
-    else:
-        raise ConfigError(
-            _refusal(hf, "run one after the other, its stages compute other results than the complete model")
-        )
+    as_tuple = layers_pass_tuples(whole, count) if as_tuple is None else as_tuple
+    stages = _cut(whole, count, as_tuple)
     if count > 1:
-        _untie(hf, stages)
+        _untie(whole.hf, stages)
     return [stages[i] for i in wanted]
+
+
+def layers_pass_tuples(whole: RoleModule, count: int) -> bool:
+    """Return whether the layers of ``whole`` pass tuples on, so that ``count`` stages one after the other
+    compute what it computes. Raises ConfigError as ``split``.
+    """
+    for as_tuple in (False, True):
+        if _same(whole, _cut(whole, count, as_tuple)):
+            return as_tuple
+    raise ConfigError(
+        _refusal(
+            whole.hf, "run one after the other, its stages compute other results than the complete model"
+        )
+    )
+
+
+def _cut(whole: RoleModule, count: int, as_tuple: bool) -> list[StageModule]:
+    """Return all stages; their modules are those of ``whole``."""
+    parts = split_layers(len(_layers(whole.hf)), count)
+    return [
+        StageModule(whole, _shell(whole.hf, part, i == 0, i == count - 1, as_tuple), i, count)
+        for i, part in enumerate(parts)
+    ]
 
 
 def split_layers(num_layers: int, count: int) -> list[range]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -17,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from paceline.config.optimizers import StateSplit, supports
 from paceline.core.errors import ConfigError
 from paceline.models.context_parallel import batch_sharder, check_context_parallel
-from paceline.models.materialise import copy_decisions, fill
+from paceline.models.materialise import build_on_meta, fill
 from paceline.models.tensor_parallel import apply_tensor_parallel
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.options import FsdpOptions
@@ -132,9 +131,7 @@ class FSDP(Strategy):
         )
         if not self.how.meta_start:
             return build(options)
-        self._source = build(replace(options, by_slices=True)) if self.world.is_main else None
-        root = build(replace(options, device=torch.device("meta")))
-        copy_decisions(root, self._source, self.world)
+        root, self._source = build_on_meta(build, options, self.world)
         return root
 
     def _shard(self, role: Role, root: RootModule) -> ShardedHandle:

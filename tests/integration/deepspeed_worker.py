@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from count_reads import count_reads
 from engine_stub import engine_of
 from safetensors.torch import load_file, save_file
 from tiny_parts import MemoryReader, TinyObjective, make_batch
@@ -35,6 +36,7 @@ from paceline.strategies.handle import Handle
 from paceline.strategies.registry import make_strategy
 from paceline.strategies.runner import make_runner
 
+FOLDER = Path(sys.argv[1]) / "model"
 SPEC = OptimizerSpec(learning_rate=1e-3, weight_decay=0.1)
 ROWS, ACCUMULATION, LR, CLIP = 16, 2, 1e-3, 0.5
 
@@ -62,18 +64,19 @@ def model(**changes: Any) -> dict[str, Any]:
     }
 
 
-def factory(wanted: dict[str, Any]) -> HFModelFactory:
+def factory(wanted: dict[str, Any], folder: Path | None = None, frozen: bool = False) -> HFModelFactory:
+    """Of a seed, or of the ``folder`` that has the same values."""
     source = SimpleNamespace(
-        name_or_path=None,
+        name_or_path=None if folder is None else str(folder),
         revision=None,
-        config=model(**wanted.get("model", {})),
+        config=model(**wanted.get("model", {})) if folder is None else None,
         trust_remote_code=False,
         resize_embeddings="never",
         embedding_multiple=1,
     )
     compute = getattr(torch, wanted.get("compute", "float32"))
     adapter = from_json(AdapterSpec, wanted["adapter"]) if "adapter" in wanted else None
-    return HFModelFactory(source, compute_dtype=compute, seed=5, adapter=adapter)
+    return HFModelFactory(source, compute_dtype=compute, seed=5, adapter=adapter, frozen=frozen)
 
 
 def plan(wanted: dict[str, Any], world: World) -> Any:
@@ -92,12 +95,13 @@ def plan(wanted: dict[str, Any], world: World) -> Any:
         engine=engine_of(wanted.get("engine", {}), wanted["strategy"]),
         world_size=world.world_size,
         run_dir=wanted.get("run_dir", ""),
+        adapter=from_json(AdapterSpec, wanted["adapter"]) if "adapter" in wanted else None,
     )
 
 
 def build(world: World, wanted: dict[str, Any]) -> tuple[Strategy, Handle]:
     strategy = make_strategy(wanted["strategy"], world, plan(wanted, world))
-    make = factory(wanted)
+    make = factory(wanted, FOLDER if wanted.get("folder") else None)
 
     def frozen_embedding(*args: Any) -> Any:
         root = make(*args)
@@ -184,16 +188,41 @@ def generate(strategy: Strategy, handle: Handle) -> list[int]:
     return ids[0, :7].tolist()
 
 
+def started(world: World, wanted: dict[str, Any]) -> dict[str, Any]:
+    """A policy and a frozen reference of a folder: what this rank reads of it, and whether both are it."""
+    from deepspeed.runtime.zero import GatheredParameters
+
+    if world.is_main:
+        factory(wanted)().hf.save_pretrained(FOLDER)
+    world.barrier()
+    read = count_reads()
+    strategy, policy = build(world, wanted)
+    models = [policy]
+    if strategy.collective_forward:
+        models.append(strategy.prepare(Role.REFERENCE, factory(wanted, FOLDER, frozen=True), None))
+    (file,) = FOLDER.glob("*.safetensors")
+    stored, equal = load_file(file), True
+    for handle in models if strategy.collective_forward else ():
+        mine = dict(handle.root.hf.named_parameters())
+        with GatheredParameters(list(mine.values())):
+            equal = equal and all(torch.equal(p, stored[name].to(p.dtype)) for name, p in mine.items())
+    note = policy.root.notes()["start"]
+    strategy.close()
+    size = len(models) * sum(tensor.nbytes for tensor in stored.values())
+    return {"share": sum(read) / size, "equal": equal, "note": note}
+
+
 def run(world: World, wanted: dict[str, Any], out: Path) -> dict[str, Any]:
     """Ten steps with clipping, an evaluation and an answer after the fifth; export there, import into a
     fresh engine, the last five again.
     """
+    start = started(world, wanted) if wanted.get("folder") else {}
     strategy, handle = build(world, wanted)
     clip = wanted.get("clip", CLIP)
     steps = train(strategy, handle, range(5), clip)
     reader = gathered(world, list(strategy.export_state(handle)), out)
     found: dict[str, Any] = {"eval": evaluate(strategy, handle), "generated": generate(strategy, handle)}
-    found["bytes"] = handle.state_bytes()
+    found |= {"bytes": handle.state_bytes(), "start": start}
     steps += train(strategy, handle, range(5, 10), clip)
     final = gathered(world, list(strategy.export_state(handle)), out)
     found |= {

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from count_reads import count_reads
 from engine_stub import engine_of
 from tiny_parts import TinyObjective, make_batch
 from torch.distributed.tensor import DTensor
@@ -22,7 +23,6 @@ from paceline.checkpoint.reader import CheckpointReader
 from paceline.checkpoint.store import Checkpointer
 from paceline.core.rundir import RunDir
 from paceline.models.factory import HFModelFactory
-from paceline.models.slices import FolderSlices
 from paceline.plan.mesh import Mesh
 from paceline.plan.parts import DdpOptions
 from paceline.protocols.batch import Batch
@@ -289,20 +289,6 @@ def start(world: World, out: Path) -> dict[str, Any]:
     )
     finite = all(bool(p.to_local().isfinite().all()) for p in shards[0].values())  # type: ignore[attr-defined]
     return {"size": size, "read": sum(read), "equal": equal and finite}
-
-
-def count_reads() -> list[int]:
-    """Return a list to which each block read from a folder adds its bytes."""
-    sizes: list[int] = []
-    read = FolderSlices.read
-
-    def counted(self: FolderSlices, *place: Any) -> torch.Tensor:
-        found = read(self, *place)
-        sizes.append(found.nbytes)
-        return found
-
-    FolderSlices.read = counted  # type: ignore[method-assign]
-    return sizes
 
 
 def held(strategy: Strategy, handle: Handle) -> dict[str, list[float]]:

@@ -10,12 +10,15 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-from fsdp_worker import LLAMA, ROWS, SPEC, STEPS, factory, gathered, plan
+from count_reads import count_reads
+from fsdp_worker import FOLDER, LLAMA, ROWS, SECTION, SPEC, STEPS, factory, gathered, plan
 from tiny_parts import MemoryReader, TinyObjective, make_batch
 
+from paceline.models.factory import HFModelFactory
 from paceline.plan.mesh import Mesh
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Role
@@ -96,13 +99,31 @@ class Reference:
 
 
 def pipeline(
-    world: World, mesh: Mesh, dtype: str, recompute: bool = False, config: Any = None, **engine: Any
+    world: World,
+    mesh: Mesh,
+    dtype: str,
+    recompute: bool = False,
+    config: Any = None,
+    build: HFModelFactory | None = None,
+    **engine: Any,
 ) -> tuple[Runner, Handle]:
     inside = {key: engine.pop(key) for key in ("sequence_parallel", "loss_parallel") if key in engine}
+    inside["meta_start"] = True
     strategy = make_strategy("pipeline", world, plan(mesh, dtype, fsdp=inside, **engine))  # type: ignore[arg-type]
-    handle = strategy.prepare(Role.POLICY, factory(dtype, recompute, **(config or {})), SPEC)
+    build = build or factory(dtype, recompute, **(config or {}))
+    handle = strategy.prepare(Role.POLICY, build, SPEC)
     strategy.warm_up(handle, make_batch([-1]), TinyObjective())
     return make_runner(strategy), handle
+
+
+def in_folder(world: World, config: dict[str, Any]) -> HFModelFactory:
+    """The same values, read from a folder."""
+    folder = FOLDER / str(len(config))
+    if world.is_main:
+        factory("float64", **config)().hf.save_pretrained(folder)
+    world.barrier()
+    source = SimpleNamespace(config=None, **{**SECTION, "name_or_path": str(folder)})
+    return HFModelFactory(source, compute_dtype=torch.float64, master_dtype=torch.float64)
 
 
 def compare(
@@ -113,19 +134,26 @@ def compare(
     accumulation: int = 4,
     recompute: bool = False,
     config: dict[str, Any] | None = None,
+    folder: bool = False,
     **engine: Any,
 ) -> dict[str, float]:
-    """The largest differences from one process over ten steps and an evaluation in their middle."""
+    """The largest differences from one process over ten steps and an evaluation in their middle; ``read``: of
+    a ``folder``, as a share.
+    """
     config = {"num_hidden_layers": 4, **(config or {})}
     expected = reference.get(dtype, **config)
-    runner, handle = pipeline(world, mesh, dtype, recompute, config, **engine)
+    build = in_folder(world, config) if folder else None
+    read = count_reads()
+    runner, handle = pipeline(world, mesh, dtype, recompute, config, build, **engine)
     steps = train(runner, handle, range(5), accumulation)
     evaluate(runner, handle)  # must leave no trace
     steps += train(runner, handle, range(5, STEPS), accumulation)
     evaluated = evaluate(runner, handle)
     found = gathered(world, runner.strategy.export_state(handle))
     assert found.keys() == expected["parameters"].keys(), (found.keys(), expected["parameters"].keys())
+    size = sum(len(values) for values in found.values()) * 8
     return {
+        "read": sum(read) / size,
         "loss": max(abs(a[0] - b[0]) for a, b in zip(steps, expected["steps"], strict=True)),
         "norm": max(abs(a[1] - b[1]) for a, b in zip(steps, expected["steps"], strict=True)),
         "eval": max(abs(a - b) / max(1.0, abs(b)) for a, b in zip(evaluated, expected["eval"], strict=True)),
@@ -152,6 +180,7 @@ def parity(world: World, only: str | None = None) -> dict[str, Any]:
     two: dict[str, dict[str, Any]] = {
         "1f1b": {"mesh": row},
         "1f1b tied recomputed": {"mesh": row, "recompute": True, "config": tied},
+        "1f1b from a folder": {"mesh": row, "config": tied, "folder": True},
         "one micro-batch": {"mesh": row, "accumulation": 1},
         "gpipe": {"mesh": row, "schedule": "gpipe", "accumulation": 3},
         "interleaved tied": {
@@ -161,14 +190,14 @@ def parity(world: World, only: str | None = None) -> dict[str, Any]:
             "accumulation": 5,
             "config": tied,
         },
-        "zero_bubble": {"mesh": row, "schedule": "zero_bubble", "stages_per_rank": 2},
+        "zero_bubble": {"mesh": row, "schedule": "zero_bubble", "stages_per_rank": 2, "folder": True},
         "zbv tied": {"mesh": row, "schedule": "zbv", "stages_per_rank": 2, "config": tied},
         "float32": {"mesh": row, "dtype": "float32"},
         "bfloat16": {"mesh": row, "dtype": "bfloat16", "config": tied},
     }
     sharded = Mesh(pp=2, dp_shard=2)
     four: dict[str, dict[str, Any]] = {
-        "sharded": {"mesh": sharded, "config": tied},
+        "sharded": {"mesh": sharded, "config": tied, "folder": True},
         "sharded interleaved": {
             "mesh": sharded,
             "schedule": "interleaved",
@@ -178,7 +207,7 @@ def parity(world: World, only: str | None = None) -> dict[str, Any]:
         "sharded zbv": {"mesh": sharded, "schedule": "zbv", "stages_per_rank": 2, "config": tied},
         "sharded bfloat16": {"mesh": sharded, "dtype": "bfloat16"},
         "replicated": {"mesh": Mesh(pp=2, dp_replicate=2), "config": tied},
-        "tensor": {"mesh": Mesh(pp=2, tp=2), "config": tied},
+        "tensor": {"mesh": Mesh(pp=2, tp=2), "config": tied, "folder": True},
         "four stages": {"mesh": row, "config": tied},
     }
     eight: dict[str, dict[str, Any]] = {  # BLOOM's layout in small: stages of sharded, cut layers

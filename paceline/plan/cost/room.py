@@ -229,7 +229,8 @@ def _smaller(plan: Plan) -> str:
 def _start(plan: Plan) -> LoadingSpec | None:
     start = strategy_spec(plan.strategy).start(plan.engine)
     shapes = [s for s in (plan.shape, *(model.shape for model in plan.models.values())) if s is not None]
-    return start_of(start, shapes, plan.adapter is not None, quantised=False)
+    quantised = plan.adapter is not None and plan.adapter.quantization is not None
+    return start_of(start, shapes, plan.adapter is not None, quantised)
 
 
 def _startable(plan: Plan) -> str:

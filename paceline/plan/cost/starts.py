@@ -9,7 +9,7 @@ moved to the strategy's device tensor by tensor), ``FSDP.prepare``, ``Pipeline.p
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.plan.model.shape import ModelShape
 
@@ -24,7 +24,7 @@ class LoadingSpec:
     ``on_card``: every process moves the whole model to its card before it is sharded or cast.
     ``arrives``: each tensor comes to the card as it is kept there, so the card never holds more than that.
     ``one_reads``: only rank 0 holds it in host memory; otherwise every process does. ``parts``: no process
-    ever holds more than its own part.
+    ever holds more than its own part. ``packs_on_card``: layers to be packed in 4 bits are moved to the card.
     """
 
     on_card: bool
@@ -32,6 +32,7 @@ class LoadingSpec:
     words: str
     arrives: bool = False
     parts: bool = False
+    packs_on_card: bool = False
 
     def readers(self, processes: int) -> int:
         """Return how many of a node's ``processes`` hold a whole model in host memory."""
@@ -55,7 +56,7 @@ FIRST = LoadingSpec(
     False, True, "rank 0 reads the complete model into host memory and sends each rank its shard"
 )
 
-
+ENGINE = replace(FIRST, packs_on_card=True)
 PARTS = LoadingSpec(False, False, "each rank reads its own part of the model's files", parts=True)
 
 
@@ -71,7 +72,7 @@ def start_of(
     if start is None or not start.one_reads:
         return start
     if quantised:
-        return HOST
+        return CARD if start.packs_on_card else HOST
     return PARTS if not adapted and all(map(_in_files, shapes)) else start
 
 

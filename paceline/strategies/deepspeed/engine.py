@@ -35,7 +35,8 @@ class FragmentMapping(Protocol):
 class ZeroParameter(nn.Parameter):
     """A parameter that ZeRO manages. ``_hp_mapping`` is that of stages 1 and 2, the rest of stage 3.
 
-    ``partition_numel``: elements of a rank's partition, with padding.
+    ``partition_numel``: elements of a rank's partition, with padding; ``partition`` makes it and frees the
+    whole.
     """
 
     _hp_mapping: FragmentMapping | None
@@ -43,8 +44,23 @@ class ZeroParameter(nn.Parameter):
     ds_numel: int
     ds_tensor: Tensor
     ds_process_group: ProcessGroup
+    partition: Callable[[], None]
     ds_active_sub_modules: set[int]
     partition_numel: Callable[[], int]
+
+
+class Partitioner(Protocol):
+    """``zero.Init``: makes stage 3's parameters. ``rank_in_group``: within the ranks of ZeRO++'s hierarchical
+    partitioning; without it all ranks.
+    """
+
+    rank: int
+    dp_world_size: int
+    rank_in_group: int
+    num_ranks_in_param_group: int
+    local_device: torch.device
+    _convert_to_deepspeed_param: Callable[[nn.Parameter], None]
+    _keep_in_fp32: Callable[[nn.Module], None]
 
 
 class FlatOptimizer(Protocol):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -15,6 +16,7 @@ from paceline.plan.strategies.deepspeed.written import whole
 from paceline.runtime.world import World
 from paceline.strategies import codes
 from paceline.strategies.deepspeed.library import library, need_async_io, without_shared_memory_op
+from paceline.strategies.deepspeed.parts import is_managed
 from paceline.strategies.deepspeed.tensor_parallel import unsharded
 
 if TYPE_CHECKING:
@@ -29,35 +31,79 @@ def start_engine(
     root: nn.Module,
     optimizer: torch.optim.Optimizer | None,
     sequence_parallel: int = 1,
+    fill: Callable[[], None] | None = None,
 ) -> Engine:
     """Call ``deepspeed.initialize`` with ``root`` and a torch optimizer over its trained parameters (None:
     frozen). Collective.
 
     ``sequence_parallel``: the number of ranks that share each sequence (Ulysses); ZeRO partitions and
-    averages over them as well.
+    averages over them as well. ``fill`` gives ``root`` its values: before the engine, or when
+    AutoTP has cut its layers.
 
     Raises ConfigError with DeepSpeed's own message for what it refuses, and PacelineError
     ``strategy.deepspeed_trap`` if it started something else than ``config`` says.
     """
-    world.require_group()
     check_packed(root, config)
+    deepspeed = opened(world, config)
+    cut = whole(as_object(config.get("tensor_parallel")), "autotp_size", 1) > 1
+    if fill is not None and not cut:
+        fill()
+    with refusals(), without_shared_memory_op(), _calling(deepspeed, fill if cut else None):
+        managed = any(map(is_managed, root.parameters()))
+        if offload_devices(config)["offload_param"] == "nvme" and not managed:
+            _partition_onto_drive(deepspeed, root, config)
+        engine: Engine
+        engine, *_ = deepspeed.initialize(
+            model=root,
+            optimizer=optimizer,
+            model_parameters=[p for p in root.parameters() if p.requires_grad] or None,
+            config=config,
+            mpu=sequence_groups(sequence_parallel),
+            dist_init_required=None,
+        )
+    check_engine(engine, config, world, sequence_parallel)
+    return engine
+
+
+@contextmanager
+def _calling(deepspeed: ModuleType, after_sharding: Callable[[], None] | None) -> Iterator[None]:
+    """Inside the context an engine calls ``after_sharding`` between AutoTP and the move to its device, for
+    which it has no hook.
+    """
+    kind: Any = deepspeed.DeepSpeedEngine
+    configure = kind._configure_tensor_parallel
+
+    def and_call(engine: Any, *arguments: Any) -> Any:
+        replaced = configure(engine, *arguments)
+        if after_sharding is not None:
+            after_sharding()
+        return replaced
+
+    kind._configure_tensor_parallel = and_call
+    try:
+        yield
+    finally:
+        kind._configure_tensor_parallel = configure
+
+
+def opened(world: World, config: JsonObject) -> ModuleType:
+    """Return the package with what must exist before an engine: the NVMe op and the process group.
+    Collective.
+    """
+    world.require_group()
     deepspeed = library(world)
-    # What must exist before the engine: the NVMe op, the process group, parameters on the drive.
     if "nvme" in offload_devices(config).values():
         need_async_io(world)
+    with without_shared_memory_op():
+        deepspeed.init_distributed(dist_init_required=None)
+    return deepspeed
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Inside the context, what DeepSpeed refuses is a ConfigError with its message."""
     try:
-        with without_shared_memory_op():
-            deepspeed.init_distributed(dist_init_required=None)
-            if offload_devices(config)["offload_param"] == "nvme":
-                _partition_onto_drive(deepspeed, root, config)
-            engine, *_ = deepspeed.initialize(
-                model=root,
-                optimizer=optimizer,
-                model_parameters=[p for p in root.parameters() if p.requires_grad] or None,
-                config=config,
-                mpu=_sequence_groups(sequence_parallel),
-                dist_init_required=None,
-            )
+        yield
     except (ValueError, AssertionError, NotImplementedError) as error:
         raise ConfigError(
             codes.STRATEGY_DEEPSPEED_REFUSED(
@@ -68,19 +114,21 @@ def start_engine(
                 " fsdp, which does not need DeepSpeed",
             )
         ) from error
-    check_engine(engine, config, world, sequence_parallel)
-    return engine
+
+
+def low_dtype(config: Mapping[str, Json]) -> torch.dtype | None:
+    """Return the 16-bit dtype of the weights that ``config`` trains; None: fp32."""
+    return next((d for key, d in _LOW.items() if as_object(config.get(key)).get("enabled")), None)
 
 
 def check_packed(root: nn.Module, config: Mapping[str, Json]) -> None:
     """Raise ConfigError if DeepSpeed's cast to low precision would convert packed 4-bit weights as if they
     were numbers (it skips integers only).
     """
-    low = any(as_object(config.get(key)).get("enabled") for key in _LOW)
     packed = [
         n for n, p in root.named_parameters() if type(p).__name__ == "Params4bit" and p.is_floating_point()
     ]
-    if low and packed:
+    if packed and low_dtype(config) is not None:
         raise ConfigError(
             codes.STRATEGY_DEEPSPEED_PACKED(
                 "4-bit weights stored as floating-point numbers do not survive DeepSpeed's cast to low"
@@ -100,14 +148,14 @@ def _partition_onto_drive(deepspeed: ModuleType, root: nn.Module, config: JsonOb
     engine's own float32 becomes bfloat16 if a processor has no float16, and weights lose their lower half on
     the way to NVMe. Without a dtype it uses the config's.
     """
-    low = next((d for key, d in _LOW.items() if as_object(config.get(key)).get("enabled")), None)
+    low = low_dtype(config)
     for parameter in root.parameters():
         if low is not None and parameter.is_floating_point():
             parameter.data = parameter.data.to(low)
     deepspeed.zero.Init(module=root, config_dict_or_path=config)
 
 
-def _sequence_groups(size: int) -> ModuleType | None:
+def sequence_groups(size: int) -> ModuleType | None:
     """Return DeepSpeed's Ulysses groups, created once per process; None without sequence parallelism.
 
     The alternative, ``sequence_parallel_size`` in the JSON, creates the same groups but then partitions and

@@ -21,7 +21,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.json_types import as_object
 from paceline.models.context_parallel import ULYSSES, ContextParallel, check_context_parallel
 from paceline.protocols.batch import Batch
-from paceline.protocols.model import BuildOptions, ModelFactory, RootModule
+from paceline.protocols.model import ModelFactory, RootModule
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
 from paceline.protocols.shard import Shard, ShardReader
@@ -29,8 +29,9 @@ from paceline.protocols.window import StepOutcome
 from paceline.runtime.world import World
 from paceline.strategies import codes
 from paceline.strategies.base import Strategy, evaluating
-from paceline.strategies.deepspeed import measure, profile, state, tensor_parallel, zero3
+from paceline.strategies.deepspeed import measure, profile, state, zero3
 from paceline.strategies.deepspeed.config import asking_config, averages_gradients, engine_config, options_of
+from paceline.strategies.deepspeed.root import built_root
 from paceline.strategies.deepspeed.start import start_engine
 from paceline.strategies.handle import Handle
 from paceline.strategies.optimizer import build_optimizer
@@ -108,19 +109,14 @@ class DeepSpeed(Strategy):
         """
         if optimizer is None:
             return self._frozen(role, build) if self.stage == 3 else super().prepare(role, build, None)
-        # The model, with low-precision weights from the engine if it trains in low precision.
-        low = self.stage > 0 and self.plan.precision.compute in ("bfloat16", "float16")
-        root = build(BuildOptions(fused=self.stage < 3 and self.plan.mesh.tp == 1, engine_casts=low))
-        root = root.to(self.world.device)
-        check_optimizer(optimizer, self.stage)
-        if self.plan.mesh.tp > 1:
-            tensor_parallel.prepare_root(root, self.stage)
-        # The engine takes over the optimizer; under Ulysses its groups shard the batch.
         config = engine_config(self.plan, role.value)
+        root, fill = built_root(build, self.plan, self.world, config, self.stage)
+        check_optimizer(optimizer, self.stage)
+        # The engine takes over the optimizer; under Ulysses its groups shard the batch.
         built = build_optimizer(optimizer, root.plain_named_parameters())
         if self.plan.mesh.cp > 1:
             check_context_parallel(root, self.plan.mesh.cp, ULYSSES)
-        engine = start_engine(self.world, config, root, built, self.plan.mesh.cp)
+        engine = start_engine(self.world, config, root, built, self.plan.mesh.cp, fill)
         if self.plan.mesh.cp > 1:
             group = engine.mpu.get_sequence_parallel_group()
             self._context = ContextParallel(DeviceMesh.from_group(group, self.world.device.type), ULYSSES)
@@ -144,10 +140,9 @@ class DeepSpeed(Strategy):
         """Partition a frozen model with DeepSpeed's ZeRO-3 inference. Each of its forwards is a
         collective.
         """
-        low = self.plan.precision.compute in ("bfloat16", "float16")
-        root = build(BuildOptions(fused=False, engine_casts=low)).to(self.world.device)
-        root.requires_grad_(False).eval()
-        engine = start_engine(self.world, asking_config(self.plan, role.value), root, None)
+        config = asking_config(self.plan, role.value)
+        root, fill = built_root(build, self.plan, self.world, config, self.stage, frozen=True)
+        engine = start_engine(self.world, config, root.eval(), None, fill=fill)
         self._engines.append(engine)
         zero3.register_head(root)
         return EngineHandle(role, root, engine)

@@ -13,7 +13,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.core.errors import ConfigError
+from paceline.models.materialise import build_on_meta, fill, tensors_of
 from paceline.models.roles import RoleModule
+from paceline.models.stage_probe import small_layers_pass_tuples
 from paceline.models.stages import split, token_ids
 from paceline.models.tensor_parallel import apply_tensor_parallel
 from paceline.plan.plan import Plan
@@ -177,6 +179,7 @@ class Pipeline(FSDP):
         self.stage_layout = StageLayout(engine.schedule, plan.mesh.pp, engine.stages_per_rank)
         self.place_in_row = plan.mesh.coordinates(world.rank).pp
         self.how = replace(engine.fsdp, reshard_after_forward=False)
+        self._as_tuple: bool | None = None  # how stages are cut, found before there are weights
         self.collective_forward = self.sharding  # without sharding, a forward involves no other pipeline
 
     @property
@@ -187,17 +190,29 @@ class Pipeline(FSDP):
     # --- life of a model
 
     def _build(self, build: ModelFactory) -> RootModule:
-        """Build the whole model on the host, without low-precision copies: each stage makes those of its own
-        layers.
+        """Build the model on meta: each rank fills its own stages later. Where the class cannot be tried at a
+        small size, every rank builds the whole on its host, and tries that. Without low-precision copies:
+        each stage makes those of its own layers.
         """
-        return build(
-            BuildOptions(device=torch.device("cpu"), fused=self.plan.mesh.tp == 1, engine_casts=True)
-        )
+        options = BuildOptions(device=torch.device("cpu"), fused=self.plan.mesh.tp == 1, engine_casts=True)
+        self._as_tuple, why = None, ""
+        if self.how.meta_start:
+            root, self._source = build_on_meta(build, options, self.world)
+            assert isinstance(root, RoleModule), "a pipeline can only split Hugging Face models"
+            self._as_tuple = small_layers_pass_tuples(root, self.stage_layout.count)
+            if self._as_tuple is not None:
+                return root
+            self._source, why = None, "its class could not be tried at a small size"
+        whole = build(options)
+        if why:
+            whole.note("start", f"every rank reads the whole model: {why}")
+        return whole
 
     def _shard(self, role: Role, root: RootModule) -> PipelineHandle:
         """Keep this rank's stages of ``root``; free the rest."""
         assert isinstance(root, RoleModule), "a pipeline can only split Hugging Face models"
-        stages = split(root, self.stage_layout.count, self.stage_layout.own(self.place_in_row))
+        layout, on_meta = self.stage_layout, self._as_tuple is not None
+        stages = split(root, layout.count, layout.own(self.place_in_row), self._as_tuple)
         if self.plan.mesh.tp > 1:
             how = self.how
             apply_tensor_parallel(
@@ -206,11 +221,20 @@ class Pipeline(FSDP):
                 sequence_parallel=how.sequence_parallel,
                 loss_parallel=how.loss_parallel,
             )
-        parts = PipelineRoot(stages).to(self.world.device)
+        parts = PipelineRoot(stages)
+        parts.slices = root.slices
+        if not on_meta:
+            parts = parts.to(self.world.device)
+        if not self.sharding and on_meta:
+            self._fill(parts)
         for stage in stages:
             stage.lower_precision(copies=not self.sharding)
-        mesh, rank = self.plan.mesh, self.world.rank
         units = self._shard_stages(parts) if self.sharding else None
+        if self.sharding and on_meta:
+            self._fill(parts)
+        if units is not None:
+            units.start()
+        mesh, rank = self.plan.mesh, self.world.rank
         if self.sharding:
             copies, own = (
                 blocks_of(named, mesh, rank) for named in (_tied_copy(parts), parts.own_named_parameters())
@@ -228,6 +252,12 @@ class Pipeline(FSDP):
         """The process group of the ranks that have the stages of one copy of the model."""
         return self.mesh["pp"].get_group()
 
+    def _fill(self, parts: PipelineRoot) -> None:
+        """Give these stages, which are on meta, their values."""
+        device = torch.device("cpu") if self.how.cpu_offload else self.world.device
+        fill(parts, self._source, self.world, device, tensors=_whole_tensors(parts))
+        self._source = None
+
     def _shard_stages(self, parts: PipelineRoot) -> Units:
         """Apply FSDP2 inside every stage."""
         over = sharding_mesh(self.mesh)
@@ -235,8 +265,6 @@ class Pipeline(FSDP):
             shard(scheduled, stage.hf.base_model, over, self.how, self.dtypes)
             for scheduled, stage in zip(parts.scheduled, parts.stages, strict=True)
         ]
-        for units in made:
-            units.start()
         return Units(made[0].root, [unit for units in made for unit in units.all()][1:])
 
     def import_state(self, handle: Handle, reader: ShardReader) -> None:
@@ -249,6 +277,16 @@ class Pipeline(FSDP):
     def shard_batch(self, batch: Batch) -> Batch:
         """Return the whole micro-batch: all ranks of a pipeline read the same tokens."""
         return batch.to(self.world.device)
+
+
+def _whole_tensors(parts: PipelineRoot) -> Iterator[tuple[str, Tensor]]:
+    """Yield the stages' tensors under the names that they have in the whole; the copy of a tied weight under
+    that of the first.
+    """
+    for stage in parts.stages:
+        copy = stage.hf.get_output_embeddings().weight if stage.last and stage.tied_name else None
+        for name, tensor in tensors_of(stage):
+            yield (f"hf.{stage.tied_name}" if tensor is copy else name), tensor
 
 
 def _tied_copy(parts: PipelineRoot) -> list[tuple[str, nn.Parameter]]:

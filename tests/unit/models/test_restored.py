@@ -17,7 +17,7 @@ from whole_models import whole_config
 from paceline.core.errors import ConfigError
 from paceline.models.composite import class_of_whole
 from paceline.models.factory import FROM_CHECKPOINT, HFModelFactory
-from paceline.models.materialise import _decisions, _tensors
+from paceline.models.materialise import _decisions, tensors_of
 from paceline.models.roles import RoleModule
 from paceline.models.stages import split
 from paceline.protocols.model import WHOLE, BuildOptions
@@ -54,7 +54,7 @@ def check_same(whole: RoleModule, made: RoleModule) -> None:
     ours, theirs = (m.hf.config.to_dict() | {"_name_or_path": ""} for m in (made, whole))
     assert ours == theirs
     assert not made.hf.training
-    mine, real = dict(_tensors(made)), dict(_tensors(whole))
+    mine, real = dict(tensors_of(made)), dict(tensors_of(whole))
     parameters = dict(made.named_parameters())
     assert list(mine) == list(real)
     for name, tensor in real.items():

@@ -14,7 +14,7 @@ from torch import Tensor
 import paceline.models.slices as slices_module
 from paceline.core.errors import ConfigError
 from paceline.models.factory import READ_IN_PARTS, HFModelFactory
-from paceline.models.materialise import _decisions, _tensors
+from paceline.models.materialise import _decisions, tensors_of
 from paceline.models.new_rows import new_rows
 from paceline.models.roles import RoleModule
 from paceline.models.scalar_head import Classes
@@ -34,7 +34,7 @@ def saved(family: str, folder: Path, dtype: torch.dtype = torch.float32) -> HFMo
 
 
 def values(module: RoleModule) -> dict[str, Tensor]:
-    return dict(_tensors(module))
+    return dict(tensors_of(module))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

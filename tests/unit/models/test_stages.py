@@ -12,8 +12,10 @@ from model_families import FAMILIES, Source, make_batch, spread_out
 from test_state_layers import Wide
 
 from paceline.core.errors import ConfigError
+from paceline.models import stage_probe
 from paceline.models.factory import HFModelFactory
-from paceline.models.stages import split, split_layers, token_ids
+from paceline.models.stage_probe import small_layers_pass_tuples
+from paceline.models.stages import layers_pass_tuples, split, split_layers, token_ids
 from paceline.protocols.model import BuildOptions
 from paceline.protocols.roles import Output
 from paceline.strategies.fixed_shape import FixedShape
@@ -86,6 +88,24 @@ def test_stages_in_a_row_are_the_whole_model(family: str) -> None:
         found[name] = found[name] + grad if name in found else grad
     for name, grad in grads.items():
         assert torch.allclose(found[name], grad, atol=1e-11, rtol=1e-11), name
+
+
+@pytest.mark.parametrize("family", CUT)
+def test_a_small_model_of_the_class_says_how_its_stages_are_cut(family: str) -> None:
+    factory = HFModelFactory(Source(config=FAMILIES[family]))
+    real = layers_pass_tuples(factory(BuildOptions(engine_casts=True)), 2)
+    empty = factory(BuildOptions(device=torch.device("meta"), engine_casts=True))
+    assert small_layers_pass_tuples(empty, 2) is real is (family == "bloom")
+
+
+def test_what_a_small_model_does_not_settle_is_left_to_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = BuildOptions(device=torch.device("meta"), engine_casts=True)
+    assert small_layers_pass_tuples(HFModelFactory(Source(config=FAMILIES["gpt2"]))(empty), 2) is None
+    llama = HFModelFactory(Source(config=FAMILIES["llama"]))(empty)
+    with pytest.raises(ConfigError, match="models.too_few_layers"):
+        small_layers_pass_tuples(llama, 9)
+    monkeypatch.setattr(stage_probe, "shrunk", lambda config, layers: {**config, "num_attention_heads": 0})
+    assert small_layers_pass_tuples(llama, 2) is None
 
 
 def test_a_model_that_computes_something_else_when_cut_is_refused() -> None:

@@ -177,9 +177,9 @@ def test_pipelines(plan_of: Any) -> None:
     for schedule in ("interleaved", "zero_bubble", "zbv"):
         assert plan_of({P: {"pp_size": 4, "pp_schedule": schedule}}).engine.stages_per_rank == 2
     start = said(plan)["fsdp start"]
-    assert plan.engine.fsdp.meta_start is False and "its own stages" in start.reason and start.granted
-    named = plan_of({P: {"pp_size": 2}, "fsdp_config": {"cpu_ram_efficient_loading": True}})
-    assert not said(named)["fsdp start"].granted
+    assert plan.engine.fsdp.meta_start and "tensors of its stages" in start.choice and start.granted
+    whole = plan_of({P: {"pp_size": 2}, "fsdp_config": {"cpu_ram_efficient_loading": False}})
+    assert not whole.engine.fsdp.meta_start and said(whole)["fsdp start"].choice == "all ranks read"
     copies = plan_of({P: {"pp_size": 2, "dp_replicate_size": 2}})
     assert copies.engine.fsdp.sharding == "no_shard" and copies.mesh == Mesh(pp=2, dp_replicate=2)
 

@@ -10,7 +10,7 @@ from paceline.core.json_types import JsonObject
 from paceline.plan.batch import BatchSplit
 from paceline.plan.cost.layout import WHOLE, Storage, StrategyLayout
 from paceline.plan.cost.pieces import Piece, tp_share
-from paceline.plan.cost.starts import CARD, LoadingSpec
+from paceline.plan.cost.starts import CARD, ENGINE, LoadingSpec
 from paceline.plan.cost.states import whole_states
 from paceline.plan.cost.work import StepSpec
 from paceline.plan.mesh import Mesh
@@ -45,7 +45,8 @@ class DeepSpeedSpec(StrategySpec):
         return deepspeed_engine(self.zero_stage, job, mesh, batch, precision, findings)
 
     def start(self, engine: EngineOptions) -> LoadingSpec | None:
-        return CARD
+        drive = isinstance(engine, DeepSpeedOptions) and engine.autotp_size > 1 and "nvme" in engine.places
+        return CARD if drive else _start(self._stage(engine))
 
     def label(self, engine: EngineOptions) -> str:
         return f"zero{self._stage(engine)}"
@@ -93,6 +94,7 @@ class DeepSpeedSpec(StrategySpec):
             packed=stage == _KEEPS_PACKED and offload == "none",
             whole_submodules=stage < 3,
             sequence_parallel=not tp,
+            start=_start(stage),
         )
 
     def settings(self, work: StepSpec, mesh: Mesh) -> JsonObject:
@@ -109,6 +111,11 @@ class DeepSpeedSpec(StrategySpec):
         if work.cp > 1:
             section["sequence_parallel_size"] = work.cp
         return {"distributed_strategy": self.engine_name, "deepspeed": section}
+
+
+def _start(stage: int) -> LoadingSpec:
+    """Return where the model starts: at stage 0 it is not the engine's."""
+    return ENGINE if stage else CARD
 
 
 def _own(engine: EngineOptions) -> DeepSpeedOptions:

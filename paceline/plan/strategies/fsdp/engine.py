@@ -153,7 +153,7 @@ def fsdp_engine(job: Job, mesh: Mesh, findings: Findings) -> FsdpOptions:
         ),
         backward_prefetch=requested.backward_prefetch,
         forward_prefetch=requested.forward_prefetch,
-        meta_start=requested.meta_start and not quantised and mesh.pp == 1,
+        meta_start=requested.meta_start and not quantised,
         sequence_parallel=mesh.tp > 1 and job.parallelism.sequence_parallel,
         loss_parallel=_loss_parallel(job, mesh, findings),
         cp_method=job.parallelism.cp_method,
@@ -257,15 +257,12 @@ def _explain_start(meta_start: bool, requested: FsdpAsked, pipeline: bool, findi
             "of the model's files; what they do not hold as it is (merged experts, a resized vocabulary, new"
             " weights, the model below adapters) rank 0 makes whole and sends"
         )
-        findings.explain("fsdp start", "each rank reads its part", why)
+        part = "the tensors of its stages" if pipeline else "its part"
+        findings.explain("fsdp start", f"each rank reads {part}", why)
         return
     why = "every rank reads the complete model before it is sharded"
     if requested.meta_start:
-        why += (
-            ", to keep its own stages"
-            if pipeline
-            else ": quantised weights cannot be created without their data"
-        )
+        why += ": quantised weights cannot be created without their data"
     named = requested.cpu_ram_efficient_loading is True
     findings.explain("fsdp start", "all ranks read", why, granted=not (requested.meta_start and named))
 

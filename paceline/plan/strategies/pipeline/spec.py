@@ -9,7 +9,7 @@ from paceline.config.optimizers import StateSplit
 from paceline.plan.batch import BatchSplit
 from paceline.plan.cost.layout import WHOLE, StrategyLayout
 from paceline.plan.cost.pieces import OwnStages, Piece, own_stages, tp_share
-from paceline.plan.cost.starts import HOST, LoadingSpec
+from paceline.plan.cost.starts import FIRST, HOST, LoadingSpec
 from paceline.plan.cost.states import sharded_states, whole_states
 from paceline.plan.mesh import Mesh
 from paceline.plan.parts import ModelStates
@@ -36,7 +36,7 @@ class PipelineSpec(StrategySpec):
         return pipeline_engine(job, mesh, batch, findings)
 
     def start(self, engine: EngineOptions) -> LoadingSpec | None:
-        return HOST
+        return FIRST if not isinstance(engine, PipelineOptions) or engine.fsdp.meta_start else HOST
 
     def own_stages(self, plan: Plan, rank: int) -> OwnStages | None:
         return own_stages(_own(plan.engine), plan.mesh, plan.mesh.coordinates(rank).pp)
@@ -50,15 +50,21 @@ class PipelineSpec(StrategySpec):
 
     def layouts(self) -> tuple[StrategyLayout, ...]:
         return (
-            StrategyLayout("pipeline", self.name, pp=True, start=HOST),
-            StrategyLayout("pipeline + fsdp", self.name, 3, SHARDED, pp=True, start=HOST),
-            StrategyLayout("pipeline + fsdp + tp", self.name, 3, SHARDED, pp=True, tp=True, start=HOST),
+            StrategyLayout("pipeline", self.name, pp=True, start=FIRST),
+            StrategyLayout("pipeline + fsdp", self.name, 3, SHARDED, pp=True, start=FIRST),
+            StrategyLayout("pipeline + fsdp + tp", self.name, 3, SHARDED, pp=True, tp=True, start=FIRST),
         )
 
     def layout(self, mesh: Mesh, engine: EngineOptions) -> StrategyLayout | None:
         zero, storage = (3, SHARDED) if mesh.dp_shard > 1 else (0, WHOLE)
         return StrategyLayout(
-            self.name, self.name, zero, storage, pp=True, start=HOST, stages_a_rank=engine.stages_a_rank
+            self.name,
+            self.name,
+            zero,
+            storage,
+            pp=True,
+            start=self.start(engine),
+            stages_a_rank=_own(engine).stages_a_rank,
         )
 
 

@@ -1,0 +1,150 @@
+"""A model's values under DeepSpeed, given to it as they are kept: in the dtype in which the engine trains,
+each rank's part from its own part of the model's files.
+
+DeepSpeed partitions a parameter that every rank holds whole, after a broadcast from rank 0. Under ZeRO-3 it
+gets one here whose memory is reserved, but written only where this rank's partition lies: pages that are
+never written take no room, and what is not this rank's is never read. AutoTP cuts values that have no storage
+yet; its shards are filled before the engine goes on.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from paceline.core.json_types import JsonObject
+from paceline.models.materialise import Read, fill, replace_tensors
+from paceline.runtime.world import World
+from paceline.strategies.deepspeed.parts import ParameterSlice, is_managed
+from paceline.strategies.deepspeed.start import opened, refusals, sequence_groups
+
+if TYPE_CHECKING:
+    from paceline.protocols.model import RootModule
+    from paceline.strategies.deepspeed.engine import Partitioner
+
+
+def without_storage(root: RootModule, device: torch.device, low: torch.dtype | None) -> None:
+    """Give the parameters of ``root``, which are on meta, one value each on ``device``, seen in their shapes;
+    in the dtype in which the engine trains (``low``: its 16-bit one).
+
+    They stay the same objects when they are filled, with shapes by which an optimizer groups them.
+    """
+    made: dict[int, Tensor] = {}
+    for parameter in root.parameters():
+        dtype = low if low is not None and parameter.is_floating_point() else parameter.dtype
+        values = torch.full((), math.nan, dtype=dtype, device=device).expand(parameter.shape)
+        made[id(parameter)] = nn.Parameter(values, parameter.requires_grad)
+    replace_tensors(root, made)
+
+
+def fill_partitions(
+    root: RootModule,
+    source: RootModule | None,
+    world: World,
+    config: JsonObject,
+    sequence_parallel: int = 1,
+) -> None:
+    """Partition the parameters of ``root`` over the ranks and give each rank's their values
+    (``materialise.fill``). Collective.
+
+    Raises ConfigError as ``start_engine`` does.
+    """
+    deepspeed = opened(world, config)
+    with refusals():
+        made = _partitioner(deepspeed, config, sequence_parallel)
+
+    def place(target: Tensor, read: Read, device: torch.device) -> Tensor:
+        if not isinstance(target, nn.Parameter):
+            return _whole(target, read, device)
+        _partition(made, target, read)
+        return target
+
+    fill(root, source, world, world.device, place)
+    made._keep_in_fp32(root)
+
+
+def fill_whole(root: RootModule, source: RootModule | None, world: World) -> None:
+    """Give every parameter of ``root`` all its values. Collective."""
+
+    def place(target: Tensor, read: Read, device: torch.device) -> Tensor:
+        values = _whole(target, read, device)
+        if not isinstance(target, nn.Parameter):
+            return values
+        target.data = values
+        return target
+
+    fill(root, source, world, world.device, place)
+
+
+def fill_shards(root: RootModule, source: RootModule | None, world: World, tp_rank: int) -> None:
+    """Give the parameters of ``root``, which AutoTP has cut, their values; this is rank ``tp_rank`` of its
+    group. Collective.
+    """
+    names = {id(parameter): name for name, parameter in root.named_parameters()}
+
+    def place(target: Tensor, read: Read, device: torch.device) -> Tensor:
+        if not isinstance(target, nn.Parameter):
+            return _whole(target, read, device)
+        cut = ParameterSlice.of(names[id(target)], target, tp_rank)
+        values = read(cut.offsets, target.shape)
+        target.data = values.to(device=device, dtype=target.dtype, copy=True).contiguous()
+        return target
+
+    fill(root, source, world, world.device, place)
+
+
+def _whole(target: Tensor, read: Read, device: torch.device) -> Tensor:
+    return read((0,) * target.ndim, target.shape).to(device=device, dtype=target.dtype, copy=True)
+
+
+def _partitioner(deepspeed: ModuleType, config: JsonObject, sequence_parallel: int) -> Partitioner:
+    """Return DeepSpeed's ``zero.Init`` as its engine would make it for a model without parameters."""
+    made: Partitioner = deepspeed.zero.Init(
+        module=nn.Module(),
+        config_dict_or_path=copy.deepcopy(config),
+        mpu=sequence_groups(sequence_parallel),
+    )
+    return made
+
+
+@torch.no_grad()
+def _partition(made: Partitioner, parameter: nn.Parameter, read: Read) -> None:
+    """Make ``parameter`` one of ZeRO-3 that has this rank's partition."""
+    shape = parameter.shape
+    parameter.data = torch.empty(shape, dtype=parameter.dtype)
+    made._convert_to_deepspeed_param(parameter)
+    assert is_managed(parameter)
+    flat = parameter.data.view(-1)
+    for start, count in _ranges(made, parameter.ds_numel):
+        flat[start : start + count] = _flat_block(read, shape, start, count)
+    del flat
+    parameter.partition()
+    parameter.data = parameter.data.to(made.local_device)
+
+
+def _ranges(made: Partitioner, numel: int) -> Iterator[tuple[int, int]]:
+    """Yield (start, count) of what this rank keeps of a flattened parameter: its partition, and with ZeRO++'s
+    hierarchical partitioning that within its group.
+    """
+    cuts = {(made.rank, made.dp_world_size), (made.rank_in_group, made.num_ranks_in_param_group)}
+    padded = -(-numel // made.dp_world_size) * made.dp_world_size
+    for rank, ranks in sorted(cuts):
+        size = padded // ranks
+        if count := max(0, min(size, numel - size * rank)):
+            yield size * rank, count
+
+
+def _flat_block(read: Read, shape: Sequence[int], start: int, count: int) -> Tensor:
+    """Return ``count`` elements from ``start`` of the flattened tensor, from the rows that hold them."""
+    if not shape:
+        return read((), ()).reshape(-1)
+    width = math.prod(shape[1:])
+    first, end = start // width, -(-(start + count) // width)
+    rows = read((first, *(0,) * (len(shape) - 1)), (end - first, *shape[1:]))
+    return rows.reshape(-1)[start - first * width :][:count]
