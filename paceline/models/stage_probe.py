@@ -41,7 +41,8 @@ def _small(whole: RoleModule) -> RoleModule:
     made = type(config).from_dict(shrunk(config.to_dict(), layers=layers))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
-        small: HFModel = type(hf)._from_config(made, attn_implementation=config._attn_implementation)
+        kept = config._attn_implementation
+        small: HFModel = type(hf)._from_config(made, attn_implementation=kept)  # type: ignore[no-untyped-call]
     name_trunk(small)
     small.config.use_cache = False
     module = RoleModule(whole.role, small.eval(), whole.attention)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -20,6 +20,7 @@ from paceline.strategies.deepspeed.parts import is_managed
 from paceline.strategies.deepspeed.tensor_parallel import unsharded
 
 if TYPE_CHECKING:
+    from paceline.protocols.model import RootModule
     from paceline.strategies.deepspeed.engine import Engine
 
 _LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -70,20 +71,20 @@ def _calling(deepspeed: ModuleType, after_sharding: Callable[[], None] | None) -
     """Inside the context an engine calls ``after_sharding`` between AutoTP and the move to its device, for
     which it has no hook.
     """
-    kind: Any = deepspeed.DeepSpeedEngine
+    kind: type[Engine] = deepspeed.DeepSpeedEngine
     configure = kind._configure_tensor_parallel
 
-    def and_call(engine: Any, *arguments: Any) -> Any:
-        replaced = configure(engine, *arguments)
+    def and_call(engine: Engine, model: RootModule, settings: object) -> object:
+        replaced = configure(engine, model, settings)
         if after_sharding is not None:
             after_sharding()
         return replaced
 
-    kind._configure_tensor_parallel = and_call
+    kind._configure_tensor_parallel = and_call  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
-        kind._configure_tensor_parallel = configure
+        kind._configure_tensor_parallel = configure  # type: ignore[method-assign]
 
 
 def opened(world: World, config: JsonObject) -> ModuleType:
