@@ -132,9 +132,9 @@ def _ranges(made: Partitioner, numel: int) -> Iterator[tuple[int, int]]:
     """Yield (start, count) of what this rank keeps of a flattened parameter: its partition, and with ZeRO++'s
     hierarchical partitioning that within its group.
     """
-    cuts = {(made.rank, made.dp_world_size), (made.rank_in_group, made.num_ranks_in_param_group)}
+    parts = {(made.rank, made.dp_world_size), (made.rank_in_group, made.num_ranks_in_param_group)}
     padded = -(-numel // made.dp_world_size) * made.dp_world_size
-    for rank, ranks in sorted(cuts):
+    for rank, ranks in sorted(parts):
         size = padded // ranks
         if count := max(0, min(size, numel - size * rank)):
             yield size * rank, count

@@ -14,7 +14,7 @@ from paceline.models.materialise import build_on_meta
 from paceline.protocols.model import BuildOptions, ModelFactory, RootModule
 from paceline.runtime.world import World
 from paceline.strategies.deepspeed.partition import fill_partitions, fill_shards, fill_whole, without_storage
-from paceline.strategies.deepspeed.start import low_dtype, offload_devices
+from paceline.strategies.deepspeed.start import engine_dtype, offload_devices
 from paceline.strategies.deepspeed.tensor_parallel import prepare_root
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def built_root(
         fill = None
     else:
         root, source = build_on_meta(build, replace(options, device=torch.device("cpu")), world)
-        without_storage(root, world.device, low_dtype(config))
+        without_storage(root, world.device, engine_dtype(config))
         if mesh.tp > 1:
             fill = partial(fill_shards, root, source, world, mesh.coordinates(world.rank).tp)
         elif stage == 3:

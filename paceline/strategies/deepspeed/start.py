@@ -117,7 +117,7 @@ def refusals() -> Iterator[None]:
         ) from error
 
 
-def low_dtype(config: Mapping[str, Json]) -> torch.dtype | None:
+def engine_dtype(config: Mapping[str, Json]) -> torch.dtype | None:
     """Return the 16-bit dtype of the weights that ``config`` trains; None: fp32."""
     return next((d for key, d in _LOW.items() if as_object(config.get(key)).get("enabled")), None)
 
@@ -129,7 +129,7 @@ def check_packed(root: nn.Module, config: Mapping[str, Json]) -> None:
     packed = [
         n for n, p in root.named_parameters() if type(p).__name__ == "Params4bit" and p.is_floating_point()
     ]
-    if packed and low_dtype(config) is not None:
+    if packed and engine_dtype(config) is not None:
         raise ConfigError(
             codes.STRATEGY_DEEPSPEED_PACKED(
                 "4-bit weights stored as floating-point numbers do not survive DeepSpeed's cast to low"
@@ -149,7 +149,7 @@ def _partition_onto_drive(deepspeed: ModuleType, root: nn.Module, config: JsonOb
     engine's own float32 becomes bfloat16 if a processor has no float16, and weights lose their lower half on
     the way to NVMe. Without a dtype it uses the config's.
     """
-    low = low_dtype(config)
+    low = engine_dtype(config)
     for parameter in root.parameters():
         if low is not None and parameter.is_floating_point():
             parameter.data = parameter.data.to(low)
