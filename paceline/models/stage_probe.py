@@ -4,7 +4,7 @@ other stages are never on this rank.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -41,8 +41,8 @@ def _small(whole: RoleModule) -> RoleModule:
     made = type(config).from_dict(shrunk(config.to_dict(), layers=layers))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
-        build: Any = type(hf)._from_config  # it has no types
-        small: HFModel = build(made, attn_implementation=config._attn_implementation)
+        build, attention = type(hf)._from_config, config._attn_implementation
+        small: HFModel = build(made, attn_implementation=attention)  # type: ignore[no-untyped-call]
     name_trunk(small)
     small.config.use_cache = False
     module = RoleModule(whole.role, small.eval(), whole.attention)

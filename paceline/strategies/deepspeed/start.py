@@ -21,7 +21,7 @@ from paceline.strategies.deepspeed.tensor_parallel import unsharded
 
 if TYPE_CHECKING:
     from paceline.protocols.model import RootModule
-    from paceline.strategies.deepspeed.engine import Engine
+    from paceline.strategies.deepspeed.engine import AutoTPSettings, Engine, ReplacedParameters
 
 _LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -74,7 +74,7 @@ def _calling(deepspeed: ModuleType, after_sharding: Callable[[], None] | None) -
     kind: type[Engine] = deepspeed.DeepSpeedEngine
     configure = kind._configure_tensor_parallel
 
-    def and_call(engine: Engine, model: RootModule, settings: object) -> object:
+    def and_call(engine: Engine, model: RootModule, settings: AutoTPSettings) -> ReplacedParameters:
         replaced = configure(engine, model, settings)
         if after_sharding is not None:
             after_sharding()
