@@ -210,7 +210,12 @@ def fill(
             made[id(target)] = place(target, partial(_block, whole), device)
         del whole  # before the next is allocated beside it
     replace_tensors(root, made)
-    left = [name for name, tensor in tensors_of(root) if tensor.is_meta]
+    filled = {id(tensor) for tensor in made.values()}
+    left = [
+        name
+        for name, tensor in tensors_of(root)
+        if tensor.is_meta or (isinstance(tensor, nn.Parameter) and id(tensor) not in filled)
+    ]
     if left:
         raise PacelineError(
             codes.MODELS_NOT_FILLED(

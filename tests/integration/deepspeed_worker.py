@@ -20,6 +20,7 @@ from engine_stub import engine_of
 from safetensors.torch import load_file, save_file
 from tiny_parts import MemoryReader, TinyObjective, make_batch
 
+from paceline.models.adapters import plain_name
 from paceline.models.factory import HFModelFactory
 from paceline.plan.batch import split_batch
 from paceline.plan.codec import from_json
@@ -37,6 +38,7 @@ from paceline.strategies.registry import make_strategy
 from paceline.strategies.runner import make_runner
 
 FOLDER = Path(sys.argv[1]) / "model"
+READ = count_reads()
 SPEC = OptimizerSpec(learning_rate=1e-3, weight_decay=0.1)
 ROWS, ACCUMULATION, LR, CLIP = 16, 2, 1e-3, 0.5
 
@@ -188,36 +190,36 @@ def generate(strategy: Strategy, handle: Handle) -> list[int]:
     return ids[0, :7].tolist()
 
 
-def started(world: World, wanted: dict[str, Any]) -> dict[str, Any]:
-    """A policy and a frozen reference of a folder: what this rank reads of it, and whether both are it."""
+def started(world: World, wanted: dict[str, Any], strategy: Strategy, policy: Handle) -> dict[str, Any]:
+    """What this rank has read of the folder for the policy, and a frozen reference beside it, and whether
+    both are the folder's.
+    """
     from deepspeed.runtime.zero import GatheredParameters
 
-    if world.is_main:
-        factory(wanted)().hf.save_pretrained(FOLDER)
-    world.barrier()
-    read = count_reads()
-    strategy, policy = build(world, wanted)
-    models = [policy]
+    models, plain = [policy], {key: value for key, value in wanted.items() if key != "adapter"}
     if strategy.collective_forward:
-        models.append(strategy.prepare(Role.REFERENCE, factory(wanted, FOLDER, frozen=True), None))
+        models.append(strategy.prepare(Role.REFERENCE, factory(plain, FOLDER, frozen=True), None))
     (file,) = FOLDER.glob("*.safetensors")
     stored, equal = load_file(file), True
     for handle in models if strategy.collective_forward else ():
-        mine = dict(handle.root.hf.named_parameters())
+        mine = {plain_name(n): p for n, p in handle.root.hf.named_parameters() if ".lora_" not in n}
         with GatheredParameters(list(mine.values())):
             equal = equal and all(torch.equal(p, stored[name].to(p.dtype)) for name, p in mine.items())
-    note = policy.root.notes()["start"]
-    strategy.close()
+    for handle in models[1:]:
+        strategy.release(handle)
     size = len(models) * sum(tensor.nbytes for tensor in stored.values())
-    return {"share": sum(read) / size, "equal": equal, "note": note}
+    return {"share": sum(READ) / size, "equal": equal, "note": policy.root.notes()["start"]}
 
 
 def run(world: World, wanted: dict[str, Any], out: Path) -> dict[str, Any]:
     """Ten steps with clipping, an evaluation and an answer after the fifth; export there, import into a
     fresh engine, the last five again.
     """
-    start = started(world, wanted) if wanted.get("folder") else {}
+    if wanted.get("folder") and world.is_main:
+        factory({key: value for key, value in wanted.items() if key != "adapter"})().hf.save_pretrained(FOLDER)
+    world.barrier()
     strategy, handle = build(world, wanted)
+    start = started(world, wanted, strategy, handle) if wanted.get("folder") else {}
     clip = wanted.get("clip", CLIP)
     steps = train(strategy, handle, range(5), clip)
     reader = gathered(world, list(strategy.export_state(handle)), out)

@@ -104,11 +104,16 @@ def _whole(target: Tensor, read: Read, device: torch.device) -> Tensor:
 
 
 def _partitioner(deepspeed: ModuleType, config: JsonObject, sequence_parallel: int) -> Partitioner:
-    """Return DeepSpeed's ``zero.Init`` as its engine would make it for a model without parameters."""
+    """Return DeepSpeed's ``zero.Init`` as its engine would make it for a model without parameters: a second
+    model has the first's groups of hierarchical partitioning.
+    """
+    from deepspeed.utils import groups
+
     made: Partitioner = deepspeed.zero.Init(
         module=nn.Module(),
         config_dict_or_path=copy.deepcopy(config),
         mpu=sequence_groups(sequence_parallel),
+        zero_param_parallel_group=groups._get_zero_param_intra_parallel_group(),
     )
     return made
 

@@ -45,7 +45,7 @@ def built_root(
         if mesh.tp > 1:
             fill = partial(fill_shards, root, source, world, mesh.coordinates(world.rank).tp)
         elif stage == 3:
-            fill = partial(fill_partitions, root, source, world, config, 1 if frozen else mesh.cp)
+            fill = partial(fill_partitions, root, source, world, config, mesh.cp)
         else:
             fill = partial(fill_whole, root, source, world)
     if frozen:

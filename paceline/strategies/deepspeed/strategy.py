@@ -142,7 +142,7 @@ class DeepSpeed(Strategy):
         """
         config = asking_config(self.plan, role.value)
         root, fill = built_root(build, self.plan, self.world, config, self.stage, frozen=True)
-        engine = start_engine(self.world, config, root.eval(), None, fill=fill)
+        engine = start_engine(self.world, config, root.eval(), None, self.plan.mesh.cp, fill)
         self._engines.append(engine)
         zero3.register_head(root)
         return EngineHandle(role, root, engine)
