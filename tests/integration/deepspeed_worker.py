@@ -216,7 +216,8 @@ def run(world: World, wanted: dict[str, Any], out: Path) -> dict[str, Any]:
     fresh engine, the last five again.
     """
     if wanted.get("folder") and world.is_main:
-        factory({key: value for key, value in wanted.items() if key != "adapter"})().hf.save_pretrained(FOLDER)
+        plain = {key: value for key, value in wanted.items() if key != "adapter"}
+        factory(plain)().hf.save_pretrained(FOLDER)
     world.barrier()
     strategy, handle = build(world, wanted)
     start = started(world, wanted, strategy, handle) if wanted.get("folder") else {}
