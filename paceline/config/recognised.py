@@ -54,7 +54,7 @@ _HUB = (
     "nothing is uploaded to the hub; `paceline export RUN --to DIR` writes a Hugging Face folder that you can"
     " upload"
 )
-_TRACKIO = "trackio is not supported as a tracker: report_to accepts tensorboard and wandb"
+_TRACKIO = "trackio reads its own variable: TRACKIO_SPACE_ID"
 _TEMPLATE = "the tokenizer's own chat template is used; model.chat_template replaces it"
 
 RECOGNISED: dict[str, Recognised] = {
@@ -92,10 +92,9 @@ RECOGNISED: dict[str, Recognised] = {
     "include_tokens_per_second": _note("tokens per second are always shown"),
     "log_level_replica": _note("every rank writes its own log file at training.log_level"),
     "disable_tqdm": _note("the console line adapts to the terminal automatically"),
-    "project": _warn("the tracker's own variables name its project (WANDB_PROJECT)"),
-    "trackio_space_id": _note(_TRACKIO),
-    "trackio_bucket_id": _note(_TRACKIO),
-    "trackio_static_space_id": _note(_TRACKIO),
+    "trackio_space_id": _warn(_TRACKIO),
+    "trackio_bucket_id": _warn(_TRACKIO),
+    "trackio_static_space_id": _warn(_TRACKIO),
     "eval_delay": _refuse("evaluation starts after the first interval", 0, 0.0),
     "prediction_loss_only": _note("evaluation computes sums on the devices; predictions are not gathered"),
     "eval_do_concat_batches": _note("evaluation does not gather predictions"),

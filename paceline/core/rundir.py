@@ -92,6 +92,14 @@ class RunDir:
         return self.root / "wandb"
 
     @property
+    def mlflow(self) -> Path:
+        return self.root / "mlflow"
+
+    @property
+    def swanlab(self) -> Path:
+        return self.root / "swanlab"
+
+    @property
     def rollout_weights(self) -> Path:
         """The policy's weights, written for a generation server to load."""
         return self.root / "rollout-weights"

@@ -21,7 +21,7 @@ from paceline.plan.hardware.seen import Sights
 #: Packages that a run may use, by the name that pip knows.
 _NAMES = (
     "torch transformers tokenizers safetensors peft bitsandbytes deepspeed triton torchao flash-attn"
-    " liger-kernel vllm accelerate wandb torch-npu"
+    " liger-kernel vllm accelerate wandb mlflow swanlab trackio torch-npu"
 )
 PACKAGES = tuple(_NAMES.split())
 _SECONDS = 20

@@ -116,7 +116,8 @@ TRACKER_NOT_INSTALLED = Code(
 )
 TRACKER_OFFLINE = Code(
     "tracker.offline",
-    "Weights & Biases writes only to a folder of the run. `wandb sync` in that folder uploads it later.",
+    "The tracker has no key of its server here and writes to a folder of the run only. `wandb sync` or"
+    " `swanlab sync` uploads it later.",
 )
 
 MODEL_ADAPTER_FOLDER = Code(

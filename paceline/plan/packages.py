@@ -10,16 +10,17 @@ from pathlib import Path
 from paceline.config.optimizers import BUILT
 from paceline.config.schema import Config
 from paceline.config.source import DEFAULTS, Source
+from paceline.config.trackers import ALL, TRACKERS, names_of
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.plan import codes
 from paceline.plan.hardware.toolchain import triton_obstacle
+from paceline.plan.tracker_keys import has_key, meant_offline
 
 _ATTENTION = {
     "flash_attention_2": ("flash_attn", "pip install flash-attn"),
     "flash_attention_3": ("flash_attn_interface", "build hopper/ of Dao-AILab's flash-attention"),
     "flash_attention_4": ("flash_attn", "pip install flash-attn-4"),
 }
-_TRACKERS = {"tensorboard": "pip install tensorboard", "wandb": "pip install 'paceline[wandb]'"}
 Find = Callable[[str], str | None]
 
 
@@ -82,33 +83,26 @@ def _compiler(device: str) -> Iterator[Diagnostic]:
 def _trackers(
     config: Config, provenance: Mapping[str, Source], environ: Mapping[str, str], find: Find
 ) -> Iterator[Diagnostic]:
-    """Warn of missing trackers; the run continues without them. Default trackers are not reported."""
-    source = provenance.get("training.report_to")
-    if source is None or source.layer == DEFAULTS:
+    """Refuse trackers that are named and not installed; warn of those that will record offline.
+
+    Of the default, and of ``all``, those that are there are used.
+    """
+    source, key = provenance.get("training.report_to"), "training.report_to"
+    report_to = config.training.report_to
+    if source is None or source.layer == DEFAULTS or ALL in report_to:
         return
-    for name in config.training.report_to:
-        if name in _TRACKERS and find(name) is None:
-            what = f"{name} is not installed: the run continues without it"
-            yield codes.TRACKER_NOT_INSTALLED(
-                what,
-                "training.report_to",
-                name,
-                f"{_TRACKERS[name]}, or remove '{name}'",
-                Severity.WARNING,
-            )
-        elif name == "wandb" and not _wandb_has_a_key(environ):
-            what = "wandb has no API key here: it records offline, for `wandb sync` later"
-            yield codes.TRACKER_OFFLINE(
-                what,
-                "training.report_to",
-                "no WANDB_API_KEY",
-                "run wandb login, or set WANDB_MODE=offline if this is intended",
-                Severity.WARNING,
-            )
-
-
-def _wandb_has_a_key(environ: Mapping[str, str]) -> bool:
-    return bool(environ.get("WANDB_API_KEY")) or environ.get("WANDB_MODE", "") in ("offline", "disabled")
+    for name in names_of(report_to):
+        facts = TRACKERS.get(name)
+        if facts is None:
+            continue
+        if find(facts.package) is None:
+            what = f"the tracker {name} is not installed"
+            hint = f"{facts.install}, or remove '{name}'"
+            yield codes.TRACKER_NOT_INSTALLED(what, key, facts.package, hint)
+        elif not has_key(name, environ) and not meant_offline(name, environ):
+            what = f"{name} has no key of its server here: it records offline, for `{facts.later}` later"
+            hint = f"run {name} login, or set {facts.mode}=offline if this is intended"
+            yield codes.TRACKER_OFFLINE(what, key, f"no {facts.key}", hint, Severity.WARNING)
 
 
 def _data(config: Config, find: Find) -> Iterator[Diagnostic]:

@@ -64,7 +64,8 @@ TRAIN_LOGGING_STEPS = Code(
     "logging_steps is a whole number of steps from 1, or a fraction of all steps below 1.",
 )
 TRAIN_REPORT_TO = Code(
-    "train.report_to", "report_to accepts tensorboard, wandb and module:Class (or none, or all)."
+    "train.report_to",
+    "report_to accepts tensorboard, wandb, mlflow, swanlab, trackio and module:Class (or none, or all).",
 )
 TRAIN_CALLBACK = Code(
     "train.callback",

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from paceline.config.trackers import TRACKERS, names_of
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.units import human_bytes
 from paceline.rules import codes
 from paceline.rules.base import Context, Rule
-
-_TRACKERS = ("tensorboard", "wandb")
 
 
 def best_strategy(c: Context) -> Iterator[Diagnostic]:
@@ -195,13 +194,13 @@ def disk(c: Context) -> Iterator[Diagnostic]:
 
 def trackers(c: Context) -> Iterator[Diagnostic]:
     """train.report_to"""
-    for name in c.config.training.report_to:
-        if name not in _TRACKERS and ":" not in name:
+    for name in names_of(c.config.training.report_to):
+        if name not in TRACKERS and ":" not in name:
             yield c.problem(
                 codes.TRAIN_REPORT_TO,
                 f"there is no tracker named '{name}'",
                 "training.report_to",
-                hint="none, all, tensorboard, wandb, or your own as module:Class",
+                hint=f"none, all, {', '.join(TRACKERS)}, or your own as module:Class",
             )
 
 

@@ -6,17 +6,28 @@ from paceline.core.diagnostics import Code
 
 TRACKER_FAILED = Code(
     "tracker.failed",
-    "A tracker (TensorBoard, Weights & Biases) raised an error. The run continues without it; see"
-    " the tracker's own logs.",
+    "A tracker (TensorBoard, wandb, MLflow, SwanLab, Trackio or your own) raised an error. The run continues"
+    " without it; see the tracker's own logs.",
 )
 TRACKER_NOT_ONE = Code(
     "tracker.not_one",
     "Your own tracker is a class that is made with run_dir, name and config (by name), and has"
     " log(step, values) and close().",
 )
-TRACKER_UNKNOWN = Code(
-    "tracker.unknown",
-    "training.report_to names an unknown tracker; nothing is sent to it. The known names are listed.",
+TRACKER_SLOW = Code(
+    "tracker.slow",
+    "A tracker has not answered a call for half a minute. It works beside training, which goes on; its points"
+    " wait, and it gets them if it answers.",
+)
+TRACKER_DROPPED = Code(
+    "tracker.dropped",
+    "A tracker takes points more slowly than the run makes them. Those that find no room are dropped for this"
+    " tracker alone; the run's events have every step.",
+)
+TRACKER_UNSENT = Code(
+    "tracker.unsent",
+    "At its end a run waits ten seconds for its trackers, and not at all for one that has been silent for as"
+    " long. What was not sent then is counted; the run's events have every step.",
 )
 
 CALLBACK_FAILED = Code(

@@ -20,7 +20,9 @@ from paceline.runtime.heartbeat import Heartbeat
 from paceline.training.cadence import every
 from paceline.training.callbacks import Callbacks, OwnPart
 from paceline.training.console import Console
-from paceline.training.trackers import Tracker, open_trackers
+from paceline.training.trackers.base import TrackedRun
+from paceline.training.trackers.opened import open_trackers
+from paceline.training.trackers.together import Trackers
 from paceline.training.trainer import Observer
 
 
@@ -49,9 +51,11 @@ class Observers:
         self._place = Place(run) if leads else None
         self.heartbeat = Heartbeat(run.heartbeat(rank)).start()
         self.console: Console | None = None
-        self.trackers: list[Tracker] = []
+        self.trackers: Trackers | None = None
         self.callbacks: Callbacks | None = None
         self.logging_steps = 1
+        self.abandoned: tuple[str, ...] = ()  # trackers that may hang an exit
+        self._log_closed = False
         self._environ = environ
         self._started = 0.0
 
@@ -76,17 +80,18 @@ class Observers:
                 redact=self.redact,
                 least=t.log_level,
             )
-            self.trackers, notes = open_trackers(
+            self.trackers = open_trackers(
                 t.report_to,
-                self.run,
-                name=self.redact(t.run_name or self.run.root.name),
-                config=self.redact.data(self.config.to_json()),
-                wandb_key_present=bool(self._environ.get("WANDB_API_KEY")),
-                start_step=event.start_step,
-                report=self.note,
+                TrackedRun(
+                    self.run,
+                    self.redact(t.run_name or self.run.root.name),
+                    self.redact.data(self.config.to_json()),
+                    start_step=event.start_step,
+                ),
+                project=t.project,
+                environ=self._environ,
+                report=self._note_of_tracker,
             )
-            for note in notes:
-                self.note(note)
         parts = [OwnPart(one.name, dict(one.options)) for one in t.callbacks]
         self.callbacks = Callbacks(parts, self.rank, self._note_of_any_rank)
         self.log.write(event)
@@ -114,9 +119,8 @@ class Observers:
                 self.console.note(event.diagnostic)
             elif isinstance(event, events.Samples) and logs:
                 self.console.message(samples_lines(event))
-        if logs and isinstance(event, (events.Step, events.Eval)):
-            for tracker in self.trackers:
-                tracker.log(event.step, scalars(event))
+        if logs and self.trackers is not None and isinstance(event, (events.Step, events.Eval)):
+            self.trackers.log(event.step, scalars(event))
         if self.callbacks is not None:
             self.callbacks.hear(event)
 
@@ -129,6 +133,16 @@ class Observers:
         self.note(diagnostic)
         if self.rank != 0:
             print(self.redact(diagnostic.render()), file=sys.stderr, flush=True)
+
+    def _note_of_tracker(self, diagnostic: Diagnostic) -> None:
+        """Record a finding about a tracker; after a failure of the run, print it."""
+        (self._warn if self._log_closed else self.note)(diagnostic)
+
+    def _close_trackers(self) -> None:
+        if self.trackers is not None:
+            self.trackers.close()
+            self.abandoned = self.trackers.abandoned
+            self.trackers = None
 
     def check_place(self) -> None:
         """Raise PacelineError if the run directory has been moved or replaced."""
@@ -168,6 +182,7 @@ class Observers:
         if self.callbacks is not None:
             self.callbacks.close()
             self.callbacks = None
+        self._close_trackers()  # while the log can still hold what they did not get
         lost = self.log.lost()
         if lost is not None:
             self._warn(lost)
@@ -177,22 +192,21 @@ class Observers:
     def failed(self, event: events.Error, trace: str) -> None:
         """Record a failure; it is written when this returns.
 
-        ``close`` closes the trackers, which may take long.
+        ``close`` closes the trackers, which may take seconds.
         """
         if trace:
             self.log.rank_text.line(trace, "error")
         self.log.write(event)
+        self._log_closed = True
         self.log.close()
 
     def close(self) -> None:
         """Close everything but the log files."""
         self.heartbeat.stop()
+        self._close_trackers()
         if self.console is not None:
             self.console.close()
             self.console = None
-        for tracker in self.trackers:
-            tracker.close()
-        self.trackers = []
         if self._place is not None:
             self._place.close()
             self._place = None

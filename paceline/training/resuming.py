@@ -199,6 +199,7 @@ QUIET = frozenset(
         "output_dir",
         "experiment_name",
         "run_name",
+        "project",
         "resume_from_checkpoint",
         "overwrite_output_dir",
         "logging_steps",

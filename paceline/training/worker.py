@@ -194,7 +194,8 @@ class Worker:
         if world.rank == 0:
             print_summary(self.run_dir, self.checkpoint, plot=bool(self.config.training.report_to))
         final = int(code) if closed else int(ExitCode.CLOSING)
-        if world.world_size > 1:  # destructors of C++ threads sometimes abort an exiting process
+        # Destructors of C++ threads sometimes abort an exiting process; what a hung tracker left hangs it
+        if world.world_size > 1 or (self.observers is not None and self.observers.abandoned):
             self.line.ended(final)
             leave(final)
         return final
@@ -478,7 +479,7 @@ class Worker:
         print_diagnostics(found, world.rank, only_first=shared)
         self.write_down(world.rank, finding, code, error)
         world.close(ok=False)
-        if world.world_size > 1:
+        if world.world_size > 1 or (self.observers is not None and self.observers.abandoned):
             leave(code)
         return int(code)
 

@@ -73,7 +73,6 @@ EARLIER_AS = {
     "strategy.pipeline_generation": "strategy.rollouts",
     "strategy.pipeline_schedule": "config.value",
     "strategy.single_world": "back.one_process",
-    "tracker.unknown": "train.report_to",
     "training.lr_scheduler_kwargs": "train.schedule_options",
     "training.lr_scheduler_type": "train.schedule",
     "training.metric_for_best_model": "train.best_metric",
@@ -95,7 +94,8 @@ LATE = {
         runtime.ranks_missing runtime.rendezvous
         runtime.store_forged runtime.store_lost runtime.store_open runtime.store_secret runtime.store_silent
         training.rows_differ training.weights_differ world.mismatch world.peer_lost
-        rollout.server_answer rollout.server_status rollout.server_unreachable tracker.failed
+        rollout.server_answer rollout.server_status rollout.server_unreachable
+        tracker.dropped tracker.failed tracker.slow tracker.unsent
         callback.failed callback.slow callback.stops
         checkpoint.not_shared data.hub
     """

@@ -105,6 +105,9 @@ def parallel(reading: KeyReader) -> None:
     )
 
 
+_OTHER_TRACKERS = ("mlflow", "swanlab", "trackio")
+
+
 def trackers(reading: KeyReader) -> None:
     """Decide what is sent to trackers and the hub."""
     used = [
@@ -112,25 +115,26 @@ def trackers(reading: KeyReader) -> None:
         for name, on in (
             ("wandb", reading.is_given("wandb_project") and reading.value("use_wandb") is not False),
             ("tensorboard", reading.on("use_tensorboard")),
+            *((name, reading.on(f"use_{name}")) for name in _OTHER_TRACKERS),
         )
         if on
     ]
     reading.set(
-        "training.report_to", used or "none", "wandb_project" if "wandb" in used else "use_tensorboard"
+        "training.report_to",
+        used or "none",
+        "wandb_project" if "wandb" in used else f"use_{[*used, 'tensorboard'][0]}",
     )
     if "wandb" in used and reading.is_given("wandb_name"):
         reading.keep("wandb_name", "training.run_name", reading.given["wandb_name"])
-    reading.mapped(("use_tensorboard", "use_wandb"), ("training.report_to",))
+    others = tuple(f"use_{name}" for name in _OTHER_TRACKERS)
+    reading.mapped(("use_tensorboard", "use_wandb", *others), ("training.report_to",))
     of_trackers = (
         "wandb_",
         "mlflow_",
-        "use_mlflow",
         "comet_",
         "use_comet",
         "swanlab_",
-        "use_swanlab",
         "trackio_",
-        "use_trackio",
         "otel_",
         "use_otel",
         "hf_mlflow",

@@ -24,6 +24,7 @@ from paceline.config.sections.types import (
     to_path,
     to_texts,
 )
+from paceline.config.trackers import ALL, NONE, TRACKERS
 from paceline.core.json_types import Json
 
 SCHEDULES = (
@@ -60,10 +61,8 @@ def to_resume(value: Json) -> Json:
 def to_trackers(value: Json) -> Json:
     """Convert ``none``, ``all`` or names of trackers to a tuple of names."""
     names = () if value is None or value is False else to_texts(value)
-    names = tuple(own_name("trackers", ("none", "all", "tensorboard", "wandb"))(name) for name in names)
-    if names in ((), ("none",)):
-        return ()
-    return ("tensorboard", "wandb") if names == ("all",) else names
+    names = tuple(own_name("trackers", (NONE, ALL, *TRACKERS))(name) for name in names)
+    return () if names == (NONE,) else names
 
 
 class OptimisationFields(Section):
@@ -226,7 +225,17 @@ class LoggingFields(Section):
     logging_first_step: Bool = Field(default=False, description="Log step 1 too.")
     report_to: Annotated[tuple[str, ...], BeforeValidator(to_trackers)] = Field(
         default=("tensorboard",),
-        description="Trackers: none, all, tensorboard, wandb, or your own as module:Class.",
+        description=(
+            "Trackers: none, all (that are installed), tensorboard, wandb, mlflow, swanlab, trackio, or your"
+            " own as module:Class. Each works beside training, which waits for none."
+        ),
+    )
+    project: OptText = Field(
+        default=None,
+        description=(
+            "Project of the run in trackers (MLflow: experiment); when empty the tracker's own variable"
+            " (WANDB_PROJECT, MLFLOW_EXPERIMENT_NAME, SWANLAB_PROJ_NAME, TRACKIO_PROJECT), else paceline."
+        ),
     )
     run_name: OptText = Field(
         default=None, description="Name of the run in trackers; experiment_name when empty."

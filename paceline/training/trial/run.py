@@ -198,7 +198,7 @@ def _callbacks(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
 
 
 def _trackers(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
-    from paceline.training.trackers import own_tracker
+    from paceline.training.trackers.opened import own_tracker
 
     for name in config.training.report_to:
         if ":" in name:

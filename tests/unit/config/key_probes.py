@@ -329,7 +329,6 @@ def observers(tree: Tree) -> Any:
     from paceline.runlog.redact import Redactor
     from paceline.training import observers as room
 
-    room.open_trackers.return_value = ([], [])  # type: ignore[attr-defined]
     config = Config.from_json(plain(tree))
     with mock.patch.object(Config, "to_json", dict):  # trackers show the config: that is its echo
         made = room.Observers(RunDir.at("/nowhere"), 0, None, config, {}, None, Redactor(), leads=False)  # type: ignore[arg-type]

@@ -370,6 +370,7 @@ TABLE: dict[str, Key | Read] = {
         logging_steps=3,
         logging_first_step=True,
         report_to=["wandb"],
+        project="other",
         run_name="other",
         log_level="debug",
     ),

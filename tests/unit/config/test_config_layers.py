@@ -127,7 +127,7 @@ SPELLINGS = [
     ("lora_target: '.*(q|v)_proj{1,2}'", "lora.target_modules", (".*(q|v)_proj{1,2}",)),
     ("resume_from_checkpoint: true", "training.resume_from_checkpoint", "latest"),
     ("report_to: none", "training.report_to", ()),
-    ("report_to: all", "training.report_to", ("tensorboard", "wandb")),
+    ("report_to: all", "training.report_to", ("all",)),
     ("parallelism: {tp: 2}", "training.parallelism.tp_size", 2),
     ("parallelism_config: {tp_size: 2}", "training.parallelism.tp_size", 2),
     (

@@ -94,7 +94,7 @@ def test_every_alias_leads_to_a_field() -> None:
         ("dataloader: {shuffle: false}", "shuffle"),
         ("device_ids: [0, 1]", "device_ids"),
         ("template: llama3", "template"),
-        ("project: mine", "project"),
+        ("trackio_space_id: mine", "TRACKIO_SPACE_ID"),
         ("tokenized_path: /data/tokens", "tokenized_path"),
         ("debug: underflow_overflow", "debug"),
     ],

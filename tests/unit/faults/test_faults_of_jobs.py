@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from fault_jobs import Job, write_weights
 
+from paceline.config.trackers import TRACKERS
 from paceline.launch.before import beforehand
 from paceline.plan.packages import check_packages
 
@@ -86,7 +87,7 @@ def of_shape(job: Job, **changed: Any) -> None:
             "save.best_steps",
         ),
         ({"data.max_length": 4096}, "data.max_pos"),
-        ({"training.report_to": "mlflow"}, "train.report_to"),
+        ({"training.report_to": "comet_ml"}, "train.report_to"),
         ({"training.early_stopping_patience": 2}, "eval.early_stopping"),
         ({"launch.nnodes": 2, "launch.master_port": 29500}, "launch.master_addr"),
         ({"launch.nnodes": 2, "launch.node_rank": 1, "launch.master_port": 29500}, "launch.master_addr"),
@@ -226,8 +227,9 @@ def test_the_address_of_a_model_is_told_as_its_name(job: Job, monkeypatch: pytes
             "plan.deepspeed_missing",
             "error",
         ),
-        ({"training.report_to": "wandb"}, "wandb", "tracker.not_installed", "warning"),
-        ({"training.report_to": "tensorboard"}, "tensorboard", "tracker.not_installed", "warning"),
+        ({"training.report_to": "wandb"}, "wandb", "tracker.not_installed", "error"),
+        ({"training.report_to": "tensorboard"}, "tensorboard", "tracker.not_installed", "error"),
+        ({"training.report_to": "wandb,mlflow"}, "mlflow", "tracker.not_installed", "error"),
         ({"data.train": "rows.parquet"}, "pyarrow", "plan.package", "error"),
         ({"data.train": "org/rows"}, "datasets", "plan.package", "error"),
     ],
@@ -255,13 +257,24 @@ def test_a_missing_package_is_found(
     assert "pip install" in found[code].hint
 
 
-def test_wandb_without_a_key_is_said(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["wandb", "swanlab"])
+def test_a_tracker_without_a_key_is_said(job: Job, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(check_packages, "__defaults__", (lambda name: "there",))
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    monkeypatch.delenv("WANDB_MODE", raising=False)
-    assert "tracker.offline" in job.found({"training.report_to": "wandb"})
-    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
-    assert "tracker.offline" not in job.found({"training.report_to": "wandb"})
+    monkeypatch.setenv("HOME", "/nowhere")
+    key, mode = TRACKERS[name].key, TRACKERS[name].mode
+    monkeypatch.delenv(key, raising=False)
+    monkeypatch.delenv(mode, raising=False)
+    assert "tracker.offline" in job.found({"training.report_to": name})
+    monkeypatch.setenv(mode, "offline")
+    assert "tracker.offline" not in job.found({"training.report_to": name})
+    monkeypatch.delenv(mode)
+    monkeypatch.setenv(key, "k" * 40)
+    assert "tracker.offline" not in job.found({"training.report_to": name})
+
+
+def test_all_trackers_are_those_that_are_there(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_packages, "__defaults__", (lambda name: None,))
+    assert not [code for code in job.found({"training.report_to": "all"}) if code.startswith("tracker.")]
 
 
 def test_for_other_hardware_packages_are_notes(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
