@@ -1,13 +1,14 @@
 # Each target does its own set-up (.venv, versions of constraints.txt); Python 3.11 or newer is all that must be there.
 BIN := $(or $(PACELINE_VENV),.venv)/bin
 
-.PHONY: help setup demo test check conformance moves families gpu-check clean
+.PHONY: help setup demo test check docs conformance moves families gpu-check clean
 
 help:
 	@echo "make demo    train a small model on two processes and see what it learnt (under 3 minutes after the installation)"
 	@echo "make test    format, lint, types and the test suite: what CI runs"
 	@echo "make check   format, lint and types only"
 	@echo "make setup   the virtual environment only"
+	@echo "make docs    the documentation as a site in English and Chinese, outputs/site/index.html; any warning is an error"
 	@echo "make families       what holds of every family of models, one small model of each (an hour on 2 cores)"
 	@echo "make conformance    the support matrix: every strategy through the whole program (an hour on 2 cores)"
 	@echo "make moves          every layout's checkpoint resumed in every other (two hours on 2 cores; PART=pairs for one part)"
@@ -26,8 +27,11 @@ test:
 check: setup
 	@scripts/check
 
+docs:
+	@scripts/docs
+
 clean:
-	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache outputs/demo *.egg-info
+	@rm -rf .venv .venv-docs .mypy_cache .ruff_cache .pytest_cache outputs/demo *.egg-info
 
 # Every strategy × what is trained × precision, through the whole program; writes docs/support.json and docs/support.md.
 conformance: setup

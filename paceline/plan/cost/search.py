@@ -267,34 +267,44 @@ def _quantised(adapter: AdapterSize | None) -> bool:
     return adapter is not None and adapter.base_bytes < 2
 
 
-def why_not_start(work: StepSpec) -> str:
-    """Return why the whole model cannot be held at startup, on a card or in host memory; else empty."""
+def start_bytes(work: StepSpec) -> tuple[float, float]:
+    """Return (bytes of the whole model on a card, bytes of a node's host memory) while the models are built.
+
+    0 on the card where nothing is whole there, or where it arrives as it is kept (judged with the states).
+    """
     if work.start is None:
-        return ""
+        return 0.0, 0.0
     count = work.shape.num_parameters
     whole, read = work.master * count, 2.0 * count if work.shape.stored else work.master * count
     share = work.sharers if work.zero == 3 else 1
     kept = work.storage.weight * count / share if work.offload != "all" else 0.0
     first = Held(whole, kept, 0.0, read)
-    others = work.trained_models + work.frozen_models
     models = [first] * (1 + work.trained_models) + [
         Held(whole * work.frozen_size, 2.0 * count * work.frozen_size / share, 0.0, read * work.frozen_size)
     ] * work.frozen_models
-    many = f" ({1 + others} models)" if others else ""
-    # What arrives as it is kept, or in shards, is judged with the states.
     whole_there = work.machine.context and work.start.on_card and not work.start.arrives
     on_card = card_peak(work.start, models) if whole_there else 0.0
+    return on_card, host_peak(work.start, models, min(work.machine.node, work.world))
+
+
+def why_not_start(work: StepSpec) -> str:
+    """Return why the whole model cannot be held at startup, on a card or in host memory; else empty."""
+    if work.start is None:
+        return ""
+    on_card, on_host = start_bytes(work)
+    others = work.trained_models + work.frozen_models
+    many = f" ({1 + others} models)" if others else ""
     if on_card > work.machine.memory:
         return (
             f"cannot start: {on_card / GIB:.0f} GiB of {work.machine.memory / GIB:.0f}, complete on"
             f" each device{many}"
         )
-    processes = min(work.machine.node, work.world)
-    on_host, room = host_peak(work.start, models, processes), work.machine.host_memory
+    room = work.machine.host_memory
     if room and on_host > room:
+        readers = work.start.readers(min(work.machine.node, work.world))
         return (
             f"cannot start: {on_host / GIB:.0f} GiB of {room / GIB:.0f} of a host, complete in"
-            f" {work.start.readers(processes)} of its processes{many}"
+            f" {readers} of its processes{many}"
         )
     return ""
 

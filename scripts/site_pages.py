@@ -1,0 +1,97 @@
+"""The pages of the documentation site: ``python scripts/site_pages.py FOLDER`` writes them for mkdocs.yml.
+
+They are written to be read in the checkout. There a link leads to a Chinese twin by its name, and to any file
+of the repository; on the site twins share a name (the i18n plugin puts them below ``zh/``), README and
+other files outside ``docs/`` are pages, and any other file that is linked is copied below ``files/``.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+#: Pages that stand outside docs/, and where they are on the site.
+OUTSIDE = {
+    "README.md": "index.md",
+    "README.zh-CN.md": "index.zh.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "benchmarks/README.md": "benchmarks.md",
+}
+#: A link or an image: its text, its target, its anchor.
+LINK = re.compile(r"(\[[^\]\n]*\])\(([^)#\s]*)((?:#[^)\s]*)?)\)")
+#: The link at the head of a page to its other language: the site has a menu for that.
+_LANGUAGE = re.compile(r"^\[(?:中文|中文说明|English)\]\([^)]*\)(?: · )?", re.MULTILINE)
+FENCE = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
+_STYLE = """.md-grid { max-width: 76rem; }
+.md-typeset table:not([class]) { font-size: .64rem; }
+.md-typeset table:not([class]) th { min-width: 3rem; }
+.md-typeset code { word-break: normal; overflow-wrap: anywhere; }
+"""
+
+
+def write_pages(folder: Path) -> None:
+    """Write pages, pictures, linked files and the style sheet into ``folder``, which must not exist."""
+    shutil.copytree(ROOT / "docs", folder, ignore=shutil.ignore_patterns("*.json", "*.md"))
+    (folder / "site.css").write_text(_STYLE, encoding="utf-8")
+    for origin, page in sources():
+        text = (ROOT / origin).read_text(encoding="utf-8")
+        for _, target, _ in links(text):
+            path = _path(origin, target)
+            if not path.startswith("docs/") and path not in OUTSIDE and (ROOT / path).is_file():
+                copy = folder / "files" / path
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(ROOT / path, copy)
+        (folder / page).write_text(turned(origin, text), encoding="utf-8")
+
+
+def sources() -> Iterator[tuple[str, str]]:
+    """(a page's path in the repository, its path on the site)."""
+    yield from OUTSIDE.items()
+    for path in sorted((ROOT / "docs").glob("*.md")):
+        yield f"docs/{path.name}", path.name.replace(".zh-CN.md", ".zh.md")
+
+
+def links(text: str) -> list[tuple[str, str, str]]:
+    """(text, target, anchor) of each link outside of code blocks."""
+    return LINK.findall(FENCE.sub("", text))
+
+
+def turned(origin: str, text: str) -> str:
+    """The text of the page ``origin`` with its links as the site has them."""
+    parts = FENCE.split(_LANGUAGE.sub("", text))
+    parts[::2] = [LINK.sub(lambda m: _link(origin, m[1], m[2], m[3]), part) for part in parts[::2]]
+    return "".join(parts)
+
+
+def _path(origin: str, target: str) -> str:
+    """A link's target as a path in the repository; unchanged where it leads out of it."""
+    if not target or "://" in target:
+        return target
+    return posixpath.normpath(posixpath.join(posixpath.dirname(origin), target))
+
+
+def _link(origin: str, text: str, target: str, anchor: str) -> str:
+    path = _path(origin, target)
+    if not target or "://" in target:
+        return f"{text}({target}{anchor})"
+    if path in OUTSIDE:
+        page = OUTSIDE[path]
+    elif path.startswith("docs/"):
+        page = path.removeprefix("docs/")
+    elif (ROOT / path).is_file():
+        page = f"files/{path}"
+    else:
+        return text[1:-1]  # a folder of the repository, which the site does not have
+    if page.endswith(".json"):
+        return text[1:-1]
+    return f"{text}({page.replace('.zh-CN.md', '.md').replace('.zh.md', '.md')}{anchor})"
+
+
+if __name__ == "__main__":
+    write_pages(Path(sys.argv[1]))

@@ -1,0 +1,57 @@
+"""The pages that ``make docs`` builds the site from: links lead to pages or files of the site, and each
+page is in the navigation, whose words are translated.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def site() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("site_pages", ROOT / "scripts/site_pages.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def folder(site: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    written = tmp_path_factory.mktemp("site") / "pages"
+    site.write_pages(written)
+    return written
+
+
+def test_links_lead_to_what_the_site_has(site: ModuleType, folder: Path) -> None:
+    pages = sorted(folder.glob("*.md"))
+    found = [
+        (page.name, target)
+        for page in pages
+        for _, target, _ in site.links(page.read_text(encoding="utf-8"))
+        if target and "://" not in target
+    ]
+    assert [(page, target) for page, target in found if not (folder / target).exists()] == []
+    assert len(found) > 200 and any(target.startswith("files/examples/") for _, target in found)
+    assert not any(".zh" in target for _, target in found if target.endswith(".md")), "the plugin chooses"
+
+
+def test_code_blocks_stay_as_they_are(site: ModuleType) -> None:
+    text = "[中文](guide.zh-CN.md) · [a](../README.md)\n```\n[a](../README.md)\n```\n[b](../paceline)\n"
+    assert site.turned("docs/guide.md", text) == "[a](index.md)\n```\n[a](../README.md)\n```\nb\n"
+
+
+def test_every_page_is_in_the_navigation(folder: Path) -> None:
+    config, navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")
+    listed = re.findall(r"^      - [\w ]+: ([\w-]+\.md)$", navigation, re.MULTILINE)
+    assert sorted(listed) == sorted(p.name for p in folder.glob("*.md") if not p.name.endswith(".zh.md"))
+    titles = re.findall(r"^ +- ([\w ]+):(?: [\w-]+\.md)?$", navigation, re.MULTILINE)
+    translated = re.findall(r"^            ([\w ]+): .", config, re.MULTILINE)
+    assert set(titles) == set(translated)
