@@ -17,6 +17,7 @@ from paceline.generation.growing import GrowingDecoding
 from paceline.generation.stateful import STATES, cache_name, counts_places
 from paceline.generation.static_decoding import StaticDecoding, StaticPool
 from paceline.generation.static_trial import why_not_static
+from paceline.generation.time_steps import bounded_time_steps
 from paceline.models.state_layers import state_layers
 
 if TYPE_CHECKING:
@@ -74,6 +75,10 @@ class LocalEngine:
     @torch.no_grad()
     def generate(self, requests: Sequence[Request], sampling: RolloutSampling) -> list[Completion]:
         """Return one completion per request, in order. Collective with ``agree``."""
+        with bounded_time_steps(self.hf):
+            return self._generate(requests, sampling)
+
+    def _generate(self, requests: Sequence[Request], sampling: RolloutSampling) -> list[Completion]:
         nothing = torch.zeros(0, dtype=torch.float32)
         done: list[Completion] = [Completion((), nothing, False)] * len(requests)
         wanted = [i for i, request in enumerate(requests) if request.max_tokens > 0]

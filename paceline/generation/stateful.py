@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING
+from types import NoneType
+from typing import TYPE_CHECKING, get_args
 
 from paceline.core.errors import ConfigError
 from paceline.generation import codes
@@ -68,8 +69,20 @@ def _elsewhere(hf: HFModel) -> str | None:
     """Return where the model keeps states other than in the cache it is given, or None."""
     if not cache_name(hf):
         return "its forward takes no cache"
+    if own := _own_cache(hf):
+        return f"its forward takes a cache of its own kind ({own})"
     lost = next((layer for layer in state_layers(hf) if not _keeps(layer)), None)
     return None if lost is None else f"{_own_class(lost).__name__} keeps its state by itself"
+
+
+def _own_cache(hf: HFModel) -> str:
+    """Return the class of cache that the model's forward declares, if it is not Transformers' (xLSTM)."""
+    from transformers import Cache
+
+    declared = inspect.signature(type(hf).forward).parameters[cache_name(hf)].annotation
+    kinds = [kind for kind in get_args(declared) or (declared,) if isinstance(kind, type)]
+    others = [kind for kind in kinds if kind is not NoneType and not issubclass(kind, Cache)]
+    return others[0].__name__ if others and len(others) + (NoneType in kinds) == len(kinds) else ""
 
 
 def _keeps(layer: nn.Module) -> bool:

@@ -121,6 +121,7 @@ FAULTS: list[tuple[str, Callable[[Job], Settings]]] = [
     ("models.tp_not_sharded", _own_plan),
     ("models.tp_plan_incomplete", lambda job: {**of_family(job, "apertus"), **TENSOR}),
     ("generation.stateful", lambda job: {**of_family(job, "minimax"), **asked_rollouts(job)}),
+    ("generation.stateful", lambda job: {**of_family(job, "xlstm"), **asked_rollouts(job)}),
     ("strategy.nothing_to_train", lambda job: own_class(job, "ice", "self.requires_grad_(False)")),
     ("models.adapter_new_rows", lambda job: {**_few_rows(job), "lora.r": 4}),
     ("models.vocab_too_large", lambda job: {**_few_rows(job), "model.resize_embeddings": "never"}),
