@@ -84,7 +84,10 @@ def mine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(Watch, "made", [])
     HOLD.clear()
     yield
-    HOLD.set()
+    HOLD.set()  # before the next test clears it again, what hung has ended
+    for thread in threading.enumerate():
+        if thread.name.startswith("callback-"):
+            thread.join(30)
 
 
 def parts(*names: str, **options: Any) -> list[OwnPart]:
