@@ -79,14 +79,43 @@ def account(model: PreTrainedModel, names: Iterable[str]) -> Account:
     )
 
 
-def converted_names(model: PreTrainedModel, names: Iterable[str]) -> frozenset[str]:
-    """Return those of ``names`` whose values Transformers' converters change on the way into ``model``."""
+@dataclass(frozen=True)
+class Join:
+    """How several tensors of the files become one: ``stacked`` along a new first dimension (a layer's
+    experts), or not; then, ``part`` after ``part``, joined along ``dim`` (None: there is one part).
+    """
+
+    part: int
+    stacked: bool
+    dim: int | None
+
+
+def conversions(model: PreTrainedModel, names: Iterable[str]) -> dict[str, Join | None]:
+    """Return those of ``names`` whose tensors Transformers' converters change on the way into ``model``, with
+    how they are joined; None: their values change otherwise.
+    """
     from transformers.core_model_loading import rename_source_key
 
     held, transforms, prefix = model.state_dict(), _transforms(model), model.base_model_prefix
-    return frozenset(
-        name for name in names if rename_source_key(name, *transforms, prefix, held)[1] is not None
-    )
+    matched = {name: rename_source_key(name, *transforms, prefix, held)[1] for name in names}
+    return {name: _join(transforms[1], how) for name, how in matched.items() if how is not None}
+
+
+def _join(converters: list[Any], pattern: str) -> Join | None:
+    """Return what the converter of ``pattern`` does, if it only stacks and joins."""
+    from transformers.core_model_loading import Concatenate, MergeModulelist
+
+    found = [one for one in converters if pattern in one.source_patterns]
+    if len(found) != 1 or len(found[0].target_patterns) != 1 or found[0].quantization_operation is not None:
+        return None
+    (converter,) = found
+    stacks = [op for op in converter.operations if type(op) is MergeModulelist and op.dim == 0]
+    joins = [op for op in converter.operations if type(op) is Concatenate and op.num_shards_attribute is None]
+    if converter.operations not in ([*stacks, *joins], [*stacks[:1]]) or max(len(stacks), len(joins)) > 1:
+        return None
+    if not joins and len(converter.source_patterns) > 1:
+        return None
+    return Join(converter.source_patterns.index(pattern), bool(stacks), joins[0].dim if joins else None)
 
 
 _Transforms = tuple[list[Any], list[Any]]  # renamings, converters

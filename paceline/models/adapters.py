@@ -31,7 +31,7 @@ from paceline.core.patterns import is_pattern
 from paceline.core.units import human_count
 from paceline.models import codes
 from paceline.models.adapter_reach import out_of_reach
-from paceline.models.arrival import standing_in
+from paceline.models.arrival import shapes_standing_in, standing_in
 from paceline.models.expert_adapters import is_experts, merge_experts, route_adapters
 from paceline.plan.model.composite import text_name
 from paceline.plan.parts import AdapterSpec
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from peft import LoraConfig
     from peft.tuners.tuners_utils import BaseTunerLayer
 
+    from paceline.models.slices import FolderSlices
     from paceline.protocols.model import HFModel
 
 
@@ -81,16 +82,18 @@ def add_adapter(
     base: Mapping[str, Any],
     rows: tuple[int, int] | None = None,
     dtype: torch.dtype = torch.float32,
+    slices: FolderSlices | None = None,
 ) -> Adapter:
     """Inject the adapters and freeze the rest; initialize from the seed (A uniform, B zero: outputs do not
     change) or from a folder's weights.
 
     ``base`` names the model (``name_or_path``, ``revision``); ``rows`` are the (old, new) embedding rows if
-    they were resized; what is trained gets ``dtype``. The adapters depend on ``seed`` alone: equal on every
+    they were resized; what is trained gets ``dtype``; ``slices``: where the files have the parameters that
+    are on meta, beside which adapters get values. The adapters depend on ``seed`` alone: equal on every
     rank and under every strategy. Raises ConfigError with a ``models.adapter_*`` code.
     """
-    fingerprint = base_fingerprint(hf)
-    with standing_in(hf, dtype):
+    fingerprint = base_fingerprint(hf, slices)
+    with shapes_standing_in(hf, on=slices is not None), standing_in(hf, dtype):
         config = _inject(hf, spec, seed)
     _check_layers(hf)
     experts = route_adapters(hf) if spec.target_parameters else 0
@@ -191,16 +194,19 @@ def scale(spec: AdapterSpec) -> float:
 
 
 @torch.no_grad()
-def base_fingerprint(hf: HFModel) -> str | None:
+def base_fingerprint(hf: HFModel, slices: FolderSlices | None = None) -> str | None:
     """Return a sha256 (hex) over names, shapes and up to 1,024 evenly spaced float32 values of every
-    parameter; None if any is on meta.
+    parameter; None if any is on meta, and is not in the files (``slices``) either.
     """
     digest = hashlib.sha256()
     for name, parameter in sorted(hf.named_parameters()):
-        if parameter.device.type == "meta":
+        step = max(1, parameter.numel() // SAMPLED)
+        if not parameter.is_meta:
+            picked = parameter.detach().flatten()[::step][:SAMPLED].float().cpu().contiguous()
+        elif slices is not None and slices.has(name):
+            picked = slices.picked(name, tuple(parameter.shape), step, SAMPLED)
+        else:
             return None
-        flat = parameter.detach().flatten()
-        picked = flat[:: max(1, flat.numel() // SAMPLED)][:SAMPLED].float().cpu().contiguous()
         digest.update(f"{name}|{tuple(parameter.shape)}|".encode())
         digest.update(picked.numpy().tobytes())
     return digest.hexdigest()

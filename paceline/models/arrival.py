@@ -89,6 +89,33 @@ def standing_in(root: nn.Module, dtype: torch.dtype) -> Iterator[None]:
 
 
 @contextmanager
+def shapes_standing_in(root: nn.Module, on: bool) -> Iterator[None]:
+    """Inside the context a parameter on meta is one on the host, without storage of its own, if asked; what
+    is trained is told to it afterwards.
+
+    peft puts new adapters where the layer under them is: on meta they would have no values.
+    """
+    kept = [
+        (module._parameters, name, parameter)
+        for module in root.modules()
+        for name, parameter in module._parameters.items()
+        if on and parameter is not None and parameter.is_meta
+    ]
+    made = {
+        id(p): nn.Parameter(torch.zeros((), dtype=p.dtype).expand(p.shape), p.requires_grad)
+        for _, _, p in kept
+    }
+    for table, name, parameter in kept:
+        table[name] = made[id(parameter)]
+    try:
+        yield
+    finally:
+        for table, name, parameter in kept:
+            parameter.requires_grad = made[id(parameter)].requires_grad
+            table[name] = parameter
+
+
+@contextmanager
 def widened(module: nn.Module) -> Iterator[None]:
     """Inside the context the parameters of ``module`` that are narrower than fp32 are fp32: probes compare to
     fp32's tolerance.

@@ -18,9 +18,10 @@ from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject
 from paceline.models import codes
 from paceline.models.accounting import NOTHING, refusals, untied
-from paceline.models.adapters import Adapter, add_adapter, base_fingerprint
+from paceline.models.adapters import Adapter, add_adapter, base_fingerprint, plain_name
 from paceline.models.arrival import arrive
 from paceline.models.attention import choose_attention, register
+from paceline.models.buffers import persistent_buffers
 from paceline.models.composite import load_text, whole_model
 from paceline.models.config_keys import config_keys
 from paceline.models.device_facts import device_memory
@@ -41,7 +42,7 @@ from paceline.models.roles import RoleModule
 from paceline.models.rope import rope_by_document
 from paceline.models.routers import freeze_routers
 from paceline.models.scalar_head import HEAD, SCALAR_ROLES, Classes, auto_class
-from paceline.models.slices import folder_slices
+from paceline.models.slices import FolderSlices, folder_slices, read_rest
 from paceline.models.source import ModelSource, cannot_load, code_options, load_hf_config, raw_config
 from paceline.models.stand_in import stand_in_values
 from paceline.models.state_layers import keep_documents_apart
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 _PROBED_ROWS = 256  # of a head without weights
 FROM_CHECKPOINT = "weights come from the checkpoint; the model's own files are not read"
 READ_IN_PARTS = "each rank reads its own part of the files"
+PACKED = "each layer is packed as it is read"
 
 
 class HFModelFactory:
@@ -180,7 +182,12 @@ class HFModelFactory:
             hf.config.output_router_logits = False
         hf.config.architectures = [type(hf).__name__]  # tells an export a causal LM from a classifier
         self.fingerprint = base_fingerprint(hf) or self.fingerprint
-        adapter = self._adapt(hf, device)  # before the kernels: they skip what an adapter wraps
+        streamed = slices is not None and self._streams and not (options.by_slices or device.type == "meta")
+        # before the kernels: they skip what an adapter wraps
+        adapter, slices = self._adapt(hf, device, slices)
+        if streamed and slices is not None:
+            read_rest(hf, slices)
+            slices, empty = None, False
         if self._freeze_router:
             freeze_routers(hf)
         if self._master_dtype == torch.float64:
@@ -207,6 +214,9 @@ class HFModelFactory:
         elif self.tensors is not None and (options.by_slices or device.type == "meta"):
             why = self._whole_because
             module.note("start", f"rank 0 reads the whole model: {why}" if why else READ_IN_PARTS)
+        elif self.tensors is not None and self._streams:
+            why = self._whole_because
+            module.note("start", f"the whole model is read before it is packed: {why}" if why else PACKED)
         # What needs the root module: the head's probe, notes for the log, recomputation, compiled layers
         if empty and (head := hf.get_output_embeddings()) is not None:
             with stand_in_values(head, rows=_PROBED_ROWS, every=held):
@@ -238,7 +248,7 @@ class HFModelFactory:
         """
         auto, code, meta = auto_class(self.role), code_options(self._model), device.type == "meta"
         own_class = self._class is not nn.Module
-        by_slices = options.by_slices and self._model.config is None and own_class
+        by_slices = (options.by_slices or self._streams) and self._model.config is None and own_class
         if meta or by_slices or (self._restored and own_class):
             hf = skeleton(auto, self._sized_config(), attention, code)
             self._account(hf)
@@ -265,14 +275,16 @@ class HFModelFactory:
             return brought
         if self.tensors is None:
             return "there are no files"
-        if self._adapter is not None:
-            return "adapters are put into the model"
         if self._quantised is not None:
             return "its weights are quantized"
-        if self._whole is not None:
-            return "it is a part of the folder's model"
         grows = self._rows > self._load_config().get_text_config().vocab_size
-        return folder_slices(hf, self.tensors, self._fresh, vocabulary_names(hf) if grows else ())
+        whole = None if self._whole is None else self._whole.skeleton
+        return folder_slices(hf, self.tensors, self._fresh, vocabulary_names(hf) if grows else (), whole)
+
+    @property
+    def _streams(self) -> bool:
+        """Whether layers are packed in 4 bits, each when it is read."""
+        return self._adapter is not None and self._adapter.quantization is not None
 
     def _move(self, hf: HFModel, device: torch.device | None, options: BuildOptions) -> None:
         """Bring the model to ``device`` (None: parameters stay on meta) in the masters' dtype and swap
@@ -311,12 +323,14 @@ class HFModelFactory:
             fuse_mlps(hf, stand_in)
             fuse_attention(hf, stand_in)
 
-    def _adapt(self, hf: HFModel, device: torch.device) -> Adapter | None:
-        """Inject the adapters, then quantize the weights under them if set; None if all weights are
-        trained.
+    def _adapt(
+        self, hf: HFModel, device: torch.device, slices: Slices | None
+    ) -> tuple[Adapter | None, Slices | None]:
+        """Inject the adapters, then quantize the weights under them if set; None if all weights are trained.
+        Return also where its parameters are, by their names with adapters.
         """
         if self._adapter is None:
-            return None
+            return None, slices
         m = self._model
         base = {"name_or_path": m.name_or_path, "revision": m.revision}
         had = self._config.get_text_config().vocab_size
@@ -324,11 +338,18 @@ class HFModelFactory:
         spec = self._adapter
         if self.role in SCALAR_ROLES:  # a fresh head, if frozen, would score at random
             spec = replace(spec, modules_to_save=tuple(sorted({*spec.modules_to_save, HEAD})))
-        adapter = add_adapter(hf, spec, self._seed, base, rows, self._master_dtype)
-        if spec.quantization is None:
-            return adapter
-        packed = quantise(hf, spec.quantization, self._compute_dtype, device, self._master_dtype)
-        return adapter.noting(packed)
+        files = slices if isinstance(slices, FolderSlices) else None
+        beside = (
+            files if device.type != "meta" else None
+        )  # adapters have values beside weights that have none
+        adapter = add_adapter(hf, spec, self._seed, base, rows, self._master_dtype, beside)
+        if files is not None:
+            named = (*hf.named_parameters(), *persistent_buffers(hf))
+            files = files.renamed({name: plain_name(name) for name, _ in named})
+        if spec.quantization is None or device.type == "meta":
+            return adapter, files
+        packed = quantise(hf, spec.quantization, self._compute_dtype, device, self._master_dtype, files)
+        return adapter.noting(packed), files
 
     def _from_scratch(self, attention: str | None) -> HFModel:
         """Initialize on the CPU from the seed alone: the same weights on every rank, device and thread

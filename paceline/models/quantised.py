@@ -14,7 +14,7 @@ from paceline.models import codes
 from paceline.plan.parts import Quantization
 
 if TYPE_CHECKING:
-    from paceline.protocols.model import HFModel
+    from paceline.protocols.model import HFModel, Slices
 
 
 @torch.no_grad()
@@ -24,21 +24,31 @@ def quantise(
     compute: torch.dtype,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
+    slices: Slices | None = None,
 ) -> str:
     """Replace every frozen ``nn.Linear`` of the trunk by bitsandbytes' 4-bit layer on ``device``, in place;
     return a line for the log. One weight at a time is there whole, in ``dtype``.
 
-    ``spec`` is ``Plan.adapter.quantization``; ``compute`` is the dtype that weights are dequantized to for
-    a product. The head, embeddings, norms and everything trained stay as they are. Call it after the adapters
-    are injected and after the last dtype cast of the model: a cast would convert the packed bytes as if they
-    were numbers. Raises ConfigError ``models.nothing_to_quantise``.
+    ``spec`` is ``Plan.adapter.quantization``; ``compute`` is the dtype that weights are dequantized to
+    for a product; ``slices`` has the weights that are on meta. The head, embeddings, norms and everything
+    trained stay as they are. Call it after the adapters are injected and after the last dtype cast of the
+    model: a cast would convert the packed bytes as if they were numbers. Raises ConfigError
+    ``models.nothing_to_quantise``.
     """
     from bitsandbytes.nn import Linear4bit, Params4bit
 
     before = after = 0
+    names = {id(parameter): name for name, parameter in hf.named_parameters()}
+
+    def value(parameter: nn.Parameter) -> torch.Tensor:
+        if not parameter.is_meta:
+            return parameter.detach()
+        assert slices is not None
+        return slices.read(names[id(parameter)], (0,) * parameter.ndim, parameter.shape)
+
     for parent, name in [(parent, name) for parent, name, _ in _frozen_linears(hf)]:
         linear = getattr(parent, name)
-        weight = linear.weight.detach().to(device=device, dtype=dtype)
+        weight = value(linear.weight).to(device=device, dtype=dtype)
         # A 4-bit layer of the same shape, without storage, then its weight (packed when moved to the device).
         layer: Any = Linear4bit(  # type: ignore[no-untyped-call]
             linear.in_features,
@@ -59,7 +69,7 @@ def quantise(
             module=layer,
         )
         if linear.bias is not None:
-            layer.bias = nn.Parameter(linear.bias.detach().to(device, compute), requires_grad=False)
+            layer.bias = nn.Parameter(value(linear.bias).to(device, compute), requires_grad=False)
         before += weight.nbytes
         layer = layer.to(device)  # packs the weight
         after += layer.weight.nbytes + sum(t.nbytes for t in scales_of(layer))

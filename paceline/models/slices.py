@@ -1,27 +1,33 @@
 """A rank reads its own part of a model from the safetensors files, and no more of them.
 
-Only where each parameter is one tensor of the files, or a head drawn from the seed, or has new rows beside
-those of the files: what is merged or converted is made by a rank that reads the whole model.
+Only where each parameter is one tensor of the files, or several that are stacked or joined (the experts of a
+layer), or a head drawn from the seed, or has new rows beside those of the files: what is converted otherwise
+is made by a rank that reads the whole model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.core.errors import ConfigError
-from paceline.models.accounting import converted_names
+from paceline.models.accounting import Join, conversions
 from paceline.models.buffers import persistent_buffers
 from paceline.models.folder_tensors import FolderTensors
+from paceline.models.materialise import replace_tensors
 from paceline.models.new_rows import new_rows
+from paceline.models.opened_files import OpenedFiles
 from paceline.models.source import cannot_load
 from paceline.plan.model.stored import FLOATS
-from paceline.plan.model.weights_files import header_of, weights_of
+from paceline.plan.model.weights_files import StoredTensor, header_of, weights_of
+from paceline.protocols.model import Slices
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -30,14 +36,28 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class FolderSlices:
-    """``places``: a parameter or persistent buffer of the model -> its file and its name there; ``grown``:
-    one with more rows than it has there -> its shapes there and in the model; ``more``: these rows.
+class Block:
+    """A tensor of the files, which is the block of ``shape`` at ``offsets`` of a parameter; it may lack that
+    one's first dimensions, which are then 1.
     """
 
-    places: Mapping[str, tuple[Path, str]]
+    file: Path
+    name: str
+    offsets: Shape
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class FolderSlices:
+    """``places``: a parameter or persistent buffer of the model -> the blocks of the files that it is;
+    ``grown``: one with more rows than it has there -> its shapes there and in the model; ``more``: these
+    rows.
+    """
+
+    places: Mapping[str, tuple[Block, ...]]
     grown: Mapping[str, tuple[Shape, Shape]] = field(default_factory=dict)
     more: dict[str, Tensor] = field(default_factory=dict)
+    opened: OpenedFiles = field(default_factory=OpenedFiles, compare=False)
 
     def grow(self, seed: int) -> None:
         """Make the rows of ``more``: one such parameter after the other is read, some columns at a time."""
@@ -69,19 +89,66 @@ class FolderSlices:
             parts.insert(0, self._stored(name, offsets, (min(end, old) - first, *shape[1:])).float())
         return torch.cat(parts)
 
+    def picked(self, name: str, shape: Shape, step: int, count: int) -> Tensor:
+        """Return ``count`` values of the flattened parameter of ``shape``, one every ``step``, in fp32; what
+        lies between is not read.
+        """
+        index = torch.arange(0, math.prod(shape), step)[:count]
+        if name in self.grown:
+            return self.read(name, (0,) * len(shape), shape).flatten()[index].float()
+        where, found = torch.unravel_index(index, shape), torch.empty(len(index))
+        for block in self.places[name]:
+            inside, flat = torch.ones(len(index), dtype=torch.bool), torch.zeros_like(index)
+            for at, first, number in zip(where, block.offsets, block.shape, strict=True):
+                inside &= (at >= first) & (at < first + number)
+                flat = flat * number + (at - first)
+            values = self._part(block, (0,) * len(shape), block.shape).flatten()
+            found[inside] = values[flat[inside]].float()
+        return found
+
+    def renamed(self, names: Mapping[str, str]) -> FolderSlices:
+        """Return the same for a model in which a parameter's name (a key of ``names``) was another (its
+        value).
+        """
+        return replace(
+            self,
+            places={name: self.places[was] for name, was in names.items() if was in self.places},
+            grown={name: self.grown[was] for name, was in names.items() if was in self.grown},
+            more={name: self.more[was] for name, was in names.items() if was in self.more},
+        )
+
     def _stored(self, name: str, offsets: Sequence[int], shape: Sequence[int]) -> Tensor:
         """Return a block of the tensor in the files."""
-        from safetensors import SafetensorError, safe_open
+        blocks = self.places[name]
+        if len(blocks) == 1:
+            return self._part(blocks[0], offsets, shape)
+        found: Tensor | None = None
+        for block in blocks:
+            first = [max(o, b) for o, b in zip(offsets, block.offsets, strict=True)]
+            last = [
+                min(o + n, b + m)
+                for o, n, b, m in zip(offsets, shape, block.offsets, block.shape, strict=True)
+            ]
+            size = [end - start for start, end in zip(first, last, strict=True)]
+            if min(size) <= 0:
+                continue
+            part = self._part(block, [f - b for f, b in zip(first, block.offsets, strict=True)], size)
+            found = torch.empty(tuple(shape), dtype=part.dtype) if found is None else found
+            found[tuple(slice(f - o, e - o) for f, e, o in zip(first, last, offsets, strict=True))] = part
+        assert found is not None, f"{name} has no values at {offsets}"
+        return found
 
-        file, stored = self.places[name]
+    def _part(self, block: Block, offsets: Sequence[int], shape: Sequence[int]) -> Tensor:
+        """Return a part of one of the files' tensors, in ``shape``."""
+        from safetensors import SafetensorError
+
         try:
-            with safe_open(file, framework="pt") as opened:
-                whole = opened.get_slice(stored)
-                if not shape:
-                    return whole[...]
-                return whole[tuple(slice(o, o + n) for o, n in zip(offsets, shape, strict=True))]
+            whole = self.opened.slice_of(block.file, block.name)
+            stored = len(whole.get_shape())
+            where = tuple(slice(o, o + n) for o, n in zip(offsets, shape, strict=True))
+            return (whole[where[len(shape) - stored :]] if shape else whole[()]).reshape(tuple(shape))
         except (OSError, SafetensorError) as error:
-            raise ConfigError(cannot_load(str(file), error)) from error
+            raise ConfigError(cannot_load(str(block.file), error)) from error
 
 
 def folder_slices(
@@ -89,18 +156,19 @@ def folder_slices(
     tensors: FolderTensors,
     fresh: Collection[str] = (),
     growing: Collection[str] = (),
+    converting: PreTrainedModel | None = None,
 ) -> FolderSlices | str:
     """Return where each parameter and persistent buffer of ``model`` (which may be on meta) is in its
     folder; or why one of them cannot be read in parts. Those of ``fresh`` that it lacks are left out, those
-    of ``growing`` may have fewer rows there.
+    of ``growing`` may have fewer rows there. ``converting``: the class that the folder is of, if another.
     """
     if tensors.found.ties:  # whether they are equal is known when both are read
         return "the files hold tied weights twice"
     files = {name: file for file in weights_of(tensors.folder, []) for name in header_of(file)}
-    converted = converted_names(model, tensors.stored)
+    converted = conversions(model if converting is None else converting, tensors.stored)
     ties = dict(model.all_tied_weights_keys or {})
     aliases = {own: name for name, own in ties.items()}
-    places: dict[str, tuple[Path, str]] = {}
+    places: dict[str, tuple[Block, ...]] = {}
     grown: dict[str, tuple[Shape, Shape]] = {}
     for name, tensor in (*model.named_parameters(), *persistent_buffers(model)):
         used = tensors.found.used
@@ -109,13 +177,88 @@ def folder_slices(
             continue
         if not names:
             return f"the files have no {name}"
-        entry = tensors.stored[names[0]]
         shape = tuple(tensor.shape)
-        if name in growing and entry.shape[0] < shape[0]:
-            grown[name] = (entry.shape, shape)
-            shape = (entry.shape[0], *shape[1:])
-        plain = len(names) == 1 and names[0] not in converted and entry.shape == shape
-        if not plain or entry.dtype not in FLOATS:
+        have = tensors.stored[names[0]].shape
+        if name in growing and have[:1] < shape[:1]:
+            grown[name] = (have, shape)
+            shape = (have[0], *shape[1:])
+        found = _blocks(shape, names, tensors.stored, converted)
+        if not found:
             return f"{name} is made from other tensors of the files"
-        places[name] = (files[names[0]], names[0])
+        places[name] = tuple(Block(files[one], one, at, size) for one, at, size in found)
     return FolderSlices(places, {name: grown[name] for name in growing if name in grown})
+
+
+def _blocks(
+    shape: Shape,
+    names: Collection[str],
+    stored: Mapping[str, StoredTensor],
+    converted: Mapping[str, Join | None],
+) -> list[tuple[str, Shape, Shape]]:
+    """Return (name, offsets, shape) of the blocks that fill a tensor of ``shape`` one beside the other;
+    nothing if these tensors of the files do not.
+    """
+    if len({stored[name].dtype for name in names}) > 1 or stored[next(iter(names))].dtype not in FLOATS:
+        return []
+    joins = [converted.get(name) for name in names if name in converted]
+    if not joins:
+        (name, *more) = names
+        return [] if more or stored[name].shape != shape else [(name, (0,) * len(shape), shape)]
+    how = joins[0]
+    if how is None or len(joins) < len(names) or any(j is None or j.stacked != how.stacked for j in joins):
+        return []
+    found = list(_joined(names, stored, converted, how, shape))
+    dims = range(len(shape))
+    fits = all(
+        len(size) == len(shape) and all(at[d] + size[d] <= shape[d] for d in dims) for _, at, size in found
+    )
+    return found if fits and sum(math.prod(size) for _, _, size in found) == math.prod(shape) else []
+
+
+def _joined(
+    names: Collection[str],
+    stored: Mapping[str, StoredTensor],
+    converted: Mapping[str, Join | None],
+    how: Join,
+    shape: Shape,
+) -> Iterator[tuple[str, Shape, Shape]]:
+    """Yield where each tensor comes to lie: parts in their converter's order, the tensors of one in that of
+    the numbers in their names, as Transformers takes them.
+    """
+    from transformers.core_model_loading import dot_natural_key
+
+    parts: dict[int, list[str]] = defaultdict(list)
+    for name in sorted(names, key=dot_natural_key):
+        if (join := converted[name]) is not None:
+            parts[join.part].append(name)
+    along = 0
+    for _, some in sorted(parts.items()):
+        for number, name in enumerate(some):
+            size = ((1,) if how.stacked else ()) + stored[name].shape
+            at = [0] * len(size)
+            if how.stacked:
+                at[0] = number
+            if how.dim is not None:
+                at[how.dim] = along
+            yield name, tuple(at), size
+            if how.dim is not None and not how.stacked:
+                along += size[how.dim]
+        if how.dim is not None and how.stacked:
+            along += size[how.dim]
+
+
+@torch.no_grad()
+def read_rest(hf: PreTrainedModel, slices: Slices) -> None:
+    """Give the parameters of ``hf`` that are on meta, and its persistent buffers, their values on the host:
+    in the files' dtype, but for what is trained.
+    """
+    made: dict[int, Tensor] = {}
+    for name, tensor in (*hf.named_parameters(), *persistent_buffers(hf)):
+        parameter = isinstance(tensor, nn.Parameter)
+        if not slices.has(name) or (parameter and not tensor.is_meta):
+            continue
+        values = slices.read(name, (0,) * tensor.ndim, tensor.shape)
+        if tensor.requires_grad or not parameter:
+            values = values.to(tensor.dtype)
+        made[id(tensor)] = nn.Parameter(values, tensor.requires_grad) if parameter else values
+    replace_tensors(hf, made)

@@ -260,7 +260,7 @@ def step_spec_of(plan: Plan, spec: SearchSpec, layout: StrategyLayout) -> StepSp
         orthogonal=spec.orthogonal,
         frozen_size=spec.frozen_size,
         further_forwards=spec.further_forwards,
-        start=start_of(layout.start, [spec.shape], spec.adapter is not None, quantised=False),
+        start=start_of(layout.start, [spec.shape], quantised=False),
         master=float(SIZES.get(plan.precision.master, 4)),
     )
 

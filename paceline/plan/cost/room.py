@@ -16,7 +16,15 @@ from paceline.plan import codes
 from paceline.plan.adapter import adapter_parameters
 from paceline.plan.cost.memory import states_by_role
 from paceline.plan.cost.pieces import pieces_of, scale_bytes
-from paceline.plan.cost.starts import INTERPRETER, LoadingSpec, ModelBytes, card_peak, host_peak, start_of
+from paceline.plan.cost.starts import (
+    INTERPRETER,
+    LoadingSpec,
+    ModelBytes,
+    card_peak,
+    host_peak,
+    in_files,
+    start_of,
+)
 from paceline.plan.cost.states import SIZES
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.shape import ModelShape
@@ -120,6 +128,8 @@ def _model_bytes(
     # The last layer to be packed lies whole beside the others, before embeddings and norms come.
     last = 2 * max(packed, default=0) * size + sum(packed) + scales
     largest = max((p.numel * p.size for p in pieces), default=0)
+    if listed and listed.quantization is not None and in_files(shape):
+        read = float(max(largest, max(packed, default=0) * size))  # a tensor at a time, packed as it is read
     return ModelBytes(whole, kept.card, kept.host, read, max(0.0, float(last - kept.card)), float(largest))
 
 
@@ -230,7 +240,7 @@ def _start(plan: Plan) -> LoadingSpec | None:
     start = strategy_spec(plan.strategy).start(plan.engine)
     shapes = [s for s in (plan.shape, *(model.shape for model in plan.models.values())) if s is not None]
     quantised = plan.adapter is not None and plan.adapter.quantization is not None
-    return start_of(start, shapes, plan.adapter is not None, quantised)
+    return start_of(start, shapes, quantised)
 
 
 def _startable(plan: Plan) -> str:

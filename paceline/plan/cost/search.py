@@ -231,9 +231,7 @@ def _batches(layout: StrategyLayout, spec: SearchSpec, mesh: Mesh) -> Iterator[C
                 orthogonal=spec.orthogonal,
                 frozen_size=spec.frozen_size,
                 further_forwards=spec.further_forwards,
-                start=start_of(
-                    layout.start, [spec.shape], spec.adapter is not None, _quantised(spec.adapter)
-                ),
+                start=start_of(layout.start, [spec.shape], _quantised(spec.adapter)),
             )
             replicated = layout.zero == 0
             shown = replace(mesh, dp_replicate=dp, dp_shard=1) if replicated else mesh

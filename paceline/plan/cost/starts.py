@@ -60,27 +60,54 @@ ENGINE = replace(FIRST, packs_on_card=True)
 PARTS = LoadingSpec(False, False, "each rank reads its own part of the model's files", parts=True)
 
 
-def start_of(
-    start: LoadingSpec | None, shapes: Iterable[ModelShape], adapted: bool, quantised: bool
-) -> LoadingSpec | None:
+#: In words, where layers are packed in 4 bits, each when it is read.
+_PACKED = "every process reads the model's files and packs each layer in 4 bits as it is read"
+
+#: Types whose experts lie one by one in the files and are stacked in the model, which ``models.slices``
+#: follows (held by tests/unit/models).
+STACKED = frozenset(
+    {
+        "deepseek_v2",
+        "deepseek_v3",
+        "dots1",
+        "ernie4_5_moe",
+        "flex_olmo",
+        "glm4_moe",
+        "lfm2_moe",
+        "minimax",
+        "mixtral",
+        "olmoe",
+        "phimoe",
+        "qwen2_moe",
+        "qwen3_moe",
+        "qwen3_next",
+    }
+)
+
+
+def start_of(start: LoadingSpec | None, shapes: Iterable[ModelShape], quantised: bool) -> LoadingSpec | None:
     """Return where models of these ``shapes`` start under a strategy that starts as ``start``.
 
-    Where rank 0 sends shards it reads nothing itself if the files hold every tensor as it is
-    (``models.slices``): not experts, which are merged, nor below adapters. A fresh head of scores is drawn
-    and sent. It cannot send shards of a base that is ``quantised``.
+    Where rank 0 sends shards it reads nothing itself if the files hold every tensor (``models.slices``), also
+    below adapters. A fresh head of scores is drawn and sent. It cannot send shards of a base that is
+    ``quantised``.
     """
-    if start is None or not start.one_reads:
-        return start
+    if start is None:
+        return None
+    certain = all(map(in_files, shapes))
     if quantised:
-        return CARD if start.packs_on_card else HOST
-    return PARTS if not adapted and all(map(_in_files, shapes)) else start
+        whole = start if not start.one_reads else CARD if start.packs_on_card else HOST
+        return replace(whole, words=_PACKED) if certain else whole
+    return PARTS if certain and start.one_reads else start
 
 
-def _in_files(shape: ModelShape) -> bool:
-    """Whether a model is certain to come from a folder whose tensors are its parameters."""
+def in_files(shape: ModelShape) -> bool:
+    """Whether a model is certain to come from a folder whose tensors are its parameters, or are stacked and
+    joined to them.
+    """
     whole = shape.exact and not shape.composite and not shape.quantised
-    plain = whole and not shape.experts and not shape.latent
-    return shape.in_files and plain
+    plain = not shape.experts and not shape.latent
+    return shape.in_files and whole and (plain or shape.model_type in STACKED)
 
 
 @dataclass(frozen=True)

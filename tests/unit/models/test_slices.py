@@ -130,7 +130,7 @@ def test_what_a_converter_changes_is_no_tensor_of_the_files(
     """Even where its shape is the parameter's: a transposed square matrix."""
     factory = saved("llama", tmp_path)
     name = "model.layers.0.self_attn.q_proj.weight"
-    monkeypatch.setattr(slices_module, "converted_names", lambda model, names: {name} & set(names))
+    monkeypatch.setattr(slices_module, "conversions", lambda model, names: {name: None})
     module = factory(PARTS)
     assert module.slices is None and name in module.notes()["start"]
 
@@ -143,10 +143,3 @@ def test_a_file_that_goes_away_is_named(tmp_path: Path) -> None:
         slices.read("lm_head.weight", (0, 0), (2, 2))
     (found,) = refused.value.diagnostics
     assert found.code == "models.cannot_load" and "model.safetensors" in found.found
-
-
-def test_merged_experts_are_read_whole(tmp_path: Path) -> None:
-    mixture = {**FAMILIES["llama"], "model_type": "mixtral", "num_local_experts": 2}
-    HFModelFactory(Source(config=mixture))().hf.save_pretrained(tmp_path)
-    module = HFModelFactory(Source(name_or_path=str(tmp_path)))(PARTS)
-    assert module.slices is None and "made from other tensors" in module.notes()["start"]

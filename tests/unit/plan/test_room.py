@@ -249,16 +249,17 @@ def test_ranks_read_their_own_parts_where_the_files_hold_every_tensor_as_it_is()
         for family in ("llama", "mixtral")
     )
     scored = replace(llama, scalar_head=True)  # the head is drawn and sent
-    assert start_of(FIRST, [llama, scored], adapted=False, quantised=False) is PARTS
-    for shapes, adapted in (
-        ([llama], True),
-        ([mixtral], False),
-        ([llama, replace(llama, in_files=False)], False),
-        ([replace(llama, composite="gemma3")], False),
+    assert start_of(FIRST, [llama, scored, mixtral], quantised=False) is PARTS
+    for shapes in (
+        [replace(mixtral, model_type="dbrx")],
+        [llama, replace(llama, in_files=False)],
+        [replace(llama, composite="gemma3")],
     ):
-        assert start_of(FIRST, shapes, adapted, quantised=False) is FIRST
-    assert start_of(FIRST, [llama], adapted=True, quantised=True) is HOST
-    assert start_of(CARD, [llama], adapted=False, quantised=False) is CARD
+        assert start_of(FIRST, shapes, quantised=False) is FIRST
+        assert start_of(FIRST, shapes, quantised=True) is HOST
+    packed = start_of(FIRST, [llama], quantised=True)
+    assert packed is not None and packed.words != HOST.words and replace(packed, words=HOST.words) == HOST
+    assert start_of(CARD, [llama], quantised=False) is CARD
     roles = [ModelBytes(800.0, 10.0, 1.0), ModelBytes(800.0, 10.0, 1.0)]
     assert card_peak(PARTS, roles) == 0 and host_peak(PARTS, roles, 4) == 8 + 4 * INTERPRETER
 

@@ -254,8 +254,8 @@ def _explain_start(meta_start: bool, requested: FsdpAsked, pipeline: bool, findi
     """Explain which ranks read the weights; mark an explicit setting that is not applied."""
     if meta_start:
         why = (
-            "of the model's files; what they do not hold as it is (merged experts, a resized vocabulary, new"
-            " weights, the model below adapters) rank 0 makes whole and sends"
+            "of the model's files, below adapters as well; what they do not hold (new weights, and values"
+            " that are converted) rank 0 makes and sends"
         )
         part = "the tensors of its stages" if pipeline else "its part"
         findings.explain("fsdp start", f"each rank reads {part}", why)

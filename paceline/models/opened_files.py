@@ -1,0 +1,41 @@
+"""Safetensors files that are being read in parts: a header is parsed once, not once a tensor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol, cast
+
+from torch import Tensor
+
+_OPEN = 4  # files at a time: reading goes through a model in order
+
+
+class StoredSlice(Protocol):
+    """A tensor of a file that is read where it is indexed."""
+
+    def get_shape(self) -> list[int]: ...
+
+    def __getitem__(self, where: tuple[slice, ...]) -> Tensor: ...
+
+
+class _Opened(Protocol):
+    def get_slice(self, name: str) -> StoredSlice: ...
+
+
+class OpenedFiles:
+    """The files that were read last."""
+
+    def __init__(self) -> None:
+        self._files: dict[Path, _Opened] = {}
+
+    def slice_of(self, file: Path, name: str) -> StoredSlice:
+        """Return the tensor ``name`` of ``file``. Raises OSError, SafetensorError."""
+        from safetensors import safe_open
+
+        opened = self._files.pop(file, None)
+        if opened is None:
+            opened = cast(_Opened, safe_open(file, framework="pt"))
+            while len(self._files) >= _OPEN:
+                del self._files[next(iter(self._files))]
+        self._files[file] = opened
+        return opened.get_slice(name)

@@ -1,0 +1,109 @@
+"""Merged experts, bases of adapters, packed layers and the language model beside a tower: read in parts, they
+are what is read whole.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from model_families import FAMILIES, Source
+from test_slices import META, PARTS, saved, values
+from tiny_families import tiny_config
+from torch import Tensor
+from whole_models import whole_config
+
+from paceline.models.composite import class_of_whole
+from paceline.models.factory import PACKED, READ_IN_PARTS, HFModelFactory
+from paceline.models.materialise import _decisions
+from paceline.models.slices import FolderSlices
+from paceline.plan.cost.starts import STACKED
+from paceline.plan.parts import AdapterSpec, Quantization
+from paceline.protocols.model import BuildOptions
+
+
+def equal_by_blocks(slices: FolderSlices, name: str, tensor: Tensor) -> None:
+    """The whole, and a block in the middle of each dimension."""
+    assert torch.equal(slices.read(name, (0,) * tensor.ndim, tensor.shape).to(tensor.dtype), tensor), name
+    first = [n // 3 for n in tensor.shape]
+    size = [max(1, n // 2) for n in tensor.shape]
+    inside = tensor[tuple(slice(o, o + n) for o, n in zip(first, size, strict=True))]
+    assert torch.equal(slices.read(name, first, size).to(tensor.dtype), inside), name
+
+
+FEW = ("mixtral", "qwen3_moe", "deepseek_v3")
+STACKS = [pytest.param(k, marks=() if k in FEW else pytest.mark.slow) for k in sorted(STACKED)]
+
+
+@pytest.mark.parametrize("family", STACKS)
+def test_merged_experts_are_read_in_parts(family: str, tmp_path: Path) -> None:
+    HFModelFactory(Source(config={"model_type": family, **tiny_config(family)}))().hf.save_pretrained(
+        tmp_path
+    )
+    factory = HFModelFactory(Source(name_or_path=str(tmp_path)))
+    whole, empty = factory(), factory(PARTS)
+    assert isinstance(empty.slices, FolderSlices), empty.notes()["start"]
+    merged = [name for name, blocks in empty.slices.places.items() if len(blocks) > 1]
+    assert merged
+    for name, tensor in whole.hf.named_parameters():
+        equal_by_blocks(empty.slices, name, tensor)
+
+
+def adapted(folder: Path, **spec: Any) -> HFModelFactory:
+    made = AdapterSpec(r=4, alpha=8, target_modules=("all-linear",), **spec)
+    return HFModelFactory(Source(name_or_path=str(folder)), adapter=made, seed=3)
+
+
+@pytest.mark.parametrize("family", ["llama_tied", "gpt2", "mixtral"])
+def test_below_adapters_the_base_is_read_in_parts(family: str, tmp_path: Path) -> None:
+    """The adapters' first values, what is trained and the base's fingerprint are the whole load's."""
+    config = FAMILIES[family] if family in FAMILIES else {"model_type": family, **tiny_config(family)}
+    HFModelFactory(Source(config=config))().hf.to(torch.bfloat16).save_pretrained(tmp_path)
+    saved_too = {"gpt2": ("wte",), "llama_tied": ("embed_tokens",)}.get(family, ())
+    experts = ("mlp.experts.gate_up_proj",) if family == "mixtral" else ()
+    factory = adapted(tmp_path, target_parameters=experts, modules_to_save=saved_too)
+    whole, empty, other = factory(), factory(PARTS), factory(BuildOptions(device=META))
+    assert isinstance(empty.slices, FolderSlices) and isinstance(other.slices, FolderSlices)
+    assert empty.notes()["start"] == other.notes()["start"] == READ_IN_PARTS
+    assert empty.adapter == whole.adapter and whole.adapter is not None
+    assert list(values(empty)) == list(values(other)) == list(values(whole))
+    mine = dict(empty.hf.named_parameters())
+    for name, tensor in whole.hf.named_parameters():
+        assert mine[name].requires_grad == tensor.requires_grad and mine[name].dtype == tensor.dtype, name
+        if ".lora_" in name:
+            assert torch.equal(mine[name], tensor), name
+        else:
+            equal_by_blocks(empty.slices, name, tensor)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_layers_are_packed_one_after_the_other(family: str, tmp_path: Path, monkeypatch: Any) -> None:
+    """The packed bytes, embeddings and adapters are those of a model that was read whole first."""
+    saved(family, tmp_path, torch.bfloat16)
+    streamed = adapted(tmp_path, quantization=Quantization(4))()
+    monkeypatch.setattr(HFModelFactory, "_streams", False)
+    whole = adapted(tmp_path, quantization=Quantization(4))()
+    assert streamed.notes()["start"] == PACKED and "start" not in whole.notes()
+    assert streamed.adapter == whole.adapter and streamed.slices is None
+    assert json.dumps(_decisions(streamed), sort_keys=True) == json.dumps(_decisions(whole), sort_keys=True)
+    mine, real = values(streamed), values(whole)
+    assert list(mine) == list(real)
+    for name, tensor in real.items():
+        assert torch.equal(mine[name], tensor) and mine[name].dtype == tensor.dtype, name
+        assert mine[name].requires_grad == tensor.requires_grad and type(mine[name]) is type(tensor), name
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3"])
+def test_the_language_model_of_a_composite_is_read_in_parts(family: str, tmp_path: Path) -> None:
+    """Of the folder of a class with a tower, which is not read."""
+    config = whole_config(family)
+    class_of_whole(config)(config).save_pretrained(tmp_path)
+    factory = HFModelFactory(Source(name_or_path=str(tmp_path)))
+    whole, empty = factory(), factory(PARTS)
+    assert isinstance(empty.slices, FolderSlices), empty.notes()["start"]
+    assert json.dumps(_decisions(empty), sort_keys=True) == json.dumps(_decisions(whole), sort_keys=True)
+    for name, tensor in whole.hf.named_parameters():
+        equal_by_blocks(empty.slices, name, tensor)
