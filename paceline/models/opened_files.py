@@ -18,7 +18,7 @@ class StoredSlice(Protocol):
     def __getitem__(self, where: tuple[slice, ...]) -> Tensor: ...
 
 
-class _Opened(Protocol):
+class _OpenFile(Protocol):
     def get_slice(self, name: str) -> StoredSlice: ...
 
 
@@ -26,7 +26,7 @@ class OpenedFiles:
     """The files that were read last."""
 
     def __init__(self) -> None:
-        self._files: dict[Path, _Opened] = {}
+        self._files: dict[Path, _OpenFile] = {}
 
     def slice_of(self, file: Path, name: str) -> StoredSlice:
         """Return the tensor ``name`` of ``file``. Raises OSError, SafetensorError."""
@@ -34,7 +34,7 @@ class OpenedFiles:
 
         opened = self._files.pop(file, None)
         if opened is None:
-            opened = cast(_Opened, safe_open(file, framework="pt"))
+            opened = cast(_OpenFile, safe_open(file, framework="pt"))
             while len(self._files) >= _OPEN:
                 del self._files[next(iter(self._files))]
         self._files[file] = opened

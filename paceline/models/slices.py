@@ -36,7 +36,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Block:
+class FileBlock:
     """A tensor of the files, which is the block of ``shape`` at ``offsets`` of a parameter; it may lack that
     one's first dimensions, which are then 1.
     """
@@ -54,7 +54,7 @@ class FolderSlices:
     rows.
     """
 
-    places: Mapping[str, tuple[Block, ...]]
+    places: Mapping[str, tuple[FileBlock, ...]]
     grown: Mapping[str, tuple[Shape, Shape]] = field(default_factory=dict)
     more: dict[str, Tensor] = field(default_factory=dict)
     opened: OpenedFiles = field(default_factory=OpenedFiles, compare=False)
@@ -138,7 +138,7 @@ class FolderSlices:
         assert found is not None, f"{name} has no values at {offsets}"
         return found
 
-    def _part(self, block: Block, offsets: Sequence[int], shape: Sequence[int]) -> Tensor:
+    def _part(self, block: FileBlock, offsets: Sequence[int], shape: Sequence[int]) -> Tensor:
         """Return a part of one of the files' tensors, in ``shape``."""
         from safetensors import SafetensorError
 
@@ -168,7 +168,7 @@ def folder_slices(
     converted = conversions(model if converting is None else converting, tensors.stored)
     ties = dict(model.all_tied_weights_keys or {})
     aliases = {own: name for name, own in ties.items()}
-    places: dict[str, tuple[Block, ...]] = {}
+    places: dict[str, tuple[FileBlock, ...]] = {}
     grown: dict[str, tuple[Shape, Shape]] = {}
     for name, tensor in (*model.named_parameters(), *persistent_buffers(model)):
         used = tensors.found.used
@@ -185,7 +185,7 @@ def folder_slices(
         found = _blocks(shape, names, tensors.stored, converted)
         if not found:
             return f"{name} is made from other tensors of the files"
-        places[name] = tuple(Block(files[one], one, at, size) for one, at, size in found)
+        places[name] = tuple(FileBlock(files[one], one, at, size) for one, at, size in found)
     return FolderSlices(places, {name: grown[name] for name in growing if name in grown})
 
 
