@@ -37,6 +37,7 @@ def train(
     dataset: Rows | None = None,
     eval_dataset: Rows | None = None,
     callbacks: Iterable[object] | None = None,
+    metrics: Sequence[object] | None = None,
     rewards: Sequence[object] | None = None,
     nproc: int | None = None,
     resume: str | None = None,
@@ -49,9 +50,11 @@ def train(
     dotted key. ``algorithm``: a name, ``module:SPEC``, or an imported AlgorithmSpec. ``dataset``,
     ``eval_dataset``: a path, or rows (mappings, a ``datasets.Dataset``, a pandas frame) in place of
     data.train and data.eval. ``callbacks``: objects and functions are called in this process, names
-    (``module:Class``) on every rank. ``rewards``: names or imported functions, in place of
-    training.rollout.rewards. ``nproc``: processes on this node. ``resume``: latest, auto or a checkpoint.
-    ``on_event``: called with every event of the run, from a thread. ``quiet``: prints nothing.
+    (``module:Class``) on every rank. ``metrics``: names or imported functions of (answer, expected), of the
+    answers that each evaluation then generates (``training.eval_generate``). ``rewards``: names or imported
+    functions, in place of training.rollout.rewards. ``nproc``: processes on this node. ``resume``: latest,
+    auto or a checkpoint. ``on_event``: called with every event of the run, from a thread. ``quiet``: prints
+    nothing.
 
     Started once, it starts the run's ranks; in a process of torchrun, srun or another launcher it becomes one
     rank, and returns on each. A run directory that holds a run is never overwritten unasked: a second call
@@ -65,6 +68,8 @@ def train(
     flags: dict[str, Json] = {
         "training.algorithm": None if algorithm is None else _algorithm(algorithm),
         "training.callbacks": names,
+        "training.eval_metrics": named_parts(metrics, "metrics"),
+        "training.eval_generate": None if metrics is None else True,
         "training.rollout.rewards": named_parts(rewards, "rewards"),
         "training.resume_from_checkpoint": resume,
         "data.train": dataset_setting(dataset, "dataset", cache_folder(os.environ)),

@@ -7,19 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from paceline.config.answer_metrics import OF_LENGTH, labels_of, written_out
 from paceline.core.tables import ALGORITHMS
 
 
-def evaluation_metrics(algorithm: str, rewards: Sequence[str] = ()) -> tuple[str, ...]:
+def evaluation_metrics(
+    algorithm: str, rewards: Sequence[str] = (), answers: Sequence[str] = ()
+) -> tuple[str, ...]:
     """Return the metrics' names with prefix ``eval_``; ``rewards``: reward functions of an on-policy
-    algorithm.
+    algorithm; ``answers``: metrics of the answers of ``eval_generate``, if it is on.
     """
     spec = ALGORITHMS.spec(algorithm)
     own: tuple[str, ...] = spec.evaluated or (() if spec.on_policy else ("eval_loss",))
+    of_answers = (*labels_of(written_out(answers)), *OF_LENGTH) if answers else ()
     if own:
-        return own
+        return (*own, *of_answers)
     of_each = (f"eval_reward/{label}" for label in reward_labels(rewards))
-    return ("eval_reward", *of_each, "eval_completion_length", "eval_truncated")
+    return ("eval_reward", *of_each, "eval_completion_length", "eval_truncated", *of_answers)
 
 
 def reward_labels(names: Sequence[str]) -> list[str]:

@@ -178,7 +178,9 @@ RECOGNISED: dict[str, Recognised] = {
     "dataset_dir": _warn(
         "data sets are named by path or hub name under data.train; dataset_info.json is not read"
     ),
-    "predict_with_generate": _warn("evaluation measures the loss; `paceline chat RUN` generates text", False),
+    "predict_with_generate": _warn(
+        "`eval_generate: true` answers the evaluation rows and measures the answers by eval_metrics", False
+    ),
     "tokenized_path": _warn(
         "data are tokenised from data.train and cached in data.cache_dir; other tokenised data sets"
         " are not read"

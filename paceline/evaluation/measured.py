@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, cast
 
+from paceline.config.answer_metrics import written_out
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import DataError
 from paceline.core.json_types import Json, JsonObject, as_object
 from paceline.evaluation import codes
 from paceline.evaluation.job import EvaluationJob
 from paceline.evaluation.judge import judged
-from paceline.evaluation.metrics import expanded, pass_at, passes_of
+from paceline.evaluation.metrics import pass_at, passes_of
 from paceline.evaluation.models import NamedModel, config_of
 from paceline.evaluation.prepared import read_task, settings_of
 from paceline.evaluation.rank import Report
@@ -101,7 +102,7 @@ def answers_of(
     wheres = [f"row {row.number + 1}" for row in answered for _ in row.answers]
     pairs = _pairs(answered) if job.metrics else []
     known: dict[str, Scores] = {}
-    for name in expanded(job.metrics):
+    for name in written_out(job.metrics):
         passes = passes_of(name)
         inner = name if passes is None else passes[1]
         if inner not in known:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import string
 from collections import Counter
@@ -14,6 +15,7 @@ from importlib.util import find_spec
 from math import comb
 
 from paceline.algorithms.rewards.functions import marked_number
+from paceline.config.answer_metrics import METRIC_GROUPS, written_out
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.registry import load_attr
@@ -98,20 +100,22 @@ METRICS = {
     "bleu": Metric(corpus=bleu, package="sacrebleu", install="sacrebleu"),
     "math_verify": Metric(math_verify, package="math_verify", install="math-verify"),
 }
-GROUPS = {"rouge": ("rouge1", "rouge2", "rougeL")}
 
 
 def metric_named(name: str) -> Metric:
     """Return a built-in metric, or a function of the user's own named ``module:function``."""
-    if name in METRICS:
-        return METRICS[name]
-    return Metric(load_attr(name))
+    return METRICS[name] if name in METRICS else own_metric(name)
 
 
-def expanded(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names with groups written out, each once."""
-    found = [one for name in names for one in GROUPS.get(name, (name,))]
-    return tuple(dict.fromkeys(found))
+def own_metric(name: str) -> Metric:
+    """Return the user's own ``module:function`` as a metric. Raises ConfigError if it is no such function."""
+    found = load_attr(name)
+    try:
+        inspect.signature(found).bind("answer", "expected")
+    except (TypeError, ValueError) as error:
+        what, hint = f"'{name}' is no metric", "a function of (answer, expected) that returns a number"
+        raise ConfigError(codes.EVALUATION_METRIC(what, "--metrics", str(error), hint)) from error
+    return Metric(found)
 
 
 def passes_of(name: str) -> tuple[int, str] | None:
@@ -125,33 +129,31 @@ def pass_at(k: int, samples: int, correct: int) -> float:
     return 1.0 if samples - correct < k else 1.0 - comb(samples - correct, k) / comb(samples, k)
 
 
-def check_metrics(names: Sequence[str], samples: int) -> None:
+def check_metrics(names: Sequence[str], samples: int, where: str = "--metrics") -> None:
     """Raise ConfigError for unknown metrics, missing packages and a pass@k with fewer than k samples."""
     found: list[Diagnostic] = []
-    for name in expanded(names):
+    for name in written_out(names):
         passes = passes_of(name)
         if passes is not None and passes[0] > samples:
             what = f"{name} needs at least {passes[0]} answers a row"
             hint = f"--samples {passes[0]} generation.temperature=0.8"
-            found.append(codes.EVALUATION_METRIC(what, "--metrics", f"--samples {samples}", hint))
+            found.append(codes.EVALUATION_METRIC(what, where, f"--samples {samples}", hint))
         inner = name if passes is None else passes[1]
         if inner in METRICS:
             metric = METRICS[inner]
             if passes is not None and metric.per_answer is None:
                 what = f"{inner} is a number for all answers together, so that no answer passes by it"
-                found.append(
-                    codes.EVALUATION_METRIC(what, "--metrics", name, f"pass@{passes[0]}:exact_match")
-                )
+                found.append(codes.EVALUATION_METRIC(what, where, name, f"pass@{passes[0]}:exact_match"))
             if metric.package and find_spec(metric.package) is None:
                 what = f"the metric {inner} needs the package {metric.install}, which is not installed"
                 hint = f"pip install {metric.install}, or all of them: pip install 'paceline[metrics]'"
-                found.append(codes.EVALUATION_METRIC_PACKAGE(what, "--metrics", inner, hint))
+                found.append(codes.EVALUATION_METRIC_PACKAGE(what, where, inner, hint))
         elif ":" not in inner:
-            known = ", ".join([*METRICS, *GROUPS, "pass@k"])
+            known = ", ".join([*METRICS, *METRIC_GROUPS, "pass@k"])
             what = "there is no metric of this name"
             hint = f"{known}, or your own as module:function"
-            found.append(codes.EVALUATION_METRIC(what, "--metrics", inner, hint))
+            found.append(codes.EVALUATION_METRIC(what, where, inner, hint))
         else:
-            load_attr(inner)
+            own_metric(inner)
     if found:
         raise ConfigError(*found)

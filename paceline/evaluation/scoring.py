@@ -15,13 +15,14 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.evaluation import codes
-from paceline.evaluation.metrics import METRICS, metric_named
+from paceline.evaluation.metrics import METRICS, PerAnswer, metric_named
 from paceline.launch.environ import current
 from paceline.launch.outlet import redacted
 from paceline.launch.spec import import_path, module_argv
@@ -29,6 +30,9 @@ from paceline.launch.spec import import_path, module_argv
 START_SECONDS = 120.0
 ANSWER_SECONDS = 10.0
 CORPUS_SECONDS = 600.0
+
+
+Pairs = Sequence[tuple[str, str]]  # (answer, expected)
 
 
 @dataclass
@@ -56,30 +60,56 @@ class Scores:
         )
 
 
-def score(name: str, pairs: Sequence[tuple[str, str]], seconds: float = ANSWER_SECONDS) -> Scores:
-    """Return a metric of (answer, expected) pairs. An answer over its time counts as 0, and is named."""
-    corpus = name in METRICS and METRICS[name].corpus is not None
+def is_corpus(name: str) -> bool:
+    """Whether a metric gives one number for all answers together."""
+    return name in METRICS and METRICS[name].corpus is not None
+
+
+def score(name: str, pairs: Pairs, seconds: float = ANSWER_SECONDS, until: float = math.inf) -> Scores:
+    """Return a metric of (answer, expected) pairs. An answer over its time counts as 0, and is named; so do
+    all that are left after ``until`` seconds.
+    """
+    own = METRICS.get(name)
+    if own is not None and own.per_answer is not None and not own.package:
+        return _scored_here(own.per_answer, pairs)
+    corpus = is_corpus(name)
     count = 1 if corpus else len(pairs)
-    found = Scores()
+    found, end = Scores(), time.monotonic() + until
     with tempfile.TemporaryDirectory(prefix="paceline-scoring-") as folder:
         file = Path(folder) / "pairs.jsonl"
         file.write_text("".join(json.dumps(list(pair)) + "\n" for pair in pairs), encoding="utf-8")
         while len(found.values) < count:
-            limit = CORPUS_SECONDS if corpus else seconds
+            limit = min(CORPUS_SECONDS, until) if corpus else seconds
             with _child(name, file, len(found.values)) as lines:
-                reason = _read(lines, found, count, limit)
-            if len(found.values) < count:  # the child ended, or was too slow, at this one
-                found.failed.append((len(found.values), reason))
-                found.values.append(0.0)
+                reason = _read(lines, found, count, limit, end)
+            left = range(len(found.values), count)
+            if left:  # the child ended, or was too slow, at the first of these
+                late = time.monotonic() >= end
+                reason = f"the time of {until:g} s for this metric was over" if late else reason
+                given_up = left if late else left[:1]
+                found.failed += [(at, reason) for at in given_up]
+                found.values += [0.0] * len(given_up)
     return found
 
 
-def _read(lines: queue.Queue[str | None], found: Scores, count: int, limit: float) -> str:
-    """Take values until all are there; return why no more came."""
+def _scored_here(per_answer: PerAnswer, pairs: Pairs) -> Scores:
+    """Return a metric of our own, which is quick, without a child."""
+    found = Scores()
+    for at, pair in enumerate(pairs):
+        try:
+            found.values.append(per_answer(*pair))
+        except ValueError as error:
+            found.failed.append((at, str(error)[:200]))
+            found.values.append(0.0)
+    return found
+
+
+def _read(lines: queue.Queue[str | None], found: Scores, count: int, limit: float, end: float) -> str:
+    """Take values until all are there, or until ``end``; return why no more came."""
     seconds = START_SECONDS
     while len(found.values) < count:
         try:
-            line = lines.get(timeout=seconds)
+            line = lines.get(timeout=max(0.0, min(seconds, end - time.monotonic())))
         except queue.Empty:
             return f"no answer within {seconds:g} s"
         if line is None:

@@ -33,6 +33,7 @@ from paceline.plan.engine_options import (
     option_decisions,
     row_kernel_decisions,
 )
+from paceline.plan.eval_generate import evaluation_decision
 from paceline.plan.expert_adapters import expert_decisions
 from paceline.plan.fp8 import fp8_decisions
 from paceline.plan.hardware.kinds import is_accelerator, kind_of
@@ -82,8 +83,8 @@ def _checked(plan: Plan) -> Plan:
 def _with_room(plan: Plan, hardware: Hardware, needed: bool) -> Plan:
     """Return ``plan`` with its memory and what follows. Raises ConfigError if it must fit and does not."""
     plan = with_generation(replace(plan, memory=memory_of(plan, hardware)), hardware)
-    decoding = decoding_decision(plan)
-    plan = replace(plan, decisions=(*plan.decisions, decoding)) if decoding else plan
+    written = [one for one in (decoding_decision(plan), evaluation_decision(plan)) if one is not None]
+    plan = replace(plan, decisions=(*plan.decisions, *written))
     room = room_of(plan, hardware)
     problems = room_problems(plan, hardware, room)
     own_keys = [*rows_problems(plan, hardware), *gathered_problems(plan, hardware)]

@@ -16,7 +16,7 @@ from paceline.plan.plan import Plan
 
 REWARDS, STRATEGY, COMPILE, MODEL = "reward functions", "strategy class", "compile backend", "model class"
 ALGORITHM = "algorithm class"
-CALLBACKS, TRACKERS = "callbacks", "trackers"
+CALLBACKS, TRACKERS, METRICS = "callbacks", "trackers", "metrics"
 DATASETS, TOKENIZER = "saved datasets", "tokenizer"  # see ``training.questions``
 #: ``attn_implementation`` that every model class supports
 _ATTENTION = ("auto", "paceline", "eager", "sdpa")
@@ -36,6 +36,8 @@ def things_to_try(config: Config, plan: Plan | None, environ: Mapping[str, str])
         found[CALLBACKS] = ", ".join(one.name for one in t.callbacks)
     if trackers := [name for name in t.report_to if ":" in name]:
         found[TRACKERS] = ", ".join(trackers)
+    if own := [name for name in t.eval_metrics if ":" in name and t.eval_generate]:
+        found[METRICS] = ", ".join(own)
     options = [
         o for o in (t.torch_compile_backend, t.torch_compile_mode) if o not in (None, "inductor", "default")
     ]

@@ -16,6 +16,7 @@ from paceline.rules.base import Context, Facts, Rule
 from paceline.rules.batch import BATCH_RULES
 from paceline.rules.data import DATA_RULES
 from paceline.rules.device import DEVICE_RULES
+from paceline.rules.eval_generate import EVAL_GENERATE_RULES
 from paceline.rules.host import HOST_RULES
 from paceline.rules.model import MODEL_RULES
 from paceline.rules.optimisation import OPTIMISATION_RULES
@@ -40,6 +41,7 @@ RULES: tuple[Rule, ...] = (
     *ROLLOUT_RULES,
     *SERVER_RULES,
     *SAVE_RULES,
+    *EVAL_GENERATE_RULES,
     *DATA_RULES,
     *MODEL_RULES,
     *HOST_RULES,

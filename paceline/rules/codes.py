@@ -126,6 +126,23 @@ TRAIN_BEST_METRIC = Code(
     "metric_for_best_model names a metric that this algorithm's evaluation produces, with or"
     " without the prefix eval_.",
 )
+TRAIN_EVAL_GENERATE = Code(
+    "train.eval_generate",
+    "training.eval_generate answers the rows of evaluations and compares the answers with the rows' own. It"
+    " needs evaluations (eval_strategy) and an algorithm that trains a language model on rows with answers;"
+    " eval_metrics and eval_generate_rows act with it only.",
+)
+TRAIN_EVAL_METRICS = Code(
+    "train.eval_metrics",
+    "training.eval_metrics names metrics of one answer to a row: built-in ones, or your own as"
+    " module:function of (answer, expected).",
+)
+STRATEGY_EVAL_GENERATE = Code(
+    "strategy.eval_generate",
+    "Answers at evaluations are generated token by token with the complete model on every rank (under tensor"
+    " parallelism: on the ranks of a group together). Use ddp, fsdp or zero1 to zero3, or measure checkpoints"
+    " afterwards by paceline evaluate.",
+)
 TRAIN_REENTRANT = Code(
     "train.reentrant",
     "Reentrant checkpointing loses gradients when a block's inputs do not require any (adapters,"

@@ -136,7 +136,8 @@ def best_metric(c: Context) -> Iterator[Diagnostic]:
     if requested is None:
         return
     rewards = t.rollout.rewards if t.rollout is not None else ()
-    names = evaluation_metrics(t.algorithm, [reward.name for reward in rewards])
+    answers = t.eval_metrics if t.eval_generate else ()
+    names = evaluation_metrics(t.algorithm, [reward.name for reward in rewards], answers)
     full = requested if requested.startswith("eval_") else f"eval_{requested}"
     if full not in names:
         yield c.problem(

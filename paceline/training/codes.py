@@ -162,6 +162,12 @@ TRAINING_NO_PROMPTS = Code(
     " tokens with loss. No row has a prompt, because they are plain texts or all their tokens carry"
     " loss. Give conversations or instructions and data.train_on: assistant, or set lmbda: 0.",
 )
+TRAINING_EVAL_GENERATE = Code(
+    "training.eval_generate",
+    "training.eval_generate lets the model answer evaluation rows: the text before their last tokens with"
+    " loss. No row has such a prompt and an answer to compare with, because they are plain texts, all their"
+    " tokens carry loss, or prompts come without an answer.",
+)
 TRAINING_NO_STEPS = Code(
     "training.no_steps",
     "There are not enough data for one step. Set dataloader_drop_last: false, use a smaller batch,"

@@ -30,6 +30,7 @@ from paceline.data.kinds.base import row_kind
 from paceline.data.look import first_examples, look_at_sets, look_at_tokenizer, missing_sets
 from paceline.data.prepare import train_fingerprint_of
 from paceline.data.template_look import Described, describe
+from paceline.evaluation.metrics import check_metrics
 from paceline.launch.environ import cache_folder
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.algorithms.roles import models_named
@@ -40,7 +41,7 @@ from paceline.training import codes
 from paceline.training.class_numbers import class_numbers
 from paceline.training.continuity import FIXED, keep_global_batch, not_compared, other_strategy, requantised
 from paceline.training.move_cost import cost_of_move
-from paceline.training.no_prompts import no_prompts
+from paceline.training.no_prompts import no_prompts, nothing_to_answer
 from paceline.training.rollout.named import check_reward_folder, missing_key
 from paceline.training.same_model import other_training
 
@@ -67,6 +68,7 @@ def look(config: Config, environ: Mapping[str, str], plan: Plan | None = None) -
         lambda: [*of_data, *look_at_tokenizer(config.model, formats, reading_of(config).kind)],
         lambda: _labels(config),
         lambda: _own_answers(config),
+        lambda: _eval_generate(config),
         lambda: _rollout(config, environ),
         lambda: _checkpoint(config, environ, plan),
     ]
@@ -166,6 +168,25 @@ def _own_answers(config: Config) -> Iterator[Diagnostic]:
         return  # reported with the data sets
     if first.everywhere and first.examples and not any(example.messages for example in first.examples):
         yield no_prompts(spec, "rows of plain text")
+
+
+def _eval_generate(config: Config) -> Iterator[Diagnostic]:
+    """Check that some row can be answered at evaluations, and the packages of the metrics."""
+    t, reading = config.training, reading_of(config)
+    if not t.eval_generate:
+        return
+    check_metrics([name for name in t.eval_metrics if ":" not in name], 1, "training.eval_metrics")
+    if reading.kind.answered:
+        return
+    if reading.kind.trained_tokens(reading.train_on) == "all":
+        yield nothing_to_answer(f"data.train_on: {reading.train_on}")
+        return
+    try:
+        first = first_examples(config.data, reading, "data.eval" if config.data.eval else "data.train")
+    except DataError:
+        return  # reported with the data sets
+    if first.everywhere and first.examples and not any(example.messages for example in first.examples):
+        yield nothing_to_answer("rows of plain text")
 
 
 def _rollout(config: Config, environ: Mapping[str, str]) -> Iterator[Diagnostic]:

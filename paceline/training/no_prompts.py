@@ -1,4 +1,4 @@
-"""Rows without prompts, of a run whose model generates its own answers. No torch."""
+"""Rows without prompts, of a run whose model generates answers to them. No torch."""
 
 from __future__ import annotations
 
@@ -14,4 +14,15 @@ def no_prompts(spec: AlgorithmSpec, found: str) -> Diagnostic:
         f"{spec.key}.{spec.own_answers}",
         found,
         f"use conversations or instructions with data.train_on: assistant, or set {spec.own_answers}: 0",
+    )
+
+
+def nothing_to_answer(found: str) -> Diagnostic:
+    """Return the error for evaluation data of which no row has a prompt and an answer."""
+    return codes.TRAINING_EVAL_GENERATE(
+        "evaluations should generate answers, but no evaluation row has a prompt and an expected answer",
+        "training.eval_generate",
+        found,
+        "use conversations, instructions or prompts with answers, and data.train_on: assistant; or set"
+        " eval_generate: false",
     )

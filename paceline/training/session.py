@@ -31,6 +31,7 @@ from paceline.data.source import PackedSource
 from paceline.models.malloc import configure_malloc
 from paceline.models.scalar_head import SCALAR_ROLES, Classes
 from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.eval_generate import answers_at_evaluation
 from paceline.plan.model.balance import config_coefficient
 from paceline.plan.model.read_shape import text_part
 from paceline.plan.model.router_loss import router_options
@@ -51,6 +52,7 @@ from paceline.strategies.runner import make_runner
 from paceline.training import codes
 from paceline.training.cadence import Cadence, every
 from paceline.training.classes import read_classes
+from paceline.training.eval_generate import answers_measured
 from paceline.training.evaluate import evaluate
 from paceline.training.loading import Loading
 from paceline.training.metrics import PeakFlops, Throughput, computed_parameters
@@ -65,7 +67,7 @@ from paceline.training.saver import Published, RunContents, RunSaves
 from paceline.training.saving import adapter_of, same_base
 from paceline.training.schedule import learning_rate_schedule
 from paceline.training.state import TrainState, best_rule
-from paceline.training.trainer import Observer, Saves, Trainer
+from paceline.training.trainer import Observer, Saves, Trainer, notify
 from paceline.training.windows import BatchLayout, CountedRows, Epochs, WindowSource, count_epochs
 
 
@@ -138,7 +140,7 @@ class Session:
         strategy = make_strategy(self.plan.strategy, self.world, self.plan)
         runner = make_runner(strategy)
         generation = algorithm_spec(self.plan.algorithm).generation(self.config.training)
-        if generation is not None and not strategy.can_generate:
+        if (generation is not None or self.config.training.eval_generate) and not strategy.can_generate:
             what = f"the strategy '{self.plan.strategy}' cannot generate during training"
             hint = "export a checkpoint and use that, or train with distributed_strategy: fsdp"
             where = "training.distributed_strategy"
@@ -341,7 +343,7 @@ class Session:
             best=best_rule(t, self.evaluation_metrics()),
             state=parts.state,
             inspect=self.inspector(parts) if self.world.world_size > 1 else None,
-            evaluate=self.evaluation(parts),
+            evaluate=self.evaluation(parts, observers),
             saves=saves,
             should_stop=should_stop,
             any_rank=self.world.any,
@@ -349,15 +351,27 @@ class Session:
 
     def evaluation_metrics(self) -> tuple[str, ...]:
         """Return the names of the metrics that an evaluation of this run yields."""
-        rewards = (self.config.training.rollout or RolloutOptions()).rewards
-        return evaluation_metrics(self.plan.algorithm, [reward.name for reward in rewards])
+        t = self.config.training
+        rewards = (t.rollout or RolloutOptions()).rewards
+        answers = t.eval_metrics if t.eval_generate else ()
+        return evaluation_metrics(self.plan.algorithm, [reward.name for reward in rewards], answers)
 
-    def evaluation(self, parts: Parts) -> Callable[[], dict[str, float]] | None:
+    def evaluation(
+        self, parts: Parts, observers: Iterable[Observer] = ()
+    ) -> Callable[[], dict[str, float]] | None:
         """Return the evaluation function, or None if the run does not evaluate."""
         t = self.config.training
         if self.prepared.eval is None or (t.eval_strategy == "no" and not t.eval_on_start):
             return None
-        return partial(parts.evaluate, self.source(train=False))
+        rows = partial(parts.evaluate, self.source(train=False))
+        options = answers_at_evaluation(t, self.config.generation)
+        if options is None:
+            return rows
+        strategy, policy = parts.runner.strategy, parts.handles[parts.algorithm.trains[0]]
+        report = partial(notify, observers)
+        answers, words = answers_measured(self.plan, t, options, self.prepared, strategy, policy, report)
+        self.notes.append(f"{'answers':<9} {words}")
+        return lambda: {**rows(), **answers()}
 
     def evaluated(self, runner: Runner, handles: Handles, algorithm: Algorithm) -> Evaluation:
         """Return the evaluation of an algorithm that trains on rows."""

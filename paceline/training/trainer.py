@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from paceline.algorithms.base import Algorithm
-from paceline.core.diagnostics import Code, Severity
+from paceline.core.diagnostics import Code, Diagnostic, Severity
 from paceline.core.errors import CheckpointError, PacelineError
 from paceline.protocols.window import Report, StepResult, Window
 from paceline.runlog import events
@@ -51,6 +51,12 @@ class Observer(Protocol):
     """Receives events: the event log, the console, a tracker."""
 
     def __call__(self, event: events.Event) -> None: ...
+
+
+def notify(observers: Iterable[Observer], finding: Diagnostic) -> None:
+    """Give a finding to every observer."""
+    for observer in observers:
+        observer(events.Notice(finding))
 
 
 @dataclass

@@ -81,6 +81,7 @@ EARLIER_AS = {
 LATE = {
     "numbers of a running job": (
         """
+        evaluation.metric_failed
         rewards.failed rollout.no_spread training.diverged training.no_gradient training.no_labels
         training.nonfinite training.overflow
     """
@@ -131,7 +132,8 @@ LATE = {
         """
         data.cannot_split data.classes data.document_too_long data.eval_overlap data.max_positions
         data.no_labels data.no_usable_rows data.one_label data.row_too_large
-        data.token_range data.too_few_rows rewards.code_tests training.no_prompts training.no_steps
+        data.token_range data.too_few_rows rewards.code_tests training.eval_generate
+        training.no_prompts training.no_steps
         data.answer_cut_off data.bad_tool_call data.bad_tools data.documents data.turn_left_out
         data.bad_csv data.bad_json data.bad_label data.bad_margin data.bad_messages
         data.images data.missing_column data.no_answer

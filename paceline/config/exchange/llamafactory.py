@@ -271,5 +271,5 @@ def _not_training(reading: KeyReader) -> None:
         reading.nothing(("task", "n_shot", "lang", "split", "save_dir", "batch_size", "task_dir"), says)
         reading.nothing([k for k in reading.given if k.startswith(("vllm_", "sglang_"))], says)
     reading.nothing([key for key in reading.given if key.startswith(("vllm_", "sglang_"))], says)
-    reading.nothing("predict_with_generate", "evaluation measures the loss; answers are `paceline chat`'s")
+    reading.nothing("predict_with_generate", "the training is the same; eval_generate answers at evaluations")
     reading.nothing(("save_hf_model", "hub_private"), HUB)

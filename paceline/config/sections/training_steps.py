@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
+from paceline.config.answer_metrics import ANSWER_METRICS, METRIC_GROUPS
 from paceline.config.optimizers import BUILT
 from paceline.config.optimizers_not_built import KNOWN
 from paceline.config.sections.own import own_name
@@ -63,6 +64,14 @@ def to_trackers(value: Json) -> Json:
     names = () if value is None or value is False else to_texts(value)
     names = tuple(own_name("trackers", (NONE, ALL, *TRACKERS))(name) for name in names)
     return () if names == (NONE,) else names
+
+
+def to_metrics(value: Json) -> Json:
+    """Convert names of metrics of answers to a tuple of names, each once."""
+    names = () if value is None else to_texts(value)
+    return tuple(
+        dict.fromkeys(own_name("metrics", (*ANSWER_METRICS, *METRIC_GROUPS))(name) for name in names)
+    )
 
 
 class OptimisationFields(Section):
@@ -144,6 +153,23 @@ class EvaluationFields(Section):
         ),
     )
     eval_on_start: Bool = Field(default=False, description="Evaluate before the first step.")
+    eval_generate: Bool = Field(
+        default=False,
+        description=(
+            "At each evaluation also answer the evaluation rows, as `generation:` says, and compare the "
+            "answers with the rows' own by eval_metrics."
+        ),
+    )
+    eval_metrics: Annotated[tuple[str, ...], BeforeValidator(to_metrics)] = Field(
+        default=("exact_match",),
+        description=(
+            "Metrics of the answers of eval_generate: exact_match, numeric, f1, rouge, bleu, math_verify, or"
+            " your own as module:function of (answer, expected)."
+        ),
+    )
+    eval_generate_rows: OptInt = Field(
+        default=None, ge=1, description="Rows that eval_generate answers, the first ones; all when empty."
+    )
     load_best_model_at_end: Bool = Field(
         default=False, description="Use the best checkpoint as the result; it is never deleted."
     )

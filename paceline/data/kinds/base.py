@@ -28,7 +28,8 @@ class RowKind(ABC):
     a batch, ``Batch.extras``. ``answered``: the model answers the rows itself during training, so that they
     have no labels and are never truncated. ``learns_tokens``: tokens of its documents have labels; otherwise
     texts are tokenized as they are. ``classes``: rows have classes (``Example.facts``). ``keeps_rows``: full
-    rows are kept for a reward function. ``conversations``: formats that need a chat template.
+    rows are kept for a reward function. ``expected``: a row has an answer that the
+    model should give. ``conversations``: formats that need a chat template.
     """
 
     words: str
@@ -38,6 +39,7 @@ class RowKind(ABC):
     learns_tokens: bool = True
     classes: bool = False
     keeps_rows: bool = False
+    expected: bool = True
     conversations: frozenset[str] = frozenset()
 
     @abstractmethod

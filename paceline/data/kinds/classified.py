@@ -93,6 +93,7 @@ class Classified(RowKind):
     """One document per row, without token labels, with its classes."""
 
     words = "texts with their classes"
+    expected = False
     learns_tokens = False
     classes = True
     conversations = frozenset({CONVERSATION})

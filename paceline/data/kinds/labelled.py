@@ -90,6 +90,7 @@ class Labelled(RowKind):
     """One document per row with loss on the answer only, and its label."""
 
     words = "labelled answers"
+    expected = False
     columns = (LABEL,)
     conversations = frozenset({CONVERSATION})
 

@@ -33,6 +33,7 @@ class Rows(Protocol):
     words: str
     group: int
     answered: bool
+    expected: bool
 
 
 @dataclass(frozen=True)

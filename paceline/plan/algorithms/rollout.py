@@ -13,6 +13,7 @@ from paceline.plan.algorithms.base import AlgorithmSpec, algorithm_spec
 from paceline.plan.batch import BatchSplit
 from paceline.plan.cost.room import bytes_by_device
 from paceline.plan.cost.states import SIZES
+from paceline.plan.eval_generate import any_answers
 from paceline.plan.hardware.kinds import is_accelerator, kind_of
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.shape import ModelShape
@@ -95,7 +96,7 @@ def with_generation(plan: Plan, hardware: Hardware) -> Plan:
     Whole on every rank, or, with ``gather_for_generation`` off in its engine, one layer at a time on all
     ranks together.
     """
-    options = algorithm_spec(plan.algorithm).generation(plan.config.training)
+    options = any_answers(algorithm_spec(plan.algorithm), plan.config.training, plan.config.generation)
     if options is None or not strategy_spec(plan.strategy).in_parts(plan.mesh, plan.engine) or options.server:
         return plan
     requested = options.gather_for_generation
@@ -142,7 +143,7 @@ def graph_obstacle(device: str, shape: ModelShape | None) -> str | None:
 
 def decoding_decision(plan: Plan) -> Decision | None:
     """Return how an accelerator is driven while the model writes answers; None if it writes none there."""
-    options = algorithm_spec(plan.algorithm).generation(plan.config.training)
+    options = any_answers(algorithm_spec(plan.algorithm), plan.config.training, plan.config.generation)
     if options is None or options.server or not is_accelerator(plan.device):
         return None
     if strategy_spec(plan.strategy).in_parts(plan.mesh, plan.engine) and _together(plan):

@@ -26,6 +26,7 @@ from paceline.models.rope import DocumentRope
 from paceline.models.source import load_hf_config
 from paceline.models.tensor_parallel import how_cut
 from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.eval_generate import any_answers
 from paceline.plan.model.config_json import model_config
 from paceline.plan.model.shrink import shrunk
 from paceline.plan.model.unusual import impossible, unusual
@@ -187,7 +188,7 @@ def _tensor_parallel(config: Config, plan: Plan, root: RootModule) -> None:
 
 
 def _answers(config: Config, plan: Plan, root: RootModule) -> None:
-    generation = algorithm_spec(plan.algorithm).generation(config.training)
+    generation = any_answers(algorithm_spec(plan.algorithm), config.training, config.generation)
     if generation is not None and generation.server is None:
         cache_for(root.hf, 1)
 

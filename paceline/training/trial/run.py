@@ -30,6 +30,7 @@ from paceline.plan.tries import (
     CALLBACKS,
     COMPILE,
     DATASETS,
+    METRICS,
     MODEL,
     REWARDS,
     STRATEGY,
@@ -119,6 +120,7 @@ def _tried(
         ALGORITHM: _algorithm,
         CALLBACKS: _callbacks,
         TRACKERS: _trackers,
+        METRICS: _metrics,
         COMPILE: _compile,
         MODEL: _model,
         TOKENIZER: lambda config, plan: _tokenizer(config, formats),
@@ -142,6 +144,7 @@ _KEYS = {
     ALGORITHM: "training.algorithm",
     CALLBACKS: "training.callbacks",
     TRACKERS: "training.report_to",
+    METRICS: "training.eval_metrics",
     COMPILE: "training.torch_compile_backend",
     MODEL: "model.name_or_path",
     TOKENIZER: "model.tokenizer",
@@ -204,6 +207,17 @@ def _trackers(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
         if ":" in name:
             own_tracker(name)
     yield from ()
+
+
+def _metrics(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
+    from paceline.evaluation.metrics import own_metric
+
+    for name in config.training.eval_metrics:
+        if ":" in name:
+            try:
+                own_metric(name)
+            except PacelineError as error:
+                yield from (replace(finding, where=_KEYS[METRICS]) for finding in error.diagnostics)
 
 
 def _compile(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:

@@ -21,7 +21,10 @@ STABLE = {
     "generate": "model prompts *system max_new_tokens temperature top_p top_k batch_size",
     "load_config": "config overrides",
     "plan": "config *overrides hardware nproc imports",
-    "train": "config *overrides algorithm dataset eval_dataset callbacks rewards nproc resume on_event quiet",
+    "train": (
+        "config *overrides algorithm dataset eval_dataset callbacks metrics rewards nproc resume"
+        " on_event quiet"
+    ),
     "verify": "config *overrides nproc against steps probe to",
 }
 #: Class → its public attributes

@@ -45,6 +45,7 @@ def under(
 T = "training"
 OWN = {"training.algorithm": "custom_algorithm_spec:SPEC"}
 DPO = {"training.algorithm": "dpo"}
+ANSWERS = "tests/unit/training/test_eval_generate.py"
 CALLBACKS = "tests/unit/training/test_callbacks.py"
 GRPO: dict[str, Any] = {"training.algorithm": "grpo", "training.rollout.rewards": [{"name": "ended"}]}
 PPO = {**GRPO, "training.algorithm": "ppo"}
@@ -344,6 +345,9 @@ TABLE: dict[str, Key | Read] = {
         early_stopping_patience=3,
         early_stopping_threshold=0.5,
     ),
+    "training.eval_generate": Read("plan/eval_generate.py", "answers_at_evaluation", ANSWERS),
+    "training.eval_metrics": Read("training/eval_generate.py", "answers_measured", ANSWERS),
+    "training.eval_generate_rows": Read("training/eval_generate.py", "answers_measured", ANSWERS),
     "training.eval_on_start": Key(p.trainer, True, {"data.eval": [{"path": "e.jsonl"}]}),
     "training.load_best_model_at_end": Key(
         p.saver, True, {**EVALUATED, "training.save_strategy": "steps", "training.eval_steps": 500}

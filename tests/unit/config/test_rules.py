@@ -22,6 +22,7 @@ OLD_GPU = Facts(
     device="cuda", device_name="Tesla V100", bf16=False, fp16=True, backends=frozenset({"gloo", "nccl"})
 )
 IB = Facts(device="cuda", num_nodes=2, infiniband=True, memlock_unlimited=False)
+ANSWERED: dict[str, Any] = {"eval_generate": True, "eval_strategy": "epoch", "eval_metrics": ["f1"]}
 MESH_4 = {"dp_replicate_size": 2, "tp_size": 2}
 SHAPE = {"model_type": "llama"}
 PINNED = "0123456789" * 4
@@ -350,6 +351,27 @@ CASES = [
         _t(lr_scheduler_type="cosine", lr_scheduler_kwargs={"num_cycles": 2}),
     ),
     case("train.best_metric", _t(metric_for_best_model="rouge1"), _t(metric_for_best_model="token_accuracy")),
+    case(
+        "train.eval_generate",
+        _t(eval_generate=True),
+        _t(eval_generate=True, eval_strategy="epoch"),
+    ),
+    case(
+        "train.eval_generate",
+        _t(eval_generate=True, eval_strategy="epoch", algorithm="kto"),
+        _t(eval_generate=True, eval_strategy="epoch", algorithm="dpo"),
+    ),
+    case(
+        "train.eval_metrics",
+        _t(eval_metrics=["pass@4"]),
+        _t(eval_metrics=["rouge", "my_module:metric"]),
+    ),
+    case(
+        "strategy.eval_generate",
+        _t(eval_generate=True, eval_strategy="epoch", distributed_strategy="pipeline"),
+        _t(eval_generate=True, eval_strategy="epoch", distributed_strategy="fsdp"),
+    ),
+    case("train.best_metric", _t(metric_for_best_model="f1"), _t(**ANSWERED, metric_for_best_model="f1")),
     case(
         "train.reentrant",
         _t(gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": True}),

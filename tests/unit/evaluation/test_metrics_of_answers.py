@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from paceline.config.answer_metrics import ANSWER_METRICS, written_out
 from paceline.core.errors import ConfigError
 from paceline.evaluation import metrics
-from paceline.evaluation.metrics import METRICS, check_metrics, expanded, pass_at, passes_of
+from paceline.evaluation.metrics import METRICS, check_metrics, pass_at, passes_of
 from paceline.evaluation.scoring import score
 
 PAIRS = [
@@ -64,7 +65,7 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_correct_answer() -> None:
 
 
 def test_groups_are_written_out() -> None:
-    assert expanded(["rouge", "f1", "rouge1"]) == ("rouge1", "rouge2", "rougeL", "f1")
+    assert written_out(["rouge", "f1", "rouge1"]) == ("rouge1", "rouge2", "rougeL", "f1")
 
 
 @pytest.mark.parametrize(
@@ -122,3 +123,7 @@ def test_a_slow_metric_and_one_that_ends_cost_their_own_rows_only(own: str) -> N
     warning = found.warning(own, [f"row {n + 1}" for n in range(7)])
     assert warning is not None and warning.where == "row 2" and "4 of 7" in warning.what
     assert own.partition(":")[0] not in sys.modules  # it ran in a child
+
+
+def test_the_config_knows_every_metric_by_its_name() -> None:
+    assert tuple(METRICS) == ANSWER_METRICS
