@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -15,7 +15,7 @@ from paceline.generation import codes
 from paceline.models.hub_code import refuse_hub_attention
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase, TextStreamer
 
     from paceline.protocols.model import HFModel
 
@@ -125,6 +125,30 @@ def answer(
     return answers
 
 
+def answer_streamed(
+    model: HFModel,
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    sampling: Sampling,
+    write: Callable[[str], None],
+) -> str:
+    """Return the assistant's next message, and give its text to ``write`` part by part while it is generated.
+
+    The same answer as ``answer`` gives. Raises ConfigError as ``answer`` does.
+    """
+    from transformers import TextStreamer
+
+    class Stream(TextStreamer):
+        def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+            if text:
+                write(text)
+
+    prompts = [prompt_ids(tokenizer, messages)]
+    _check_room(model, prompts, sampling)
+    stream = Stream(tokenizer, skip_prompt=True, skip_special_tokens=True)  # type: ignore[no-untyped-call]
+    return _answer_batch(model, tokenizer, prompts, sampling, stream)[0]
+
+
 def prompt_ids(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> list[int]:
     """Return the token ids of a conversation up to the start of the assistant's message."""
     if not getattr(tokenizer, "chat_template", None):
@@ -168,7 +192,11 @@ def _rendered(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]]
 
 @torch.inference_mode()
 def _answer_batch(
-    model: HFModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[list[int]], sampling: Sampling
+    model: HFModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[list[int]],
+    sampling: Sampling,
+    streamer: TextStreamer | None = None,
 ) -> list[str]:
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (tokenizer.eos_token_id or 0)
     width = max(len(p) for p in prompts)
@@ -184,6 +212,7 @@ def _answer_batch(
         pad_token_id=pad,
         eos_token_id=end_tokens(model, tokenizer) or None,
         use_cache=True,
+        streamer=streamer,
         **sampling.arguments(),
     )
     return [str(text) for text in tokenizer.batch_decode(made[:, width:], skip_special_tokens=True)]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
 from paceline.generation import codes
-from paceline.generation.answer import Message, Sampling, answer, load_folder
+from paceline.generation.answer import Message, Sampling, answer_streamed, load_folder
 from paceline.generation.settings import sampling_of
 from paceline.launch.ending import ended
 from paceline.launch.outlet import redacted
@@ -44,11 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         model.generation_config.max_length = None
         opening: list[Message] = [{"role": "system", "content": options.system}] if options.system else []
         if options.prompt is not None:
-            print(
-                answer(model, tokenizer, [[*opening, {"role": "user", "content": options.prompt}]], sampling)[
-                    0
-                ]
-            )
+            printed = PrintedAnswer()
+            messages: list[Message] = [*opening, {"role": "user", "content": options.prompt}]
+            answer_streamed(model, tokenizer, messages, sampling, printed.write)
+            printed.end()
         else:
             converse(model, tokenizer, opening, sampling, sys.stdin, remember=not options.forget)
     except PacelineError as error:
@@ -128,6 +127,21 @@ def model_folder(run: Path) -> Iterator[Path]:
         yield to
 
 
+class PrintedAnswer:
+    """An answer on the terminal, printed as it comes, behind a ``mark``."""
+
+    def __init__(self, mark: str = "") -> None:
+        self._mark = mark
+
+    def write(self, text: str) -> None:
+        """Print a part; the text's own line ends stay."""
+        print(f"{self._mark}{text}", end="", flush=True)
+        self._mark = ""
+
+    def end(self) -> None:
+        print(self._mark, flush=True)
+
+
 def converse(
     model: HFModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -157,12 +171,13 @@ def converse(
             history = list(opening)
         elif text:
             messages = [*history, {"role": "user", "content": text}]
+            printed = PrintedAnswer("model> " if interactive else "")
             try:
-                reply = answer(model, tokenizer, [messages], sampling)[0]
+                reply = answer_streamed(model, tokenizer, messages, sampling, printed.write)
             except ConfigError as error:
                 print(error, file=sys.stderr)
                 continue
-            print(f"model> {reply}" if interactive else reply, flush=True)
+            printed.end()
             if remember and interactive:
                 history = [*messages, {"role": "assistant", "content": reply}]
 

@@ -15,7 +15,7 @@ from paceline.protocols.divergence import Divergence
 from paceline.protocols.roles import Role
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel, TextStreamer
 
     class HFModel(PreTrainedModel):  # type: ignore[no-untyped-call]
         """A Transformers model with a head, to type checkers: the types that Transformers' methods lack.
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 
         def eval(self) -> Self: ...
 
-        def generate(self, ids: Tensor, **options: Tensor | float | list[int] | None) -> Tensor: ...
+        def generate(
+            self, ids: Tensor, **options: Tensor | float | list[int] | TextStreamer | None
+        ) -> Tensor: ...
 
 
 @dataclass(frozen=True)

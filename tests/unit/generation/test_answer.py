@@ -14,7 +14,7 @@ from paceline.core import bounded
 from paceline.core.errors import ConfigError
 from paceline.demo.tokenizer import vocabulary, write_tokenizer
 from paceline.generation import chat
-from paceline.generation.answer import Sampling, answer, load_folder, prompt_ids
+from paceline.generation.answer import Sampling, answer, answer_streamed, load_folder, prompt_ids
 
 PROMPTS = [
     "Spell 'cat' backwards.",
@@ -73,6 +73,23 @@ def test_answers_are_greedy_and_do_not_depend_on_the_batch(loaded: tuple[Any, An
     expected = [by_hand(model, tokenizer, p, 8) for p in PROMPTS]
     assert len(set(expected)) > 1
     assert answer(model, tokenizer, conversations(PROMPTS), Sampling(8), batch_size=batch_size) == expected
+
+
+def test_an_answer_is_given_part_by_part_while_it_is_generated(loaded: tuple[Any, Any]) -> None:
+    model, tokenizer = loaded
+    forwards, parts = [0], list[tuple[int, str]]()
+    hook = model.register_forward_pre_hook(lambda *_: forwards.__setitem__(0, forwards[0] + 1))
+    try:
+        for prompt in PROMPTS:
+            parts.clear()
+            (messages,) = conversations([prompt])
+            whole = answer_streamed(
+                model, tokenizer, messages, Sampling(24), lambda text: parts.append((forwards[0], text))
+            )
+            assert whole == "".join(text for _, text in parts) == by_hand(model, tokenizer, prompt, 24)
+    finally:
+        hook.remove()
+    assert len({at for at, _ in parts}) > 1  # not all at the end
 
 
 def test_a_tokenizer_without_a_template_is_refused_by_name(loaded: tuple[Any, Any]) -> None:

@@ -172,7 +172,10 @@ def test_a_metric_that_fails_counts_as_nothing_and_is_named_with_its_rows(
     assert found["eval_at_c"] == 20 / 22
     (note,) = notes
     assert note.where == "training.eval_metrics" and "2 of 22" in note.what
-    assert "evaluation row 3: KeyError" in note.found and "evaluation row 4: the metric returned inf" in note.found
+    assert (
+        "evaluation row 3: KeyError" in note.found
+        and "evaluation row 4: the metric returned inf" in note.found
+    )
 
 
 def test_a_metric_has_only_so_much_time_for_all_answers(
@@ -195,7 +198,12 @@ def test_before_the_start_data_without_answers_and_missing_packages_are_named(
         {
             "model": {"config": {"model_type": "llama"}, "tokenizer": str(tokenizer_dir)},
             "data": {"train": str(rows), "validation_split": 1},
-            "training": {"eval_generate": True, "eval_strategy": "epoch", "eval_metrics": ["bleu"], "eval_generate_rows": 1},
+            "training": {
+                "eval_generate": True,
+                "eval_strategy": "epoch",
+                "eval_metrics": ["bleu"],
+                "eval_generate_rows": 1,
+            },
         }
     )
     monkeypatch.setattr("paceline.evaluation.metrics.find_spec", lambda name: None)
