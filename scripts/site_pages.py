@@ -31,7 +31,7 @@ FENCE = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
 _STYLE = """.md-grid { max-width: 76rem; }
 .md-typeset table:not([class]) { font-size: .64rem; }
 .md-typeset table:not([class]) th { min-width: 3rem; }
-.md-typeset code { word-break: normal; overflow-wrap: anywhere; }
+.md-typeset td:first-child code { white-space: nowrap; }
 """
 
 

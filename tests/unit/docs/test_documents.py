@@ -31,7 +31,6 @@ ENGLISH = {
     "docs/foreign-configs.md",
     "docs/gpu_support.md",
     "docs/moves.md",
-    "docs/planner.md",
     "docs/planner_accuracy.md",
     "docs/support.md",
     "docs/templates.md",

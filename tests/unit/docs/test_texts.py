@@ -75,6 +75,10 @@ FOREIGN_OPTIONS = frozenset(
         "--ntasks-per-node",
         "--npernode",
         "--local-dir",
+        "--target",
+        "--rm",
+        "--no-deps",
+        "--find-links",
         "--port",
         "--logprobs-mode",
         # LLaMA-Factory's, which main.py takes
