@@ -174,6 +174,12 @@ EXPORT_DESTINATION = Code(
 EXPORT_DTYPE = Code(
     "export.dtype", "The export does not support this dtype; the supported ones are listed. Correct --dtype."
 )
+EXPORT_GGUF = Code(
+    "export.gguf",
+    "The model cannot be written as GGUF so that Transformers reads back the same: its family, config or"
+    " tokenizer has no such form, or the package gguf is missing. The message names which; without --gguf"
+    " the Hugging Face folder holds everything.",
+)
 EXPORT_LOAD_CHECK = Code(
     "export.load_check",
     "The exported folder was loaded back and its weights differ from those saved, so the export was"

@@ -21,6 +21,7 @@ from paceline.checkpoint.export_adapter import (
     write_adapter_files,
 )
 from paceline.checkpoint.export_carried import carried_entries, carried_files
+from paceline.checkpoint.export_gguf import check_gguf, write_gguf
 from paceline.checkpoint.folder import (
     DTYPES,
     MAX_SHARD_BYTES,
@@ -74,6 +75,7 @@ def export_hf(
     max_shard_bytes: int = MAX_SHARD_BYTES,
     load_back: bool = True,
     merge: bool = False,
+    gguf: bool = False,
     opened: Callable[[Path], CheckpointReader] = CheckpointReader,
 ) -> ExportReport:
     """Export the model of ``role`` as a folder that ``from_pretrained`` loads.
@@ -84,6 +86,8 @@ def export_hf(
     ``PeftModel.from_pretrained`` loads onto its base; with ``merge`` a full model: the base is loaded (or
     built) again, in memory as a whole, and must be the one that was trained on. After 4-bit training the base
     is rounded to 4 bits and unpacked before the merge.
+
+    ``gguf`` writes ``model.gguf`` beside it (``checkpoint.export_gguf``).
 
     ``opened`` opens the checkpoint (``averaged``: with others). Every number must be finite in ``dtype``, and
     the tensors must be exactly those of the architecture; ``load_back`` loads the folder and compares it with
@@ -101,6 +105,8 @@ def export_hf(
         role, adapter = _role(reader, role), is_adapter(reader)
         chosen = _of_adapter if adapter and not merge else partial(_of_model, checkpoint=checkpoint)
         content = chosen(reader, role, dtype)
+        if gguf:
+            check_gguf(config_of(reader, dtype), is_adapter=adapter and not merge)
         checked = load_back and not content.remote
         # Write next to the destination, load back, then rename.
         to.parent.mkdir(parents=True, exist_ok=True)
@@ -108,6 +114,8 @@ def export_hf(
         need_space(to.parent, sum(e.num_bytes for e in (*entries, *carried)))
         with staged(to, overwrite) as stage:
             content.fill(stage, max_shard_bytes, checkpoint if checked else None)
+            if gguf:
+                write_gguf(stage, DTYPES[dtype])
             files = tuple(sorted(p.name for p in stage.iterdir()))
             size = sum(p.stat().st_size for p in stage.iterdir())
         count = sum(torch.Size(e.shape).numel() for e in entries)

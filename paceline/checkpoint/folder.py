@@ -310,12 +310,7 @@ def _names(folder: Path) -> list[str]:
 
 def _load_quietly(folder: Path, auto: type[_BaseAutoModelClass]) -> tuple[PreTrainedModel, _Loaded]:
     """Call ``from_pretrained`` without its progress bar; return the model and the loading info."""
-    from transformers.utils import logging
-
-    hf_logging: Any = logging  # it has no types
-    shown = hf_logging.is_progress_bar_enabled()
-    hf_logging.disable_progress_bar()
-    try:
+    with without_progress():
         model, info = auto.from_pretrained(
             str(folder),
             dtype="auto",
@@ -323,7 +318,19 @@ def _load_quietly(folder: Path, auto: type[_BaseAutoModelClass]) -> tuple[PreTra
             local_files_only=True,
             output_loading_info=True,
         )
-        return model, info
+    return model, info
+
+
+@contextmanager
+def without_progress() -> Iterator[None]:
+    """No progress bars of Transformers inside."""
+    from transformers.utils import logging
+
+    hf_logging: Any = logging  # it has no types
+    shown = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()
+    try:
+        yield
     finally:
         if shown:
             hf_logging.enable_progress_bar()

@@ -1,5 +1,5 @@
 """``python -m paceline.checkpoint.main export RUN --to DIR [--dtype D] [--checkpoint latest|best|step-N]
-[--merge]``.
+[--merge] [--gguf]``.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             role=args.role,
             overwrite=args.overwrite,
             merge=args.merge,
+            gguf=args.gguf,
         )
     except PacelineError as error:
         print(error, file=sys.stderr)
@@ -135,6 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--merge", action="store_true", help="merge the adapter into its base: writes a complete model"
     )
+    parser.add_argument("--gguf", action="store_true", help="also write model.gguf")
     parser.add_argument("--overwrite", action="store_true", help="replace a folder that is not empty")
     return parser
 

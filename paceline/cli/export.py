@@ -32,6 +32,10 @@ def export(
             help="Merge a run's adapter into its base model; a run without an adapter is written unchanged.",
         ),
     ] = False,
+    gguf: Annotated[
+        bool,
+        typer.Option("--gguf", help="Also write model.gguf (Llama, Qwen 2 and 3), read back and compared."),
+    ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a folder that is not empty.")
     ] = False,
@@ -42,5 +46,9 @@ def export(
     whole model.
     """
     options = ["--to", str(to), "--dtype", dtype, "--checkpoint", checkpoint, "--role", role]
-    flags = [*(["--merge"] if merge else []), *(["--overwrite"] if overwrite else [])]
+    flags = [
+        *(["--merge"] if merge else []),
+        *(["--gguf"] if gguf else []),
+        *(["--overwrite"] if overwrite else []),
+    ]
     become("paceline.checkpoint.main", "export", str(run), *options, *flags)

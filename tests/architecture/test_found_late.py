@@ -21,6 +21,8 @@ OTHER_VERBS = (
     "checkpoint/export.py",
     "checkpoint/export_adapter.py",
     "checkpoint/export_carried.py",
+    "checkpoint/export_gguf.py",
+    "checkpoint/gguf_tokenizer.py",
     "checkpoint/folder.py",
     "checkpoint/main.py",
     "checkpoint/averaged.py",
