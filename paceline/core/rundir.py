@@ -100,6 +100,11 @@ class RunDir:
         return self.root / "swanlab"
 
     @property
+    def profile(self) -> Path:
+        """What recorded steps spent their time on."""
+        return self.root / "profile"
+
+    @property
     def rollout_weights(self) -> Path:
         """The policy's weights, written for a generation server to load."""
         return self.root / "rollout-weights"

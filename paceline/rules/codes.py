@@ -63,6 +63,10 @@ TRAIN_LOGGING_STEPS = Code(
     "train.logging_steps",
     "logging_steps is a whole number of steps from 1, or a fraction of all steps below 1.",
 )
+TRAIN_PROFILE = Code(
+    "train.profile",
+    "training.profile counts steps from 1, and ranks from 0 up to one less than the number of processes.",
+)
 TRAIN_REPORT_TO = Code(
     "train.report_to",
     "report_to accepts tensorboard, wandb, mlflow, swanlab, trackio and module:Class (or none, or all).",

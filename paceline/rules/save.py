@@ -204,6 +204,27 @@ def trackers(c: Context) -> Iterator[Diagnostic]:
             )
 
 
+def profile(c: Context) -> Iterator[Diagnostic]:
+    """train.profile"""
+    found, world = c.config.training.profile, c.facts.world_size
+    if found is None:
+        return
+    if min(found.steps) < 1:
+        yield c.problem(
+            codes.TRAIN_PROFILE,
+            "steps are counted from 1",
+            "training.profile.steps",
+            hint="profile: {steps: [10-12]}",
+        )
+    if world is not None and found.ranks and max(found.ranks) >= world:
+        yield c.problem(
+            codes.TRAIN_PROFILE,
+            f"there is no rank {max(found.ranks)}: this run has {world}",
+            "training.profile.ranks",
+            hint="ranks: all, or numbers from 0",
+        )
+
+
 def callbacks(c: Context) -> Iterator[Diagnostic]:
     """train.callback"""
     for one in c.config.training.callbacks:
@@ -253,5 +274,6 @@ SAVE_RULES: tuple[Rule, ...] = (
     resume,
     disk,
     trackers,
+    profile,
     callbacks,
 )

@@ -347,3 +347,18 @@ REWARDS_CODE_TESTS = Code(
     " plain values. Rows whose tests need more (the program's own classes, what it prints, modules"
     " that are not installed) or use nothing of the program are listed before the first answer.",
 )
+
+PROFILE_STEP = Code(
+    "profile.step",
+    "A step of training.profile was recorded. The file named has the whole summary; beside it are the numbers"
+    " as JSON and a trace for https://ui.perfetto.dev or chrome://tracing.",
+)
+PROFILE_FAILED = Code(
+    "profile.failed",
+    "A step of training.profile could not be summarised or written. Training goes on, and its results are the"
+    " same.",
+)
+PROFILE_BEYOND = Code(
+    "profile.beyond",
+    "training.profile names steps that this run does not come to: it ends before, or was resumed after them.",
+)

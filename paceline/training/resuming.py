@@ -200,6 +200,7 @@ QUIET = frozenset(
         "experiment_name",
         "run_name",
         "project",
+        "profile",
         "resume_from_checkpoint",
         "overwrite_output_dir",
         "logging_steps",

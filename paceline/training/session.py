@@ -21,6 +21,7 @@ from paceline.checkpoint.store import Checkpointer
 from paceline.config.metrics import evaluation_metrics
 from paceline.config.schema import Config
 from paceline.config.sections.rollout import RolloutOptions
+from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError, ConfigError, DataError
 from paceline.core.json_types import JsonObject, as_object
 from paceline.core.rundir import RunDir
@@ -40,6 +41,7 @@ from paceline.protocols.model import RootModule
 from paceline.protocols.roles import Role
 from paceline.protocols.rollout import OnPolicyObjective
 from paceline.protocols.window import Window
+from paceline.runlog.events import Notice
 from paceline.runtime.device import memory_bytes
 from paceline.runtime.late_flag import LateFlag
 from paceline.runtime.seed import seed_for
@@ -59,6 +61,7 @@ from paceline.training.metrics import PeakFlops, Throughput, computed_parameters
 from paceline.training.models_of import Models
 from paceline.training.own_answers import own_answers
 from paceline.training.parts import Evaluation, Parts, Windows
+from paceline.training.profiles.recorder import Around, profile_of
 from paceline.training.reference import ask_reference
 from paceline.training.rollout.setup import RolloutSetup, rollout_options
 from paceline.training.same_rows import CHECKED_STEPS, check_same_rows
@@ -343,11 +346,25 @@ class Session:
             best=best_rule(t, self.evaluation_metrics()),
             state=parts.state,
             inspect=self.inspector(parts) if self.world.world_size > 1 else None,
+            profile=self.profile(parts, observers, total),
             evaluate=self.evaluation(parts, observers),
             saves=saves,
             should_stop=should_stop,
             any_rank=self.world.any,
         )
+
+    def profile(self, parts: Parts, observers: Iterable[Observer], total: int) -> Around | None:
+        """Return what records the steps that the config names on this rank; None if there are none."""
+
+        def report(finding: Diagnostic) -> None:
+            for observer in observers:
+                observer(Notice(finding))
+
+        requested = self.config.training.profile
+        if requested is None:
+            return None
+        steps = range(parts.state.step + 1, total + 1)
+        return profile_of(requested, self.plan, self.world, self.run, parts.handles, report, steps)
 
     def evaluation_metrics(self) -> tuple[str, ...]:
         """Return the names of the metrics that an evaluation of this run yields."""

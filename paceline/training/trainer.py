@@ -9,6 +9,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -85,6 +86,7 @@ class Trainer:
     best: BestRule
     state: TrainState = field(default_factory=TrainState)
     inspect: Callable[[Window], None] | None = None  # called with every window before its step
+    profile: Callable[[Window], AbstractContextManager[None]] | None = None  # around the step of a window
     evaluate: Callable[[], dict[str, float]] | None = None
     saves: Saves | None = None
     should_stop: Callable[[], bool] = lambda: False  # the wish of this rank's callbacks
@@ -115,17 +117,18 @@ class Trainer:
     def _step(self, window: Window) -> None:
         if self.inspect is not None:
             self.inspect(window)
-        started = time.perf_counter()
         lr = self.lr(window.step)
-        result = self.runner.train_window(
-            self.handles,
-            window.micro_batches,
-            self.algorithm,
-            lr=lr,
-            max_grad_norm=self.max_grad_norm,
-            generator_seed=lambda micro_step: self.seed_for(window.step, micro_step),
-        )
-        seconds = time.perf_counter() - started
+        with self.profile(window) if self.profile is not None else contextlib.nullcontext():
+            started = time.perf_counter()
+            result = self.runner.train_window(
+                self.handles,
+                window.micro_batches,
+                self.algorithm,
+                lr=lr,
+                max_grad_norm=self.max_grad_norm,
+                generator_seed=lambda micro_step: self.seed_for(window.step, micro_step),
+            )
+            seconds = time.perf_counter() - started
         if window.report is not None:
             result = self._report(window.step + 1, window.report, result, seconds)
             seconds += window.report.seconds

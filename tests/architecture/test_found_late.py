@@ -84,6 +84,7 @@ LATE = {
     "numbers of a running job": (
         """
         evaluation.metric_failed
+        profile.beyond profile.failed profile.step
         rewards.failed rollout.no_spread training.diverged training.no_gradient training.no_labels
         training.nonfinite training.overflow
     """

@@ -17,6 +17,7 @@ WRITERS = {
     "paceline/launch/secret.py": "the secret of the store, for its owner alone",
     "paceline/launch/claim.py": "the redactor it is given; the config was refused if it held a secret",
     "paceline/training/answers.py": "redacted",
+    "paceline/training/profiles/recorder.py": "names of operations and layers, and numbers",
     "paceline/cli/errors.py": "redacted",
     "paceline/launch/record.py": "the redactor it is given",
     "paceline/launch/before/once.py": "redacted",

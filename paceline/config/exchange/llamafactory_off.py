@@ -22,7 +22,7 @@ _SWITCHES = {
     "pissa_init": ("pissa_", "PiSSA changes the base weights at the start; here adapters start at zero"),
     "shift_attn": ("shift_", "shifted sparse attention is not supported"),
     "use_swanlab": ("swanlab_", "training.report_to: [swanlab] sends to SwanLab"),
-    "enable_torch_profiler": ("profiler_", "the profiler is not switched on by the config"),
+    "enable_torch_profiler": ("profiler_", "training.profile: {steps: …} records single steps"),
     "mask_history": ("mask_history_", "loss on the last answer alone is not supported"),
     "freeze_language_model": ("freeze_language_", "a frozen language model is not supported"),
 }

@@ -10,6 +10,7 @@ from paceline.config.answer_metrics import ANSWER_METRICS, METRIC_GROUPS
 from paceline.config.optimizers import BUILT
 from paceline.config.optimizers_not_built import KNOWN
 from paceline.config.sections.own import own_name
+from paceline.config.sections.profile import Profile
 from paceline.config.sections.types import (
     Bool,
     Float,
@@ -265,6 +266,9 @@ class LoggingFields(Section):
     )
     run_name: OptText = Field(
         default=None, description="Name of the run in trackers; experiment_name when empty."
+    )
+    profile: Profile | None = Field(
+        default=None, description="Record single steps: what takes the time, and the memory."
     )
     log_level: Annotated[str, Word("debug", "info", "warning", "error", "critical", "passive", "detail")] = (
         Field(

@@ -15,7 +15,17 @@ from paceline.core.rundir import RunDir
 MAX_RUNS = 500
 MAX_JSON_BYTES = 32 << 20
 _DEPTH = 3
-_SKIPPED = ("events", "logs", "checkpoints", "tensorboard", "wandb", "mlflow", "swanlab", "node_modules")
+_SKIPPED = (
+    "events",
+    "logs",
+    "checkpoints",
+    "tensorboard",
+    "wandb",
+    "mlflow",
+    "swanlab",
+    "profile",
+    "node_modules",
+)
 
 
 def find_runs(root: Path) -> dict[str, RunDir]:

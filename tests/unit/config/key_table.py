@@ -46,6 +46,7 @@ T = "training"
 OWN = {"training.algorithm": "custom_algorithm_spec:SPEC"}
 DPO = {"training.algorithm": "dpo"}
 ANSWERS = "tests/unit/training/test_eval_generate.py"
+PROFILE = "tests/unit/training/test_profiles.py"
 CALLBACKS = "tests/unit/training/test_callbacks.py"
 GRPO: dict[str, Any] = {"training.algorithm": "grpo", "training.rollout.rewards": [{"name": "ended"}]}
 PPO = {**GRPO, "training.algorithm": "ppo"}
@@ -378,6 +379,9 @@ TABLE: dict[str, Key | Read] = {
         run_name="other",
         log_level="debug",
     ),
+    "training.profile.steps": Read("training/profiles/recorder.py", "profile_of", PROFILE),
+    "training.profile.ranks": Read("training/profiles/recorder.py", "profile_of", PROFILE),
+    "training.profile.memory": Read("training/profiles/recorder.py", "profile_of", PROFILE),
     "training.callbacks": Read("training/observers.py", "begin", CALLBACKS),
     "training.callbacks[].name": Read("training/observers.py", "begin", CALLBACKS),
     "training.callbacks[].options": Read("training/observers.py", "begin", CALLBACKS),

@@ -247,6 +247,7 @@ CASES = [
         severity=WARNING,
     ),
     case("train.logging_steps", _t(logging_steps=0), _t(logging_steps=0.1)),
+    case("train.profile", _t(profile={"steps": [0]}), _t(profile={"steps": [1]})),
     case("train.report_to", _t(report_to=["comet_ml"]), _t(report_to=["wandb"])),
     case("train.callback", _t(callbacks=["stop_below"]), _t(callbacks=["my_parts:StopBelow"])),
     case("device.float64", {"model.dtype": "float64"}, {"model.dtype": "float32"}, Facts(device="mps")),

@@ -1,0 +1,72 @@
+"""Multiply-adds of each module's own matrix products, from shapes: right for fused kernels too, which a
+profiler that counts calls of modules does not see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from paceline.protocols.batch import IGNORE_INDEX, Batch
+from paceline.protocols.model import RootModule
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+def multiply_adds(
+    root: RootModule, batch: Batch, tokens: int, sequence_ranks: int = 1
+) -> dict[nn.Module, float]:
+    """Return every module's multiply-adds of one forward over ``batch``, its submodules' not counted.
+
+    ``tokens``: that pass through the trunk; with ``sequence_ranks`` sharing each row, this rank has its part
+    of the attention heads. Attention counts as if it were not causal.
+    """
+    hf = root.hf
+    config = hf.config.get_text_config()
+    scores = getattr(hf, "score", None)
+    head = hf.get_output_embeddings() or scores
+    labelled = int((batch.labels != IGNORE_INDEX).sum())
+    lengths = document_lengths(batch)
+    found = dict[nn.Module, float]()
+    for module in root.modules():
+        # Linear layers: each weight is used once per token, labelled position (head) or document (score).
+        rows = labelled if module is head and head is not scores else tokens
+        rows = len(lengths) if module is scores else rows
+        found[module] = _weights(module, config) * rows
+    width = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    for module in attention_modules(hf):
+        squares = 2 * sum(n * n for n in lengths)
+        found[module] += squares * config.num_attention_heads * width // sequence_ranks
+    return found
+
+
+def _weights(module: nn.Module, config: PretrainedConfig) -> float:
+    """Return the number of a module's own weights that each token is multiplied with: of matrices all, of
+    stacked experts those that a token uses, none of an embedding.
+    """
+    if isinstance(module, nn.Embedding):
+        return 0
+    found = 0.0
+    for parameter in module.parameters(recurse=False):
+        shape = tuple(getattr(parameter, "ds_shape", parameter.shape))
+        count = torch.Size(shape).numel()
+        if len(shape) == 2:
+            found += count
+        elif len(shape) == 3:
+            found += count * int(getattr(config, "num_experts_per_tok", None) or shape[0]) / shape[0]
+    return round(found)
+
+
+def attention_modules(hf: nn.Module) -> Sequence[nn.Module]:
+    """Return the modules that compute attention: those with a ``layer_idx`` and no submodule with one."""
+    knowing = [m for m in hf.modules() if isinstance(getattr(m, "layer_idx", None), int)]
+    return [m for m in knowing if not any(c is not m and c in knowing for c in m.modules())]
+
+
+def document_lengths(batch: Batch) -> list[int]:
+    """Return the number of tokens of each document of a micro-batch."""
+    return [int(n) for n in batch.cu_seqlens.diff()]

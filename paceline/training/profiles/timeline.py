@@ -1,0 +1,152 @@
+"""What a recorded step spent its time on, by kind of layer, and how long its device waited."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+LAYER, STEP = "layer: ", "step of training"  # names of our own scopes
+OPTIMIZER, COMMUNICATION, OTHER = "optimizer", "communication", "other"
+_BACKWARD = "autograd::engine::evaluate_function: "
+_COMMUNICATION = ("c10d::", "gloo:", "nccl", "hccl", "xccl", "record_param_comms", "_c10d_functional::")
+Span = tuple[float, float]
+
+
+@dataclass(frozen=True, eq=False)
+class Op:
+    """One recorded event; times in microseconds, ``self_us`` on the device that computes.
+
+    ``sequence`` joins an operation of a backward to the one of the forward that it belongs to; -1: none.
+    """
+
+    name: str
+    start: float
+    end: float
+    self_us: float
+    parent: Op | None = None
+    sequence: int = -1
+    on_device: bool = False
+    allocated: int = 0
+
+    @property
+    def is_scope(self) -> bool:
+        return self.name.startswith((LAYER, STEP, "Optimizer.", "ProfilerStep"))
+
+    @property
+    def is_communication(self) -> bool:
+        return self.name.startswith(_COMMUNICATION)
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """The time of one step, seconds. ``hidden``: communication while the device computed, ``exposed``: while
+    it did not; ``waiting``: neither. ``layers`` and ``operations``: self time by name; ``allocated``: bytes.
+    """
+
+    seconds: float
+    busy: float
+    hidden: float
+    exposed: float
+    waiting: float
+    layers: Mapping[str, float]
+    operations: Mapping[str, tuple[float, int]]
+    allocated: Mapping[str, int] = field(default_factory=dict)
+
+
+def breakdown(ops: Sequence[Op]) -> Breakdown:
+    """Return where the time of the scope STEP went. Raises ValueError if ``ops`` has no such scope."""
+    step = next((op for op in ops if op.name == STEP), None)
+    if step is None:
+        raise ValueError("the step was not recorded")
+    real = [op for op in ops if not op.is_scope and op.end > step.start and op.start < step.end]
+    device = [op for op in real if op.on_device]
+    on_host = [op for op in real if not op.on_device]
+    # Where kernels were recorded they are the device's time, else the operations are
+    computing = device or [op for op in on_host if not op.name.startswith(_BACKWARD)]
+    busy = union((op.start, op.end) for op in computing if not op.is_communication)
+    moving = union((op.start, op.end) for op in (device or on_host) if op.is_communication)
+    both = length(busy) + length(moving) - length(union((*busy, *moving)))
+    whole, covered = step.end - step.start, length(union((*busy, *moving)))
+    layers, operations, allocated = _sums(on_host)
+    return Breakdown(
+        seconds=whole / 1e6,
+        busy=length(busy) / 1e6,
+        hidden=both / 1e6,
+        exposed=(length(moving) - both) / 1e6,
+        waiting=max(0.0, whole - covered) / 1e6,
+        layers=layers,
+        operations=operations,
+        allocated=allocated,
+    )
+
+
+def _sums(ops: Sequence[Op]) -> tuple[dict[str, float], dict[str, tuple[float, int]], dict[str, int]]:
+    """Return (seconds by layer, (seconds, calls) by operation, bytes allocated by layer)."""
+    forward = _layers_of_forward(ops)
+    layers, allocated = defaultdict[str, float](float), defaultdict[str, int](int)
+    seconds, calls = defaultdict[str, float](float), defaultdict[str, int](int)
+    for op in ops:
+        name = layer_of(op, forward)
+        layers[name] += op.self_us / 1e6
+        allocated[name] += max(0, op.allocated)
+        if not op.name.startswith(_BACKWARD):
+            seconds[op.name] += op.self_us / 1e6
+            calls[op.name] += 1
+    return dict(layers), {name: (seconds[name], calls[name]) for name in seconds}, dict(allocated)
+
+
+def _layers_of_forward(ops: Sequence[Op]) -> dict[int, str]:
+    """Return the layer of each number that autograd gave in the forward.
+
+    An operation records the number that the next node gets: the last with a number is the one that took it.
+    """
+    found: dict[int, str] = {}
+    for op in sorted(ops, key=lambda op: op.start):
+        if op.sequence >= 0 and not op.name.startswith(_BACKWARD):
+            layer, inside_backward = _scope(op)
+            if not inside_backward and layer is not None:
+                found[op.sequence] = layer
+    return found
+
+
+def _scope(op: Op) -> tuple[str | None, Op | None]:
+    """Return the innermost layer around ``op``, or the operation of a backward if that comes first."""
+    current: Op | None = op
+    while current is not None:
+        if current.name.startswith(LAYER):
+            return current.name.removeprefix(LAYER), None
+        if current.name.startswith(_BACKWARD):
+            return None, current
+        current = current.parent
+    return None, None
+
+
+def layer_of(op: Op, forward: Mapping[int, str]) -> str:
+    """Return the kind of layer that ``op`` works for, also in its backward; else what part of the step."""
+    current: Op | None = op
+    while current is not None:
+        if current.name.startswith(_COMMUNICATION):
+            return COMMUNICATION
+        if current.name.startswith("Optimizer."):
+            return OPTIMIZER
+        current = current.parent
+    layer, backward = _scope(op)
+    if layer is None and backward is not None:
+        layer = forward.get(backward.sequence)
+    return layer or OTHER
+
+
+def union(spans: Iterable[Span]) -> list[Span]:
+    """Return the spans without overlaps, in order."""
+    found: list[Span] = []
+    for start, end in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((start, end))
+    return found
+
+
+def length(spans: Iterable[Span]) -> float:
+    return sum(end - start for start, end in union(spans))
