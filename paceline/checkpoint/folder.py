@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -326,11 +326,12 @@ def without_progress() -> Iterator[None]:
     """No progress bars of Transformers inside."""
     from transformers.utils import logging
 
-    hf_logging: Any = logging  # it has no types
-    shown = hf_logging.is_progress_bar_enabled()
-    hf_logging.disable_progress_bar()
+    switch: Callable[[], None] = logging.disable_progress_bar
+    back: Callable[[], None] = logging.enable_progress_bar
+    shown = logging.is_progress_bar_enabled()
+    switch()
     try:
         yield
     finally:
         if shown:
-            hf_logging.enable_progress_bar()
+            back()

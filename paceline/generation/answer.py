@@ -68,7 +68,8 @@ def load_folder(folder: Path) -> tuple[HFModel, PreTrainedTokenizerBase]:
     from transformers.utils.logging import disable_progress_bar
 
     refuse_hub_attention(_config(folder), str(folder))
-    disable_progress_bar()  # type: ignore[no-untyped-call]  # no bars in a chat
+    no_bars: Callable[[], None] = disable_progress_bar  # in a chat
+    no_bars()
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         model = AutoModelForCausalLM.from_pretrained(

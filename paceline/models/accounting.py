@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.models import codes
@@ -21,6 +21,7 @@ from paceline.models.buffers import persistent_buffers
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
+    from transformers.core_model_loading import WeightConverter, WeightRenaming
 
 SHOWN = 4  # names in a message
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
@@ -101,7 +102,7 @@ def conversions(model: PreTrainedModel, names: Iterable[str]) -> dict[str, Join 
     return {name: _join(transforms[1], how) for name, how in matched.items() if how is not None}
 
 
-def _join(converters: list[Any], pattern: str) -> Join | None:
+def _join(converters: list[WeightConverter], pattern: str) -> Join | None:
     """Return what the converter of ``pattern`` does, if it only stacks and joins."""
     from transformers.core_model_loading import Concatenate, MergeModulelist
 
@@ -118,7 +119,7 @@ def _join(converters: list[Any], pattern: str) -> Join | None:
     return Join(converter.source_patterns.index(pattern), bool(stacks), joins[0].dim if joins else None)
 
 
-_Transforms = tuple[list[Any], list[Any]]  # renamings, converters
+_Transforms: TypeAlias = "tuple[list[WeightRenaming], list[WeightConverter]]"
 
 
 def _transforms(model: PreTrainedModel) -> _Transforms:

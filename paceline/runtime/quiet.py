@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from paceline.core.import_notes import quiet_imports
 
@@ -16,7 +17,8 @@ def quiet_libraries(quantised: bool) -> None:
     """
     from transformers.utils import logging as transformers_logging
 
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    no_bars: Callable[[], None] = transformers_logging.disable_progress_bar
+    no_bars()
     quiet_imports()
     if not quantised:
         logging.getLogger(_PACKS).setLevel(logging.ERROR)
