@@ -19,6 +19,7 @@ from paceline.plan.tries import (
     CALLBACKS,
     COMPILE,
     DATASETS,
+    METRICS,
     MODEL,
     REWARDS,
     STRATEGY,
@@ -289,6 +290,6 @@ def test_nothing_is_left_of_a_plan_that_is_killed(tmp_path: Path) -> None:
 
 
 def test_every_try_has_a_key_and_a_function() -> None:
-    own = {ALGORITHM, REWARDS, STRATEGY, CALLBACKS, TRACKERS}
+    own = {ALGORITHM, REWARDS, STRATEGY, CALLBACKS, TRACKERS, METRICS}
     assert set(trial._KEYS) == {*own, COMPILE, MODEL, TOKENIZER, DATASETS}
     assert isinstance(trial, types.ModuleType) and Path(trial.__file__ or "").is_file()
