@@ -108,6 +108,11 @@ def parallel(reading: KeyReader) -> None:
 _OTHER_TRACKERS = ("mlflow", "swanlab", "trackio")
 
 
+def _given_on(reading: KeyReader, key: str) -> bool:
+    """Whether the file switches it on: axolotl's default of ``use_swanlab`` is true, to no effect."""
+    return reading.is_given(key) and reading.on(key)
+
+
 def trackers(reading: KeyReader) -> None:
     """Decide what is sent to trackers and the hub."""
     used = [
@@ -115,7 +120,7 @@ def trackers(reading: KeyReader) -> None:
         for name, on in (
             ("wandb", reading.is_given("wandb_project") and reading.value("use_wandb") is not False),
             ("tensorboard", reading.on("use_tensorboard")),
-            *((name, reading.on(f"use_{name}")) for name in _OTHER_TRACKERS),
+            *((name, _given_on(reading, f"use_{name}")) for name in _OTHER_TRACKERS),
         )
         if on
     ]

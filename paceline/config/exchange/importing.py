@@ -12,7 +12,7 @@ from paceline.config.exchange.common import transformers_keys
 from paceline.config.exchange.detect import SYSTEMS, system_of
 from paceline.config.exchange.job_files import import_job
 from paceline.config.exchange.reading import KeyReader
-from paceline.config.exchange.tables import defaults
+from paceline.config.exchange.tables import NO_TRACKERS, defaults
 from paceline.config.exchange.verdicts import Imported, KeyVerdict
 from paceline.config.foreign.json_text import json_lines, parse_json
 from paceline.config.reading import read_text
@@ -103,9 +103,7 @@ def _swift(data: JsonObject, lines: Mapping[str, int], path: str, algorithm: str
 
 
 def _hf(data: JsonObject, lines: Mapping[str, int], path: str, algorithm: str | None) -> Imported:
-    reading = KeyReader(
-        "Transformers", path, flat(data), lines, defaults("transformers") | {"report_to": "none"}
-    )
+    reading = KeyReader("Transformers", path, flat(data), lines, {**defaults("transformers"), **NO_TRACKERS})
     reading.set("training.algorithm", algorithm or "sft")
     transformers_keys(reading)
     return reading.result

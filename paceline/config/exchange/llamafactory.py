@@ -10,7 +10,7 @@ from paceline.config.exchange.llamafactory_off import switched
 from paceline.config.exchange.llamafactory_template import template
 from paceline.config.exchange.llamafactory_v1 import ktransformers, megatron, version_1
 from paceline.config.exchange.reading import KeyReader
-from paceline.config.exchange.tables import defaults
+from paceline.config.exchange.tables import NO_TRACKERS, defaults
 from paceline.core.json_types import Json
 
 _STAGES = {"sft": "sft", "pt": "sft", "rm": "reward", "dpo": "dpo", "kto": "kto", "ppo": "ppo"}
@@ -48,7 +48,7 @@ def llamafactory_defaults() -> dict[str, object]:
     # of generation, which is no part of training, and read by code of their own
     for key in ("max_length", "add_tokens", "add_special_tokens"):
         found.pop(key, None)
-    return found | {"report_to": "none"}
+    return {**found, **NO_TRACKERS}
 
 
 def translate(reading: KeyReader) -> None:

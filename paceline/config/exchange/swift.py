@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.config.exchange.common import CHUNKED, KERNEL, LOGGED, transformers_keys
 from paceline.config.exchange.reading import KeyReader
-from paceline.config.exchange.tables import defaults
+from paceline.config.exchange.tables import NO_TRACKERS, defaults
 from paceline.core.json_types import Json, JsonObject
 
 _RLHF = {
@@ -31,9 +31,8 @@ _ROLLOUT = ("num_generations", "max_completion_length", "temperature", "top_p", 
 
 def swift_defaults() -> dict[str, object]:
     """Return the defaults of its arguments, Transformers' below them."""
-    return (
-        defaults("transformers") | defaults("swift") | {"report_to": "tensorboard", "ddp_timeout": 18000000}
-    )
+    own = {"report_to": "tensorboard", "ddp_timeout": 18000000}
+    return {**defaults("transformers"), **defaults("swift"), **NO_TRACKERS, **own}
 
 
 def translate(reading: KeyReader, algorithm: str | None = None) -> None:

@@ -18,6 +18,10 @@ def table(name: str) -> JsonObject:
     return as_object(json.loads((_FOLDER / f"{name}.json").read_text(encoding="utf-8")))
 
 
+#: Nothing is reported unless a file says so; Transformers' project is then of no effect.
+NO_TRACKERS: Mapping[str, object] = {"report_to": "none", "project": None}
+
+
 def defaults(system: str, classes: Sequence[str] | None = None) -> dict[str, object]:
     """Return name → default of the classes (all: None), later ones over earlier ones.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.config.exchange.common import CHUNKED, SMOOTHED, transformers_keys
 from paceline.config.exchange.reading import KeyReader
-from paceline.config.exchange.tables import defaults
+from paceline.config.exchange.tables import NO_TRACKERS, defaults
 from paceline.config.exchange.trl_data import datasets
 from paceline.config.exchange.trl_rollouts import rollouts
 from paceline.core.json_types import Json
@@ -26,7 +26,7 @@ _DPO_LOSSES = {"sigmoid", "hinge", "ipo", "robust"}
 def trl_defaults(algorithm: str) -> dict[str, object]:
     """Return the defaults of one of TRL's trainers, Transformers' below them."""
     found = defaults("transformers") | defaults("trl", _COMMON) | defaults("trl", [TRAINERS[algorithm]])
-    return found | {"bf16": True, "report_to": "none"}  # bf16: TRL's, unless fp16 is set
+    return {**found, **NO_TRACKERS, "bf16": True}  # bf16: TRL's, unless fp16 is set
 
 
 def algorithm_of(given: dict[str, Json]) -> str:
