@@ -34,7 +34,7 @@ from paceline.models.new_rows import resize_embeddings, vocabulary_names
 from paceline.models.norms import fuse_norms
 from paceline.models.precision import head_of, low_alone
 from paceline.models.qkv import fuse_attention
-from paceline.models.quantised import quantise
+from paceline.models.quantised import check_quantisable, quantise
 from paceline.models.quantised_folder import load_dequantised, quantised_folder
 from paceline.models.recompute import enable_recompute
 from paceline.models.restored import Unread, give_storage, unread
@@ -346,7 +346,10 @@ class HFModelFactory:
         if files is not None:
             named = (*hf.named_parameters(), *persistent_buffers(hf))
             files = files.renamed({name: plain_name(name) for name, _ in named})
-        if spec.quantization is None or device.type == "meta":
+        if spec.quantization is None:
+            return adapter, files
+        if device.type == "meta":
+            check_quantisable(hf)
             return adapter, files
         packed = quantise(hf, spec.quantization, self._compute_dtype, device, self._master_dtype, files)
         return adapter.noting(packed), files

@@ -37,6 +37,7 @@ def quantise(
     """
     from bitsandbytes.nn import Linear4bit, Params4bit
 
+    check_quantisable(hf)
     before = after = 0
     names = {id(parameter): name for name, parameter in hf.named_parameters()}
 
@@ -78,7 +79,14 @@ def quantise(
         layer.support_avx512bf16_for_cpu = False
         layer.low_precision_ready = True  # takes and gives any activation dtype
         setattr(parent, name, layer.train(linear.training))
-    if not before:
+    return f"linear layers in 4 bits ({spec.type}): {human_bytes(before)} packed into {human_bytes(after)}"
+
+
+def check_quantisable(hf: HFModel) -> None:
+    """Raise ConfigError ``models.nothing_to_quantise`` for a model without a frozen linear layer in its
+    trunk.
+    """
+    if next(_frozen_linears(hf), None) is None:
         raise ConfigError(
             codes.MODELS_NOTHING_TO_QUANTISE(
                 "this model has no linear layer that bitsandbytes can quantise",
@@ -87,7 +95,6 @@ def quantise(
                 "use adapters on unquantised weights: quantization_bit: null",
             )
         )
-    return f"linear layers in 4 bits ({spec.type}): {human_bytes(before)} packed into {human_bytes(after)}"
 
 
 @torch.no_grad()

@@ -253,9 +253,8 @@ def test_a_path_that_is_not_there(job: Job, where: str) -> None:
 def test_another_strategys_checkpoint(job: Job, strategy: str, code: str, severity: str) -> None:
     """Read or refused; and whether data of an earlier definition is the same cannot be told."""
     folder = save(job)
-    _json(
-        folder / "state.json", strategy=strategy, data_fingerprint="of 3b6e39d", data_definition="of 3b6e39d"
-    )
+    earlier = {"data_fingerprint": "of 3b6e39d", "data_definition": "of 3b6e39d"}
+    _json(folder / "state.json", strategy=strategy, strategy_label=strategy, **earlier)
     write_manifest(folder, 2)
     found = job.found({RESUME: str(folder)})
     assert found[code].severity.value == severity and strategy in found[code].found
