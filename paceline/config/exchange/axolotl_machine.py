@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.config.exchange.common import HUB, KERNEL
+from paceline.config.exchange.common import HUB, KERNEL, project
 from paceline.config.exchange.reading import KeyReader
 from paceline.core.json_types import Json
 
@@ -131,6 +131,7 @@ def trackers(reading: KeyReader) -> None:
     )
     if "wandb" in used and reading.is_given("wandb_name"):
         reading.keep("wandb_name", "training.run_name", reading.given["wandb_name"])
+    project(reading, [*used])
     others = tuple(f"use_{name}" for name in _OTHER_TRACKERS)
     reading.mapped(("use_tensorboard", "use_wandb", *others), ("training.report_to",))
     of_trackers = (

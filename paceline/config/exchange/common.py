@@ -18,7 +18,7 @@ _UPLOAD = (
 )
 _LOGS = (
     *("logging_nan_inf_filter", "include_num_input_tokens_seen", "include_tokens_per_second", "disable_tqdm"),
-    *("log_level_replica", "log_on_each_node", "project", "trackio_space_id", "trackio_bucket_id", "run_id"),
+    *("log_level_replica", "log_on_each_node", "trackio_space_id", "trackio_bucket_id", "run_id"),
     *("trackio_static_space_id", "skip_memory_metrics", "logging_dir", "plot_loss", "print_param_status"),
     *(
         "log_completions",
@@ -28,7 +28,16 @@ _LOGS = (
         "log_completions_hub_repo",
     ),
 )
-_WANDB = ("wandb_project", "wandb_entity", "wandb_run_group", "with_tracking", "trackio_project")
+_WANDB = ("wandb_entity", "wandb_run_group", "with_tracking")
+#: a key that names a tracker's project -> the tracker that reads it
+_PROJECTS = {
+    "wandb_project": "wandb",
+    "swanlab_project": "swanlab",
+    "trackio_project": "trackio",
+    "trackio_project_name": "trackio",
+    "mlflow_experiment_name": "mlflow",
+    "project": "trackio",
+}
 _NOT_WRITTEN = ("log_level", "model_revision", "eval_dataset", "train_dataset", "eval_strategy_")
 _HOMES = ("training", "model", "data")
 LOGGED = "it changes what is logged, not the training"
@@ -48,6 +57,7 @@ def transformers_keys(reading: KeyReader) -> None:
     """Decide the keys of Transformers' arguments that the system's own translator has left open."""
     reading.nothing(_UPLOAD, HUB)
     reading.nothing(_LOGS, LOGGED)
+    project(reading, reading.value("report_to"))
     reading.nothing(
         ("do_train", "overwrite_output_dir"), "`paceline train` trains, and never overwrites another run"
     ) if (not reading.on("overwrite_output_dir")) else reading.nothing("do_train", "`paceline train` trains")
@@ -183,6 +193,23 @@ def _defaults(reading: KeyReader) -> None:
             continue
         if not same(_listed(info.default), _listed(value)):  # type: ignore[arg-type]
             reading.set(path, value, key)  # type: ignore[arg-type]
+
+
+def project(reading: KeyReader, report_to: Json) -> None:
+    """Decide the keys that name a tracker's project: the one of a tracker in ``report_to`` is kept."""
+    used = [report_to] if isinstance(report_to, str) else report_to if isinstance(report_to, list) else []
+    kept = ""
+    for key, tracker in _PROJECTS.items():
+        if key not in reading.given or reading.decided(key):
+            continue
+        value = reading.given[key]
+        if not kept and value and (tracker in used or "all" in used):
+            kept = str(value)
+            reading.keep(key, "training.project", kept)
+        elif value == kept:
+            reading.mapped(key, ("training.project",))
+        else:
+            reading.nothing(key, f"only {tracker} reads it, which nothing is sent to; {LOGGED}")
 
 
 def _listed(value: object) -> object:

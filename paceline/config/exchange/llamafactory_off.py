@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from paceline.config.exchange.common import project
 from paceline.config.exchange.reading import KeyReader
+from paceline.core.json_types import Json
 
 #: switch → (the beginning of its other keys, why it cannot be kept)
 _SWITCHES = {
@@ -21,7 +23,7 @@ _SWITCHES = {
     "use_dora": ("dora_", "DoRA is not supported; plain LoRA and rsLoRA are"),
     "pissa_init": ("pissa_", "PiSSA changes the base weights at the start; here adapters start at zero"),
     "shift_attn": ("shift_", "shifted sparse attention is not supported"),
-    "use_swanlab": ("swanlab_", "training.report_to: [swanlab] sends to SwanLab"),
+    "use_swanlab": ("swanlab_", "SwanLab reads it from its own variables"),
     "enable_torch_profiler": ("profiler_", "training.profile: {steps: …} records single steps"),
     "mask_history": ("mask_history_", "loss on the last answer alone is not supported"),
     "freeze_language_model": ("freeze_language_", "a frozen language model is not supported"),
@@ -59,6 +61,7 @@ _RAY = ("ray_", "placement_strategy", "resources_per_worker")
 
 def switched(reading: KeyReader, algorithm: str) -> None:
     """Decide the keys of optional features."""
+    _swanlab(reading)
     for switch, (prefix, why) in _SWITCHES.items():
         keys = [k for k in reading.given if (k == switch or k.startswith(prefix)) and not reading.decided(k)]
         if not reading.on(switch):
@@ -83,6 +86,18 @@ def switched(reading: KeyReader, algorithm: str) -> None:
         reading.keep("use_muon", "training.optim", "muon")
     _images(reading)
     _rest(reading, algorithm)
+
+
+def _swanlab(reading: KeyReader) -> None:
+    """SwanLab has a switch of its own beside ``report_to``."""
+    if not reading.on("use_swanlab"):
+        return
+    given = reading.value("report_to")
+    names = [given] if isinstance(given, str) else given if isinstance(given, list) else []
+    used: list[Json] = [name for name in names if name not in ("none", "swanlab")]
+    reading.set("training.report_to", [*used, "swanlab"], "use_swanlab")
+    reading.mapped(("use_swanlab", "report_to"), ("training.report_to",))
+    project(reading, [*used, "swanlab"])
 
 
 def _images(reading: KeyReader) -> None:

@@ -162,6 +162,24 @@ def test_verdicts(tmp_path: Path, line: str, verdict: KeyVerdict) -> None:
     assert (f"{key} (line" in text) == (verdict in (KeyVerdict.LOST, KeyVerdict.DIFFERS))
 
 
+@pytest.mark.parametrize(
+    ("system", "text", "project"),
+    [
+        ("trl", TRL + "report_to: trackio\nproject: mine\n", "mine"),
+        ("trl", TRL + "report_to: tensorboard\nproject: mine\n", None),
+        ("trl", TRL + "report_to: [wandb, trackio]\nwandb_project: mine\nproject: mine\n", "mine"),
+        ("axolotl", AXOLOTL.replace("wandb_project:", "wandb_project: mine"), "mine"),
+        ("axolotl", AXOLOTL.replace("wandb_project:", "mlflow_experiment_name: mine"), None),
+        ("llamafactory", FACTORY + "use_swanlab: true\nswanlab_project: mine\n", "mine"),
+    ],
+)
+def test_the_project_of_a_tracker(tmp_path: Path, system: str, text: str, project: str | None) -> None:
+    found, config, _ = imported(tmp_path, text)
+    assert found.system.replace("-", "").lower() == system and config.training.project == project
+    key = next(k for k in found.findings if k.endswith(("project", "experiment_name")))
+    assert found.findings[key].verdict is (KeyVerdict.MAPPED if project else KeyVerdict.NO_EFFECT)
+
+
 def test_secrets_are_never_written(tmp_path: Path) -> None:
     token, key = "hf_" + "a1B2c3D4" * 5, "0123456789abcdef" * 2
     found, _, text = imported(
