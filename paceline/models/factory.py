@@ -209,14 +209,7 @@ class HFModelFactory:
             self._chunk_bytes,
         )
         module.slices, module.unread = None if held else slices, held
-        if isinstance(slices, Unread):
-            module.note("start", FROM_CHECKPOINT)
-        elif self.tensors is not None and (options.by_slices or device.type == "meta"):
-            why = self._whole_because
-            module.note("start", f"rank 0 reads the whole model: {why}" if why else READ_IN_PARTS)
-        elif self.tensors is not None and self._streams:
-            why = self._whole_because
-            module.note("start", f"the whole model is read before it is packed: {why}" if why else PACKED)
+        self._note_start(module, slices, options.by_slices or device.type == "meta")
         # What needs the root module: the head's probe, notes for the log, recomputation, compiled layers
         if empty and (head := hf.get_output_embeddings()) is not None:
             with stand_in_values(head, rows=_PROBED_ROWS, every=held):
@@ -227,6 +220,16 @@ class HFModelFactory:
         if self._compile:
             module.compile_layers(**self._compile_options)
         return module
+
+    def _note_start(self, module: RoleModule, slices: Slices | None, in_parts: bool) -> None:
+        """Note how the weights come from their files; ``in_parts``: each rank reads its own."""
+        why = self._whole_because
+        if isinstance(slices, Unread):
+            module.note("start", FROM_CHECKPOINT)
+        elif self.tensors is not None and in_parts:
+            module.note("start", f"rank 0 reads the whole model: {why}" if why else READ_IN_PARTS)
+        elif self.tensors is not None and self._streams:
+            module.note("start", f"the whole model is read before it is packed: {why}" if why else PACKED)
 
     def _note_weights(self, module: RoleModule) -> None:
         """Note what became of the folder's tensors and config, and the dtypes of the weights."""

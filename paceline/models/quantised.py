@@ -35,8 +35,6 @@ def quantise(
     model: a cast would convert the packed bytes as if they were numbers. Raises ConfigError
     ``models.nothing_to_quantise``.
     """
-    from bitsandbytes.nn import Linear4bit, Params4bit
-
     check_quantisable(hf)
     before = after = 0
     names = {id(parameter): name for name, parameter in hf.named_parameters()}
@@ -50,36 +48,52 @@ def quantise(
     for parent, name in [(parent, name) for parent, name, _ in _frozen_linears(hf)]:
         linear = getattr(parent, name)
         weight = value(linear.weight).to(device=device, dtype=dtype)
-        # A 4-bit layer of the same shape, without storage, then its weight (packed when moved to the device).
-        layer: Any = Linear4bit(  # type: ignore[no-untyped-call]
-            linear.in_features,
-            linear.out_features,
-            bias=False,
-            compute_dtype=compute,
-            compress_statistics=spec.double_quant,
-            quant_type=spec.type,
-            quant_storage=getattr(torch, spec.storage),
-            device="meta",
-        )
-        layer.weight = Params4bit(
-            weight,
-            requires_grad=False,
-            compress_statistics=spec.double_quant,
-            quant_type=spec.type,
-            quant_storage=getattr(torch, spec.storage),
-            module=layer,
-        )
-        if linear.bias is not None:
-            layer.bias = nn.Parameter(value(linear.bias).to(device, compute), requires_grad=False)
-        before += weight.nbytes
-        layer = layer.to(device)  # packs the weight
-        after += layer.weight.nbytes + sum(t.nbytes for t in scales_of(layer))
-        # In evaluation bitsandbytes re-packs the weight for an avx512bf16 kernel that has no backward: every
-        # gradient after the first evaluation would be None, without an error, and train() does not undo it.
-        layer.support_avx512bf16_for_cpu = False
-        layer.low_precision_ready = True  # takes and gives any activation dtype
-        setattr(parent, name, layer.train(linear.training))
+        bias = None if linear.bias is None else value(linear.bias).to(device, compute)
+        layer, packed = _packed(linear, weight, bias, spec, compute)
+        before, after = before + weight.nbytes, after + packed
+        setattr(parent, name, layer)
     return f"linear layers in 4 bits ({spec.type}): {human_bytes(before)} packed into {human_bytes(after)}"
+
+
+def _packed(
+    linear: nn.Linear,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    spec: Quantization,
+    compute: torch.dtype,
+) -> tuple[nn.Module, int]:
+    """Return the 4-bit layer in place of ``linear`` with these values, on their device, and the bytes of its
+    weight.
+    """
+    from bitsandbytes.nn import Linear4bit, Params4bit
+
+    # A 4-bit layer of the same shape, without storage, then its weight (packed when moved to the device).
+    layer: Any = Linear4bit(  # type: ignore[no-untyped-call]
+        linear.in_features,
+        linear.out_features,
+        bias=False,
+        compute_dtype=compute,
+        compress_statistics=spec.double_quant,
+        quant_type=spec.type,
+        quant_storage=getattr(torch, spec.storage),
+        device="meta",
+    )
+    layer.weight = Params4bit(
+        weight,
+        requires_grad=False,
+        compress_statistics=spec.double_quant,
+        quant_type=spec.type,
+        quant_storage=getattr(torch, spec.storage),
+        module=layer,
+    )
+    if bias is not None:
+        layer.bias = nn.Parameter(bias, requires_grad=False)
+    layer = layer.to(weight.device)  # packs the weight
+    # In evaluation bitsandbytes re-packs the weight for an avx512bf16 kernel that has no backward: every
+    # gradient after the first evaluation would be None, without an error, and train() does not undo it.
+    layer.support_avx512bf16_for_cpu = False
+    layer.low_precision_ready = True  # takes and gives any activation dtype
+    return layer.train(linear.training), layer.weight.nbytes + sum(t.nbytes for t in scales_of(layer))
 
 
 def check_quantisable(hf: HFModel) -> None:

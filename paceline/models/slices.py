@@ -90,8 +90,8 @@ class FolderSlices:
         return torch.cat(parts)
 
     def picked(self, name: str, shape: Shape, step: int, count: int) -> Tensor:
-        """Return ``count`` values of the flattened parameter of ``shape``, one every ``step``, in fp32; what
-        lies between is not read.
+        """Return ``count`` values of the flattened parameter of ``shape``, one every ``step``, in fp32; each
+        block of the files is read whole, one at a time.
         """
         index = torch.arange(0, math.prod(shape), step)[:count]
         if name in self.grown:
