@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import warm
-from support import Run, run_process, write_rows, write_tokenizer
+from support import TINY_LLAMA, Run, run_process, write_rows, write_tokenizer
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -127,17 +127,7 @@ def tiny(tmp_path: Path, tokenizer_dir: Path, alpaca_file: Path) -> Callable[...
     def make(**training: Any) -> dict[str, Any]:
         return {
             "model": {
-                "config": {
-                    "model_type": "llama",
-                    "hidden_size": 32,
-                    "intermediate_size": 64,
-                    "num_hidden_layers": 2,
-                    "num_attention_heads": 4,
-                    "num_key_value_heads": 2,
-                    "vocab_size": 320,
-                    "max_position_embeddings": 256,
-                    "tie_word_embeddings": False,
-                },
+                "config": {**TINY_LLAMA, "tie_word_embeddings": False},
                 "tokenizer": str(tokenizer_dir),
             },
             "data": {"train": str(alpaca_file), "max_length": 96, "cache_dir": str(tmp_path / "cache")},

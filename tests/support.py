@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import random
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -142,6 +145,16 @@ def run_process(argv: list[str], deadline: float, env: Mapping[str, str] | None,
         out, err = process.communicate()
         pytest.fail(f"did not finish within {deadline} s: {argv}\n{out[-3000:]}\n{err[-3000:]}")
     return Run(process.returncode, out, err)
+
+
+def load_script(name: str) -> ModuleType:
+    """A file of scripts/ as a module, which tests may ask."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their types up there
+    spec.loader.exec_module(module)
+    return module
 
 
 def write_yaml(path: Path, config: Mapping[str, Any]) -> Path:

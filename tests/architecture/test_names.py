@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from support import load_script
 
 from paceline.core.tables import ALGORITHMS, CHOOSERS, STRATEGIES
 
@@ -17,12 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def house() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("measure_house", ROOT / "scripts" / "measure_house.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script("measure_house")
 
 
 @pytest.fixture(scope="module")

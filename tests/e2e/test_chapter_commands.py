@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from support import Run, run_process
+from support import TINY_LLAMA, Run, run_process
 
 pytestmark = pytest.mark.e2e
 
@@ -65,14 +65,7 @@ def place(tmp_path: Path) -> Path:
         (tmp_path / path.name).symlink_to(path)
     config = {
         "model": {
-            "config": {
-                "model_type": "llama",
-                "hidden_size": 32,
-                "intermediate_size": 64,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 4,
-                "vocab_size": 768,
-            },
+            "config": {**TINY_LLAMA, "vocab_size": 768},
             "tokenizer": "examples/tokenizer",
         },
         "data": {"train": "examples/data/train.json", "max_length": 128},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import importlib.util
 import subprocess
 import sys
 import tomllib
@@ -12,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from support import load_script
 
 ROOT = Path(__file__).resolve().parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -29,11 +29,7 @@ def package_files() -> set[str]:
 
 @pytest.fixture(scope="module")
 def container() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("try_dockerfile", ROOT / "scripts/try_dockerfile.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("try_dockerfile")
 
 
 def test_every_data_file_is_declared() -> None:

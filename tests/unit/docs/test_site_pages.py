@@ -4,23 +4,19 @@ page is in the navigation, whose words are translated.
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from support import load_script
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
 def site() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("site_pages", ROOT / "scripts/site_pages.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("site_pages")
 
 
 @pytest.fixture(scope="module")
