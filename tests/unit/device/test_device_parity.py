@@ -37,10 +37,12 @@ def test_pairs_train_as_on_a_cpu(algorithm: str, precision: str) -> None:
 @pytest.mark.parametrize("algorithm", ["reward", "dpo", "orpo", "cpo", "simpo"])
 @pytest.mark.parametrize("kind", ["mps", "xpu"])
 def test_pairs_train_on_other_devices_as_on_a_cpu(algorithm: str, kind: str) -> None:
-    """MPS has no float64: a tensor of that dtype there raises."""
+    """MPS has no float64: a tensor of that dtype there raises. bf16 rounds in proportion: the losses of ORPO
+    and CPO, near 5, may differ by more than those near 1 (by 6e-5 of them where a CPU multiplies in bf16).
+    """
     options = {"training": {"algorithm": algorithm}}
     cpu, device = train("cpu", "bf16", **options), train(kind, "bf16", **options)
-    assert device.losses == pytest.approx(cpu.losses, abs=CLOSE["bf16"])
+    assert device.losses == pytest.approx(cpu.losses, rel=1e-4, abs=CLOSE["bf16"])
     assert device.norms == pytest.approx(cpu.norms, rel=2e-2)
 
 
