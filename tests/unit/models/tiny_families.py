@@ -171,6 +171,19 @@ BESIDE: dict[str, dict[str, Any]] = {
         }
     },
     "cpmant": {"prompt_types": 2, "prompt_length": 4, "segment_types": 4},
+    "kimi_linear": {"num_key_value_heads": 4, "linear_head_dim": 8, "linear_num_heads": 4},
+    "dots3_note_text": {
+        "num_key_value_heads": 4,
+        "index_n_heads": 4,
+        "shared_experts_intermediate_size": 16,
+        "per_layer_config": {
+            "1": {
+                **dict.fromkeys(("num_attention_heads", "num_key_value_heads"), 4),
+                **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "head_dim"), 16),
+                **dict.fromkeys(("qk_nope_head_dim", "v_head_dim", "qk_rope_head_dim"), 8),
+            }
+        },
+    },
     "deepseek_v2": {"num_key_value_heads": 4, "num_experts_per_tok": 2, "topk_group": 1, "n_group": 1},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "falcon_h1": {**_MAMBA, "mamba_d_ssm": 64},
