@@ -1,20 +1,40 @@
-"""A byte-level BPE tokenizer as GGUF has it; others are refused."""
+"""A BPE tokenizer as GGUF has it: byte-level, or SentencePiece's with a byte for what it does not know.
+
+After writing, Transformers reads it back: it must give the same ids as the folder's.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from paceline.checkpoint import codes
+from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
-from paceline.core.json_types import Json, JsonObject
+from paceline.core.json_types import Json, JsonObject, as_object
 
-NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # gguf's TokenType
-_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
-_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-#: How a text is split before BPE, by the name that llama.cpp has for it.
-SPLITS = {f"{_WORDS}\\p{{N}}{{1,3}}{_REST}": "llama-bpe", f"{_WORDS}\\p{{N}}{_REST}": "qwen2"}
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # gguf's TokenType
+#: How a text is split before BPE: names of llama.cpp that Transformers knows, too.
+SPLITS = ("llama-bpe", "qwen2", "qwen35", "tekken", "gpt-4o")
+GPT2_SPLIT = "gpt-2"
+#: Texts whose ids are compared: words, numbers, spaces and lines, code, scripts, signs of several bytes.
+TEXTS = (
+    "The quick brown fox doesn't jump over 12345 lazy dogs, we'll see; it's 3.14159 or 2026-11-27.",
+    "  two  spaces   three\ttab\n\nlines\r\n   \n end ",
+    "def f(x):\n    return [x ** 2 for _ in range(10)]  # ok?\n\n\nprint(f'{f(3)!r}')",
+    "Füße, naïve café, Ελληνικά, Русский текст, العربية, עברית, हिन्दी, ภาษาไทย",
+    "你好，世界。日本語のテキスト 한국어 텍스트",
+    "😀 👩‍👩‍👧 ∑∫√ €100 ½ ☃ \u200b ﷽ 𝔘",
+    "<b>HTML &amp; [brackets] {curly} \\back/slash| a_b-c+d=e@f.g #1 'single' \"double\" ``ticks``",
+    "",
+    " ",
+    "a",
+)
 
 
 class Writer(Protocol):
@@ -24,76 +44,162 @@ class Writer(Protocol):
     def add_tokenizer_pre(self, pre: str) -> None: ...
     def add_token_list(self, tokens: list[str]) -> None: ...
     def add_token_types(self, types: list[int]) -> None: ...
+    def add_token_scores(self, scores: list[float]) -> None: ...
     def add_token_merges(self, merges: list[str]) -> None: ...
     def add_chat_template(self, value: str) -> None: ...
     def add_bos_token_id(self, id: int) -> None: ...
     def add_eos_token_id(self, id: int) -> None: ...
     def add_pad_token_id(self, id: int) -> None: ...
+    def add_unk_token_id(self, id: int) -> None: ...
+    def add_add_bos_token(self, value: bool) -> None: ...
+    def add_add_eos_token(self, value: bool) -> None: ...
+    def add_add_space_prefix(self, value: bool) -> None: ...
 
 
 def tokenizer_of(folder: Path, vocab_size: int) -> JsonObject:
     """Return tokens, types, merges, split and chat template. Raises CheckpointError for other kinds."""
+    from transformers import AutoTokenizer
+
     path = folder / "tokenizer.json"
-    data = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    model = data.get("model") or {}
-    split = _split(data.get("pre_tokenizer") or {})
-    if model.get("type") != "BPE" or model.get("byte_fallback") or split is None:
+    data: JsonObject = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    model = as_object(data.get("model"))
+    split = _split(as_object(data.get("pre_tokenizer")))
+    is_pieces, pieces = bool(model.get("byte_fallback")), model.get("vocab")
+    if model.get("type") != "BPE" or not isinstance(pieces, dict) or (split is None and not is_pieces):
+        found = f"{model.get('type') or 'no tokenizer.json'}, split: {data.get('pre_tokenizer')}"[:300]
         raise CheckpointError(
-            codes.EXPORT_GGUF(
-                "only byte-level BPE with a known split is written as GGUF",
-                str(path),
-                f"{model.get('type') or 'no tokenizer.json'}, split: {data.get('pre_tokenizer')}"[:300],
-                "leave --gguf out: the Hugging Face folder holds it",
+            _refused(
+                "only BPE with bytes and a split that Transformers reads is written as GGUF", path, found
             )
         )
-    ids = {index: (token, NORMAL) for token, index in model["vocab"].items()}
-    for added in data.get("added_tokens", []):
-        ids[added["id"]] = (added["content"], CONTROL if added["special"] else USER_DEFINED)
+    ids = {int(str(index)): (token, _kind(token, model)) for token, index in pieces.items()}
+    own = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    for index, added in own.added_tokens_decoder.items():
+        if ids.get(index, ("", NORMAL))[1] != UNKNOWN:
+            ids[index] = (added.content, CONTROL if added.special else USER_DEFINED)
     rows = [ids.get(index, (f"[UNUSED_{index}]", UNUSED)) for index in range(max(vocab_size, max(ids) + 1))]
     template = folder / "chat_template.jinja"
     return {
+        "model": "llama" if is_pieces else "gpt2",
         "tokens": [token for token, _ in rows],
         "types": [kind for _, kind in rows],
-        "merges": [m if isinstance(m, str) else " ".join(m) for m in model["merges"]],
-        "split": split,
+        "merges": [
+            m if isinstance(m, str) else " ".join(map(str, _listed(m))) for m in _listed(model["merges"])
+        ],
+        "split": "default" if is_pieces else split,
         "template": template.read_text(encoding="utf-8") if template.is_file() else "",
     }
 
 
+def _kind(token: str, model: JsonObject) -> int:
+    if token == model.get("unk_token"):
+        return UNKNOWN
+    is_byte = bool(model.get("byte_fallback")) and len(token) == 6 and token.startswith("<0x")
+    return BYTE if is_byte else NORMAL
+
+
 def _split(pre: JsonObject) -> str | None:
-    """The name of a pre-tokenizer; None for an unknown one."""
+    """The name of a pre-tokenizer of byte-level BPE; None for an unknown one."""
     parts = pre.get("pretokenizers") if pre.get("type") == "Sequence" else [pre]
-    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
-        return None
-    kinds = [part.get("type") for part in parts if isinstance(part, dict)]
-    last = parts[-1]
-    assert isinstance(last, dict)
+    listed = [as_object(part) for part in parts] if isinstance(parts, list) and parts else [pre]
+    kinds, last = [part.get("type") for part in listed], listed[-1]
     if kinds == ["ByteLevel"]:
-        return "gpt-2" if last.get("use_regex", True) and not last.get("add_prefix_space") else None
+        return GPT2_SPLIT if last.get("use_regex", True) and not last.get("add_prefix_space") else None
     if kinds != ["Split", "ByteLevel"] or last.get("use_regex", True) or last.get("add_prefix_space"):
         return None
-    first = parts[0]
-    pattern: Json = first.get("pattern") if isinstance(first, dict) else None
-    return SPLITS.get(str(pattern.get("Regex"))) if isinstance(pattern, dict) else None
+    regex = as_object(listed[0].get("pattern")).get("Regex")
+    return next((name for name, known in known_splits().items() if known == regex), None)
 
 
-def add_tokenizer(writer: Writer, tokenizer: JsonObject, config: JsonObject) -> None:
-    """Add the fields of ``tokenizer_of`` and the ids of special tokens in ``config``."""
-    tokens, types, merges = tokenizer["tokens"], tokenizer["types"], tokenizer["merges"]
-    assert isinstance(tokens, list) and isinstance(types, list) and isinstance(merges, list)
-    writer.add_tokenizer_model("gpt2")
+def known_splits() -> dict[str, str]:
+    """The regular expressions of ``SPLITS``, as Transformers has them."""
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+    return {name: GGUF_PRE_TOKENIZER_SPLITS[name] for name in SPLITS if name in GGUF_PRE_TOKENIZER_SPLITS}
+
+
+def add_tokenizer(writer: Writer, tokenizer: JsonObject, config: JsonObject, folder: Path) -> None:
+    """Add the fields of ``tokenizer_of``, the ids of special tokens, and what texts are framed by."""
+    from transformers import AutoTokenizer
+
+    tokens, types, merges = (_listed(tokenizer[key]) for key in ("tokens", "types", "merges"))
+    writer.add_tokenizer_model(str(tokenizer["model"]))
     writer.add_tokenizer_pre(str(tokenizer["split"]))
     writer.add_token_list([str(token) for token in tokens])
     writer.add_token_types([int(str(kind)) for kind in types])
     writer.add_token_merges([str(merge) for merge in merges])
     if template := tokenizer["template"]:
         writer.add_chat_template(str(template))
-    for key, add in (
-        ("bos_token_id", writer.add_bos_token_id),
-        ("eos_token_id", writer.add_eos_token_id),
-        ("pad_token_id", writer.add_pad_token_id),
+    own = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    if tokenizer["model"] == "llama":
+        writer.add_token_scores(_scores([str(t) for t in tokens], [str(m) for m in merges]))
+        writer.add_add_space_prefix(own.convert_ids_to_tokens(_ids(own, "a")[:1])[0][:1] == "\u2581")
+        if own.unk_token_id is not None:
+            writer.add_unk_token_id(own.unk_token_id)
+    first, last = _around(own)
+    writer.add_add_bos_token(first)
+    writer.add_add_eos_token(last)
+    for own_first, name, add in (
+        (first, "bos_token_id", writer.add_bos_token_id),
+        (last, "eos_token_id", writer.add_eos_token_id),
+        (False, "pad_token_id", writer.add_pad_token_id),
     ):
-        value = config.get(key)
-        first = value[0] if isinstance(value, list) and value else value
-        if isinstance(first, int):
-            add(first)
+        # What frames texts is the tokenizer's; else the config's says what ends an answer.
+        from_config, from_tokenizer = config.get(name), getattr(own, name)
+        if isinstance(from_config, list):
+            from_config = from_config[0] if from_config else None
+        value = from_tokenizer if own_first or from_config is None else from_config
+        if isinstance(value, int):
+            add(value)
+
+
+def _listed(value: Json) -> Sequence[Json]:
+    return value if isinstance(value, list) else ()
+
+
+def _scores(tokens: Sequence[str], merges: Sequence[str]) -> list[float]:
+    """A score that falls with the rank of the merge that gives a token: llama.cpp merges the best first."""
+    rank: dict[str, int] = {}
+    for index, merge in enumerate(merges):
+        rank.setdefault(merge.replace(" ", ""), index)
+    return [-float(rank.get(token, len(merges))) for token in tokens]
+
+
+def _ids(tokenizer: PreTrainedTokenizerBase, text: str, special: bool = False) -> list[int]:
+    found: list[int] = tokenizer(text, add_special_tokens=special)["input_ids"]
+    return found
+
+
+def _around(tokenizer: PreTrainedTokenizerBase) -> tuple[bool, bool]:
+    """Whether a text gets a token before it, and one after it."""
+    plain, framed = _ids(tokenizer, "a"), _ids(tokenizer, "a", special=True)
+    if len(framed) == len(plain):
+        return False, False
+    return framed[: len(plain)] != plain, framed[-len(plain) :] != plain
+
+
+def compare_tokenizer(folder: Path, aside: Path, file: str) -> None:
+    """Read the tokenizer back by Transformers; ids and chat template are the folder's, or CheckpointError."""
+    from transformers import AutoTokenizer
+
+    own = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    read = AutoTokenizer.from_pretrained(aside, gguf_file=file, trust_remote_code=False)
+    # Added tokens in a text, one by one and beside words.
+    texts = [*TEXTS, *(f"word {token} word{token}" for token in own.get_added_vocab())]
+    for text in texts:
+        for special in (False, True):
+            wanted, found = _ids(own, text, special), _ids(read, text, special)
+            if wanted != found:
+                raise CheckpointError(
+                    _refused(
+                        "Transformers reads this tokenizer back from GGUF as another",
+                        folder / "tokenizer.json",
+                        f"{text[:60]!r}: {wanted[:12]} would be {found[:12]}",
+                    )
+                )
+    if (own.chat_template or None) != (read.chat_template or None):
+        raise CheckpointError(_refused("the chat template differs", folder, str(read.chat_template)[:100]))
+
+
+def _refused(message: str, where: Path, found: str) -> Diagnostic:
+    return codes.EXPORT_GGUF(message, str(where), found, "leave --gguf out: the Hugging Face folder holds it")

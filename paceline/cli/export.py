@@ -34,7 +34,10 @@ def export(
     ] = False,
     gguf: Annotated[
         bool,
-        typer.Option("--gguf", help="Also write model.gguf (Llama, Qwen 2 and 3), read back and compared."),
+        typer.Option(
+            "--gguf",
+            help="Also write model.gguf (20 families; others are refused by name), read back and compared.",
+        ),
     ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a folder that is not empty.")
