@@ -41,7 +41,20 @@ class TensorBoard:
         self._close()
 
 
-class Wandb:
+class _Stepwise:
+    """A tracker that takes all values of a step in one call of ``_log``."""
+
+    _log: Send
+    _finish: Send
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._finish()
+
+
+class Wandb(_Stepwise):
     """Weights & Biases, into ``RUN/wandb``; offline without a key (``wandb sync`` uploads later)."""
 
     imports = "wandb"
@@ -58,14 +71,8 @@ class Wandb:
             mode=None if tracked.online else "offline",
             settings=wandb.Settings(silent=True, console="off"),
         )
-        self._log: Send = run.log
-        self._finish: Send = run.finish
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        self._log(dict(values), step=step)
-
-    def close(self) -> None:
-        self._finish()
+        self._log = run.log
+        self._finish = run.finish
 
 
 class MLflow:
@@ -106,7 +113,7 @@ class MLflow:
         self._terminate()
 
 
-class SwanLab:
+class SwanLab(_Stepwise):
     """SwanLab, into ``RUN/swanlab``; offline without a key (``swanlab sync`` uploads later)."""
 
     imports = "swanlab"
@@ -122,17 +129,11 @@ class SwanLab:
             config=dict(tracked.config),
             mode=None if tracked.online else "offline",
         )
-        self._log: Send = swanlab.log
-        self._finish: Send = swanlab.finish
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        self._log(dict(values), step=step)
-
-    def close(self) -> None:
-        self._finish()
+        self._log = swanlab.log
+        self._finish = swanlab.finish
 
 
-class Trackio:
+class Trackio(_Stepwise):
     """Trackio, where it keeps its projects (TRACKIO_DIR), or in the Space of TRACKIO_SPACE_ID."""
 
     imports = "trackio"
@@ -143,14 +144,8 @@ class Trackio:
         run = trackio.init(
             project=tracked.project, name=tracked.name, config=dict(tracked.config), embed=False
         )
-        self._log: Send = run.log
-        self._finish: Send = run.finish
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        self._log(dict(values), step=step)
-
-    def close(self) -> None:
-        self._finish()
+        self._log = run.log
+        self._finish = run.finish
 
 
 ADAPTERS: Mapping[str, type[TensorBoard | Wandb | MLflow | SwanLab | Trackio]] = {
