@@ -25,23 +25,34 @@ def multiply_adds(
     ``tokens``: that pass through the trunk; with ``sequence_ranks`` sharing each row, this rank has its part
     of the attention heads. Attention counts as if it were not causal.
     """
-    hf = root.hf
-    config = hf.config.get_text_config()
-    scores = getattr(hf, "score", None)
-    head = hf.get_output_embeddings() or scores
+    config = root.hf.config.get_text_config()
+    scores = {id(part.score) for part in root.parts if getattr(part, "score", None) is not None}
+    heads = {id(head) for part in root.parts if (head := part.get_output_embeddings()) is not None}
     labelled = int((batch.labels != IGNORE_INDEX).sum())
     lengths = document_lengths(batch)
     found = dict[nn.Module, float]()
     for module in root.modules():
         # Linear layers: each weight is used once per token, labelled position (head) or document (score).
-        rows = labelled if module is head and head is not scores else tokens
-        rows = len(lengths) if module is scores else rows
+        rows = labelled if id(module) in heads else tokens
+        rows = len(lengths) if id(module) in scores else rows
         found[module] = _weights(module, config) * rows
-    width = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-    for module in attention_modules(hf):
-        squares = 2 * sum(n * n for n in lengths)
-        found[module] += squares * config.num_attention_heads * width // sequence_ranks
+    for module, count in attention_products(root, batch, sequence_ranks).items():
+        found[module] += count
     return found
+
+
+def attention_products(root: RootModule, batch: Batch, sequence_ranks: int = 1) -> dict[nn.Module, float]:
+    """Return the multiply-adds of queries with keys and of weights with values, by attention module."""
+    config = root.hf.config.get_text_config()
+    width = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    squares = 2 * sum(n * n for n in document_lengths(batch))
+    count = squares * config.num_attention_heads * width // sequence_ranks
+    return {module: count for part in root.parts for module in attention_modules(part)}
+
+
+def is_trained(module: nn.Module) -> bool:
+    """Whether any of a module's own weights is trained."""
+    return any(parameter.requires_grad for parameter in module.parameters(recurse=False))
 
 
 def _weights(module: nn.Module, config: PretrainedConfig) -> float:
@@ -50,6 +61,8 @@ def _weights(module: nn.Module, config: PretrainedConfig) -> float:
     """
     if isinstance(module, nn.Embedding):
         return 0
+    if (packed := getattr(module, "quant_state", None)) is not None:  # of 4 bits: bytes, in another shape
+        return torch.Size(packed.shape).numel()
     found = 0.0
     for parameter in module.parameters(recurse=False):
         shape = tuple(getattr(parameter, "ds_shape", parameter.shape))

@@ -95,6 +95,11 @@ class RootModule(nn.Module):
         @property
         def hf(self) -> HFModel: ...
 
+    @property
+    def parts(self) -> Sequence[HFModel]:
+        """The Hugging Face models inside: one, of a rank with several stages of a pipeline one a stage."""
+        return (self.hf,)
+
     def plain_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield parameters under their plain Hugging Face names, tied ones once."""
         return self.named_parameters()

@@ -18,7 +18,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(280)]
 
 
 @pytest.mark.parametrize(
-    ("strategy", "nproc"), [("single", 1), pytest.param("fsdp", 2, marks=pytest.mark.slow)]
+    ("strategy", "nproc"),
+    [("single", 1), *(pytest.param(name, 2, marks=pytest.mark.slow) for name in ("fsdp", "zero3"))],
 )
 def test_the_same_losses_with_and_without(
     tiny: Callable[..., dict[str, Any]],

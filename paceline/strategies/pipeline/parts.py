@@ -90,6 +90,11 @@ class PipelineRoot(RootModule):
         """The model without the layers of other ranks: for its config and sizes."""
         return self.stages[0].hf
 
+    @property
+    def parts(self) -> Sequence[HFModel]:
+        """The models of this rank's stages, each with its own layers alone."""
+        return [stage.hf for stage in self.stages]
+
     def give(self, run_input: ScheduleInput | None) -> None:
         """Set the micro-batches of the next run of the schedule."""
         for scheduled in self._scheduled:

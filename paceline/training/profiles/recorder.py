@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 from torch.autograd.profiler import record_function
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import profile
@@ -17,11 +18,12 @@ from paceline.config.sections.profile import Profile
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.json_types import JsonObject
 from paceline.core.rundir import RunDir
-from paceline.models.products import multiply_adds
+from paceline.models.products import attention_products, is_trained, multiply_adds
 from paceline.plan.plan import Plan
+from paceline.protocols.batch import Batch
 from paceline.protocols.window import Window
 from paceline.runtime.world import World
-from paceline.strategies.handle import Handles
+from paceline.strategies.handle import Handle, Handles
 from paceline.training import codes
 from paceline.training.profiles import words
 from paceline.training.profiles.scopes import Scopes
@@ -129,23 +131,39 @@ class Profiles:
         """Return the FLOPs of the step by kind of layer, from shapes."""
         found: dict[str, float] = {}
         for handle in self.handles.values():
-            passes = (3 if handle.trained else 1) + (handle.trained and self.recomputes)
             for batch in window.micro_batches:
-                macs = multiply_adds(handle.root, batch, batch.input_ids.numel())
+                macs = self._of_step(handle, batch)
                 for kind, count in scopes.by_kind(macs).items():
-                    found[kind] = found.get(kind, 0.0) + 2 * count * passes / self.parts
+                    found[kind] = found.get(kind, 0.0) + 2 * count / self.parts
         return found
 
+    def _of_step(self, handle: Handle, batch: Batch) -> dict[nn.Module, float]:
+        """Return each module's multiply-adds of a forward and, of a trained model, its backward: once for the
+        gradient of the input, once for that of weights that are trained (an adapter's, not its base's).
+        """
+        forward = multiply_adds(handle.root, batch, batch.input_ids.numel())
+        if not handle.trained:
+            return forward
+        attention = attention_products(handle.root, batch)
+        again = 2 + self.recomputes
+        return {
+            module: again * count + (count if is_trained(module) else attention.get(module, 0.0))
+            for module, count in forward.items()
+        }
+
     def _states(self) -> dict[str, int]:
-        weights, gradients, moments = 0, 0, 0
+        weights, gradients, masters, moments = 0, 0, 0, 0
         for handle in self.handles.values():
             for parameter in handle.root.parameters():
-                weights += _bytes(parameter)
+                weights += _bytes(parameter) + _bytes_of_part(parameter)
                 gradients += _bytes(parameter.grad) if parameter.grad is not None else 0
             if handle.optimizer is not None:
+                own = {id(parameter) for parameter in handle.root.parameters()}
+                masters += sum(_bytes(p) for p in handle.optimizer.state if id(p) not in own)
                 values = (v for state in handle.optimizer.state.values() for v in state.values())
                 moments += sum(_bytes(v) for v in values if isinstance(v, torch.Tensor))
-        return {"weights": weights, "gradients": gradients, "optimizer": moments}
+        held = {"weights": weights, "gradients": gradients, "optimizer": moments}
+        return held | ({"master weights of the optimizer": masters} if masters else {})
 
     def _numbers(
         self, step: int, found: Breakdown, flops: dict[str, float], states: dict[str, int]
@@ -169,6 +187,12 @@ def _bytes(tensor: torch.Tensor) -> int:
     """Return the bytes that this rank holds of a tensor."""
     local = getattr(tensor, "_local_tensor", tensor)
     return int(local.numel() * local.element_size())
+
+
+def _bytes_of_part(parameter: torch.Tensor) -> int:
+    """Return the bytes of the part that ZeRO-3 keeps of a parameter, beside the whole that it releases."""
+    part = getattr(parameter, "ds_tensor", None)
+    return _bytes(part) if isinstance(part, torch.Tensor) else 0
 
 
 def operations(recorded: profile) -> list[Op]:

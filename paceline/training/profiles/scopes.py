@@ -14,6 +14,7 @@ from paceline.training.profiles.timeline import LAYER
 
 ROOT = "head and loss"
 _OF_LAYERS = (nn.Linear, nn.Dropout, nn.Identity, nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.Conv1d)
+_ADAPTERS, _ADAPTED = "peft.", "Adapted"  # a layer with adapters has the name of the one inside
 _SHARDED = "FSDP"  # what torch puts before the name of a class that it shards
 
 
@@ -31,6 +32,8 @@ class Scopes:
 
     def __init__(self, roots: Sequence[RootModule]) -> None:
         self.called: set[nn.Module] = set()
+        self._layers = {module for root in roots for part in root.parts for module in part.modules()}
+        self._layers -= {part for root in roots for part in root.parts}
         self._roots = roots
         self._parents: dict[nn.Module, nn.Module] = {}
         self._open = _OpenScopes()
@@ -72,7 +75,10 @@ class Scopes:
         )
 
     def _kind(self, module: nn.Module) -> str:
-        return ROOT if module in self._roots else type(module).__name__.removeprefix(_SHARDED)
+        if module not in self._layers:
+            return ROOT
+        name = type(module).__name__.removeprefix(_SHARDED)
+        return f"{_ADAPTED}{name}" if type(module).__module__.startswith(_ADAPTERS) else name
 
     def _enter(self, module: nn.Module, given: tuple[Tensor, ...]) -> None:
         self.called.add(module)

@@ -9,9 +9,10 @@ from paceline.training.profiles.timeline import COMMUNICATION, OPTIMIZER, OTHER,
 
 SHOWN = 12  # rows of a table
 _NOTE = (
-    "FLOPs are counted from shapes (tokens × weights, attention as if it were not causal; forward, and"
-    " backward for what is trained): kernels that compute several modules at once count whole. Times are"
-    " of this rank, recorded, so a little longer than those of other steps; a layer's include its backward."
+    "FLOPs are counted from shapes (tokens × weights, attention as if it were not causal; forward, backward"
+    " to the inputs, and to the weights that are trained): kernels that compute several modules at once count"
+    " whole. Times are of this rank, recorded, so a little longer than those of other steps; a layer's"
+    " include its backward."
 )
 
 

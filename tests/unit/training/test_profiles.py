@@ -77,6 +77,7 @@ class Plain(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.unused = Fused(), Fused()
+        self.parts = (self,)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return (self.first(x) * 2).sum()
@@ -131,6 +132,7 @@ class Root(nn.Module):
         text = SimpleNamespace(num_attention_heads=2, hidden_size=16)
         self.hf.config = SimpleNamespace(get_text_config=lambda: text)
         self.hf.get_output_embeddings = lambda: self.hf.lm_head
+        self.parts = (self.hf,)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x @ self.hf.attention.q.weight
@@ -141,6 +143,21 @@ def test_products_are_counted_from_shapes() -> None:
     found = multiply_adds(root, batch(), 8)
     assert found[root.hf.attention.q] == 16 * 16 * 8 and found[root.hf.lm_head] == 16 * 32 * 7
     assert found[root.hf.attention] == 2 * (5 * 5 + 3 * 3) * 16
+
+
+def test_frozen_weights_get_no_gradient_and_stages_count_each(tmp_path: Any) -> None:
+    """An adapter's base: forward and the gradient of its input; attention has no weights and counts whole."""
+    made, root = around(tmp_path, [], steps=[5])
+    root.hf.attention.q.requires_grad_(False)
+    with made(Window(4, 0, [batch()])):
+        root(torch.ones(8, 16))
+    numbers = json.loads((tmp_path / "profile" / "step-00000005-rank-00000.json").read_text())
+    assert numbers["flops"] == {ROOT: 2 * (2 * 16 * 16 * 8 + 3 * 16 * 32 * 7 + 3 * 2 * 34 * 16)}
+    both: Any = nn.Module()  # a rank with two stages of a pipeline
+    both.hf, both.stages = root.hf, nn.ModuleList([root, second := Root()])
+    both.parts = (root.hf, second.hf)
+    found = multiply_adds(both, batch(), 8)
+    assert found[second.hf.lm_head] == 16 * 32 * 7 and found[second.hf.attention] == 2 * 34 * 16
 
 
 def around(tmp_path: Any, heard: list[Any], **asked: Any) -> Any:
