@@ -1,6 +1,6 @@
 """Screenshots of the page, and what axe finds on it: of every run in a folder, by Chromium.
 
-    pip install playwright axe-playwright-python       # and Debian's chromium, or --chromium PATH
+    pip install 'paceline[browser]'                    # and Debian's chromium, or --chromium PATH
     python scripts/page_screenshots.py RUNS --to DIR   # all: 360, 800, 1600 px, light and dark, en and zh
     python scripts/page_screenshots.py RUNS --docs     # those of the docs, into docs/images
 

@@ -1,6 +1,6 @@
 """The page in Chromium: what a run's text can do there, keys, widths, and what axe finds.
 
-Needs packages that the tests do not bring: CONTRIBUTING.md has the command.
+Needs Debian's chromium, which ``.ci/run`` installs where it can; without it the tests are skipped.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from page_runs import HOSTILE, begin, notice, samples, step, view_of, write_run
 
 from paceline.watch.page.report import write_report
 
-pytestmark = pytest.mark.slow
 playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need playwright")
 axe = pytest.importorskip("axe_playwright_python", reason="the browser tests need axe-playwright-python")
 CHROMIUM = shutil.which("chromium") or ""
+SLOW = pytest.mark.slow
 TABS = ("overview", "curves", "samples", "findings", "plan", "config", "checkpoints", "logs")
 
 
@@ -76,7 +76,10 @@ def look(page: Any, tab: str) -> None:
     assert [v["id"] for v in found if v["impact"] in ("serious", "critical")] == [], tab
 
 
-@pytest.mark.parametrize(("width", "theme"), [(360, "dark"), (800, "dark"), (1600, "light")])
+@pytest.mark.parametrize(
+    ("width", "theme"),
+    [(360, "dark"), pytest.param(800, "dark", marks=SLOW), pytest.param(1600, "light", marks=SLOW)],
+)
 def test_every_part_in_a_browser(address: str, width: int, theme: str) -> None:
     with browsing(width, theme) as page:
         page.goto(address)
@@ -97,6 +100,7 @@ def test_every_part_in_a_browser(address: str, width: int, theme: str) -> None:
         page.wait_for_selector("html[lang=zh-CN] .tabs >> text=曲线")
 
 
+@pytest.mark.slow
 def test_a_report_opens_from_a_file(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [begin(), *(step(n) for n in range(1, 9)), samples(8, HOSTILE)])
     write_report(view_of(run, tmp_path / "cache"), tmp_path / "report.html", print)
