@@ -43,6 +43,8 @@ _NOT_IN_DIGEST = frozenset(
         "training.save_keep_every",
         "training.save_async",
         "training.ddp_timeout",
+        "training.start_timeout",
+        "training.step_timeout",
         "training.dataloader_num_workers",
         "training.dataloader_pin_memory",
         "training.dataloader_prefetch_factor",

@@ -35,6 +35,11 @@ ALGORITHM_SPEC_TORCH = Code(
     "Planning imports the module of your own spec, and must start quickly, without torch. Put the"
     " class in another module and name it in the spec's implementation.",
 )
+PLAN_STEP_TIMEOUT = Code(
+    "plan.step_timeout",
+    "A step is predicted to last longer than training.step_timeout, so ranks that wait for each other's"
+    " normal work may end the run. Set a longer limit, or none: training.ddp_timeout then counts.",
+)
 
 DEVICE_ARCH = Code(
     "device.arch",

@@ -10,6 +10,7 @@ from paceline.config.schema import Config, field_of
 from paceline.config.sections.training import TrainingSection
 from paceline.plan.hardware.kinds import CPU, CUDA, is_accelerator, kind_of
 from paceline.plan.hardware.probe import Hardware
+from paceline.plan.limits import WaitLimits
 from paceline.plan.model.row_kernels import row_kernels
 from paceline.plan.plan import Decision, Plan
 from paceline.plan.recomputation import KINDS
@@ -22,7 +23,7 @@ class Explain(Protocol):
     def __call__(self, subject: str, choice: str, reason: str, granted: bool = True) -> None: ...
 
 
-def choose_backend(requested: str, hardware: Hardware, timeout_seconds: int) -> tuple[str, Decision]:
+def choose_backend(requested: str, hardware: Hardware, limits: WaitLimits) -> tuple[str, Decision]:
     """Return the process group's backend and the decision; the config rules refuse unavailable ones."""
     subject = "training.ddp_backend"
     if requested == "auto":
@@ -38,7 +39,7 @@ def choose_backend(requested: str, hardware: Hardware, timeout_seconds: int) -> 
         return backend, Decision(
             subject,
             backend,
-            f"{reason}; the timeout of a collective is {timeout_seconds} s (training.ddp_timeout)",
+            f"{reason}; {limits.text()}",
         )
     reason = "requested"
     if requested == CPU.backend and is_accelerator(hardware.device):
@@ -47,7 +48,7 @@ def choose_backend(requested: str, hardware: Hardware, timeout_seconds: int) -> 
     return requested, Decision(
         subject,
         requested,
-        f"{reason}; the timeout of a collective is {timeout_seconds} s (training.ddp_timeout)",
+        f"{reason}; {limits.text()}",
     )
 
 

@@ -12,6 +12,7 @@ from paceline.core.json_types import Json, JsonObject, as_object
 from paceline.core.units import human_count
 from paceline.plan import codec
 from paceline.plan.batch import BatchSplit
+from paceline.plan.limits import WaitLimits
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.read_shape import ModelShape
 from paceline.plan.parts import AdapterSpec, DdpOptions, Memory, OptimizerSpec, OtherModel
@@ -99,6 +100,11 @@ class Plan:
     flash: str = field(default="", metadata=codec.UNLESS_DEFAULT)
     whole_scores: bool = field(default=False, metadata=codec.UNLESS_DEFAULT)
     save_async: bool = field(default=False, metadata=codec.UNLESS_DEFAULT)
+
+    @property
+    def limits(self) -> WaitLimits:
+        """How long ranks wait for one of them, by what the run is doing."""
+        return WaitLimits.of(self.config.training)
 
     @property
     def seed(self) -> int:

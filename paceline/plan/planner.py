@@ -26,6 +26,7 @@ from paceline.plan.auto import plan_auto
 from paceline.plan.cost.memory import memory_of
 from paceline.plan.cost.room import room_decisions, room_of, room_problems, rows_problems
 from paceline.plan.cost.snapshot import with_snapshot
+from paceline.plan.cost.step_limit import step_limit_warning
 from paceline.plan.engine_options import (
     choose_backend,
     compute_decisions,
@@ -38,6 +39,7 @@ from paceline.plan.expert_adapters import expert_decisions
 from paceline.plan.fp8 import fp8_decisions
 from paceline.plan.hardware.kinds import is_accelerator, kind_of
 from paceline.plan.hardware.probe import Hardware
+from paceline.plan.limits import WaitLimits
 from paceline.plan.model.read_shape import ModelShape, scoring
 from paceline.plan.model.router_loss import RouterOptions, router_decisions
 from paceline.plan.optimizer_decisions import optimizer_decision
@@ -91,7 +93,8 @@ def _with_room(plan: Plan, hardware: Hardware, needed: bool) -> Plan:
     if needed and (problems or own_keys):
         fits = what_fits(plan, hardware) if problems else []
         raise ConfigError(*(replace(d, hint="; or ".join(fits) or d.hint) for d in problems), *own_keys)
-    decisions = (*plan.decisions, *nvme_decisions(plan), *room_decisions(plan, hardware, room))
+    slow = _warnings([*step_limit_warning(plan, hardware)])
+    decisions = (*plan.decisions, *nvme_decisions(plan), *room_decisions(plan, hardware, room), *slow)
     return with_snapshot(replace(plan, decisions=decisions), hardware, room)
 
 
@@ -100,7 +103,7 @@ def _assembled(job: Job, resolved: Resolved, found: Sequence[Diagnostic]) -> Pla
     config, hardware, shape, spec = job.config, job.hardware, job.shape, job.algorithm
     training, engine, precision = config.training, resolved.engine, resolved.precision
     requested, length = config.model.attn_implementation, config.data.max_length
-    backend, about_backend = choose_backend(training.ddp_backend, hardware, training.ddp_timeout)
+    backend, about_backend = choose_backend(training.ddp_backend, hardware, WaitLimits.of(training))
     attention = choose_attention(requested, hardware, precision, shape, length)
     kernel = attention.kernel
     packing = choose_packing(job, apart=kernel is not None)

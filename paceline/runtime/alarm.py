@@ -3,8 +3,9 @@
     failing rank   publishes its diagnostic in the store → waits until the others have read it → exits
     other ranks    see it within a second → callback (writes it to this rank's log) → acknowledge → exit
     dead rank      its line to rank 0 is cut: named by rank 0 after ``GONE_SECONDS`` without a word
-    silent rank    (stopped, frozen, disconnected): a warning after ``QUIET_SECONDS``; after the world's
-                   timeout every rank that still runs ends the run
+    silent rank    (stopped, frozen, disconnected): a warning after ``QUIET_SECONDS``; after the limit of
+                   what it was doing every rank that still runs ends the run
+    late rank      (alive, but the others wait for it in a collective): the same, by ``lateness``
 
 Each rank has two daemon threads. One talks to the store and may block in it forever (``bounded.py``). The
 other never blocks: it watches the time and decides. The other ranks exit a moment after the failing one, so
@@ -22,16 +23,16 @@ from collections.abc import Callable
 
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ExitCode
+from paceline.plan.limits import Limit, WaitLimits
 from paceline.runtime import codes
 from paceline.runtime.bounded import within
-from paceline.runtime.flight import active
+from paceline.runtime.lateness import Lateness
 from paceline.runtime.leaving import leave
 from paceline.runtime.meeting import Arrival, connect_store, name_of
 from paceline.runtime.message import failure_message, parsed_failure
 from paceline.runtime.presence import Presence, own_address
 from paceline.runtime.signed import SignedStore
 from paceline.runtime.silence import (
-    collective_stuck,
     rank_died,
     rank_silent,
     store_forged,
@@ -46,7 +47,6 @@ BEAT_SECONDS = 1.0
 TICK_SECONDS = 0.25
 QUIET_SECONDS = 30.0  # without a heartbeat, until a warning names the rank
 LEAST_LIMIT_SECONDS = 10.0  # minimum silence that ends a run, however short its timeout: a store may be slow
-AHEAD_SECONDS = 5.0  # name the silent rank before the backend's own timeout ends the processes
 _STILL_SECONDS = 2.0  # a clock this late means that this process itself was stopped
 _DEAF_SECONDS = 3.0  # without a response of the store
 _DOUBT_SECONDS = 5.0  # for the others' heartbeats after this process was stopped for long
@@ -57,7 +57,6 @@ _CALLBACK_SECONDS = 5.0
 _LATE_SECONDS = 0.1  # normal jitter of a thread's wake-up
 _BEATS_PER_SECOND = 1024  # maximum that rank 0 reads
 GONE_SECONDS = 8.0  # for the words of a rank whose line was cut; longer than an error takes to be published
-FLIGHT_SECONDS = 5.0  # between looks at the collectives under way
 _LINE_SECONDS = 20.0
 _LINES = "lines"
 
@@ -83,16 +82,18 @@ class Alarm:
         doing: Callable[[], tuple[int, str]] = lambda: (0, "start"),
         sign: Callable[[int], str] = lambda rank: "",
         quiet_seconds: float = QUIET_SECONDS,
+        limits: WaitLimits | None = None,
     ) -> None:
         self._world = world
         self._on_foreign, self._on_warning = on_foreign or _print_foreign, on_warning or _print_warning
         self._doing, self._sign = doing, sign
-        self._limit = max(LEAST_LIMIT_SECONDS, world.timeout_seconds - AHEAD_SECONDS)
-        self._quiet = min(quiet_seconds, self._limit / 2)
+        self._limits = limits or WaitLimits.same(world.timeout_seconds)
+        self._quiet = min(quiet_seconds, max(LEAST_LIMIT_SECONDS, self._limits.shortest) / 2)
         now = time.monotonic()
         # rank 0 reads all heartbeats, the others read rank 0's
         peers = range(world.world_size) if world.rank == 0 else (0,)
-        self._vigil = Vigil([r for r in peers if r != world.rank], now, self._quiet, sign)
+        self._vigil = Vigil([r for r in peers if r != world.rank], now, self._quiet, sign, self._limits)
+        self._lateness = Lateness(world.rank, self._limits, now)
         self._pulse = Pulse(self._quiet, now)
         self._answered = now  # when the store last responded
         self._store_missed = False  # its silence was reported
@@ -105,7 +106,6 @@ class Alarm:
         self.silent_ranks: list[int] = []
         self._threads: list[threading.Thread] = []
         self._presence = Presence(world.rank, world.world_size, world.secret, self._line_cut)
-        self._next_flight = now + FLIGHT_SECONDS
 
     def start(self) -> Alarm:
         """Connect to the store and start watching; return self.
@@ -157,7 +157,7 @@ class Alarm:
             self.silent_ranks = [r for r in others if before[r] == after[r] and not _is_done(after[r])]
         # No error was published: a timeout of a collective is the fault of the silent ranks, or of the store.
         if timed_out and self.silent_ranks:
-            self._end_in_silence(self._rank_silent(self.silent_ranks, self._world.timeout_seconds))
+            self._end_in_silence(self._rank_silent(self.silent_ranks, self._own_limit.seconds))
         if timed_out and after is None and unanswered > seconds:
             self._end_in_silence(self._store_silent(unanswered))
         return False
@@ -245,7 +245,8 @@ class Alarm:
                     return
                 if time.monotonic() >= next_beat:
                     beats, next_beat = beats + 1, time.monotonic() + BEAT_SECONDS
-                    self._store.set(mine, Beat(beats, *self._doing(), self._lost_share).text())
+                    beat = Beat(beats, *self._doing(), self._lost_share, waits=self._lateness.waits)
+                    self._store.set(mine, beat.text())
                     self._answered = time.monotonic()
                     self._listen()
             self._store.set(mine, Beat(beats + 1, *self._doing(), done=True).text())
@@ -292,24 +293,35 @@ class Alarm:
         self._stood_still = max(self._stood_still, seconds)
         self._answered = min(now, self._answered + seconds)
         self._vigil.forgive(seconds, now)
-        if seconds >= self._limit:
-            self._answered = now - self._limit + _DOUBT_SECONDS
+        if seconds >= self._longest_silence:
+            self._answered = now - self._longest_silence + _DOUBT_SECONDS
             self._vigil.doubt(self._answered)
+
+    @property
+    def _own_limit(self) -> Limit:
+        """How long ranks wait for one of them in what this rank does now."""
+        return self._limits.in_phase(self._doing()[1])
+
+    @property
+    def _longest_silence(self) -> float:
+        """For how long the store may be silent."""
+        return max(LEAST_LIMIT_SECONDS, self._own_limit.seconds)
 
     def _judge(self, now: float) -> None:
         """End the run because of silence, or warn of it."""
         unanswered = now - self._answered
-        if unanswered > self._limit:
+        if unanswered > self._longest_silence:
             self._end_in_silence(self._store_silent(unanswered))
         # while the store is silent no heartbeat arrives, and only the store is to blame
         hears = unanswered < _DEAF_SECONDS
-        if hears and (silent := self._vigil.silent(now, self._limit)):
-            self._end_in_silence(self._rank_silent(silent, self._limit))
-        if now >= self._next_flight:
-            self._next_flight = now + FLIGHT_SECONDS
-            stuck = [one for one in active() if one.seconds > self._limit]
-            if stuck:
-                self._end_in_silence(collective_stuck(self._world.rank, stuck[0].describe()))
+        if hears and (silent := self._vigil.overdue(now, LEAST_LIMIT_SECONDS)):
+            limit = self._vigil.limit(silent[0]).seconds
+            self._end_in_silence(self._rank_silent(silent, max(LEAST_LIMIT_SECONDS, limit)))
+        wait = self._lateness.look(now)
+        if wait is not None and (texts := self._all_beats()) is not None:
+            late = self._lateness.judge(wait, self._doing()[1], texts)
+            if late is not None:
+                self._end_in_silence(late)
         loud = self._world.rank in (0, 1)  # rank 1 reports if rank 0 is the silent one
         if unanswered > self._quiet and not self._store_missed:
             self._warn(self._store_silent(unanswered, Severity.WARNING), loud)
@@ -343,7 +355,9 @@ class Alarm:
         silent = diagnostic.evidence.get("silent_ranks") or [0]
         self._report(diagnostic.evidence.get("rank", silent[0]), diagnostic, ExitCode.PEER_SILENT)
         if diagnostic.code != codes.RUNTIME_STORE_SILENT.name:
-            self._publish(diagnostic, ExitCode.PEER_SILENT, len(silent))
+            self._publish(
+                diagnostic, ExitCode.PEER_SILENT, len(diagnostic.evidence.get("silent_ranks") or ())
+            )
         leave(ExitCode.PEER_SILENT)
 
     def _forged(self, key: str) -> None:
@@ -362,7 +376,8 @@ class Alarm:
         _called(lambda: self._on_warning(finding, loud))
 
     def _rank_silent(self, ranks: list[int], seconds: float) -> Diagnostic:
-        return rank_silent(ranks, seconds, [self._vigil.last_seen(r) for r in ranks[:4]], self._stood_still)
+        seen = [self._vigil.last_seen(r) for r in ranks[:4]]
+        return rank_silent(ranks, seconds, seen, self._stood_still, self._vigil.limit(ranks[0]).key)
 
     def _store_silent(self, seconds: float, severity: Severity = Severity.ERROR) -> Diagnostic:
         return store_silent(self._world.env, seconds, self._sign, self._stood_still, severity)

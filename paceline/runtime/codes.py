@@ -57,11 +57,18 @@ RUNTIME_NO_LINE = Code(
     " missing signs of"
     " life, after training.ddp_timeout. A firewall between the nodes allows too few ports.",
 )
+RUNTIME_RANK_LATE = Code(
+    "runtime.rank_late",
+    "All ranks are alive, but the others have waited for one of them for as long as is allowed:"
+    " training.start_timeout before the first step, training.step_timeout in a step,"
+    " training.ddp_timeout between steps. The message names the rank, what it was doing and the key"
+    " (exit code 77).",
+)
 RUNTIME_COLLECTIVE_STUCK = Code(
     "runtime.collective_stuck",
-    "All ranks are alive, but one has waited in a collective for as long as training.ddp_timeout allows:"
-    " another one"
-    " is not in it. events/flight_RANK.json has each rank's last collectives.",
+    "All ranks are alive, but all have waited in collectives for as long as training.step_timeout,"
+    " start_timeout or ddp_timeout allows: they are in different ones. events/flight_RANK.json has each"
+    " rank's last collectives.",
 )
 RUNTIME_ENV_LOCAL_RANK = Code(
     "runtime.env_local_rank",
@@ -114,7 +121,7 @@ RUNTIME_PORT_IN_USE = Code(
 RUNTIME_RANKS_MISSING = Code(
     "runtime.ranks_missing",
     "Not every rank connected in time; the message lists the missing ones. See their logs."
-    " training.ddp_timeout sets how long the others wait.",
+    " training.start_timeout sets how long the others wait.",
 )
 RUNTIME_RENDEZVOUS = Code(
     "runtime.rendezvous",
@@ -127,12 +134,13 @@ RUNTIME_RANK_BACK = Code(
 RUNTIME_RANK_QUIET = Code(
     "runtime.rank_quiet",
     "A rank has shown no sign of life for half a minute. Its process may be stopped, its machine"
-    " frozen or the network cut. If the silence lasts as long as training.ddp_timeout, the run ends"
-    " on every rank (exit code 77).",
+    " frozen or the network cut. If the silence lasts as long as the message says (training.start_timeout,"
+    " step_timeout or ddp_timeout, at least 10 s), the run ends on every rank (exit code 77).",
 )
 RUNTIME_RANK_SILENT = Code(
     "runtime.rank_silent",
-    "A rank showed no sign of life for as long as training.ddp_timeout allows, and the run ended on"
+    "A rank showed no sign of life for as long as training.start_timeout (before the first step),"
+    " step_timeout (in a step) or ddp_timeout (between steps) allows, and the run ended on"
     " every rank that still runs (exit code 77). The message contains what is known about the"
     " silent process; check its machine.",
 )
@@ -161,7 +169,8 @@ RUNTIME_STORE_SILENT = Code(
     "runtime.store_silent",
     "The process that hosts the ranks' store does not answer, although there is no sign that it"
     " ended: it is stopped, its machine is frozen, or the network to it is cut. After"
-    " training.ddp_timeout the run ends (exit code 77).",
+    " as long as ranks wait for each other (training.start_timeout, step_timeout, ddp_timeout) the run ends"
+    " (exit code 77).",
 )
 RUNTIME_STORE_SECRET = Code(
     "runtime.store_secret",

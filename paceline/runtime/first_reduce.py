@@ -141,7 +141,9 @@ def _stuck(store: dist.Store, axis: str, ranks: Sequence[int], limit: float) -> 
         missing = [rank for rank, there in zip(ranks, came, strict=True) if not there]
     if missing:
         what = f"rank {_ranks(missing)} did not come to the first all-reduce over {axis} within {limit:.0f} s"
-        hint = "see its log and its machine"
+        hint = "see its log and its machine" + (
+            "; training.start_timeout sets the wait" if limit < LIMIT_SECONDS else ""
+        )
     else:
         what = f"the ranks {_ranks(ranks)} came to the first all-reduce over {axis}, but no data arrives"
         hint = (

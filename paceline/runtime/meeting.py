@@ -165,7 +165,7 @@ def _missing(store: dist.Store, env: RankEnv, timeout_seconds: float) -> Pacelin
         codes.RUNTIME_RANKS_MISSING(
             f"not all of the {env.world_size} ranks connected within {timeout_seconds:.0f} s",
             found=f"missing: {shown or 'the host of the store'}",
-            hint="see the logs of the missing ranks; ddp_timeout sets how long to wait",
+            hint="see the logs of the missing ranks; training.start_timeout sets how long to wait",
             evidence={"missing": missing},
         )
     )

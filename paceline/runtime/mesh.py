@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import datetime
-
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout, _world
 
 from paceline.plan.mesh import AXES, Mesh
-from paceline.runtime.world import World
+from paceline.runtime.world import World, group_timeout
 
 SHARD_AXIS = "dp_shard"
 FLAT_AXIS = "dp_shard_cp"
@@ -24,20 +22,22 @@ def device_mesh(world: World, mesh: Mesh) -> DeviceMesh:
         world.device.type, tuple(getattr(mesh, name) for name in names), mesh_dim_names=names
     )
     for group in made.get_all_groups() if world.backend != "fake" else ():
-        _set_pg_timeout(datetime.timedelta(seconds=world.timeout_seconds), group)
+        _set_pg_timeout(group_timeout(world.timeout_seconds), group)
     for name, group in zip(names, made.get_all_groups(), strict=True) if len(names) > 1 else ():
         world.try_links(name, group)  # a single axis is the world, which was tried when it opened
     return made
 
 
-def limit_groups(world: World) -> None:
-    """Give every process group of this process the world's timeout, those included that engines and
-    ``DeviceMesh._flatten`` made by themselves with the backend's default (NCCL: ten minutes).
+def limit_groups(world: World, seconds: float) -> None:
+    """Let the ranks wait ``seconds`` for one of them from now on, in every process group of this process:
+    those included that engines and ``DeviceMesh._flatten`` made by themselves with the backend's default
+    (NCCL: ten minutes).
     """
+    world.wait_for(seconds)
     if world.world_size == 1 or world.backend == "fake":
         return
     for group in list(_world.pg_map):
-        _set_pg_timeout(datetime.timedelta(seconds=world.timeout_seconds), group)
+        _set_pg_timeout(group_timeout(seconds), group)
 
 
 def sharding_mesh(made: DeviceMesh) -> DeviceMesh:

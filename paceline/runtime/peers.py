@@ -80,9 +80,9 @@ def agree_on_devices(
     except (RuntimeError, TimeoutError) as exc:
         raise PacelineError(
             codes.RUNTIME_RANKS_MISSING(
-                "a rank connected to the store, but did not report its device",
+                f"{_absent(store, env)} connected to the store, but did not report its device",
                 found=str(exc).splitlines()[0][:200],
-                hint="see the ranks' logs; ddp_timeout sets the wait",
+                hint="see the ranks' logs; training.start_timeout sets the wait",
             )
         ) from exc
     findings = tuple(Diagnostic.from_json(item) for item in json.loads(text))
@@ -91,6 +91,16 @@ def agree_on_devices(
             _await_readers(signed, env.world_size)
         raise PacelineError(*wrong)
     return findings
+
+
+def _absent(store: dist.Store, env: RankEnv) -> str:
+    """Name the ranks that have not reported their device."""
+    with contextlib.suppress(RuntimeError, TimeoutError):
+        keys = [_facts_of(rank) for rank in range(env.world_size)]
+        came = within(_LINGER_SECONDS, lambda: [store.check([key]) for key in keys], "who reported")
+        if missing := [rank for rank, there in enumerate(came) if not there]:
+            return _ranks(missing)
+    return "a rank"
 
 
 def _await_readers(signed: SignedStore, count: int) -> None:

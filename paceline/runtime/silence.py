@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.plan.limits import START, STEP, Limit
 from paceline.runtime import codes
 from paceline.runtime.rank_env import RankEnv
+from paceline.runtime.vigil import Beat
 
 
-def rank_silent(ranks: Sequence[int], seconds: float, seen: Sequence[str], stood_still: float) -> Diagnostic:
-    """``seen``: what is known of each rank.
+def rank_silent(
+    ranks: Sequence[int], seconds: float, seen: Sequence[str], stood_still: float, key: str
+) -> Diagnostic:
+    """``seen``: what is known of each rank; ``key``: sets the limit.
 
     ``stood_still``: seconds for which this process itself was stopped.
     """
-    shown = ", ".join(map(str, ranks[:16])) + (" …" if len(ranks) > 16 else "")
+    shown = _ranks(ranks)
     what = f"no sign of life from rank {shown} for {seconds:.0f} s"
     hint = (
         "check that process (stopped by SIGSTOP or a debugger?), its machine and the network to it;"
-        " training.ddp_timeout sets how long to wait"
+        f" {key} sets how long to wait"
     )
     evidence = {"silent_ranks": list(ranks), "stood_still_seconds": round(stood_still, 1)}
     return codes.RUNTIME_RANK_SILENT(
@@ -36,14 +40,38 @@ def rank_died(rank: int, seen: str) -> Diagnostic:
     return codes.RUNTIME_RANK_DIED(what, f"rank {rank}", seen, hint, evidence={"silent_ranks": [rank]})
 
 
-def collective_stuck(rank: int, waits: str) -> Diagnostic:
+def rank_late(ranks: Sequence[int], beat: Beat, limit: Limit, seen: Sequence[str], waits: str) -> Diagnostic:
+    """``ranks`` are alive and in no collective, and the others wait for them for longer than ``limit``.
+
+    ``beat``: the first one's; ``seen``: what is known of each; ``waits``: who waits for them, where.
+    """
+    shown, them = _ranks(ranks), "it" if len(ranks) == 1 else "them"
+    place = {START: "in the start", STEP: f"in step {beat.step + 1}"}.get(
+        beat.phase, f"after step {beat.step} ({beat.phase})"
+    )
+    what = f"rank {shown} {'is' if len(ranks) == 1 else 'are'} late {place}: the others wait for {them}"
+    hint = (
+        "see that rank's log, and its stacks there after kill -USR1 PID; if it only needs longer, raise"
+        f" {limit.key} (now {limit.seconds:g} s)"
+    )
+    evidence = {
+        "rank": ranks[0],
+        "late_ranks": list(ranks),
+        "phase": beat.phase,
+        "limit_seconds": limit.seconds,
+        "key": limit.key,
+    }
+    return codes.RUNTIME_RANK_LATE(what, f"rank {shown}", "; ".join([*seen, waits]), hint, evidence=evidence)
+
+
+def collective_stuck(rank: int, waits: str, key: str) -> Diagnostic:
     """This ``rank`` waits in a collective for as long as is allowed, and all ranks give signs of life."""
     what = (
         f"rank {rank} waits in {waits}, although every rank is alive: another rank is not in this collective"
     )
     hint = (
         "see events/flight_*.json: the rank whose last collective has a lower number is behind;"
-        " training.ddp_timeout sets the wait"
+        f" {key} sets the wait"
     )
     return codes.RUNTIME_COLLECTIVE_STUCK(what, f"rank {rank}", waits, hint, evidence={"rank": rank})
 
@@ -93,6 +121,10 @@ def store_forged(rank: int, key: str) -> Diagnostic:
 
 def _place(env: RankEnv) -> tuple[str, str]:
     return f"{env.meeting_host}:{env.master_port}", "the launcher's agent" if env.agent_store else "rank 0"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks[:16])) + (" …" if len(ranks) > 16 else "")
 
 
 def _still(seconds: float) -> list[str]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 
 from paceline.core.diagnostics import Code, Diagnostic, Severity
+from paceline.plan.limits import DEFAULT_SECONDS, START, Limit, WaitLimits
 from paceline.runtime import codes
 
 SLOW_SHARE = 0.5  # fraction of time for which a process did not run: every step waits for it
@@ -21,7 +22,8 @@ _CALM_SHARE = 0.2
 class Beat:
     """A heartbeat: the ``count``-th, at ``step`` in ``phase``.
 
-    ``lost``: fraction of recent time for which the process did not run; ``done``: it was the last one.
+    ``lost``: fraction of recent time for which the process did not run; ``done``: it was the last one;
+    ``waits``: for how many seconds the rank has waited for others in a collective, 0 if it does not.
     """
 
     count: int
@@ -29,6 +31,7 @@ class Beat:
     phase: str = ""
     lost: float = 0.0
     done: bool = False
+    waits: float = 0.0
 
     def text(self) -> str:
         return json.dumps(asdict(self))
@@ -44,6 +47,7 @@ class Beat:
                 str(data["phase"])[:40],
                 float(data["lost"]),
                 bool(data["done"]),
+                float(data["waits"]),
             )
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return None
@@ -79,7 +83,9 @@ class Vigil:
         now: float,
         warn_seconds: float,
         sign: Callable[[int], str] = lambda rank: "",
+        limits: WaitLimits | None = None,
     ) -> None:
+        self._limits = limits or WaitLimits.same(DEFAULT_SECONDS)
         self._heard = dict.fromkeys(ranks, now)
         self._beats: dict[int, Beat] = {}
         self._warn, self._sign = warn_seconds, sign
@@ -108,6 +114,19 @@ class Vigil:
         """Return the ranks without a heartbeat for ``seconds``, except those that have sent their last."""
         return [r for r, heard in self._heard.items() if now - heard > seconds and not self._is_done(r)]
 
+    def limit(self, rank: int) -> Limit:
+        """Return how long the others wait for ``rank``, by what it was last heard to do."""
+        beat = self._beats.get(rank)
+        return self._limits.in_phase(beat.phase if beat else START)
+
+    def overdue(self, now: float, least_seconds: float) -> list[int]:
+        """Return the ranks that have been silent for longer than their limit, or ``least_seconds``."""
+        return [
+            r
+            for r in self.silent(now, least_seconds)
+            if now - self._heard[r] > max(least_seconds, self.limit(r).seconds)
+        ]
+
     def last_seen(self, rank: int) -> str:
         """Return ``rank 3 was last at step 12 (train)``, and what else is known about it now."""
         beat = self._beats.get(rank)
@@ -135,7 +154,7 @@ class Vigil:
                     rank,
                     self.last_seen(rank),
                     "kill -CONT continues a stopped process; otherwise the run ends when the"
-                    " silence has lasted training.ddp_timeout",
+                    f" silence has lasted {self.limit(rank).seconds:g} s ({self.limit(rank).key})",
                 )
             )
         for rank in sorted(self._missed - silent):

@@ -31,6 +31,7 @@ __all__ = ["RankEnv", "World", "environment"]
 
 T = TypeVar("T")
 JSON_LIMIT_BYTES = 16 * 1024 * 1024
+AHEAD_SECONDS = 5.0  # the alarm names who is late before the backend's own time-out ends the processes
 _LINGER_SECONDS = 5.0  # for how long the store's host waits for the others to disconnect
 
 
@@ -40,8 +41,10 @@ class World:
 
     Every method that takes or returns values is a collective: all ranks call it, in the same order. Nothing
     is pickled: JSON bytes travel in uint8 tensors with a size limit. In a world of one nothing is sent and
-    there is no process group. ``notes``: warnings about the ranks and their links; ``links``: their speed;
-    ``free_bytes``: of the accelerator as the world opened; ``bound``: to which processors this rank is bound.
+    there is no process group. ``timeout_seconds``: how long ranks wait for one of them, in the start until
+    ``runtime.mesh.limit_groups`` says otherwise. ``notes``: warnings about the ranks and their links;
+    ``links``: their speed; ``free_bytes``: of the accelerator as the world opened; ``bound``: to which
+    processors this rank is bound.
     """
 
     rank: int
@@ -141,6 +144,10 @@ class World:
         self.links += lines
         self.notes += warnings
 
+    def wait_for(self, seconds: float) -> None:
+        """Let this rank's waits outside of groups that exist last ``seconds`` from now on."""
+        self.timeout_seconds = seconds
+
     def require_group(self) -> None:
         """Create a process group in a world of one, for engines that need one (DeepSpeed).
 
@@ -159,7 +166,7 @@ class World:
             store=store,
             rank=self.rank,
             world_size=self.world_size,
-            timeout=datetime.timedelta(seconds=self.timeout_seconds),
+            timeout=group_timeout(self.timeout_seconds),
             device_id=self.device if own and not beside else None,
         )
 
@@ -305,6 +312,11 @@ class World:
         tensor = torch.tensor(list(values), dtype=dtype).to(self._wire, non_blocking=True)
         dist.all_reduce(tensor, op)
         return tensor.tolist()
+
+
+def group_timeout(seconds: float) -> datetime.timedelta:
+    """Return the time-out of a process group whose ranks wait ``seconds`` for one of them."""
+    return datetime.timedelta(seconds=seconds + AHEAD_SECONDS)
 
 
 def _backend(requested: str, device: torch.device) -> str:

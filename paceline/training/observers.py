@@ -100,7 +100,6 @@ class Observers:
     def hear(self, event: events.Event) -> None:
         """Record one event of the trainer."""
         if isinstance(event, events.Step):
-            self.heartbeat.beat(event.step, "train")
             self.check_place()
         elif isinstance(event, events.CheckpointSaved) and self._place is not None:
             self._place.expects(event.path)

@@ -33,6 +33,7 @@ from paceline.models.malloc import configure_malloc
 from paceline.models.scalar_head import SCALAR_ROLES, Classes
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.eval_generate import answers_at_evaluation
+from paceline.plan.limits import STEP
 from paceline.plan.model.balance import config_coefficient
 from paceline.plan.model.read_shape import text_part
 from paceline.plan.model.router_loss import router_options
@@ -70,7 +71,7 @@ from paceline.training.saver import Published, RunContents, RunSaves
 from paceline.training.saving import adapter_of, same_base
 from paceline.training.schedule import learning_rate_schedule
 from paceline.training.state import TrainState, best_rule
-from paceline.training.trainer import Observer, Saves, Trainer, notify
+from paceline.training.trainer import ROLLOUT, Observer, Saves, Trainer, notify
 from paceline.training.windows import BatchLayout, CountedRows, Epochs, WindowSource, count_epochs
 
 
@@ -115,12 +116,13 @@ class Session:
         stop_requested: Callable[[], bool],
         published: Published,
         should_stop: Callable[[], bool] = lambda: False,
+        doing: Callable[[int, str], None] = lambda step, phase: None,
     ) -> Trainer:
         """Return this rank's trainer; ``published`` is called after each durable checkpoint. Collective."""
         parts = self.parts()
         # even with save_strategy: no, since a stop saves
         saves = self.saves(parts, published)
-        return self.trainer(parts, observers, stop_requested, saves, should_stop=should_stop)
+        return self.trainer(parts, observers, stop_requested, saves, should_stop, doing)
 
     def saves(self, parts: Parts, published: Published) -> RunSaves:
         """Return the saves of the run, beside training if the plan says so."""
@@ -306,6 +308,7 @@ class Session:
         stop_requested: Callable[[], bool],
         saves: Saves | None = None,
         should_stop: Callable[[], bool] = lambda: False,
+        doing: Callable[[int, str], None] = lambda step, phase: None,
     ) -> Trainer:
         """Return the trainer: learning rate, seeds, when to evaluate and save, which metric is best."""
         t, strategy, algorithm = self.config.training, parts.runner.strategy, parts.algorithm
@@ -351,6 +354,8 @@ class Session:
             saves=saves,
             should_stop=should_stop,
             any_rank=self.world.any,
+            doing=doing,
+            between=ROLLOUT if algorithm_spec(self.plan.algorithm).generation(t) is not None else STEP,
         )
 
     def profile(self, parts: Parts, observers: Iterable[Observer], total: int) -> Around | None:

@@ -16,6 +16,7 @@ from typing import Protocol
 from paceline.algorithms.base import Algorithm
 from paceline.core.diagnostics import Code, Diagnostic, Severity
 from paceline.core.errors import CheckpointError, PacelineError
+from paceline.plan.limits import STEP
 from paceline.protocols.window import Report, StepResult, Window
 from paceline.runlog import events
 from paceline.strategies.base import Runner
@@ -28,6 +29,7 @@ from paceline.training.metrics import Throughput
 from paceline.training.state import BestRule, TrainState
 from paceline.training.windows import Epochs
 
+EVALUATION, SAVE, ROLLOUT = "evaluate", "save", "rollout"  # phases of a heartbeat beside START and STEP
 BINS = "eval_calibration/"  # metrics for a plot, not for text logs or trackers
 MAX_FAILED_SAVES = 2  # in a row; then the run fails rather than train on without checkpoints
 
@@ -91,6 +93,9 @@ class Trainer:
     saves: Saves | None = None
     should_stop: Callable[[], bool] = lambda: False  # the wish of this rank's callbacks
     any_rank: Callable[[bool], bool] = bool  # collective; whether a flag is True on any rank
+    # (finished steps, what this rank does now): for the heartbeat, by which ranks know who is late
+    doing: Callable[[int, str], None] = lambda step, phase: None
+    between: str = STEP  # what it does until a window is there
     failed_saves: int = 0
 
     def __post_init__(self) -> None:
@@ -105,12 +110,15 @@ class Trainer:
             contextlib.closing(self.algorithm.windows(self.windows, self.handles)) as windows,
             collected_between_steps() as garbage,
         ):
+            self.doing(self.state.step, self.between)
             for window in windows:
+                self.doing(self.state.step, STEP)
                 self._step(window)
                 outcome = self._between_steps()
                 if outcome is not None:
                     return outcome
                 garbage.between_steps(self.state.step)
+                self.doing(self.state.step, self.between)
         self._settle(wait=True, must_succeed=True)
         return "completed"
 
@@ -216,6 +224,7 @@ class Trainer:
     def measure(self) -> dict[str, float]:
         """Evaluate now and notify the observers, without updating the best metric."""
         assert self.evaluate is not None
+        self.doing(self.state.step, EVALUATION)
         started = time.perf_counter()
         metrics = self.evaluate()
         seconds = time.perf_counter() - started
@@ -234,6 +243,7 @@ class Trainer:
         """Save a checkpoint, or begin to; at most one save is under way."""
         saves = self.saves
         assert saves is not None
+        self.doing(step, SAVE)
         self._settle(wait=True)
         self._counted(lambda: saves.save(step), must_succeed=must_succeed)
         if must_succeed:
@@ -243,6 +253,8 @@ class Trainer:
         """Hear how a save beside training has ended, if it has; else ``wait`` for it."""
         saves = self.saves
         if saves is not None:
+            if wait:
+                self.doing(self.state.step, SAVE)
             self._counted(lambda: saves.settle(wait=wait), must_succeed=must_succeed)
 
     def _counted(self, work: Callable[[], bool], *, must_succeed: bool) -> None:

@@ -164,7 +164,7 @@ class Worker:
                 device=self.plan.device,
                 device_indices=self.plan.device_indices,
                 backend=self.plan.backend,
-                timeout_seconds=self.plan.timeout_seconds,
+                timeout_seconds=self.plan.limits.start.seconds,
                 secret=read_secret(self.environ),
                 met=self.watch,
             )
@@ -208,6 +208,7 @@ class Worker:
             on_warning=self.peer_noticed,
             doing=lambda: self.observers.heartbeat.doing() if self.observers else (0, "start"),
             sign=lambda rank: sign_of(self.run_dir.heartbeat(rank)),
+            limits=self.plan.limits,
         ).start()
 
     def train(self, world: World, signals: StopSignals) -> str:
@@ -222,13 +223,18 @@ class Worker:
             world, self.plan, self.config, self.prepared, self.run_dir, resumes.reader, resumes.former
         )
         trainer = self.trainer = session.build(
-            self.observers.all(), signals.requested, self.published, self.observers.should_stop
+            self.observers.all(),
+            signals.requested,
+            self.published,
+            self.observers.should_stop,
+            self.observers.heartbeat.beat,
         )
         reader = resumes.reader
         self.checkpoint = str(reader.path) if reader else ""
         if world.is_main:
             resumes.mark()
-        limit_groups(world)
+        limits = self.plan.limits
+        limit_groups(world, max(limits.step.seconds, limits.between.seconds))
         total = trainer.cadence.total_steps
         self.observers.begin(
             events.RunStarted(

@@ -30,7 +30,7 @@ if scenario == "groups":
     mesh = device_mesh(made, Mesh(dp_replicate=1, dp_shard=1, cp=2, tp=1, pp=1))
     sharding_mesh(mesh)
     torch.distributed.new_group([0, 1])
-    limit_groups(made)
+    limit_groups(made, 72.0)
     limits = [str(g._get_backend(torch.device("cpu")).options._timeout) for g in _world.pg_map]
     (out / f"{env.rank}.json").write_text(json.dumps([limits, made.links]))
     made.close(ok=True)

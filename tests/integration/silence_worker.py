@@ -20,7 +20,7 @@ from paceline.runtime.leaving import leave
 from paceline.runtime.world import RankEnv, World, environment
 
 out, timeout, least, quiet = Path(sys.argv[1]), *map(float, sys.argv[2:])
-alarms.LEAST_LIMIT_SECONDS, alarms.AHEAD_SECONDS = least, 1.0
+alarms.LEAST_LIMIT_SECONDS = least
 begun: list[Alarm] = []
 
 

@@ -158,6 +158,24 @@ class ScaleFields(OptionsFields):  # type: ignore[valid-type, misc]  # created f
         le=10**9,
         description="Timeout of collectives in seconds, after which the run is ended.",
     )
+    start_timeout: OptInt = Field(
+        default=None,
+        ge=1,
+        le=10**9,
+        description=(
+            "Seconds that ranks wait for one of them before the first step: to connect, and while models "
+            "are loaded. ddp_timeout when empty."
+        ),
+    )
+    step_timeout: OptInt = Field(
+        default=None,
+        ge=1,
+        le=10**9,
+        description=(
+            "Seconds that ranks wait for one of them within a step. Evaluations, saves and rollouts have "
+            "ddp_timeout, or this if it is longer. ddp_timeout when empty."
+        ),
+    )
     ddp_find_unused_parameters: OptBool = Field(
         default=None,
         description="DDP searches for parameters without gradient in each step; slow. Off when empty.",

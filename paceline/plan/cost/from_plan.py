@@ -88,16 +88,27 @@ def predictions(plan: Plan, hardware: Hardware) -> tuple[float, float] | None:
 
     None if there is no prediction. On a CPU the bytes include the interpreter.
     """
+    candidate = _predicted_here(plan, hardware)
+    if candidate is None:
+        return None
+    resident = PROCESS if hardware.device == "cpu" else 0.0
+    return candidate.bytes + resident, candidate.work.step_tokens / candidate.step
+
+
+def predicted_step(plan: Plan, hardware: Hardware) -> float | None:
+    """Return the seconds of a step without the rollout before it; None if there is no prediction."""
+    candidate = _predicted_here(plan, hardware)
+    return None if candidate is None else candidate.step - candidate.speed.generation * candidate.time_factor
+
+
+def _predicted_here(plan: Plan, hardware: Hardware) -> Candidate | None:
+    """Predict ``plan`` on the probed accelerators or, roughly, on the CPU."""
     if hardware.device == "cpu":
         cluster: AcceleratorCluster | None = cluster_of_cpu(hardware, plan.world_size // plan.num_nodes)
     else:
         cluster = cluster_of_hardware(hardware, plan.num_nodes)
     spec = search_spec_of(plan, cluster) if cluster else None
-    candidate = planned_candidate(plan, spec) if spec else None
-    if candidate is None:
-        return None
-    resident = PROCESS if hardware.device == "cpu" else 0.0
-    return candidate.bytes + resident, candidate.work.step_tokens / candidate.step
+    return planned_candidate(plan, spec) if spec else None
 
 
 def adapter_work(shape: ModelShape, adapter: AdapterSpec | None) -> AdapterSize | None:

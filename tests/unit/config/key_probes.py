@@ -28,6 +28,7 @@ from paceline.config.schema import Config
 from paceline.core.rundir import RunDir
 from paceline.core.tables import ALGORITHMS
 from paceline.plan.hardware.probe import Hardware
+from paceline.plan.limits import WaitLimits
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.job import Job
 from paceline.protocols.roles import Role
@@ -130,6 +131,11 @@ def plan(world: int = 1, hardware: Hardware = CPU) -> Callable[[Tree], Any]:
         return {name: made.get(name) for name in DECIDES}
 
     return probe
+
+
+def limits(tree: Tree) -> Any:
+    """How long ranks wait for one of them."""
+    return WaitLimits.of(Config.from_json(plain(tree)).training)
 
 
 def loaded(world: int = 2) -> Callable[[Tree], Any]:

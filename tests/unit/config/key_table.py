@@ -254,6 +254,7 @@ TABLE: dict[str, Key | Read] = {
     ),
     "training.ddp_backend": Key(p.plan(2, p.A100), "gloo"),
     "training.ddp_timeout": Key(p.plan(), 60),
+    **under(T, p.limits, {}, start_timeout=60, step_timeout=60),
     **under(
         T,
         p.ddp,

@@ -336,3 +336,20 @@ def test_a_row_has_room_for_all_its_documents(config: Any, algorithm: str, token
         [about] = [d.reason for d in plan.decisions if d.subject == "data.packing"]
         assert said in about
         assert packing or ("2 documents per row" in about) is (tokens == 256)
+
+
+def test_a_step_limit_below_the_predicted_step_is_warned_of(config: Any) -> None:
+    """A step of 100,000 micro-batches takes more than a second on any machine."""
+    long, key = {"gradient_accumulation_steps": 100_000}, "training.step_timeout"
+
+    def warned(seconds: int | None, **kw: Any) -> list[str]:
+        plan = plan_of(config({**long, "step_timeout": seconds}), **kw)
+        return [d.reason for d in plan.decisions if d.choice == "warning plan.step_timeout"]
+
+    [said] = warned(1)
+    assert "longer than its time limit" in said and "set step_timeout: " in said
+    assert warned(10**9) == warned(None) == warned(1, world_size=1) == []
+    told = explain(plan_of(config({"start_timeout": 60, "step_timeout": 30})))
+    words = " ".join(told.split())
+    start = "1800 s (training.ddp_timeout), 60 s before the first step (training.start_timeout)"
+    assert f"{start}, 30 s in a step ({key})" in words

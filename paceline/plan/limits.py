@@ -1,0 +1,65 @@
+"""How long ranks wait for one of them, by what the run is doing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.config.sections.training import TrainingSection
+
+#: The phases with a limit of their own, as heartbeats name them.
+START, STEP = "start", "train"
+DEFAULT_SECONDS = 1800.0
+START_KEY, STEP_KEY, _KEY = "training.start_timeout", "training.step_timeout", "training.ddp_timeout"
+
+
+@dataclass(frozen=True)
+class Limit:
+    """How many ``seconds`` ranks wait for one of them, and the config key that sets it."""
+
+    seconds: float
+    key: str
+
+
+@dataclass(frozen=True)
+class WaitLimits:
+    """The limits before the first step, in a step, and between steps: in evaluations, saves, rollouts."""
+
+    start: Limit
+    step: Limit
+    between: Limit
+
+    @staticmethod
+    def same(seconds: float) -> WaitLimits:
+        """Return one limit for everything: ``ddp_timeout``'s."""
+        return WaitLimits(*(Limit(seconds, _KEY),) * 3)
+
+    @staticmethod
+    def of(training: TrainingSection) -> WaitLimits:
+        """Return the limits that the config sets; where it sets none, ``ddp_timeout`` counts.
+
+        What is between steps has ``ddp_timeout`` however short a step's limit is, and a step's if that is
+        longer, as a process group has one time-out for both.
+        """
+        every = Limit(training.ddp_timeout, _KEY)
+        start = every if training.start_timeout is None else Limit(training.start_timeout, START_KEY)
+        step = every if training.step_timeout is None else Limit(training.step_timeout, STEP_KEY)
+        return WaitLimits(start, step, step if step.seconds > every.seconds else every)
+
+    def in_phase(self, phase: str) -> Limit:
+        """Return the limit of what a heartbeat names ``phase``."""
+        return self.start if phase == START else self.step if phase == STEP else self.between
+
+    @property
+    def shortest(self) -> float:
+        """The shortest of all, in seconds."""
+        return min(self.start.seconds, self.step.seconds, self.between.seconds)
+
+    def text(self) -> str:
+        """Return what the plan says of them."""
+        words = f"the timeout of a collective is {self.between.seconds:g} s ({self.between.key})"
+        own = [
+            f"{one.seconds:g} s {where} ({one.key})"
+            for one, where in ((self.start, "before the first step"), (self.step, "in a step"))
+            if one.key != _KEY and one != self.between
+        ]
+        return ", ".join((words, *own))
