@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -63,6 +63,20 @@ class StepResult:
     skipped: str | None
     tokens: int
     extras: Mapping[str, float] = field(default_factory=dict)  # e.g. loss_scale
+
+
+@dataclass(frozen=True)
+class UnreadResult:
+    """The result of a training window, whose numbers may still be on their way from the device.
+
+    read       returns it, once it is there
+    under_way  whether reading may have to wait for the device
+    arrives    whether it is there within so many seconds; raises nothing
+    """
+
+    read: Callable[[], StepResult]
+    under_way: bool = False
+    arrives: Callable[[float], bool] = lambda seconds: True
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from paceline.protocols.model import ModelFactory, RootModule
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Output, Role
 from paceline.protocols.shard import Shard, ShardReader
-from paceline.protocols.window import EvalSums, StepOutcome, StepResult
+from paceline.protocols.window import EvalSums, StepOutcome, UnreadResult
 from paceline.runtime.device import sum_dtype
 from paceline.runtime.world import World
 from paceline.strategies import state
@@ -198,7 +198,7 @@ class Runner(Protocol):
 
     def __init__(self, strategy: Strategy) -> None: ...
 
-    def train_window(
+    def start_window(
         self,
         handles: Handles,
         micro_batches: Sequence[Batch],
@@ -207,7 +207,7 @@ class Runner(Protocol):
         lr: float,
         max_grad_norm: float | None,
         generator_seed: Callable[[int], int] | None = None,
-    ) -> StepResult: ...
+    ) -> UnreadResult: ...
 
     def window_means(
         self, handles: Handles, micro_batches: Iterable[Batch], algorithm: Objective

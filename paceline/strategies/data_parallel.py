@@ -25,6 +25,7 @@ from paceline.strategies.base import Strategy
 from paceline.strategies.handle import Handle, Handles
 from paceline.strategies.replicas import scatter, side_by_side
 from paceline.strategies.runner import WindowRunner
+from paceline.strategies.window_weights import Scale
 
 
 @dataclass
@@ -54,7 +55,7 @@ class ReplicatedRunner(WindowRunner):
         handle: Handle,
         batch: Batch,
         algorithm: Objective,
-        scales: Mapping[str, float],
+        scales: Mapping[str, Scale],
         sums: dict[str, Tensor],
         *,
         last: bool,

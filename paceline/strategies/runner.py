@@ -5,7 +5,6 @@ with losses as sums and weights (contract 2).
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -17,14 +16,17 @@ from paceline.core.errors import PacelineError
 from paceline.protocols.algorithm import Objective
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.roles import Output, Role
-from paceline.protocols.window import EvalSums, StepOutcome, StepResult
+from paceline.protocols.window import EvalSums, StepOutcome, StepResult, UnreadResult
+from paceline.runtime.copied import CopiedToHost
 from paceline.runtime.device import sum_dtype
 from paceline.strategies import codes
 from paceline.strategies.base import Runner, Strategy
 from paceline.strategies.copied_ahead import CopiedAhead
-from paceline.strategies.experts import spread_of, tokens_by_expert
+from paceline.strategies.experts import tokens_by_expert
 from paceline.strategies.handle import Handle, Handles
 from paceline.strategies.means import Means
+from paceline.strategies.window_summary import WindowSummary
+from paceline.strategies.window_weights import Scale, WindowWeights, scaled
 
 _AGREED_AT_ONCE = 8  # micro-batches evaluated between two checks of whether every rank has more
 
@@ -48,6 +50,31 @@ class WindowRunner:
 
     # --- training
 
+    def start_window(
+        self,
+        handles: Handles,
+        micro_batches: Sequence[Batch],
+        algorithm: Objective,
+        *,
+        lr: float,
+        max_grad_norm: float | None,
+        generator_seed: Callable[[int], int] | None = None,
+    ) -> UnreadResult:
+        """As ``train_window``, whose result is on its way when this returns: on an accelerator the host has
+        only enqueued the step and waits for nothing.
+        """
+        if type(self).train_window is not WindowRunner.train_window:  # a user's own
+            result = self.train_window(
+                handles,
+                micro_batches,
+                algorithm,
+                lr=lr,
+                max_grad_norm=max_grad_norm,
+                generator_seed=generator_seed,
+            )
+            return UnreadResult(lambda: result)
+        return self._started(handles, micro_batches, algorithm, lr, max_grad_norm, generator_seed)
+
     def train_window(
         self,
         handles: Handles,
@@ -69,16 +96,29 @@ class WindowRunner:
         and the scale halved (``grad_norm`` is inf or nan); else the values are returned, and the caller may
         raise.
         """
+        return self._started(handles, micro_batches, algorithm, lr, max_grad_norm, generator_seed).read()
+
+    def _started(
+        self,
+        handles: Handles,
+        micro_batches: Sequence[Batch],
+        algorithm: Objective,
+        lr: float,
+        max_grad_norm: float | None,
+        generator_seed: Callable[[int], int] | None,
+    ) -> UnreadResult:
         # Global weights first: they scale each micro-batch's loss, so gradients are those of the global mean.
-        weights, tokens = self._global_weights(micro_batches, algorithm)
-        if not any(weights.values()):
-            return StepResult(dict.fromkeys(weights, 0.0), weights, None, "no_labels", tokens)
+        weights = WindowWeights(micro_batches, algorithm, self.world, self.mesh.model_copies)
+        if not weights.any():
+            counts, tokens = weights.named()
+            nothing = StepResult(dict.fromkeys(counts, 0.0), counts, None, "no_labels", tokens)
+            return UnreadResult(lambda: nothing)
         means = self.window_means(handles, micro_batches, algorithm)
         micro_batches = [batch.with_numbers(means) for batch in micro_batches]
-        scales = {term: self.strategy.averaging_factor / w if w else 0.0 for term, w in weights.items()}
+        scales = weights.scales(self.strategy.averaging_factor)
         # Forward and backward of all micro-batches, then one optimizer step per trained model.
         trained = [handles[role] for role in algorithm.trains]
-        names = [*sorted(weights), *algorithm.train_metrics]
+        names = [*weights.terms, *algorithm.train_metrics]
         sums = {
             name: torch.zeros((), dtype=sum_dtype(self.world.device), device=self.world.device)
             for name in names
@@ -88,29 +128,34 @@ class WindowRunner:
             self.strategy.zero_grad(handle)
         self._accumulate(handles, micro_batches, algorithm, scales, sums, generator_seed)
         outcomes = {h.role: self.strategy.finish(h, lr=lr, max_grad_norm=max_grad_norm) for h in trained}
-        # One all-reduce for everything that is reported, then the same decision on every rank.
-        tokens_of = tokens_by_expert(trained[0])
-        means, numbers, spread = self._global_results(sums, _named(outcomes), weights, tokens_of)
-        losses = {term: means[term] for term in sorted(weights)}
-        norms = {role: numbers[f"grad_norm/{role.value}"] for role in outcomes}
-        scaled = any(outcome.loss_scale is not None for outcome in outcomes.values())
-        finite = all(map(math.isfinite, [*losses.values(), *norms.values()]))
-        train_metrics = algorithm.summary({_metric(name): means[name] for name in algorithm.train_metrics})
-        return StepResult(
-            losses,
-            weights,
-            _joint(norms),
-            "overflow" if scaled and not finite else None,
-            tokens,
-            {**_extras(numbers, alone=len(outcomes) == 1), **train_metrics, **spread},
+        # One all-reduce for everything that is reported; every rank reads the same numbers from it.
+        numbers, tokens_of = _named(outcomes), tokens_by_expert(trained[0])
+        own = [n if self.world.is_main else torch.zeros_like(n) for n in numbers.values()]
+        results = torch.stack([*sums.values(), *own])
+        more = results.new_zeros(0) if tokens_of is None else tokens_of.flatten().to(results)
+        reduced = self.world.all_reduce_tensor(torch.cat([results, more]))
+        copied = CopiedToHost([reduced, *weights.on_device()])
+        summary = WindowSummary(
+            tuple(sums),
+            tuple(numbers),
+            tuple(outcomes),
+            0 if tokens_of is None else tokens_of.shape[1],
+            any(outcome.loss_scale is not None for outcome in outcomes.values()),
+            self.strategy.loss_copies,
         )
+
+        def read() -> StepResult:
+            values, *counts = copied.read()
+            return summary.of(values.tolist(), *weights.named(counts), algorithm)
+
+        return UnreadResult(read, copied.under_way, copied.arrives)
 
     def _accumulate(
         self,
         handles: Handles,
         micro_batches: Sequence[Batch],
         algorithm: Objective,
-        scales: Mapping[str, float],
+        scales: Mapping[str, Scale],
         sums: dict[str, Tensor],
         generator_seed: Callable[[int], int] | None,
     ) -> None:
@@ -128,7 +173,7 @@ class WindowRunner:
         handle: Handle,
         batch: Batch,
         algorithm: Objective,
-        scales: Mapping[str, float],
+        scales: Mapping[str, Scale],
         sums: dict[str, Tensor],
         *,
         last: bool,
@@ -146,7 +191,7 @@ class WindowRunner:
         outputs: Outputs,
         batch: Batch,
         algorithm: Objective,
-        scales: Mapping[str, float],
+        scales: Mapping[str, Scale],
         sums: dict[str, Tensor],
     ) -> Tensor:
         """Return the scaled sum of all terms, for the backward; add every term, and the training metrics, to
@@ -160,7 +205,7 @@ class WindowRunner:
             for name in algorithm.train_metrics:
                 if name in found:
                     sums[name] += found[name].detach().to(self.world.device)
-        return torch.stack([value * scales[term] for term, value in terms.items()]).sum()
+        return torch.stack([scaled(value, scales[term]) for term, value in terms.items()]).sum()
 
     # --- without gradients
 
@@ -279,65 +324,12 @@ class WindowRunner:
         """
         return [total // self.mesh.model_copies for total in self.world.all_reduce_sum(local)]
 
-    def _global_weights(
-        self, micro_batches: Sequence[Batch], algorithm: Objective
-    ) -> tuple[dict[str, int], int]:
-        """Return the window's weight by term and its real tokens, over all ranks: one int64 all-reduce before
-        the first forward.
-        """
-        local: dict[str, int] = {}
-        for batch in micro_batches:
-            for term, weight in algorithm.weights(batch).items():
-                local[term] = local.get(term, 0) + int(weight)
-        terms = sorted(local)
-        counts = self._count([local[t] for t in terms] + [sum(b.num_tokens for b in micro_batches)])
-        return dict(zip(terms, counts[:-1], strict=True)), counts[-1]
-
-    def _global_results(
-        self,
-        sums: Mapping[str, Tensor],
-        numbers: Mapping[str, Tensor],
-        weights: Mapping[str, int],
-        tokens: Tensor | None = None,
-    ) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
-        """Return the mean loss by term (and of metrics named ``name/term``), rank 0's ``numbers``, and how
-        ``tokens`` spread over experts; equal on every rank, one float64 all-reduce.
-        """
-        own = [n if self.world.is_main else torch.zeros_like(n) for n in numbers.values()]
-        one = torch.stack([*sums.values(), *own])
-        more = one.new_zeros(0) if tokens is None else tokens.flatten().to(one)
-        reduced = self.world.all_reduce_tensor(torch.cat([one, more])).tolist()
-        over = [weights[name.rpartition("/")[2]] for name in sums]
-        copies = self.strategy.loss_copies
-        means = {name: reduced[i] / copies / over[i] if over[i] else 0.0 for i, name in enumerate(sums)}
-        found = dict(zip(numbers, reduced[len(sums) : len(one)], strict=True))
-        return means, found, {} if tokens is None else spread_of(reduced[len(one) :], tokens.shape[1])
-
 
 def _named(outcomes: Mapping[Role, StepOutcome]) -> dict[str, Tensor]:
     """Return every number of the outcomes under its name and role."""
     norms = {f"grad_norm/{role.value}": outcome.grad_norm for role, outcome in outcomes.items()}
     given = {f"loss_scale/{role.value}": outcome.loss_scale for role, outcome in outcomes.items()}
     return {**{name: scale for name, scale in given.items() if scale is not None}, **norms}
-
-
-def _extras(numbers: Mapping[str, float], *, alone: bool) -> dict[str, float]:
-    """Return ``StepResult.extras``: loss scales and norms by role; for a single model its loss scale only."""
-    if not alone:
-        return dict(numbers)
-    return {
-        name.partition("/")[0]: value for name, value in numbers.items() if name.startswith("loss_scale/")
-    }
-
-
-def _metric(name: str) -> str:
-    return name.rpartition("/")[0]
-
-
-def _joint(norms: Mapping[Role, float]) -> float:
-    """Return one number for the log: the norm over all roles."""
-    values = list(norms.values())
-    return values[0] if len(values) == 1 else math.sqrt(sum(v * v for v in values))
 
 
 def _blank(batch: Batch) -> Batch:

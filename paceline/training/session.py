@@ -312,6 +312,7 @@ class Session:
     ) -> Trainer:
         """Return the trainer: learning rate, seeds, when to evaluate and save, which metric is best."""
         t, strategy, algorithm = self.config.training, parts.runner.strategy, parts.algorithm
+        generates = algorithm_spec(self.plan.algorithm).generation(t) is not None
         forwards = 0 if algorithm.window_means is None else len(algorithm.window_means.roles)
         total = parts.epochs.total_steps
         shape = self.plan.shape
@@ -355,7 +356,9 @@ class Session:
             should_stop=should_stop,
             any_rank=self.world.any,
             doing=doing,
-            between=ROLLOUT if algorithm_spec(self.plan.algorithm).generation(t) is not None else STEP,
+            between=ROLLOUT if generates else STEP,
+            # a callback may stop the run for this step's loss; a rollout lasts; a profile is of this step
+            late=not (generates or t.callbacks or t.profile),
         )
 
     def profile(self, parts: Parts, observers: Iterable[Observer], total: int) -> Around | None:

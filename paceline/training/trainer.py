@@ -6,31 +6,31 @@ It knows no strategy or algorithm by name.
 from __future__ import annotations
 
 import contextlib
-import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from paceline.algorithms.base import Algorithm
-from paceline.core.diagnostics import Code, Diagnostic, Severity
+from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError, PacelineError
 from paceline.plan.limits import STEP
 from paceline.protocols.window import Report, StepResult, Window
 from paceline.runlog import events
 from paceline.strategies.base import Runner
 from paceline.strategies.handle import Handles
-from paceline.training import codes
 from paceline.training.cadence import Cadence
 from paceline.training.garbage import collected_between_steps
 from paceline.training.learning import Learning
 from paceline.training.metrics import Throughput
 from paceline.training.state import BestRule, TrainState
+from paceline.training.unread import UnreadStep, findings_of
 from paceline.training.windows import Epochs
 
 EVALUATION, SAVE, ROLLOUT = "evaluate", "save", "rollout"  # phases of a heartbeat beside START and STEP
 BINS = "eval_calibration/"  # metrics for a plot, not for text logs or trackers
+ARRIVAL_SECONDS = 2.0  # for the numbers of the step before one that has failed
 MAX_FAILED_SAVES = 2  # in a row; then the run fails rather than train on without checkpoints
 
 
@@ -67,8 +67,10 @@ class Trainer:
     """One run on one rank; the worker passes in all that it needs.
 
     ``lr`` is a pure function of the 0-based step. ``evaluate`` and ``saves`` are collective: every rank calls
-    them at the same step. ``stop_requested`` is this rank's request, by a signal, and ``should_stop`` that of
-    its callbacks; the ranks agree on both between steps.
+    them at the same step. ``late``: the numbers of a step are read, recorded and checked while the next one
+    runs, where the device copies them meanwhile; before a save, an evaluation, a stop and the end, and if the
+    next step fails, they are read first. ``stop_requested`` is this rank's request, by a signal, and
+    ``should_stop`` that of its callbacks; the ranks agree on both between steps.
     """
 
     runner: Runner
@@ -96,7 +98,10 @@ class Trainer:
     # (finished steps, what this rank does now): for the heartbeat, by which ranks know who is late
     doing: Callable[[int, str], None] = lambda step, phase: None
     between: str = STEP  # what it does until a window is there
+    late: bool = False
     failed_saves: int = 0
+    _unread: UnreadStep | None = None
+    _done: float = 0.0  # when the last step that was read was done
 
     def __post_init__(self) -> None:
         self.learning = Learning(self.state, self.algorithm.loss_falls)
@@ -109,6 +114,7 @@ class Trainer:
         with (
             contextlib.closing(self.algorithm.windows(self.windows, self.handles)) as windows,
             collected_between_steps() as garbage,
+            self._nothing_lost(),
         ):
             self.doing(self.state.step, self.between)
             for window in windows:
@@ -119,6 +125,7 @@ class Trainer:
                     return outcome
                 garbage.between_steps(self.state.step)
                 self.doing(self.state.step, self.between)
+            self._record()
         self._settle(wait=True, must_succeed=True)
         return "completed"
 
@@ -128,7 +135,7 @@ class Trainer:
         lr = self.lr(window.step)
         with self.profile(window) if self.profile is not None else contextlib.nullcontext():
             started = time.perf_counter()
-            result = self.runner.train_window(
+            unread = self.runner.start_window(
                 self.handles,
                 window.micro_batches,
                 self.algorithm,
@@ -136,14 +143,42 @@ class Trainer:
                 max_grad_norm=self.max_grad_norm,
                 generator_seed=lambda micro_step: self.seed_for(window.step, micro_step),
             )
+            if not self.late:
+                unread.read()
             seconds = time.perf_counter() - started
-        if window.report is not None:
-            result = self._report(window.step + 1, window.report, result, seconds)
-            seconds += window.report.seconds
+        self._record()  # the step before, which state.step still names
+        self._unread = UnreadStep(window, lr, started, seconds, unread)
         self.state.step = window.step + 1
+        if not (self.late and unread.under_way):
+            self._record()
+
+    def _record(self) -> None:
+        """Record and check the step that ``state.step`` names, unless that was done."""
+        if self._unread is None:
+            return
+        step, self._unread = self._unread, None
+        result, seconds, self._done = step.read(self._done)
+        if step.window.report is not None:
+            result = self._report(step.window.step + 1, step.window.report, result, seconds)
+            seconds += step.window.report.seconds
         self.state.tokens += result.tokens
-        self._emit(self._step_event(window, result, lr, seconds))
-        self._check(window, result, lr)
+        self._emit(self._step_event(step.window, result, step.lr, seconds))
+        for finding in (
+            *findings_of(step.window, result, step.lr, self.state),
+            *self.learning.observe(result),
+        ):
+            self._emit(events.Notice(finding))
+
+    @contextlib.contextmanager
+    def _nothing_lost(self) -> Iterator[None]:
+        """If a step fails, the one before it is recorded, and named if it was the first that went wrong."""
+        try:
+            yield
+        except BaseException as error:
+            if self._unread is not None and self._unread.result.arrives(ARRIVAL_SECONDS):
+                with contextlib.suppress(*(() if isinstance(error, Exception) else (PacelineError,))):
+                    self._record()
+            raise
 
     def _report(self, step: int, report: Report, result: StepResult, seconds: float) -> StepResult:
         """Emit the report of what preceded a step, and return the step's result with its metrics added."""
@@ -172,43 +207,12 @@ class Trainer:
             extras=dict(result.extras),
         )
 
-    def _check(self, window: Window, result: StepResult, lr: float) -> None:
-        """Warn about skipped steps; raise PacelineError if the loss or the gradient norm is not finite."""
-        step = self.state.step
-        if result.skipped == "no_labels":
-            self.state.skipped_no_labels += 1
-            self._notice(
-                codes.TRAINING_NO_LABELS,
-                f"step {step} had no token with loss on any rank: no update was made",
-                window.no_labels,
-                step,
-            )
-        elif result.skipped == "overflow":
-            self.state.skipped_overflow += 1
-            self._notice(
-                codes.TRAINING_OVERFLOW,
-                f"step {step}: fp16 gradients overflowed, the update was skipped and the loss scale lowered",
-                "",
-                step,
-            )
-        elif not math.isfinite(sum(result.losses.values())) or not math.isfinite(result.grad_norm or 0.0):
-            raise PacelineError(
-                codes.TRAINING_NONFINITE(
-                    f"loss or gradient is not a number at step {step}",
-                    f"step {step}",
-                    f"losses {dict(result.losses)}, grad_norm {result.grad_norm}, lr {lr:g}",
-                    "lower training.learning_rate, lengthen the warmup, or use bf16 instead of fp16; resume"
-                    " from the last checkpoint",
-                    evidence={"step": step, "sample_digest": window.sample_digest},
-                )
-            )
-        for finding in self.learning.observe(result):
-            self._emit(events.Notice(finding))
-
     def _between_steps(self) -> str | None:
         """Agree on stopping, then evaluate and save when due. Collective."""
         step = self.state.step
         stop = self.agree(self.stop_requested() or self.should_stop())
+        if stop:
+            self._record()
         self._settle(wait=False)
         epoch_end = self.epochs.is_epoch_end(step)
         improved, exhausted = False, False
@@ -224,6 +228,7 @@ class Trainer:
     def measure(self) -> dict[str, float]:
         """Evaluate now and notify the observers, without updating the best metric."""
         assert self.evaluate is not None
+        self._record()
         self.doing(self.state.step, EVALUATION)
         started = time.perf_counter()
         metrics = self.evaluate()
@@ -243,6 +248,7 @@ class Trainer:
         """Save a checkpoint, or begin to; at most one save is under way."""
         saves = self.saves
         assert saves is not None
+        self._record()
         self.doing(step, SAVE)
         self._settle(wait=True)
         self._counted(lambda: saves.save(step), must_succeed=must_succeed)
@@ -273,10 +279,6 @@ class Trainer:
             return
         if durable:
             self.failed_saves = 0
-
-    def _notice(self, code: Code, what: str, hint: str, step: int) -> None:
-        diagnostic = code(what, f"step {step}", hint=hint, severity=Severity.WARNING)
-        self._emit(events.Notice(diagnostic))
 
     def _emit(self, event: events.Event) -> None:
         for observer in self.observers:

@@ -39,6 +39,7 @@ from paceline.strategies.pipeline.state import PipelineHandle, exchange, sum_gra
 from paceline.strategies.runner import WindowRunner
 from paceline.strategies.sharded_state import blocks_of
 from paceline.strategies.sharding import Units, shard
+from paceline.strategies.window_weights import Scale
 
 _EVAL_MICRO_BATCHES_A_RANK = 4  # in one run of the schedule: keeps the pipeline busy, and fits in memory
 
@@ -65,7 +66,7 @@ class PipelineRunner(WindowRunner):
         handles: Handles,
         micro_batches: Sequence[Batch],
         algorithm: Objective,
-        scales: Mapping[str, float],
+        scales: Mapping[str, Scale],
         sums: dict[str, Tensor],
         generator_seed: Callable[[int], int] | None,
     ) -> None:

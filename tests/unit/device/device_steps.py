@@ -28,6 +28,7 @@ from paceline.plan.plan import Plan
 from paceline.plan.strategies.job import Job
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Role
+from paceline.protocols.window import UnreadResult
 from paceline.rules.planning import make_plan
 from paceline.runtime.world import World
 from paceline.strategies.base import Strategy
@@ -201,18 +202,27 @@ def _windows(
     strategy, handles, algorithm = prepared(config, plan, device)
     found = Trained(plan, start_peak=machine.peak if machine else 0)
     [role] = algorithm.trains
+    unread: UnreadResult | None = None
+
+    def read() -> None:
+        if unread is not None:
+            result = unread.read()
+            found.losses.append(sum(result.losses.values()))
+            found.norms.append(result.grad_norm)
+            found.skipped.append(result.skipped)
+
     for step in range(windows):
         if machine is not None:
             machine.forget()
         # the first one tries kernels out
         strict = micro_batches_refuse_waits(machine) if machine and step else contextlib.nullcontext()
         with strict:
-            result = make_runner(strategy).train_window(
+            started = make_runner(strategy).start_window(
                 handles, batches(step), algorithm, lr=1e-3, max_grad_norm=1.0, generator_seed=lambda j: j
             )
-        found.losses.append(sum(result.losses.values()))
-        found.norms.append(result.grad_norm)
-        found.skipped.append(result.skipped)
+        read()  # the window before this one, as a trainer does
+        unread = started
+    read()
     if machine is not None:
         found.waits, found.kernels = Counter(machine.waits), Counter(machine.kernels)
         found.pageable = Counter(machine.pageable)

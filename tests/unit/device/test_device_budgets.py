@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from device_steps import LLAMA, micro_batches, planned, prepared, train
@@ -11,20 +13,48 @@ from paceline.generation.noise import gumbel
 from paceline.models.device_facts import device_memory
 from paceline.models.head_kernels import CHUNK_BYTES, FusedNll, HeadShape
 from paceline.plan.model.head_chunk import head_chunk_bytes
-from paceline.protocols.batch import Batch
+from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.roles import Role
+from paceline.strategies.runner import make_runner
 
 ALGORITHMS = ("sft", "reward", "dpo")
-FUSED_WAITS, OTHER_WAITS = 1, 2  # of a window: what is reported; before it, whether to step
+FUSED_WAITS, OTHER_WAITS = 0, 1  # of a window: what is reported is read a step late; whether to step
 
 
 @pytest.mark.parametrize("precision", ["no", "bf16", "fp16"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_window_waits_once_and_a_micro_batch_for_nothing(algorithm: str, precision: str) -> None:
+def test_a_window_and_a_micro_batch_wait_for_nothing(algorithm: str, precision: str) -> None:
     options = {"training": {"algorithm": algorithm}}
     few, more = (train("cuda", precision, accumulation=n, **options) for n in (1, 3))
     assert few.waits == more.waits
     assert sum(few.waits.values()) <= FUSED_WAITS, few.waits
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_among_several_ranks_only_one_without_labels_waits(
+    learns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has to hear whether the others have any. The sums are this rank's own: the others have none."""
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda *_: None)
+    config, plan = planned(LLAMA, "bf16", (9, 0))
+    batches = micro_batches(2, 1)
+    if not learns:
+        batches = [replace(b, labels=torch.full_like(b.labels, IGNORE_INDEX), places=None) for b in batches]
+    found = []
+    for ranks in (1, 2):
+        with emulated() as machine:
+            strategy, handles, algorithm = prepared(config, plan, machine.device)
+            strategy.world.world_size, strategy.world.backend = ranks, "nccl"
+            machine.forget()
+            unread = make_runner(strategy).start_window(
+                handles, batches, algorithm, lr=1e-3, max_grad_norm=1.0
+            )
+            expected = 0 if learns or ranks == 1 else 2  # whether any, and the numbers then
+            assert sum(machine.waits.values()) == expected, machine.waits
+            assert unread.under_way == learns
+            found.append(unread.read())
+            assert sum(machine.waits.values()) == expected, machine.waits
+    assert found[0] == found[1] and (found[0].skipped is None) == learns
 
 
 def test_an_optimizer_that_cannot_skip_costs_one_wait_more() -> None:

@@ -10,6 +10,7 @@ import torch
 from device_steps import LLAMA, micro_batches, planned, prepared
 from emulated_device import emulated
 
+from paceline.runtime.copied import CopiedToHost
 from paceline.strategies.copied_ahead import CopiedAhead
 from paceline.strategies.runner import make_runner
 
@@ -92,3 +93,50 @@ def test_a_processor_has_nothing_to_copy() -> None:
     batches = micro_batches(2, 0)
     assert list(CopiedAhead(torch.device("cpu")).each(batches, lambda b: b)) == batches
     assert list(CopiedAhead(torch.device("cpu")).each([], lambda b: b)) == []
+
+
+@pytest.mark.parametrize("kind", ["cuda", "xpu", "mps"])
+def test_numbers_are_copied_to_the_host_without_a_wait(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are read after the event behind their copy; a device that copies nothing beside its kernels waits
+    once a tensor.
+    """
+    order: list[str] = []
+    with emulated((9, 0), kind) as machine:
+        streams = torch.accelerator.current_stream
+        events: list[Any] = []
+
+        def recorded(device: torch.device) -> Any:
+            stream = streams(device)
+            make = stream.record_event
+
+            def record() -> Any:
+                order.append("record")
+                made = make()
+                made.synchronize = lambda: order.append("wait for the copy")
+                made.query = lambda: bool(events)
+                return made
+
+            stream.record_event = record
+            return stream
+
+        monkeypatch.setattr(torch.accelerator, "current_stream", recorded)
+        values = [torch.arange(3, device=machine.device), torch.ones(2, device=machine.device)]
+        machine.forget()
+        copied = CopiedToHost(values)
+        waits = sum(machine.waits.values())
+        assert (waits, copied.under_way, order) == (
+            (2, False, []) if kind == "mps" else (0, True, ["record"])
+        )
+        assert copied.arrives(0.01) == (kind == "mps")
+        events.append("done")
+        assert copied.arrives(0.01)
+        assert [t.tolist() for t in copied.read()] == [[0, 1, 2], [1.0, 1.0]]
+        assert all(t.device.type == "cpu" for t in copied.read()) and sum(machine.waits.values()) == waits
+    assert order == ([] if kind == "mps" else ["record", "wait for the copy", "wait for the copy"])
+
+
+def test_a_processors_numbers_are_their_own_copies() -> None:
+    values = [torch.ones(2), torch.arange(3)]
+    copied = CopiedToHost(values)
+    assert not copied.under_way and copied.arrives(0)
+    assert all(a.data_ptr() == b.data_ptr() for a, b in zip(copied.read(), values, strict=True))

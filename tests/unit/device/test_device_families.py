@@ -28,7 +28,7 @@ CARDS = [
 CLOSE = {"no": 2e-6, "bf16": 2e-4, "fp16": 2e-4}
 ALL = [(family, *card) for family in FAMILIES for card in CARDS]
 SOME = {(family, *CARDS[(4 * i + 3) % len(CARDS)]) for i, family in enumerate(FAMILIES)}
-WAITS = 1
+WAITS = 1  # of a device whose copies do not pass beside its kernels: what is reported
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_a_family_trains_as_on_a_cpu(family: str, precision: str, capability: tu
     device = train("cuda", precision, FAMILIES[family], capability=capability)
     assert device.losses == pytest.approx(cpu.losses, abs=close(CLOSE[precision], precision))
     assert all(device.planned_attention.startswith(f"{kernel}: ") for kernel in device.attention)
-    assert sum(device.waits.values()) <= WAITS, device.waits
+    assert not device.waits
 
 
 @pytest.mark.parametrize("precision", ["bf16", "no"])

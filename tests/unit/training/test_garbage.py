@@ -75,12 +75,12 @@ def test_a_trainer_has_its_steps_within(monkeypatch: pytest.MonkeyPatch) -> None
     made: list[int] = []
     monkeypatch.setattr(garbage.Garbage, "between_steps", lambda self, number: made.append(number))
     runner = Runner([(2.0, 1.0)] * 3)
-    train, within = runner.train_window, []
+    train, within = runner.start_window, []
 
     def watched(*given: Any, **named: Any) -> Any:
         within.append(gc.isenabled())
         return train(*given, **named)
 
-    monkeypatch.setattr(runner, "train_window", watched)
+    monkeypatch.setattr(runner, "start_window", watched)
     assert trainer_of(runner, 3, []).train() == "completed"
     assert within == [False] * 3 and made == [1, 2, 3] and gc.isenabled()

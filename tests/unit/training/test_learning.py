@@ -14,7 +14,7 @@ import pytest
 from paceline.core.diagnostics import Severity
 from paceline.core.tables import ALGORITHMS
 from paceline.plan.algorithms.base import algorithm_specs
-from paceline.protocols.window import StepResult, Window
+from paceline.protocols.window import StepResult, UnreadResult, Window
 from paceline.runlog import events
 from paceline.training.cadence import Cadence
 from paceline.training.learning import IN_A_ROW, Learning
@@ -123,8 +123,9 @@ class Runner:
     def __init__(self, steps: Steps) -> None:
         self.results = [result(*step) for step in steps]
 
-    def train_window(self, *_: Any, **__: Any) -> StepResult:
-        return self.results.pop(0)
+    def start_window(self, *_: Any, **__: Any) -> UnreadResult:
+        found = self.results.pop(0)
+        return UnreadResult(lambda: found)
 
 
 class Algorithm:

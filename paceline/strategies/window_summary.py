@@ -1,0 +1,72 @@
+"""What the numbers of a window mean that the ranks have summed: losses, norms, metrics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from paceline.protocols.algorithm import Objective
+from paceline.protocols.roles import Role
+from paceline.protocols.window import StepResult
+from paceline.strategies.experts import spread_of
+
+
+@dataclass(frozen=True)
+class WindowSummary:
+    """The order of a window's reduced numbers: ``sums`` by loss term and metric (``name/term``), ``numbers``
+    of the steps of the models of ``roles`` (rank 0's), tokens by layer of ``experts`` (0: none).
+
+    ``scaler``: fp16 gradients are scaled, so that a number that is not finite skips the step; ``copies``:
+    ranks that have summed the same losses.
+    """
+
+    sums: Sequence[str]
+    numbers: Sequence[str]
+    roles: Sequence[Role]
+    experts: int
+    scaler: bool
+    copies: int
+
+    def of(
+        self, reduced: Sequence[float], weights: Mapping[str, int], tokens: int, algorithm: Objective
+    ) -> StepResult:
+        """Return the result; equal on every rank."""
+        count = len(self.sums) + len(self.numbers)
+        over = [weights[name.rpartition("/")[2]] for name in self.sums]
+        means = {
+            name: reduced[i] / self.copies / over[i] if over[i] else 0.0 for i, name in enumerate(self.sums)
+        }
+        numbers = dict(zip(self.numbers, reduced[len(self.sums) : count], strict=True))
+        spread = spread_of(reduced[count:], self.experts) if self.experts else {}
+        losses = {term: means[term] for term in weights}
+        norms = {role: numbers[f"grad_norm/{role.value}"] for role in self.roles}
+        finite = all(map(math.isfinite, [*losses.values(), *norms.values()]))
+        train_metrics = algorithm.summary({_metric(name): means[name] for name in algorithm.train_metrics})
+        return StepResult(
+            losses,
+            weights,
+            _joint(norms),
+            "overflow" if self.scaler and not finite else None,
+            tokens,
+            {**_extras(numbers, alone=len(self.roles) == 1), **train_metrics, **spread},
+        )
+
+
+def _extras(numbers: Mapping[str, float], *, alone: bool) -> dict[str, float]:
+    """Return ``StepResult.extras``: loss scales and norms by role; for a single model its loss scale only."""
+    if not alone:
+        return dict(numbers)
+    return {
+        name.partition("/")[0]: value for name, value in numbers.items() if name.startswith("loss_scale/")
+    }
+
+
+def _metric(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def _joint(norms: Mapping[Role, float]) -> float:
+    """Return one number for the log: the norm over all roles."""
+    values = list(norms.values())
+    return values[0] if len(values) == 1 else math.sqrt(sum(v * v for v in values))
