@@ -11,21 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli.evaluation_options import (
-    BatchSize,
-    Columns,
-    DataFile,
-    Dtype,
-    MaxRows,
-    Nproc,
-    RowFormat,
-    Samples,
-    Seed,
-    Split,
-    Subjects,
-    data_set,
-    split_subjects,
-)
+from paceline.cli import evaluation_options as options
 from paceline.cli.process import call
 from paceline.core.json_types import JsonObject
 
@@ -67,22 +53,22 @@ Picture = Annotated[
 
 @app.command()
 def evaluate(
-    subjects: Subjects,
-    data: DataFile,
+    subjects: options.Subjects,
+    data: options.DataFile,
     metrics: Metrics = None,
     checkpoints: Checkpoints = "result",
     losses: Losses = True,
-    samples: Samples = 1,
-    seed: Seed = 0,
+    samples: options.Samples = 1,
+    seed: options.Seed = 0,
     judge: Judge = None,
     judge_prompt: JudgePrompt = None,
-    row_format: RowFormat = "auto",
-    columns: Columns = None,
-    split: Split = "train",
-    max_rows: MaxRows = None,
-    batch_size: BatchSize = 8,
-    nproc: Nproc = None,
-    dtype: Dtype = "float32",
+    row_format: options.RowFormat = "auto",
+    columns: options.Columns = None,
+    split: options.Split = "train",
+    max_rows: options.MaxRows = None,
+    batch_size: options.BatchSize = 8,
+    nproc: options.Nproc = None,
+    dtype: options.Dtype = "float32",
     as_json: AsJson = False,
     plot: Picture = None,
 ) -> None:
@@ -93,10 +79,10 @@ def evaluate(
     """
     from paceline.api.evaluating import evaluated
 
-    models, settings = split_subjects(subjects)
+    models, settings = options.split_subjects(subjects)
     job: JsonObject = {
         "models": [*models],
-        "data": data_set(data, row_format, columns, split, max_rows),
+        "data": options.data_set(data, row_format, columns, split, max_rows),
         "overrides": [*settings],
         "checkpoints": checkpoints,
         "metrics": [one.strip() for one in (metrics or "").split(",") if one.strip()],

@@ -6,21 +6,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.evaluation_options import (
-    BatchSize,
-    Columns,
-    DataFile,
-    Dtype,
-    MaxRows,
-    Nproc,
-    RowFormat,
-    Samples,
-    Seed,
-    Split,
-    Subjects,
-    data_set,
-    split_subjects,
-)
+from paceline.cli import evaluation_options as options
 from paceline.cli.process import call
 from paceline.core.json_types import JsonObject
 
@@ -29,21 +15,21 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions
 
 @app.command()
 def generate(
-    subjects: Subjects,
-    data: DataFile,
+    subjects: options.Subjects,
+    data: options.DataFile,
     to: Annotated[str, typer.Option("--to", metavar="OUT", help="The file to write, a JSON line an answer.")],
     checkpoint: Annotated[
         str, typer.Option(metavar="WHICH", help="Which of a run: result, latest, best or step-N.")
     ] = "result",
-    samples: Samples = 1,
-    seed: Seed = 0,
-    row_format: RowFormat = "auto",
-    columns: Columns = None,
-    split: Split = "train",
-    max_rows: MaxRows = None,
-    batch_size: BatchSize = 8,
-    nproc: Nproc = None,
-    dtype: Dtype = "float32",
+    samples: options.Samples = 1,
+    seed: options.Seed = 0,
+    row_format: options.RowFormat = "auto",
+    columns: options.Columns = None,
+    split: options.Split = "train",
+    max_rows: options.MaxRows = None,
+    batch_size: options.BatchSize = 8,
+    nproc: options.Nproc = None,
+    dtype: options.Dtype = "float32",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that exists.")] = False,
 ) -> None:
     """Write a model's answers to the rows of a file.
@@ -54,10 +40,10 @@ def generate(
     """
     from paceline.api.evaluating import generated
 
-    models, settings = split_subjects(subjects)
+    models, settings = options.split_subjects(subjects)
     job: JsonObject = {
         "models": [*models],
-        "data": data_set(data, row_format, columns, split, max_rows),
+        "data": options.data_set(data, row_format, columns, split, max_rows),
         "overrides": [*settings],
         "checkpoints": checkpoint,
         "samples": samples,
