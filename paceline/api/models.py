@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from paceline.core.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
+    from paceline.checkpoint.exporters import Exporter
     from paceline.generation.answer import Message
 
 Model = str | PathLike[str]  # a ``Run`` is a path, too
@@ -24,20 +25,24 @@ def export(
     role: str = "policy",
     merge: bool = False,
     overwrite: bool = False,
+    exporters: Sequence[Exporter] | None = None,
 ) -> Path:
     """Write the model of a run, or of one checkpoint, as a Hugging Face folder, and return the folder.
 
     ``checkpoint``: latest, best, step-N, or the one that the run's result names; ``dtype``: float32, bfloat16
     or float16; ``role``: which model of the run; ``merge``: merge an adapter into its base; ``overwrite``:
-    replace a folder that is not empty. Raises ConfigError and CheckpointError.
+    replace a folder that is not empty; ``exporters``: names or functions of the folder, in place of the run's
+    training.exporters. Raises ConfigError and CheckpointError.
     """
     from paceline.checkpoint.export import export_hf
+    from paceline.checkpoint.exporters import exporters_of
     from paceline.checkpoint.main import choose
 
     notes: list[Diagnostic] = []
     found = choose(Path(run), checkpoint, notes)
     target = Path(to).expanduser().absolute()
-    return export_hf(found, target, dtype, role=role, overwrite=overwrite, merge=merge).path
+    also = exporters_of(exporters, found)
+    return export_hf(found, target, dtype, role=role, overwrite=overwrite, merge=merge, exporters=also).path
 
 
 def generate(

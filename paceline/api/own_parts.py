@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from paceline.api import codes
 from paceline.api.given import as_json
@@ -13,6 +13,9 @@ from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json
 from paceline.runlog.callback import METHODS, asks_to_stop, deliver, has_methods, read_only
 from paceline.runlog.events import Event
+
+#: A part of a training: its name, or what the user wrote (a function, a class, a spec).
+Part: TypeAlias = object
 
 
 class LocalCallback:
@@ -29,7 +32,7 @@ class LocalCallback:
                 self._wants_stop.set()
 
 
-def split_callbacks(callbacks: Iterable[object] | None) -> tuple[list[Json] | None, list[Any]]:
+def split_callbacks(callbacks: Iterable[Part] | None) -> tuple[list[Json] | None, list[Any]]:
     """Return (those that the config names, objects of this process).
 
     Raises ConfigError for an object that is no callback, and for a class in place of an object.
@@ -51,7 +54,7 @@ def split_callbacks(callbacks: Iterable[object] | None) -> tuple[list[Json] | No
     return names or None, objects
 
 
-def named_parts(parts: Sequence[object] | object | None, argument: str) -> Json:
+def named_parts(parts: Sequence[Part] | Part | None, argument: str) -> Json:
     """Return functions, classes and names as names that the ranks import; None stays None.
 
     Raises ConfigError (``api.not_importable``) for what no other process can import.
@@ -70,7 +73,7 @@ def named_parts(parts: Sequence[object] | object | None, argument: str) -> Json:
     ]
 
 
-def importable_name(part: object, where: str) -> str:
+def importable_name(part: Part, where: str) -> str:
     """Return the ``module:attr`` under which the ranks find an object of this process."""
     module, name = getattr(part, "__module__", None), getattr(part, "__qualname__", None)
     if name is None:  # an object without a name of its own, such as an algorithm's spec

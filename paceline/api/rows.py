@@ -7,20 +7,23 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from paceline.api import codes
+from paceline.api.own_parts import importable_name
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json
 
-Rows = str | PathLike[str] | Iterable[Mapping[str, Any]]
+_Rows = Iterable[Mapping[str, Any]]
+Rows = str | PathLike[str] | _Rows | Callable[[], _Rows]
 
 
 def dataset_setting(rows: Rows | None, name: str, cache: Path) -> Json:
-    """Return the value of data.train or data.eval: a path is kept, rows are written to ``cache``.
+    """Return the value of data.train or data.eval: a path is kept, a function becomes its name, rows are
+    written to ``cache``.
 
     Raises ConfigError (``api.rows``) for what is no row.
     """
@@ -28,10 +31,12 @@ def dataset_setting(rows: Rows | None, name: str, cache: Path) -> Json:
         return rows
     if isinstance(rows, PathLike):
         return str(rows)
+    if callable(rows):
+        return importable_name(rows, name)
     return [{"path": str(written(rows, name, cache / "rows"))}]
 
 
-def written(rows: Iterable[Mapping[str, Any]], name: str, folder: Path) -> Path:
+def written(rows: _Rows, name: str, folder: Path) -> Path:
     """Write rows as JSON lines under the digest of their content, and return the file.
 
     The same rows always have the same file, so that what was prepared of them is found again.
@@ -55,7 +60,7 @@ def written(rows: Iterable[Mapping[str, Any]], name: str, folder: Path) -> Path:
     return path
 
 
-def _each(rows: Iterable[Mapping[str, Any]], name: str) -> Iterator[Mapping[str, Any]]:
+def _each(rows: _Rows, name: str) -> Iterator[Mapping[str, Any]]:
     records = getattr(rows, "to_dict", None)
     if hasattr(rows, "iterrows") and callable(records):  # a pandas frame
         yield from records(orient="records")

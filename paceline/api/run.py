@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from numpy.typing import NDArray
 
+    from paceline.checkpoint.exporters import Exporter
     from paceline.plan.plan import Plan
 
 
@@ -155,13 +156,13 @@ class Run:
         role: str = "policy",
         merge: bool = False,
         overwrite: bool = False,
+        exporters: Sequence[Exporter] | None = None,
     ) -> Path:
         """Write the run's model as a Hugging Face folder: ``paceline.export``."""
         from paceline.api.models import export
 
-        return export(
-            self.path, to, checkpoint=checkpoint, dtype=dtype, role=role, merge=merge, overwrite=overwrite
-        )
+        how = {"checkpoint": checkpoint, "dtype": dtype, "role": role}
+        return export(self.path, to, **how, merge=merge, overwrite=overwrite, exporters=exporters)
 
     def __repr__(self) -> str:
         steps = self.history.last_step

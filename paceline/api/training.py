@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from paceline.api import codes
 from paceline.api.given import ConfigLike, GivenConfig, read, source_of
 from paceline.api.listening import Hearing, OnEvent
-from paceline.api.own_parts import importable_name, named_parts, split_callbacks
+from paceline.api.own_parts import Part, importable_name, named_parts, split_callbacks
 from paceline.api.rows import Rows, dataset_setting
 from paceline.api.run import Run
 from paceline.core.diagnostics import Diagnostic, render_all
@@ -33,12 +33,15 @@ def train(
     config: ConfigLike,
     *,
     overrides: Mapping[str, object] | None = None,
-    algorithm: object | None = None,
+    algorithm: Part | None = None,
+    strategy: Part | None = None,
     dataset: Rows | None = None,
     eval_dataset: Rows | None = None,
-    callbacks: Iterable[object] | None = None,
-    metrics: Sequence[object] | None = None,
-    rewards: Sequence[object] | None = None,
+    converter: Part | None = None,
+    callbacks: Iterable[Part] | None = None,
+    trackers: Sequence[Part] | None = None,
+    metrics: Sequence[Part] | None = None,
+    rewards: Sequence[Part] | None = None,
     nproc: int | None = None,
     resume: str | None = None,
     on_event: OnEvent | None = None,
@@ -47,14 +50,13 @@ def train(
     """Train, and return the run when it has ended (``Run.outcome``: completed, early_stopped or stopped).
 
     ``config``: a YAML file, a mapping with its sections, or ``load_config``'s answer, with ``overrides`` by
-    dotted key. ``algorithm``: a name, ``module:SPEC``, or an imported AlgorithmSpec. ``dataset``,
-    ``eval_dataset``: a path, or rows (mappings, a ``datasets.Dataset``, a pandas frame) in place of
-    data.train and data.eval. ``callbacks``: objects and functions are called in this process, names
-    (``module:Class``) on every rank. ``metrics``: names or imported functions of (answer, expected), of the
-    answers that each evaluation then generates (``training.eval_generate``). ``rewards``: names or imported
-    functions, in place of training.rollout.rewards. ``nproc``: processes on this node. ``resume``: latest,
-    auto or a checkpoint. ``on_event``: called with every event of the run, from a thread. ``quiet``: prints
-    nothing.
+    dotted key. ``algorithm``, ``strategy``: a name, ``module:SPEC``, or an imported spec. ``dataset``,
+    ``eval_dataset``: a path, rows (mappings, a ``datasets.Dataset``, a pandas frame), or an imported function
+    that returns rows; ``converter``: a function from row to row, by name or imported. ``callbacks``: objects
+    and functions are called in this process, names (``module:Class``) on every rank. ``trackers``,
+    ``rewards``, ``metrics`` (of the answers that each evaluation then generates): names, or imported.
+    ``nproc``: processes on this node. ``resume``: latest, auto or a checkpoint. ``on_event``: called with
+    every event of the run, from a thread. ``quiet``: prints nothing.
 
     Started once, it starts the run's ranks; in a process of torchrun, srun or another launcher it becomes one
     rank, and returns on each. A run directory that holds a run is never overwritten unasked: a second call
@@ -66,7 +68,10 @@ def train(
     names, objects = split_callbacks(callbacks)
     hearing = Hearing(on_event, objects)
     flags: dict[str, Json] = {
-        "training.algorithm": None if algorithm is None else _algorithm(algorithm),
+        "training.algorithm": _named(algorithm, "algorithm"),
+        "training.distributed_strategy": _named(strategy, "strategy"),
+        "training.report_to": named_parts(trackers, "trackers"),
+        "data.converter": _named(converter, "converter"),
         "training.callbacks": names,
         "training.eval_metrics": named_parts(metrics, "metrics"),
         "training.eval_generate": None if metrics is None else True,
@@ -81,8 +86,8 @@ def train(
     return _all_ranks(source.with_overrides({"launch.nproc": nproc}), hearing, quiet)
 
 
-def _algorithm(given: object) -> str:
-    return given if isinstance(given, str) else importable_name(given, "algorithm")
+def _named(given: Part | None, argument: str) -> str | None:
+    return given if given is None or isinstance(given, str) else importable_name(given, argument)
 
 
 def _all_ranks(source: GivenConfig, hearing: Hearing, quiet: bool) -> Run:

@@ -174,6 +174,12 @@ EXPORT_DESTINATION = Code(
 EXPORT_DTYPE = Code(
     "export.dtype", "The export does not support this dtype; the supported ones are listed. Correct --dtype."
 )
+EXPORT_EXPORTER = Code(
+    "export.exporter",
+    "training.exporters or --exporter names no exporter, or an exporter of your own raised an exception or"
+    " changed the model's files: it is a function of the exported folder that writes further files into it."
+    " Nothing was exported; correct the function, or --exporter none.",
+)
 EXPORT_GGUF = Code(
     "export.gguf",
     "The model cannot be written as GGUF so that Transformers reads back the same: its family, config or"

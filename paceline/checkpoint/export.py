@@ -22,6 +22,7 @@ from paceline.checkpoint.export_adapter import (
 )
 from paceline.checkpoint.export_carried import carried_entries, carried_files
 from paceline.checkpoint.export_gguf import check_gguf, write_gguf
+from paceline.checkpoint.exporters import Exporters, run_exporters
 from paceline.checkpoint.folder import (
     DTYPES,
     MAX_SHARD_BYTES,
@@ -47,6 +48,8 @@ from paceline.core.errors import CheckpointError, ConfigError
 from paceline.models.adapters import WEIGHTS
 from paceline.protocols.roles import Role
 from paceline.protocols.shard import BUFFER, PARAM
+
+NO_EXPORTERS = Exporters()
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ def export_hf(
     max_shard_bytes: int = MAX_SHARD_BYTES,
     load_back: bool = True,
     merge: bool = False,
-    gguf: bool = False,
+    exporters: Exporters = NO_EXPORTERS,
     opened: Callable[[Path], CheckpointReader] = CheckpointReader,
 ) -> ExportReport:
     """Export the model of ``role`` as a folder that ``from_pretrained`` loads.
@@ -87,7 +90,7 @@ def export_hf(
     built) again, in memory as a whole, and must be the one that was trained on. After 4-bit training the base
     is rounded to 4 bits and unpacked before the merge.
 
-    ``gguf`` writes ``model.gguf`` beside it (``checkpoint.export_gguf``).
+    ``exporters`` write further files into the folder, such as ``model.gguf``.
 
     ``opened`` opens the checkpoint (``averaged``: with others). Every number must be finite in ``dtype``, and
     the tensors must be exactly those of the architecture; ``load_back`` loads the folder and compares it with
@@ -105,7 +108,7 @@ def export_hf(
         role, adapter = _role(reader, role), is_adapter(reader)
         chosen = _of_adapter if adapter and not merge else partial(_of_model, checkpoint=checkpoint)
         content = chosen(reader, role, dtype)
-        if gguf:
+        if exporters.gguf:
             check_gguf(config_of(reader, dtype), is_adapter=adapter and not merge)
         checked = load_back and not content.remote
         # Write next to the destination, load back, then rename.
@@ -114,8 +117,9 @@ def export_hf(
         need_space(to.parent, sum(e.num_bytes for e in (*entries, *carried)))
         with staged(to, overwrite) as stage:
             content.fill(stage, max_shard_bytes, checkpoint if checked else None)
-            if gguf:
+            if exporters.gguf:
                 write_gguf(stage, DTYPES[dtype])
+            run_exporters(exporters.own, stage)
             files = tuple(sorted(p.name for p in stage.iterdir()))
             size = sum(p.stat().st_size for p in stage.iterdir())
         count = sum(torch.Size(e.shape).numel() for e in entries)

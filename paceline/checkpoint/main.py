@@ -1,5 +1,5 @@
 """``python -m paceline.checkpoint.main export RUN --to DIR [--dtype D] [--checkpoint latest|best|step-N]
-[--merge] [--gguf]``.
+[--merge] [--gguf] [--exporter NAME]``.
 """
 
 from __future__ import annotations
@@ -7,9 +7,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from paceline.checkpoint import codes
+from paceline.checkpoint.exporters import exporters_of
 from paceline.checkpoint.layout import is_step_name, read_hint, scan
 from paceline.checkpoint.resume import find_checkpoint
 from paceline.checkpoint.strictjson import parse_object
@@ -37,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         checkpoint = choose(args.run, args.checkpoint, notes)
         if notes:
             print(render_all(notes), file=sys.stderr)
+        exporters = exporters_of(args.exporter, checkpoint)
         from paceline.checkpoint.export import export_hf
 
         report = export_hf(
@@ -46,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             role=args.role,
             overwrite=args.overwrite,
             merge=args.merge,
-            gguf=args.gguf,
+            exporters=replace(exporters, gguf=exporters.gguf or args.gguf),
         )
     except PacelineError as error:
         print(error, file=sys.stderr)
@@ -137,6 +140,8 @@ def _parser() -> argparse.ArgumentParser:
         "--merge", action="store_true", help="merge the adapter into its base: writes a complete model"
     )
     parser.add_argument("--gguf", action="store_true", help="also write model.gguf")
+    also = "gguf, none, or module:function; several times"
+    parser.add_argument("--exporter", action="append", metavar="NAME", help=also)
     parser.add_argument("--overwrite", action="store_true", help="replace a folder that is not empty")
     return parser
 

@@ -39,6 +39,13 @@ def export(
             help="Also write model.gguf (20 families; others are refused by name), read back and compared.",
         ),
     ] = False,
+    exporter: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Also: gguf, or your own as module:function; several times; none [training.exporters].",
+        ),
+    ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a folder that is not empty.")
     ] = False,
@@ -52,6 +59,7 @@ def export(
     flags = [
         *(["--merge"] if merge else []),
         *(["--gguf"] if gguf else []),
+        *(part for name in exporter or () for part in ("--exporter", name)),
         *(["--overwrite"] if overwrite else []),
     ]
     become("paceline.checkpoint.main", "export", str(run), *options, *flags)

@@ -56,13 +56,13 @@ def load_attr(target: str) -> Any:
     return getattr(module, attr)
 
 
-def registered(kind: str, name: str) -> tuple[str, ...]:
-    """Return the ``module:attr`` that installed packages register for ``name``: none, one, or several if they
-    disagree. The group of the entry points is ``paceline.KIND``. Imports none of them.
-    """
-    from importlib.metadata import entry_points
-
-    return tuple(sorted({point.value for point in entry_points(group=f"paceline.{kind}", name=name)}))
+def source_of(module_name: str) -> Path | None:
+    """Return the file of a module, found package by package without importing any; None if there is none."""
+    places, origin = None, None
+    for end in (i for i, letter in enumerate(module_name + ".") if letter == "."):
+        found = PathFinder.find_spec(module_name[:end], places)
+        places, origin = (found.submodule_search_locations, found.origin) if found else (None, None)
+    return Path(origin) if origin else None
 
 
 def is_assigned(target: str) -> bool:
@@ -70,15 +70,11 @@ def is_assigned(target: str) -> bool:
 
     False when there is no readable Python source.
     """
-    # Find the module's source file, package by package
     module_name, _, attr = target.partition(":")
-    places, origin = None, None
-    for end in (i for i, letter in enumerate(module_name + ".") if letter == "."):
-        found = PathFinder.find_spec(module_name[:end], places)
-        places, origin = (found.submodule_search_locations, found.origin) if found else (None, None)
+    origin = source_of(module_name)
     # Look for an assignment at top level
     try:
-        tree = ast.parse(read_text(Path(origin))) if origin and origin.endswith(".py") else ast.Module([], [])
+        tree = ast.parse(read_text(origin)) if origin and origin.suffix == ".py" else ast.Module([], [])
     except (OSError, SyntaxError, ValueError):
         return False
     targets = [t for n in tree.body if isinstance(n, ast.Assign) for t in n.targets]

@@ -19,6 +19,7 @@ from paceline.data.kinds.base import RowKind
 from paceline.data.looking import DataSet
 from paceline.data.problems import (
     ALWAYS_REFUSED,
+    CONVERTED_AWAY,
     LENGTH_REASONS,
     PrepareCounts,
     Problem,
@@ -175,6 +176,8 @@ def _count(tally: _Tally, result: ChunkResult, data: DataSection, group: int) ->
 def _refuses(problem: Problem, data: DataSection) -> bool:
     if problem.reason == ALWAYS_REFUSED:
         return True
+    if problem.reason == CONVERTED_AWAY:
+        return False
     if problem.reason in LENGTH_REASONS:
         return data.on_too_long == "refuse"
     return data.on_bad_row == "refuse"

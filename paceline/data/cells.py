@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from datetime import date, time, timedelta
 from decimal import Decimal
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from paceline.core.json_types import Json
 
@@ -16,6 +16,19 @@ Cell: TypeAlias = (
     " | Sequence[Cell] | Mapping[str, Cell]"
 )
 Row = Mapping[str, Cell]
+
+
+class RawRow(NamedTuple):
+    """A row as read: ``value`` is the object, or None for the given ``reason``.
+
+    ``consumed``: bytes of all files read so far.
+    """
+
+    value: dict[str, Cell] | None
+    where: str
+    reason: str = ""
+    detail: str = ""
+    consumed: int = 0
 
 
 class RowError(Exception):

@@ -20,6 +20,21 @@ DATA_BAD_CSV = Code(
     "A CSV record has more or fewer columns than the header. Usually a quote or a comma is missing;"
     " correct the record, or skip such rows with data.on_bad_row: skip.",
 )
+DATA_CONVERTER = Code(
+    "data.converter",
+    "The function that data.converter names raised an exception for a row, or returned something that is no"
+    " row: a mapping of column names to text, numbers, lists and mappings. Correct the function.",
+)
+DATA_CONVERTED_AWAY = Code(
+    "data.converted_away",
+    "The function that data.converter names returned None for rows: they are left out, and counted.",
+)
+DATA_OWN_ROWS = Code(
+    "data.own_rows",
+    "data.train or data.converter names module:function, and the module has no such function, or it raised an"
+    " exception. A function for data.train takes no arguments and returns rows (mappings), the same ones each"
+    " time; a converter takes a row and returns a row, or None to leave it out.",
+)
 DATA_NOT_AN_OBJECT = Code(
     "data.not_an_object",
     "A row is a single value or a list where an object with named columns is expected. Write one"

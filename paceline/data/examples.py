@@ -16,11 +16,12 @@ from paceline.data.problems import Problem, Tally
 
 @dataclass(frozen=True)
 class Reading:
-    """How rows are read: ``train_on`` and ``strict`` as in the config, ``kind`` the kind of row."""
+    """How rows are read: ``train_on``, ``strict`` and ``converter`` as in the config, ``kind`` of row."""
 
     train_on: str = "assistant"
     kind: RowKind = DOCUMENTS
     strict: bool = False
+    converter: str | None = None
 
 
 class RowReader:

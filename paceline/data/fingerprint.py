@@ -11,6 +11,7 @@ from pathlib import Path
 from paceline.core.json_types import Json, JsonObject
 from paceline.data.digests import digest_files, versions
 from paceline.data.locate import Located
+from paceline.data.own_rows import own_digest
 
 FORMAT_VERSION = 6
 # Modules that do not affect the tokens. A test checks that preparation imports no others.
@@ -34,6 +35,7 @@ _CODE = (  # and every module of kinds/
     "settle",
     "locate",
     "looking",
+    "own_rows",
     "problems",
     "readers",
     "sets",
@@ -94,6 +96,8 @@ def definition() -> str:
 
 def located_digest(located: Located, split: str, cache_dir: Path) -> list[str]:
     """Return the content digests of a data set: one per file, in reading order."""
+    if located.kind == "own":
+        return [own_digest(located.own)]
     if located.kind == "hub":
         from paceline.data.readers import load_hub
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from paceline.core.diagnostics import Diagnostic
 from paceline.data.examples import Reading, RowReader
 from paceline.data.looking import LOOKED_AT, DatasetHead
-from paceline.data.problems import LENGTH_REASONS, Problem, Tally, refusal
+from paceline.data.problems import CONVERTED_AWAY, LENGTH_REASONS, Problem, Tally, refusal
 
 
 def refused_rows(looked: DatasetHead, reading: Reading) -> list[Diagnostic]:
@@ -18,7 +18,7 @@ def refused_rows(looked: DatasetHead, reading: Reading) -> list[Diagnostic]:
             else reader.read(row.value, row.where)
         )
         for one in bad.each() if isinstance(bad, Problem) else ():
-            if one.reason not in LENGTH_REASONS:
+            if one.reason not in (*LENGTH_REASONS, CONVERTED_AWAY):
                 refused.setdefault(one.reason, Tally()).add(one.where, one.detail)
     first = "the first " if len(looked.head) >= LOOKED_AT else ""
     return list(refusal(refused, len(looked.head), of=first))

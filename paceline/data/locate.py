@@ -32,6 +32,7 @@ SPLITS = {
     "eval": "validation",
 }
 SAVED = ("dataset_dict.json", "state.json")  # files that mark a folder of ``datasets.save_to_disk``
+_OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")  # module:function
 _HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
 
 
@@ -39,7 +40,8 @@ _HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
 class Located:
     """Where a data set is.
 
-    ``kind``: ``files`` (read by ``readers``), ``saved`` (a ``datasets.save_to_disk`` directory) or ``hub``;
+    ``kind``: ``files`` (read by ``readers``), ``saved`` (a ``datasets.save_to_disk`` directory), ``hub``, or
+    ``own`` (``module:function``);
     ``note``: which files were left out.
     """
 
@@ -48,6 +50,7 @@ class Located:
     folder: Path | None = None
     hub: str = ""
     hub_config: str | None = None
+    own: str = ""
     note: str = ""
 
 
@@ -60,11 +63,18 @@ def locate(path: str, split: str, name: str | None = None) -> Located:
         raise DataError(codes.DATA_UNREADABLE("the data cannot be inspected", path, str(exc))) from exc
     if exists:
         return _folder(local, split) if local.is_dir() else Located("files", (_known(local),))
+    if _OWN.fullmatch(path):
+        return Located("own", own=path)
     if _looks_local(path):
         raise DataError(_not_there(local, path))
     if _HUB_NAME.match(path):
         return Located("hub", hub=path, hub_config=name)
     raise DataError(_not_there(local, path))
+
+
+def is_own(path: str) -> bool:
+    """Whether a path is no file's, but the ``module:function`` that gives rows."""
+    return _OWN.fullmatch(path) is not None and not Path(path).exists()
 
 
 def _looks_local(path: str) -> bool:

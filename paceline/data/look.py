@@ -20,8 +20,8 @@ from paceline.data.jinja import look_at_template, template_in
 from paceline.data.kinds.base import RowKind
 from paceline.data.kinds.documents import DOCUMENTS
 from paceline.data.kinds.prompts import PROMPTS
-from paceline.data.locate import SAVED
-from paceline.data.looking import LOOKED_AT, DataSet, find_sets, look
+from paceline.data.locate import SAVED, is_own
+from paceline.data.looking import LOOKED_AT, DataSet, converter_named, find_sets, look
 from paceline.data.problems import Problem
 from paceline.data.settle import idle_options, no_template
 from paceline.data.template_look import look_through
@@ -38,11 +38,11 @@ _TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_temp
 
 
 def look_at_sets(
-    data: DataSection, reading: Reading, *, saved: bool = False, model: ModelSection | None = None
+    data: DataSection, reading: Reading, *, imports: bool = False, model: ModelSection | None = None
 ) -> tuple[frozenset[str], list[Diagnostic]]:
     """Check every data set of ``data.train`` and ``data.eval``; return (formats of the rows, findings).
 
-    ``saved``: check only those written by the ``datasets`` library, which has to be imported for them;
+    ``imports``: check only those that need an import: of the ``datasets`` library, or of the user's own code;
     ``model``: look at the first rows through its chat template, too.
     """
     formats: set[str] = set()
@@ -51,8 +51,9 @@ def look_at_sets(
         for section in sections:
             try:
                 [data_set] = find_sets(key, (section,))
-                found += () if saved else _misspelt(key, section, data_set)
-                if data_set.located.kind == "saved" if saved else _is_looked_into(data_set):
+                found += () if imports else _misspelt(key, section, data_set)
+                needed = bool(_imported(section, reading.converter))
+                if needed if imports else _is_looked_into(data_set, reading):
                     looked = look(data_set, reading)
                     formats.add(looked.shape.format)
                     wrong = refused_rows(looked, reading) if data.on_bad_row == "refuse" else []
@@ -65,10 +66,18 @@ def look_at_sets(
     return frozenset(formats), found
 
 
-def saved_sets(data: DataSection) -> list[str]:
-    """Return the folders written by the ``datasets`` library; missing paths are reported elsewhere."""
-    paths = [section.path for section in (*data.train, *(data.eval or ()))]
-    return [p for p in paths if any((Path(p).expanduser() / name).is_file() for name in SAVED)]
+def imported_sets(data: DataSection) -> list[str]:
+    """Return what only an import can read: folders written by the ``datasets`` library, functions that give
+    or convert rows. Missing paths are reported elsewhere.
+    """
+    sections = (*data.train, *(data.eval or ()))
+    return list(dict.fromkeys(name for one in sections for name in _imported(one, data.converter)))
+
+
+def _imported(section: Dataset, converter: str | None) -> list[str]:
+    path, own = section.path, is_own(section.path)
+    saved = any((Path(path).expanduser() / name).is_file() for name in SAVED)
+    return [*([path] if saved or own else []), *filter(None, [converter_named(section, converter)])]
 
 
 def missing_sets(data: DataSection, key: str) -> Iterator[Diagnostic]:
@@ -102,9 +111,9 @@ def columns_of(data: DataSection) -> frozenset[str] | None:
     names = {"answer", "prompt"}
     for section in data.train:
         [data_set] = find_sets("data.train", (section,))
-        if not _is_looked_into(data_set):
+        if not _is_looked_into(data_set, None):
             return None
-        head = look(data_set, Reading("all", PROMPTS)).head
+        head = look(data_set, Reading("all", PROMPTS, converter=data.converter)).head
         names |= {name for row in head for name in row.value or ()}
     return frozenset(names)
 
@@ -130,7 +139,7 @@ def first_examples(data: DataSection, reading: Reading, *keys: str) -> FirstExam
     sections = {"data.train": data.train, "data.eval": data.eval or ()}
     for key, section in [(name, one) for name in keys or sections for one in sections[name]]:
         [data_set] = find_sets(key, (section,))
-        if not _is_looked_into(data_set):
+        if not _is_looked_into(data_set, reading):
             whole = everywhere = False
             continue
         looked = look(data_set, reading)
@@ -150,9 +159,14 @@ def _at(key: str, section: Dataset, finding: Diagnostic) -> Diagnostic:
     return replace(finding, where=key, found=found if finding.found else file)
 
 
-def _is_looked_into(data_set: DataSet) -> bool:
-    """Whether the first rows can be read quickly; Arrow and hub data sets need other libraries."""
+def _is_looked_into(data_set: DataSet, reading: Reading | None) -> bool:
+    """Whether the first rows can be read quickly; Arrow and hub data sets need other libraries.
+
+    With ``reading``: also without the user's own code.
+    """
     located = data_set.located
+    if reading is not None and converter_named(data_set.section, reading.converter):
+        return False
     lists = [file for file in located.files[:1] if file.suffix.lower() == ".json"]
     return located.kind == "files" and all(file.stat().st_size <= MOST_BYTES for file in lists)
 

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.data import codes
+from paceline.data.cells import RawRow
 from paceline.data.examples import Reading
 from paceline.data.formats import Shape
 from paceline.data.locate import Located, locate
+from paceline.data.own_rows import converted
 from paceline.data.problems import Tally, refusal
-from paceline.data.readers import RawRow, read_rows
+from paceline.data.readers import read_rows
 
 if TYPE_CHECKING:
     from paceline.config.sections.data import Dataset
@@ -43,6 +45,11 @@ class DatasetHead:
     rows: Iterator[RawRow]
 
 
+def converter_named(section: Dataset, otherwise: str | None) -> str | None:
+    """Return the converter of a data set: its own, or ``data.converter``."""
+    return section.converter or otherwise
+
+
 def find_sets(key: str, sections: tuple[Dataset, ...]) -> list[DataSet]:
     """Locate the data sets of ``data.train`` or ``data.eval``. Raises DataError with all that are missing."""
     found: list[DataSet] = []
@@ -65,6 +72,8 @@ def look(data_set: DataSet, reading: Reading) -> DatasetHead:
     rows = iter(read_rows(data_set.located, section.split))
     if section.max_rows is not None:
         rows = itertools.islice(rows, section.max_rows)
+    if converter := converter_named(section, reading.converter):
+        rows = converted(rows, converter)
     head: list[RawRow] = []
     for row in rows:
         head.append(row)

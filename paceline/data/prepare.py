@@ -19,7 +19,8 @@ from paceline.data.fingerprint import code_version, definition, fingerprint, loc
 from paceline.data.identity import tokenizer_identity
 from paceline.data.kinds.base import RowKind
 from paceline.data.kinds.documents import DOCUMENTS
-from paceline.data.looking import DataSet, find_sets
+from paceline.data.looking import DataSet, converter_named, find_sets
+from paceline.data.own_rows import converter_digest
 from paceline.data.problems import PrepareCounts
 from paceline.data.progress import PrepareProgress, Report
 from paceline.data.store import EVAL, TOKENIZER, TOKENS, TRAIN, Meta, Store, load_index
@@ -127,7 +128,9 @@ def prepare(
 def setup_of(data: DataSection, model: ModelSection, kind: RowKind) -> Setup:
     """Return how ``prepare`` tokenizes rows. Raises DataError if the tokenizer's files are missing."""
     train_on = kind.trained_tokens(data.train_on)
-    return Setup(tokenizer_spec(model), train_on, data.max_length, data.on_too_long, kind, data.strict)
+    return Setup(
+        tokenizer_spec(model), train_on, data.max_length, data.on_too_long, kind, data.strict, data.converter
+    )
 
 
 @dataclass(frozen=True)
@@ -199,8 +202,8 @@ def key_of(
         {
             "code": code_version(),
             "tokenizer": tokenizer_identity(setup.tokenizer, cache_dir),
-            "train": [_identity(s, cache_dir) for s in train],
-            "eval": [_identity(s, cache_dir) for s in evaluation],
+            "train": [_identity(s, data, cache_dir) for s in train],
+            "eval": [_identity(s, data, cache_dir) for s in evaluation],
             "options": [
                 setup.kind.identity(),
                 setup.train_on,
@@ -238,14 +241,16 @@ def sets_of(data: DataSection) -> tuple[list[DataSet], list[DataSet]]:
     return find_sets("data.train", data.train), find_sets("data.eval", data.eval or ())
 
 
-def _identity(data_set: DataSet, cache_dir: Path) -> list[Json]:
+def _identity(data_set: DataSet, data: DataSection, cache_dir: Path) -> list[Json]:
     """Return what of a data set can change its tokens: content and options, not location or weight."""
     section = data_set.section
     content = located_digest(data_set.located, section.split, cache_dir)
     names = [f.name for f in data_set.located.files]  # the split of a folder's files is in their names
+    converter = converter_named(section, data.converter)
     return [
         content,
         names,
+        converter_digest(converter) if converter else [],
         section.format,
         section.split,
         section.max_rows,

@@ -13,9 +13,21 @@ from paceline.data import codes
 EXAMPLES_KEPT = 5
 FIELDS_NAMED = 20
 
+CONVERTED_AWAY = "converted_away"  # never refused: the user's own function chose it
+
 # reason -> (its code, what it means, what to do about it)
 REASONS: Mapping[str, tuple[Code, str, str]] = {
     "bad_json": (codes.DATA_BAD_JSON, "a line is not valid JSON", "correct the line"),
+    "converter": (
+        codes.DATA_CONVERTER,
+        "the converter raised an exception for a row, or returned something that is no row",
+        "correct the function that data.converter names",
+    ),
+    CONVERTED_AWAY: (
+        codes.DATA_CONVERTED_AWAY,
+        "the converter returned None, which leaves a row out",
+        "return a row, if it is to be learnt from",
+    ),
     "bad_csv": (
         codes.DATA_BAD_CSV,
         "a CSV record does not have the columns of the header",
@@ -275,7 +287,10 @@ class PrepareCounts:
     def diagnostics(self) -> list[Diagnostic]:
         """Return warnings for skipped and truncated rows."""
         return [
-            _finding(r, t, "skipped", Severity.WARNING, self.rows_read) for r, t in self.skipped.items()
+            _finding(
+                r, t, "skipped", Severity.NOTE if r == CONVERTED_AWAY else Severity.WARNING, self.rows_read
+            )
+            for r, t in self.skipped.items()
         ] + [_finding(r, t, "truncated", Severity.WARNING, self.rows_read) for r, t in self.truncated.items()]
 
     def to_json(self) -> JsonObject:

@@ -10,15 +10,16 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.core.files import open_text
 from paceline.data import codes
-from paceline.data.cells import Cell, without_filled
+from paceline.data.cells import Cell, RawRow, without_filled
 from paceline.data.guess import disguised
 from paceline.data.locate import SUFFIXES, Located
+from paceline.data.own_rows import own_rows
 from paceline.data.strict import DECODER, check_value, parse_row
 
 if TYPE_CHECKING:
@@ -29,23 +30,13 @@ MAX_LINE = 1 << 26  # characters of one row
 _GIVE_UP_AFTER = 20  # consecutive unreadable lines at the start of a file: it is not JSONL
 
 
-class RawRow(NamedTuple):
-    """A row as read: ``value`` is the object, or None for the given ``reason``.
-
-    ``consumed``: bytes of all files read so far.
-    """
-
-    value: dict[str, Cell] | None
-    where: str
-    reason: str = ""
-    detail: str = ""
-    consumed: int = 0
-
-
 def read_rows(located: Located, split: str) -> Iterator[RawRow]:
     """Yield all rows of a data set, in order. Raises DataError for a file that cannot be read at all."""
     if located.kind == "saved":
         yield from _saved(located.folder or Path(), split)
+        return
+    if located.kind == "own":
+        yield from own_rows(located.own)
         return
     if located.kind == "hub":
         yield from _records(load_hub(located, split), located.hub)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.data import codes
+from paceline.data.cells import RawRow
 from paceline.data.examples import Reading
 from paceline.data.formats import Shape
 from paceline.data.looking import DataSet, look
 from paceline.data.problems import Problem
-from paceline.data.readers import RawRow
 from paceline.data.tokenise import CHUNK_ROWS, Chunk, ChunkRow
 
 

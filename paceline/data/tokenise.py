@@ -40,11 +40,12 @@ class Setup:
     on_too_long: str
     kind: RowKind = DOCUMENTS
     strict: bool = False
+    converter: str | None = None
 
     @property
     def reading(self) -> Reading:
         """How rows are read."""
-        return Reading(self.train_on, self.kind, self.strict)
+        return Reading(self.train_on, self.kind, self.strict, self.converter)
 
 
 class ChunkRow(NamedTuple):

@@ -24,7 +24,7 @@ from paceline.launch.before.loading import load
 
 _SECTIONS = ("data", "generation", "model")
 _OF_THE_RUN = {  # keys of a run's data section that say how its rows are read, whichever they are
-    "data": ("max_length", "train_on", "on_bad_row", "on_too_long", "strict"),
+    "data": ("max_length", "train_on", "on_bad_row", "on_too_long", "strict", "converter"),
     "generation": ("max_new_tokens", "temperature", "top_p", "top_k"),
 }
 

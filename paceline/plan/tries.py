@@ -16,8 +16,8 @@ from paceline.plan.plan import Plan
 
 REWARDS, STRATEGY, COMPILE, MODEL = "reward functions", "strategy class", "compile backend", "model class"
 ALGORITHM = "algorithm class"
-CALLBACKS, TRACKERS, METRICS = "callbacks", "trackers", "metrics"
-DATASETS, TOKENIZER = "saved datasets", "tokenizer"  # see ``training.questions``
+CALLBACKS, TRACKERS, METRICS, EXPORTERS = "callbacks", "trackers", "metrics", "exporters"
+DATASETS, TOKENIZER = "data sets", "tokenizer"  # see ``training.questions``
 #: ``attn_implementation`` that every model class supports
 _ATTENTION = ("auto", "paceline", "eager", "sdpa")
 
@@ -38,6 +38,8 @@ def things_to_try(config: Config, plan: Plan | None, environ: Mapping[str, str])
         found[TRACKERS] = ", ".join(trackers)
     if own := [name for name in t.eval_metrics if ":" in name and t.eval_generate]:
         found[METRICS] = ", ".join(own)
+    if own := [name for name in t.exporters if ":" in name]:
+        found[EXPORTERS] = ", ".join(own)
     options = [
         o for o in (t.torch_compile_backend, t.torch_compile_mode) if o not in (None, "inductor", "default")
     ]

@@ -212,7 +212,7 @@ def _rollout(config: Config, environ: Mapping[str, str]) -> Iterator[Diagnostic]
 def reading_of(config: Config) -> Reading:
     """Return how the algorithm reads rows."""
     kind = row_kind(algorithm_spec(config.training.algorithm).rows)
-    return Reading(config.data.train_on, kind, config.data.strict)
+    return Reading(config.data.train_on, kind, config.data.strict, config.data.converter)
 
 
 def _checkpoint(config: Config, environ: Mapping[str, str], plan: Plan | None) -> Iterator[Diagnostic]:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
+from paceline.config.sections.own import own_name, to_data_path
 from paceline.config.sections.types import (
     Bool,
     Float,
@@ -14,24 +15,26 @@ from paceline.config.sections.types import (
     OptInt,
     OptPath,
     OptText,
-    PathText,
     Section,
     Text,
     Word,
+    optional,
     to_int,
     to_number,
 )
 from paceline.core.json_types import Json
 
+Converter = Annotated[str | None, BeforeValidator(optional(own_name("converters", only=True)))]
 FORMATS = ("auto", "alpaca", "sharegpt", "messages", "prompt_completion", "text", "preference")
 
 
 class Dataset(Section):
     """One data set of a mixture."""
 
-    path: PathText = Field(
+    path: Annotated[str, BeforeValidator(to_data_path)] = Field(
         description=(
-            "A file (JSON, JSONL, Parquet, CSV, text), a folder, a `datasets` directory or a hub name."
+            "A file (JSON, JSONL, Parquet, CSV, text), a folder, a `datasets` directory, a hub name, or your"
+            " own module:function that returns rows."
         )
     )
     format: Annotated[str, Word(*FORMATS)] = Field(
@@ -54,6 +57,7 @@ class Dataset(Section):
             " answer}`."
         ),
     )
+    converter: Converter = Field(default=None, description="Converter of this data set's rows alone.")
     max_rows: OptInt = Field(default=None, ge=1, description="Use only the first rows, at most this many.")
 
 
@@ -107,6 +111,13 @@ class DataSection(Section):
     )
     train_on: Annotated[str, Word("assistant", "all")] = Field(
         default="assistant", description="Tokens in the loss: only the assistant's, or all."
+    )
+    converter: Converter = Field(
+        default=None,
+        description=(
+            "Your own module:function that every row goes through before its format is detected: takes a row,"
+            " returns a row, or None to leave it out (docs/library.md)."
+        ),
     )
     on_bad_row: Annotated[str, Word("refuse", "skip")] = Field(
         default="refuse",

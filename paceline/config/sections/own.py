@@ -6,21 +6,24 @@ A package registers a part in the entry-point group ``paceline.KIND``; its name 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from paceline.config.sections.types import Mapping, Section, to_text
+from paceline.config.sections.types import Mapping, Section, to_path, to_text, to_texts
+from paceline.core.extensions import registered
 from paceline.core.json_types import Json
-from paceline.core.registry import registered
 
 
-def own_name(kind: str, built_in: Collection[str] = ()) -> Callable[[Json], str]:
+def own_name(kind: str, built_in: Collection[str] = (), *, only: bool = False) -> Callable[[Json], str]:
     """Return a reader of names of ``kind``: a name that a package registers becomes its ``module:attr``.
 
-    Names that are ``built_in``, or that no package knows, stay as they are: a rule judges those.
+    Names that are ``built_in``, or that no package knows, stay as they are, for a rule to judge; with
+    ``only``, a name that no package knows is refused here.
     """
 
     def read(value: Json) -> str:
@@ -31,9 +34,31 @@ def own_name(kind: str, built_in: Collection[str] = ()) -> Callable[[Json], str]
         if len(found) > 1:
             expected = f"must name one part: installed packages register '{name}' as {' and as '.join(found)}"
             raise PydanticCustomError("paceline", "{expected}", {"expected": expected})
+        if only and not found:
+            expected = f"must be module:function, or a name that a package registers in paceline.{kind}"
+            raise PydanticCustomError("paceline", "{expected}", {"expected": expected})
         return found[0] if found else name
 
     return read
+
+
+EXPORTERS = ("gguf",)  # built in; how: ``checkpoint.exporters``
+NO_EXPORTER = "none"
+
+
+def to_exporters(value: Json) -> tuple[str, ...]:
+    """Convert a name, comma-separated names or a list of these: ours, registered, or ``module:function``."""
+    read = own_name("exporters", EXPORTERS, only=True)
+    return tuple(dict.fromkeys(read(name) for name in to_texts(value) if name != NO_EXPORTER))
+
+
+def to_data_path(value: Json) -> str:
+    """Convert to a path; a bare word that is no file, and that a package registers as a data set, becomes its
+    ``module:function``.
+    """
+    path = to_path(value)
+    bare = re.fullmatch(r"[^\W\d][\w-]*", path) is not None and not Path(path).exists()
+    return own_name("datasets")(path) if bare else path
 
 
 class CallbackItem(Section):
@@ -57,12 +82,19 @@ def to_items(value: Json) -> Json:
 
 
 class OwnFields(Section):
-    """Callbacks."""
+    """Callbacks and exporters."""
 
     callbacks: Annotated[tuple[CallbackItem, ...], BeforeValidator(to_items)] = Field(
         default=(),
         description=(
             "Your own callbacks as module:Class (methods on_step_end, on_evaluate, on_save, on_train_end;"
             " should_stop) or module:function, with `options`; each rank has its own (docs/library.md)."
+        ),
+    )
+    exporters: Annotated[tuple[str, ...], BeforeValidator(to_exporters)] = Field(
+        default=(),
+        description=(
+            "What `paceline export` of this run also writes into the folder: gguf, or your own as"
+            " module:function of the exported folder."
         ),
     )

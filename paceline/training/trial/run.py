@@ -18,7 +18,7 @@ from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import PacelineError
 from paceline.core.json_types import Json, JsonObject
-from paceline.data.look import look_at_sets, saved_sets
+from paceline.data.look import imported_sets, look_at_sets
 from paceline.launch.ending import ended
 from paceline.launch.environ import current
 from paceline.launch.outlet import redacted
@@ -30,6 +30,7 @@ from paceline.plan.tries import (
     CALLBACKS,
     COMPILE,
     DATASETS,
+    EXPORTERS,
     METRICS,
     MODEL,
     REWARDS,
@@ -83,11 +84,11 @@ def answers(request: TrialRequest) -> Iterator[JsonObject]:
     reply["imported"] = [name for name in ("torch", "transformers") if name in sys.modules]
     yield reply
     formats = looked.formats
-    if request["open"] and (folders := saved_sets(config.data)):
+    if request["open"] and (folders := imported_sets(config.data)):
         questions[DATASETS] = ", ".join(folders)
         if request["imports"]:
             yield {**reply, "under_way": DATASETS}
-            more, found = look_at_sets(config.data, reading_of(config), saved=True)
+            more, found = look_at_sets(config.data, reading_of(config), imports=True)
             tried.append({"name": DATASETS, "found": [d.to_json() for d in found]})
             formats |= more
     if request["open"]:
@@ -121,6 +122,7 @@ def _tried(
         CALLBACKS: _callbacks,
         TRACKERS: _trackers,
         METRICS: _metrics,
+        EXPORTERS: _exporters,
         COMPILE: _compile,
         MODEL: _model,
         TOKENIZER: lambda config, plan: _tokenizer(config, formats),
@@ -145,6 +147,7 @@ _KEYS = {
     CALLBACKS: "training.callbacks",
     TRACKERS: "training.report_to",
     METRICS: "training.eval_metrics",
+    EXPORTERS: "training.exporters",
     COMPILE: "training.torch_compile_backend",
     MODEL: "model.name_or_path",
     TOKENIZER: "model.tokenizer",
@@ -218,6 +221,15 @@ def _metrics(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
                 own_metric(name)
             except PacelineError as error:
                 yield from (replace(finding, where=_KEYS[METRICS]) for finding in error.diagnostics)
+
+
+def _exporters(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
+    from paceline.checkpoint.exporters import own_exporter
+
+    for name in config.training.exporters:
+        if ":" in name:
+            own_exporter(name, _KEYS[EXPORTERS])
+    yield from ()
 
 
 def _compile(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:

@@ -5,6 +5,7 @@ Installed packages register names.
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from paceline.algorithms.rewards.scoring import MODEL, REWARDS
 from paceline.api.own_parts import importable_name, named_parts, split_callbacks
 from paceline.config.sections.rollout import BUILT_IN_REWARDS
 from paceline.core.errors import ConfigError
+from paceline.core.extensions import EXTENSIONS
 from paceline.launch.beneath import run_beneath
 from paceline.launch.spec import LaunchSpec
 from paceline.launch.supervise import run
@@ -39,6 +41,14 @@ politeness = their.parts:polite
 newest = their.parts:SPEC
 [paceline.strategies]
 quickest = their.parts:Strategy
+[paceline.datasets]
+theirs = their.parts:rows
+[paceline.converters]
+flatter = their.parts:flat
+[paceline.metrics]
+closeness = their.parts:close
+[paceline.exporters]
+onnx = their.parts:to_onnx
 """
 
 
@@ -50,10 +60,20 @@ def test_an_installed_package_gives_names_to_its_parts(
     config = paceline.load_config(
         {
             "model": {"name_or_path": "m"},
-            "data": {"train": "t.json"},
-            "training": {"callbacks": "watcher", "report_to": ["tensorboard", "ledgerbook"]},
+            "data": {"train": "theirs,t.json", "converter": "flatter"},
+            "training": {
+                "callbacks": "watcher",
+                "report_to": ["tensorboard", "ledgerbook"],
+                "eval_metrics": "exact_match,closeness",
+                "exporters": ["gguf", "onnx"],
+            },
         }
-    ).config.training
+    ).config
+    assert [one.path for one in config.data.train] == ["their.parts:rows", "t.json"]
+    assert config.data.converter == "their.parts:flat"
+    config = config.training
+    assert config.eval_metrics == ("exact_match", "their.parts:close")
+    assert config.exporters == ("gguf", "their.parts:to_onnx")
     assert [one.name for one in config.callbacks] == ["their.parts:Watcher"]
     assert config.report_to == ("tensorboard", "their.parts:Book"), "no package takes a name of ours"
     from paceline.config.sections.training import TrainingSection
@@ -68,10 +88,27 @@ def test_an_installed_package_gives_names_to_its_parts(
     assert (section.algorithm, section.distributed_strategy) == ("their.parts:SPEC", "their.parts:Strategy")
     assert section.rollout is not None
     assert [one.name for one in section.rollout.rewards] == ["their.parts:polite", "code"]
+    asked = {line.strip("[]").partition(".")[2] for line in ENTRY_POINTS.splitlines() if line[:1] == "["}
+    assert asked == set(EXTENSIONS), "every kind is asked here"
+    with pytest.raises(ConfigError, match=r"registers in paceline\.converters"):
+        paceline.load_config({"data": {"converter": "rounder"}})
     installed(tmp_path, "others", "[paceline.callbacks]\nwatcher = elsewhere:Watcher\n")
     with pytest.raises(ConfigError, match="register 'watcher' as elsewhere:Watcher and as"):
         paceline.load_config({"training": {"callbacks": "watcher"}})
     assert len(entry_points(group="paceline.callbacks", name="watcher")) == 2
+
+
+def test_the_page_lists_every_kind_with_its_key_argument_and_group() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "library.md").read_text()
+    twin = page.replace("library.md", "library.zh-CN.md")
+    for kind, one in EXTENSIONS.items():
+        function, _, argument = one.argument.rstrip(")").partition("(")
+        row = next(line for line in page.splitlines() if line.endswith(f"| `paceline.{kind}` |"))
+        assert row.startswith(f"| {one.words} |") and one.form.split()[0] in row
+        assert all(f"`{key.strip()}" in row for key in one.key.split(",")), row
+        assert f"`{argument}" in row
+        assert argument.rstrip("=") in inspect.signature(getattr(paceline, function)).parameters
+        assert f"`paceline.{kind}` |" in twin
 
 
 def installed(folder: Path, name: str, text: str) -> None:

@@ -17,13 +17,13 @@ STABLE = {
     "evaluate": (
         "models data *overrides checkpoints metrics losses samples seed judge batch_size nproc dtype quiet"
     ),
-    "export": "run to *checkpoint dtype role merge overwrite",
+    "export": "run to *checkpoint dtype role merge overwrite exporters",
     "generate": "model prompts *system max_new_tokens temperature top_p top_k batch_size",
     "load_config": "config overrides",
     "plan": "config *overrides hardware nproc imports",
     "train": (
-        "config *overrides algorithm dataset eval_dataset callbacks metrics rewards nproc resume"
-        " on_event quiet"
+        "config *overrides algorithm strategy dataset eval_dataset converter callbacks trackers metrics"
+        " rewards nproc resume on_event quiet"
     ),
     "verify": "config *overrides nproc against steps probe to",
 }

@@ -383,6 +383,7 @@ TABLE: dict[str, Key | Read] = {
     "training.profile.steps": Read("training/profiles/recorder.py", "profile_of", PROFILE),
     "training.profile.ranks": Read("training/profiles/recorder.py", "profile_of", PROFILE),
     "training.profile.memory": Read("training/profiles/recorder.py", "profile_of", PROFILE),
+    "training.exporters": Read("plan/tries.py", "things_to_try", "tests/unit/checkpoint/test_exporters.py"),
     "training.callbacks": Read("training/observers.py", "begin", CALLBACKS),
     "training.callbacks[].name": Read("training/observers.py", "begin", CALLBACKS),
     "training.callbacks[].options": Read("training/observers.py", "begin", CALLBACKS),

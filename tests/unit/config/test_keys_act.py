@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,10 @@ DATA: dict[str, Any] = {
     "data.train[].split": {"train": [{"path": "{folder}/folder", "split": "test"}]},
     "data.train[].name": {"train": [{"path": "{folder}/rows.jsonl", "name": "sub"}]},
     "data.train[].columns": {"train": [{"path": "{folder}/rows.jsonl", "columns": {"output": "input"}}]},
+    "data.train[].converter": {
+        "train": [{"path": "{folder}/rows.jsonl", "converter": "rows_of_mine:shorter"}]
+    },
+    "data.converter": {"converter": "rows_of_mine:shorter"},
     "data.train[].max_rows": {"train": [{"path": "{folder}/rows.jsonl", "max_rows": 3}]},
     "data.eval": {"eval": "{folder}/other.jsonl"},
     "data.validation_split": {"validation_split": 4},
@@ -164,6 +169,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows(found / "folder" / "train.jsonl", 0, 6)
     rows(found / "folder" / "test.jsonl", 60, 6)
     return found
+
+
+@pytest.fixture(autouse=True)
+def converter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "rows_of_mine.py").write_text(
+        "def shorter(row): return {**row, 'output': row['output'][:3]}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("rows_of_mine", None)
 
 
 def prepared(data: dict[str, Any], folder: Path, tokenizer: Path, cache: Path) -> Any:

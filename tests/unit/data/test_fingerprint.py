@@ -97,6 +97,7 @@ CHANGED: dict[str, Any] = {
     "code_revision": "a" * 40,
     "template_options": '{"enable_thinking": false}',
     "strict": True,
+    "converter": "textwrap:dedent",
 }
 
 

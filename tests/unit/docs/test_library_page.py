@@ -32,4 +32,4 @@ def test_the_snippets_run(
 
 
 def test_the_twin_has_the_same_snippets() -> None:
-    assert _snippets("library.md") == _snippets("library.zh-CN.md") and len(_snippets("library.md")) == 5
+    assert _snippets("library.md") == _snippets("library.zh-CN.md") and len(_snippets("library.md")) == 6

@@ -19,6 +19,7 @@ from paceline.plan.tries import (
     CALLBACKS,
     COMPILE,
     DATASETS,
+    EXPORTERS,
     METRICS,
     MODEL,
     REWARDS,
@@ -34,6 +35,10 @@ def fine(prompts, completions, answer, **columns): return [1.0 for _ in prompts]
 def other(samples): return []
 def with_option(completions, *, bonus): return [bonus for _ in completions]
 NUMBER = 3
+def asked(row): return {"prompt": row["question_of_mine"], "completion": row["answer_of_mine"]}
+def broken(row): return asked({})
+def rows(): return [{"prompt": f"Q{n}", "completion": "A"} for n in range(4)]
+def no_rows(): raise OSError("gone")
 """
 GRPO = {"training.algorithm": "grpo", "data.max_length": 128}
 
@@ -289,7 +294,29 @@ def test_nothing_is_left_of_a_plan_that_is_killed(tmp_path: Path) -> None:
         os.close(opened)
 
 
+def test_rows_and_exporters_of_ones_own(mine: Job) -> None:
+    rows = mine.root / "asked.jsonl"
+    rows.write_text('{"question_of_mine": "Q", "answer_of_mine": "A"}\n' * 3)
+    for settings, code, where in (
+        ({"data.train": str(rows), "data.converter": "my_rewards:asked"}, None, ""),
+        ({"data.train": str(rows), "data.converter": "my_rewards:aksed"}, "core.target_attr", "data.train"),
+        ({"data.train": str(rows), "data.converter": "my_rewards:NUMBER"}, "data.own_rows", "data.train"),
+        ({"data.train": str(rows), "data.converter": "my_rewards:broken"}, "data.converter", "data.train"),
+        ({"data.train": "my_rewards:rows"}, None, ""),
+        ({"data.train": "my_rewards:no_rows"}, "data.own_rows", "data.train"),
+    ):
+        config = load_config(str(mine.yaml(settings))).config
+        job = {"config": config.to_json(), "plan": None, "tries": [], "doubt": None}
+        *_, reply = trial.answers({**job, "imports": True, "open": True})  # type: ignore[typeddict-item]
+        assert reply["asked"][DATASETS] and not [d for d in reply["looked"] if d["code"].startswith("data.")]
+        found = {d["code"]: d for one in reply["tried"] if one["name"] == DATASETS for d in one["found"]}
+        assert set(found) == ({code} if code else set()), found
+        assert not code or found[code]["where"] == where
+    assert set(tried(mine, {"training.exporters": "my_rewards:NUMBER"}, EXPORTERS)) == {"export.exporter"}
+    assert not tried(mine, {"training.exporters": "my_rewards:fine, gguf"}, EXPORTERS)
+
+
 def test_every_try_has_a_key_and_a_function() -> None:
-    own = {ALGORITHM, REWARDS, STRATEGY, CALLBACKS, TRACKERS, METRICS}
+    own = {ALGORITHM, REWARDS, STRATEGY, CALLBACKS, TRACKERS, METRICS, EXPORTERS}
     assert set(trial._KEYS) == {*own, COMPILE, MODEL, TOKENIZER, DATASETS}
     assert isinstance(trial, types.ModuleType) and Path(trial.__file__ or "").is_file()
