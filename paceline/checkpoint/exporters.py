@@ -26,7 +26,7 @@ class OwnExporter:
     """A function of an exported folder, and what it is called."""
 
     name: str
-    write: Callable[[Path], None]
+    function: Callable[[Path], None]
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def run_exporters(own: Iterable[OwnExporter], folder: Path) -> None:
     for one in own:
         before = _files(folder)
         try:
-            one.write(folder)
+            one.function(folder)
         except Exception as error:  # a user's function may raise anything
             what, found = f"the exporter '{one.name}' raised an exception", f"{type(error).__name__}: {error}"
             hint = "correct it, or leave it out (--exporter none)"

@@ -50,7 +50,7 @@ def check(config: ConfigFile, overrides: Overrides = None) -> None:
     """Read a YAML and apply every rule; print what is wrong, or that it is fine (no machine or data)."""
     loaded = load(config, overrides)
     print_diagnostics(loaded.notes)
-    typer.echo(f"{config}: fine")
+    typer.echo(f"{config}: fine (schema version {loaded.version})")
 
 
 @app.command()

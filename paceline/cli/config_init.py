@@ -11,6 +11,7 @@ import typer
 
 from paceline.cli import codes
 from paceline.config.exchange.compose import scalar
+from paceline.config.versions import KEY, newest
 from paceline.core.errors import ConfigError
 from paceline.core.tables import ALGORITHMS
 
@@ -77,7 +78,11 @@ def _needed(question: InitQuestion) -> str:
 
 def _yaml(answers: Mapping[str, str]) -> str:
     """Return the YAML: one commented line for each answer."""
-    lines = ["# written by `paceline config init`; docs/config.md describes every key", ""]
+    lines = [
+        "# written by `paceline config init`; docs/config.md describes every key",
+        f"{KEY}: {newest()}",
+        "",
+    ]
     section = ""
     for question in QUESTIONS:
         name, _, key = question.key.partition(".")

@@ -300,6 +300,16 @@ CONFIG_EXTENDS = Code(
     "`extends:` names files below this one, whose keys it overrides. A file is missing, or the files extend"
     " each other in a circle, which the message shows.",
 )
+CONFIG_SCHEMA_VERSION = Code(
+    "config.schema_version",
+    "schema_version says which version of the config's schema a file is written for. It is newer than this"
+    " Paceline's, which therefore does not know what the file means, or no whole number.",
+)
+CONFIG_MIGRATED = Code(
+    "config.migrated",
+    "The file is written for an older schema version, in which this key's value or default meant something"
+    " else: it is read as it was meant. The message says what to write today.",
+)
 CONFIG_EXPORT = Code(
     "config.export",
     "`paceline config export` cannot write this config for that system, which has no trainer for its"

@@ -14,6 +14,8 @@ from paceline.config.schema import SECTIONS, field_of, is_text, nested_model, ta
 from paceline.config.source import Entry, Source, shown
 from paceline.config.spelling import known_names, same
 from paceline.config.suggest import suggestion
+from paceline.config.versions import KEY as VERSION_KEY
+from paceline.config.versions import migrated
 from paceline.config.written import leaves, misplaced
 from paceline.config.yaml_tree import Node
 from paceline.core.diagnostics import Code, Diagnostic, Severity
@@ -35,6 +37,7 @@ class Collector:
         self.entries: list[Entry] = []
         self.problems: list[Diagnostic] = []
         self.notes: list[Diagnostic] = []
+        self.version: int | None = None  # of the schema, if the file states one
         self.meant: list[tuple[str, Node, Source]] = []  # what an unknown key must mean, and its value
         self._seen: dict[tuple[str, tuple[str, ...]], list[Json]] = {}
         self._secret_places: set[str] = set()
@@ -55,6 +58,8 @@ class Collector:
             return
         self.look_at(node, Source(layer, file))
         for key, child in node.value.items():
+            if key == VERSION_KEY:
+                continue
             source = Source(layer, file, node.key_lines[key], key)
             if key.startswith(_EXTENSION):
                 what = f"{key}: is a block for anchors (&name); the block itself is not read"
@@ -66,6 +71,12 @@ class Collector:
                 )
             else:
                 self.setting((key,), child, source)
+
+    def written_for(self, version: int | None) -> None:
+        """Read what was collected as a file of this schema version means it."""
+        self.version = version
+        self.entries, notes = migrated(self.entries, version)
+        self.notes += notes
 
     def look_at(self, node: Node, source: Source, name: str = "") -> None:
         """Report secrets and shell variables in the values under ``node``, whatever their keys."""

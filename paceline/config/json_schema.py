@@ -11,6 +11,7 @@ from paceline.config.aliases import ALIASES, SECTION_ALIASES
 from paceline.config.recognised import RECOGNISED
 from paceline.config.schema import SECTIONS, item_model, nested_model, takes_mapping
 from paceline.config.sections.types import OneOf, Section
+from paceline.config.versions import KEY, newest
 from paceline.core.json_types import Json, JsonObject
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -32,6 +33,8 @@ def json_schema() -> JsonObject:
             "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
         }
     }
+    version = "The version of the config's schema that the file is written for; the newest when absent."
+    properties[KEY] = {"description": version, "type": "integer", "minimum": 1, "maximum": newest()}
     for name, model in SECTIONS.items():
         section = _object(model)
         _spellings(name, section)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.config import codes
@@ -28,6 +28,8 @@ from paceline.config.scalars import resolve_plain
 from paceline.config.schema import SECTIONS, Config, field_of, fields
 from paceline.config.source import ARGUMENT, COMMAND_LINE, DEFAULTS, ENVIRONMENT, FOREIGN, YAML, Entry, Source
 from paceline.config.spelling import known_names
+from paceline.config.versions import KEY as VERSION_KEY
+from paceline.config.versions import newest, older_defaults, version_of
 from paceline.config.written import masked
 from paceline.config.yaml_tree import Node, parse_yaml
 from paceline.core.diagnostics import Diagnostic, Severity
@@ -40,12 +42,15 @@ Rules = Callable[[Config, Mapping[str, Source]], Sequence[Diagnostic]]
 
 @dataclass(frozen=True)
 class Loaded:
-    """A Config, the source of each of its values, and notes about how it was read."""
+    """A Config, the source of each of its values, and notes about how it was read; ``version`` of the schema
+    that the file states, or the newest.
+    """
 
     config: Config
     provenance: Mapping[str, Source]
     notes: tuple[Diagnostic, ...]
     path: str | None = None
+    version: int = field(default_factory=newest)
 
 
 class NotLoaded(ConfigError):
@@ -79,7 +84,7 @@ def load_config(
     NotLoaded if the valid part of the config is usable.
     """
     files, others, problems, top = _layers(path, tree, overrides, environ or {}, (flags or {}, flags_from))
-    collectors = [*files, *others]
+    collectors, version = [*files, *others], files[-1].version if files else None
     # Foreign files are named by upper layers: merge those first, read the files, then merge all
     yaml = [collector.entries for collector in files]
     below = merge(yaml)
@@ -90,7 +95,8 @@ def load_config(
     foreign = foreign_layer(first, Path(path).parent if path else Path("."), launched)
     problems += foreign.problems
     meant = _meant(collectors, first)
-    merged = merge([launched.below, foreign.entries, *uppers, meant.entries])
+    older, migrations = older_defaults(version, [*first.winners])
+    merged = merge([older, launched.below, foreign.entries, *uppers, meant.entries])
     merged.notes += overridden(launched, merged.values, merged.winners)
     merged.values.update(foreign.contents)
     problems += [*meant.problems, *merged.problems]
@@ -106,9 +112,9 @@ def load_config(
     config, code_notes = without_code(config, provenance)
     problems += rules(config, provenance) if rules else ()
     held = list(held_secrets(config.to_json(), provenance, environ or {}))
-    notes = [note for collector in collectors for note in collector.notes]
+    notes = [*migrations, *(note for collector in collectors for note in collector.notes)]
     all_notes = (*notes, *launched.notes, *foreign.notes, *merged.notes, *code_notes)
-    loaded = Loaded(config, provenance, all_notes, path)
+    loaded = Loaded(config, provenance, all_notes, path, version or newest())
     if found := [masked(problem) for problem in _in_order([*problems, *held])]:
         if held or not top:  # never pass on a secret; and a file that cannot be parsed has no valid part
             raise ConfigError(*found)
@@ -138,7 +144,9 @@ def _layers(
         found, problems = [], list(exc.diagnostics)
     for name, tree in found:
         collector = Collector()
+        version = version_of(tree, name)
         collector.root(tree, name, YAML)
+        collector.written_for(version)
         collector.problems = gathered(collector.problems, tree.data(), name)
         files.append(collector)
     if given is not None:
@@ -182,14 +190,16 @@ def _places(meant: Collector) -> frozenset[str]:
 def _tree(tree: Mapping[str, Json]) -> Collector:
     """Collect the settings of a program's own mapping, key by key; they have no lines."""
     collector = Collector()
+    version = version_of(_as_node(dict(tree)), ARGUMENT)
     for name, value in tree.items():
-        settings = {name: value}
+        settings = {name: value} if name != VERSION_KEY else {}
         if isinstance(value, Mapping) and name != "lora":
             settings = {f"{name}.{key}": item for key, item in value.items()}
         for path, item in settings.items():
             node, source = _as_node(item), Source(ARGUMENT, text=path)
             collector.look_at(node, source, path.rpartition(".")[2])
             collector.setting(tuple(path.split(".")), node, source)
+    collector.written_for(version)
     return collector
 
 
