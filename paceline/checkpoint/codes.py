@@ -222,3 +222,24 @@ EXPORT_TENSORS = Code(
     "The tensors of the checkpoint do not match the model that its config describes; missing and"
     " unknown tensors, and those of another shape, are listed.",
 )
+PUSH_PLACE = Code(
+    "push.place",
+    "The destination names no model repository of the Hugging Face hub. Write --to hf://owner/name: letters,"
+    " digits, '-', '_' and '.'.",
+)
+PUSH_TOKEN = Code(
+    "push.token",
+    "Nothing can be pushed without a login. Run hf auth login once, or set HF_TOKEN to a token that may"
+    " write. The token is sent to the hub only, and stands in no file and no message.",
+)
+PUSH_NOT_EMPTY = Code(
+    "push.not_empty",
+    "The repository holds files already, and a push replaces all of them, so that no file of an earlier"
+    " model is loaded with the new ones. Name a new repository, or give --overwrite; its history keeps the"
+    " old files.",
+)
+PUSH_HUB = Code(
+    "push.hub",
+    "The Hugging Face hub cannot be reached or has refused; its own words are shown. A push is one commit:"
+    " all of it is there, or nothing. Check the network, HF_ENDPOINT and what the token may do.",
+)

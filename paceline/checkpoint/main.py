@@ -1,5 +1,5 @@
-"""``python -m paceline.checkpoint.main export RUN --to DIR [--dtype D] [--checkpoint latest|best|step-N]
-[--merge] [--gguf] [--exporter NAME]``.
+"""``python -m paceline.checkpoint.main export RUN --to DIR|hf://OWNER/NAME [--dtype D] [--checkpoint
+latest|best|step-N] [--merge] [--gguf] [--exporter NAME] [--public]``.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paceline.checkpoint import codes
-from paceline.checkpoint.exporters import exporters_of
+from paceline.checkpoint.exporters import Exporters, exporters_of
 from paceline.checkpoint.layout import is_step_name, read_hint, scan
 from paceline.checkpoint.resume import find_checkpoint
 from paceline.checkpoint.strictjson import parse_object
@@ -21,6 +22,9 @@ from paceline.core.rundir import RunDir
 from paceline.core.units import human_bytes, human_count
 from paceline.launch.ending import ended
 from paceline.launch.outlet import redacted
+
+if TYPE_CHECKING:
+    from paceline.checkpoint.export import ExportReport
 
 _ABOUT = {
     "model": "a complete model",
@@ -40,28 +44,58 @@ def main(argv: Sequence[str] | None = None) -> int:
         if notes:
             print(render_all(notes), file=sys.stderr)
         exporters = exporters_of(args.exporter, checkpoint)
-        from paceline.checkpoint.export import export_hf
-
-        report = export_hf(
-            checkpoint,
-            args.to.expanduser().absolute(),
-            args.dtype,
-            role=args.role,
-            overwrite=args.overwrite,
-            merge=args.merge,
-            exporters=replace(exporters, gguf=exporters.gguf or args.gguf),
-        )
+        exporters = replace(exporters, gguf=exporters.gguf or args.gguf)
+        (_push if args.to.startswith("hf:") else _export)(checkpoint, args, exporters)
     except PacelineError as error:
         print(error, file=sys.stderr)
         return int(error.exit_code)
+    return int(ExitCode.OK)
+
+
+def _export(checkpoint: Path, args: argparse.Namespace, exporters: Exporters) -> None:
+    from paceline.checkpoint.export import export_hf
+
+    report = export_hf(
+        checkpoint,
+        Path(args.to).expanduser().absolute(),
+        args.dtype,
+        role=args.role,
+        overwrite=args.overwrite,
+        merge=args.merge,
+        exporters=exporters,
+    )
+    _print(checkpoint, report, f"exported to {report.path}")
+
+
+def _push(checkpoint: Path, args: argparse.Namespace, exporters: Exporters) -> None:
+    from paceline.checkpoint.push import push
+
+    done = push(
+        checkpoint,
+        args.to,
+        args.dtype,
+        role=args.role,
+        merge=args.merge,
+        exporters=exporters,
+        overwrite=args.overwrite,
+        public=args.public,
+    )
+    seen = "private: only its owner sees it" if done.private else "public: everybody sees it"
+    _print(checkpoint, done.export, f"pushed to {done.repo} ({seen})")
+    if done.removed:
+        print(f"no longer there, but in its history: {', '.join(done.removed)}")
+    print(done.url)
+
+
+def _print(checkpoint: Path, report: ExportReport, where: str) -> None:
+    """Print what has become of a checkpoint."""
     beside = f" (and {report.num_carried} copied unchanged from the base)" if report.num_carried else ""
     checked = "loaded back and compared" if report.load_checked else "not loaded back: it needs its own code"
-    print(f"{checkpoint.name} (step {report.step}) exported to {report.path}: {_ABOUT[report.kind]}")
+    print(f"{checkpoint.name} (step {report.step}) {where}: {_ABOUT[report.kind]}")
     print(
         f"{report.num_tensors} tensors{beside}, {human_count(report.num_parameters)} parameters,"
         f" {report.dtype}, {human_bytes(report.num_bytes)}; {checked}"
     )
-    return int(ExitCode.OK)
 
 
 def choose(run: Path, which: str, notes: list[Diagnostic]) -> Path:
@@ -127,7 +161,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="paceline export", description=__doc__, allow_abbrev=False)
     parser.add_argument("verb", choices=["export"])
     parser.add_argument("run", type=Path, help="a run directory or a checkpoint")
-    parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="the folder to write")
+    parser.add_argument("--to", required=True, metavar="DIR", help="the folder to write, or hf://owner/name")
+    parser.add_argument("--public", action="store_true", help="make a new repository public")
     parser.add_argument("--dtype", default="float32", help="float32 (as trained), bfloat16 or float16")
     parser.add_argument(
         "--checkpoint",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,7 +15,10 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions
 @app.command()
 def export(
     run: RunFolder,
-    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="The folder to write.")],
+    to: Annotated[
+        str,
+        typer.Option("--to", metavar="DIR", help="The folder to write, or hf://owner/name (paceline push)."),
+    ],
     dtype: Annotated[str, typer.Option(help="float32 (as trained), bfloat16 or float16.")] = "float32",
     checkpoint: Annotated[
         str,
@@ -55,7 +57,7 @@ def export(
     RUN may also be one checkpoint. A run with a lora section becomes peft's adapter folder, or with --merge a
     whole model.
     """
-    options = ["--to", str(to), "--dtype", dtype, "--checkpoint", checkpoint, "--role", role]
+    options = ["--to", to, "--dtype", dtype, "--checkpoint", checkpoint, "--role", role]
     flags = [
         *(["--merge"] if merge else []),
         *(["--gguf"] if gguf else []),

@@ -33,6 +33,7 @@ VERBS = {
     "chat": "chat with the model that a run has trained",
     "checkpoints": "list, verify, compare, average and prune the checkpoints of a run",
     "export": "write a run's model as a Hugging Face folder",
+    "push": "push a run's model to the Hugging Face hub, with a model card",
     "plot": "draw a run's loss, accuracy, throughput and memory (PNG)",
     "runs": "table of a folder's runs; runs compare A B: config, curves, and where they part",
     "sweep": "train once for each value: paceline sweep CONFIG training.learning_rate=1e-4,3e-4",

@@ -51,8 +51,8 @@ def _refuse(says: str, *fine: Json) -> Recognised:
 
 
 _HUB = (
-    "nothing is uploaded to the hub; `paceline export RUN --to DIR` writes a Hugging Face folder that you can"
-    " upload"
+    "a run uploads nothing to the hub; afterwards `paceline push RUN --to hf://owner/name` does, with a model"
+    " card"
 )
 _TRACKIO = "trackio reads its own variable: TRACKIO_SPACE_ID"
 _TEMPLATE = "the tokenizer's own chat template is used; model.chat_template replaces it"

@@ -25,6 +25,7 @@ OTHER_VERBS = (
     "checkpoint/gguf_tokenizer.py",
     "checkpoint/folder.py",
     "checkpoint/main.py",
+    "checkpoint/push.py",
     "checkpoint/averaged.py",
     "checkpoint/examined.py",
     "checkpoint/thinned.py",
