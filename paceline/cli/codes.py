@@ -38,6 +38,11 @@ CLI_PAGE_PACKAGES = Code(
     "The page needs packages that only it uses (starlette, uvicorn). Install them with the line in the"
     " message; `paceline report` writes the same page as a file without them.",
 )
+CLI_SERVE_PACKAGES = Code(
+    "cli.serve_packages",
+    "`paceline serve` answers with the server of Transformers, which needs packages that only it uses"
+    " (fastapi, openai, starlette, uvicorn). Install them with the line in the message.",
+)
 CLI_PORT = Code(
     "cli.port",
     "The page cannot listen on this port: another program uses it, or ports below 1024 are not for you."

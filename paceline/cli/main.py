@@ -31,6 +31,7 @@ VERBS = {
     "evaluate": "measure models over the rows of a file: loss, token accuracy, metrics of their answers",
     "generate": "write a model's answers to the rows of a file",
     "chat": "chat with the model that a run has trained",
+    "serve": "serve the model that a run has trained, OpenAI-compatible, on this machine",
     "checkpoints": "list, verify, compare, average and prune the checkpoints of a run",
     "export": "write a run's model as a Hugging Face folder",
     "push": "push a run's model to the Hugging Face hub, with a model card",

@@ -55,33 +55,25 @@ def watch(
     from paceline.watch.page.runs import Runs
     from paceline.watch.page.server import serve
 
-    with listening_on(port) as listening, Runs(folder, cache_folder()) as runs:
+    with listening(port) as server, Runs(folder, cache_folder()) as runs:
         token = secrets.token_urlsafe(24)
         count = len(runs.found())
-        place = f"http://127.0.0.1:{listening.getsockname()[1]}/?token={token}"
+        place = f"http://127.0.0.1:{server.getsockname()[1]}/?token={token}"
         typer.echo(f"{count} run{'s' if count != 1 else ''} in {folder}")
         typer.echo(f"open {place}\nCtrl-C ends the page; the runs do not notice it")
-        serve(runs, token, listening)
+        serve(runs, token, server)
 
 
-def listening_on(port: int | None) -> socket.socket:
-    """Return a socket that listens on loopback: on ``port``, else on PORT or a free one.
+def listening(port: int | None) -> socket.socket:
+    """Return a socket that listens on loopback. Raises ConfigError when ``port`` cannot be had."""
+    from paceline.launch.guarded import listening_on
 
-    Raises ConfigError when ``port`` cannot be had.
-    """
-    for number in (PORT, 0) if port is None else (port,):
-        found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            found.bind(("127.0.0.1", number))
-            found.listen(64)
-            return found
-        except (OSError, OverflowError) as error:
-            found.close()
-            reason = error
-    raise ConfigError(
-        codes.CLI_PORT("the page cannot listen there", f"--port {port}", str(reason), "choose another")
-    )
+    try:
+        return listening_on(port, PORT)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            codes.CLI_PORT("the page cannot listen there", f"--port {port}", str(error), "choose another")
+        ) from error
 
 
 def cache_folder() -> Path:

@@ -48,6 +48,11 @@ GENERATION_STATEFUL = Code(
     "Rollouts write answers to several prompts at once with a cache of keys, values and states. This model"
     " keeps what it knows of earlier tokens elsewhere, where rows can be neither joined nor repeated.",
 )
+GENERATION_PORT = Code(
+    "generation.port",
+    "The server cannot listen on this port: another program uses it, or ports below 1024 are not for you."
+    " Choose another with --port, or none: then a free one is taken.",
+)
 
 ROLLOUT_SERVER_UNREACHABLE = Code(
     "rollout.server_unreachable",

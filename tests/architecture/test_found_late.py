@@ -44,6 +44,7 @@ OTHER_VERBS = (
     "evaluation/scoring.py",
     "generation/answer.py",
     "generation/chat.py",
+    "generation/serve.py",
     "generation/settings.py",
     "training/answers.py",
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import json
 import socket
 from collections.abc import Callable
@@ -14,64 +13,17 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from paceline.launch.guarded import HOSTS, Guard
 from paceline.watch.page.documents import config_of, log_names, log_page, plan_of, samples_of
 from paceline.watch.page.runs import Runs
 from paceline.watch.page.view import RunView
 
 STATIC = Path(__file__).with_name("static")
-HOSTS = ["127.0.0.1", "localhost"]  # any other Host is a name that someone made point here (DNS rebinding)
 READ_SECONDS = 0.4  # of events a request; the page asks again until all is read
-HEADERS = {
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
-    " img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
-    "cross-origin-resource-policy": "same-origin",
-    "cross-origin-opener-policy": "same-origin",
-    "cache-control": "no-store",
-}
-
-
-class Guard:
-    """Let in requests with the token (as a cookie, once ``/?token=…`` set it), and add HEADERS to answers."""
-
-    def __init__(self, app: ASGIApp, token: str, cookie: str) -> None:
-        self.app, self.token, self.cookie = app, token, cookie
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-
-        async def send_guarded(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                own = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-                message["headers"] = [*message["headers"], *own]
-            await send(message)
-
-        request = Request(scope)
-        given = request.query_params.get("token", "")
-        if request.url.path == "/" and given and self._is_right(given):
-            answer: Response = RedirectResponse("/", 303)
-            answer.set_cookie(self.cookie, self.token, httponly=True, samesite="strict")
-            await answer(scope, receive, send_guarded)
-        elif self._is_right(request.cookies.get(self.cookie, "")):
-            await self.app(scope, receive, send_guarded)
-        else:
-            answer = PlainTextResponse(
-                "Open the address that `paceline watch` printed: it has a token.\n", 403
-            )
-            await answer(scope, receive, send_guarded)
-
-    def _is_right(self, token: str) -> bool:
-        return hmac.compare_digest(token.encode(), self.token.encode())
 
 
 def make_app(runs: Runs, token: str, cookie: str = "paceline") -> Starlette:
@@ -103,9 +55,13 @@ def make_app(runs: Runs, token: str, cookie: str = "paceline") -> Starlette:
     ]
     guards = [
         Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS, www_redirect=False),
-        Middleware(Guard, token=token, cookie=cookie),
+        Middleware(Guard, token=token, refuse=_refused, cookie=cookie),
     ]
     return Starlette(routes=routes, middleware=guards)
+
+
+def _refused() -> Response:
+    return PlainTextResponse("Open the address that `paceline watch` printed: it has a token.\n", 403)
 
 
 def as_json(value: object) -> Response:

@@ -1,0 +1,163 @@
+"""``python -m paceline.generation.serve RUN [--port N] [--name NAME] [--dtype D]``: an OpenAI-compatible
+server on loopback, behind a token, until Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import uvicorn
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from paceline.core.errors import ConfigError, ExitCode, PacelineError
+from paceline.generation import codes
+from paceline.generation.answer import end_tokens, load_folder
+from paceline.generation.chat import model_folder
+from paceline.generation.served import Served, serving_app
+from paceline.generation.settings import run_of, sampling_of
+from paceline.launch.ending import ended
+from paceline.launch.guarded import HOSTS, Guard, listening_on
+from paceline.launch.outlet import redacted
+
+PORT = 8766
+DTYPES = ("float32", "bfloat16", "float16")
+#: What of Transformers' server can be reached; it can also load other models and forget this one.
+ANSWERED = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+_LAST_SECONDS = 3  # for answers that are being written at Ctrl-C
+
+
+@redacted
+@ended
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve; return the exit code. Paceline's errors are printed, not raised."""
+    options = _parser().parse_args(None if argv is None else list(argv))
+    try:
+        run = Path(options.run)
+        served = load(run, options.name or name_of(run), options.dtype)
+        with _listening(options.port) as server:
+            token = secrets.token_urlsafe(24)
+            place = f"http://127.0.0.1:{server.getsockname()[1]}/v1"
+            greedy = (
+                "greedy"
+                if served.sampling.temperature <= 0
+                else f"temperature {served.sampling.temperature:g}"
+            )
+            print(f"{served.name} at {place} ({greedy}, at most {served.sampling.max_new_tokens} tokens)")
+            if not served.tokenizer.chat_template:
+                print("its tokenizer has no chat template: /v1/completions only")
+            print(f"  OPENAI_BASE_URL={place}\n  OPENAI_API_KEY={token}\nCtrl-C ends it", flush=True)
+            listen(served, token, server)
+    except PacelineError as error:
+        print(error, file=sys.stderr)
+        return int(error.exit_code)
+    except KeyboardInterrupt:
+        return int(ExitCode.INTERRUPTED)
+    return int(ExitCode.OK)
+
+
+def load(run: Path, name: str, dtype: str) -> Served:
+    """Load the model of a run, checkpoint or folder onto this machine's accelerator, else the CPU.
+
+    Raises ConfigError.
+    """
+    if dtype not in DTYPES:
+        what = "there is no such dtype here"
+        raise ConfigError(codes.GENERATION_OPTIONS(what, "--dtype", dtype, ", ".join(DTYPES)))
+    sampling = sampling_of(run, {})
+    with model_folder(run) as folder:
+        model, tokenizer = load_folder(folder)
+    ends = tuple(end_tokens(model, tokenizer))
+    kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if not isinstance(model, PreTrainedModel) or not isinstance(tokenizer, PreTrainedTokenizerFast):
+        what = "the server needs a tokenizer that has a tokenizer.json"
+        raise ConfigError(
+            codes.GENERATION_NO_MODEL(what, str(run), type(tokenizer).__name__, "paceline chat")
+        )
+    torch.nn.Module.to(model, device=kind or torch.device("cpu"), dtype=getattr(torch, dtype))
+    model.generation_config.max_length = None
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (tokenizer.eos_token_id or 0)
+    return Served(name, model, tokenizer, sampling, ends, pad)
+
+
+def name_of(run: Path) -> str:
+    """Return the name that requests may use: the run's, of a checkpoint with its step, else the folder's."""
+    at, path = run_of(run), run.expanduser().resolve()
+    return path.name if at is None or at.root == path else f"{at.root.name}/{path.name}"
+
+
+def front(served: Served, token: str) -> Starlette:
+    """Return the whole application: token and Host are checked before anything else is read."""
+    app, began = serving_app(served), int(time.time())
+    one = {"id": served.name, "object": "model", "created": began, "owned_by": "paceline"}
+
+    def models(request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [one]})
+
+    def health(request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    guards = [
+        Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS, www_redirect=False),
+        Middleware(Guard, token=token, refuse=refused),
+    ]
+    routes = [Route("/v1/models", models), Route("/health", health)]
+    routes += [Route(path, app, methods=["POST"]) for path in ANSWERED]
+    return Starlette(routes=routes, middleware=guards)
+
+
+def refused() -> Response:
+    """Return the answer to a request without the token, as OpenAI's clients read it."""
+    message = "the key is not the one that `paceline serve` printed (OPENAI_API_KEY)"
+    error = {"message": message, "type": "invalid_request_error", "code": "invalid_api_key"}
+    return JSONResponse({"error": error}, 401)
+
+
+def listen(served: Served, token: str, server: socket.socket) -> None:
+    """Answer on a socket that listens, until Ctrl-C or SIGTERM."""
+    logging.getLogger("transformers.cli.serving").setLevel(logging.ERROR)  # it logs each request
+    config = uvicorn.Config(
+        front(served, token),
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=_LAST_SECONDS,
+    )
+    uvicorn.Server(config).run(sockets=[server])
+
+
+def _listening(port: int | None) -> socket.socket:
+    try:
+        return listening_on(port, PORT)
+    except (OSError, OverflowError) as error:
+        what = "the server cannot listen there"
+        raise ConfigError(
+            codes.GENERATION_PORT(what, f"--port {port}", str(error), "choose another")
+        ) from error
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="paceline serve", description=__doc__, allow_abbrev=False)
+    parser.add_argument("run", help="a run directory, one of its checkpoints, or a Hugging Face folder")
+    parser.add_argument("--port", type=int, help=f"on 127.0.0.1 [{PORT}, or a free one]")
+    parser.add_argument("--name", help="the model's name in requests")
+    parser.add_argument("--dtype", default="float32", help=", ".join(DTYPES))
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
