@@ -1,4 +1,4 @@
-"""``python -m paceline.checkpoint.main export RUN --to DIR|hf://OWNER/NAME [--dtype D] [--checkpoint
+"""``python -m paceline.checkpoint.main export|push RUN --to DIR|hf://OWNER/NAME [--dtype D] [--checkpoint
 latest|best|step-N] [--merge] [--gguf] [--exporter NAME] [--public]``.
 """
 
@@ -45,7 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(render_all(notes), file=sys.stderr)
         exporters = exporters_of(args.exporter, checkpoint)
         exporters = replace(exporters, gguf=exporters.gguf or args.gguf)
-        (_push if args.to.startswith("hf:") else _export)(checkpoint, args, exporters)
+        pushes = args.verb == "push" or args.to.startswith("hf:")
+        (_push if pushes else _export)(checkpoint, args, exporters)
     except PacelineError as error:
         print(error, file=sys.stderr)
         return int(error.exit_code)
@@ -159,7 +160,7 @@ def _named_by_result(run: RunDir) -> Path | None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="paceline export", description=__doc__, allow_abbrev=False)
-    parser.add_argument("verb", choices=["export"])
+    parser.add_argument("verb", choices=["export", "push"])
     parser.add_argument("run", type=Path, help="a run directory or a checkpoint")
     parser.add_argument("--to", required=True, metavar="DIR", help="the folder to write, or hf://owner/name")
     parser.add_argument("--public", action="store_true", help="make a new repository public")

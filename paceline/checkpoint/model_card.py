@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePath
 from typing import Protocol
@@ -21,6 +20,7 @@ from paceline.core.json_types import Json, as_object
 from paceline.core.rundir import RunDir
 from paceline.core.units import human_bytes, human_count
 from paceline.core.version import PACKAGE_VERSION
+from paceline.launch.environ import current
 from paceline.plan.plan import Plan
 from paceline.runlog.history import History, load_history
 from paceline.runlog.redact import Redactor, printable
@@ -67,7 +67,7 @@ def model_card(checkpoint: Path, report: ExportReport, repo: str, hub: HubNames)
         "What differs from Paceline's defaults; paths on the training machine by their last part.",
         "```text\n" + "\n".join(_settings(config)) + "\n```",
     ]
-    return Redactor.of(os.environ)("\n\n".join(parts) + "\n")
+    return Redactor.of(current())("\n\n".join(parts) + "\n")
 
 
 _HELD = {

@@ -6,10 +6,8 @@ from typing import Annotated
 
 import typer
 
-from paceline.checkpoint.codes import PUSH_PLACE
 from paceline.cli.options import RunFolder
 from paceline.cli.process import become
-from paceline.core.errors import ConfigError
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
 
@@ -43,9 +41,7 @@ def push(
     RUN may also be one checkpoint. The card says base, data, algorithm, settings, losses and plan; no secrets
     and no local paths. Needs a login: hf auth login, or HF_TOKEN.
     """
-    if not to.startswith("hf://"):
-        raise ConfigError(PUSH_PLACE("a push goes to the hub", "--to", to, "--to hf://owner/name"))
     options = ["--to", to, "--dtype", dtype, "--checkpoint", checkpoint, "--role", role]
     flags = {"--public": public, "--merge": merge, "--gguf": gguf, "--overwrite": overwrite}
     given = [name for name, value in flags.items() if value]
-    become("paceline.checkpoint.main", "export", str(run), *options, *given)
+    become("paceline.checkpoint.main", "push", str(run), *options, *given)

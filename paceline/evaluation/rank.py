@@ -25,6 +25,7 @@ from paceline.generation.noise import stream_of
 from paceline.launch.ending import ended
 from paceline.launch.outlet import redacted
 from paceline.runtime.quiet import quiet_libraries
+from paceline.runtime.spared import spare_torchao
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -49,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def compute(work: WorkFolder, rank: int, world_size: int, report: Report = lambda *_: None) -> None:
     """Compute the batches of one process that are not done yet."""
+    spare_torchao()
     quiet_libraries(quantised=False)
     settings = work.settings()
     device = own_device(rank)

@@ -55,9 +55,11 @@ class OneModelHandler(BaseHandler):
     served: Served
 
     def _resolve_model(self, body: JsonObject) -> tuple[str, PreTrainedModel, PreTrainedTokenizerFast]:
-        asked = body.get("model")
-        if asked not in (None, self.served.name):
-            raise HTTPException(404, f"there is one model here, {self.served.name!r}; asked for: {asked!r}")
+        requested = body.get("model")
+        if requested not in (None, self.served.name):
+            raise HTTPException(
+                404, f"there is one model here, {self.served.name!r}; requested: {requested!r}"
+            )
         return self.served.name, self.served.model, self.served.tokenizer
 
     def _validate_request(self, body: JsonObject) -> None:

@@ -21,14 +21,47 @@ def warmup_count(warmup_steps: float, total_steps: int) -> int:
     return int(warmup_steps) if warmup_steps >= 1 else math.ceil(warmup_steps * total_steps)
 
 
+def _constant(step: int, warmup: int, total: int) -> float:
+    return 1.0
+
+
+def _warmed_up(step: int, warmup: int, total: int) -> float:
+    return step / warmup if step < warmup else 1.0
+
+
+def _linear(step: int, warmup: int, total: int) -> float:
+    return step / warmup if step < warmup else max(0.0, (total - step) / max(1, total - warmup))
+
+
+def _cosine(step: int, warmup: int, total: int) -> float:
+    if step < warmup:
+        return step / warmup
+    progress = (step - warmup) / max(1, total - warmup)
+    return max(0.0, 0.5 * (1.0 + math.cos(math.pi * progress)))
+
+
+#: Transformers' usual schedules, as factors of the learning rate of (step, warm-up steps, steps).
+PLAIN: Mapping[str, Callable[[int, int, int], float]] = {
+    "constant": _constant,
+    "constant_with_warmup": _warmed_up,
+    "linear": _linear,
+    "cosine": _cosine,
+}
+
+
 def learning_rate_schedule(
     name: str, base_lr: float, warmup_steps: float, total_steps: int, kwargs: Mapping[str, Json] | None = None
 ) -> Callable[[int], float]:
     """Return ``lr(step)`` for 0-based ``step``.
 
     Computed by ``transformers.get_scheduler``'s own function on a dummy optimizer, or by DeepSpeed's rule.
-    Raises ConfigError if the name is unknown or stateful, or its keyword arguments do not fit.
+    One of PLAIN without arguments is computed here, to the same bit, as that function's module imports peft,
+    bitsandbytes and torch's compiler: a second of CPU before the first step. Raises ConfigError if the name
+    is unknown or stateful, or its keyword arguments do not fit.
     """
+    if name in PLAIN and not kwargs:
+        warmup, plain = warmup_count(warmup_steps, total_steps), PLAIN[name]
+        return lambda step: base_lr * plain(step, warmup, total_steps)
     from transformers import SchedulerType, get_scheduler
 
     if name in BUILDERS:

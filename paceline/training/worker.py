@@ -52,6 +52,7 @@ from paceline.runtime.heartbeat import sign_of
 from paceline.runtime.leaving import leave
 from paceline.runtime.mesh import limit_groups
 from paceline.runtime.quiet import quiet_libraries
+from paceline.runtime.spared import spare_torchao
 from paceline.runtime.world import RankEnv, World
 from paceline.training import codes
 from paceline.training.agree import check_same, identity, share_plan
@@ -85,6 +86,7 @@ def worker_of(
 
     Raises PacelineError and OSError.
     """
+    spare_torchao()
     quiet_libraries(
         quantised=start.config.lora is not None and start.config.lora.quantization_bit is not None
     )

@@ -67,7 +67,7 @@ def trained(run: RunDir) -> Path:
 
 
 def pushed(*words: str) -> int:
-    return main(["export", *words])
+    return main(["push", *words])
 
 
 def test_one_private_commit_that_loads_back(
@@ -137,7 +137,7 @@ def test_a_repository_with_a_model_is_replaced_only_when_told(
 
 
 @pytest.mark.parametrize(
-    ("to", "code"), [("hf://tiny", "push.place"), ("hf://a/b/c", "push.place"), ("hf:x/y", "push.place")]
+    ("to", "code"), [("hf://tiny", "push.place"), ("hf://a/b/c", "push.place"), ("a-folder", "push.place")]
 )
 def test_places_that_are_none(
     run: RunDir, hub: HubStandIn, capsys: pytest.CaptureFixture[str], to: str, code: str

@@ -7,7 +7,7 @@ import torch
 from transformers import get_scheduler
 
 from paceline.core.errors import ConfigError
-from paceline.training.schedule import learning_rate_schedule, warmup_count
+from paceline.training.schedule import PLAIN, learning_rate_schedule, warmup_count
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,17 @@ def test_equals_transformers(name: str, kwargs: dict[str, float]) -> None:
         optimizer.step()
         reference.step()
     assert lr(7) == lr(7)  # no hidden state
+
+
+@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize(("warmup", "total"), [(0, 1), (0, 7), (3, 3), (1, 2), (7, 90), (13, 1009)])
+def test_what_is_computed_here_is_transformers_to_the_bit(name: str, warmup: int, total: int) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=3e-4)
+    reference = get_scheduler(name, optimizer, num_warmup_steps=warmup, num_training_steps=total)
+    lr = learning_rate_schedule(name, 3e-4, warmup, total)
+    assert [lr(step) for step in range(total)] == [
+        3e-4 * float(reference.lr_lambdas[0](step)) for step in range(total)
+    ]
 
 
 def test_warmup_as_a_share() -> None:
