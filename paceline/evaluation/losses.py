@@ -2,46 +2,109 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from paceline.data.table import decode_labels
+from paceline.models.heads import Head
+from paceline.models.materialise import name_trunk
 from paceline.protocols.batch import IGNORE_INDEX
 
 if TYPE_CHECKING:
     from paceline.protocols.model import HFModel
 
+Losses = list[tuple[float, int, int]]
+#: (ids, mask, places with a target [rows, width - 1]) -> the logits of those places in parts, in their order.
+Logits = Callable[[Tensor, Tensor, Tensor], "Sequence[Tensor] | map[Tensor]"]
 
-@torch.inference_mode()
-def row_losses(
-    hf: HFModel, documents: Sequence[NDArray[np.int32]], pad_id: int
-) -> list[tuple[float, int, int]]:
-    """Return (sum of -log p, tokens with loss, those that were the likeliest) of each document.
 
-    Documents are padded on the right; padding is masked and carries no loss.
+class RowLosses:
+    """Computes the losses of documents. The logits of a batch exist a chunk at a time, of tokens with loss
+    only: through the class's own head, if that gives the class's own logits for a first row.
     """
-    device = next(hf.parameters()).device
-    width = max(map(len, documents))
-    ids = torch.full((len(documents), width), pad_id, dtype=torch.int64)
-    mask = torch.zeros_like(ids)
-    labels = torch.full_like(ids, IGNORE_INDEX)
-    for row, document in enumerate(documents):
-        own, wanted = decode_labels(document)
-        ids[row, : len(own)] = torch.from_numpy(own.astype(np.int64))
-        labels[row, : len(own)] = torch.from_numpy(wanted.astype(np.int64))
-        mask[row, : len(own)] = 1
-    logits = hf(input_ids=ids.to(device), attention_mask=mask.to(device), use_cache=False).logits
-    found = []
-    for row in range(len(documents)):
-        shifted = labels[row, 1:].to(device)
+
+    def __init__(self, hf: HFModel, pad_id: int) -> None:
+        self._hf, self._pad_id = hf, pad_id
+        self._logits: Logits | None = None
+
+    @torch.inference_mode()
+    def __call__(self, documents: Sequence[NDArray[np.int32]]) -> Losses:
+        """Return (sum of -log p, tokens with loss, those that were the likeliest) of each document.
+
+        Documents are padded on the right; padding is masked and carries no loss.
+        """
+        device = next(self._hf.parameters()).device
+        ids, mask, labels = (one.to(device) for one in self._padded(documents))
+        shifted = labels[:, 1:]
         has_loss = shifted != IGNORE_INDEX
-        scores, targets = logits[row, :-1][has_loss].float(), shifted[has_loss]
-        losses = cross_entropy(scores, targets, reduction="none").double()
-        right = (scores.argmax(-1) == targets).sum()
-        found.append((float(losses.sum()), len(targets), int(right)))
-    return found
+        counts = has_loss.sum(1)
+        if self._logits is None and bool(counts.any()):
+            row = slice(first := int(counts.argmax()), first + 1)
+            self._logits = self._chosen(ids[row], mask[row], has_loss[row])
+        parts = () if self._logits is None or not bool(counts.any()) else self._logits(ids, mask, has_loss)
+        losses, right = _scored(parts, shifted[has_loss])
+        ends = counts.cumsum(0).tolist()
+        return [
+            (float(losses[begin:end].sum()), end - begin, int(right[begin:end].sum()))
+            for begin, end in zip([0, *ends], ends, strict=False)
+        ]
+
+    def _padded(self, documents: Sequence[NDArray[np.int32]]) -> tuple[Tensor, Tensor, Tensor]:
+        width = max(map(len, documents))
+        ids = torch.full((len(documents), width), self._pad_id, dtype=torch.int64)
+        mask = torch.zeros_like(ids)
+        labels = torch.full_like(ids, IGNORE_INDEX)
+        for row, document in enumerate(documents):
+            own, wanted = decode_labels(document)
+            ids[row, : len(own)] = torch.from_numpy(own.astype(np.int64))
+            labels[row, : len(own)] = torch.from_numpy(wanted.astype(np.int64))
+            mask[row, : len(own)] = 1
+        return ids, mask, labels
+
+    def _chosen(self, ids: Tensor, mask: Tensor, places: Tensor) -> Logits:
+        """Return the chunked way if it gives the class's own logits for this row, else the class's."""
+        try:
+            chunked = self._chunked()
+            found = torch.cat([*chunked(ids, mask, places)])
+            own = torch.cat([*self._whole(ids, mask, places)])
+            same = found.shape == own.shape and torch.allclose(
+                found, own, rtol=1e-3, atol=1e-3, equal_nan=True
+            )
+        except (TypeError, RuntimeError, AttributeError, ValueError):  # a class without a trunk of its own
+            same = False
+        return chunked if same else self._whole
+
+    def _whole(self, ids: Tensor, mask: Tensor, places: Tensor) -> Sequence[Tensor]:
+        return [self._hf(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1][places].float()]
+
+    def _chunked(self) -> Logits:
+        name_trunk(self._hf)
+        head = Head(self._hf)
+
+        def logits(ids: Tensor, mask: Tensor, places: Tensor) -> map[Tensor]:
+            states = self._hf.base_model(input_ids=ids, attention_mask=mask, use_cache=False)
+            wanted = states.last_hidden_state[:, :-1][places]
+            return map(head.own_logits, wanted.split(head.chunk_rows))
+
+        return logits
+
+
+def _scored(parts: Sequence[Tensor] | map[Tensor], targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (-log p [N] in float64, whether the target is the likeliest [N]) of the logits of N places."""
+    losses, right, begin = (
+        [targets.new_zeros(0, dtype=torch.float64)],
+        [targets.new_zeros(0, dtype=torch.bool)],
+        0,
+    )
+    for logits in parts:
+        wanted = targets[begin : begin + len(logits)]
+        losses.append(cross_entropy(logits, wanted, reduction="none").double())
+        right.append(logits.argmax(-1) == wanted)
+        begin += len(logits)
+    return torch.cat(losses), torch.cat(right)

@@ -16,7 +16,7 @@ import torch
 from paceline.core.errors import PacelineError
 from paceline.core.json_types import Json
 from paceline.data.table import decode_labels
-from paceline.evaluation.losses import row_losses
+from paceline.evaluation.losses import RowLosses
 from paceline.evaluation.work import LOSSES, PartFile, WorkFolder, WorkSettings, own_batches
 from paceline.generation.answer import end_tokens, load_folder
 from paceline.generation.engine import Request, RolloutSampling
@@ -57,6 +57,7 @@ def compute(work: WorkFolder, rank: int, world_size: int, report: Report = lambd
     hf, tokenizer = load_folder(Path(settings.model))
     hf.to(device=device, dtype=getattr(torch, settings.dtype))  # type: ignore[call-arg]  # moves it in place
     hf.generation_config.max_length = None
+    losses = RowLosses(hf, settings.pad_id)
     for task in settings.tasks:
         documents, numbers = work.rows(task)
         done = set(work.done(task))
@@ -66,7 +67,7 @@ def compute(work: WorkFolder, rank: int, world_size: int, report: Report = lambd
                 if batch not in done:
                     results: Sequence[Json]
                     if task == LOSSES:
-                        results = [list(one) for one in row_losses(hf, documents[rows], settings.pad_id)]
+                        results = [list(one) for one in losses(documents[rows])]
                     else:
                         prompts = [tuple(decode_labels(one)[0].tolist()) for one in documents[rows]]
                         results = batch_answers(hf, tokenizer, prompts, numbers[rows], settings)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support import instruction_rows, write_tokenizer
@@ -95,6 +96,38 @@ def test_the_numbers_are_those_of_transformers(model: Path, rows: Path) -> None:
     assert found["loss"] == pytest.approx(loss, rel=1e-6)
     assert found["perplexity"] == pytest.approx(math.exp(loss), rel=1e-5)
     assert found["token_accuracy"] == right / tokens
+
+
+def test_the_logits_of_a_batch_exist_a_chunk_at_a_time(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same losses in chunks of three places; a class whose head cannot be taken alone is asked whole."""
+    from transformers import AutoModelForCausalLM
+
+    from paceline.data.table import encode_labels
+    from paceline.evaluation.losses import RowLosses
+    from paceline.models.heads import Head
+
+    hf = AutoModelForCausalLM.from_pretrained(model).eval()
+    drawn = torch.Generator().manual_seed(1)
+    documents = []
+    for length, loss in ((9, 5), (4, 0), (13, 12)):
+        ids = torch.randint(1, 320, (length,), generator=drawn).numpy()
+        documents.append(encode_labels(ids, np.arange(length) >= length - loss))
+    widths: list[int] = []
+    own = Head.own_logits
+
+    def counted(head: Head, hidden: torch.Tensor) -> torch.Tensor:
+        widths.append(len(hidden))
+        return own(head, hidden)
+
+    monkeypatch.setattr(Head, "own_logits", counted)
+    monkeypatch.setattr(Head, "chunk_rows", 3)
+    chunked = RowLosses(hf, 0)(documents)
+    assert max(widths) == 3 and [row[1] for row in chunked] == [5, 0, 12]
+    assert RowLosses(hf, 0)(documents[1:2]) == [(0.0, 0, 0)]
+    monkeypatch.setattr(Head, "own_logits", lambda head, hidden: hidden)  # not the class's own logits
+    whole = RowLosses(hf, 0)(documents)
+    for (loss, count, right), (loss_whole, count_whole, right_whole) in zip(chunked, whole, strict=True):
+        assert loss == pytest.approx(loss_whole, rel=1e-6) and (count, right) == (count_whole, right_whole)
 
 
 def test_a_loss_that_is_no_number_is_said_and_the_report_stays_json() -> None:
