@@ -11,6 +11,7 @@ from pathlib import Path
 from paceline.checkpoint.export import export_hf
 from paceline.checkpoint.layout import is_step_name, scan, step_of
 from paceline.checkpoint.main import choose
+from paceline.checkpoint.retain import being_read
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
@@ -18,6 +19,7 @@ from paceline.core.json_types import JsonObject
 from paceline.core.rundir import RunDir
 from paceline.evaluation import codes
 from paceline.evaluation.job import EvaluationJob
+from paceline.evaluation.straight import prepared_without_copy
 from paceline.generation.chat import model_folder
 from paceline.generation.settings import run_of, stored_config
 from paceline.launch.before.loading import load
@@ -40,13 +42,18 @@ class NamedModel:
 
     @contextmanager
     def folder(self) -> Iterator[Path]:
-        """Yield it as a Hugging Face folder: its own, or an export that lasts as long as this."""
+        """Yield it as a Hugging Face folder: its own, one without weights that names the checkpoint
+        (``straight``), or an export; both last as long as this.
+        """
         if self.run is None:
             with model_folder(self.path) as folder:
                 yield folder
             return
-        with tempfile.TemporaryDirectory(prefix="paceline-model-") as scratch:
-            yield export_hf(self.path, Path(scratch) / "model", "float32", merge=True, load_back=False).path
+        with tempfile.TemporaryDirectory(prefix="paceline-model-") as scratch, being_read(self.path):
+            folder = Path(scratch) / "model"
+            if not prepared_without_copy(self.path, folder):
+                export_hf(self.path, folder, "float32", merge=True, load_back=False)
+            yield folder
 
 
 def named_models(job: EvaluationJob, notes: list[Diagnostic]) -> list[NamedModel]:

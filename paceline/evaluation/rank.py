@@ -17,8 +17,9 @@ from paceline.core.errors import PacelineError
 from paceline.core.json_types import Json
 from paceline.data.table import decode_labels
 from paceline.evaluation.losses import RowLosses
+from paceline.evaluation.straight import load_model
 from paceline.evaluation.work import LOSSES, PartFile, WorkFolder, WorkSettings, own_batches
-from paceline.generation.answer import end_tokens, load_folder
+from paceline.generation.answer import end_tokens
 from paceline.generation.engine import Request, RolloutSampling
 from paceline.generation.local import LocalEngine
 from paceline.generation.noise import stream_of
@@ -54,7 +55,7 @@ def compute(work: WorkFolder, rank: int, world_size: int, report: Report = lambd
     quiet_libraries(quantised=False)
     settings = work.settings()
     device = own_device(rank)
-    hf, tokenizer = load_folder(Path(settings.model))
+    hf, tokenizer = load_model(Path(settings.model))
     hf.to(device=device, dtype=getattr(torch, settings.dtype))  # type: ignore[call-arg]  # moves it in place
     hf.generation_config.max_length = None
     losses = RowLosses(hf, settings.pad_id)

@@ -53,8 +53,12 @@ class Sampling:
         }
 
 
-def load_folder(folder: Path) -> tuple[HFModel, PreTrainedTokenizerBase]:
-    """Load (model, tokenizer) from a Hugging Face folder, fp32, in evaluation mode. Raises ConfigError."""
+def load_folder(
+    folder: Path, weights: Callable[[Path], HFModel] | None = None
+) -> tuple[HFModel, PreTrainedTokenizerBase]:
+    """Load (model, tokenizer) from a Hugging Face folder, fp32, in evaluation mode; the model by ``weights``
+    where they are elsewhere. Raises ConfigError.
+    """
     if not (folder / "config.json").is_file():
         raise ConfigError(
             codes.GENERATION_NO_MODEL(
@@ -72,12 +76,16 @@ def load_folder(folder: Path) -> tuple[HFModel, PreTrainedTokenizerBase]:
     no_bars()
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-        model = AutoModelForCausalLM.from_pretrained(
-            str(folder),
-            dtype=torch.float32,
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=False,
+        model = (
+            weights(folder)
+            if weights is not None
+            else AutoModelForCausalLM.from_pretrained(
+                str(folder),
+                dtype=torch.float32,
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+            )
         )
     except (OSError, ValueError) as error:
         found = str(error).split("\n")[0][:300]
