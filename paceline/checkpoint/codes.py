@@ -243,3 +243,38 @@ PUSH_HUB = Code(
     "The Hugging Face hub cannot be reached or has refused; its own words are shown. A push is one commit:"
     " all of it is there, or nothing. Check the network, HF_ENDPOINT and what the token may do.",
 )
+
+CONVERT_INCOMPLETE = Code(
+    "convert.incomplete",
+    "A part of the foreign checkpoint is missing: a file that another one names, a rank's part of the"
+    " optimizer, or a parameter's values. Copy the whole folder, or convert another step.",
+)
+CONVERT_MISFIT = Code(
+    "convert.misfit",
+    "The foreign checkpoint's files do not fit one another: a tensor has another shape than its parameter,"
+    " parts overlap or differ in number, or a number is not one that such a checkpoint has. Convert another"
+    " step.",
+)
+CONVERT_NO_WALLS = Code(
+    "convert.no_walls",
+    "Pickles of other programs are read in a process that can open no file and no connection, and this"
+    " machine could not make one. Nothing was read. Convert on a machine where it can: Linux with seccomp or"
+    " user namespaces.",
+)
+CONVERT_REFUSED = Code(
+    "convert.refused",
+    "A file of the foreign checkpoint holds something that no checkpoint needs: a pickle that names a"
+    " function which is not listed, an archive with names that lead out of it, sizes that are not true."
+    " Nothing of it was run. Find out where the file comes from.",
+)
+CONVERT_UNKNOWN = Code(
+    "convert.unknown",
+    "The folder is of no form that is converted. Those are: a checkpoint-* folder of Transformers, TRL or"
+    " LLaMA-Factory; a DeepSpeed folder (global_step*, or one made universal); a folder of"
+    " torch.distributed.checkpoint, also pytorch_model_fsdp_0 of Accelerate.",
+)
+CONVERT_LEFT = Code(
+    "convert.left",
+    "Something of the foreign checkpoint was not brought over, because a run does not need it or it has"
+    " another form there. The message says what takes its place.",
+)

@@ -1,4 +1,4 @@
-"""``python -m paceline.checkpoint.verbs list|verify|diff|average|prune …``: a run's checkpoints."""
+"""``python -m paceline.checkpoint.verbs list|verify|diff|average|prune|convert …``: a run's checkpoints."""
 
 from __future__ import annotations
 
@@ -132,12 +132,32 @@ def _average(args: argparse.Namespace) -> int:
     return int(ExitCode.OK)
 
 
+def _convert(args: argparse.Namespace) -> int:
+    from paceline.checkpoint.foreign.find import convert
+
+    to = args.to.expanduser().absolute()
+    if args.dcp:
+        from paceline.checkpoint.foreign.dcp_out import write_dcp
+
+        written = write_dcp(_one(args.source), to, overwrite=args.overwrite)
+        _answer(args, written.to_json(), written.as_text)
+        return int(ExitCode.OK)
+    found = convert(
+        args.source.expanduser(), to, model=args.model, moments=not args.weights_only, step=args.step
+    )
+    if found.left:
+        print(render_all(found.left), file=sys.stderr)
+    _answer(args, found.to_json(), lambda: found.as_text(str(args.to)))
+    return int(ExitCode.OK)
+
+
 _VERBS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "list": _list,
     "verify": _verify,
     "diff": _diff,
     "average": _average,
     "prune": _prune,
+    "convert": _convert,
 }
 
 
@@ -200,6 +220,14 @@ def _parser() -> argparse.ArgumentParser:
     prune.add_argument("--keep", type=int, required=True)
     prune.add_argument("--every", type=int)
     prune.add_argument("--dry-run", action="store_true")
+    convert = verbs.add_parser("convert", parents=[common])
+    convert.add_argument("source", type=Path)
+    convert.add_argument("--to", type=Path, required=True)
+    convert.add_argument("--model", type=Path)
+    convert.add_argument("--step", type=int)
+    convert.add_argument("--weights-only", action="store_true")
+    convert.add_argument("--dcp", action="store_true")
+    convert.add_argument("--overwrite", action="store_true")
     return parser
 
 

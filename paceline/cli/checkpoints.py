@@ -1,4 +1,4 @@
-"""``paceline checkpoints list|verify|diff|average|prune``."""
+"""``paceline checkpoints list|verify|diff|average|prune|convert``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @app.callback()
 def root() -> None:
-    """List, verify, compare, average and prune a run's checkpoints."""
+    """List, verify, compare, average and prune a run's checkpoints; convert those of other programs."""
 
 
 @app.command("list")
@@ -105,6 +105,52 @@ def prune(
     """
     options = ["--keep", str(keep), *(["--every", str(every)] if every else [])]
     become(_MODULE, "prune", str(run), *options, *(["--dry-run"] if dry_run else []), *_json(as_json))
+
+
+@app.command()
+def convert(
+    source: Annotated[
+        Path,
+        typer.Argument(metavar="SOURCE", help="A foreign checkpoint's folder, or one of ours with --dcp."),
+    ],
+    to: Annotated[
+        Path,
+        typer.Option("--to", metavar="DIR", help="The run directory to write into; with --dcp the folder."),
+    ],
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="The folder with the model's config.json and tokenizer, if elsewhere."
+        ),
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option(min=0, help="The finished steps, if the checkpoint does not know them.")
+    ] = None,
+    weights_only: Annotated[
+        bool, typer.Option("--weights-only", help="Leave the optimizer's state out.")
+    ] = False,
+    dcp: Annotated[
+        bool,
+        typer.Option(
+            "--dcp", help="The other way: write our checkpoint as a folder of torch.distributed.checkpoint."
+        ),
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="With --dcp: replace a folder that is not empty.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a checkpoint of ours of another program's: `paceline train --resume DIR` goes on from it.
+
+    SOURCE is a checkpoint-* folder of Transformers, TRL or LLaMA-Factory; a folder of
+    torch.distributed.checkpoint, also Accelerate's pytorch_model_fsdp_0. Pickles are read without running
+    anything of them, in a process that can open no file and no connection. What is not brought over is said.
+    """
+    options = ["--to", str(to), *(["--model", str(model)] if model else [])]
+    options += ["--step", str(step)] if step is not None else []
+    flags = [*(["--weights-only"] if weights_only else []), *(["--dcp"] if dcp else []), *_json(as_json)]
+    flags += ["--overwrite"] if overwrite else []
+    become(_MODULE, "convert", str(source), *options, *flags)
 
 
 def _json(given: bool) -> list[str]:

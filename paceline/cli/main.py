@@ -32,7 +32,7 @@ VERBS = {
     "generate": "write a model's answers to the rows of a file",
     "chat": "chat with the model that a run has trained",
     "serve": "serve the model that a run has trained, OpenAI-compatible, on this machine",
-    "checkpoints": "list, verify, compare, average and prune the checkpoints of a run",
+    "checkpoints": "list, verify, compare, average, prune and convert checkpoints",
     "export": "write a run's model as a Hugging Face folder",
     "push": "push a run's model to the Hugging Face hub, with a model card",
     "plot": "draw a run's loss, accuracy, throughput and memory (PNG)",

@@ -263,6 +263,11 @@ RESUME_BASE_MODEL = Code(
     "The adapter in the checkpoint was trained on other base weights than these. Use the model and"
     " revision it was trained on.",
 )
+RESUME_CONVERTED = Code(
+    "resume.converted",
+    "The checkpoint was converted from another program's. Its weights, step and optimizer state go on; data,"
+    " batch and schedule are those of this config, since nothing is known of the former ones.",
+)
 RESUME_DATA_NOT_COMPARED = Code(
     "resume.data_not_compared",
     "The checkpoint's data fingerprint was made by another version of Paceline, Transformers or"

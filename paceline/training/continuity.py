@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from paceline.checkpoint.foreign.mark import CONVERTED
 from paceline.config.optimizers import BUILT, StateSplit
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError
@@ -90,6 +91,19 @@ def requantised(state: JsonObject, plan: Plan) -> list[Diagnostic]:
     )
     found = f"dp_shard × cp, tp: {before} in the checkpoint, {now} now"
     return [codes.RESUME_REQUANTISED(what, "training.optim", found, severity=Severity.NOTE)]
+
+
+def of_another_program(state: JsonObject) -> list[Diagnostic]:
+    """Return a warning if the checkpoint was converted: nothing is known of the run that it comes from."""
+    if CONVERTED not in state:
+        return []
+    what = (
+        f"the checkpoint was {state[CONVERTED]}: weights, step and optimizer state go on; data, batch and"
+        " schedule are this config's own, and nothing says whether they are as they were"
+    )
+    hint = "to go on alike, set batch, learning rate, schedule and max_steps as they were"
+    where = "training.resume_from_checkpoint"
+    return [codes.RESUME_CONVERTED(what, where, hint=hint, severity=Severity.WARNING)]
 
 
 def not_compared(state: JsonObject, definition: str) -> Diagnostic | None:

@@ -39,7 +39,14 @@ from paceline.plan.model.weights_sizes import adapter_sizes
 from paceline.plan.plan import Plan
 from paceline.training import codes
 from paceline.training.class_numbers import class_numbers
-from paceline.training.continuity import FIXED, keep_global_batch, not_compared, other_strategy, requantised
+from paceline.training.continuity import (
+    FIXED,
+    keep_global_batch,
+    not_compared,
+    of_another_program,
+    other_strategy,
+    requantised,
+)
 from paceline.training.move_cost import cost_of_move
 from paceline.training.no_prompts import no_prompts, nothing_to_answer
 from paceline.training.rollout.named import check_reward_folder, missing_key
@@ -240,6 +247,9 @@ def _checkpoint(config: Config, environ: Mapping[str, str], plan: Plan | None) -
         yield from _findings_of(lambda: other_strategy(state, plan))
         yield from requantised(state, plan)
         yield from cost_of_move(state, plan, manifest)
+    if converted := of_another_program(state):
+        yield from converted
+        return
     # The same data and order, as far as they are known before the start
     now = _state_now(config, environ, plan, state)
     unknown = not_compared(state, definition())

@@ -22,7 +22,14 @@ from paceline.plan.plan import Plan
 from paceline.runtime.world import World
 from paceline.training import codes
 from paceline.training.agree import share_plan
-from paceline.training.continuity import FIXED, keep_global_batch, not_compared, other_strategy, requantised
+from paceline.training.continuity import (
+    FIXED,
+    keep_global_batch,
+    not_compared,
+    of_another_program,
+    other_strategy,
+    requantised,
+)
 from paceline.training.move_cost import cost_of_move
 from paceline.training.same_model import other_training
 
@@ -156,6 +163,8 @@ def same_training(state: JsonObject, now: Mapping[str, Json]) -> list[Diagnostic
     Returns a warning if the evaluation set differs or is gone, which does not affect training, or if the data
     cannot be compared.
     """
+    if converted := of_another_program(state):
+        return converted
     # Equal training rows suffice; the data fingerprint covers the evaluation set too
     trained = state.get("train_fingerprint") or None
     same_rows = trained is not None and trained == now["train_fingerprint"]

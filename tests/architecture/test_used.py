@@ -23,6 +23,7 @@ CALLED_BY_OTHERS = {
     "EngineHandle.state_bytes": "Handle's, asked by the measure of the suite",
     "_Stage.set_local_bwd_input": "torch's pipeline stages call it",
     "_EffectCalls.visit_Expr": "ast.NodeVisitor calls it",
+    "LazyPlanner.resolve_data": "torch.distributed.checkpoint calls its planner",
     "Text.get_filename": "runpy and tracebacks call a loader's methods",
     "Text.get_data": "runpy and tracebacks call a loader's methods",
     "Outlet.writelines": "io.TextIOBase: print and logging may call it",

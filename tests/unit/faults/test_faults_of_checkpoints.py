@@ -246,6 +246,15 @@ def test_a_path_that_is_not_there(job: Job, where: str) -> None:
     assert ("step-00000002" in found.found) == ("checkpoints" in where)
 
 
+def test_a_checkpoint_that_was_converted(job: Job) -> None:
+    """Nothing is known of its data: nothing is compared, and that is said."""
+    folder = save(job)
+    _json(folder / "state.json", converted_from="a checkpoint of another program", seed=99, global_batch=99)
+    write_manifest(folder, 2)
+    found = job.found({RESUME: str(folder)})
+    assert wrong(found) == set() and "another program" in found["resume.converted"].what
+
+
 @pytest.mark.parametrize(
     ("strategy", "code", "severity"),
     [("zero2", "resume.other_strategy", "note"), ("mine:Class", "checkpoint.other_strategy", "error")],
