@@ -143,7 +143,8 @@ def convert(
     """Make a checkpoint of ours of another program's: `paceline train --resume DIR` goes on from it.
 
     SOURCE is a checkpoint-* folder of Transformers, TRL or LLaMA-Factory; a folder of
-    torch.distributed.checkpoint, also Accelerate's pytorch_model_fsdp_0. Pickles are read without running
+    torch.distributed.checkpoint, also Accelerate's pytorch_model_fsdp_0; or DeepSpeed's global_step*, also a
+    universal one. Pickles are read without running
     anything of them, in a process that can open no file and no connection. What is not brought over is said.
     """
     options = ["--to", str(to), *(["--model", str(model)] if model else [])]

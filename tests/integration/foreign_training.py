@@ -82,7 +82,7 @@ def plain_loop(
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        yield float(loss)
+        yield float(loss.detach())
         if step + 1 == SAVED:
             save()
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import subprocess
+import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
 from foreign_training import (
     DECAY,
     RATE,
@@ -16,11 +23,16 @@ from foreign_training import (
     WARMUP,
     build,
     collate,
+    groups,
     ours,
+    plain_loop,
     token_rows,
     write_texts,
 )
+from ranks import free_port, rank_environment
 from support import Run, write_yaml
+from torch.distributed.checkpoint.state_dict import get_state_dict
+from transformers import AutoTokenizer
 
 from paceline.core.rundir import RunDir
 from paceline.runlog.eventlog import read_events
@@ -61,7 +73,7 @@ def near(found: list[float], expected: list[float]) -> bool:
 
 def trained_by_transformers(folder: Path, tokenizer: Path, **more: Any) -> list[float]:
     """Train with Transformers' Trainer, saving after three steps; return the losses after that."""
-    from transformers import AutoTokenizer, Trainer, TrainingArguments
+    from transformers import Trainer, TrainingArguments
 
     arguments = TrainingArguments(
         output_dir=str(folder),
@@ -96,3 +108,70 @@ def test_a_checkpoint_of_transformers_goes_on(
     expected = trained_by_transformers(tmp_path / "hf", tokenizer_dir)
     source = tmp_path / f"hf/checkpoint-{SAVED}"
     assert near(continued(paceline, tmp_path, source, source), expected)
+
+
+def test_a_folder_of_torch_dcp_goes_on(tmp_path: Path, tokenizer_dir: Path, paceline: Paceline) -> None:
+    """A user's own loop that saves with torch.distributed.checkpoint; here two processes go on, by fsdp."""
+    model = build()
+    optimizer = torch.optim.AdamW(groups(model), lr=RATE)
+
+    def save() -> None:
+        weights, state = get_state_dict(model, optimizer)
+        dcp.save({"model": weights, "optim": state}, checkpoint_id=tmp_path / "dcp", no_dist=True)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        losses = list(plain_loop(model, optimizer, token_rows(tokenizer_dir), save))
+    model.config.save_pretrained(tmp_path / "dcp")
+    (tmp_path / "base").mkdir()
+    model.save_pretrained(tmp_path / "base")
+    AutoTokenizer.from_pretrained(str(tokenizer_dir)).save_pretrained(tmp_path / "base")
+    found = continued(
+        paceline,
+        tmp_path,
+        tmp_path / "dcp",
+        tmp_path / "base",
+        processes=2,
+        distributed_strategy="fsdp",
+        per_device_train_batch_size=len(TEXTS) // 2,
+    )
+    assert near(found, losses[SAVED:])
+
+
+def trained_by_deepspeed(folder: Path, tokenizer: Path, stage: int) -> list[float]:
+    """Train with DeepSpeed's engine on two processes; return the losses after the save."""
+    port, script = free_port(), Path(__file__).with_name("foreign_deepspeed.py")
+    argv = [sys.executable, str(script), str(folder), str(tokenizer), str(stage)]
+    ranks = []
+    for rank in (0, 1):
+        with (folder / f"{rank}.log").open("w") as log:
+            environment = rank_environment(rank, 2, port)
+            ranks.append(subprocess.Popen(argv, env=environment, stdout=log, stderr=subprocess.STDOUT))
+    codes = [rank.wait(400) for rank in ranks]
+    assert codes == [0, 0], (folder / "0.log").read_text()[-3000:]
+    AutoTokenizer.from_pretrained(str(tokenizer)).save_pretrained(folder / "saved")
+    losses: list[float] = json.loads((folder / "losses.json").read_text())
+    return losses
+
+
+@pytest.mark.slow
+@pytest.mark.fresh
+@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs the extra deepspeed")
+@pytest.mark.parametrize(("stage", "universal"), [(1, False), (2, False), (3, False), (2, True), (3, True)])
+def test_a_checkpoint_of_deepspeed_goes_on(
+    tmp_path: Path, tokenizer_dir: Path, paceline: Paceline, stage: int, universal: bool
+) -> None:
+    expected = trained_by_deepspeed(tmp_path, tokenizer_dir, stage)
+    saved = tmp_path / "saved"
+    (tmp_path / "base").mkdir()
+    build().save_pretrained(tmp_path / "base")
+    AutoTokenizer.from_pretrained(str(tokenizer_dir)).save_pretrained(tmp_path / "base")
+    source = saved
+    if universal:
+        source = saved / f"global_step{SAVED}_universal"
+        more = ["--inject_missing_state"] if stage < 3 else []
+        program = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", *more]
+        folders = ["--input_folder", str(saved / f"global_step{SAVED}"), "--output_folder", str(source)]
+        done = subprocess.run([*program, *folders], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+    assert near(continued(paceline, tmp_path, source, tmp_path / "base"), expected)

@@ -16,6 +16,8 @@ from paceline.checkpoint.foreign.reading import PickleReader
 from paceline.checkpoint.foreign.state import ForeignState, incomplete
 from paceline.checkpoint.foreign.tensors import MappedFiles
 from paceline.checkpoint.foreign.trainer import ADAPTER_CONFIG, is_trainer_folder, read_trainer
+from paceline.checkpoint.foreign.universal import is_universal_folder, read_universal
+from paceline.checkpoint.foreign.zero import is_deepspeed_folder, read_deepspeed
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError
 from paceline.core.json_types import JsonObject
@@ -42,6 +44,8 @@ class ForeignForm:
 FORMS: Sequence[ForeignForm] = (
     ForeignForm(is_dcp_folder, read_dcp),
     ForeignForm(is_fsdp_folder, read_fsdp),
+    ForeignForm(is_universal_folder, read_universal),
+    ForeignForm(is_deepspeed_folder, read_deepspeed),
     ForeignForm(is_trainer_folder, read_trainer),
 )
 

@@ -32,6 +32,7 @@ DTYPE_WORDS = {
 }
 REBUILD_TENSOR = ("torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor")
 REBUILD_PARAMETER = ("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state")
+REBUILD_TYPE = "torch._tensor._rebuild_from_type_v2"  # (function, class, its arguments, attributes)
 _DCP = "torch.distributed.checkpoint."
 DCP_METADATA = f"{_DCP}metadata.Metadata"
 DCP_TENSOR = f"{_DCP}metadata.TensorStorageMetadata"
@@ -45,6 +46,8 @@ LISTED = frozenset(
         *DTYPE_WORDS,
         *REBUILD_TENSOR,
         *REBUILD_PARAMETER,
+        REBUILD_TYPE,
+        "torch.Tensor",
         "torch.storage.UntypedStorage",
         "torch.Size",
         "torch.device",

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paceline.checkpoint import codes
 from paceline.checkpoint.foreign.archive import TorchArchive
-from paceline.checkpoint.foreign.listed import REBUILD_PARAMETER, REBUILD_TENSOR, STORAGES
+from paceline.checkpoint.foreign.listed import REBUILD_PARAMETER, REBUILD_TENSOR, REBUILD_TYPE, STORAGES
 from paceline.checkpoint.foreign.reading import PickleReader
 from paceline.checkpoint.foreign.values import (
     PickledCall,
@@ -68,6 +68,11 @@ class TorchFile:
             return None
         if value.name in REBUILD_PARAMETER and value.args:
             return self.tensor(value.args[0])
+        if value.name == REBUILD_TYPE and len(value.args) == 4:
+            inner, _, args, _ = value.args
+            if not isinstance(inner, PickledName) or not isinstance(args, tuple):
+                return None
+            return self.tensor(PickledCall(inner.name, args))
         if value.name not in REBUILD_TENSOR:
             return None
         with refused_by_name(self.where):
