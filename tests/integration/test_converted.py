@@ -32,7 +32,7 @@ from foreign_training import (
 from ranks import free_port, rank_environment
 from support import Run, write_yaml
 from torch.distributed.checkpoint.state_dict import get_state_dict
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, LlamaForCausalLM
 
 from paceline.core.rundir import RunDir
 from paceline.runlog.eventlog import read_events
@@ -49,12 +49,14 @@ def continued(
     model: Path,
     *more: str,
     processes: int = 1,
+    lora: dict[str, Any] | None = None,
     **training: Any,
 ) -> list[float]:
     """Convert ``source`` and train on; return the losses of the steps after it."""
     done = paceline("checkpoints", "convert", str(source), "--to", str(folder / "converted"), *more)
     assert done.code == 0, done.err[-2000:]
-    config = write_yaml(folder / "ours.yaml", ours(folder, write_texts(folder), model, **training))
+    made = ours(folder, write_texts(folder), model, **training)
+    config = write_yaml(folder / "ours.yaml", made | ({} if lora is None else {"lora": lora}))
     command = ("train", str(config), "--resume", str(folder / "converted"), "--nproc", str(processes))
     done = paceline(*command)
     assert done.code == 0, done.err[-3000:]
@@ -71,7 +73,9 @@ def near(found: list[float], expected: list[float]) -> bool:
     return max(abs(a - b) for a, b in zip(found, expected, strict=True)) <= 2e-6
 
 
-def trained_by_transformers(folder: Path, tokenizer: Path, **more: Any) -> list[float]:
+def trained_by_transformers(
+    folder: Path, tokenizer: Path, model: Any = None, learning_rate: float = RATE
+) -> list[float]:
     """Train with Transformers' Trainer, saving after three steps; return the losses after that."""
     from transformers import Trainer, TrainingArguments
 
@@ -79,7 +83,7 @@ def trained_by_transformers(folder: Path, tokenizer: Path, **more: Any) -> list[
         output_dir=str(folder),
         max_steps=STEPS,
         per_device_train_batch_size=len(TEXTS),
-        learning_rate=RATE,
+        learning_rate=learning_rate,
         weight_decay=DECAY,
         warmup_steps=WARMUP,
         logging_steps=1,
@@ -88,10 +92,9 @@ def trained_by_transformers(folder: Path, tokenizer: Path, **more: Any) -> list[
         use_cpu=True,
         optim="adamw_torch",
         disable_tqdm=True,
-        **more,
     )
     trainer = Trainer(
-        build(),
+        build() if model is None else model,
         arguments,
         train_dataset=token_rows(tokenizer),
         data_collator=collate,
@@ -175,3 +178,21 @@ def test_a_checkpoint_of_deepspeed_goes_on(
         done = subprocess.run([*program, *folders], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-2000:]
     assert near(continued(paceline, tmp_path, source, tmp_path / "base"), expected)
+
+
+@pytest.mark.slow
+def test_an_adapter_of_peft_goes_on(tmp_path: Path, tokenizer_dir: Path, paceline: Paceline) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    base = tmp_path / "base"
+    build().save_pretrained(base)
+    AutoTokenizer.from_pretrained(str(tokenizer_dir)).save_pretrained(base)
+    settings: dict[str, Any] = {"r": 4, "target_modules": ["q_proj", "v_proj", "down_proj"]}
+    model = get_peft_model(
+        LlamaForCausalLM.from_pretrained(base),
+        LoraConfig(**settings, lora_alpha=16, lora_dropout=0.0, task_type="CAUSAL_LM"),
+    )
+    expected = trained_by_transformers(tmp_path / "hf", tokenizer_dir, model=model, learning_rate=0.1)
+    lora = {**settings, "alpha": 16, "dropout": 0.0}
+    source = tmp_path / f"hf/checkpoint-{SAVED}"
+    assert near(continued(paceline, tmp_path, source, base, lora=lora, learning_rate=0.1), expected)
