@@ -99,6 +99,8 @@ def merged_entries(
     base, saved = _base(reader), reader.state.get("adapter")
     if not isinstance(saved, dict):
         raise CheckpointError(_no_spec(reader))
+    if "config" not in reader.state:
+        raise CheckpointError(_converted(reader))
     spec = from_json(AdapterSpec, saved)
     # Build the base in the dtype of the trained weights.
     names = [n for n in reader.names() if n.role == role and n.kind == PARAM]
@@ -154,6 +156,14 @@ def _given(tensor: Tensor, dtype: torch.dtype, path: Path, name: str) -> Callabl
 
 def _base(reader: CheckpointReader) -> JsonObject:
     return as_object(reader.state.get("base_model"))
+
+
+def _converted(reader: CheckpointReader) -> Diagnostic:
+    return codes.EXPORT_BASE_MODEL(
+        "the adapter was another program's: which base weights it was trained on is not known",
+        str(reader.path),
+        hint="resume from it and merge a checkpoint of that run, or export the adapter without --merge",
+    )
 
 
 def _no_spec(reader: CheckpointReader) -> Diagnostic:

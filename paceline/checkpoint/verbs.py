@@ -12,6 +12,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from paceline.checkpoint import codes
+from paceline.checkpoint.disk import make_folder, named_errors
 from paceline.checkpoint.layout import is_step_name, scan
 from paceline.checkpoint.listed import as_table, list_checkpoints
 from paceline.checkpoint.main import choose
@@ -142,9 +143,17 @@ def _convert(args: argparse.Namespace) -> int:
         written = write_dcp(_one(args.source), to, overwrite=args.overwrite)
         _answer(args, written.to_json(), written.as_text)
         return int(ExitCode.OK)
-    found = convert(
-        args.source.expanduser(), to, model=args.model, moments=not args.weights_only, step=args.step
-    )
+    run = RunDir.at(to)
+    if not args.overwrite and (run.exists() or scan(run.checkpoints)):
+        what, hint = "the run directory is in use: it has checkpoints", "give another folder, or --overwrite"
+        raise ConfigError(codes.EXPORT_DESTINATION(what, "--to", str(to), hint))
+    make_folder(to)
+    try:
+        with FileLock(run.lock, timeout=0), named_errors(args.source, "the checkpoint cannot be read"):
+            source = args.source.expanduser()
+            found = convert(source, to, model=args.model, moments=not args.weights_only, step=args.step)
+    except Timeout:
+        raise ConfigError(in_use(run)) from None
     if found.left:
         print(render_all(found.left), file=sys.stderr)
     _answer(args, found.to_json(), lambda: found.as_text(str(args.to)))

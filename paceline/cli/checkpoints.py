@@ -136,7 +136,10 @@ def convert(
         ),
     ] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="With --dcp: replace a folder that is not empty.")
+        bool,
+        typer.Option(
+            "--overwrite", help="Write where checkpoints are already; with --dcp replace the folder."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:

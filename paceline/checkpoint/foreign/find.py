@@ -18,9 +18,11 @@ from paceline.checkpoint.foreign.tensors import MappedFiles
 from paceline.checkpoint.foreign.trainer import ADAPTER_CONFIG, is_trainer_folder, read_trainer
 from paceline.checkpoint.foreign.universal import is_universal_folder, read_universal
 from paceline.checkpoint.foreign.zero import is_deepspeed_folder, read_deepspeed
+from paceline.checkpoint.manifest_format import MANIFEST
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError
 from paceline.core.json_types import JsonObject
+from paceline.core.rundir import RunDir
 from paceline.core.units import human_bytes
 
 
@@ -132,6 +134,13 @@ def _model_folder(source: Path) -> Path:
 
 
 def _unknown(source: Path, found: str) -> Diagnostic:
+    ours = (source / MANIFEST).is_file() or RunDir.at(source).checkpoints.is_dir()
+    if ours:
+        what, hint = (
+            "this is a checkpoint of ours",
+            "add --dcp to write it as one of torch.distributed.checkpoint",
+        )
+        return codes.CONVERT_UNKNOWN(what, str(source), found, hint)
     return codes.CONVERT_UNKNOWN(
         "this is no checkpoint that can be converted",
         str(source),

@@ -5,6 +5,7 @@ and nothing of it is run.
 from __future__ import annotations
 
 import io
+import json
 import pickle
 import random
 import shutil
@@ -31,6 +32,7 @@ from paceline.checkpoint.foreign.reading import PickleReader
 from paceline.checkpoint.foreign.tensors import MappedFiles
 from paceline.checkpoint.foreign.values import Refused, as_dict
 from paceline.checkpoint.reader import CheckpointReader
+from paceline.checkpoint.verbs import main
 from paceline.core.errors import CheckpointError
 
 
@@ -332,3 +334,20 @@ def test_moments_of_another_order_are_refused(sound: Path, tmp_path: Path) -> No
 def test_the_bomb_works(tmp_path: Path) -> None:
     pickle.loads(pickle.dumps(Bomb(tmp_path / "canary"))).close()  # noqa: S301
     assert (tmp_path / "canary").exists()
+
+
+def test_the_verb_says_what_it_did_and_writes_over_nothing(
+    sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["convert", str(sound), "--to", str(tmp_path / "ours")]
+    assert main([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["step"] == 2 and "no further open file" in found["walls"] and len(found["left"]) == 3
+    assert main(command) == 2 and "export.destination" in capsys.readouterr().err
+    assert main([*command, "--overwrite", "--step", "7", "--weights-only"]) == 0
+    assert "step-00000007" in capsys.readouterr().out
+    assert main(["convert", str(tmp_path / "ours"), "--to", str(tmp_path / "x")]) == 1
+    assert "--dcp" in capsys.readouterr().err
+    assert main(["convert", str(tmp_path), "--to", str(tmp_path / "x")]) == 1
+    assert "convert.unknown" in capsys.readouterr().err
+    assert main(["verify", str(tmp_path / "ours")]) == 0

@@ -214,6 +214,16 @@ def no_start(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
             ["average", "RUN", "--to", "DIR"],
         ),
         (
+            ["checkpoints", "convert", "THEIRS", "--to", "DIR", "--step", "0", "--weights-only"],
+            "paceline.checkpoint.verbs",
+            ["convert", "THEIRS", "--to", "DIR", "--step", "0", "--weights-only"],
+        ),
+        (
+            ["checkpoints", "convert", "RUN", "--dcp", "--overwrite", "--to", "DIR", "--json"],
+            "paceline.checkpoint.verbs",
+            ["convert", "RUN", "--to", "DIR", "--dcp", "--json", "--overwrite"],
+        ),
+        (
             ["chat", "RUN", "--prompt", "hello there"],
             "paceline.generation.chat",
             ["RUN", "--prompt", "hello there"],
