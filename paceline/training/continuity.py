@@ -8,7 +8,7 @@ from paceline.checkpoint.foreign.mark import CONVERTED
 from paceline.config.optimizers import BUILT, StateSplit
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError
-from paceline.core.json_types import JsonObject, as_number
+from paceline.core.json_types import JsonObject, as_number, as_object
 from paceline.plan.batch import resplit
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.base import state_form, strategy_spec
@@ -23,7 +23,8 @@ FIXED = ("data_fingerprint", "global_batch", "seq_len", "packing", "seed")
 def keep_global_batch(state: JsonObject, plan: Plan) -> tuple[Plan, list[Diagnostic]]:
     """Return the plan with micro-batch and accumulation recomputed to keep the global batch (contract 4).
 
-    Applies if the number of ranks has changed; the diagnostics say so.
+    Applies if the number of ranks has changed, now or when the checkpoint's own run resumed; the diagnostics
+    say so.
     """
     rows, ranks = (
         int(as_number(state.get("global_batch", plan.batch.global_batch))),
@@ -31,17 +32,27 @@ def keep_global_batch(state: JsonObject, plan: Plan) -> tuple[Plan, list[Diagnos
     )
     sharing = int(as_number(state.get("data_parallel_size", plan.batch.data_parallel_size)))
     same_ranks = (ranks, sharing) == (plan.world_size, plan.batch.data_parallel_size)
-    if rows == plan.batch.global_batch or same_ranks:
+    if rows == plan.batch.global_batch or (same_ranks and not _asked_alike(state, plan)):
         return plan, []  # same ranks, another batch: ``same_run`` reports it
     batch = resplit(rows, plan.batch.data_parallel_size, plan.batch.micro_batch)
     note = codes.RESUME_BATCH_RESPLIT(
-        f"the run has had {rows} rows per step since its start on {ranks} ranks; on"
-        f" {plan.world_size} ranks that is {batch}",
+        f"the run has had {rows} rows per step since its start on {'other' if same_ranks else ranks} ranks;"
+        f" on {plan.world_size} ranks that is {batch}",
         "training.per_device_train_batch_size",
         f"{plan.batch.micro_batch} × {plan.batch.accumulation} in the config",
         severity=Severity.NOTE,
     )
     return replace(plan, batch=batch), [note]
+
+
+def _asked_alike(state: JsonObject, plan: Plan) -> bool:
+    """Whether the checkpoint's config asks for this plan's micro-batch and accumulation.
+
+    With other rows per step on the same ranks, that run had kept them from one on other ranks.
+    """
+    asked = as_object(as_object(state.get("config")).get("training"))
+    then = asked.get("per_device_train_batch_size"), asked.get("gradient_accumulation_steps")
+    return then == (plan.batch.micro_batch, plan.batch.accumulation)
 
 
 def other_strategy(state: JsonObject, plan: Plan) -> list[Diagnostic]:

@@ -114,6 +114,29 @@ def test_as_many_ranks_that_share_other_rows_keep_the_rows_of_a_step() -> None:
     assert keep_global_batch({"global_batch": 4, "world_size": 2}, piped) == (piped, [])
 
 
+def test_a_run_that_moved_goes_on_again_with_the_same_command() -> None:
+    """It had kept the rows of more ranks, which its config does not say; another batch is still reported."""
+    from dataclasses import dataclass
+
+    @dataclass(frozen=True)
+    class Planned:
+        batch: BatchSplit
+        world_size: int
+
+    moved = {
+        "global_batch": 16,
+        "world_size": 1,
+        "data_parallel_size": 1,
+        "config": {"training": {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}},
+    }
+    again: Any = Planned(BatchSplit(8, 1, 1, 8), 1)
+    kept, said = keep_global_batch(moved, again)
+    assert kept.batch == BatchSplit(8, 2, 1, 16) and [d.code for d in said] == ["resume.batch_resplit"]
+    assert "since its start on other ranks" in said[0].what
+    other: Any = Planned(BatchSplit(4, 1, 1, 4), 1)
+    assert keep_global_batch(moved, other) == (other, [])
+
+
 def test_a_checkpoint_of_an_earlier_definition_goes_on_with_a_warning() -> None:
     (said,) = same_training(BEFORE, NOW)
     assert (said.code, said.severity.value) == ("resume.data_not_compared", "warning")
