@@ -151,7 +151,9 @@ RECOGNISED: dict[str, Recognised] = {
     "local_rank": _note("the launcher sets the rank"),
     # older Transformers
     "logging_dir": _note("logs are written to the run directory: logs/ and tensorboard/"),
-    "use_mps_device": _refuse("Apple's MPS device is not supported", False),
+    "use_mps_device": _note(
+        "each process uses the accelerator that torch sees; training.use_cpu selects the CPU"
+    ),
     "use_ipex": _refuse("Intel's extension is not used", False),
     "jit_mode_eval": _refuse("torch.jit is not used", False),
     "tpu_num_cores": _refuse("TPUs are not supported"),

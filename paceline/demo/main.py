@@ -34,7 +34,7 @@ ALGORITHMS = (SFT.name, *RECIPES)
 @ended
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo; return the exit code: 0 if the goal was reached."""
-    options = _parser().parse_args(None if argv is None else list(argv))
+    options = argument_parser().parse_args(None if argv is None else list(argv))
     console = Console(file=terminal(sys.stdout))
     try:
         with written_for((options.to or DEFAULT).absolute()):
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(ExitCode.INTERRUPTED)
 
 
-def _parser() -> argparse.ArgumentParser:
+def argument_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="paceline demo",
         description="Train a small model from scratch on two processes and see what it has learnt.",

@@ -60,7 +60,7 @@ class Cell:
 @ended
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; return the exit code."""
-    options = _parser().parse_args(None if argv is None else list(argv))
+    options = argument_parser().parse_args(None if argv is None else list(argv))
     try:
         processes = sorted(set(options.processes or default_processes()))
         if options.steps < 1 or options.micro_batch < 1 or processes[0] < 1:
@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(ExitCode.OK)
 
 
-def _parser() -> argparse.ArgumentParser:
+def argument_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="paceline bench scaling",
         description="Throughput, memory and efficiency on 1, 2, … processes, as measured here.",

@@ -12,6 +12,8 @@ from paceline.config.foreign import launcher_variables as variables
 _HEAD = """\
 # Configuration files of other systems
 
+[中文](foreign-configs.zh-CN.md) · [Strategies](strategies.md) · [Whole configs of other systems](import.md)
+
 <!-- made by `python -m paceline.config.foreign.reference`; do not edit -->
 
 DeepSpeed JSON, FSDP settings and the YAML of `accelerate config` are read as the lowest layer: the YAML, the

@@ -22,18 +22,14 @@ TWINS = [
     for english in DOCUMENTS
     if (chinese := english.replace(".md", ".zh-CN.md")) != english and chinese in DOCUMENTS
 ]
-#: Pages without a Chinese twin: what programs write, and what those who change the program read.
+#: Pages without a Chinese twin: what programs measure, and what those who change the program read.
 ENGLISH = {
     "docs/architecture.md",
-    "docs/config.md",
-    "docs/families.md",
     "docs/family-matrix.md",
-    "docs/foreign-configs.md",
     "docs/gpu_support.md",
     "docs/moves.md",
     "docs/planner_accuracy.md",
     "docs/support.md",
-    "docs/templates.md",
 }
 
 

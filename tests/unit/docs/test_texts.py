@@ -39,6 +39,7 @@ FOREIGN_OPTIONS = frozenset(
         "--stage",  # of LLaMA-Factory's and TRL's command lines, which config import reads
         "--model_name_or_path",
         "--beta",
+        "--dataset_name",
         "--query-gpu",
         "--showproductname",
         "--showmeminfo",

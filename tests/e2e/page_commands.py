@@ -1,0 +1,73 @@
+"""The commands of a page's code blocks: read, and run as a user types them, in a folder like a checkout."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from support import Run, run_process
+
+ROOT = Path(__file__).resolve().parents[2]
+TIME = "a while"
+#: What a command may need, and whether it is here.
+NEEDS: dict[str, Callable[[], bool]] = {
+    TIME: lambda: True,
+    "DeepSpeed": lambda: find_spec("deepspeed") is not None,
+    "DeepSpeed and 4 devices": lambda: False,
+    "an NVIDIA card": lambda: False,  # tests/gpu
+    "a browser": lambda: False,  # tests/unit/watch opens the page in one
+    "iftop, root and several nodes": lambda: False,
+    "InfiniBand": lambda: False,
+    "the process id of a rank": lambda: False,  # tests/integration sends the signal
+    "a second run": lambda: False,  # tests/unit/cli compares two
+}
+_COMMENT = re.compile(r"\s+# ")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A command of a page, and what it needs."""
+
+    command: str
+    needs: str
+
+
+def lines(text: str) -> list[Line]:
+    """The commands of a page's ``text``, without their comments."""
+    found = []
+    for line in "".join(re.findall(r"```bash\n(.*?)```", text, re.DOTALL)).splitlines():
+        command, comment = (*_COMMENT.split(line, maxsplit=1), "")[:2]
+        needs = re.match(r"needs: ([^.]+)", comment)
+        found.append(Line(command.strip(), needs[1].strip() if needs else ""))
+    return found
+
+
+def like_a_checkout(folder: Path) -> Path:
+    """``folder`` with the checkout's scripts, configs and examples."""
+    for name in ("examples", "configs", "scripts", "main.py", "prepare_datasets.py"):
+        (folder / name).symlink_to(ROOT / name)
+    for path in ROOT.glob("config*.yaml"):
+        (folder / path.name).symlink_to(path)
+    return folder
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return {"PACELINE_CACHE": str(folder / "cache"), "PACELINE_LEDGER": "off", "MPLBACKEND": "Agg"}
+
+
+def verb(words: list[str], place: Path, extra: dict[str, str] | None = None) -> Run:
+    """A verb of ours, in a process that starts warm."""
+    argv = [sys.executable, "-m", "paceline.cli.main", *words]
+    return run_process(argv, 150, {**environment(place), **(extra or {})}, place)
+
+
+def in_a_shell(command: str, place: Path, extra: dict[str, str] | None = None) -> Run:
+    """As a user types it, with this interpreter's programs first on PATH."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environ = {**environment(place), "PATH": path, **(extra or {})}
+    return run_process(["bash", "-c", command], 560, environ, place)

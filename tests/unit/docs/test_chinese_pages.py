@@ -1,0 +1,44 @@
+"""Chinese twins of generated pages say what the English ones say, whole: no text is without a translation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from support import load_script
+
+HOW = "write the missing texts into scripts/chinese/ and run python scripts/chinese_pages.py"
+NAMES = sorted(path.stem for path in (Path(__file__).resolve().parents[3] / "scripts/chinese").glob("*.txt"))
+
+
+@pytest.fixture(scope="module")
+def chinese() -> ModuleType:
+    return load_script("chinese_pages")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_the_twin_says_what_the_page_says(name: str, chinese: ModuleType) -> None:
+    (page,) = [page for page in chinese.PAGES if page.name == name]
+    translation = chinese.Translation(chinese.read_table(page.table))
+    twin = chinese.translated(page, page.source.read_text(encoding="utf-8"), translation)
+    assert translation.missing == [], HOW
+    assert translation.unused == [], "translations of texts that are gone"
+    assert page.twin.read_text(encoding="utf-8") == twin, HOW
+
+
+def test_each_kind_of_text_is_translated(chinese: ModuleType) -> None:
+    """Headings, paragraphs over lines, items, cells and comments; names and code stay, the rest is missed."""
+    text = (
+        "## A head\n\nwords over\nlines\n- an item\n- `code` 12\n\n| a cell | `x\\|y` |\n|---|---|\n"
+        "| name | new |\n\n```bash\nls -l  # a comment\n```\n\n## Codes\n\n| left alone |\n"
+    )
+    texts = ("A head", "words over lines", "an item", "a cell", "a comment", "Codes", "gone")
+    translation = chinese.Translation(dict.fromkeys(texts, "中"))
+    page = chinese.Page("commands", names=True, english=frozenset({"Codes"}))
+    assert chinese.translated(page, text, translation) == (
+        "## 中\n\n中\n- 中\n- `code` 12\n\n| 中 | `x\\|y` |\n|---|---|\n"
+        "| name | new |\n\n```bash\nls -l  # 中\n```\n\n## 中\n\n| left alone |\n"
+    )
+    assert (translation.missing, translation.unused) == (["new"], ["gone"])
