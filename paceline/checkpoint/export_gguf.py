@@ -19,7 +19,7 @@ from torch import Tensor
 
 from paceline.checkpoint import codes
 from paceline.checkpoint.folder import gives_scores, without_progress
-from paceline.checkpoint.gguf_families import FAMILIES, REFUSED, Family, add_config
+from paceline.checkpoint.gguf_families import FAMILIES, REFUSED, GGUFFamily, add_config
 from paceline.checkpoint.gguf_layout import Folder, Stored, opened, stored
 from paceline.checkpoint.gguf_tensors import ROUNDED
 from paceline.checkpoint.gguf_tokenizer import add_tokenizer, compare_tokenizer, tokenizer_of
@@ -101,7 +101,12 @@ def write_gguf(folder: Path, dtype: torch.dtype) -> None:
 
 
 def _write(
-    path: Path, config: JsonObject, family: Family, tokenizer: JsonObject, weights: Folder, dtype: torch.dtype
+    path: Path,
+    config: JsonObject,
+    family: GGUFFamily,
+    tokenizer: JsonObject,
+    weights: Folder,
+    dtype: torch.dtype,
 ) -> list[Stored]:
     """Write the file; return its tensors."""
     from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFWriter, get_tensor_name_map
@@ -138,7 +143,12 @@ def _write(
 
 
 def _compare(
-    path: Path, config: JsonObject, family: Family, tensors: list[Stored], weights: Folder, dtype: torch.dtype
+    path: Path,
+    config: JsonObject,
+    family: GGUFFamily,
+    tensors: list[Stored],
+    weights: Folder,
+    dtype: torch.dtype,
 ) -> None:
     """Read config and weights back by Transformers. Raises CheckpointError where they differ."""
     from transformers import AutoConfig, AutoModelForCausalLM

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from paceline.checkpoint.gguf_tensors import (
-    Change,
+    TensorChange,
     heads_tiled,
     inputs_tiled,
     keys_in_pairs,
@@ -47,7 +47,7 @@ Source = str | Callable[[JsonObject], Json]
 _FLOATS = ("epsilon", "freq_base", "softcapping")
 
 
-class Writer(Protocol):
+class ConfigWriter(Protocol):
     """The part of ``gguf.GGUFWriter`` that is used here."""
 
     def add_bool(self, key: str, val: bool) -> None: ...
@@ -61,7 +61,7 @@ def _same(config: JsonObject) -> JsonObject:
 
 
 @dataclass(frozen=True)
-class Family:
+class GGUFFamily:
     """``arch`` is GGUF's name; ``keys`` maps keys of the file (after the name) to values of the config.
 
     ``names`` renames tensors before they are looked up. ``as_read`` is the config as Transformers says it
@@ -70,7 +70,7 @@ class Family:
 
     arch: str
     keys: Mapping[str, Source]
-    changes: tuple[Change, ...] = ()
+    changes: tuple[TensorChange, ...] = ()
     names: tuple[tuple[str, str], ...] = ()
     as_read: Callable[[JsonObject], JsonObject] = field(default=_same)
 
@@ -97,9 +97,12 @@ _EXPERTS: Mapping[str, Source] = {
     "expert_feed_forward_length": "moe_intermediate_size",
 }
 _SHARED: Mapping[str, Source] = {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"}
-_PAIRS = (Change(r"attn_q\.(weight|bias)", queries_in_pairs), Change(r"attn_k\.(weight|bias)", keys_in_pairs))
-_NORMS = Change(r"norm\.weight", plus_one, exact=False)
-_SHARED_GATE = Change(r"ffn_gate_inp_shexp\.weight", without_ones)
+_PAIRS = (
+    TensorChange(r"attn_q\.(weight|bias)", queries_in_pairs),
+    TensorChange(r"attn_k\.(weight|bias)", keys_in_pairs),
+)
+_NORMS = TensorChange(r"norm\.weight", plus_one, exact=False)
+_SHARED_GATE = TensorChange(r"ffn_gate_inp_shexp\.weight", without_ones)
 _GEMMA: Mapping[str, Source] = {
     **_LLAMA,
     "attention.sliding_window": "sliding_window",
@@ -117,12 +120,12 @@ _QWEN35: Mapping[str, Source] = {
     "rope.dimension_sections": rotary_sections,
 }
 _QWEN35_CHANGES = (
-    Change(r"(?<!ssm_)norm\.weight", plus_one, exact=False),
-    Change(r"ssm_a", minus_exponential, exact=False),
-    Change(r"ssm_(a|dt\.bias|alpha\.weight|beta\.weight)", heads_tiled),
-    Change(r"(attn_gate|attn_qkv|ssm_conv1d)\.weight", values_tiled),
-    Change(r"ssm_conv1d\.weight", without_ones),
-    Change(r"ssm_out\.weight", inputs_tiled),
+    TensorChange(r"(?<!ssm_)norm\.weight", plus_one, exact=False),
+    TensorChange(r"ssm_a", minus_exponential, exact=False),
+    TensorChange(r"ssm_(a|dt\.bias|alpha\.weight|beta\.weight)", heads_tiled),
+    TensorChange(r"(attn_gate|attn_qkv|ssm_conv1d)\.weight", values_tiled),
+    TensorChange(r"ssm_conv1d\.weight", without_ones),
+    TensorChange(r"ssm_out\.weight", inputs_tiled),
     _SHARED_GATE,
 )
 _DT_BIAS = ((r"\.dt_bias$", ".dt_proj.bias"),)
@@ -132,21 +135,21 @@ def _without(keys: Mapping[str, Source], *names: str) -> dict[str, Source]:
     return {key: source for key, source in keys.items() if key not in names}
 
 
-FAMILIES: Mapping[str, Family] = {
-    "llama": Family("llama", _LLAMA, _PAIRS),
-    "mistral": Family("llama", _LLAMA, _PAIRS, as_read=mistral_as_llama),
-    "qwen2": Family("qwen2", _LLAMA),
-    "qwen2_moe": Family("qwen2moe", {**_LLAMA, **_EXPERTS, **_SHARED}, (_SHARED_GATE,)),
-    "qwen3": Family("qwen3", _LLAMA),
-    "qwen3_moe": Family("qwen3moe", {**_LLAMA, **_EXPERTS}),
-    "qwen3_5_text": Family("qwen35", _QWEN35, _QWEN35_CHANGES, _DT_BIAS),
-    "qwen3_5_moe_text": Family(
+FAMILIES: Mapping[str, GGUFFamily] = {
+    "llama": GGUFFamily("llama", _LLAMA, _PAIRS),
+    "mistral": GGUFFamily("llama", _LLAMA, _PAIRS, as_read=mistral_as_llama),
+    "qwen2": GGUFFamily("qwen2", _LLAMA),
+    "qwen2_moe": GGUFFamily("qwen2moe", {**_LLAMA, **_EXPERTS, **_SHARED}, (_SHARED_GATE,)),
+    "qwen3": GGUFFamily("qwen3", _LLAMA),
+    "qwen3_moe": GGUFFamily("qwen3moe", {**_LLAMA, **_EXPERTS}),
+    "qwen3_5_text": GGUFFamily("qwen35", _QWEN35, _QWEN35_CHANGES, _DT_BIAS),
+    "qwen3_5_moe_text": GGUFFamily(
         "qwen35moe",
         {**_without(_QWEN35, "feed_forward_length"), **_EXPERTS, **_SHARED},
         _QWEN35_CHANGES,
         _DT_BIAS,
     ),
-    "gemma2": Family(
+    "gemma2": GGUFFamily(
         "gemma2",
         {
             **_GEMMA,
@@ -155,10 +158,10 @@ FAMILIES: Mapping[str, Family] = {
         },
         (_NORMS,),
     ),
-    "gemma3_text": Family(
+    "gemma3_text": GGUFFamily(
         "gemma3", {**_GEMMA, "rope.freq_base": "rope_parameters.full_attention.rope_theta"}, (_NORMS,)
     ),
-    "phi3": Family(
+    "phi3": GGUFFamily(
         "phi3",
         {
             **_SIZES,
@@ -169,7 +172,7 @@ FAMILIES: Mapping[str, Family] = {
             "attention.sliding_window": lambda config: config.get("sliding_window") or 0,
         },
     ),
-    "stablelm": Family(
+    "stablelm": GGUFFamily(
         "stablelm",
         {
             **_SIZES,
@@ -178,8 +181,10 @@ FAMILIES: Mapping[str, Family] = {
             "use_parallel_residual": "use_parallel_residual",
         },
     ),
-    "starcoder2": Family("starcoder2", {**_SIZES, **_ROTARY, "attention.layer_norm_epsilon": "norm_epsilon"}),
-    "falcon": Family(
+    "starcoder2": GGUFFamily(
+        "starcoder2", {**_SIZES, **_ROTARY, "attention.layer_norm_epsilon": "norm_epsilon"}
+    ),
+    "falcon": GGUFFamily(
         "falcon",
         {
             **_without(_SIZES, "feed_forward_length", "attention.head_count_kv"),
@@ -189,7 +194,7 @@ FAMILIES: Mapping[str, Family] = {
             "rope.freq_base": "rope_parameters.rope_theta",
         },
     ),
-    "bloom": Family(
+    "bloom": GGUFFamily(
         "bloom",
         {
             "context_length": lambda config: 2048,
@@ -201,9 +206,9 @@ FAMILIES: Mapping[str, Family] = {
             "attention.layer_norm_epsilon": "layer_norm_epsilon",
             "vocab_size": "vocab_size",
         },
-        (Change(r"attn_qkv\.(weight|bias)", queries_keys_values),),
+        (TensorChange(r"attn_qkv\.(weight|bias)", queries_keys_values),),
     ),
-    "gpt2": Family(
+    "gpt2": GGUFFamily(
         "gpt2",
         {
             "context_length": "n_positions",
@@ -214,12 +219,12 @@ FAMILIES: Mapping[str, Family] = {
             "attention.layer_norm_epsilon": "layer_norm_epsilon",
             "vocab_size": "vocab_size",
         },
-        (Change(r"(attn_qkv|attn_output|ffn_up|ffn_down)\.weight", transposed),),
+        (TensorChange(r"(attn_qkv|attn_output|ffn_up|ffn_down)\.weight", transposed),),
     ),
-    "nemotron": Family(
+    "nemotron": GGUFFamily(
         "nemotron", {**_SIZES, **_ROTARY, "attention.layer_norm_epsilon": "norm_eps"}, (_NORMS,)
     ),
-    "mamba": Family(
+    "mamba": GGUFFamily(
         "mamba",
         {
             "context_length": lambda config: 2**20,
@@ -235,9 +240,12 @@ FAMILIES: Mapping[str, Family] = {
             "ssm.dt_b_c_rms": lambda config: False,
             "vocab_size": "vocab_size",
         },
-        (Change(r"ssm_conv1d\.weight", without_ones), Change(r"ssm_a", minus_exponential, exact=False)),
+        (
+            TensorChange(r"ssm_conv1d\.weight", without_ones),
+            TensorChange(r"ssm_a", minus_exponential, exact=False),
+        ),
     ),
-    "lfm2": Family(
+    "lfm2": GGUFFamily(
         "lfm2",
         {
             **_without(_LLAMA, "feed_forward_length", "attention.head_count_kv", *_RMS),
@@ -246,10 +254,10 @@ FAMILIES: Mapping[str, Family] = {
             "attention.layer_norm_rms_epsilon": "norm_eps",
             "shortconv.l_cache": "conv_L_cache",
         },
-        (Change(r"shortconv\.conv\.weight", without_ones),),
+        (TensorChange(r"shortconv\.conv\.weight", without_ones),),
         as_read=lfm2_as_read,
     ),
-    "minimax_m2": Family(
+    "minimax_m2": GGUFFamily(
         "minimax-m2",
         {
             **_LLAMA,
@@ -272,7 +280,7 @@ REFUSED: Mapping[str, str] = {
 }
 
 
-def add_config(writer: Writer, family: Family, config: JsonObject) -> None:
+def add_config(writer: ConfigWriter, family: GGUFFamily, config: JsonObject) -> None:
     """Add what the file says of the architecture; what the config has none of is left out."""
     for key, source in family.keys.items():
         value = at(config, source) if isinstance(source, str) else source(config)

@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from paceline.checkpoint.gguf_tensors import Change
+from paceline.checkpoint.gguf_tensors import TensorChange
 from paceline.core.json_types import JsonObject
 
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
@@ -52,7 +52,7 @@ class Stored:
     name: str
     sources: tuple[str, ...]
     is_stack: bool
-    changes: tuple[Change, ...]
+    changes: tuple[TensorChange, ...]
 
     def made(self, read: Callable[[str], Tensor], config: JsonObject) -> Tensor:
         """Return it from the tensors that ``read`` gives."""
@@ -76,7 +76,7 @@ class Stored:
 def stored(
     folder: Folder,
     name_of: Callable[[str], str | None],
-    changes: Sequence[Change],
+    changes: Sequence[TensorChange],
     renamed: Sequence[tuple[str, str]],
 ) -> list[Stored] | str:
     """Return the file's tensors, or the name of a folder's tensor that GGUF has no name for.

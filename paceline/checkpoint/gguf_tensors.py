@@ -21,7 +21,7 @@ ROUNDED = 2.0**-21
 
 
 @dataclass(frozen=True)
-class Change:
+class TensorChange:
     """What happens to the tensors whose name in GGUF ends as the regular expression ``names`` says."""
 
     names: str

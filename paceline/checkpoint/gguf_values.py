@@ -57,8 +57,8 @@ def lfm2_width(config: JsonObject) -> int:
 
 def lfm2_as_read(config: JsonObject) -> JsonObject:
     """The width as computed; multiplier and unit then say nothing."""
-    said = {"block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256}
-    return {**config, "block_auto_adjust_ff_dim": False, "intermediate_size": lfm2_width(config), **said}
+    assumed = {"block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256}
+    return {**config, "block_auto_adjust_ff_dim": False, "intermediate_size": lfm2_width(config), **assumed}
 
 
 def lfm2_key_heads(config: JsonObject) -> list[int]:
