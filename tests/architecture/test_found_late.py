@@ -46,7 +46,6 @@ OTHER_VERBS = (
     "evaluation/models.py",
     "evaluation/prepared.py",
     "evaluation/ranks.py",
-    "evaluation/straight.py",
     "evaluation/scoring.py",
     "generation/answer.py",
     "generation/chat.py",

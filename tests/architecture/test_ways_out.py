@@ -71,6 +71,7 @@ WRITERS = {
     "paceline/evaluation/judge.py": "prompts of the judge, in a temporary folder",
     "paceline/evaluation/main.py": "results, in a temporary folder",
     "paceline/evaluation/scoring.py": "answers, in a temporary folder",
+    "paceline/evaluation/straight.py": "the path of a checkpoint, in a temporary folder",
     "paceline/evaluation/work.py": "settings and results, in a folder beside what the user names",
     "paceline/watch/page/columns.py": "numbers",
     "paceline/watch/page/index.py": "what a run's events hold, redacted as they were written",
