@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from paceline.cli.options import ConfigFile, LauncherOption, Overrides
 from paceline.core.tables import ALGORITHMS
+from paceline.core.version import PACKAGE_VERSION
+from paceline.launch.outlet import terminal
+from paceline.runlog.redact import printable
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
 
@@ -60,11 +65,21 @@ def train(
     Inside srun, mpirun, torchrun, accelerate or deepspeed each process becomes one rank of the one run.
     """
     from paceline.cli.joined import join, on_its_node, rehearsed
-    from paceline.cli.start import start
     from paceline.launch.options import LaunchOptions
 
     options = LaunchOptions(nproc, nnodes, node_rank, master_addr, master_port, algorithm, resume, launcher)
     if not dry_run:
         join(config, overrides or [], options, local_rank)
+    first_word(config)
+    from paceline.cli.start import start  # a second of imports
+
     options = rehearsed(options) if dry_run else on_its_node(options)
     raise typer.Exit(start(config, overrides or [], options, dry_run=dry_run))
+
+
+def first_word(config: Path) -> None:
+    """Say on a terminal what begins, before the imports and checks that take a moment; a log has no need."""
+    stream = terminal(sys.stderr)
+    if stream.isatty():
+        print(f"paceline {PACKAGE_VERSION}: {printable(str(config))} is read and checked ...", file=stream)
+        stream.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -240,3 +241,23 @@ def test_verbs_that_need_torch_become_another_process(
     [started] = no_start
     assert started[:4] == [sys.executable, "-m", "paceline.launch.entered", module]
     assert " ".join(passed_on) in " ".join(started[4:])
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_train_says_on_a_terminal_what_begins_before_it_imports_more(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from paceline.cli.train import first_word
+
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: is_terminal)
+    monkeypatch.setattr(sys, "stderr", stream)
+    first_word(Path("a\x1b[31m.yaml"))
+    said = stream.getvalue()
+    assert ("a\\x1b[31m.yaml" in said) is is_terminal and "\x1b" not in said and bool(said) is is_terminal
+
+
+def test_what_train_imports_before_its_first_word_is_little() -> None:
+    modules = imported_after("import paceline.cli.train, paceline.cli.joined, paceline.launch.options")
+    assert not {name for name in modules if name.startswith(("paceline.rules", "paceline.plan.cost"))}
+    assert not modules & {"pydantic", "torch", "numpy", "rich", "ruamel.yaml"}
