@@ -13,7 +13,7 @@ from paceline.checkpoint.foreign.converted import Conversion, write_converted
 from paceline.checkpoint.foreign.dcp_state import is_dcp_folder, is_fsdp_folder, read_dcp, read_fsdp
 from paceline.checkpoint.foreign.model_names import ModelNames, model_names, read_config, side_files
 from paceline.checkpoint.foreign.reading import PickleReader
-from paceline.checkpoint.foreign.state import ForeignState, incomplete
+from paceline.checkpoint.foreign.state import ForeignState, incomplete, misfit
 from paceline.checkpoint.foreign.tensors import MappedFiles
 from paceline.checkpoint.foreign.trainer import ADAPTER_CONFIG, is_trainer_folder, read_trainer
 from paceline.checkpoint.foreign.universal import is_universal_folder, read_universal
@@ -42,6 +42,7 @@ class ForeignForm:
     read: ForeignReader
 
 
+MOST_STEPS = 10**15  # a folder's name has so many digits
 #: In the order in which they are tried.
 FORMS: Sequence[ForeignForm] = (
     ForeignForm(is_dcp_folder, read_dcp),
@@ -108,6 +109,8 @@ def convert(
         walls = tuple(pickles.walls)
         if step is not None:
             state = replace(state, step=step)
+        if not 0 <= state.step < MOST_STEPS:
+            raise misfit("the number of finished steps is none", str(source), str(state.step)[:40])
         written = write_converted(
             state, names.buffers, {**side_files(beside), **side_files(source)}, source, to
         )

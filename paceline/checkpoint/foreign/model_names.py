@@ -41,7 +41,11 @@ def model_names(config: JsonObject, where: Path) -> ModelNames:
         hint = "export its weights with the program that wrote it, and set model.name_or_path"
         found = f"model_type: {config.get('model_type')!r}"
         raise misfit("Transformers has no causal language model of this type", str(where), found, hint)
-    model = text_model_of(dict(config))
+    try:
+        model = text_model_of(dict(config))
+    except Exception as exc:  # whatever a config of a stranger makes Transformers raise
+        what, found = "Transformers builds no model of this config", f"{type(exc).__name__}: {exc}"[:300]
+        raise misfit(what, str(where / "config.json"), found, "put the model's own config there") from exc
     named = dict(model.named_parameters())
     buffers = {name: tuple(b.shape) for name, b in persistent_buffers(model)}
     return ModelNames(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import isfinite
 from pathlib import Path
 
 from paceline.checkpoint.foreign.model_names import ModelNames, adapter_name, by_model, read_config
@@ -170,4 +171,6 @@ def _scaler(file: TorchFile) -> tuple[float, int] | None:
 
 def last_step(moments: Iterable[Mapping[str, LazyTensor]]) -> int:
     """Return the largest ``step`` among the moments; 0 without any."""
-    return max((int(kinds["step"].load()) for kinds in moments if "step" in kinds), default=0)
+    steps = [kinds["step"] for kinds in moments if "step" in kinds]
+    found = [float(step.load()) for step in steps if step.shape == ()]
+    return int(max((value for value in found if isfinite(value)), default=0))
