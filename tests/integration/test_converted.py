@@ -141,10 +141,10 @@ def test_a_folder_of_torch_dcp_goes_on(tmp_path: Path, tokenizer_dir: Path, pace
     assert near(found, losses[SAVED:])
 
 
-def trained_by_deepspeed(folder: Path, tokenizer: Path, stage: int) -> list[float]:
-    """Train with DeepSpeed's engine on two processes; return the losses after the save."""
-    port, script = free_port(), Path(__file__).with_name("foreign_deepspeed.py")
-    argv = [sys.executable, str(script), str(folder), str(tokenizer), str(stage)]
+def trained_on_two(program: str, folder: Path, tokenizer: Path, *more: str) -> list[float]:
+    """Train with another program on two processes; return the losses after the save."""
+    port, script = free_port(), Path(__file__).with_name(program)
+    argv = [sys.executable, str(script), str(folder), str(tokenizer), *more]
     ranks = []
     for rank in (0, 1):
         with (folder / f"{rank}.log").open("w") as log:
@@ -164,7 +164,7 @@ def trained_by_deepspeed(folder: Path, tokenizer: Path, stage: int) -> list[floa
 def test_a_checkpoint_of_deepspeed_goes_on(
     tmp_path: Path, tokenizer_dir: Path, paceline: Paceline, stage: int, universal: bool
 ) -> None:
-    expected = trained_by_deepspeed(tmp_path, tokenizer_dir, stage)
+    expected = trained_on_two("foreign_deepspeed.py", tmp_path, tokenizer_dir, str(stage))
     saved = tmp_path / "saved"
     (tmp_path / "base").mkdir()
     build().save_pretrained(tmp_path / "base")
@@ -196,3 +196,16 @@ def test_an_adapter_of_peft_goes_on(tmp_path: Path, tokenizer_dir: Path, pacelin
     lora = {**settings, "alpha": 16, "dropout": 0.0}
     source = tmp_path / f"hf/checkpoint-{SAVED}"
     assert near(continued(paceline, tmp_path, source, base, lora=lora, learning_rate=0.1), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.fresh
+def test_what_accelerate_saved_under_fsdp_goes_on(
+    tmp_path: Path, tokenizer_dir: Path, paceline: Paceline
+) -> None:
+    expected = trained_on_two("foreign_accelerate.py", tmp_path, tokenizer_dir)
+    (tmp_path / "base").mkdir()
+    build().save_pretrained(tmp_path / "base")
+    AutoTokenizer.from_pretrained(str(tokenizer_dir)).save_pretrained(tmp_path / "base")
+    source = tmp_path / "saved/pytorch_model_fsdp_0"
+    assert near(continued(paceline, tmp_path, source, tmp_path / "base"), expected)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import test_foreign_dcp
-import test_foreign_deepspeed as deepspeed
+import test_zero_folders as deepspeed
 from foreign_samples import write_trainer_folder
 
 from paceline.checkpoint.foreign import find
