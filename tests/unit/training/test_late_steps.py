@@ -120,12 +120,13 @@ def test_it_is_recorded_before_a_save_and_before_an_evaluation(
     assert runner.done.index("start 3") > runner.done.index(word)
 
 
-def test_it_is_recorded_before_a_stop() -> None:
+@pytest.mark.parametrize("saves", [True, False])
+def test_it_is_recorded_before_a_stop(saves: bool) -> None:
     runner = OnItsWay(losses(3, 2, 1))
-    trainer = late(runner, 3, saves=Saved(runner.done))
+    trainer = late(runner, 3, saves=Saved(runner.done) if saves else None)
     trainer.stop_requested = lambda: trainer.state.step == 2
     assert trainer.train() == "stopped"
-    assert runner.done[-3:] == ["read 2", "record 2", "save 2"]
+    assert runner.done[-3 if saves else -2 :] == ["read 2", "record 2", "save 2"][: 3 if saves else 2]
 
 
 def test_if_the_next_step_fails_the_record_of_the_one_before_is_there() -> None:
