@@ -23,6 +23,7 @@ from paceline.watch.page.report import write_report
 playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need playwright")
 axe = pytest.importorskip("axe_playwright_python", reason="the browser tests need axe-playwright-python")
 CHROMIUM = shutil.which("chromium") or ""
+pytestmark = pytest.mark.skipif(not CHROMIUM, reason="there is no chromium")
 SLOW = pytest.mark.slow
 TABS = ("overview", "curves", "samples", "findings", "plan", "config", "checkpoints", "logs")
 
@@ -30,8 +31,6 @@ TABS = ("overview", "curves", "samples", "findings", "plan", "config", "checkpoi
 @contextmanager
 def browsing(width: int, theme: str) -> Iterator[Any]:
     """A page of Chromium whose errors fail the test."""
-    if not CHROMIUM:
-        pytest.skip("there is no chromium")
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM)
         context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=theme)
