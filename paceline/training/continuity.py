@@ -32,7 +32,7 @@ def keep_global_batch(state: JsonObject, plan: Plan) -> tuple[Plan, list[Diagnos
     )
     sharing = int(as_number(state.get("data_parallel_size", plan.batch.data_parallel_size)))
     same_ranks = (ranks, sharing) == (plan.world_size, plan.batch.data_parallel_size)
-    if rows == plan.batch.global_batch or (same_ranks and not _asked_alike(state, plan)):
+    if rows == plan.batch.global_batch or (same_ranks and not _same_split_configured(state, plan)):
         return plan, []  # same ranks, another batch: ``same_run`` reports it
     batch = resplit(rows, plan.batch.data_parallel_size, plan.batch.micro_batch)
     note = codes.RESUME_BATCH_RESPLIT(
@@ -45,13 +45,13 @@ def keep_global_batch(state: JsonObject, plan: Plan) -> tuple[Plan, list[Diagnos
     return replace(plan, batch=batch), [note]
 
 
-def _asked_alike(state: JsonObject, plan: Plan) -> bool:
+def _same_split_configured(state: JsonObject, plan: Plan) -> bool:
     """Whether the checkpoint's config asks for this plan's micro-batch and accumulation.
 
     With other rows per step on the same ranks, that run had kept them from one on other ranks.
     """
-    asked = as_object(as_object(state.get("config")).get("training"))
-    then = asked.get("per_device_train_batch_size"), asked.get("gradient_accumulation_steps")
+    training = as_object(as_object(state.get("config")).get("training"))
+    then = training.get("per_device_train_batch_size"), training.get("gradient_accumulation_steps")
     return then == (plan.batch.micro_batch, plan.batch.accumulation)
 
 
