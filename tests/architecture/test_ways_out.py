@@ -147,6 +147,7 @@ def test_every_loader_says_whether_code_may_run() -> None:
 # Who writes a terminal's control sequences, and where what others wrote is escaped in it
 TERMINALS = {
     "paceline/training/worker.py": "data.main.Bar",
+    "paceline/cli/train.py": "printable() on the name of a config",
     "paceline/data/main.py": "rates and counts",
     "paceline/data/show.py": "rows and totals, through printable",
     "paceline/training/console.py": "printable() on every line",
