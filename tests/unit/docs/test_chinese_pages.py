@@ -17,7 +17,6 @@ def chinese() -> ModuleType:
     return load_script("chinese_pages")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_twin_says_what_the_page_says(name: str, chinese: ModuleType) -> None:
     (page,) = [page for page in chinese.PAGES if page.name == name]

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from support import load_script
 
 from paceline.cli.main import VERBS
@@ -15,7 +14,6 @@ ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs/commands.md"
 
 
-@pytest.mark.slow
 def test_the_page_is_what_the_parsers_say() -> None:
     written = load_script("command_page").page()
     assert PAGE.read_text(encoding="utf-8") == written, "python scripts/command_page.py writes it"
