@@ -7,12 +7,14 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from paceline.cli import codes
 from paceline.cli import evaluation_options as options
-from paceline.cli.process import call
+from paceline.cli.process import become, call
+from paceline.core.errors import ConfigError
 from paceline.core.json_types import JsonObject
 
 if TYPE_CHECKING:
@@ -41,6 +43,14 @@ JudgePrompt = Annotated[
     str | None,
     typer.Option(metavar="FILE", help="What the judge is shown, with {prompt} {expected} {answer}."),
 ]
+LmEval = Annotated[
+    str | None,
+    typer.Option(
+        "--lm-eval",
+        metavar="A,B",
+        help="Tasks of lm-evaluation-harness in place of --data: names, or YAML files of your own.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Picture = Annotated[
     Path | None,
@@ -54,7 +64,10 @@ Picture = Annotated[
 @app.command()
 def evaluate(
     subjects: options.Subjects,
-    data: options.DataFile,
+    data: Annotated[
+        str | None,
+        typer.Option("--data", metavar="F", help="The rows: a file, folder or data set, as in data.train."),
+    ] = None,
     metrics: Metrics = None,
     checkpoints: Checkpoints = "result",
     losses: Losses = True,
@@ -71,6 +84,7 @@ def evaluate(
     dtype: options.Dtype = "float32",
     as_json: AsJson = False,
     plot: Picture = None,
+    lm_eval: LmEval = None,
 ) -> None:
     """Measure models over the rows of a file: loss, perplexity, token accuracy, and metrics of their answers.
 
@@ -80,6 +94,14 @@ def evaluate(
     from paceline.api.evaluating import evaluated
 
     models, settings = options.split_subjects(subjects)
+    if lm_eval is not None:
+        if data is not None or settings or metrics or judge:
+            what, hint = "tasks bring their own rows and metrics", "two commands, one of them with --data"
+            raise ConfigError(codes.CLI_OPTION(what, "--lm-eval", lm_eval, hint))
+        _harness(models, lm_eval, checkpoints, batch_size, max_rows, dtype, as_json)
+    if data is None:
+        hint = "--data F, or tasks of lm-evaluation-harness: --lm-eval A,B"
+        raise ConfigError(codes.CLI_OPTION("no rows are named", "--data", "", hint))
     job: JsonObject = {
         "models": [*models],
         "data": options.data_set(data, row_format, columns, split, max_rows),
@@ -100,6 +122,21 @@ def evaluate(
         raise typer.Exit(code)
     to = plot or (Path(models[0]) / "evaluation.png" if len(models) == 1 and len(found) > 1 else None)
     raise typer.Exit(_show(found, as_json, to))
+
+
+def _harness(
+    models: Sequence[str],
+    tasks: str,
+    checkpoints: str,
+    batch_size: int,
+    limit: int | None,
+    dtype: str,
+    as_json: bool,
+) -> NoReturn:
+    """Become the program that runs tasks of lm-evaluation-harness."""
+    options = ["--tasks", tasks, "--checkpoints", checkpoints, "--batch-size", str(batch_size)]
+    options += ["--dtype", dtype, *(["--limit", str(limit)] if limit is not None else [])]
+    become("paceline.evaluation.harness", *models, *options, *(["--json"] if as_json else []))
 
 
 def _show(found: Sequence[Evaluation], as_json: bool, to: Path | None) -> int:

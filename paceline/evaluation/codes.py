@@ -51,3 +51,8 @@ EVALUATION_JUDGE = Code(
     "The judge's answers hold no score (a number from 0 to 10 behind `Score:`) for some rows. These rows do"
     " not count in the mean.",
 )
+EVALUATION_LM_EVAL = Code(
+    "evaluation.lm_eval",
+    "`paceline evaluate --lm-eval` runs tasks of lm-evaluation-harness: it must be installed (the extra"
+    " lm-eval), and a task is a name that it knows or a YAML file of your own with the line `task: NAME`.",
+)

@@ -39,6 +39,7 @@ OTHER_VERBS = (
     "data/show.py",
     "evaluation/checked.py",
     "evaluation/generated.py",
+    "evaluation/harness.py",
     "evaluation/judge.py",
     "evaluation/judge_prompt.py",
     "evaluation/measured.py",

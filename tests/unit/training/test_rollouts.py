@@ -30,14 +30,13 @@ from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
 from paceline.protocols.rollout import RolloutAnswers
 from paceline.protocols.window import StepResult, Window
-from paceline.runlog import events
 from paceline.training.rollout.answers import Limits, RolloutGenerator
 from paceline.training.rollout.draws import Draws, Prompt
 from paceline.training.rollout.layout import AnswerRows, RolloutLayout
 from paceline.training.rollout.setup import sampling_exact
 from paceline.training.rollout.windows import RolloutWindows
-from paceline.training.state import BestRule
-from paceline.training.trainer import Trainer
+from paceline.training.state import TrainState
+from paceline.training.unread import findings_of
 from paceline.training.windows import BatchLayout, count_epochs
 
 PROMPTS = [(3, 4), (5,), (6, 7, 8), (9,), (10, 11)]
@@ -538,9 +537,5 @@ def test_rows_that_a_reward_cannot_use_are_named_alike_on_every_rank() -> None:
 def test_a_step_whose_answers_were_all_left_out_tells_of_the_reward(filtered: bool, told: str) -> None:
     window = windows(Ranks(0, {}), BatchLayout(4, 1, 0, 1), filtered=filtered, redraws=2 * filtered).window(0)
     assert told in window.no_labels and "max_length" not in window.no_labels
-    emitted: list[Any] = []
-    unused: Any = SimpleNamespace(loss_falls=True)
-    trainer = Trainer(*[unused] * 12, observers=[emitted.append], best=BestRule(), stop_requested=unused)
-    trainer._check(window, StepResult({}, {}, None, "no_labels", 0), 0.1)
-    [notice] = [event for event in emitted if isinstance(event, events.Notice)]
-    assert notice.diagnostic.code == "training.no_labels" and notice.diagnostic.hint == window.no_labels
+    [found] = findings_of(window, StepResult({}, {}, None, "no_labels", 0), 0.1, TrainState())
+    assert found.code == "training.no_labels" and found.hint == window.no_labels

@@ -87,6 +87,7 @@ def trainer(beside: Beside, heard: list[events.Event], monkeypatch: pytest.Monke
         any_rank=bool,
         observers=[heard.append],
         failed_saves=0,
+        doing=lambda step, phase: None,
     )
     return made
 
