@@ -28,7 +28,7 @@ TESTS = {
         "test_adapters_train_as_on_a_cpu",
     ),
     "test_device_budgets.py": (
-        "test_a_window_waits_once_and_a_micro_batch_for_nothing",
+        "test_a_window_and_a_micro_batch_wait_for_nothing",
         "test_an_optimizer_that_cannot_skip_costs_one_wait_more",
     ),
 }
