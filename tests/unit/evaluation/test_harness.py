@@ -69,6 +69,7 @@ def test_the_numbers_are_its_own_to_the_last_digit(
         tasks=["paceline_sums"],
         task_manager=TaskManager(include_path=str(tmp_path), include_defaults=False),
         batch_size=8,
+        device="cpu",
     )["results"]["paceline_sums"]
     found = ours["lm_eval"]["paceline_sums"]
     assert found and 0 < found["acc,none"] < 1
