@@ -283,7 +283,7 @@ def saver(tree: Tree) -> None:
         mock.patch.object(Session, "parts", lambda _: parts),
     ):
         of.build((), lambda: False, lambda event, notes: None)
-        saves = Session.trainer.call_args.args[-1]  # type: ignore[attr-defined]
+        saves = Session.trainer.call_args.args[3]  # type: ignore[attr-defined]
         saves.save(4)
 
 

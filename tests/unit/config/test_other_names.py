@@ -41,6 +41,7 @@ ANY_VALUE = {
         "do_eval",
         "local_rank",
         "logging_dir",
+        "use_mps_device",
         "include_for_metrics_inputs",
         "plot_loss",
         "overwrite_cache",
