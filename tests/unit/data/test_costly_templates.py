@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import resource
 import signal
+import sys
 import threading
 from pathlib import Path
 
@@ -132,3 +133,26 @@ def test_in_another_thread_memory_is_bounded_still(tokenizer: Path) -> None:
     thread.start()
     thread.join()
     assert len(caught) == 1 and "MiB" in caught[0]
+
+
+def test_a_ring_that_a_destructor_swallows_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python drops what a destructor raises, and would report it; the clock rings again."""
+    reported: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", reported.append)
+    monkeypatch.setattr(bounded, "CPU_SECONDS", 0.05)
+    ended: list[str] = []
+
+    class Slow:
+        def __del__(self) -> None:
+            try:
+                while True:
+                    pass
+            finally:
+                ended.append("by the clock")
+
+    with pytest.raises(bounded.SpentError), bounded.bounded_time():
+        Slow()
+        while True:
+            pass
+    assert ended == ["by the clock"] and reported == []
+    assert sys.unraisablehook == reported.append
