@@ -91,7 +91,8 @@ def _device(kind: str, module: ModuleType, index: int) -> SeenDevice:
         None if free is None else int(free),
         capability,
         uuid,
-        str(getattr(properties, "gcnArchName", "") or "").partition(":")[0],
+        # torch's CUDA builds have this attribute too, and give the card's name there
+        str(getattr(properties, "gcnArchName", "") or "").partition(":")[0] if torch.version.hip else "",
         None if capability is not None else _computes_bf16(f"{kind}:{index}"),
         shared=shared,
     )

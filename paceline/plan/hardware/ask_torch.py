@@ -1,8 +1,8 @@
 """Ask torch for its accelerators in a process of its own, and keep the answer for this boot.
 
 An import of torch and the driver's start take seconds, so that an answer with devices is kept in the cache
-folder under everything that it depends on: the boot, the driver, the installed torch, the device files and
-the variables that hide devices. What may change while these stay (free memory) is not kept.
+folder under everything that it depends on: the boot, the driver, the installed torch, what asks it, the
+device files and the variables that hide devices. What may change while these stay (free memory) is not kept.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from paceline.plan.hardware.seen import TorchAnswer, Wheel
 
 TORCH_SECONDS = 120.0  # eight cards without the persistence daemon take half a minute
 PROBE_MODULE = "paceline.runtime.probe"
-_FORMAT = 2
 _BESIDE = (
     "NVIDIA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER",
@@ -105,10 +104,17 @@ def _kept(record: Path) -> TorchAnswer | None:
     )
 
 
+def _asker() -> str:
+    """What asks, and in which words it answers: another release's answer may be a wrong one."""
+    package = Path(next(iter(paceline.__path__)))
+    sources = (package / "runtime" / "probe.py", package / "plan" / "hardware" / "seen.py")
+    return hashlib.sha256("".join(map(_text, sources)).encode()).hexdigest()
+
+
 def _key(environ: Mapping[str, str], wheel: Wheel) -> str:
     names = {name for kind in KINDS.values() for name in kind.visible} | {*_BESIDE}
     known: dict[str, object] = {
-        "format": _FORMAT,
+        "asker": _asker(),
         "host": socket.gethostname(),
         "boot": _text(Path("/proc/sys/kernel/random/boot_id")),
         "driver": driver_version() or _text(Path("/proc/driver/nvidia/version")),

@@ -87,9 +87,8 @@ def runs_on(device: SeenDevice, arch_list: Sequence[str]) -> bool:
     """
     if not arch_list or (device.capability is None and not device.arch):
         return True
-    if device.arch:
+    if device.capability is None:
         return any(one.partition(":")[0] == device.arch for one in arch_list)
-    assert device.capability is not None
     major, minor = divmod(round(device.capability * 10), 10)
     for arch in arch_list:
         form, _, number = arch.rstrip("af").partition("_")

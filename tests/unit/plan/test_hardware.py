@@ -164,18 +164,21 @@ ANSWER = TorchAnswer("2.13.0+cu130", "cuda", (SeenDevice("NVIDIA L4", 22 * 2**30
 def test_an_answer_with_devices_is_kept_for_what_it_depends_on_and_free_memory_never(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replies = [(ANSWER, "")] * 3
+    replies = [(ANSWER, "")] * 4
     monkeypatch.setattr(ask, "_query_child", lambda environ: replies.pop())
     wheel = Wheel("2.13.0+cu130", cuda="13.0")
     first, _ = ask.ask_torch({}, wheel, tmp_path)
     again, _ = ask.ask_torch({}, wheel, tmp_path)
-    assert first == ANSWER and len(replies) == 2
+    assert first == ANSWER and len(replies) == 3
     assert again is not None and again.devices[0].total_bytes == 22 * 2**30
     assert (again.fresh, again.devices[0].free_bytes) == (False, None)
     ask.ask_torch({"CUDA_VISIBLE_DEVICES": "0"}, wheel, tmp_path)
-    assert len(replies) == 1, "another selection of devices is another question"
+    assert len(replies) == 2, "another selection of devices is another question"
     ask.ask_torch({}, Wheel("2.14.0+cu130", cuda="13.0"), tmp_path)
-    assert replies == [], "so is another torch"
+    assert len(replies) == 1, "so is another torch"
+    monkeypatch.setattr(ask, "_asker", lambda: "another release of Paceline, whose probe was mended")
+    ask.ask_torch({}, wheel, tmp_path)
+    assert replies == [], "and another probe"
 
 
 @pytest.mark.parametrize("reply", [(None, "no answer"), (TorchAnswer("2.13.0+cu130"), "")])

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from paceline.plan.hardware.cards import runs_on
 from paceline.runtime import probe
 
 GIB = 2**30
@@ -37,3 +38,19 @@ def test_memory_that_processes_can_still_get(tmp_path: Path) -> None:
     for text, expected in (("MemTotal: 9 kB\nMemAvailable:   7 kB\n", 7168), ("MemAvailable: x\n", 0)):
         meminfo.write_text(text)
         assert probe.available_host_memory(meminfo) == expected
+
+
+@pytest.mark.parametrize(("hip", "arch"), [(None, ""), ("7.0", "gfx942")])
+def test_the_architecture_is_amds_alone(hip: str | None, arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CUDA build of torch has the attribute too, with the card's name: a real H100 was refused for it."""
+    monkeypatch.setattr(torch.version, "hip", hip)
+    given = "gfx942:sramecc+:xnack-" if hip else "NVIDIA H100 80GB HBM3"
+    properties = SimpleNamespace(name="A card", total_memory=80 * GIB, gcnArchName=given)
+    module = SimpleNamespace(
+        get_device_properties=lambda index: properties, get_device_capability=lambda index: (9, 0)
+    )
+    monkeypatch.setattr(probe, "_computes_bf16", lambda device: True)
+    found = probe._device("cuda", module, 0)  # type: ignore[arg-type]
+    assert (found.arch, found.capability) == (arch, None if hip else 9.0)
+    assert runs_on(found, ["gfx90a", "gfx942"] if hip else ["sm_80", "sm_90", "sm_100"])
+    assert not runs_on(found, ["gfx90a"] if hip else ["sm_80", "sm_100"])
