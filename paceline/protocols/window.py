@@ -72,11 +72,13 @@ class UnreadResult:
     read       returns it, once it is there
     under_way  whether reading may have to wait for the device
     arrives    whether it is there within so many seconds; raises nothing
+    seconds    of the window on the device's own clock, once it was read; None where it keeps no time
     """
 
     read: Callable[[], StepResult]
     under_way: bool = False
     arrives: Callable[[float], bool] = lambda seconds: True
+    seconds: Callable[[], float | None] = lambda: None
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,15 @@ from paceline.plan.hardware.kinds import CPU, kind_of
 _POLL_SECONDS = 0.005
 
 
+def stamp(device: torch.device) -> torch.Event | None:
+    """Return a mark behind what is enqueued on ``device``, which keeps the time of its passing; None on
+    devices whose copies the host waits for.
+    """
+    if not kind_of(device.type).pins:
+        return None
+    return torch.accelerator.current_stream(device).record_event(torch.Event(device, enable_timing=True))
+
+
 class CopiedToHost:
     """Copies of ``tensors``, enqueued behind what computes them.
 
@@ -22,12 +31,11 @@ class CopiedToHost:
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         [device] = {tensor.device for tensor in tensors}
-        self._event: torch.Event | None = None
-        if kind_of(device.type).pins:
-            self._copies = [tensor.to(CPU.name, non_blocking=True) for tensor in tensors]
-            self._event = torch.accelerator.current_stream(device).record_event()
-        else:
-            self._copies = [tensor.cpu() for tensor in tensors]
+        pins = kind_of(device.type).pins
+        self._copies = [
+            tensor.to(CPU.name, non_blocking=True) if pins else tensor.cpu() for tensor in tensors
+        ]
+        self._event = stamp(device)
 
     @property
     def under_way(self) -> bool:
@@ -51,3 +59,14 @@ class CopiedToHost:
         if self._event is not None:
             self._event.synchronize()
         return self._copies
+
+    def seconds_since(self, start: torch.Event | None) -> float | None:
+        """Return the device's seconds from ``start`` to these copies, which have been read; None where the
+        device keeps no time.
+        """
+        if start is None or self._event is None:
+            return None
+        try:
+            return float(start.elapsed_time(self._event)) / 1e3
+        except (RuntimeError, NotImplementedError):  # a plugged-in device may mark without a time
+            return None

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import islice
 
 import torch
@@ -17,7 +18,7 @@ from paceline.protocols.algorithm import Objective
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.roles import Output, Role
 from paceline.protocols.window import EvalSums, StepOutcome, StepResult, UnreadResult
-from paceline.runtime.copied import CopiedToHost
+from paceline.runtime.copied import CopiedToHost, stamp
 from paceline.runtime.device import sum_dtype
 from paceline.strategies import codes
 from paceline.strategies.base import Runner, Strategy
@@ -107,6 +108,7 @@ class WindowRunner:
         max_grad_norm: float | None,
         generator_seed: Callable[[int], int] | None,
     ) -> UnreadResult:
+        start = stamp(self.world.device)
         # Global weights first: they scale each micro-batch's loss, so gradients are those of the global mean.
         weights = WindowWeights(micro_batches, algorithm, self.world, self.mesh.model_copies)
         if not weights.any():
@@ -144,11 +146,12 @@ class WindowRunner:
             self.strategy.loss_copies,
         )
 
+        @cache  # a step that is not late is waited for first, and recorded then
         def read() -> StepResult:
             values, *counts = copied.read()
             return summary.of(values.tolist(), *weights.named(counts), algorithm)
 
-        return UnreadResult(read, copied.under_way, copied.arrives)
+        return UnreadResult(read, copied.under_way, copied.arrives, lambda: copied.seconds_since(start))
 
     def _accumulate(
         self,

@@ -26,13 +26,15 @@ class UnreadStep:
     def read(self, former: float) -> tuple[StepResult, float, float]:
         """Return the result, the seconds that the step took, and when it was done.
 
-        ``former``: when the step before it was done, before which the device has not begun this one.
+        By the device's own clock: a host that is late reads two ends at once. Where it keeps none, by the
+        host's; ``former``: when the step before it was done, before which the device has not begun this one.
         """
         result = self.result.read()
         done = time.perf_counter()
         if not self.result.under_way:
             return result, self.seconds, self.begun + self.seconds
-        return result, done - max(self.begun, former), done
+        measured = self.result.seconds()
+        return result, done - max(self.begun, former) if measured is None else measured, done
 
 
 def findings_of(window: Window, result: StepResult, lr: float, state: TrainState) -> list[Diagnostic]:

@@ -13,6 +13,7 @@ memory of its own (DDP's reducer), and no gradient that crosses from the device 
 from __future__ import annotations
 
 import contextlib
+import time
 import types
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -100,7 +101,7 @@ def _fakes(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
 
     yield Tensor, {"to": tensor_to, "pin_memory": _pinned, "is_pinned": lambda x, *_: hasattr(x, _PINNED)}
     side = type("Stream", (_SideStream,), {"machine": machine})
-    yield torch, {"tensor": tensor, "autocast": cast, "Stream": side}
+    yield torch, {"tensor": tensor, "autocast": cast, "Stream": side, "Event": _Event}
     group = torch._C._group_tensors_by_device_and_dtype
 
     def grouped(tensors: Any, *args: Any) -> Any:
@@ -140,7 +141,7 @@ def _driver(machine: Machine) -> dict[str, Callable[..., Any]]:
         minor=minor,
         total_memory=machine.memory_bytes,
         multi_processor_count=108,
-        gcnArchName="",
+        gcnArchName="Emulated",  # a CUDA build of torch gives the card's name
     )
     return {
         **dict.fromkeys(("is_available", "is_initialized"), lambda: True),
@@ -225,7 +226,9 @@ class _Stream:
         return False
 
     def record_event(self, event: Any = None) -> Any:
-        return event or _Event()
+        made = event or _Event()
+        made.at = time.perf_counter()
+        return made
 
 
 class _SideStream(_Stream):
@@ -256,13 +259,22 @@ class _SideStream(_Stream):
 class _Event:
     stream: _SideStream | None = None
     place = 0
+    at = 0.0
 
-    def __init__(self, *_: Any, **__: Any) -> None: ...
+    def __init__(self, *_: Any, enable_timing: bool = False, **__: Any) -> None:
+        self.timed = enable_timing
+
     def record(self, *_: Any) -> None: ...
     def wait(self, *_: Any) -> None: ...
     def synchronize(self) -> None: ...
     def query(self) -> bool:
         return True
+
+    def elapsed_time(self, end: _Event) -> float:
+        """Milliseconds; of events with a time alone, as on a real device."""
+        if not (self.timed and end.timed):
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        return (end.at - self.at) * 1e3
 
 
 def _located(machine: Machine, value: Any) -> Any:

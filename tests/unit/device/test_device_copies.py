@@ -109,9 +109,9 @@ def test_numbers_are_copied_to_the_host_without_a_wait(kind: str, monkeypatch: p
             stream = streams(device)
             make = stream.record_event
 
-            def record() -> Any:
+            def record(event: Any) -> Any:
                 order.append("record")
-                made = make()
+                made = make(event)
                 made.synchronize = lambda: order.append("wait for the copy")
                 made.query = lambda: bool(events)
                 return made
@@ -122,6 +122,7 @@ def test_numbers_are_copied_to_the_host_without_a_wait(kind: str, monkeypatch: p
         monkeypatch.setattr(torch.accelerator, "current_stream", recorded)
         values = [torch.arange(3, device=machine.device), torch.ones(2, device=machine.device)]
         machine.forget()
+        start = streams(machine.device).record_event(torch.Event(machine.device, enable_timing=True))
         copied = CopiedToHost(values)
         waits = sum(machine.waits.values())
         assert (waits, copied.under_way, order) == (
@@ -132,6 +133,9 @@ def test_numbers_are_copied_to_the_host_without_a_wait(kind: str, monkeypatch: p
         assert copied.arrives(0.01)
         assert [t.tolist() for t in copied.read()] == [[0, 1, 2], [1.0, 1.0]]
         assert all(t.device.type == "cpu" for t in copied.read()) and sum(machine.waits.values()) == waits
+        seconds = copied.seconds_since(start)
+        assert seconds is None if kind == "mps" else seconds is not None and seconds >= 0
+        assert copied.seconds_since(None) is None
     assert order == ([] if kind == "mps" else ["record", "wait for the copy", "wait for the copy"])
 
 
