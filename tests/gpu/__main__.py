@@ -1,6 +1,6 @@
 """``make gpu-check``: training on this machine's GPU held to the CPU's losses; writes docs/gpu_support.md.
 
-    python tests/gpu [--only TEXT] [--device cuda|cpu] [--jobs N] [--to FILE] [--keep DIR]
+    python tests/gpu [--only TEXT] [--device cuda|cpu] [--jobs N] [--keep-going] [--to FILE] [--keep DIR]
 
 Two processes a case where there are two devices. ``--device cpu`` tries the script itself against the CPU; it
 writes a page only with ``--to``, and the page says that no GPU was used. Exit code 0: no case fails; 1: one
@@ -14,8 +14,9 @@ import datetime
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from gpu_measured import Filled, killed_rank, timed  # noqa: E402
 from gpu_page import PAGE, page  # noqa: E402
 from gpu_program import Programs  # noqa: E402
 from gpu_suite import suite  # noqa: E402
+from gpu_windows import WINDOWS, window  # noqa: E402
 
 SUITE = "tests of the emulated device"
 MEASUREMENTS = ("memory at 90 % of the card", "speed of a 1 B model", "killed rank")
@@ -41,6 +43,7 @@ def main(argv: Sequence[str] | None = None, started: Callable[..., Any] = subpro
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--jobs", type=int, default=3, help="cases at a time")
     parser.add_argument("--to", type=Path, help="the page [default: docs/gpu_support.md]")
+    parser.add_argument("--keep-going", action="store_true", help="also where the first case fails")
     parser.add_argument("--keep", type=Path, help="leave the runs there")
     given = parser.parse_args(argv)
     count, card = devices(given.device)
@@ -54,21 +57,29 @@ def main(argv: Sequence[str] | None = None, started: Callable[..., Any] = subpro
         folder = given.keep or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
         findings = check_all(
-            Programs(folder.absolute(), started), given.device, count, card, given.only, given.jobs
+            Programs(folder.absolute(), started),
+            given.device,
+            count,
+            card,
+            given.only,
+            given.jobs,
+            given.keep_going,
         )
     if not findings:
         print(f"gpu-check: no case's name holds {given.only!r}", file=sys.stderr)
         return 2
+    written = "; no page was written"
     target = given.to or (PAGE if given.device == "cuda" and not given.only else None)
-    if target is not None:
+    if target is not None and not stops(findings, given.keep_going):
         text = page(machine(given.device, count), [f.to_json() for f in findings.values()])
         target.write_text(text, encoding="utf-8")
-    print(summary(findings) + (f"; written to {target}" if target else "; no page was written"))
+        written = f"; written to {target}"
+    print(summary(findings) + written)
     return 1 if any(f.result == "fails" for f in findings.values()) else 0
 
 
 def check_all(
-    programs: Programs, device: str, count: int, card: int | None, only: str, jobs: int
+    programs: Programs, device: str, count: int, card: int | None, only: str, jobs: int, keep_going: bool
 ) -> dict[str, Finding]:
     """Cases side by side, then what is measured, each alone; findings by name."""
     cases = [case for case in CASES if only in case.name and case.processes <= count]
@@ -79,8 +90,13 @@ def check_all(
         findings[found.name] = found
         print(f"{found.result:<9}{found.seconds:5.0f} s  {found.name}: {found.text}", flush=True)
 
+    for case in cases[:1]:  # alone: where nothing can run, minutes of all the others would tell no more
+        tell(checker.check(case))
+    if stops(findings, keep_going):
+        print("gpu-check: the first case fails, so the others were not begun (--keep-going runs them)")
+        return findings
     with ThreadPoolExecutor(max(jobs, 1)) as pool:
-        for found in pool.map(checker.check, cases):
+        for found in pool.map(checker.check, cases[1:]):
             tell(found)
     if device != "cpu" and only in SUITE:
         tell(timed(SUITE, "one process", lambda: suite(programs.started)))
@@ -91,7 +107,21 @@ def check_all(
     for name, measure in zip(MEASUREMENTS, measured, strict=True):
         if only in name and (count > 1 or name != MEASUREMENTS[-1]):
             tell(timed(name, "measured", measure))
+    for size in WINDOWS:
+        if only in size.name:
+            tell(
+                timed(
+                    size.name,
+                    "measured",
+                    partial(window, programs, checker.folders["tokenizer"], device, size),
+                )
+            )
     return findings
+
+
+def stops(findings: Mapping[str, Finding], keep_going: bool) -> bool:
+    """Whether the first case alone was tried, and fails."""
+    return len(findings) == 1 and not keep_going and all(f.result == "fails" for f in findings.values())
 
 
 def devices(kind: str) -> tuple[int, int | None]:

@@ -34,6 +34,8 @@ class DeviceCase:
     resume        go on from the middle, and say whether that was bit for bit
     export        a Hugging Face folder, its logits beside the reference's
     may_refuse    a refusal before the start is an answer too (a package or a compiler may be missing)
+    device_only   keys under ``training`` that a CPU refuses: its reference does without them
+    tolerance     of a step's loss, where the precision's own (TOLERANCE) does not say it
     """
 
     name: str
@@ -48,6 +50,13 @@ class DeviceCase:
     resume: bool = False
     export: bool = False
     may_refuse: bool = False
+    device_only: tuple[str, ...] = ()
+    tolerance: float | None = None
+
+    @property
+    def close(self) -> float:
+        """How near the losses have to be."""
+        return TOLERANCE[self.precision] if self.tolerance is None else self.tolerance
 
     @property
     def micro(self) -> int:
@@ -57,9 +66,10 @@ class DeviceCase:
     @property
     def reference(self) -> DeviceCase:
         """The same in one process: what the CPU trains."""
-        if self.processes == 1:
+        dropped = (*self.device_only, *PLACEMENT)
+        if self.processes == 1 and not any(key in self.training for key in dropped):
             return self
-        kept = {k: v for k, v in self.training.items() if k not in PLACEMENT}
+        kept = {k: v for k, v in self.training.items() if k not in dropped}
         return DeviceCase(
             f"reference of {self.name}",
             self.group,
@@ -129,6 +139,11 @@ SINKS = {
     "num_experts_per_tok": 2,
 }
 
+#: torchao's fp8 products want sizes that 16 divides
+WIDE = {"hidden_size": 128, "intermediate_size": 256}
+FP8: dict[str, Any] = {"device_only": ("fp8",), "tolerance": 5e-2, "may_refuse": True}
+PAGED: dict[str, Any] = {"device_only": ("optim",), "tolerance": 2e-2, "may_refuse": True}
+
 # what is sampled is held in fp32: in bf16 another rounding draws another token
 ONE = (
     DeviceCase("sft fp32", "one process", precision="no", resume=True, export=True),
@@ -139,6 +154,22 @@ ONE = (
     DeviceCase("sft bf16, 8-bit AdamW", "one process", {"optim": "adamw_bnb_8bit"}, may_refuse=True),
     DeviceCase("sft bf16, recompute", "one process", {"gradient_checkpointing": True}),
     DeviceCase("sft bf16, compile", "one process", {"torch_compile": True}, may_refuse=True),
+    DeviceCase("sft bf16, fp8 products", "one process", {"fp8": True}, model=WIDE, **FP8),
+    DeviceCase("sft bf16, ddp alone", "one process", {"distributed_strategy": "ddp"}, resume=True),
+    DeviceCase("sft bf16, zero2 alone", "one process", {"distributed_strategy": "zero2"}, resume=True),
+    DeviceCase("sft bf16, zero3 alone", "one process", {"distributed_strategy": "zero3"}, resume=True),
+    DeviceCase("8-bit AdamW of torchao", "optimizers", {"optim": "adamw_torch_8bit"}, may_refuse=True),
+    DeviceCase("4-bit AdamW of torchao", "optimizers", {"optim": "adamw_torch_4bit"}, may_refuse=True),
+    DeviceCase("paged 8-bit AdamW", "optimizers", {"optim": "paged_adamw_8bit"}, **PAGED),
+    DeviceCase("8-bit Lion", "optimizers", {"optim": "lion_8bit"}, may_refuse=True),
+    DeviceCase("Muon", "optimizers", {"optim": "muon"}, resume=True),
+    DeviceCase(
+        "schedule-free AdamW",
+        "optimizers",
+        {"optim": "schedule_free_adamw", "lr_scheduler_type": "constant"},
+        may_refuse=True,
+    ),
+    DeviceCase("bf16 masters, stochastic rounding", "optimizers", {"optim": "adamw_bf16_rounding"}),
     DeviceCase("reward", "algorithms", {"algorithm": "reward"}, rows="pairs"),
     DeviceCase("dpo", "algorithms", {"algorithm": "dpo"}, rows="pairs", resume=True),
     DeviceCase("grpo", "algorithms", GRPO, precision="no", resume=True),

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gpu_cases import CASE_SECONDS, LOGITS, SAVED, STEPS, TOLERANCE, DeviceCase
+from gpu_cases import CASE_SECONDS, LOGITS, SAVED, STEPS, DeviceCase
 from gpu_program import REFUSED, Programs, device_of, said, steps_of
 
 from paceline.core.rundir import RunDir
@@ -99,7 +99,7 @@ class DeviceChecker:
         if sorted(here) != list(range(1, STEPS + 1)) or sorted(there) != sorted(here):
             raise Broken(f"steps {sorted(there)} on {self.device}, {sorted(here)} on the CPU")
         gap = max(abs(here[i].loss - there[i].loss) for i in here)
-        if not gap <= TOLERANCE[case.precision]:  # written so that a NaN fails
+        if not gap <= case.close:  # written so that a NaN fails
             losses = [(round(here[i].loss, 5), round(there[i].loss, 5)) for i in here]
             raise Broken(f"losses differ by {gap:.1e} (CPU, {self.device}: {losses})")
         return f"losses within {gap:.1e} of the CPU's"
@@ -115,7 +115,7 @@ class DeviceChecker:
             if a.sample_digest != b.sample_digest:
                 raise Broken(f"step {step} saw other samples after a resume")
             gaps.append(max(abs(a.loss - b.loss), abs((a.grad_norm or 0) - (b.grad_norm or 0))))
-        if not max(gaps) <= TOLERANCE[case.precision] * 10:
+        if not max(gaps) <= case.close * 10:
             raise Broken(f"after a resume loss or norm differ by {max(gaps):.1e}")
         same = "bit for bit" if max(gaps) == 0 and self._equal(run, again) else f"not exact: {max(gaps):.1e}"
         return f"resume {same}"

@@ -101,7 +101,7 @@ class Filled:
         ended = self.programs.run(120, "plan", config, "--json", "--nproc", "1")
         if ended.code:
             raise Broken(f"paceline plan ended with {ended.code}: {said(ended)}")
-        planned = json.loads(ended.out)["forecast"]["planned"]
+        planned = json.loads(ended.out).get("forecast", {}).get("planned")
         if planned is None:
             raise Broken("paceline plan --json predicts nothing for this config")
         return dict(planned)

@@ -64,6 +64,24 @@ def test_the_script_against_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "1 hold;" in capsys.readouterr().out
 
 
+def test_a_machine_on_which_nothing_runs_is_told_by_the_first_case(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On the first card that was lent a package did not import: 37 cases said so, for five minutes."""
+    main = runpy.run_path(str(HERE / "__main__.py"))["main"]
+    started: list[str] = []
+
+    def broken(argv: list[str], **given: Any) -> Any:
+        started.append(argv[-3])
+        return subprocess.Popen([sys.executable, "-c", "raise SystemExit('no module of that name')"], **given)
+
+    target = tmp_path / "page.md"
+    chosen = ["--device", "cpu", "--to", str(target), "--keep", str(tmp_path / "runs")]
+    assert main(chosen, started=broken) == 1 and len(started) == 1 and not target.exists()
+    out = capsys.readouterr().out
+    assert "no module of that name" in out and "--keep-going" in out and "no page was written" in out
+
+
 @pytest.mark.integration
 def test_a_case_that_fails_is_told_and_the_next_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,7 +1,9 @@
 """A window of a full-size model on the emulated device without numbers: kernels, bytes, FLOPs and the time of
 an H100 by a roofline. No timing: what the window asks of a device, however large the model.
 
-    PYTHONPATH=. python tests/unit/device/roofline.py [llama-3-8b | qwen2.5-0.5b | gemma-2-2b]
+    PYTHONPATH=. python tests/unit/device/roofline.py [--json] [llama-3-8b | qwen2.5-0.5b | gemma-2-2b] ...
+
+``gemma-2-2b:8`` has 8 layers, ``gemma-2-2b:8:8192:1`` that in 8,192 tokens of one document.
 
 Products at 72 % of 989 TFLOP/s, flash and flex at 40 %, memory at 88 % of 3.35 TB/s; each kernel takes the
 longer of the two, launches are free. Two depths are counted, and the whole model follows, as layers are
@@ -10,6 +12,7 @@ alike.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -292,15 +295,16 @@ def window(config: Mapping[str, Any], tokens: int, documents: int) -> Window:
         return Window(found, sum(machine.waits.values()), weights)
 
 
-def whole(name: str) -> tuple[Window, float]:
-    """The window of the model called ``name`` in WINDOWS, and its MFU (model FLOPs).
+def whole(name: str, layers: int | None = None, shape: tuple[int, int] | None = None) -> tuple[Window, float]:
+    """The window of the model called ``name``, with so many ``layers`` (all) and a ``shape`` of tokens and
+    documents (that of WINDOWS), and its MFU (model FLOPs).
 
     Model FLOPs: 6 · tokens · weights, and 6 · tokens · length · heads · size a layer for causal attention
     over whole documents (a layer's sliding window takes less: there it is an upper bound). No recomputation.
     """
-    tokens, documents = WINDOWS[name]
+    tokens, documents = shape or WINDOWS[name]
     config = dict(named_config(name))
-    layers = int(config["num_hidden_layers"])
+    layers = layers or int(config["num_hidden_layers"])
     few, more = (window({**config, "num_hidden_layers": n}, tokens, documents) for n in DEPTHS)
     found = few.at(more, (layers - DEPTHS[0]) / (DEPTHS[1] - DEPTHS[0]))
     heads = int(config["num_attention_heads"])
@@ -311,9 +315,15 @@ def whole(name: str) -> tuple[Window, float]:
 
 def main() -> None:
     """Print the table."""
-    for name in sys.argv[1:] or WINDOWS:
-        found, mfu = whole(name)
-        line, (tokens, documents) = found.roofline, WINDOWS[name]
+    chosen = [argument for argument in sys.argv[1:] if argument != "--json"]
+    for one in chosen or WINDOWS:
+        name, *sizes = one.split(":")
+        layers, tokens, documents = (*map(int, sizes), *(0, *WINDOWS[name])[len(sizes) :])
+        found, mfu = whole(name, layers, (tokens, documents))
+        if "--json" in sys.argv:
+            print(json.dumps({"name": one, "milliseconds": found.roofline.step * 1e3, "mfu": mfu}))
+            continue
+        line = found.roofline
         print(
             f"{name}, {tokens:,} tokens in {documents} documents: {line.step * 1e3:,.0f} ms, MFU {mfu:.1%}; "
             f"{line.kernels:,.0f} kernels, {line.bytes / 1e9:,.0f} GB, {line.flops / 1e12:,.0f} TFLOP, "
