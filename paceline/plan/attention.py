@@ -129,6 +129,6 @@ def _call(shape: ModelShape | None) -> AttentionCall:
     """Return what the layers of such a model ask of the kernel."""
     if shape is None:
         return AttentionCall(128, 128)
-    if shape.latent is not None:
-        return AttentionCall(shape.latent.nope + shape.latent.rope, shape.latent.value)
-    return AttentionCall(shape.head_dim, shape.head_dim, softcap=shape.softcap, sinks=shape.sinks)
+    latent, size = shape.latent, shape.head_dim
+    widths = (latent.nope + latent.rope, latent.value) if latent is not None else (size, size)
+    return AttentionCall(*widths, softcap=shape.softcap, sinks=shape.sinks, dropout=shape.dropout)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 
 from paceline.plan.cost.coefficients import MemoryCoefficients
 from paceline.plan.cost.state_layers import largest_layer, with_state
-from paceline.plan.cost.work import StageSize, StepSpec
+from paceline.plan.cost.work import OWN_LAYERS, StageSize, StepSpec
 from paceline.plan.model.attention_kernel import SCORE_BYTES
 from paceline.plan.model.head_chunk import LEAST, head_chunk_bytes
 from paceline.plan.recomputation import ATTENTION, MATMUL
@@ -170,13 +170,15 @@ def _kept(work: StepSpec, c: MemoryCoefficients) -> tuple[float, float]:
     fused = work.kernels == "fused"
     on_cpu = work.element == 4 and not work.machine.context
     own_norm = OWN_NORM_CPU if on_cpu else OWN_NORM
-    norm = own_norm * h if work.kernels != "eager" else c.norm * h
+    norm = own_norm * h if work.kernels in OWN_LAYERS else c.norm * h
     attention = norm + (4.0 * (q + kv) if fused else c.query * q + c.keys * kv)
     if work.cp > 1 and not work.ring:  # the attention's output both by heads and by tokens
         attention += 2.0 * q
     inner = shape.intermediate * max(1.0, _visited(work))
     second = 0.0 if work.parallel_residual else norm
     mlp = second + 2.0 * inner * (2.0 if fused or not work.gated else c.gated)
+    if fused:
+        attention, mlp = attention * work.saves, mlp * work.saves
     if not work.flash:
         attention += 5.0 * shape.heads * work.seq_len / work.cp
     if work.compiled:
@@ -185,7 +187,7 @@ def _kept(work: StepSpec, c: MemoryCoefficients) -> tuple[float, float]:
     if work.recompute == "selective" and not work.keeps:
         attention, mlp = 2.0 * (h + 2 * q + kv), 2.0 * (h + inner)
     # with Paceline's kernels an adapter changes nothing here (simulated)
-    if work.adapter is not None and work.kernels == "eager":
+    if work.adapter is not None and work.kernels not in OWN_LAYERS:
         attention, mlp = attention * c.frozen_attention, mlp * c.frozen_mlp
     attention += _scores(work) * work.tp / work.tokens * 2 / work.element
     split = work.tp
@@ -212,13 +214,16 @@ def _kept_outputs(work: StepSpec) -> tuple[float, float]:
     return work.tokens * attention / work.tp, work.tokens * mlp / work.tp
 
 
-def _scores(work: StepSpec) -> float:
+def score_bytes(work: StepSpec) -> float:
     """Return the bytes that a layer's scores keep for the backward, where no kernel computes them by blocks:
     the capped ones, their softmax in fp32 and that in the compute dtype. As many again are at work in the
     backward. Documents count as long as a row.
     """
-    kept = SCORE_BYTES * work.shape.heads * work.seq_len * work.tokens / work.tp
-    return kept if work.scores else 0.0
+    return SCORE_BYTES * work.shape.heads * work.seq_len * work.tokens / work.tp
+
+
+def _scores(work: StepSpec) -> float:
+    return score_bytes(work) if work.scores else 0.0
 
 
 def _segments(work: StepSpec) -> float:
@@ -241,9 +246,8 @@ def _visited(work: StepSpec) -> float:
 
 def _logits(work: StepSpec, c: MemoryCoefficients) -> float:
     """Return the bytes of logits, their fp32 copy, its softmax and gradients; less if computed in chunks."""
-    if (
-        work.kernels != "eager"
-    ):  # chunks of logits, and the head's gradient computed in the forward (models.head_kernels)
+    # chunks of logits, and the head's gradient computed in the forward (models.head_kernels)
+    if work.kernels != "eager":
         trained = work.adapter is None or work.adapter.full_modules > 0
         gradient = 4.0 * work.embedding_parameters / work.tp if trained else 0.0
         return head_chunks(work) + gradient + work.element * work.tokens * work.shape.hidden_size

@@ -22,6 +22,7 @@ from paceline.plan.hardware.catalogue import AcceleratorCluster
 from paceline.plan.mesh import Mesh, divisors
 from paceline.plan.model.families import NO_STAGES, NO_TENSOR_PLAN
 from paceline.plan.model.read_shape import ModelShape
+from paceline.plan.model.supported import families
 from paceline.plan.strategies.base import strategy_spec, strategy_specs
 
 FITS = 0.95  # a layout fits if its predicted peak is below this share of the card's memory …
@@ -29,6 +30,7 @@ MARGIN = 0.90  # … and may be chosen below this share
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 GIB = 2**30
 TIE = 0.01
+#: in which norms are fused where the rest is not: under tensor parallelism, adapters and experts
 FUSED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe")
 
 
@@ -227,6 +229,7 @@ def _batches(layout: StrategyLayout, spec: SearchSpec, mesh: Mesh) -> Iterator[C
                 sequence_parallel=layout.sequence_parallel,
                 algorithm=spec.algorithm,
                 kernels=own_kernels(spec, mesh.tp, layout.whole_submodules),
+                saves=saved(spec.shape) or 1.0,
                 rollout=decoded(spec.rollout, layout, mesh.tp),
                 orthogonal=spec.orthogonal,
                 frozen_size=spec.frozen_size,
@@ -325,10 +328,19 @@ def decoded(rollout: RolloutSpec | None, layout: StrategyLayout, tp: int) -> Rol
 
 
 def own_kernels(spec: SearchSpec, tp: int, whole_submodules: bool) -> str:
-    """Return which of Paceline's kernels run: fused projections and gates need unsharded submodules."""
-    if spec.shape.model_type not in FUSED_FAMILIES:
-        return "eager"
-    return "norms" if spec.adapter or tp > 1 or not whole_submodules or spec.shape.experts else "fused"
+    """Return which of Paceline's kernels run: fused projections and gates need unsharded submodules; the head
+    computes in chunks in every family.
+    """
+    shape = spec.shape
+    if whole_submodules and tp == 1 and not spec.adapter and not shape.experts and saved(shape):
+        return "fused"
+    return "norms" if shape.model_type in FUSED_FAMILIES else "head"
+
+
+def saved(shape: ModelShape) -> float:
+    """Return what a layer of the family keeps over what a Llama of its sizes does; 0 where it is unknown."""
+    known = families().get(shape.model_type)
+    return known.saves if known else 0.0
 
 
 def _tp_sizes(shape: ModelShape, node: int) -> list[int]:

@@ -9,7 +9,7 @@ from typing import TypedDict
 from paceline.core.json_types import JsonObject
 from paceline.core.units import human_bytes
 from paceline.plan.algorithms.base import algorithm_spec
-from paceline.plan.cost.peak import head_chunks
+from paceline.plan.cost.peak import head_chunks, score_bytes
 from paceline.plan.cost.search import Candidate
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.base import Simulated, strategy_spec
@@ -79,9 +79,7 @@ def compare(plan: Plan, candidate: Candidate, measured: Simulation) -> list[Comp
     ]
     counters = plan.memory.largest.counters if plan.memory and plan.memory.largest else 0
     rows[2] = Compared("optimizer", states.get("optimizer"), peak.optimizer - counters)
-    rows.append(
-        Compared("activations", measured.get("activations"), peak.attention + peak.mlp + peak.checkpoints)
-    )
+    rows.append(_activations(plan, candidate, measured.get("activations")))
     chunked = algorithm_spec(plan.algorithm).sums_tokens
     head = peak.logits - head_chunks(candidate.work) if chunked and peak.logits else None
     rows.append(Compared("head, for its backward", measured.get("head"), head))
@@ -93,6 +91,17 @@ def compare(plan: Plan, candidate: Candidate, measured: Simulation) -> list[Comp
         rows.append(Compared(f"{kind}s per step", times, expected[0], "times"))
         rows.append(Compared(f"{kind}, bytes per step", count, expected[1]))
     return rows
+
+
+def _activations(plan: Plan, candidate: Candidate, measured: float | None) -> Compared:
+    """The module is simulated on a CPU's path, which keeps the scores of capped attention and of sinks whole:
+    they are not counted where the plan's device has a kernel that keeps none.
+    """
+    work, peak = candidate.work, candidate.peak
+    closed, shape = peak.attention + peak.mlp + peak.checkpoints, work.shape
+    if measured is None or work.scores or plan.recompute or not (shape.softcap or shape.sinks):
+        return Compared("activations", measured, closed)
+    return Compared("activations, without scores", measured - score_bytes(work) * shape.layers, closed)
 
 
 def table(rows: Sequence[Compared], reason: str) -> str:

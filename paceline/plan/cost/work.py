@@ -71,15 +71,20 @@ class RolloutSpec:
     captured: bool = False
 
 
+#: of ``StepSpec.kernels``: those by which a layer saves less than its class does
+OWN_LAYERS = frozenset({"norms", "fused"})
+
+
 @dataclass(frozen=True)
 class StepSpec:
     """One training step. ``dp``: data-parallel ranks; ``shard``: ranks that share what ``zero`` shards.
 
     ``zero``: ZeRO stage, 0 to 3. ``recompute``: none, selective (keeps matmul and attention outputs, or what
     ``keeps`` names), or full. ``fused_loss``: logits are never materialized. ``system``: the set of
-    coefficients. ``kernels``: eager (every elementwise result of a block is saved), norms, or fused
-    (Paceline's ``models.norms``, ``models.qkv``, ``models.swiglu`` save only inputs, q, k, v and the
-    two halves of the gate).
+    coefficients. ``kernels``: eager (another system's: every elementwise result of a block is saved, and all
+    logits), head (Paceline's ``models.heads`` computes logits in chunks, in every family), norms, or fused
+    (its ``models.norms``, ``models.qkv``, ``models.swiglu`` save only inputs, q, k, v and the two halves of
+    the gate). ``saves``: what a layer with fused kernels saves over what a Llama's of its sizes does.
     """
 
     shape: ModelShape
@@ -111,6 +116,7 @@ class StepSpec:
     prefetch: bool = True
     algorithm: str = "sft"
     kernels: str = "eager"
+    saves: float = 1.0
     ring: bool = False  # ring attention (keys and values overlap with compute); else Ulysses
     element: float = 2.0  # bytes per activation element
     rollout: RolloutSpec | None = None  # None: answers of half a row, one step per rollout

@@ -35,6 +35,13 @@ _SINKS = frozenset(
 _SOFTCAP, _CAPPED = "attn_logit_softcapping", frozenset({"gemma2", "vaultgemma"})  # capped by default
 
 
+# what config classes call the dropout of attention's weights, and the families whose default is not 0
+_DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
+_DROPPING = frozenset(
+    {"biogpt", "gpt2", "gpt-sw3", "gpt_bigcode", "gpt_neox_japanese", "openai-gpt", "seed_oss", "xglm"}
+)
+
+
 @dataclass(frozen=True)
 class AttentionCall:
     """What a call of attention needs: the head dim of queries and keys, and of values; a sliding window
@@ -89,6 +96,12 @@ def flash_width(width: int, value_width: int) -> int:
 def has_softcap(config: Mapping[str, Json]) -> bool:
     """Whether a model with this ``config.json`` caps its attention scores."""
     return config.get(_SOFTCAP, config.get("model_type") in _CAPPED) not in (None, False)
+
+
+def has_dropout(config: Mapping[str, Json]) -> bool:
+    """Whether a model with this ``config.json`` drops weights of its attention while it trains."""
+    given = [config[name] for name in _DROPOUTS if name in config]
+    return any(given) if given else config.get("model_type") in _DROPPING
 
 
 def has_sinks(config: Mapping[str, Json]) -> bool:

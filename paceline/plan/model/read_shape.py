@@ -13,7 +13,7 @@ from paceline.core.files import read_text
 from paceline.core.json_types import Json, JsonObject
 from paceline.plan import codes
 from paceline.plan.model.ask_class import counted
-from paceline.plan.model.attention_kernel import has_sinks, has_softcap
+from paceline.plan.model.attention_kernel import has_dropout, has_sinks, has_softcap
 from paceline.plan.model.balance import config_coefficient
 from paceline.plan.model.composite import composite_of, text_part
 from paceline.plan.model.counts import with_counts
@@ -281,6 +281,7 @@ def _build(family: str, sizes: dict[str, int], config: Mapping[str, Json], where
         latent=latent,
         rows=PACKED if obstacle(config) is None else PADDED,
         softcap=has_softcap(config),
+        dropout=has_dropout(config),
         sinks=has_sinks(config),
         rope_by_length=by_length(config),
         buffers=known.buffers,

@@ -23,7 +23,8 @@ class ModelShape:
     not asked. ``listing``: the parameters as its class lists them, which then count instead of the
     formulas. ``scalar_head``: the head gives ``head_outputs`` numbers per document in place of logits.
     ``rows``: documents are packed into rows (``packed``) or get a padded row each (``padded``).
-    ``softcap``: attention scores are capped; ``sinks``: layers have a learned sink a head.
+    ``softcap``: attention scores are capped; ``sinks``: layers have a learned sink a head; ``dropout``:
+    weights of attention are dropped in training.
     ``rope_by_length``: rotary frequencies depend on the document's length. ``buffers``: its state
     includes buffers. ``carries``: layers pass a state from token to token outside of attention.
     ``router_aux_loss``: coefficient of the experts' balance loss that its config requests. ``stored``: the
@@ -56,6 +57,7 @@ class ModelShape:
     rows: str = PACKED
     softcap: bool = field(default=False, metadata=UNLESS_DEFAULT)
     sinks: bool = field(default=False, metadata=UNLESS_DEFAULT)
+    dropout: bool = field(default=False, metadata=UNLESS_DEFAULT)
     rope_by_length: bool = False
     buffers: bool = False
     carries: bool = field(default=False, metadata=UNLESS_DEFAULT)

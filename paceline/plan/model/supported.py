@@ -31,7 +31,8 @@ class Family:
 
     ``rows``: ``packed`` or ``padded``; ``sizes``, ``defaults``: defaults of its config class; ``counted``:
     its parameters are counted exactly; ``buffers``: its state includes buffers; ``carries``: its layers pass
-    a state from token to token outside of attention.
+    a state from token to token outside of attention; ``saves``: what its layers keep for the backward over
+    what a Llama of its sizes keeps (``tests/unit/simulate/saved_activations.py``; 0: unknown).
     """
 
     refused: str = ""
@@ -41,6 +42,7 @@ class Family:
     counted: bool = False
     buffers: bool = False
     carries: bool = False
+    saves: float = 0.0
 
     @property
     def trained(self) -> bool:

@@ -11,13 +11,16 @@ from typing import Any
 import pytest
 
 from paceline.config.schema import Config
+from paceline.plan.attention import choose_kernel
 from paceline.plan.cost.from_plan import predicted_plan
 from paceline.plan.hardware import toolchain
 from paceline.plan.hardware.catalogue import cluster_of
-from paceline.plan.model.attention_kernel import AttentionCall
+from paceline.plan.model.attention_kernel import PADDED_SDPA, VARLEN_FLASH, AttentionCall, has_dropout
 from paceline.plan.model.catalogue import named_config
 from paceline.plan.model.flash_version import flash_version
-from paceline.plan.plan import Plan
+from paceline.plan.model.read_shape import shape_from_config
+from paceline.plan.model.supported import families
+from paceline.plan.plan import Plan, Precision
 from paceline.plan.strategies.job import Job
 from paceline.rules.planning import make_plan
 
@@ -110,3 +113,31 @@ def test_the_plan_names_the_newer_kernel_where_flash_runs() -> None:
     found = choose_kernel(hardware, plan.precision, None)
     assert found.flash == "FA3" and "FlashAttention-3" in found.reason
     assert choose_kernel(replace(hardware, capability=8.0), plan.precision, None).flash == ""
+
+
+def test_families_that_drop_weights_of_attention_by_default_are_known() -> None:
+    """The plan named the flash kernel for GPT-2, which does not drop: another one ran."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    wrong = {}
+    for kind in (kind for kind, family in families().items() if family.trained):
+        values = CONFIG_MAPPING[kind]().to_dict()
+        drops = any(
+            value
+            for name, value in values.items()
+            if "att" in name and "drop" in name and isinstance(value, float)
+        )
+        if not has_dropout(values) == has_dropout({"model_type": kind}) == drops:
+            wrong[kind] = drops
+    assert wrong == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "kernel"),
+    [({}, PADDED_SDPA), ({"attn_pdrop": 0.0}, VARLEN_FLASH), ({"attn_pdrop": 0.2}, PADDED_SDPA)],
+)
+def test_the_kernel_of_a_model_with_dropout_is_one_that_drops(given: dict[str, Any], kernel: str) -> None:
+    shape = shape_from_config({"model_type": "gpt2", **given})
+    precision = Precision("bfloat16", "float32", "float32", False, "")
+    chosen = choose_kernel(cluster_of("H100").hardware(), precision, shape)
+    assert chosen.name == kernel and ("dropout" in chosen.reason) is (kernel == PADDED_SDPA)
