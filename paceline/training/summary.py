@@ -10,15 +10,19 @@ from paceline.core.secret_values import without_secrets
 from paceline.launch.environ import current
 
 
-def print_summary(run: RunDir, checkpoint: str, *, plot: bool) -> None:
-    """Print the summary. The run is already finished and saved, so nothing here can harm it."""
+def print_summary(run: RunDir, checkpoint: str, *, plot: bool, answers: bool) -> None:
+    """Print the summary. The run is already finished and saved, so nothing here can harm it.
+
+    ``answers``: the trained model writes text, so one can chat with it.
+    """
     drawn = draw_plot(run) if plot else "none (training.report_to is none)"
     print(
         f"run         {run.root}\ncheckpoint  {checkpoint or 'none (training.save_strategy is no)'}\nplot    "
         f"    {drawn}"
     )
     if checkpoint:
-        print(f"next        paceline chat {run.root}   |   paceline export {run.root} --to DIR", flush=True)
+        chat = f"paceline chat {run.root}   |   " if answers else ""
+        print(f"next        {chat}paceline export {run.root} --to DIR", flush=True)
 
 
 def draw_plot(run: RunDir) -> str:

@@ -194,7 +194,12 @@ class Worker:
         signals.restore()
         closed = world.close(ok=True)
         if world.rank == 0:
-            print_summary(self.run_dir, self.checkpoint, plot=bool(self.config.training.report_to))
+            print_summary(
+                self.run_dir,
+                self.checkpoint,
+                plot=bool(self.config.training.report_to),
+                answers=not algorithm_spec(self.plan.algorithm).scalar_head,
+            )
         final = int(code) if closed else int(ExitCode.CLOSING)
         # Destructors of C++ threads sometimes abort an exiting process; what a hung tracker left hangs it
         if world.world_size > 1 or (self.observers is not None and self.observers.abandoned):

@@ -45,7 +45,7 @@ def hub_findings(config: Config, known: bool, environ: Mapping[str, str]) -> Ite
     cache = Path(environ.get("HF_HUB_CACHE") or home / "hub")
     if (
         m.tokenizer
-        and _of_hub(m.tokenizer)
+        and (_of_hub(m.tokenizer) or _of_hub(f"owner/{m.tokenizer}") and not Path(m.tokenizer).exists())
         and not (cache / f"models--{m.tokenizer.replace('/', '--')}").is_dir()
     ):
         yield _offline(codes.DATA_OFFLINE, "the tokenizer", "model.tokenizer", m.tokenizer, off[0])

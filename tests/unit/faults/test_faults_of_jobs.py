@@ -192,6 +192,7 @@ def test_a_model_that_must_be_fetched_offline(job: Job, monkeypatch: pytest.Monk
     [
         ({"data.train": "some-org/some-rows"}, "data.offline", "data.train"),
         ({"model.tokenizer": "some-org/some-model"}, "data.offline", "model.tokenizer"),
+        ({"model.tokenizer": "some-model"}, "data.offline", "model.tokenizer"),
         ({"model.revision": "main"}, "model.revision_unread", "model.revision"),
         ({"training.weight_decay": 1e10}, "train.weight_decay", "training.weight_decay"),
         ({"training.adam_epsilon": 1e5}, "train.adam_epsilon", "training.adam_epsilon"),
