@@ -27,6 +27,7 @@ def _torch(seen: Inspection) -> Iterator[Diagnostic]:
             "torch",
             hint="install Paceline with its dependencies, as README shows",
         )
+    yield from (one.finding() for one in seen.misfits)
 
 
 def _devices(seen: Inspection) -> Iterator[Diagnostic]:

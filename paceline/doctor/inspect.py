@@ -17,6 +17,7 @@ from paceline.launch.before.facts import infiniband, memlock_unlimited
 from paceline.plan.hardware.choose import Choice, choose
 from paceline.plan.hardware.probe import cpu_count, host_memory_bytes, look
 from paceline.plan.hardware.seen import Sights
+from paceline.plan.made_for_torch import MadeFor, made_for_another_torch
 
 #: Packages that a run may use, by the name that pip knows.
 _NAMES = (
@@ -39,7 +40,8 @@ class Inspection:
 
     ``host_bytes``, ``cores``: what this process may use of the host; ``memlock_bytes``: what it may lock;
     ``holders``: (pid, bytes, program) of processes that hold a card's memory now; ``pairs``: pairs of cards,
-    and how many of them copy to each other directly; ``packages``: installed versions by name.
+    and how many of them copy to each other directly; ``packages``: installed versions by name;
+    ``misfits``: those that were compiled for another torch.
     """
 
     sights: Sights
@@ -54,6 +56,7 @@ class Inspection:
     holders: tuple[tuple[int, int, str], ...] = ()
     pairs: tuple[int, int] = (0, 0)
     packages: Mapping[str, str] = field(default_factory=dict)
+    misfits: tuple[MadeFor, ...] = ()
     host_bytes: int = 0
     cores: int = 0
     python: str = ""
@@ -77,6 +80,7 @@ def inspect(environ: Mapping[str, str]) -> Inspection:
         holders=parse_holders(_output(_HOLDERS)),
         pairs=parse_pairs(_output(_PEERS)),
         packages=_packages(),
+        misfits=tuple(made_for_another_torch()),
         host_bytes=host_memory_bytes(),
         cores=cpu_count(),
         python=platform.python_version(),

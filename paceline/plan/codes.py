@@ -169,6 +169,11 @@ PLAN_PACKAGE = Code(
     "plan.package",
     "A package that the config needs is not installed. The message shows how to install it.",
 )
+PLAN_OTHER_TORCH = Code(
+    "plan.other_torch",
+    "A package with compiled code was made for another release of torch, and Transformers imports it: no"
+    " model class would load. Training does not need it: uninstall it, or install the one for this torch.",
+)
 PLAN_COMPILER = Code(
     "plan.compiler",
     "torch.compile's inductor generates C++ on a CPU and compiles it; for a device it generates"

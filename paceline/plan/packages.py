@@ -14,6 +14,7 @@ from paceline.config.trackers import ALL, TRACKERS, names_of
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.plan import codes
 from paceline.plan.hardware.toolchain import triton_obstacle
+from paceline.plan.made_for_torch import made_for_another_torch
 from paceline.plan.tracker_keys import has_key, meant_offline
 
 _ATTENTION = {
@@ -41,6 +42,7 @@ def check_packages(
     find: Find = installed,
 ) -> Iterator[Diagnostic]:
     """Yield problems with missing packages: errors if the run would fail, else warnings."""
+    yield from (one.finding() for one in made_for_another_torch())
     yield from _trackers(config, provenance, environ, find)
     name = config.model.attn_implementation
     if name in _ATTENTION and find(_ATTENTION[name][0]) is None:

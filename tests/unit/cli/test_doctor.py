@@ -21,6 +21,7 @@ from paceline.doctor.inspect import Inspection, parse_holders, parse_pairs
 from paceline.doctor.report import as_json, text
 from paceline.plan.hardware.choose import choose
 from paceline.plan.hardware.seen import Nodes, SeenDevice, Sights, SmiAnswer, TorchAnswer, Wheel
+from paceline.plan.made_for_torch import MadeFor
 
 CARDS = tuple(SeenDevice("NVIDIA L4", 22 << 30, 21 << 30, 8.9, f"GPU-{i}") for i in range(2))
 SIGHTS = Sights(
@@ -68,6 +69,7 @@ def test_a_sound_machine_has_no_finding_and_the_report_has_every_witness() -> No
 @pytest.mark.parametrize(
     ("changed", "code", "severity"),
     [
+        ({"misfits": (MadeFor("torchvision", "0.26", "2.11.0", "2.13.0"),)}, "plan.other_torch", "error"),
         ({"sights": IDLE, "choice": choose(IDLE, {})}, "device.cpu_torch", "error"),
         ({"sights": replace(SIGHTS, wheel=Wheel())}, "doctor.no_torch", "error"),
         ({"shm_bytes": 64 << 20}, "doctor.shm", "warning"),
