@@ -102,10 +102,12 @@ def _swanlab(reading: KeyReader) -> None:
 
 def _images(reading: KeyReader) -> None:
     """Images and video are not read: with rows of text alone these keys have no effect."""
-    keys = [key for key in reading.given if key.startswith(_IMAGES) or key in _TOWERS]
     rows = reading.text("dataset")
-    for key in keys:
-        if "mllm" in rows or "video" in rows or reading.on("visual_inputs"):
+    seen = "mllm" in rows or "video" in rows or reading.on("visual_inputs")
+    for key in [key for key in reading.given if key.startswith(_IMAGES) or key in _TOWERS]:
+        if key in _TOWERS and reading.on(key):
+            reading.nothing(key, "what is beside the language model is never trained here, and kept as it is")
+        elif seen:
             reading.lose(key, "images, video and sound are not read")
         else:
             reading.nothing(key, "the rows have no images, video or sound")
