@@ -70,6 +70,9 @@ _SAME = {
 }
 
 
+_WATCHDOG = "paceline.training.loss_watchdog:LossWatchdog"  # what stops a run there after three steps, too
+
+
 def axolotl_defaults() -> dict[str, object]:
     """Return the defaults of its top-level keys that the builder passes on."""
     return defaults("axolotl") | defaults("axolotl", _TOP)
@@ -93,6 +96,7 @@ def translate(reading: KeyReader) -> None:
     datasets(reading, algorithm)
     parallel(reading)
     trackers(reading)
+    _watchdog(reading)
     switched(reading)
     checkpointing(reading)
     for key in reading.open_keys():
@@ -117,6 +121,19 @@ def _defaults(reading: KeyReader) -> None:
         reading.set("training.save_total_limit", 4, "save_total_limit")
     else:
         reading.keep("save_total_limit", "training.save_total_limit", reading.given["save_total_limit"])
+
+
+def _watchdog(reading: KeyReader) -> None:
+    """A threshold of the loss: without one its patience has no effect."""
+    threshold, patience = "loss_watchdog_threshold", "loss_watchdog_patience"
+    if not reading.on(threshold):
+        return
+    options: dict[str, Json] = {"threshold": reading.given[threshold]}
+    if reading.is_given(patience):
+        options["patience"] = reading.given[patience]
+    written: list[Json] = [{"name": _WATCHDOG, "options": options}]
+    reading.set("training.callbacks", written, threshold)
+    reading.mapped((threshold, patience), ("training.callbacks",))
 
 
 def _precision(reading: KeyReader) -> None:

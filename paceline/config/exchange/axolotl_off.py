@@ -98,7 +98,7 @@ _SWITCHES = {
         ("model_quantization_config",),
         "bases that are stored quantised are not supported",
     ),
-    "loss_watchdog_threshold": (("loss_watchdog_",), "a run is not ended at a threshold of the loss"),
+    "loss_watchdog_threshold": (("loss_watchdog_",), ""),
     "overrides_of_model_config": (
         ("overrides_of_model_config", "model_config"),
         "set the model's config.json",

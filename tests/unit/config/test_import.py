@@ -301,3 +301,18 @@ def test_a_tower_that_llamafactory_freezes_is_not_trained_here_either(
     assert found["freeze_vision_tower"].verdict is verdict
     lost = KeyVerdict.LOST if rows == "mllm_demo" else KeyVerdict.NO_EFFECT
     assert found["image_max_pixels"].verdict is lost
+
+
+@pytest.mark.parametrize(("patience", "given"), [(2, {"patience": 2}), (None, {})])
+def test_axolotls_loss_watchdog_is_a_callback_here(patience: int | None, given: dict[str, int]) -> None:
+    data = {"base_model": "some/model", "loss_watchdog_threshold": 5.0, "loss_watchdog_patience": patience}
+    found = import_data(as_object(data), dict.fromkeys(data, 1), "a.yaml", "axolotl")
+    [written] = found.settings["training.callbacks"].value  # type: ignore[misc]
+    assert written == {
+        "name": "paceline.training.loss_watchdog:LossWatchdog",
+        "options": {"threshold": 5.0, **given},
+    }
+    assert found.findings["loss_watchdog_threshold"].verdict is KeyVerdict.MAPPED
+    assert found.findings["loss_watchdog_patience"].verdict in (KeyVerdict.MAPPED, KeyVerdict.NO_EFFECT)
+    off = import_data(as_object({**data, "loss_watchdog_threshold": None}), {}, "a.yaml", "axolotl")
+    assert "training.callbacks" not in off.settings
