@@ -45,7 +45,7 @@ def hub_findings(config: Config, known: bool, environ: Mapping[str, str]) -> Ite
     cache = Path(environ.get("HF_HUB_CACHE") or home / "hub")
     if (
         m.tokenizer
-        and (_of_hub(m.tokenizer) or _of_hub(f"owner/{m.tokenizer}") and not Path(m.tokenizer).exists())
+        and _of_hub(m.tokenizer, owned=False)
         and not (cache / f"models--{m.tokenizer.replace('/', '--')}").is_dir()
     ):
         yield _offline(codes.DATA_OFFLINE, "the tokenizer", "model.tokenizer", m.tokenizer, off[0])
@@ -56,9 +56,12 @@ def hub_findings(config: Config, known: bool, environ: Mapping[str, str]) -> Ite
                 yield _offline(codes.DATA_OFFLINE, "the data set", key, path, off[0])
 
 
-def _of_hub(name: str) -> bool:
-    """Whether ``name`` has the form ``owner/name`` and is not a path on this machine."""
-    plain = re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name) is not None
+def _of_hub(name: str, *, owned: bool = True) -> bool:
+    """Whether ``name`` has the form ``owner/name`` and is not a path on this machine. ``owned`` False: a name
+    alone is one, too, as ``gpt2``.
+    """
+    one = r"[A-Za-z0-9][\w.-]*"
+    plain = re.fullmatch(f"{one}/{one}" if owned else f"({one}/)?{one}", name) is not None
     return plain and Path(name).suffix.lower() not in _ROWS and not Path(name).exists()
 
 

@@ -53,6 +53,9 @@ def test_among_several_ranks_only_one_without_labels_waits(
             assert sum(machine.waits.values()) == expected, machine.waits
             assert unread.under_way == learns
             found.append(unread.read())
+            assert unread.read() is found[-1], "what was read is not summed up again"
+            seconds = unread.seconds()
+            assert (seconds is not None and seconds > 0) == learns, "by the device's clock"
             assert sum(machine.waits.values()) == expected, machine.waits
     assert found[0] == found[1] and (found[0].skipped is None) == learns
 
