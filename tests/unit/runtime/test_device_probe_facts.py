@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -54,3 +55,5 @@ def test_the_architecture_is_amds_alone(hip: str | None, arch: str, monkeypatch:
     assert (found.arch, found.capability) == (arch, None if hip else 9.0)
     assert runs_on(found, ["gfx90a", "gfx942"] if hip else ["sm_80", "sm_90", "sm_100"])
     assert not runs_on(found, ["gfx90a"] if hip else ["sm_80", "sm_100"])
+    if not hip:  # capability decides, whatever else is told
+        assert runs_on(replace(found, arch=given), ["sm_90"])
