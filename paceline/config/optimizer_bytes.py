@@ -57,8 +57,11 @@ def two(shape: Shape, args: Arguments, size: int) -> int:
 
 
 def factored(shape: Shape, args: Arguments, size: int) -> int:
-    """A row and a column of means for a matrix, all of a vector; with beta1 also a full first moment."""
-    count = prod(shape)
+    """A row and a column of means for a matrix, all of a vector; with beta1 also a full first moment.
+
+    Transformers' Adafactor computes bfloat16 gradients in fp32, and keeps their means so.
+    """
+    count, size = prod(shape), max(size, _FP32)
     first = count if args.get("beta1") is not None else 0
     return size * (first + (count // shape[-1] + count // shape[-2] if len(shape) >= 2 else count))
 

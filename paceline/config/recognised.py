@@ -208,7 +208,6 @@ RECOGNISED: dict[str, Recognised] = {
     ),
     "use_galore": _refuse("GaLore is not supported", False),
     "use_badam": _refuse("BAdam is not supported", False),
-    "pure_bf16": _refuse("trained weights are kept in float32; set bf16: true to compute in bf16", False),
     "upcast_layernorm": _note("norms are computed in float32 where precision matters"),
     "dataloader.shuffle": _warn("rows are always permuted by seed and epoch", True),
     "dataloader.persistent_workers": _note("data-loading processes always live as long as the run"),

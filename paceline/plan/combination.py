@@ -13,7 +13,8 @@ from paceline.plan.plan import Precision
 class Combination:
     """The choices for a run. ``strategy`` and ``mesh`` are None where they could not be chosen.
 
-    ``compiled``: by torch.compile; ``full_eval``: dtypes (``bf16``, ``fp16``) requested for evaluation.
+    ``compiled``: by torch.compile; ``full_eval``: dtypes (``bf16``, ``fp16``) requested for evaluation;
+    ``pure_bf16``: weights in bfloat16 alone are requested.
     """
 
     precision: Precision
@@ -23,3 +24,4 @@ class Combination:
     full_eval: tuple[str, ...] = ()
     strategy: str | None = None
     mesh: Mesh | None = None
+    pure_bf16: bool = False

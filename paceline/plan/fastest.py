@@ -11,6 +11,7 @@ from paceline.core.errors import ConfigError
 from paceline.plan import codes
 from paceline.plan.adapter import adapter_of
 from paceline.plan.cost.from_plan import adapter_work, cluster_of_cpu, cluster_of_hardware
+from paceline.plan.cost.optimizer_states import OptimizerStates
 from paceline.plan.cost.report import settings, short_mesh
 from paceline.plan.cost.search import GIB, Candidate, SearchSpec, best_of_each, ranked, search
 from paceline.plan.hardware.probe import Hardware
@@ -82,14 +83,16 @@ def _search_spec(job: Job) -> SearchSpec:
             )
         )
     rows = t.per_device_train_batch_size * t.gradient_accumulation_steps * job.world_size
+    adapter = adapter_of(config.lora)
     return SearchSpec(
         shape=shape,
         cluster=replace(cluster, cards=job.world_size),
         seq_len=config.data.max_length,
         rows=rows,
-        adapter=adapter_work(shape, adapter_of(config.lora)),
+        adapter=adapter_work(shape, adapter),
         flash=config.model.attn_implementation != "eager",
         algorithm=t.algorithm,
+        states=OptimizerStates.configured(t, shape, adapter),
     )
 
 

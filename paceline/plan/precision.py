@@ -16,17 +16,19 @@ _DTYPES = {"no": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 def choose_precision(
-    requested: str, hardware: Hardware, master: str = "float32", *, rounds: bool = False
+    requested: str, hardware: Hardware, master: str = "float32", *, bf16_weights: bool = False
 ) -> Precision:
     """Return the precision for ``auto``, ``no``, ``fp16`` or ``bf16``.
 
     The config rules refuse what the device cannot do. ``master`` float64 (``model.dtype``) computes
-    everything in float64: for comparing strategies, not for training. ``rounds``: the optimizer keeps the
-    weights in bfloat16 alone.
+    everything in float64: for comparing strategies, not for training. ``bf16_weights``: they are kept in
+    bfloat16 alone, and ``auto`` computes in it.
     """
     if master == "float64":
         return Precision("float64", "float64", "float64", False, "model.dtype: float64")
     word, reason = _auto(hardware) if requested == "auto" else (requested, "requested")
+    if requested == "auto" and bf16_weights and hardware.bf16:
+        word, reason = "bf16", "auto: the dtype of the weights"
     if requested in ("bf16", "fp16"):
         how = f"{hardware.device_name} computes it in hardware"
         if hardware.device == "cpu" and _DTYPES[requested] not in hardware.products:
@@ -36,7 +38,7 @@ def choose_precision(
                 f"{hardware.device_name} has no instructions for it: correct, but hardly faster than float32"
             )
         reason = f"requested; {how}"
-    kept = "bfloat16" if rounds and word == "bf16" else "float32"
+    kept = "bfloat16" if bf16_weights and word == "bf16" else "float32"
     return Precision(_DTYPES[word], kept, "float32", word == "fp16", reason)
 
 

@@ -87,8 +87,9 @@ def resolve(chosen: StrategyChoice | None, job: Job, found: list[Diagnostic]) ->
     adapter = attempt(lambda: adapter_of(job.lora), found)
     router = router_options(training, shape.router_aux_loss if shape else 0.0)
     optimizer = _optimizer(training, found)
+    bf16_weights = training.pure_bf16 or rounds(optimizer.name)
     precision = choose_precision(
-        training.mixed_precision, job.hardware, job.config.model.dtype, rounds=rounds(optimizer.name)
+        training.mixed_precision, job.hardware, job.config.model.dtype, bf16_weights=bf16_weights
     )
     optimizer = _in_dtype(optimizer, precision)
     if precision.master == "bfloat16" and chosen and not strategy_spec(chosen.strategy).shards_weights:
@@ -101,6 +102,7 @@ def resolve(chosen: StrategyChoice | None, job: Job, found: list[Diagnostic]) ->
         compiled=training.torch_compile,
         full_eval=tuple(w for w in ("bf16", "fp16") if getattr(training, f"{w}_full_eval")),
         strategy=chosen.strategy if chosen else None,
+        pure_bf16=training.pure_bf16,
     )
     if chosen is not None and training.distributed_strategy in CHOOSERS:
         attempt(lambda: check_chosen(chosen, run), found)

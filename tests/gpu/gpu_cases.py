@@ -169,6 +169,7 @@ ONE = (
         {"optim": "schedule_free_adamw", "lr_scheduler_type": "constant"},
         may_refuse=True,
     ),
+    DeviceCase("bf16 weights and moments alone", "optimizers", {"pure_bf16": True}),
     DeviceCase("bf16 masters, stochastic rounding", "optimizers", {"optim": "adamw_bf16_rounding"}),
     DeviceCase("reward", "algorithms", {"algorithm": "reward"}, rows="pairs"),
     DeviceCase("dpo", "algorithms", {"algorithm": "dpo"}, rows="pairs", resume=True),

@@ -70,6 +70,24 @@ ROUNDED = {
         "adamw_bf16_rounding", ["single", "ddp", "fsdp"], [*CROSSED, ["ddp", "fsdp"]], training={"bf16": True}
     )
 }
+#: bf16 weights and moments alone, rounded to the nearest
+PURE = {
+    optim: case(optim, ["single", "ddp", "fsdp"], [*CROSSED, ["ddp", "fsdp"]], training={"pure_bf16": True})
+    for optim in ("adamw_torch_fused", "adamw_bnb_8bit")
+}
+PURE_OTHERS = {
+    optim: case(optim, ["single", "ddp", "fsdp"], training={"pure_bf16": True})
+    for optim in (
+        "adamw_torch",
+        "adamw_torch_8bit",
+        "adamw_torch_4bit",
+        "lion_32bit",
+        "muon",
+        "sgd",
+        "rmsprop",
+        "adagrad",
+    )
+}
 SMALL = {"hidden_size": 60, "intermediate_size": 96}
 CONSTANT = {"lr_scheduler_type": "constant"}
 AVERAGED = {
@@ -173,6 +191,32 @@ def test_muon(found: Found, name: str) -> None:
         losses = run["losses"]
         assert losses == pytest.approx(alone["losses"][-len(losses) :], rel=1e-10 if exact else 1e-5), way
         assert apart(run["parameters"], alone["parameters"]) < (1e-10 if exact else 1e-4), way
+
+
+def check_pure(found: Found, name: str, cases: dict[str, Any], optim: str) -> None:
+    """Resumed bit for bit on the same shards; on other ranks within what bf16 gradients differ by."""
+    cases = installed(cases)
+    if optim not in cases:
+        pytest.skip("the package is not installed")
+    for rank in found.of(name, cases):
+        check_resumed(rank[optim])
+    made = found[name][0][optim]
+    alone = made["single"]["losses"]
+    assert optim == "sgd" or alone[-1] < 0.8 * alone[0]
+    for way, run in made.items():
+        losses = run["losses"]
+        assert losses == pytest.approx(alone[-len(losses) :], rel=3e-2 if optim == "rmsprop" else 1e-2), way
+
+
+@pytest.mark.parametrize("optim", PURE)
+def test_pure_bf16(found: Found, optim: str) -> None:
+    check_pure(found, "pure", PURE, optim)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optim", PURE_OTHERS)
+def test_pure_bf16_of_other_optimizers(found: Found, optim: str) -> None:
+    check_pure(found, "pure_others", PURE_OTHERS, optim)
 
 
 def test_bf16_weights_rounded_stochastically(found: Found) -> None:

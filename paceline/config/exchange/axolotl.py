@@ -8,7 +8,7 @@ from paceline.config.exchange.axolotl_data import datasets
 from paceline.config.exchange.axolotl_machine import attention, checkpointing, parallel, trackers
 from paceline.config.exchange.axolotl_off import switched
 from paceline.config.exchange.axolotl_schedule import schedule
-from paceline.config.exchange.common import by_alias
+from paceline.config.exchange.common import by_alias, whole_weights_in
 from paceline.config.exchange.reading import KeyReader
 from paceline.config.exchange.tables import defaults
 from paceline.core.json_types import Json
@@ -138,7 +138,6 @@ def _watchdog(reading: KeyReader) -> None:
 
 def _precision(reading: KeyReader) -> None:
     bf16, adapters = reading.value("bf16"), reading.is_given("adapter")
-    whole = reading.on("bfloat16") or reading.on("float16")
     fp16 = (reading.on("fp16") or reading.on("float16")) and not reading.on("bf16")
     word = (
         "fp16"
@@ -152,14 +151,13 @@ def _precision(reading: KeyReader) -> None:
     key = "fp16" if fp16 else "bf16"
     reading.set("training.mixed_precision", word, key)
     dtype = {"fp16": "float16", "bf16": "bfloat16", "auto": "bfloat16"}.get(word)
-    says = "weights are loaded in this dtype and trained as float32 masters; axolotl trains them as loaded"
-    if dtype and (adapters or not whole):
-        reading.set("model.dtype", dtype, key)
     keys = ("bf16", "fp16", "bfloat16", "float16", "float32", "torch_dtype")
-    if dtype and not adapters:
-        for name in keys:
-            if reading.on(name):
-                reading.differs(name, "training.mixed_precision", word, says)
+    given = [name for name in keys if reading.on(name)]
+    if dtype and adapters:
+        reading.set("model.dtype", dtype, key)
+    elif dtype:
+        for name in given:
+            whole_weights_in(reading, name, dtype, "axolotl")
     reading.mapped([name for name in keys if not reading.decided(name)], ("training.mixed_precision",))
     if word != "no":
         reading.nothing(

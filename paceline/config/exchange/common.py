@@ -91,9 +91,30 @@ def _precision(reading: KeyReader) -> None:
     if any(reading.decided(key) for key in ("bf16", "fp16")):
         return
     fp16, bf16 = reading.on("fp16"), reading.on("bf16")
+    bf16 = bf16 or "training.pure_bf16" in reading.result.settings
     word = "fp16" if fp16 else "bf16" if bf16 else "no"
     reading.set("training.mixed_precision", word, "fp16" if fp16 else "bf16")
     reading.mapped(("fp16", "bf16"), ("training.mixed_precision",))
+
+
+def whole_weights_in(reading: KeyReader, key: str, word: str, system: str) -> None:
+    """Decide the dtype ``word`` of weights that are all trained: Transformers' Trainer steps them as they are
+    loaded, but under DeepSpeed and FSDP, which make float32 masters of them.
+    """
+    engine = next((name for name in ("deepspeed", "fsdp", "fsdp_config") if reading.is_given(name)), None)
+    if word in ("float32", "auto"):
+        reading.keep(key, "model.dtype", word)
+    elif engine is not None:
+        reading.keep(key, "model.dtype", word, f"loaded so; {engine} trains float32 masters of them, as here")
+    elif word == "bfloat16":
+        says = "weights, gradients and moments in bfloat16 alone"
+        reading.set("model.dtype", word, key)
+        reading.keep(key, "training.pure_bf16", True, says)
+    else:
+        says = (
+            f"weights are loaded in {word} and trained as float32 masters; {system} trains the {word} weights"
+        )
+        reading.differs(key, "model.dtype", word, says)
 
 
 def _warmup(reading: KeyReader) -> None:

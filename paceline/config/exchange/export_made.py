@@ -6,19 +6,26 @@ from paceline.config.exchange.export_names import ALGORITHMS_OF
 from paceline.config.schema import Config
 from paceline.core.json_types import Json, JsonObject
 
+_PURE_BF16: dict[str, JsonObject] = {
+    "trl": {"dtype": "bfloat16", "bf16": True},
+    "llamafactory": {"pure_bf16": True, "bf16": False},
+    "axolotl": {"bf16": True},
+}
 _ATTENTION = {"flash_attention_2": "fa2", "flash_attention_3": "fa3", "sdpa": "sdpa", "eager": "disabled"}
 
 
 def made_keys(config: Config, system: str) -> JsonObject:
     """Return the keys of ``system`` that need more than a name."""
-    found = _precision(config) | (_adapter(config, system) if config.lora is not None else {})
+    found = _precision(config, system) | (_adapter(config, system) if config.lora is not None else {})
     if system == "trl":
         return found | _trl(config)
     return found | (_llamafactory(config) if system == "llamafactory" else _axolotl(config))
 
 
-def _precision(config: Config) -> JsonObject:
+def _precision(config: Config, system: str) -> JsonObject:
     word = config.training.mixed_precision
+    if config.training.pure_bf16:
+        return _PURE_BF16[system] | {"fp16": False}
     return {"bf16": True if word == "auto" else word == "bf16", "fp16": word == "fp16"}
 
 

@@ -87,10 +87,10 @@ def _tuning(reading: KeyReader, stage: str) -> None:
         reading.set(
             "model.dtype", word, "bf16" if bf16 else "fp16", "weights are loaded so, and trained as float32"
         )
-    if reading.on("pure_bf16"):
-        says = (
-            "weights, gradients and moments are bfloat16 there; here master weights and moments are float32"
-        )
+    if reading.on("pure_bf16") and kind == "full":
+        reading.keep("pure_bf16", "training.pure_bf16", True)
+    elif reading.on("pure_bf16"):
+        says = "adapters and their moments are bfloat16 there; here they are float32"
         reading.differs("pure_bf16", "training.mixed_precision", "bf16", says)
         reading.mapped(("bf16",), ("training.mixed_precision",))
     else:

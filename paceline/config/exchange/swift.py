@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.config.exchange.common import CHUNKED, KERNEL, LOGGED, transformers_keys
+from paceline.config.exchange.common import CHUNKED, KERNEL, LOGGED, transformers_keys, whole_weights_in
 from paceline.config.exchange.reading import KeyReader
 from paceline.config.exchange.tables import NO_TRACKERS, defaults
 from paceline.core.json_types import Json, JsonObject
@@ -102,10 +102,10 @@ def _model(reading: KeyReader) -> None:
     word = reading.text("torch_dtype")
     if word:
         adapters = reading.text("tuner_type") == "lora"
-        says = "weights are loaded in this dtype and trained as float32 masters"
-        (reading.keep if adapters or word == "float32" else reading.differs)(
-            "torch_dtype", "model.dtype", word, says
-        )
+        if adapters:
+            reading.keep("torch_dtype", "model.dtype", word, "of the frozen weights; adapters are float32")
+        else:
+            whole_weights_in(reading, "torch_dtype", word, "ms-swift")
         precision = {"bfloat16": "bf16", "float16": "fp16"}.get(word, "no")
         if not reading.is_given("bf16") and not reading.is_given("fp16"):
             reading.set("training.mixed_precision", precision, "torch_dtype")

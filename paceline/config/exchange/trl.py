@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.config.exchange.common import CHUNKED, SMOOTHED, transformers_keys
+from paceline.config.exchange.common import CHUNKED, SMOOTHED, transformers_keys, whole_weights_in
 from paceline.config.exchange.reading import KeyReader
 from paceline.config.exchange.tables import NO_TRACKERS, defaults
 from paceline.config.exchange.trl_data import datasets
@@ -111,15 +111,12 @@ def _model(reading: KeyReader, algorithm: str) -> None:
 
 
 def dtype_of_weights(reading: KeyReader, key: str, adapters: bool) -> None:
-    """Decide the dtype in which the weights are loaded; whole weights are trained in float32 here."""
+    """Decide the dtype in which the weights are loaded, and trained without adapters."""
     word = reading.text(key)
-    if word in ("float32", "auto"):
-        reading.keep(key, "model.dtype", word)
-    elif adapters:
+    if adapters and word not in ("float32", "auto"):
         reading.keep(key, "model.dtype", word, "of the frozen weights; adapters are float32")
     else:
-        says = f"weights are loaded in {word} and trained as float32 masters; TRL trains the {word} weights"
-        reading.differs(key, "model.dtype", word, says)
+        whole_weights_in(reading, key, word, "TRL")
 
 
 def _adapter(reading: KeyReader) -> None:

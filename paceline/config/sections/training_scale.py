@@ -216,9 +216,17 @@ class ScaleFields(OptionsFields):  # type: ignore[valid-type, misc]  # created f
     mixed_precision: Annotated[str, Word("auto", "no", "fp16", "bf16", false="no")] = Field(
         default="auto",
         description=(
-            "Compute dtype; master weights stay in float32. auto uses bf16 where the "
+            "Compute dtype; master weights stay in float32, but under `pure_bf16`. auto uses bf16 where the "
             "accelerator supports it, else no. `bf16: true` and `fp16: true` are accepted "
             "too."
+        ),
+    )
+    pure_bf16: Bool = Field(
+        default=False,
+        description=(
+            "Keep weights, gradients and the optimizer's moments in bfloat16 alone, without float32 masters:"
+            " 8 bytes a parameter with AdamW. An update of less than 1/512 of a weight is lost; `optim:"
+            " adamw_bf16_rounding` loses none. Computes in bf16; single, ddp and fsdp."
         ),
     )
     fp8: Bool = Field(

@@ -15,6 +15,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
 from paceline.launch.environ import started_by
 from paceline.plan.adapter import adapter_of, adapter_parameters
+from paceline.plan.cost.optimizer_states import OptimizerStates
 from paceline.plan.hardware.kinds import CUDA
 from paceline.plan.model.config_json import pretrained_dtype
 from paceline.plan.model.family_words import family_words
@@ -24,11 +25,10 @@ from paceline.rules.planning import facts_of
 if TYPE_CHECKING:
     from paceline.config.schema import Config
     from paceline.config.sections.lora import LoraSection
+    from paceline.config.sections.training import TrainingSection
     from paceline.launch.spec import Cluster
     from paceline.plan.hardware.probe import Hardware
     from paceline.plan.model.read_shape import ModelShape
-
-BYTES_PER_PARAMETER = 12  # fp32 master weight and AdamW's two moments
 
 
 def facts(
@@ -58,7 +58,7 @@ def facts(
         pretrained_dtype=pretrained_dtype(model, environ),
         complete_checkpoints=complete,
         incomplete_checkpoints=incomplete,
-        checkpoint_bytes=checkpoint_bytes(shape, config.lora),
+        checkpoint_bytes=checkpoint_bytes(shape, config.lora, config.training),
         disk_free_bytes=disk_free_bytes(run.root),
         infiniband=infiniband(environ),
         memlock_unlimited=memlock_unlimited(),
@@ -71,18 +71,19 @@ def facts(
     )
 
 
-def checkpoint_bytes(shape: ModelShape | None, lora: LoraSection | None) -> int | None:
+def checkpoint_bytes(
+    shape: ModelShape | None, lora: LoraSection | None, training: TrainingSection
+) -> int | None:
     """Return the bytes of a checkpoint of one trained model; None if they are not known."""
     if shape is None:
         return None
-    count: int | None = shape.num_parameters
-    if lora is not None:
-        try:
-            adapter = adapter_of(lora)
-        except ConfigError:  # reported where the plan is made
-            return None
-        count = adapter_parameters(shape, adapter) if adapter is not None else None
-    return None if count is None else count * BYTES_PER_PARAMETER
+    try:  # errors are reported where the plan is made
+        adapter = adapter_of(lora)
+        states = OptimizerStates.configured(training, shape, adapter)
+    except ConfigError:
+        return None
+    count = shape.num_parameters if adapter is None else adapter_parameters(shape, adapter)
+    return None if count is None else round(count * states.saved)
 
 
 def count_checkpoints(run: RunDir) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from paceline.config.sections.training_scale import Parallelism
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.algorithms.rollout import graph_obstacle, rollout_sizes
 from paceline.plan.cost.layout import Storage, StrategyLayout
+from paceline.plan.cost.optimizer_states import OptimizerStates
 from paceline.plan.cost.orthogonal import orthogonal
 from paceline.plan.cost.pieces import pieces_of
 from paceline.plan.cost.room import master_bytes
@@ -129,6 +130,8 @@ def search_spec_of(
     """Return the plan's job on ``cluster``, layout left open; None if the model's size is not known."""
     if plan.shape is None:
         return None
+    own = plan.precision.master == "bfloat16"
+    pieces = pieces_of(plan.shape, plan.adapter, 2 if own else 4) or ()
     spec = SearchSpec(
         shape=plan.shape,
         cluster=cluster,
@@ -140,7 +143,8 @@ def search_spec_of(
         algorithm=plan.algorithm,
         corrections=corrections,
         rollout=_rollout(plan),
-        orthogonal=orthogonal(pieces_of(plan.shape, plan.adapter, 4) or (), plan.optimizer),
+        orthogonal=orthogonal(pieces, plan.optimizer),
+        states=OptimizerStates.of(pieces, plan.optimizer, bf16_weights=own),
         frozen_size=_frozen_size(plan),
         further_forwards=algorithm_spec(plan.algorithm).forwards_of(plan.config.training),
     )
@@ -236,7 +240,7 @@ def step_spec_of(plan: Plan, spec: SearchSpec, layout: StrategyLayout) -> StepSp
 
     Bytes per parameter come from ``layout.storage`` (16-bit compute) or from the compute dtype (fp32, fp64).
     """
-    mesh, storage, keeps = plan.mesh, layout.storage, plan.recompute_keeps
+    mesh, storage, keeps = plan.mesh, spec.states.storage(layout), plan.recompute_keeps
     low = plan.precision.compute in ("bfloat16", "float16")
     size = float(SIZES.get(plan.precision.compute, 4))
     if not low:

@@ -9,8 +9,6 @@ from paceline.core.units import human_bytes, human_seconds
 from paceline.plan.cost.search import Candidate, SearchSpec, host_bytes
 from paceline.plan.cost.work import StepSpec
 
-SAVED = 12.0  # bytes per trained parameter: fp32 weight and two moments
-
 
 @dataclass(frozen=True)
 class Outlook:
@@ -53,7 +51,7 @@ def outlook(candidate: Candidate, spec: SearchSpec) -> Outlook:
     """Return the forecast of the whole training with the layout ``candidate``."""
     work, nvme = candidate.work, spec.nvme
     steps = spec.steps or (math.ceil(spec.tokens / work.step_tokens) if spec.tokens else 0)
-    each = SAVED * trained_parameters(work) * (1 + work.trained_models)
+    each = spec.states.saved * trained_parameters(work) * (1 + work.trained_models)
     host, disk = host_bytes(work), 0.0
     if nvme and host:
         s = work.storage

@@ -12,6 +12,7 @@ from paceline.plan import codes
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.cost.coefficients import memory_coefficients, speed_coefficients
 from paceline.plan.cost.layout import StrategyLayout
+from paceline.plan.cost.optimizer_states import OptimizerStates
 from paceline.plan.cost.orthogonal import Orthogonal
 from paceline.plan.cost.peak import Peak, worst_peak
 from paceline.plan.cost.speed import Speed, speed_of
@@ -53,6 +54,7 @@ class SearchSpec:
     kept: int = 1  # number of checkpoints kept
     rollout: RolloutSpec | None = None  # ``captured``: the device and the model allow it
     orthogonal: Orthogonal | None = None
+    states: OptimizerStates = OptimizerStates()
     frozen_size: float = 1.0  # parameters of a frozen model / those of the main model
     further_forwards: int | None = None  # None: as the algorithm's spec says
     nvme: frozenset[str] = frozenset()  # of {optimizer, parameters}: those offloaded to NVMe
@@ -183,6 +185,8 @@ def layout_candidates(layout: StrategyLayout, spec: SearchSpec) -> Iterator[Cand
         layout.tp or layout.pp or layout.cp or (spec.adapter.base_bytes < 2 and not layout.packed)
     ):
         return  # adapters need unsharded matrices and rows; 4-bit bases need a layout that supports them
+    if not spec.states.allows(layout):
+        return
     for tp, pp, cp in product(
         _tp_sizes(spec.shape, node) if layout.tp else (1,),
         _pp_sizes(spec.shape, cards) if layout.pp else (1,),
@@ -220,7 +224,7 @@ def _batches(layout: StrategyLayout, spec: SearchSpec, mesh: Mesh) -> Iterator[C
                 cp=mesh.cp,
                 zero=layout.zero,
                 shard=(mesh.dp_shard if layout.hybrid else dp) * mesh.cp,
-                storage=layout.storage,
+                storage=spec.states.storage(layout),
                 recompute=recompute,
                 flash=spec.flash,
                 scores=spec.scores,
@@ -235,6 +239,7 @@ def _batches(layout: StrategyLayout, spec: SearchSpec, mesh: Mesh) -> Iterator[C
                 frozen_size=spec.frozen_size,
                 further_forwards=spec.further_forwards,
                 start=start_of(layout.start, [spec.shape], _quantised(spec.adapter)),
+                master=2.0 if spec.states.bf16_weights else 4.0,
             )
             replicated = layout.zero == 0
             shown = replace(mesh, dp_replicate=dp, dp_shard=1) if replicated else mesh

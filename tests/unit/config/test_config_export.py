@@ -43,6 +43,14 @@ def loaded(folder: Path, text: str) -> Loaded:
     return load_config(str(file))
 
 
+@pytest.mark.parametrize("system", NAMES)
+def test_weights_in_bfloat16_alone_come_back(tmp_path: Path, system: str) -> None:
+    found = export_config(
+        loaded(tmp_path, DPO.replace("training:\n", "training:\n  pure_bf16: true\n")), system
+    )
+    assert not {"training.pure_bf16", "training.mixed_precision"} & set(found.lost)
+
+
 @pytest.mark.parametrize("text", [SFT, DPO], ids=["sft", "dpo"])
 @pytest.mark.parametrize("system", NAMES)
 def test_what_is_kept_comes_back(tmp_path: Path, system: str, text: str) -> None:
@@ -53,7 +61,8 @@ def test_what_is_kept_comes_back(tmp_path: Path, system: str, text: str) -> None
     allowed = {
         "trl": smoothed,
         "llamafactory": {"model.dtype"} | ({"data.train"} if text is SFT else set()),
-        "axolotl": {"model.dtype", "training.save_total_limit"} | smoothed,
+        # axolotl trains the bfloat16 weights themselves, unless an engine makes float32 masters
+        "axolotl": {"model.dtype", "training.save_total_limit", "training.pure_bf16"} | smoothed,
     }[system]
     assert set(found.lost) <= allowed
     for path in found.lost:

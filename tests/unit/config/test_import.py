@@ -163,6 +163,30 @@ def test_verdicts(tmp_path: Path, line: str, verdict: KeyVerdict) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "pure"),
+    [
+        (FACTORY.replace("lora\n", "full\n").replace("bf16:", "pure_bf16:"), True),
+        (FACTORY.replace("lora\n", "full\n"), False),
+        (TRL.replace("use_peft: true", "dtype: bfloat16"), True),
+        (TRL.replace("use_peft: true", "torch_dtype: bfloat16\nbf16: false"), True),
+        (TRL.replace("use_peft: true", "dtype: float32"), False),
+        (TRL + "dtype: bfloat16\n", False),
+        (TRL.replace("use_peft: true", "dtype: bfloat16\nfsdp: full_shard"), False),
+        ("base_model: some/model\ndatasets: [{path: rows.jsonl, type: chat_template}]\nbf16: true\n", True),
+        ("base_model: some/model\ndatasets: [{path: rows.jsonl, type: chat_template}]\nbf16: auto\n", True),
+        (AXOLOTL + "bf16: true\n", False),
+    ],
+)
+def test_weights_in_bfloat16_alone(tmp_path: Path, text: str, pure: bool) -> None:
+    """Transformers' Trainer steps the weights that it is given; adapters and engines have float32 ones."""
+    found, config, _ = imported(tmp_path, text)
+    assert config.training.pure_bf16 is pure
+    keys = ("bf16", "pure_bf16", "dtype", "torch_dtype")
+    assert {f.verdict for key, f in found.findings.items() if key in keys} == {KeyVerdict.MAPPED} or not pure
+    assert not pure or config.training.mixed_precision in ("bf16", "auto")
+
+
+@pytest.mark.parametrize(
     ("system", "text", "project"),
     [
         ("trl", TRL + "report_to: trackio\nproject: mine\n", "mine"),

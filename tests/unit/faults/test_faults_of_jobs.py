@@ -161,15 +161,19 @@ def test_a_disk_too_small_for_a_checkpoint(job: Job, monkeypatch: pytest.MonkeyP
 
 def test_a_disk_for_an_adapter_need_not_hold_its_base() -> None:
     from paceline.config.sections.lora import LoraSection
+    from paceline.config.sections.training import TrainingSection
     from paceline.launch.before.facts import checkpoint_bytes
     from paceline.plan.model.catalogue import known_models
     from paceline.plan.model.read_shape import shape_from_config
 
     shape = shape_from_config(known_models()["llama-3-8b"].config)
-    assert checkpoint_bytes(shape, None) == 12 * shape.num_parameters and checkpoint_bytes(None, None) is None
+    adam, pure = TrainingSection(), TrainingSection(pure_bf16=True)
+    assert checkpoint_bytes(shape, None, adam) == 12 * shape.num_parameters
+    assert checkpoint_bytes(None, None, adam) is None
+    assert checkpoint_bytes(shape, None, pure) == 6 * shape.num_parameters
     # q and v of 32 layers: 8 x (4096 + 4096) and 8 x (4096 + 1024)
     small = LoraSection(r=8, target_modules=("q_proj", "v_proj"))
-    assert checkpoint_bytes(shape, small) == 12 * 32 * 8 * (4096 + 4096 + 4096 + 1024)
+    assert checkpoint_bytes(shape, small, adam) == 12 * 32 * 8 * (4096 + 4096 + 4096 + 1024)
 
 
 def test_a_run_that_is_there_is_warned_of(job: Job) -> None:

@@ -1,0 +1,68 @@
+"""What the optimizer keeps of a parameter under each layout, as far as the search counts it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from paceline.config.optim_args import parse_optim_args
+from paceline.config.optimizers import BUILT, supports
+from paceline.config.sections.training import TrainingSection
+from paceline.plan.bf16_weights import rounds
+from paceline.plan.cost.layout import Storage, StrategyLayout
+from paceline.plan.cost.pieces import Piece, pieces_of
+from paceline.plan.cost.states import piece_moments
+from paceline.plan.model.read_shape import ModelShape
+from paceline.plan.parts import AdapterSpec, OptimizerSpec
+from paceline.plan.strategies.base import strategy_spec
+
+_ADAM = 8.0  # bytes of AdamW's moments a parameter, which the layouts' tables have
+
+
+@dataclass(frozen=True)
+class OptimizerStates:
+    """``moments``: bytes a trained parameter; ``bf16_weights``: weights and gradients in bfloat16 alone."""
+
+    optim: str = "adamw_torch_fused"
+    moments: float = _ADAM
+    bf16_weights: bool = False
+
+    @classmethod
+    def of(cls, pieces: Sequence[Piece], optimizer: OptimizerSpec, *, bf16_weights: bool) -> OptimizerStates:
+        """Return the states of ``optimizer`` on the trained ``pieces``; AdamW's where it or they are
+        unknown.
+        """
+        trained = [piece for piece in pieces if piece.trained]
+        count = sum(piece.numel for piece in trained)
+        if not count or optimizer.name not in BUILT:
+            return cls(bf16_weights=bf16_weights)
+        total = sum(piece_moments(piece, optimizer) for piece in trained)
+        return cls(optimizer.name, total / count, bf16_weights)
+
+    @classmethod
+    def configured(
+        cls, training: TrainingSection, shape: ModelShape, adapter: AdapterSpec | None
+    ) -> OptimizerStates:
+        """Return the states of a job whose precision is not resolved yet. Raises ConfigError."""
+        bf16 = training.pure_bf16 or rounds(training.optim)
+        optimizer = OptimizerSpec(training.optim, args=parse_optim_args(training.optim_args))
+        return cls.of(pieces_of(shape, adapter, 2 if bf16 else 4) or (), optimizer, bf16_weights=bf16)
+
+    @property
+    def saved(self) -> float:
+        """Bytes a trained parameter in a checkpoint: the weight and its moments."""
+        return (2.0 if self.bf16_weights else 4.0) + self.moments
+
+    def storage(self, layout: StrategyLayout) -> Storage:
+        """Return the layout's bytes a parameter with these states."""
+        own = layout.storage
+        if self.bf16_weights:
+            return Storage(2.0, 2.0, self.moments, own.sent)
+        return replace(own, optimizer=own.optimizer - _ADAM + self.moments)
+
+    def allows(self, layout: StrategyLayout) -> bool:
+        """Whether the layout's strategy trains with this optimizer, and on such weights."""
+        spec = strategy_spec(layout.strategy)
+        if self.bf16_weights and (not spec.bf16_masters or layout.tp or layout.pp or layout.cp):
+            return False
+        return supports(self.optim, spec.state_split)
