@@ -97,3 +97,15 @@ def torchao(bits: int, block: int) -> StateBytes:
         return moments * (elements * bits // 8 + _FP32 * (elements // each) + _FP32 * 2**bits)
 
     return found
+
+
+def projected(shape: Shape, args: Arguments, size: int) -> int:
+    """GaLore's two moments of a matrix's projected gradient, and its basis (``strategies.galore``)."""
+    rows, columns = shape
+    rank, kind = _number(args.get("rank"), 128), args.get("proj_type") or "std"
+    rank = min(rank, rows, columns)
+    if kind == "full":
+        return size * rank * (2 * rank + rows + columns)
+    right = {"right": True, "left": False, "std": rows >= columns}.get(str(kind), rows < columns)
+    kept, gone = (rows, columns) if right else (columns, rows)
+    return size * rank * (2 * kept + gone)

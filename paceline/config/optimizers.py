@@ -45,6 +45,8 @@ class Optimizer:
     take on others; ``quantised``: moments are stored in 8 or 4 bits with a scale per block;
     ``factored``: keeps means over rows and columns of matrices; ``orthogonalises``: steps the matrices of
     hidden layers by Muon, with one moment, and other parameters as ``moment_bytes`` says;
+    ``projects``: keeps moments of projected gradients for the matrices of ``optim_target_modules``, and
+    others as ``moment_bytes`` says;
     ``averaged``: evaluation, generation and saves take averaged weights, and no schedule goes beside it;
     ``compiles``: its step is compiled once for each shape of a tensor; ``float64``: computes in float64 where
     the weights are; ``rounds``: keeps the weights in bfloat16 alone and rounds each update stochastically;
@@ -66,6 +68,7 @@ class Optimizer:
     quantised: bool = False
     factored: bool = False
     orthogonalises: bool = False
+    projects: bool = False
     averaged: bool = False
     compiles: bool = False
     float64: bool = True
@@ -197,6 +200,23 @@ BUILT: dict[str, Optimizer] = {
         splits=_SHAPED,
         splits_why="Muon orthogonalises complete matrices, and flat partitions do not preserve their shapes",
         orthogonalises=True,
+    ),
+    "galore_adamw": Optimizer(
+        "paceline.strategies.galore:GaLoreAdamW",
+        {
+            "rank": "whole",
+            "update_proj_gap": "whole",
+            "scale": "size",
+            "proj_type": ("std", "reverse_std", "right", "left", "full"),
+            "betas": "betas",
+            "eps": "size",
+        },
+        optimizer_bytes.two,
+        takes=_BETAS_EPS,
+        counts=False,
+        splits=_TENSORS,
+        splits_why="GaLore projects complete gradient matrices; a shard has only a part of them",
+        projects=True,
     ),
     "schedule_free_adamw": _schedule_free(
         "AdamWScheduleFree", {"betas": "betas", "eps": "size", "warmup_steps": "whole"}, _BETAS_EPS

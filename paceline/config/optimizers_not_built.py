@@ -11,9 +11,15 @@ _NOT_BUILT: tuple[tuple[str, str, str], ...] = (
     ("rmsprop_bnb.*", "RMSprop of bitsandbytes is not supported", "rmsprop"),
     ("(paged_)?ademamix.*", "AdEMAMix is not supported", "adamw_torch_fused"),
     (
-        "galore_.*|apollo_.*",
-        "low-rank gradients need an extra package that is not used here",
-        "adamw_torch_fused with lora:, which trains low-rank updates",
+        "galore_adamw_layerwise",
+        "each layer would be updated within the backward; the updates are galore_adamw's",
+        "galore_adamw, with max_grad_norm: 0 for the same numbers",
+    ),
+    ("galore_.*", "of GaLore's optimizers AdamW is supported", "galore_adamw"),
+    (
+        "apollo_.*",
+        "APOLLO's package is not used",
+        "galore_adamw, or adamw_torch_fused with lora:, which trains low-rank updates",
     ),
     (
         "lomo|adalomo",
@@ -42,7 +48,6 @@ KNOWN = (
     "rmsprop_bnb",
     "rmsprop_bnb_8bit",
     "rmsprop_bnb_32bit",
-    "galore_adamw",
     "galore_adamw_8bit",
     "galore_adafactor",
     "galore_adamw_layerwise",

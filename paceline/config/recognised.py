@@ -59,7 +59,6 @@ _TEMPLATE = "the tokenizer's own chat template is used; model.chat_template repl
 
 RECOGNISED: dict[str, Recognised] = {
     # Transformers 5.23
-    "optim_target_modules": _refuse("layer-wise optimizers (GaLore, APOLLO) are not supported"),
     "average_tokens_across_devices": _refuse(
         "the loss is always averaged over the tokens of all processes", True
     ),
@@ -206,7 +205,7 @@ RECOGNISED: dict[str, Recognised] = {
     "enable_liger_kernel": _note(
         "the fused linear cross entropy is always on; Liger's other kernels are not used"
     ),
-    "use_galore": _refuse("GaLore is not supported", False),
+    "use_galore": _refuse("set optim: galore_adamw, and its rank in optim_args", False),
     "use_badam": _refuse("BAdam is not supported", False),
     "upcast_layernorm": _note("norms are computed in float32 where precision matters"),
     "dataloader.shuffle": _warn("rows are always permuted by seed and epoch", True),

@@ -34,6 +34,12 @@ def _reasons(
             " head and vectors; a sharded matrix is gathered, and each rank orthogonalises it"
         )
         yield f"iterations in {optimizer.args.get('ns_dtype', 'bfloat16')}"
+    if known.projects:
+        rank, gap = optimizer.args.get("rank") or 128, optimizer.args.get("update_proj_gap") or 200
+        yield (
+            f"moments of gradients projected to rank {rank}; every {gap} steps a singular value decomposition"
+            " of each matrix's gradient, which takes seconds to minutes for billions of parameters"
+        )
     if known.averaged:
         yield (
             "evaluation, generation and checkpoints use the averaged weights; during evaluation and"

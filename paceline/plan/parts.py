@@ -18,6 +18,7 @@ class OptimizerSpec:
     Betas, eps and weight_decay as in ``TrainingArguments``.
 
     Weight decay applies to matrices only, not to biases and norm weights, as in ``transformers.Trainer``.
+    ``target_modules``: whose gradients are projected (``optim_target_modules``); empty: every linear layer.
     """
 
     name: str = "adamw_torch_fused"
@@ -26,6 +27,7 @@ class OptimizerSpec:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     args: Mapping[str, Json] = field(default_factory=dict)
+    target_modules: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from paceline.core.diagnostics import Diagnostic, errors
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json
 from paceline.core.tables import CHOOSERS
-from paceline.plan.adapter import adapter_of, check_adapter
+from paceline.plan.adapter import ALL_LINEAR, adapter_of, check_adapter
 from paceline.plan.algorithms.rollout import RolloutSizes, check_rollout, rollout_sizes
 from paceline.plan.batch import BatchSplit, split_batch
 from paceline.plan.bf16_weights import check_bf16_weights, rounds
@@ -148,6 +148,7 @@ def _optimizer(training: TrainingSection, found: list[Diagnostic]) -> OptimizerS
         betas=(training.adam_beta1, training.adam_beta2),
         eps=training.adam_epsilon,
         args={**args, **(given or {})},
+        target_modules=tuple(word for word in training.optim_target_modules if word != ALL_LINEAR),
     )
 
 

@@ -97,6 +97,11 @@ TRAIN_SCHEDULE_FREE = Code(
     " learning rate: set lr_scheduler_type: constant, warmup_steps as a number of steps, and adam_beta1 above"
     " 0.",
 )
+TRAIN_OPTIM_TARGET_MODULES = Code(
+    "train.optim_target_modules",
+    "optim_target_modules names the matrices whose gradients GaLore projects; other optimizers have no use"
+    " for it. GaLore trains weights in full, without adapters.",
+)
 TRAIN_LEARNING_RATE = Code(
     "train.learning_rate",
     "The learning rate is far outside the usual range: above it the weights diverge within a few"

@@ -16,7 +16,7 @@ from paceline.core.errors import ConfigError
 from paceline.rules import codes
 from paceline.rules.base import Context, Rule
 
-_OPTIM, _ARGS = "training.optim", "training.optim_args"
+_OPTIM, _ARGS, _TARGETS = "training.optim", "training.optim_args", "training.optim_target_modules"
 _CONSTANT = "constant"  # the schedule that is none
 _SCHEDULE, _KWARGS = "training.lr_scheduler_type", "training.lr_scheduler_kwargs"
 
@@ -91,6 +91,20 @@ def optimizer_options(c: Context) -> Iterator[Diagnostic]:
         yield c.problem(
             config_codes.TRAIN_OPTIM_ARGS, f"the optimizer {name}: {words}", _ARGS, hint="remove one of them"
         )
+
+
+def projected_modules(c: Context) -> Iterator[Diagnostic]:
+    """train.optim_target_modules"""
+    t = c.config.training
+    if t.optim in BUILT and BUILT[t.optim].projects and c.config.lora is not None:
+        what = f"{t.optim} projects the gradients of whole weights; LoRA's matrices are of low rank already"
+        hint = "remove lora, or set optim: adamw_torch_fused"
+        yield c.problem(codes.TRAIN_OPTIM_TARGET_MODULES, what, _OPTIM, "lora", hint=hint)
+    if not t.optim_target_modules or t.optim not in BUILT or BUILT[t.optim].projects:
+        return
+    what = f"optim_target_modules is for optimizers that project gradients, and {t.optim} projects none"
+    hint = "set optim: galore_adamw, or remove optim_target_modules"
+    yield c.problem(codes.TRAIN_OPTIM_TARGET_MODULES, what, _TARGETS, _OPTIM, hint=hint)
 
 
 def schedule(c: Context) -> Iterator[Diagnostic]:
@@ -207,6 +221,7 @@ OPTIMISATION_RULES: tuple[Rule, ...] = (
     optimizer_machine,
     schedule_free,
     optimizer_options,
+    projected_modules,
     schedule,
     schedule_options,
     best_metric,

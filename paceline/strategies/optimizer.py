@@ -17,10 +17,11 @@ from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject
 from paceline.core.registry import load_attr
 from paceline.plan.hardware.kinds import CUDA
-from paceline.plan.model.parameters import NO_DECAY, orthogonalised
+from paceline.plan.model.parameters import NO_DECAY, orthogonalised, projected
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.strategies import codes
 from paceline.strategies.averaged import averages
+from paceline.strategies.galore import PROJECTED
 from paceline.strategies.muon import ORTHOGONAL
 
 Group = dict[str, list[nn.Parameter] | float]
@@ -76,16 +77,20 @@ def recipe_of(spec: OptimizerSpec, named: Iterable[tuple[str, nn.Parameter]]) ->
 
 
 def _groups(spec: OptimizerSpec, trained: list[tuple[str, nn.Parameter]]) -> list[Group]:
-    """Return the parameter groups that are not empty: Muon's matrices, then others with and without decay."""
-    by_muon = {
-        id(p) for name, p in trained if BUILT[spec.name].orthogonalises and orthogonalised(name, p.ndim)
+    """Return the groups that are not empty: Muon's or GaLore's matrices, others with and without decay."""
+    known = BUILT[spec.name]
+    apart = {
+        id(p)
+        for name, p in trained
+        if (known.orthogonalises and orthogonalised(name, p.ndim))
+        or (known.projects and projected(name, p.ndim, spec.target_modules))
     }
-    others = [(name, p) for name, p in trained if id(p) not in by_muon]
+    others = [(name, p) for name, p in trained if id(p) not in apart]
     groups: list[Group] = [
         {
-            "params": [p for _, p in trained if id(p) in by_muon],
+            "params": [p for _, p in trained if id(p) in apart],
             "weight_decay": spec.weight_decay,
-            ORTHOGONAL: True,
+            ORTHOGONAL if known.orthogonalises else PROJECTED: True,
         },
         {"params": [p for name, p in others if decays(name, p)], "weight_decay": spec.weight_decay},
         {"params": [p for name, p in others if not decays(name, p)], "weight_decay": 0.0},

@@ -88,6 +88,18 @@ PURE_OTHERS = {
         "adagrad",
     )
 }
+#: a basis of 8 columns, anew every 3 steps; the third resumed step takes the saved one
+GALORE = {
+    "galore": case(
+        "galore_adamw",
+        ["single", "ddp", "zero_redundancy"],
+        [["single", "ddp"], ["zero_redundancy", "single"]],
+        training={
+            "optim_args": "rank=8,update_proj_gap=3,scale=1.0",
+            "optim_target_modules": ["attn", "mlp"],
+        },
+    )
+}
 SMALL = {"hidden_size": 60, "intermediate_size": 96}
 CONSTANT = {"lr_scheduler_type": "constant"}
 AVERAGED = {
@@ -191,6 +203,18 @@ def test_muon(found: Found, name: str) -> None:
         losses = run["losses"]
         assert losses == pytest.approx(alone["losses"][-len(losses) :], rel=1e-10 if exact else 1e-5), way
         assert apart(run["parameters"], alone["parameters"]) < (1e-10 if exact else 1e-4), way
+
+
+def test_projected_gradients(found: Found) -> None:
+    """Every strategy makes the steps of one process; a resume takes the saved bases."""
+    for rank in found.of("galore", GALORE):
+        check_resumed(rank["galore"])
+    made = found["galore"][0]["galore"]
+    alone = made["single"]["losses"]
+    assert alone[-1] < 0.8 * alone[0]
+    for way, run in made.items():
+        losses = run["losses"]
+        assert losses == pytest.approx(alone[-len(losses) :], rel=1e-4), way
 
 
 def check_pure(found: Found, name: str, cases: dict[str, Any], optim: str) -> None:

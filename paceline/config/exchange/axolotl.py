@@ -9,6 +9,7 @@ from paceline.config.exchange.axolotl_machine import attention, checkpointing, p
 from paceline.config.exchange.axolotl_off import switched
 from paceline.config.exchange.axolotl_schedule import schedule
 from paceline.config.exchange.common import by_alias, whole_weights_in
+from paceline.config.exchange.low_rank import transformers_galore
 from paceline.config.exchange.reading import KeyReader
 from paceline.config.exchange.tables import defaults
 from paceline.core.json_types import Json
@@ -66,6 +67,7 @@ _SAME = {
     "early_stopping_patience": "training.early_stopping_patience",
     "logging_steps": "training.logging_steps",
     "optim_args": "training.optim_args",
+    "optim_target_modules": "training.optim_target_modules",
     "lr_scheduler_kwargs": "training.lr_scheduler_kwargs",
 }
 
@@ -111,6 +113,7 @@ def _defaults(reading: KeyReader) -> None:
         "num_epochs": 1.0,
         "optimizer": "adamw_torch_fused",
     }
+    transformers_galore(reading, "optimizer")
     for key, value in written.items():
         if not reading.is_given(key):
             reading.set(_SAME[key], reading.defaults.get(key, value), key)  # type: ignore[arg-type]

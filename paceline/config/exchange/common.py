@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from paceline.config.aliases import ALIASES, SKIP, Alias, Learnt, NoTranslation, Skip
+from paceline.config.exchange.low_rank import transformers_galore
 from paceline.config.exchange.reading import KeyReader
 from paceline.config.recognised import RECOGNISED
 from paceline.config.schema import field_of, homes_of
@@ -77,6 +78,7 @@ def transformers_keys(reading: KeyReader) -> None:
     if reading.on("bf16") or reading.on("fp16"):
         says = "matrix products are in half precision already; the few float32 ones keep their full precision"
         reading.nothing("tf32", says)
+    transformers_galore(reading, "optim")
     if reading.on("average_tokens_across_devices"):
         reading.nothing(
             "average_tokens_across_devices", "the loss is the mean over the tokens of all processes"

@@ -72,6 +72,7 @@ _AXOLOTL = {
     "training.max_grad_norm": "max_grad_norm",
     "training.optim": "optimizer",
     "training.optim_args": "optim_args",
+    "training.optim_target_modules": "optim_target_modules",
     "training.lr_scheduler_type": "lr_scheduler",
     "training.lr_scheduler_kwargs": "lr_scheduler_kwargs",
     "training.gradient_checkpointing": "gradient_checkpointing",

@@ -9,6 +9,7 @@ from paceline.config.exchange.llamafactory_data import datasets
 from paceline.config.exchange.llamafactory_off import switched
 from paceline.config.exchange.llamafactory_template import template
 from paceline.config.exchange.llamafactory_v1 import ktransformers, megatron, version_1
+from paceline.config.exchange.low_rank import llamafactory_galore
 from paceline.config.exchange.reading import KeyReader
 from paceline.config.exchange.tables import NO_TRACKERS, defaults
 from paceline.core.json_types import Json
@@ -65,6 +66,7 @@ def translate(reading: KeyReader) -> None:
         ktransformers(reading)
     megatron(reading)
     version_1(reading)
+    llamafactory_galore(reading)
     switched(reading, algorithm)
     _not_training(reading)
     transformers_keys(reading)

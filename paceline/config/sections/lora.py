@@ -25,7 +25,7 @@ from paceline.core.json_types import Json
 from paceline.core.patterns import is_pattern
 
 
-def _targets(value: Json) -> tuple[str, ...]:
+def to_targets(value: Json) -> tuple[str, ...]:
     """Convert target modules: a regular expression stays one string, all else becomes a list of names."""
     names = (value.strip(),) if isinstance(value, str) and is_pattern(value) else to_texts(value)
     for name in filter(is_pattern, names):
@@ -52,7 +52,7 @@ class LoraSection(Section):
         description="Scaling numerator alpha (scale = alpha / r); twice the rank when empty.",
     )
     dropout: Float = Field(default=0.0, ge=0, lt=1, description="Dropout on the adapters' input.")
-    target_modules: Annotated[tuple[str, ...], BeforeValidator(_targets)] = Field(
+    target_modules: Annotated[tuple[str, ...], BeforeValidator(to_targets)] = Field(
         default=("all-linear",),
         description=(
             "Modules that get an adapter: suffixes of their names, or one regular expression "

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field
 from paceline.config.answer_metrics import ANSWER_METRICS, METRIC_GROUPS
 from paceline.config.optimizers import BUILT
 from paceline.config.optimizers_not_built import KNOWN
+from paceline.config.sections.lora import to_targets
 from paceline.config.sections.own import own_name
 from paceline.config.sections.profile import Profile
 from paceline.config.sections.types import (
@@ -98,6 +99,13 @@ class OptimisationFields(Section):
     )
     optim_args: OptText = Field(
         default=None, description="Extra optimizer arguments as `name=value,name=value`."
+    )
+    optim_target_modules: Annotated[tuple[str, ...], BeforeValidator(to_targets)] = Field(
+        default=(),
+        description=(
+            "Modules whose matrices `optim: galore_adamw` projects: parts of their names, or patterns for"
+            " full names; every linear layer of the decoder when empty, or with all-linear."
+        ),
     )
     lr_scheduler_type: Annotated[str, Word(*SCHEDULES)] = Field(
         default="linear",

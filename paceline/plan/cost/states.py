@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 
 from paceline.config.optimizer_bytes import one
+from paceline.config.optimizer_bytes import projected as of_projection
 from paceline.config.optimizers import BUILT
 from paceline.plan.cost.pieces import Piece
 from paceline.plan.model.autocast import under_autocast
-from paceline.plan.model.parameters import orthogonalised
+from paceline.plan.model.parameters import orthogonalised, projected
 from paceline.plan.parts import ModelStates, OptimizerSpec
 from paceline.plan.plan import Plan
 
@@ -85,6 +86,8 @@ def piece_moments(piece: Piece, optimizer: OptimizerSpec) -> int:
     """Return the bytes of the optimizer's states for ``piece``, from the optimizers' table."""
     if by_muon(piece, optimizer):
         return one(piece.shape, optimizer.args, piece.size)
+    if by_projection(piece, optimizer):
+        return of_projection(piece.shape, optimizer.args, piece.size)
     return moment_bytes(piece.shape, optimizer, piece.size)
 
 
@@ -94,15 +97,22 @@ def piece_counters(piece: Piece, optimizer: OptimizerSpec) -> int:
 
 
 def group_of(piece: Piece, optimizer: OptimizerSpec) -> int:
-    """Return the parameter group of ``piece``, as ``strategies.optimizer`` orders them: Muon's, with weight
-    decay, without.
+    """Return the parameter group of ``piece``, as ``strategies.optimizer`` orders them: Muon's or GaLore's,
+    with weight decay, without.
     """
-    return 0 if by_muon(piece, optimizer) else 1 if piece.decays else 2
+    apart = by_muon(piece, optimizer) or by_projection(piece, optimizer)
+    return 0 if apart else 1 if piece.decays else 2
 
 
 def by_muon(piece: Piece, optimizer: OptimizerSpec) -> bool:
     """Whether the optimizer orthogonalises ``piece``."""
     return BUILT[optimizer.name].orthogonalises and orthogonalised(piece.name, len(piece.shape))
+
+
+def by_projection(piece: Piece, optimizer: OptimizerSpec) -> bool:
+    """Whether the optimizer projects the gradient of ``piece``."""
+    known = BUILT[optimizer.name]
+    return known.projects and projected(piece.name, len(piece.shape), optimizer.target_modules)
 
 
 def moment_bytes(shape: tuple[int, ...], optimizer: OptimizerSpec, size: int) -> int:

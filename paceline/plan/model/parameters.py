@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from paceline.plan.model.listing import EXPERTS, HEAD, LAYER, LINEAR, MATRIX, TRANSPOSED, Listing
@@ -27,6 +27,18 @@ def orthogonalised(name: str, dims: int) -> bool:
     if NO_DECAY.search(name) or _OF_A_LAYER.search(name) is None or "embed" in name:
         return False
     return dims == 2 or (dims == 3 and ".experts." in name)
+
+
+def projected(name: str, dims: int, targets: Sequence[str]) -> bool:
+    """Whether GaLore projects the gradient of a parameter of ``dims`` dims: of a matrix whose module's name
+    holds one of ``targets``, or matches it whole as a pattern; without any, of a hidden layer.
+    """
+    if dims != 2 or NO_DECAY.search(name) or "embed" in name:
+        return False
+    if not targets:
+        return _OF_A_LAYER.search(name) is not None
+    module = name.rpartition(".")[0]
+    return any(target in module or re.fullmatch(target, module) for target in targets)
 
 
 @dataclass(frozen=True)

@@ -290,6 +290,9 @@ TABLE: dict[str, Key | Read] = {
         optim="sgd",
     ),
     "training.per_device_eval_batch_size": Key(p.trainer, 3, EVALUATED),
+    "training.optim_target_modules": Key(
+        p.plan(), ["mlp"], {"training.optim": "galore_adamw", "training.optim_args": "rank=8"}
+    ),
     "training.pure_bf16": Key(p.plan(), True),
     "training.fp8": Key(p.plan(), True, refused="prec.fp8"),
     "training.bf16_full_eval": Key(p.plan(), True, refused="prec.full_eval"),

@@ -150,7 +150,7 @@ def test_axolotl_with_its_defaults(tmp_path: Path) -> None:
         ("galore_rank: 4", KeyVerdict.NO_EFFECT),
         ("pure_bf16: true", KeyVerdict.DIFFERS),
         ("learning_rats: 1", KeyVerdict.LOST),
-        ("optim: galore_adamw", KeyVerdict.LOST),  # refused by our own reading
+        ("optim: apollo_adamw", KeyVerdict.LOST),  # refused by our own reading
         ("plot_loss: true", KeyVerdict.NO_EFFECT),
     ],
 )
@@ -184,6 +184,39 @@ def test_weights_in_bfloat16_alone(tmp_path: Path, text: str, pure: bool) -> Non
     keys = ("bf16", "pure_bf16", "dtype", "torch_dtype")
     assert {f.verdict for key, f in found.findings.items() if key in keys} == {KeyVerdict.MAPPED} or not pure
     assert not pure or config.training.mixed_precision in ("bf16", "auto")
+
+
+FULL = FACTORY.replace("lora\n", "full\n")
+GALORE = "use_galore: true\ngalore_layerwise: true\ngalore_target: mlp,self_attn\ngalore_scale: 2.0\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "targets", "args", "clip", "eps"),
+    [
+        (FULL + GALORE, ("mlp", "self_attn"), "rank=16", 0.0, 1e-8),
+        (FULL + "use_galore: true\ngalore_rank: 64\n", ("all-linear",), "rank=64", 1.0, 1e-8),
+        (
+            TRL.replace("use_peft: true", "optim: galore_adamw\noptim_target_modules: [attn, mlp]")
+            + "optim_args: rank=64,scale=0.5\nweight_decay: 0.1\n",
+            ("attn", "mlp"), "rank=64", 1.0, 1e-6,
+        ),
+        (
+            "base_model: some/model\ndatasets: [{path: rows.jsonl, type: chat_template}]\nbf16: true\n"
+            "optimizer: galore_adamw_layerwise\noptim_target_modules: [mlp]\noptim_args: rank=64\n",
+            ("mlp",), "rank=64", 0.0, 1e-6,
+        ),
+    ],
+)  # fmt: skip
+def test_galore(
+    tmp_path: Path, text: str, targets: tuple[str, ...], args: str, clip: float, eps: float
+) -> None:
+    """LLaMA-Factory hands it betas, epsilon and decay; Transformers, which axolotl and TRL use, none."""
+    found, config, _ = imported(tmp_path, text)
+    assert not [f.key for f in found.findings.values() if "galore" in f.key and f.verdict is KeyVerdict.LOST]
+    training = config.training
+    assert (training.optim, training.optim_target_modules) == ("galore_adamw", targets)
+    assert args in str(training.optim_args) and (training.max_grad_norm, training.adam_epsilon) == (clip, eps)
+    assert training.weight_decay == 0.0
 
 
 @pytest.mark.parametrize(

@@ -298,7 +298,12 @@ CASES = [
         _t(optim="adamw_torch"),
         Facts(device="npu", world_size=1),
     ),
-    case("train.optimizer", _t(optim="galore_adamw"), _t(optim="sgd")),
+    case(
+        "train.optim_target_modules",
+        _t(optim="sgd", optim_target_modules=["mlp"]),
+        _t(optim="galore_adamw", optim_target_modules=["mlp"]),
+    ),
+    case("train.optimizer", _t(optim="apollo_adamw"), _t(optim="sgd")),
     case(
         "train.optimizer_device",
         _t(optim="paged_lion_8bit"),

@@ -1,0 +1,127 @@
+"""GaLore: AdamW whose moments live in a low-rank subspace of each matrix's gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+PROJECTED = "projected"  # key of the parameter groups whose gradients are projected
+_LEFT, _RIGHT = "left", "right"
+_STEP, _MEAN, _SQUARE = "step", "exp_avg", "exp_avg_sq"
+
+
+@dataclass(frozen=True)
+class _Options:
+    """A parameter group's."""
+
+    lr: float
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+    rank: int
+    update_proj_gap: int
+    scale: float
+    proj_type: str
+    projected: bool
+
+
+class GaLoreAdamW(torch.optim.Optimizer):
+    """AdamW over all groups; in those with ``projected``, over the gradient's projection (Zhao et al. 2024,
+    arXiv:2403.03507, algorithm 2).
+
+    Every ``update_proj_gap`` steps the leading ``rank`` singular vectors of a matrix's gradient become its
+    basis: right ones R (rank × columns) or left ones L (rows × rank), after ``proj_type``: ``std`` projects
+    the shorter side away, ``reverse_std`` the longer, ``full`` both. Moments are those of G Rᵀ (or Lᵀ G), and
+    the update is projected back and multiplied by ``scale``. Moments stay as they are when the basis changes.
+
+    As in the authors' ``galore_torch``, ``eps`` is added before the bias correction and the weights decay
+    after the update; moments have the gradient's dtype. The state of a parameter is tensors and a count.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[dict[str, object]],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        rank: int = 128,
+        update_proj_gap: int = 200,
+        scale: float = 0.25,
+        proj_type: str = "std",
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "rank": int(rank),
+            "update_proj_gap": int(update_proj_gap),
+            "scale": scale,
+            "proj_type": proj_type,
+            PROJECTED: False,
+        }
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Make one step over all parameters that have a gradient."""
+        loss = closure() if closure is not None else None
+        for group in self.param_groups:
+            options = _Options(**{name: group[name] for name in _Options.__annotations__})
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._step_one(parameter, parameter.grad, options)
+        return loss
+
+    def _step_one(self, parameter: nn.Parameter, gradient: Tensor, group: _Options) -> None:
+        state = self.state[parameter]
+        step = state.get(_STEP, 0)
+        if group.projected:
+            if step % group.update_proj_gap == 0:
+                state |= basis(gradient, group.rank, group.proj_type)
+            gradient = _projected(gradient, state)
+        if not step:
+            state |= {_MEAN: torch.zeros_like(gradient), _SQUARE: torch.zeros_like(gradient)}
+        mean, square = state[_MEAN], state[_SQUARE]
+        state[_STEP] = step + 1
+        first, second = group.betas
+        mean.mul_(first).add_(gradient, alpha=1 - first)
+        square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
+        update = mean / square.sqrt().add_(group.eps)
+        if group.projected:
+            update = _back(update, state).mul_(group.scale)
+        corrected = math.sqrt(1 - second ** (step + 1)) / (1 - first ** (step + 1))
+        parameter.add_(update, alpha=-group.lr * corrected)
+        if group.weight_decay:
+            parameter.mul_(1 - group.lr * group.weight_decay)
+
+
+def basis(gradient: Tensor, rank: int, proj_type: str) -> dict[str, Tensor]:
+    """Return the leading singular vectors of ``gradient`` (rows × columns), in its dtype: ``left`` (rows ×
+    rank), ``right`` (rank × columns) or both.
+    """
+    rows, columns = gradient.shape
+    std = _RIGHT if rows >= columns else _LEFT
+    sides = {"std": {std}, "reverse_std": {_LEFT, _RIGHT} - {std}, "full": {_LEFT, _RIGHT}}
+    chosen = sides.get(proj_type, {proj_type})
+    low = gradient.dtype in (torch.bfloat16, torch.float16)
+    left, _, right = torch.linalg.svd(gradient.float() if low else gradient, full_matrices=False)
+    found = {_LEFT: left[:, :rank], _RIGHT: right[:rank]}
+    return {side: found[side].to(gradient.dtype).contiguous() for side in sorted(chosen)}
+
+
+def _projected(gradient: Tensor, state: dict[str, Tensor]) -> Tensor:
+    if _LEFT in state:
+        gradient = state[_LEFT].T @ gradient
+    return gradient @ state[_RIGHT].T if _RIGHT in state else gradient
+
+
+def _back(update: Tensor, state: dict[str, Tensor]) -> Tensor:
+    if _LEFT in state:
+        update = state[_LEFT] @ update
+    return update @ state[_RIGHT] if _RIGHT in state else update
