@@ -42,7 +42,7 @@ from paceline.launch.ending import ended
 def main():
     with tempfile.TemporaryDirectory(dir=sys.argv[2]):
         print("up", flush=True)
-        if sys.argv[1] == "wait": time.sleep(600)
+        while sys.argv[1] == "wait": time.sleep(0.05)  # a signal just before one long sleep would not end it
         if sys.argv[1] == "full": raise OSError(28, "No space left on device", "/data/x")
         if sys.argv[1] == "connection": raise ConnectionResetError(104, "reset")
         if sys.argv[1] == "talk":
@@ -62,6 +62,16 @@ def begin(mode: str, folder: Path) -> subprocess.Popen[str]:
     return process
 
 
+def last_words(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """What it still writes to both streams until it ends; one that does not end is killed."""
+    try:
+        return process.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise
+
+
 SAID = [
     (signal.SIGTERM, 143, "ended by SIGTERM\n"),
     (signal.SIGHUP, 129, "ended by SIGHUP\n"),
@@ -75,7 +85,7 @@ def test_a_signal_lets_it_clean_up_and_answers_its_code(
 ) -> None:
     process = begin("wait", tmp_path)
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    _, err = last_words(process)
     assert (process.returncode, err) == (code, said)
     assert list(tmp_path.iterdir()) == []
 
@@ -83,7 +93,7 @@ def test_a_signal_lets_it_clean_up_and_answers_its_code(
 @pytest.mark.parametrize(("number", "code", "said"), SAID)
 def test_a_signal_while_the_program_is_imported(number: int, code: int, said: str, tmp_path: Path) -> None:
     """torch takes seconds: a Ctrl-C in them is no traceback out of somebody's ``import``."""
-    (tmp_path / "heavy.py").write_text("import time\nprint('up', flush=True)\ntime.sleep(600)\n")
+    (tmp_path / "heavy.py").write_text("import time\nprint('up', flush=True)\nwhile True: time.sleep(0.05)\n")
     begin_with = (
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
         " signal.signal(signal.SIGHUP, signal.SIG_DFL)"
@@ -99,7 +109,7 @@ def test_a_signal_while_the_program_is_imported(number: int, code: int, said: st
     )
     assert process.stdout is not None and process.stdout.readline() == "up\n"
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    _, err = last_words(process)
     assert (process.returncode, err) == (code, said)
 
 
@@ -123,7 +133,7 @@ def test_a_reader_that_goes_away_ends_it_without_a_word(tmp_path: Path) -> None:
     assert process.stdout is not None
     process.stdout.close()
     process.stdout = None
-    _, err = process.communicate(timeout=60)
+    _, err = last_words(process)
     assert (process.returncode, err) == (141, "") and list(tmp_path.iterdir()) == []
 
 
@@ -140,7 +150,7 @@ def test_a_disk_that_refuses_is_named_and_the_rest_is_left_alone(
     mode: str, code: int, words: str, tmp_path: Path
 ) -> None:
     process = begin(mode, tmp_path)
-    _, err = process.communicate(timeout=60)
+    _, err = last_words(process)
     assert process.returncode == code and words in err
 
 

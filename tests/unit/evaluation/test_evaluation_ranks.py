@@ -13,7 +13,12 @@ from paceline.evaluation.ranks import compute_on_ranks
 from paceline.evaluation.work import WorkFolder
 
 # A rank as ``launch.ending`` makes it: SIGTERM ends it with 128 + 15.
-WAITS = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); time.sleep(60)"
+# Many short sleeps: a signal that comes just before a long one would wait for its end.
+WAITS = """import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+for _ in range(1200):
+    time.sleep(0.05)
+"""
 
 
 def end(programs: dict[int, str], world_size: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
