@@ -38,8 +38,8 @@ def test_its_error_and_its_number_come_back(monkeypatch: pytest.MonkeyPatch, tmp
 
 def test_a_signal_is_passed_on_and_the_callers_handlers_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     program = (
-        "import os, signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n"
-        "os.kill(os.getppid(), signal.SIGTERM)\nsignal.pause()\n"
+        "import os, signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n"
+        "os.kill(os.getppid(), signal.SIGTERM)\nwhile True: time.sleep(0.05)\n"
     )
     _worker(monkeypatch, program)
     assert threading.current_thread() is threading.main_thread()

@@ -159,10 +159,10 @@ def test_callbacks_are_names_for_the_ranks_and_objects_for_this_process() -> Non
 
 
 ASKED = """
-import signal, sys
+import signal, sys, time
 signal.signal(15, lambda *_: sys.exit(75))
 open(sys.argv[1], 'w')
-signal.pause()
+while True: time.sleep(0.05)
 """
 
 
