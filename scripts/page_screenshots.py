@@ -43,7 +43,7 @@ DOCS = (
     ("page-finished", "finished", "curves", 1280, "light", "en"),
     ("page-crashed", "crashed", "findings", 800, "light", "en"),
     ("page-phone", "live", "overview", 360, "dark", "zh"),
-    ("page-live.zh-CN", "live", "overview", 1280, "light", "zh"),
+    ("page-live-zh", "live", "overview", 1280, "light", "zh"),
 )
 
 

@@ -51,3 +51,18 @@ def test_every_page_is_in_the_navigation(folder: Path) -> None:
     titles = re.findall(r"^ +- ([\w ]+):(?: [\w-]+\.md)?$", navigation, re.MULTILINE)
     translated = re.findall(r"^            ([\w ]+): .", config, re.MULTILINE)
     assert set(titles) == set(translated)
+
+
+def test_what_a_built_page_lacks_is_named(tmp_path: Path) -> None:
+    """mkdocs checks the links of Markdown; the plugin for languages once left out a picture whose name held
+    a language.
+    """
+    (tmp_path / "zh").mkdir()
+    (tmp_path / "a%20b.png").touch()
+    (tmp_path / "a b.png").touch()
+    page = '<img src="../a%20b.png"><img src="c.png"><a href="#x"></a><a href="https://x/y"></a>'
+    (tmp_path / "zh" / "index.html").write_text(page + '<link href="../none.css?v=1"><img src="c.png">')
+    assert list(load_script("check_site").missing(tmp_path)) == [
+        "zh/index.html: c.png",
+        "zh/index.html: ../none.css?v=1",
+    ]
