@@ -163,8 +163,8 @@ def run_trl(folder: Path, trainer: str, given: dict[str, object]) -> list[float]
     return [float(loss) for loss in json.loads(done.stdout.strip().splitlines()[-1])]
 
 
-def run_ours(folder: Path, trainer: str, given: dict[str, object]) -> list[float]:
-    """Import the same keys, run them and return the losses of the events."""
+def run_ours(folder: Path, trainer: str, given: dict[str, object], system: str = "trl") -> list[float]:
+    """Import the same keys of ``system``, run them and return the losses of the events."""
     from paceline.config.exchange.accepted import accepted
     from paceline.config.exchange.importing import import_data
     from paceline.core.rundir import RunDir
@@ -172,7 +172,7 @@ def run_ours(folder: Path, trainer: str, given: dict[str, object]) -> list[float
     from paceline.runlog.events import Step
 
     lines = {key: number for number, key in enumerate(given, 1)}
-    made, problems = accepted(import_data(dict(given), lines, "given", "trl", trainer), "equality")  # type: ignore[arg-type]
+    made, problems = accepted(import_data(dict(given), lines, "given", system, trainer or None), "equality")  # type: ignore[arg-type]
     if problems:
         raise SystemExit("\n".join(problem.render() for problem in problems))
     file, run = folder / "ours.yaml", folder / f"run-{len(list(folder.iterdir()))}"

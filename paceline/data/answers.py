@@ -37,13 +37,19 @@ class AnswerFinder:
             own = self._own_spans(chat, rendered, turn)
             marked = self._marked(rendered, own, turn, chat)
             if marked is not None:
-                spans = marked
-            elif own:
+                found += [self._marked_to_the_end(rendered.text, span) for span in marked]
+                continue
+            if own:
                 spans = self._own(rendered.text, own, chat, turn)
             else:
                 spans = [self._by_prefixes(rendered.text, chat, turn)]
             found += [self._closed(rendered.text, span) for span in spans]
         return found
+
+    def _marked_to_the_end(self, text: str, span: Span) -> Span:
+        """Return a block as its author wrote it; one without the token that ends the turn reaches to it."""
+        closed = self._closed(text, span)
+        return span if closed[1] <= span[1] else closed
 
     def _own_spans(self, chat: Chat, rendered: Rendered, turn: int) -> list[Span]:
         """Return what the loop wrote for a turn, without results of tools that it wrote there, too."""

@@ -96,6 +96,15 @@ def test_a_mark_that_leaves_the_end_out_is_closed(tokenizer: Path) -> None:
     assert parts(encoder(tokenizer, template))[1] == ["Hello\nthere<|im_end|>", "Bye é<|im_end|>"]
 
 
+def test_a_mark_is_taken_as_it_is_written(tokenizer: Path) -> None:
+    """What the block holds after the end of the turn has loss as well, as in TRL and LLaMA-Factory."""
+    template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|im_end|>\n"
+        "{% endgeneration %}{% else %}{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+    )
+    assert parts(encoder(tokenizer, template))[1] == ["Hello\nthere<|im_end|>\n", "Bye é<|im_end|>\n"]
+
+
 def test_a_template_that_writes_earlier_turns_differently_is_followed(tokenizer: Path) -> None:
     text, learnt = parts(encoder(tokenizer, REWRITES))
     assert text.startswith("long:")

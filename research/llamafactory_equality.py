@@ -1,0 +1,174 @@
+#!/usr/bin/env python
+"""Three steps' losses of LLaMA-Factory 0.9.5 and of the imported file, side by side.
+
+    python -m venv LF && LF/bin/pip install llamafactory==0.9.5
+    LF_PYTHON=LF/bin/python python research/llamafactory_equality.py FILE …
+
+``REPLACED`` and ``DROPPED`` are the written table: model, data, precision, device, one adapter from disk, and
+all rows in every step, so that their order does not count; nothing else is changed. The tokenizer holds the
+tokens of the files' templates, as the models' own do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from import_equality import ROOT, TOLERANCE, run_ours
+
+ROWS = 8
+#: Model, data, precision, device; three steps of all rows
+REPLACED = {
+    "dataset_dir": ".",
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": ROWS // 4,
+    "max_steps": 3,
+    "max_samples": ROWS,
+    "bf16": False,
+    "fp16": False,
+    "use_cpu": True,
+    "flash_attn": "disabled",
+    "report_to": "none",
+    "logging_steps": 1,
+    "lora_dropout": 0.0,
+    "preprocessing_num_workers": 1,
+    "dataloader_num_workers": 0,
+    "val_size": 0.0,
+    "cutoff_len": 256,
+    "overwrite_cache": True,
+    "disable_gradient_checkpointing": True,
+    "plot_loss": False,
+}
+#: Of another model, machine, data set or version of LLaMA-Factory; evaluation and saves, which no loss knows
+DROPPED = (
+    "deepspeed", "fsdp", "fsdp_config", "ddp_timeout", "pure_bf16", "quantization_bit", "quantization_method",
+    "double_quantization", "eval_dataset", "eval_strategy", "evaluation_strategy", "eval_steps",
+    "per_device_eval_batch_size", "save_steps", "save_strategy", "save_only_model", "overwrite_output_dir",
+    "resume_from_checkpoint", "logging_dir", "num_train_epochs", "trust_remote_code", "train_size",
+    "ray_run_name", "ray_storage_path", "ray_num_workers", "placement_strategy", "resources_per_worker",
+    "image_max_pixels", "video_max_pixels", "enable_liger_kernel", "use_unsloth", "upcast_layernorm", "dpo_ftx",
+    "include_num_input_tokens_seen", "adapter_name_or_path", "infer_backend", "low_cpu_mem_usage",
+)  # fmt: skip
+#: Tokens that the templates write, which the tokenizers of their models have
+TOKENS = (
+    "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|im_start|>", "<|im_end|>",
+    "<|eom_id|>",
+)  # fmt: skip
+
+
+def main() -> None:
+    """Compare every file; exit with 1 if one differs by more than the tolerance."""
+    worst: list[float] = []
+    for file in sys.argv[1:]:
+        with tempfile.TemporaryDirectory(prefix="paceline-equality-") as name:
+            theirs, ours = compare(Path(name), file)
+        worst.append(max(abs(a - b) for a, b in zip(theirs, ours, strict=True)))
+        print(f"{Path(file).name}: LLaMA-Factory {theirs} Paceline {ours}: {worst[-1]:.1e}", flush=True)
+    print(f"{sum(w <= TOLERANCE for w in worst)} of {len(worst)} within {TOLERANCE:g}")
+    sys.exit(int(any(w > TOLERANCE for w in worst)))
+
+
+def compare(folder: Path, file: str) -> tuple[list[float], list[float]]:
+    """Return LLaMA-Factory's and our losses of three steps."""
+    from paceline.config.exchange.importing import read_foreign
+
+    keys = dict(read_foreign(file)[0])
+    stage = str(keys.get("stage", "sft"))
+    write_model(folder)
+    write_rows(folder)
+    given: dict[str, object] = {key: value for key, value in keys.items() if key not in DROPPED} | REPLACED
+    given |= {"model_name_or_path": str(folder / "model"), "output_dir": str(folder / "theirs")}
+    given |= {"dataset": {"pt": "text", "rm": "pairs", "dpo": "pairs", "kto": "votes"}.get(stage, "rows")}
+    given["dataset_dir"] = str(folder)
+    if keys.get("finetuning_type", "lora") == "lora":
+        given["adapter_name_or_path"] = str(write_adapter(folder, keys, stage))
+    return run_theirs(folder, given), run_ours(folder, "", given, "llamafactory")
+
+
+def write_model(folder: Path) -> None:
+    """Write a small model, and a tokenizer with the templates' tokens."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    import torch
+    from support import TINY_LLAMA, write_tokenizer
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {key: value for key, value in TINY_LLAMA.items() if key != "model_type"} | {"vocab_size": 352}
+    write_tokenizer(folder / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    tokenizer.add_special_tokens({"additional_special_tokens": list(TOKENS), "bos_token": TOKENS[0]})
+    tokenizer.save_pretrained(folder / "model")
+    sizes |= {"max_position_embeddings": 512, "eos_token_id": tokenizer.eos_token_id}
+    LlamaForCausalLM(LlamaConfig(**sizes, initializer_range=0.2)).save_pretrained(folder / "model")
+
+
+def write_rows(folder: Path) -> None:
+    """Write rows of each kind, and ``dataset_info.json``."""
+    from support import instruction_rows, preference_rows
+
+    rows = [{"instruction": r["instruction"], "input": "", "output": r["output"]} for r in instruction_rows(ROWS)]
+    pairs = [
+        {"instruction": str(r["prompt"]), "chosen": str(r["chosen"]), "rejected": str(r["rejected"])}
+        for r in preference_rows(ROWS)
+    ]
+    votes = [{**row, "vote": number % 2 == 0} for number, row in enumerate(rows)]
+    text = [{"text": f"{row['instruction']} {row['output']}"} for row in rows]
+    for name, made in (("rows", rows), ("pairs", pairs), ("votes", votes), ("text", text)):
+        (folder / f"{name}.json").write_text(json.dumps(made))
+    columns = {"prompt": "instruction", "query": "input", "response": "output"}
+    ranked = {"prompt": "instruction", "chosen": "chosen", "rejected": "rejected"}
+    info = {
+        "rows": {"file_name": "rows.json"},
+        "pairs": {"file_name": "pairs.json", "ranking": True, "columns": ranked},
+        "votes": {"file_name": "votes.json", "columns": {**columns, "kto_tag": "vote"}},
+        "text": {"file_name": "text.json", "columns": {"prompt": "text"}},
+    }
+    (folder / "dataset_info.json").write_text(json.dumps(info))
+
+
+def write_adapter(folder: Path, keys: dict[str, object], stage: str) -> Path:
+    """Write an adapter of the file's rank and modules whose second factor is not zero."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    target = str(keys.get("lora_target", "all"))
+    modules = "all-linear" if target == "all" else [name.strip() for name in target.split(",")]
+    rank = int(str(keys.get("lora_rank", 8)))
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=int(str(keys.get("lora_alpha") or 2 * rank)),
+        target_modules=modules,
+        use_rslora=bool(keys.get("use_rslora")),
+        task_type="CAUSAL_LM",
+    )
+    torch.manual_seed(1)
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(folder / "model"), config)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.02)
+    model.save_pretrained(folder / "adapter")
+    return folder / "adapter"
+
+
+def run_theirs(folder: Path, given: dict[str, object]) -> list[float]:
+    """Run LLaMA-Factory in its own environment and return its logged losses."""
+    (folder / "given.json").write_text(json.dumps(given))
+    python = os.environ.get("LF_PYTHON", sys.executable)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "DISABLE_VERSION_CHECK": "1"}
+    environment.pop("PYTHONPATH", None)
+    done = subprocess.run(
+        [python, str(ROOT / "research" / "llamafactory_losses.py"), str(folder)],
+        env=environment, capture_output=True, text=True, check=False, cwd=folder,
+    )  # fmt: skip
+    if done.returncode:
+        raise SystemExit(f"LLaMA-Factory ended with {done.returncode}:\n{done.stdout[-1000:]}{done.stderr[-3000:]}")
+    return [float(loss) for loss in json.loads(done.stdout.strip().splitlines()[-1])]
+
+
+if __name__ == "__main__":
+    main()
