@@ -50,14 +50,15 @@ DROPPED = (
     "per_device_eval_batch_size", "save_steps", "save_strategy", "save_only_model", "overwrite_output_dir",
     "resume_from_checkpoint", "logging_dir", "num_train_epochs", "trust_remote_code", "train_size",
     "ray_run_name", "ray_storage_path", "ray_num_workers", "placement_strategy", "resources_per_worker",
-    "image_max_pixels", "video_max_pixels", "enable_liger_kernel", "use_unsloth", "upcast_layernorm", "dpo_ftx",
+    "image_max_pixels", "video_max_pixels", "enable_liger_kernel", "use_unsloth", "upcast_layernorm",
     "include_num_input_tokens_seen", "adapter_name_or_path", "infer_backend", "low_cpu_mem_usage",
 )  # fmt: skip
 #: Tokens that the templates write, which the tokenizers of their models have
 TOKENS = (
-    "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|im_start|>", "<|im_end|>",
-    "<|eom_id|>",
+    "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>",
+    "<|im_start|>", "<|im_end|>",
 )  # fmt: skip
+RENAMED = {"dpo_ftx": "pref_ftx"}  # by a later version of LLaMA-Factory
 
 
 def main() -> None:
@@ -80,7 +81,18 @@ def compare(folder: Path, file: str) -> tuple[list[float], list[float]]:
     stage = str(keys.get("stage", "sft"))
     write_model(folder)
     write_rows(folder)
-    given: dict[str, object] = {key: value for key, value in keys.items() if key not in DROPPED} | REPLACED
+    given: dict[str, object] = {
+        RENAMED.get(key, key): value for key, value in keys.items() if key not in DROPPED
+    }
+    given |= REPLACED
+    if keys.get(
+        "use_galore"
+    ):  # 0.9.5 knows it with this optimizer alone, layer by layer with one micro-batch
+        given |= {
+            "optim": "adamw_torch",
+            "per_device_train_batch_size": ROWS,
+            "gradient_accumulation_steps": 1,
+        }
     given |= {"model_name_or_path": str(folder / "model"), "output_dir": str(folder / "theirs")}
     given |= {"dataset": {"pt": "text", "rm": "pairs", "dpo": "pairs", "kto": "votes"}.get(stage, "rows")}
     given["dataset_dir"] = str(folder)
@@ -110,12 +122,18 @@ def write_rows(folder: Path) -> None:
     """Write rows of each kind, and ``dataset_info.json``."""
     from support import instruction_rows, preference_rows
 
-    rows = [{"instruction": r["instruction"], "input": "", "output": r["output"]} for r in instruction_rows(ROWS)]
+    rows = [
+        {"instruction": row["instruction"], "input": "", "output": row["output"]}
+        for row in instruction_rows(ROWS)
+    ]
     pairs = [
         {"instruction": str(r["prompt"]), "chosen": str(r["chosen"]), "rejected": str(r["rejected"])}
         for r in preference_rows(ROWS)
     ]
-    votes = [{**row, "vote": number % 2 == 0} for number, row in enumerate(rows)]
+    votes = [
+        {"instruction": row["instruction"], "output": row["output"], "vote": number % 2 == 0}
+        for number, row in enumerate(rows)
+    ]
     text = [{"text": f"{row['instruction']} {row['output']}"} for row in rows]
     for name, made in (("rows", rows), ("pairs", pairs), ("votes", votes), ("text", text)):
         (folder / f"{name}.json").write_text(json.dumps(made))
@@ -124,7 +142,7 @@ def write_rows(folder: Path) -> None:
     info = {
         "rows": {"file_name": "rows.json"},
         "pairs": {"file_name": "pairs.json", "ranking": True, "columns": ranked},
-        "votes": {"file_name": "votes.json", "columns": {**columns, "kto_tag": "vote"}},
+        "votes": {"file_name": "votes.json", "columns": {**columns, "query": "", "kto_tag": "vote"}},
         "text": {"file_name": "text.json", "columns": {"prompt": "text"}},
     }
     (folder / "dataset_info.json").write_text(json.dumps(info))
@@ -166,7 +184,7 @@ def run_theirs(folder: Path, given: dict[str, object]) -> list[float]:
         env=environment, capture_output=True, text=True, check=False, cwd=folder,
     )  # fmt: skip
     if done.returncode:
-        raise SystemExit(f"LLaMA-Factory ended with {done.returncode}:\n{done.stdout[-1000:]}{done.stderr[-3000:]}")
+        raise SystemExit(f"LLaMA-Factory ended with {done.returncode}:\n{done.stderr[-3000:]}")
     return [float(loss) for loss in json.loads(done.stdout.strip().splitlines()[-1])]
 
 

@@ -72,7 +72,7 @@ def _one(reading: KeyReader, at: str, item: JsonObject, algorithm: str, key: str
         else ""
     )
     if algorithm != "sft":
-        _preference(reading, at, word)
+        found |= _preference(reading, at, word, item)
     elif word in _CHAT:
         found |= _chat(reading, at, item)
     elif word in _TEXT:
@@ -108,7 +108,8 @@ def _chat(reading: KeyReader, at: str, item: JsonObject) -> JsonObject:
     return {"columns": {"messages": turns}} if turns not in ("messages", "conversations") else {}
 
 
-def _preference(reading: KeyReader, at: str, word: str) -> None:
+def _preference(reading: KeyReader, at: str, word: str, item: JsonObject) -> JsonObject:
+    """Pairs under any columns."""
     if word.startswith(("chat_template", "bradley_terry.chat_template")) or not word:
         reading.mapped([f"{at}.type"], ("data.train",))
     elif word.startswith("chatml"):
@@ -118,9 +119,14 @@ def _preference(reading: KeyReader, at: str, word: str) -> None:
             f"{at}.type",
             f"the prompt strategy {word} is axolotl's; rows of prompt, chosen and rejected are read",
         )
-    reading.mapped(
-        [f"{at}.{k}" for k in ("field_messages", "field_chosen", "field_rejected")], ("data.train",)
-    )
+    fields = {"messages": "field_messages", "chosen": "field_chosen", "rejected": "field_rejected"}
+    reading.mapped([f"{at}.{field}" for field in fields.values()], ("data.train",))
+    columns: JsonObject = {
+        ours: item[field]
+        for ours, field in fields.items()
+        if item.get(field) not in (None, ours, "conversations")
+    }
+    return {"columns": columns} if columns else {}
 
 
 def _template(reading: KeyReader) -> None:

@@ -152,12 +152,11 @@ def _preferences(reading: KeyReader, algorithm: str) -> None:
             reading.set("training.dpo.length_normalized", True, "pref_loss", "means over an answer's tokens")
         if reading.on("pref_ftx") or reading.on("dpo_ftx"):
             key = "pref_ftx" if reading.on("pref_ftx") else "dpo_ftx"
-            reading.keep(key, "training.dpo.rpo_alpha", reading.value(key))
+            says = "there a mean over each answer's tokens and then over answers; here over all tokens"
+            reading.differs(key, "training.dpo.rpo_alpha", reading.value(key), says)
         reading.keep(
             "dpo_label_smoothing", "training.dpo.label_smoothing", reading.value("dpo_label_smoothing")
         )
-        if reading.is_given("ref_model"):
-            reading.keep("ref_model", "training.dpo.ref_model", reading.given["ref_model"])
         for key in ("pref_bco_weight", "ld_alpha"):
             if reading.on(key):
                 reading.lose(key, "this part of the loss is not supported")
@@ -173,6 +172,8 @@ def _preferences(reading: KeyReader, algorithm: str) -> None:
         )
     elif algorithm == "ppo":
         _ppo(reading)
+    if algorithm in ("dpo", "kto", "ppo"):
+        _reference(reading, f"training.{algorithm}.ref_model")
     reading.nothing([key for key in keys if not reading.decided(key)], f"it does not act with {algorithm}")
     reading.nothing(
         [
@@ -182,6 +183,15 @@ def _preferences(reading: KeyReader, algorithm: str) -> None:
         ],
         f"it does not act with {algorithm}",
     ) if algorithm in ("sft", "reward") else None
+
+
+def _reference(reading: KeyReader, path: str) -> None:
+    """The reference: one that is named, or below adapters the base without them, also below trained ones."""
+    if reading.is_given("ref_model"):
+        reading.keep("ref_model", path, reading.given["ref_model"])
+    elif reading.text("finetuning_type") == "lora" and reading.is_given("adapter_name_or_path"):
+        says = "LLaMA-Factory's reference is the base without its adapter"
+        reading.set(path, reading.given.get("model_name_or_path"), "adapter_name_or_path", says)
 
 
 def _ppo(reading: KeyReader) -> None:

@@ -115,6 +115,8 @@ def _data_set(entry: JsonObject, folder: str, stage: str) -> JsonObject:
     if stage == "pt":
         text = str(columns.get("prompt", "text"))
         return found | {"format": "text"} | ({"columns": {"text": text}} if text != "text" else {})
+    if stage == "kto" and columns.get("kto_tag"):
+        return found | _labelled(entry, columns)
     if entry.get("ranking") or stage in ("dpo", "rm", "kto", "ppo"):
         return found
     if entry.get("formatting") == "sharegpt":
@@ -127,3 +129,17 @@ def _data_set(entry: JsonObject, folder: str, stage: str) -> JsonObject:
         _COLUMNS[k]: v for k, v in columns.items() if k in _COLUMNS and v and _COLUMNS[k] != v
     }
     return found | ({"format": "alpaca", "columns": renamed} if renamed else {"format": "alpaca"})
+
+
+def _labelled(entry: JsonObject, columns: JsonObject) -> JsonObject:
+    """Return the columns of labelled answers. Alpaca's ``query`` is a part of the prompt, which no column of
+    ours holds: such rows are refused when they are looked at.
+    """
+    names: JsonObject = {"label": columns["kto_tag"]}
+    if entry.get("formatting") != "sharegpt" and not columns.get("query"):
+        names |= {
+            "prompt": columns.get("prompt", "instruction"),
+            "completion": columns.get("response", "output"),
+        }
+    renamed: JsonObject = {ours: theirs for ours, theirs in names.items() if ours != theirs}
+    return {"columns": renamed} if renamed else {}

@@ -187,6 +187,33 @@ def test_weights_in_bfloat16_alone(tmp_path: Path, text: str, pure: bool) -> Non
 
 
 FULL = FACTORY.replace("lora\n", "full\n")
+
+
+@pytest.mark.parametrize("stage", ["dpo", "kto", "ppo"])
+def test_llamafactorys_reference_below_a_trained_adapter_is_the_base(tmp_path: Path, stage: str) -> None:
+    text = FACTORY.replace("sft", stage) + "adapter_name_or_path: some/adapter\n"
+    _, config, _ = imported(tmp_path, text)
+    assert getattr(config.training, stage).ref_model == "some/model"
+    _, config, _ = imported(tmp_path, text + "ref_model: some/other\n")
+    assert getattr(config.training, stage).ref_model == "some/other"
+    _, config, _ = imported(tmp_path, FACTORY.replace("sft", stage))
+    assert getattr(config.training, stage).ref_model is None
+
+
+def test_columns_of_pairs_and_labels_are_taken_over(tmp_path: Path) -> None:
+    """axolotl's `field_…` of pairs, and the columns of LLaMA-Factory's KTO."""
+    rows = "{path: rows.jsonl, type: chat_template.default, field_messages: talk, field_chosen: good}"
+    _, config, _ = imported(tmp_path, f"base_model: some/model\nrl: dpo\ndatasets: [{rows}]\n")
+    assert dict(config.data.train[0].columns) == {"messages": "talk", "chosen": "good"}
+    info = {"votes": {"file_name": "v.json", "columns": {"response": "answer", "kto_tag": "vote"}}}
+    (tmp_path / "dataset_info.json").write_text(json.dumps(info))
+    text = FACTORY.replace("sft", "kto").replace("alpaca_en_demo", "votes") + f"dataset_dir: {tmp_path}\n"
+    _, config, _ = imported(tmp_path, text)
+    assert dict(config.data.train[0].columns) == {
+        "label": "vote", "prompt": "instruction", "completion": "answer",
+    }  # fmt: skip
+
+
 GALORE = "use_galore: true\ngalore_layerwise: true\ngalore_target: mlp,self_attn\ngalore_scale: 2.0\n"
 
 
