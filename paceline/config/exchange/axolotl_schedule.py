@@ -47,19 +47,30 @@ def _rate(reading: KeyReader) -> None:
 
 
 def _warmup(reading: KeyReader) -> None:
-    """Without a warm-up axolotl takes 3 % of the steps, at most 100."""
+    """A ratio is rounded down there, and 1 step becomes 2; without either 3 % of the steps, at most 100."""
     steps, ratio = reading.given.get("warmup_steps"), reading.given.get("warmup_ratio")
+    limit = reading.given.get("max_steps")
     if isinstance(steps, (int, float)):
-        reading.keep("warmup_steps", "training.warmup_steps", 2 if steps == 1 else steps)
+        reading.keep("warmup_steps", "training.warmup_steps", _two_for_one(steps))
         reading.nothing("warmup_ratio", "warmup_steps wins over it")
+    elif isinstance(ratio, (int, float)) and isinstance(limit, int) and limit > 0:
+        reading.keep("warmup_ratio", "training.warmup_steps", _two_for_one(int(ratio * limit)))
+    elif ratio:
+        says = "axolotl rounds the steps of the warm-up down, here they are rounded up"
+        reading.differs("warmup_ratio", "training.warmup_steps", ratio, says)
     elif ratio is not None:
         reading.keep("warmup_ratio", "training.warmup_steps", ratio)
     else:
-        limit = reading.given.get("max_steps")
-        value: Json = min(int(0.03 * limit), 100) if isinstance(limit, int) and limit > 0 else 0.03
+        value: Json = (
+            _two_for_one(min(int(0.03 * limit), 100)) if isinstance(limit, int) and limit > 0 else 0.03
+        )
         reading.set(
             "training.warmup_steps", value, "warmup_ratio", "axolotl takes 3 % of the steps, at most 100"
         )
+
+
+def _two_for_one(steps: float) -> float:
+    return 2 if steps == 1 else steps
 
 
 def _part(reading: KeyReader, key: str) -> float | None:
