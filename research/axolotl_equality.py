@@ -40,6 +40,7 @@ REPLACED: dict[str, object] = {
 }
 #: Of another model, machine or data set; kernels, trackers, evaluation and saves, which no loss knows
 DROPPED = (
+    "activation_offloading", "layer_offloading", "roles_to_train", "torchao",
     "base_model_config", "model_type", "tokenizer_type", "tokenizer_config", "trust_remote_code",
     "plugins", "flash_attention", "sdp_attention", "flex_attention", "xformers_attention", "deepspeed",
     "fsdp", "fsdp_config", "fsdp_version", "dataset_prepared_path", "datasets", "test_datasets",

@@ -2,11 +2,14 @@
 """Three steps' losses of LLaMA-Factory 0.9.5 and of the imported file, side by side.
 
     python -m venv LF && LF/bin/pip install llamafactory==0.9.5
-    LF_PYTHON=LF/bin/python python research/llamafactory_equality.py FILE …
+    LF_PYTHON=LF/bin/python python research/llamafactory_equality.py [FILE …]
 
 ``REPLACED`` and ``DROPPED`` are the written table: model, data, precision, device, one adapter from disk, and
 all rows in every step, so that their order does not count; nothing else is changed. The tokenizer holds the
-tokens of the files' templates, as the models' own do.
+tokens of the files' templates, as the models' own do. Without FILE: the keys in ``SMALL``, of which some
+cannot be equal: 0.9.5 with its TRL computes the sigmoid loss whatever ``pref_loss`` says of DPO, its
+Transformers divides a sum over N - 1 tokens by N where all have loss, KTO's KL depends on the order of rows,
+and GaLore layer by layer keeps the first rate.
 """
 
 from __future__ import annotations
@@ -61,23 +64,46 @@ TOKENS = (
 RENAMED = {"dpo_ftx": "pref_ftx"}  # by a later version of LLaMA-Factory
 
 
+_FULL = {"finetuning_type": "full", "template": "qwen", "learning_rate": 1e-3, "do_train": True}
+#: name → its own keys
+SMALL: dict[str, dict[str, object]] = {
+    "sft": {"stage": "sft", **_FULL, "lr_scheduler_type": "cosine", "weight_decay": 0.1},
+    "sft on the prompt, too": {"stage": "sft", **_FULL, "train_on_prompt": True, "max_grad_norm": 0.1},
+    "sft, last answer": {"stage": "sft", **_FULL, "template": "llama3", "warmup_steps": 2},
+    "pt, not packed": {"stage": "pt", **_FULL, "packing": False},
+    "galore": {
+        "stage": "sft",
+        **_FULL,
+        "use_galore": True,
+        "galore_rank": 4,
+        "galore_target": "mlp,self_attn",
+    },
+    "dpo, ipo": {"stage": "dpo", **_FULL, "pref_loss": "ipo", "pref_beta": 0.3},
+    "dpo, hinge": {"stage": "dpo", **_FULL, "pref_loss": "hinge"},
+    "dpo, smoothed": {"stage": "dpo", **_FULL, "dpo_label_smoothing": 0.2, "adam_beta2": 0.95},
+    "simpo": {"stage": "dpo", **_FULL, "pref_loss": "simpo", "simpo_gamma": 0.5, "pref_beta": 2.0},
+    "orpo": {"stage": "dpo", **_FULL, "pref_loss": "orpo"},
+    "kto": {"stage": "kto", **_FULL, "kto_rejected_weight": 0.7},
+}
+
+
 def main() -> None:
     """Compare every file; exit with 1 if one differs by more than the tolerance."""
+    from paceline.config.exchange.importing import read_foreign
+
+    cases = [(Path(file).name, dict(read_foreign(file)[0])) for file in sys.argv[1:]]
     worst: list[float] = []
-    for file in sys.argv[1:]:
+    for title, keys in cases or list(SMALL.items()):
         with tempfile.TemporaryDirectory(prefix="paceline-equality-") as name:
-            theirs, ours = compare(Path(name), file)
+            theirs, ours = compare(Path(name), dict(keys))
         worst.append(max(abs(a - b) for a, b in zip(theirs, ours, strict=True)))
-        print(f"{Path(file).name}: LLaMA-Factory {theirs} Paceline {ours}: {worst[-1]:.1e}", flush=True)
+        print(f"{title}: LLaMA-Factory {theirs} Paceline {ours}: {worst[-1]:.1e}", flush=True)
     print(f"{sum(w <= TOLERANCE for w in worst)} of {len(worst)} within {TOLERANCE:g}")
     sys.exit(int(any(w > TOLERANCE for w in worst)))
 
 
-def compare(folder: Path, file: str) -> tuple[list[float], list[float]]:
+def compare(folder: Path, keys: dict[str, object]) -> tuple[list[float], list[float]]:
     """Return LLaMA-Factory's and our losses of three steps."""
-    from paceline.config.exchange.importing import read_foreign
-
-    keys = dict(read_foreign(file)[0])
     stage = str(keys.get("stage", "sft"))
     write_model(folder)
     write_rows(folder)

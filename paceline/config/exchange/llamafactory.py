@@ -164,7 +164,8 @@ def _preferences(reading: KeyReader, algorithm: str) -> None:
         reading.keep("simpo_gamma", "training.simpo.simpo_gamma", reading.value("simpo_gamma"))
         reading.mapped("pref_loss", ("training.algorithm",))
     elif algorithm == "orpo":
-        reading.mapped("pref_loss", ("training.algorithm",))
+        says = "its SFT term is a mean of each answer's mean; here over all tokens"
+        reading.differs("pref_loss", "training.algorithm", "orpo", says)
     elif algorithm == "kto":
         reading.keep("kto_chosen_weight", "training.kto.desirable_weight", reading.value("kto_chosen_weight"))
         reading.keep(

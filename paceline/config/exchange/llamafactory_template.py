@@ -19,7 +19,13 @@ def template(reading: KeyReader, stage: str) -> None:
     name = reading.given.get("template")
     kwargs = ("enable_thinking", "preserve_thinking", "default_system")
     if stage == "pt":
-        reading.nothing(("template", *kwargs), "pre-training reads plain text")
+        ends = as_object(as_object(table("llamafactory_templates")["templates"]).get(str(name))).get(
+            "stop_words"
+        )
+        if isinstance(ends, list) and ends:
+            says = f"a text may end in the template's {ends[0]} there; here in the tokenizer's end of text"
+            reading.differs("template", "data.train_on", "all", says)
+        reading.nothing([k for k in ("template", *kwargs) if not reading.decided(k)], "plain text is read")
         return
     if not isinstance(name, str):
         reading.nothing("template", "the tokenizer's own template, as here")
