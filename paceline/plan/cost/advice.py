@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from paceline.core.units import human_count, human_seconds
-from paceline.plan.cost.search import GIB, MARGIN, Candidate, SearchSpec, near_rows
+from paceline.plan.cost.search import (
+    GIB,
+    MARGIN,
+    Candidate,
+    SearchSpec,
+    layout_candidates,
+    layouts,
+    near_rows,
+)
 from paceline.plan.size_rule import chain_from, size_rule
 
 #: Per card: Llama 3 405B had 419 interruptions in 54 days on 16,384 cards (arXiv:2407.21783).
@@ -70,11 +79,27 @@ def _what_would_fit(spec: SearchSpec, found: Sequence[Candidate]) -> list[str]:
             "logits are the limit: use shorter sequences, or tensor parallelism with a parallel loss"
         )
     if nearest.work.adapter is None:
+        lines += _in_bf16(spec, nearest)
         lines.append(
             "or LoRA (lora: {r: 16}): only the adapter has gradients and optimizer states; with"
             " quantization_bit: 4 the weights need a quarter"
         )
     return lines
+
+
+def _in_bf16(spec: SearchSpec, nearest: Candidate) -> list[str]:
+    """Return the layout that fits with weights in bfloat16 alone, if one does."""
+    if spec.states.bf16_weights or nearest.work.element != 2:
+        return []
+    alone = replace(spec, states=spec.states.pure_bf16())
+    fitting = [c for layout in layouts() for c in layout_candidates(layout, alone) if c.safe]
+    if not fitting:
+        return []
+    best = max(fitting, key=lambda c: c.work.step_tokens / c.step)
+    return [
+        f"or training.pure_bf16: true: weights and moments in bfloat16 alone; {best.strategy} then needs"
+        f" {best.bytes / GIB:.0f} GiB of {best.card / GIB:.0f}"
+    ]
 
 
 SLIGHT = 0.02  # a smaller share of the step time is not worth a remedy

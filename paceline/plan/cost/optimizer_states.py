@@ -53,6 +53,12 @@ class OptimizerStates:
         """Bytes a trained parameter in a checkpoint: the weight and its moments."""
         return (2.0 if self.bf16_weights else 4.0) + self.moments
 
+    def pure_bf16(self) -> OptimizerStates:
+        """Return the states with weights in bfloat16 alone, whose moments torch's optimizers keep so, too."""
+        known = BUILT.get(self.optim)
+        own = known is None or (not known.package and not known.factored)
+        return replace(self, moments=self.moments / 2 if own else self.moments, bf16_weights=True)
+
     def storage(self, layout: StrategyLayout) -> Storage:
         """Return the layout's bytes a parameter with these states."""
         own = layout.storage

@@ -168,7 +168,8 @@ def room_problems(plan: Plan, hardware: Hardware, room: Room | None) -> list[Dia
     # Cards: states first, since a smaller startup would not help.
     if card and room.states_card is not None and room.states_card > card:
         what = "the model states alone, without activations, do not fit on a device"
-        found.append(_lacks(codes.PLAN_STATES_CARD, what, room.states_card, card, "card", _smaller(plan)))
+        hint = _in_bf16(plan, room.states_card, card) + _smaller(plan)
+        found.append(_lacks(codes.PLAN_STATES_CARD, what, room.states_card, card, "card", hint))
     elif card and room.start_card > card:
         what = (
             f"the start does not fit on a device: {room.words}, and {plan.precision.master} weights"
@@ -226,6 +227,15 @@ def rows_problems(plan: Plan, hardware: Hardware) -> list[Diagnostic]:
 
 def _lacks(code: Code, what: str, need: int, room: int, of: str, hint: str) -> Diagnostic:
     return code(what, KEY, f"at least {human_bytes(need)} of {human_bytes(room)} of {of}", hint)
+
+
+def _in_bf16(plan: Plan, need: int, card: int) -> str:
+    """Return a hint if states in bfloat16 alone, about 8 bytes a parameter of 18, leave room on a card."""
+    low = plan.precision.compute == "bfloat16" and plan.precision.master == "float32"
+    whole = (plan.mesh.tp, plan.mesh.cp, plan.mesh.pp) == (1, 1, 1) and plan.adapter is None
+    if low and whole and strategy_spec(plan.strategy).bf16_masters and need * 8 / 18 < 0.8 * card:
+        return "training.pure_bf16: true (weights and moments in bfloat16 alone: half the bytes), "
+    return ""
 
 
 def _smaller(plan: Plan) -> str:

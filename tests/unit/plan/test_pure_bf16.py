@@ -11,11 +11,13 @@ import torch
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
 from paceline.models.factory import HFModelFactory
+from paceline.plan.cost.advice import advice
 from paceline.plan.cost.from_plan import cluster_of_hardware, planned_candidate, search_spec_of
 from paceline.plan.cost.outlook import outlook
-from paceline.plan.cost.search import search
+from paceline.plan.cost.search import SearchSpec, search
 from paceline.plan.cost.snapshot import checkpoint_bytes
 from paceline.plan.hardware.catalogue import cluster_of
+from paceline.plan.model.read_shape import shape_from_config
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.base import strategy_spec
 from paceline.plan.strategies.job import Job
@@ -98,6 +100,27 @@ def test_candidates_have_the_moments_of_the_optimizer(optim: str, moments: float
     assert spec.states.moments == pytest.approx(moments, abs=0.3)  # small tensors stay in fp32
     strategies = {c.strategy for c in search(replace(spec, rows=8))}
     assert ("zero1" in strategies) == (optim != "adamw_bnb_8bit")  # flat partitions split its blocks
+
+
+def test_it_is_proposed_where_it_would_fit() -> None:
+    """Not for 13 B on one card of 80 GB, nor where LoRA trains."""
+    seven: dict[str, Any] = {
+        **LLAMA,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+    }
+    seven |= {"num_attention_heads": 32, "num_key_value_heads": 32, "vocab_size": 32000}
+    thirteen = {**seven, "hidden_size": 5120, "intermediate_size": 13824, "num_hidden_layers": 40}
+    thirteen |= {"num_attention_heads": 40, "num_key_value_heads": 40}
+    for config, proposed in ((seven, True), (thirteen, False)):
+        with pytest.raises(ConfigError) as caught:
+            plan_for(model={"config": config, "tokenizer": "none"}, training={"pure_bf16": False})
+        assert ("training.pure_bf16: true" in caught.value.diagnostics[0].hint) is proposed
+        shape = shape_from_config(config)
+        cluster = cluster_of("1xH100")
+        lines = " ".join(advice(spec := SearchSpec(shape, cluster, 2048, 8), search(spec), None))
+        assert ("or training.pure_bf16: true" in lines) is proposed
 
 
 def test_auto_computes_in_the_dtype_of_the_weights() -> None:
