@@ -19,6 +19,8 @@ from paceline.config.sections.model import ModelSection
 from paceline.config.sections.training import TrainingSection
 from paceline.config.sections.training_steps import LoggingFields
 from paceline.config.sections.types import Section
+from paceline.config.versions import KEY as VERSION
+from paceline.config.versions import newest
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject, inner_object
 
@@ -80,12 +82,17 @@ class Config(Section):
 
     @staticmethod
     def from_json(data: Mapping[str, Json]) -> Config:
-        """The inverse of ``to_json``.
+        """The inverse of ``to_json``, with or without a ``schema_version`` beside the sections.
 
         Raises ConfigError when the data do not fit, e.g. from another version.
         """
+        values = dict(data)
+        stated = values.pop(VERSION, None)
+        if isinstance(stated, int) and stated > newest():
+            what = f"this config is a newer Paceline's: its schema version is {stated}, ours {newest()}"
+            raise ConfigError(codes.CONFIG_SCHEMA_VERSION(what, VERSION, str(stated), "update Paceline"))
         try:
-            return Config.model_validate(dict(data))
+            return Config.model_validate(values)
         except ValidationError as exc:
             found = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in exc.errors()[:5])
             raise ConfigError(

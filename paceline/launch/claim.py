@@ -10,9 +10,12 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from paceline.config.versions import KEY as VERSION
+from paceline.config.versions import newest
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError
 from paceline.core.files import no_file, not_writable
+from paceline.core.json_types import as_object
 from paceline.core.private import open_to_strangers
 from paceline.core.rundir import RunDir
 from paceline.launch import codes
@@ -119,7 +122,8 @@ def claim(
         if config_file is not None and Path(config_file).is_file():
             text = Path(config_file).read_bytes().decode("utf-8", "surrogateescape")
             run.config_yaml.write_bytes(redact(text).encode("utf-8", "surrogateescape"))
-        for path, data in ((run.config_json, plan.get("config", {})), (run.plan_json, plan)):
+        config = {VERSION: newest(), **as_object(plan.get("config"))}
+        for path, data in ((run.config_json, config), (run.plan_json, plan)):
             path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     except OSError as exc:
         raise ConfigError(

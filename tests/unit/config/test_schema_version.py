@@ -12,6 +12,7 @@ import paceline
 from paceline.cli.config import app
 from paceline.config import versions
 from paceline.config.load import Loaded, load_config
+from paceline.config.schema import Config
 from paceline.config.versions import ChangedDefault, ChangedValue, Migration, newest
 from paceline.core.errors import ConfigError
 
@@ -103,3 +104,13 @@ def test_migrations_stand_in_order_and_name_keys_of_the_config() -> None:
     numbers = [migration.version for migration in versions.MIGRATIONS]
     assert numbers == list(range(2, 2 + len(numbers)))
     assert all(field_of(c.path) for migration in versions.MIGRATIONS for c in migration.changes)
+
+
+def test_a_stored_config_says_its_version() -> None:
+    """What a run stores is read with a version and without one; a newer Paceline's is named as newer."""
+    config = Config.model_validate({"model": {"name_or_path": "x"}, "data": {"train": "rows.jsonl"}})
+    stored = {versions.KEY: versions.newest(), **config.to_json()}
+    assert Config.from_json(stored) == Config.from_json(config.to_json()) == config
+    with pytest.raises(ConfigError, match="a newer Paceline's") as caught:
+        Config.from_json({**stored, versions.KEY: versions.newest() + 1})
+    assert caught.value.diagnostics[0].code == "config.schema_version"
