@@ -117,7 +117,7 @@ def _bnb(cls: str, moments: int, bits: int, unpaged: str = "") -> Optimizer:
 def _torchao(cls: str, bits: int, block: int) -> Optimizer:
     return Optimizer(
         f"torchao.optim:{cls}",
-        {"betas": "betas", "eps": "size", "amsgrad": "switch", "block_size": "whole"},
+        {"betas": "betas", "eps": "size", "amsgrad": "switch", "block_size": "count"},
         optimizer_bytes.torchao(bits, block),
         takes=_BETAS_EPS,
         splits=_SHAPED,
@@ -191,7 +191,7 @@ BUILT: dict[str, Optimizer] = {
             "momentum": "size",
             "nesterov": "switch",
             "ns_coefficients": "three",
-            "ns_steps": "whole",
+            "ns_steps": "count",
             "adjust_lr_fn": ("match_rms_adamw", "original"),
             "ns_dtype": ("bfloat16", "float32"),
         },
@@ -204,8 +204,8 @@ BUILT: dict[str, Optimizer] = {
     "galore_adamw": Optimizer(
         "paceline.strategies.galore:GaLoreAdamW",
         {
-            "rank": "whole",
-            "update_proj_gap": "whole",
+            "rank": "count",
+            "update_proj_gap": "count",
             "scale": "size",
             "proj_type": ("std", "reverse_std", "right", "left", "full"),
             "betas": "betas",

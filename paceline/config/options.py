@@ -16,6 +16,7 @@ _TEXTS = {
     "number": "a number",
     "size": "a number of 0 or more",
     "whole": "a whole number",
+    "count": "a whole number from 1",
     "switch": "true or false",
     "pair": "two numbers",
     "three": "three numbers",
@@ -56,4 +57,5 @@ def fits(value: Json, kind: Kind) -> bool:
         return len(numbers) == 2 and (kind == "pair" or all(0 <= item < 1 for item in numbers))
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return False
-    return {"size": value >= 0, "whole": value == int(value)}.get(kind, True)
+    whole = value == int(value)
+    return {"size": value >= 0, "whole": whole, "count": whole and value >= 1}.get(kind, True)

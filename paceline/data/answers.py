@@ -37,7 +37,8 @@ class AnswerFinder:
             own = self._own_spans(chat, rendered, turn)
             marked = self._marked(rendered, own, turn, chat)
             if marked is not None:
-                found += [self._marked_to_the_end(rendered.text, span) for span in marked]
+                found += marked[:-1]  # a block within the turn ends where its author says
+                found += [self._marked_to_the_end(rendered.text, span) for span in marked[-1:]]
                 continue
             if own:
                 spans = self._own(rendered.text, own, chat, turn)

@@ -31,7 +31,8 @@ def check_bf16_weights(run: Combination) -> Iterator[Diagnostic]:
     instead = "optim: adamw_torch_fused" if by_optimizer else "pure_bf16: false"
     if precision.compute != "bfloat16":
         what = f"{who} keeps the weights in bfloat16, but training computes in {precision.compute}"
-        hint = f"set mixed_precision: bf16, or {instead}"
+        other = "model.dtype: float32" if precision.compute == "float64" else "mixed_precision: bf16"
+        hint = f"set {other} (the device must compute it), or {instead}"
         yield codes.PREC_BF16_WEIGHTS(what, "training.mixed_precision", precision.compute, hint)
     if run.adapter is not None:
         what = f"{who} is for weights trained in full; LoRA's are few, and stay in float32"

@@ -392,6 +392,10 @@ PLAN_QUANTISED_STRATEGY = Code(
     " adapters on unquantised weights.",
 )
 
+PLAN_OPTIM_TARGET_MODULES = Code(
+    "plan.optim_target_modules",
+    "GaLore projects the gradients of the matrices in the named modules; the model has none of these names.",
+)
 PREC_FP8 = Code(
     "prec.fp8",
     "Products in fp8 need an NVIDIA device of compute capability 8.9 or higher, bf16 beside them, and layers"

@@ -10,6 +10,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.plan import codes
 from paceline.plan.adapter import adapter_of
+from paceline.plan.cost.advice import in_bf16
 from paceline.plan.cost.from_plan import adapter_work, cluster_of_cpu, cluster_of_hardware
 from paceline.plan.cost.optimizer_states import OptimizerStates
 from paceline.plan.cost.report import settings, short_mesh
@@ -44,7 +45,7 @@ def plan_fastest(job: Job, make: Callable[[Job], Plan]) -> Plan:
             refused.setdefault(candidate.strategy, error.diagnostics[0].what)
             continue
         return replace(_explained(plan, candidate, found, refused), config_digest=job.config.digest())
-    raise ConfigError(_nothing(found, refused))
+    raise ConfigError(_nothing(spec, found, refused))
 
 
 def _search_spec(job: Job) -> SearchSpec:
@@ -127,12 +128,13 @@ def _explained(plan: Plan, taken: Candidate, found: list[Candidate], refused: di
     return replace(plan, strategy_reason=reason, decisions=(*decisions, *others))
 
 
-def _nothing(found: list[Candidate], refused: dict[str, str]) -> Diagnostic:
+def _nothing(spec: SearchSpec, found: list[Candidate], refused: dict[str, str]) -> Diagnostic:
+    more = in_bf16(spec, found[0]) if found and spec.adapter is None else []
     why = [f"{name}: {what}" for name, what in refused.items()]
     why += [f"{c.strategy}: {c.binding}" for c in best_of_each(found) if c.binding]
     return codes.PLAN_FASTEST_NOTHING(
         "no layout of this job fits, or none that fits can start",
         KEY,
         "; ".join(why)[:400],
-        "use more memory or devices, a smaller data.max_length, or lora",
+        "; ".join(["use more memory or devices, a smaller data.max_length, or lora", *more]),
     )

@@ -14,7 +14,7 @@ from paceline.core.diagnostics import Diagnostic, errors
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json
 from paceline.core.tables import CHOOSERS
-from paceline.plan.adapter import ALL_LINEAR, adapter_of, check_adapter
+from paceline.plan.adapter import adapter_of, check_adapter
 from paceline.plan.algorithms.rollout import RolloutSizes, check_rollout, rollout_sizes
 from paceline.plan.batch import BatchSplit, split_batch
 from paceline.plan.bf16_weights import check_bf16_weights, rounds
@@ -23,10 +23,12 @@ from paceline.plan.expert_adapters import check_expert_adapters
 from paceline.plan.fp8 import check_fp8
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.family_strategy import check_family
+from paceline.plan.model.parameters import targets_of
 from paceline.plan.model.router_loss import RouterOptions, check_router, check_router_loss, router_options
 from paceline.plan.parts import AdapterSpec, OptimizerSpec
 from paceline.plan.plan import Decision, Precision
 from paceline.plan.precision import check_full_eval, choose_precision
+from paceline.plan.projected_modules import check_targets
 from paceline.plan.strategies.base import strategy_spec
 from paceline.plan.strategies.job import Findings, Job
 from paceline.plan.strategies.options import EngineOptions
@@ -107,6 +109,7 @@ def resolve(chosen: StrategyChoice | None, job: Job, found: list[Diagnostic]) ->
     if chosen is not None and training.distributed_strategy in CHOOSERS:
         attempt(lambda: check_chosen(chosen, run), found)
     found += check_full_eval(run)
+    found += check_targets(optimizer, shape)
     # The strategy's mesh, batch and options, and what they do not go together with.
     engine = None
     if chosen is not None and not any(d.code.startswith("plan.world") for d in found):
@@ -148,7 +151,7 @@ def _optimizer(training: TrainingSection, found: list[Diagnostic]) -> OptimizerS
         betas=(training.adam_beta1, training.adam_beta2),
         eps=training.adam_epsilon,
         args={**args, **(given or {})},
-        target_modules=tuple(word for word in training.optim_target_modules if word != ALL_LINEAR),
+        target_modules=targets_of(training.optim_target_modules),
     )
 
 

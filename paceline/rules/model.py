@@ -119,7 +119,7 @@ def remote_code(c: Context) -> Iterator[Diagnostic]:
 
 def dtype(c: Context) -> Iterator[Diagnostic]:
     """model.dtype"""
-    if c.config.model.dtype in ("bfloat16", "float16"):
+    if c.config.model.dtype in ("bfloat16", "float16") and not c.config.training.pure_bf16:
         yield c.problem(
             codes.MODEL_DTYPE,
             "trained weights are kept in float32; training.mixed_precision sets the compute precision",

@@ -83,6 +83,8 @@ class GaLoreAdamW(torch.optim.Optimizer):
         step = state.get(_STEP, 0)
         if group.projected:
             if step % group.update_proj_gap == 0:
+                for side in (_LEFT, _RIGHT):
+                    state.pop(side, None)
                 state |= basis(gradient, group.rank, group.proj_type)
             gradient = _projected(gradient, state)
         if not step:

@@ -10,8 +10,13 @@ from torch import Tensor, nn
 from paceline.core.errors import CheckpointError
 from paceline.protocols.shard import BUFFER, PARAM, Shard, ShardReader
 from paceline.strategies import averaged, codes, quantised_state
+from paceline.strategies.galore import GaLoreAdamW
 from paceline.strategies.handle import Handle
+from paceline.strategies.muon import MuonWithAdamW
 
+#: Optimizers whose moments have the dtype of the weights; others keep fp32, or packed ones
+_TORCHS = (torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad, torch.optim.RMSprop)
+LIKE_WEIGHTS = (*_TORCHS, MuonWithAdamW, GaLoreAdamW)
 SCALER = "grad_scaler"  # name of the fp16 scaler's two values in a checkpoint; no parameter has it
 _EVERY_RANK: Mapping[str, int] = {}  # no moments are kept by one rank alone
 # optimizer states that are Python numbers
@@ -192,7 +197,10 @@ def import_quantised(
 def moments_from(
     optimizer: torch.optim.Optimizer, parameter: nn.Parameter, read: Mapping[str, Tensor]
 ) -> dict[str, Tensor | float]:
-    """Return the optimizer's state of ``parameter`` from the tensors of ``moments``."""
+    """Return the optimizer's state of ``parameter`` from the tensors of ``moments``, in the dtype that the
+    optimizer keeps: a run with weights in another one may have saved them.
+    """
+    dtype = parameter.dtype if isinstance(optimizer, LIKE_WEIGHTS) else None
     group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
     state: dict[str, Tensor | float] = {}
     for kind, value in read.items():
@@ -202,7 +210,8 @@ def moments_from(
             continue
         # torch keeps ``step`` on the CPU unless a fused or capturable kernel reads it on the device
         on_device = kind != "step" or group.get("fused") or group.get("capturable")
-        state[kind] = value.to(parameter.device if on_device else "cpu", copy=True)
+        own = dtype if value.ndim and value.is_floating_point() else None
+        state[kind] = value.to(parameter.device if on_device else "cpu", own or value.dtype, copy=True)
     averaged.take_numbers(optimizer, parameter, state)
     return state
 

@@ -51,7 +51,12 @@ def other_training(state: JsonObject, plan: Plan, saved: JsonObject) -> list[Dia
 
 
 def _optimizer(before: JsonObject, now: OptimizerSpec) -> list[Diagnostic]:
-    saved = OptimizerSpec(name=str(before["name"]), args=as_object(before["args"])) if before else None
+    targets = tuple(_names(before.get("target_modules")))
+    saved = (
+        OptimizerSpec(name=str(before["name"]), args=as_object(before["args"]), target_modules=targets)
+        if before
+        else None
+    )
     if saved is None or _keeps(saved) == _keeps(now):  # older checkpoints lack it
         return []
     what, hint = (
@@ -67,16 +72,18 @@ def _optimizer(before: JsonObject, now: OptimizerSpec) -> list[Diagnostic]:
 
 def _named(optimizer: OptimizerSpec) -> str:
     args = ", ".join(f"{key}={value}" for key, value in optimizer.args.items())
-    return f"{optimizer.name} with optim_args: {args}" if args else optimizer.name
+    of = f" on {', '.join(optimizer.target_modules)}" if optimizer.target_modules else ""
+    return f"{optimizer.name} with optim_args: {args}{of}" if args else optimizer.name + of
 
 
-def _keeps(optimizer: OptimizerSpec) -> tuple[str, int]:
+def _keeps(optimizer: OptimizerSpec) -> tuple[Json, ...]:
     built = BUILT.get(optimizer.name)
-    return (
-        (optimizer.name, 0)
-        if built is None
-        else (built.made_by, built.moment_bytes(_MATRIX, optimizer.args, 4))
-    )
+    if built is None:
+        return (optimizer.name,)
+    if built.projects:
+        rank, kind = optimizer.args.get("rank") or 128, optimizer.args.get("proj_type") or "std"
+        return built.made_by, rank, kind, sorted(optimizer.target_modules)
+    return built.made_by, built.moment_bytes(_MATRIX, optimizer.args, 4)
 
 
 def _adapters(state: JsonObject, now: JsonObject | None, *, tied: bool) -> list[Diagnostic]:

@@ -77,7 +77,11 @@ def run_state(
         "strategy": plan.strategy,
         STRATEGY_LABEL: strategy_label(plan),
         "shard_layout": shard_layout(plan),
-        "optimizer": {"name": plan.optimizer.name, "args": dict(plan.optimizer.args)},
+        "optimizer": {
+            "name": plan.optimizer.name,
+            "args": dict(plan.optimizer.args),
+            "target_modules": list(plan.optimizer.target_modules),
+        },
         "plan_digest": plan.digest(),
     }
 

@@ -15,6 +15,7 @@ from paceline.core.errors import ConfigError
 _OF_RULES = (
     "training.optim",
     "training.optim_args",
+    "training.optim_target_modules",
     "training.lr_scheduler_type",
     "training.lr_scheduler_kwargs",
 )

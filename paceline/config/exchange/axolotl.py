@@ -141,7 +141,7 @@ def _watchdog(reading: KeyReader) -> None:
 
 def _precision(reading: KeyReader) -> None:
     bf16, adapters = reading.value("bf16"), reading.is_given("adapter")
-    fp16 = (reading.on("fp16") or reading.on("float16")) and not reading.on("bf16")
+    fp16 = (reading.on("fp16") or reading.on("float16")) and not reading.given.get("bf16")
     word = (
         "fp16"
         if fp16
@@ -155,7 +155,7 @@ def _precision(reading: KeyReader) -> None:
     reading.set("training.mixed_precision", word, key)
     dtype = {"fp16": "float16", "bf16": "bfloat16", "auto": "bfloat16"}.get(word)
     keys = ("bf16", "fp16", "bfloat16", "float16", "float32", "torch_dtype")
-    given = [name for name in keys if reading.on(name)]
+    given = [name for name in keys if reading.given.get(name)]
     if dtype and adapters:
         reading.set("model.dtype", dtype, key)
     elif dtype:

@@ -85,14 +85,14 @@ def _tuning(reading: KeyReader, stage: str) -> None:
     kind = reading.text("finetuning_type")
     bf16 = reading.on("bf16") or reading.on("pure_bf16")
     word = "bfloat16" if bf16 else "float16" if reading.on("fp16") else "float32"
+    pure = reading.on("pure_bf16") and kind == "full" and not reading.is_given("deepspeed")
     if word != "float32":
-        reading.set(
-            "model.dtype", word, "bf16" if bf16 else "fp16", "weights are loaded so, and trained as float32"
-        )
-    if reading.on("pure_bf16") and kind == "full":
+        says = "weights are loaded so" + ("" if pure else ", and trained as float32")
+        reading.set("model.dtype", word, "bf16" if bf16 else "fp16", says)
+    if pure:
         reading.keep("pure_bf16", "training.pure_bf16", True)
     elif reading.on("pure_bf16"):
-        says = "adapters and their moments are bfloat16 there; here they are float32"
+        says = "trained weights and their moments are bfloat16 there; here they are float32"
         reading.differs("pure_bf16", "training.mixed_precision", "bf16", says)
         reading.mapped(("bf16",), ("training.mixed_precision",))
     else:

@@ -8,7 +8,10 @@ from paceline.core.json_types import Json
 
 #: switch → (the beginning of its other keys, why it cannot be kept)
 _SWITCHES = {
-    "use_galore": ("galore_", "of GaLore's optimizers AdamW is supported"),
+    "use_galore": (
+        "galore_",
+        "its AdamW is supported, in full training without DeepSpeed",
+    ),
     "use_apollo": ("apollo_", "APOLLO is not supported"),
     "use_badam": ("badam_", "BAdam's updates block by block are not supported"),
     "use_adam_mini": ("adam_mini_", "Adam-mini is not supported"),

@@ -26,9 +26,17 @@ def transformers_galore(reading: KeyReader, key: str) -> None:
     name = reading.text(key)
     if name not in (_OURS, f"{_OURS}_layerwise"):
         return
+    engine = next((k for k in ("deepspeed", "fsdp", "fsdp_config") if reading.is_given(k)), None)
+    if engine is not None:
+        for lost in (key, "optim_target_modules", "optim_args"):
+            if reading.is_given(lost):
+                reading.lose(lost, f"GaLore needs whole gradients, which {engine} shards")
+        return
     reading.keep(key, _OPTIM, _OURS, _LAYERWISE if name != _OURS else "")
     if name != _OURS:
         _no_clipping(reading, key)
+    if reading.text("optim_target_modules").replace("_", "-") == "all-linear":
+        reading.keep("optim_target_modules", "training.optim_target_modules", ".*", "the head, too")
     for argument, value in _FIXED.items():
         reading.set(f"training.{argument}", value, key, "what Transformers' GaLore has")
         reading.nothing(argument, f"Transformers does not pass it to {name}")
@@ -38,8 +46,8 @@ def llamafactory_galore(reading: KeyReader) -> None:
     """``use_galore`` and its keys. Its defaults: rank 16, scale 2; of AdamW, not of 8 bits or Adafactor."""
     if not reading.on("use_galore"):
         return
-    if reading.text("finetuning_type") == "lora":
-        return  # refused there, too
+    if reading.text("finetuning_type") == "lora" or reading.is_given("deepspeed"):
+        return  # refused there, too, or sharded; lost with the other switches
     if not str(reading.value("optim") or "adamw_torch").startswith("adamw_torch"):
         return  # lost with the other switches
     reading.keep("use_galore", _OPTIM, _OURS)

@@ -57,8 +57,8 @@ class ModelSection(Section):
         default="float32",
         description=(
             "Dtype in which the weights are loaded. Trained weights are kept in float32 "
-            "regardless, except with float64, in which everything is then computed (to "
-            "compare strategies)."
+            "regardless (in bfloat16 with training.pure_bf16), except with float64, in which "
+            "everything is then computed (to compare strategies)."
         ),
     )
     chat_template: OptText = Field(

@@ -79,7 +79,7 @@ def _what_would_fit(spec: SearchSpec, found: Sequence[Candidate]) -> list[str]:
             "logits are the limit: use shorter sequences, or tensor parallelism with a parallel loss"
         )
     if nearest.work.adapter is None:
-        lines += _in_bf16(spec, nearest)
+        lines += in_bf16(spec, nearest)
         lines.append(
             "or LoRA (lora: {r: 16}): only the adapter has gradients and optimizer states; with"
             " quantization_bit: 4 the weights need a quarter"
@@ -87,11 +87,12 @@ def _what_would_fit(spec: SearchSpec, found: Sequence[Candidate]) -> list[str]:
     return lines
 
 
-def _in_bf16(spec: SearchSpec, nearest: Candidate) -> list[str]:
+def in_bf16(spec: SearchSpec, nearest: Candidate) -> list[str]:
     """Return the layout that fits with weights in bfloat16 alone, if one does."""
-    if spec.states.bf16_weights or nearest.work.element != 2:
+    states = spec.states.pure_bf16()
+    if states is None or nearest.work.element != 2:
         return []
-    alone = replace(spec, states=spec.states.pure_bf16())
+    alone = replace(spec, states=states)
     fitting = [c for layout in layouts() for c in layout_candidates(layout, alone) if c.safe]
     if not fitting:
         return []

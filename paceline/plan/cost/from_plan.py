@@ -144,7 +144,10 @@ def search_spec_of(
         corrections=corrections,
         rollout=_rollout(plan),
         orthogonal=orthogonal(pieces, plan.optimizer),
-        states=OptimizerStates.of(pieces, plan.optimizer, bf16_weights=own),
+        states=replace(
+            OptimizerStates.of(pieces, plan.optimizer, bf16_weights=own),
+            computes_bf16=plan.precision.compute == "bfloat16",
+        ),
         frozen_size=_frozen_size(plan),
         further_forwards=algorithm_spec(plan.algorithm).forwards_of(plan.config.training),
     )

@@ -12,6 +12,7 @@ from paceline.plan.bf16_weights import rounds
 from paceline.plan.cost.layout import Storage, StrategyLayout
 from paceline.plan.cost.pieces import Piece, pieces_of
 from paceline.plan.cost.states import piece_moments
+from paceline.plan.model.parameters import targets_of
 from paceline.plan.model.read_shape import ModelShape
 from paceline.plan.parts import AdapterSpec, OptimizerSpec
 from paceline.plan.strategies.base import strategy_spec
@@ -21,11 +22,14 @@ _ADAM = 8.0  # bytes of AdamW's moments a parameter, which the layouts' tables h
 
 @dataclass(frozen=True)
 class OptimizerStates:
-    """``moments``: bytes a trained parameter; ``bf16_weights``: weights and gradients in bfloat16 alone."""
+    """``moments``: bytes a trained parameter; ``bf16_weights``: weights and gradients in bfloat16 alone;
+    ``computes_bf16``: products are computed in it.
+    """
 
     optim: str = "adamw_torch_fused"
     moments: float = _ADAM
     bf16_weights: bool = False
+    computes_bf16: bool = True
 
     @classmethod
     def of(cls, pieces: Sequence[Piece], optimizer: OptimizerSpec, *, bf16_weights: bool) -> OptimizerStates:
@@ -35,7 +39,7 @@ class OptimizerStates:
         trained = [piece for piece in pieces if piece.trained]
         count = sum(piece.numel for piece in trained)
         if not count or optimizer.name not in BUILT:
-            return cls(bf16_weights=bf16_weights)
+            return cls(optimizer.name, bf16_weights=bf16_weights)
         total = sum(piece_moments(piece, optimizer) for piece in trained)
         return cls(optimizer.name, total / count, bf16_weights)
 
@@ -45,17 +49,23 @@ class OptimizerStates:
     ) -> OptimizerStates:
         """Return the states of a job whose precision is not resolved yet. Raises ConfigError."""
         bf16 = training.pure_bf16 or rounds(training.optim)
-        optimizer = OptimizerSpec(training.optim, args=parse_optim_args(training.optim_args))
+        args, targets = parse_optim_args(training.optim_args), targets_of(training.optim_target_modules)
+        optimizer = OptimizerSpec(training.optim, args=args, target_modules=targets)
         return cls.of(pieces_of(shape, adapter, 2 if bf16 else 4) or (), optimizer, bf16_weights=bf16)
 
     @property
     def saved(self) -> float:
-        """Bytes a trained parameter in a checkpoint: the weight and its moments."""
-        return (2.0 if self.bf16_weights else 4.0) + self.moments
+        """Bytes a trained parameter in a checkpoint: the weight, its average if there is one, the moments."""
+        known, weight = BUILT.get(self.optim), 2.0 if self.bf16_weights else 4.0
+        return weight * (2 if known is not None and known.averaged else 1) + self.moments
 
-    def pure_bf16(self) -> OptimizerStates:
-        """Return the states with weights in bfloat16 alone, whose moments torch's optimizers keep so, too."""
+    def pure_bf16(self) -> OptimizerStates | None:
+        """Return the states with weights in bfloat16 alone, whose moments torch's optimizers keep so, too;
+        None where they are so already, or cannot be.
+        """
         known = BUILT.get(self.optim)
+        if self.bf16_weights or not self.computes_bf16 or (known is not None and known.averaged):
+            return None
         own = known is None or (not known.package and not known.factored)
         return replace(self, moments=self.moments / 2 if own else self.moments, bf16_weights=True)
 

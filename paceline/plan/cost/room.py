@@ -15,6 +15,7 @@ from paceline.core.units import human_bytes
 from paceline.plan import codes
 from paceline.plan.adapter import adapter_parameters
 from paceline.plan.cost.memory import states_by_role
+from paceline.plan.cost.optimizer_states import OptimizerStates
 from paceline.plan.cost.pieces import pieces_of, scale_bytes
 from paceline.plan.cost.starts import (
     INTERPRETER,
@@ -168,7 +169,7 @@ def room_problems(plan: Plan, hardware: Hardware, room: Room | None) -> list[Dia
     # Cards: states first, since a smaller startup would not help.
     if card and room.states_card is not None and room.states_card > card:
         what = "the model states alone, without activations, do not fit on a device"
-        hint = _in_bf16(plan, room.states_card, card) + _smaller(plan)
+        hint = _in_bf16(plan, card) + _smaller(plan)
         found.append(_lacks(codes.PLAN_STATES_CARD, what, room.states_card, card, "card", hint))
     elif card and room.start_card > card:
         what = (
@@ -229,13 +230,18 @@ def _lacks(code: Code, what: str, need: int, room: int, of: str, hint: str) -> D
     return code(what, KEY, f"at least {human_bytes(need)} of {human_bytes(room)} of {of}", hint)
 
 
-def _in_bf16(plan: Plan, need: int, card: int) -> str:
-    """Return a hint if states in bfloat16 alone, about 8 bytes a parameter of 18, leave room on a card."""
+def _in_bf16(plan: Plan, card: int) -> str:
+    """Return a hint if the states in bfloat16 alone leave room on a card."""
     low = plan.precision.compute == "bfloat16" and plan.precision.master == "float32"
     whole = (plan.mesh.tp, plan.mesh.cp, plan.mesh.pp) == (1, 1, 1) and plan.adapter is None
-    if low and whole and strategy_spec(plan.strategy).bf16_masters and need * 8 / 18 < 0.8 * card:
-        return "training.pure_bf16: true (weights and moments in bfloat16 alone: half the bytes), "
-    return ""
+    pieces = pieces_of(plan.shape, plan.adapter, 4) if plan.shape is not None else None
+    if not low or not whole or not pieces or not strategy_spec(plan.strategy).bf16_masters:
+        return ""
+    states = OptimizerStates.of(pieces, plan.optimizer, bf16_weights=False).pure_bf16()
+    count = sum(piece.numel for piece in pieces) / plan.mesh.dp_shard
+    if states is None or count * (4 + states.moments) > 0.85 * card:
+        return ""
+    return "training.pure_bf16: true (weights and moments in bfloat16 alone: half the bytes), "
 
 
 def _smaller(plan: Plan) -> str:

@@ -12,6 +12,7 @@ from paceline.plan.model.shape import ModelShape
 
 #: Transformers' patterns for parameters without weight decay; ``strategies.optimizer`` uses the same.
 NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)", re.IGNORECASE)
+ALL_LINEAR = "all-linear"
 SCORE = "score.weight"  # the scalar head
 Named = tuple[str, tuple[int, ...]]
 
@@ -27,6 +28,11 @@ def orthogonalised(name: str, dims: int) -> bool:
     if NO_DECAY.search(name) or _OF_A_LAYER.search(name) is None or "embed" in name:
         return False
     return dims == 2 or (dims == 3 and ".experts." in name)
+
+
+def targets_of(words: Sequence[str]) -> tuple[str, ...]:
+    """Return ``optim_target_modules`` as ``projected`` reads it: empty for every linear layer."""
+    return () if any(word.replace("_", "-") == ALL_LINEAR for word in words) else tuple(words)
 
 
 def projected(name: str, dims: int, targets: Sequence[str]) -> bool:

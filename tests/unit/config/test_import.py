@@ -39,6 +39,7 @@ lora_rank: 4
 max_samples: 100
 bf16: true
 """
+FULL = FACTORY.replace("lora\n", "full\n")
 AXOLOTL = """base_model: some/model
 datasets:
   - path: rows.jsonl
@@ -186,9 +187,6 @@ def test_weights_in_bfloat16_alone(tmp_path: Path, text: str, pure: bool) -> Non
     assert not pure or config.training.mixed_precision in ("bf16", "auto")
 
 
-FULL = FACTORY.replace("lora\n", "full\n")
-
-
 @pytest.mark.parametrize("stage", ["dpo", "kto", "ppo"])
 def test_llamafactorys_reference_below_a_trained_adapter_is_the_base(tmp_path: Path, stage: str) -> None:
     text = FACTORY.replace("sft", stage) + "adapter_name_or_path: some/adapter\n"
@@ -198,6 +196,30 @@ def test_llamafactorys_reference_below_a_trained_adapter_is_the_base(tmp_path: P
     assert getattr(config.training, stage).ref_model == "some/other"
     _, config, _ = imported(tmp_path, FACTORY.replace("sft", stage))
     assert getattr(config.training, stage).ref_model is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        TRL.replace("use_peft: true", "optim: galore_adamw\noptim_target_modules: [mlp]\nfsdp: full_shard")
+        + "weight_decay: 0.1\n",
+        FULL + "use_galore: true\ndeepspeed: ds.json\n",
+        FULL.replace("bf16:", "pure_bf16:") + "deepspeed: ds.json\n",
+    ],
+)
+def test_what_an_engine_shards_is_not_written(tmp_path: Path, text: str) -> None:
+    (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 2}}))
+    found, config, _ = imported(tmp_path, text.replace("ds.json", str(tmp_path / "ds.json")))
+    training = config.training
+    assert training.optim != "galore_adamw" and not training.optim_target_modules and not training.pure_bf16
+    assert training.weight_decay == (0.1 if "weight_decay" in text else 0.0)
+    assert {f.verdict for f in found.findings.values()} & {KeyVerdict.LOST, KeyVerdict.DIFFERS}
+
+
+def test_axolotls_fp16_is_fp16(tmp_path: Path) -> None:
+    rows = "datasets: [{path: rows.jsonl, type: chat_template}]"
+    _, config, _ = imported(tmp_path, f"base_model: some/model\n{rows}\nfp16: true\n")
+    assert (config.training.mixed_precision, config.training.pure_bf16) == ("fp16", False)
 
 
 def test_columns_of_pairs_and_labels_are_taken_over(tmp_path: Path) -> None:

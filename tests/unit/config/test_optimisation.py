@@ -94,6 +94,7 @@ def test_options_that_pass_build_and_those_that_do_not_are_refused(
         "pair": (1e-30, 1e-3),
         "betas": (0.8, 0.9),
         "whole": 128,
+        "count": 128,
     }
     for option, kind in BUILT[name].options.items():
         value = kind[0] if isinstance(kind, tuple) else samples[kind]

@@ -105,6 +105,20 @@ def test_a_mark_is_taken_as_it_is_written(tokenizer: Path) -> None:
     assert parts(encoder(tokenizer, template))[1] == ["Hello\nthere<|im_end|>\n", "Bye é<|im_end|>\n"]
 
 
+def test_a_block_within_a_turn_ends_where_its_author_says(tokenizer: Path) -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}why{% endgeneration %}<|end|>"
+        "{% generation %}{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}<|im_end|>\n"
+        "{% endfor %}"
+    )
+    assert parts(encoder(tokenizer, template))[1] == [
+        "why",
+        "Hello\nthere<|im_end|>",
+        "why",
+        "Bye é<|im_end|>",
+    ]
+
+
 def test_a_template_that_writes_earlier_turns_differently_is_followed(tokenizer: Path) -> None:
     text, learnt = parts(encoder(tokenizer, REWRITES))
     assert text.startswith("long:")

@@ -11,13 +11,18 @@ from torch import nn
 
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
+from paceline.core.json_types import Json, JsonObject
 from paceline.models.factory import HFModelFactory
+from paceline.plan.cost.optimizer_states import OptimizerStates
 from paceline.plan.hardware.catalogue import cluster_of
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.job import Job
+from paceline.protocols.optimizer import OptimizerSpec
 from paceline.rules.planning import make_plan
 from paceline.strategies.galore import GaLoreAdamW, basis
 from paceline.strategies.optimizer import build_optimizer
+from paceline.strategies.state import moments, moments_from
+from paceline.training import same_model
 
 SHAPES = ((12, 7), (6, 9), (8, 8), (5,))
 LLAMA = {
@@ -122,3 +127,86 @@ def test_target_modules_of_another_optimizer_are_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         plan_for(optim="adamw_torch", optim_target_modules=["mlp"])
     assert {d.code for d in caught.value.diagnostics} == {"train.optim_target_modules"}
+
+
+@pytest.mark.parametrize(
+    "args", ["rank=0", "rank=-3", "rank=2.5", "update_proj_gap=0", "scale=-1", "proj_type=other"]
+)
+def test_numbers_that_make_no_sense_are_refused(args: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan_for(optim_args=args)
+    assert {d.code for d in caught.value.diagnostics} == {"train.optim_args"}
+
+
+def test_an_option_without_a_value_is_the_default() -> None:
+    plan = plan_for(optim_args="rank=None,proj_type=None")
+    optimizer = build_optimizer(plan.optimizer, [("layers.0.w", nn.Parameter(torch.ones(4, 4)))])
+    assert optimizer.param_groups[0]["rank"] == 128 and optimizer.param_groups[0]["proj_type"] == "std"
+
+
+@pytest.mark.parametrize(
+    ("targets", "kept"), [(["all_linear"], ()), (["all-linear", "q_proj"], ()), (["q_proj"], ("q_proj",))]
+)
+def test_every_spelling_of_all_layers(targets: list[str], kept: tuple[str, ...]) -> None:
+    assert plan_for(optim_target_modules=targets).optimizer.target_modules == kept
+
+
+def test_modules_that_the_model_lacks_are_named() -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan_for(optim_target_modules=["nonsense"])
+    assert {d.code for d in caught.value.diagnostics} == {"plan.optim_target_modules"}
+
+
+def test_the_whole_jobs_states_know_the_modules() -> None:
+    """The check of the disk counts AdamW's moments where the modules are few."""
+    shape = plan_for().shape
+    assert shape is not None
+    few, every = (
+        OptimizerStates.configured(
+            config_for(optim_args="rank=2", optim_target_modules=words).training, shape, None
+        )
+        for words in (["q_proj"], [])
+    )
+    assert few.moments > every.moments
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "refused"),
+    [
+        ({"rank": 8}, {"rank": 8}, False),
+        ({}, {"rank": 128}, False),
+        ({"rank": 8}, {"rank": 8, "scale": 1.0}, False),
+        ({"rank": 8}, {"rank": 4}, True),
+        ({"rank": 200}, {"rank": 300}, True),
+        ({"rank": 8}, {"rank": 8, "proj_type": "left"}, True),
+    ],
+)
+def test_a_resume_with_other_bases_is_refused(
+    before: dict[str, Json], now: dict[str, Json], refused: bool
+) -> None:
+    saved: JsonObject = {"name": "galore_adamw", "args": before, "target_modules": []}
+    assert bool(same_model._optimizer(saved, OptimizerSpec("galore_adamw", args=now))) is refused
+    other = OptimizerSpec("galore_adamw", args=before, target_modules=("mlp",))
+    assert same_model._optimizer(saved, other)
+
+
+@pytest.mark.parametrize(
+    "name", ["adamw_torch", "sgd", "muon", "galore_adamw", "adamw_bf16_rounding", "adafactor"]
+)
+def test_moments_come_back_in_the_dtype_that_the_optimizer_keeps(name: str) -> None:
+    """A run with fp32 masters goes on in bfloat16 alone, and back: torch's AdamW refuses mixed dtypes."""
+    args: JsonObject = {"momentum": 0.9} if name == "sgd" else {"rank": 2} if name == "galore_adamw" else {}
+    spec = OptimizerSpec(name, args=args)
+    for dtype, other in ((torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)):
+        made = [nn.Parameter(torch.ones(4, 6, dtype=kind)) for kind in (dtype, other)]
+        optimizers = [build_optimizer(spec, [("layers.0.w", parameter)]) for parameter in made]
+        for optimizer, parameter in zip(optimizers, made, strict=True):
+            parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+        kept = {k: v.dtype for k, v in optimizers[1].state[made[1]].items() if isinstance(v, torch.Tensor)}
+        optimizers[1].state[made[1]] = moments_from(
+            optimizers[1], made[1], moments(optimizers[0].state[made[0]])
+        )
+        read = {k: v.dtype for k, v in optimizers[1].state[made[1]].items() if isinstance(v, torch.Tensor)}
+        assert read == kept
+        optimizers[1].step()
