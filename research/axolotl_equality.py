@@ -11,13 +11,11 @@ adapter from disk, and all rows in every step (packed ones as one row), so that 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from import_equality import ROOT, TOLERANCE, run_ours
+from import_equality import TOLERANCE, run_ours, run_peer
 from llamafactory_equality import ROWS, write_adapter, write_model
 
 REPLACED: dict[str, object] = {
@@ -103,7 +101,10 @@ def compare(folder: Path, file: str) -> tuple[list[float], list[float]]:
         given["lora_target_linear"] = True
         given |= dict.fromkeys(("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel"), False)  # of CUDA
         given["lora_embedding_kernel"] = False
-    theirs = run_theirs(folder, given)
+    (folder / "given.yaml").write_text(json.dumps(given))
+    theirs = run_peer(
+        "axolotl_losses.py", folder, "AX_PYTHON", ACCELERATE_USE_CPU="true", AXOLOTL_DO_NOT_TRACK="1"
+    )
     del given["attn_implementation"]  # of the device: ours takes one that keeps packed documents apart
     return theirs, run_ours(folder, "", given, "axolotl")
 
@@ -130,27 +131,6 @@ def write_rows(folder: Path, pairs: bool) -> None:
 
 def _turn(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
-
-
-def run_theirs(folder: Path, given: dict[str, object]) -> list[float]:
-    """Run axolotl in its own environment and return its logged losses."""
-    (folder / "given.yaml").write_text(json.dumps(given))
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "ACCELERATE_USE_CPU": "true",
-        "AXOLOTL_DO_NOT_TRACK": "1",
-    }
-    environment.pop("PYTHONPATH", None)
-    python = os.environ.get("AX_PYTHON", sys.executable)
-    done = subprocess.run(
-        [python, str(ROOT / "research" / "axolotl_losses.py"), str(folder)],
-        env=environment, capture_output=True, text=True, check=False, cwd=folder,
-    )  # fmt: skip
-    if done.returncode:
-        raise SystemExit(f"axolotl ended with {done.returncode}:\n{done.stderr[-3000:]}")
-    return [float(loss) for loss in json.loads(done.stdout.strip().splitlines()[-1])]
 
 
 if __name__ == "__main__":

@@ -163,6 +163,17 @@ def run_trl(folder: Path, trainer: str, given: dict[str, object]) -> list[float]
     return [float(loss) for loss in json.loads(done.stdout.strip().splitlines()[-1])]
 
 
+def run_peer(script: str, folder: Path, variable: str, **more: str) -> list[float]:
+    """Run ``script`` on ``folder`` by the interpreter that ``variable`` names; return its losses."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **more}
+    environment.pop("PYTHONPATH", None)
+    command = [os.environ.get(variable, sys.executable), str(ROOT / "research" / script), str(folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=folder)
+    if done.returncode:
+        raise SystemExit(f"{script} ended with {done.returncode}:\n{done.stderr[-3000:]}")
+    return [float(loss) for loss in json.loads(done.stdout.strip().splitlines()[-1])]
+
+
 def run_ours(folder: Path, trainer: str, given: dict[str, object], system: str = "trl") -> list[float]:
     """Import the same keys of ``system``, run them and return the losses of the events."""
     from paceline.config.exchange.accepted import accepted

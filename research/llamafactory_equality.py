@@ -15,13 +15,11 @@ and GaLore layer by layer keeps the first rate.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from import_equality import ROOT, TOLERANCE, run_ours
+from import_equality import ROOT, TOLERANCE, run_ours, run_peer
 
 ROWS = 8
 #: Model, data, precision, device; three steps of all rows
@@ -124,7 +122,9 @@ def compare(folder: Path, keys: dict[str, object]) -> tuple[list[float], list[fl
     given["dataset_dir"] = str(folder)
     if keys.get("finetuning_type", "lora") == "lora":
         given["adapter_name_or_path"] = str(write_adapter(folder, keys, stage))
-    return run_theirs(folder, given), run_ours(folder, "", given, "llamafactory")
+    (folder / "given.json").write_text(json.dumps(given))
+    theirs = run_peer("llamafactory_losses.py", folder, "LF_PYTHON", DISABLE_VERSION_CHECK="1")
+    return theirs, run_ours(folder, "", given, "llamafactory")
 
 
 def write_model(folder: Path) -> None:
@@ -197,21 +197,6 @@ def write_adapter(folder: Path, keys: dict[str, object], stage: str) -> Path:
             torch.nn.init.normal_(parameter, std=0.02)
     model.save_pretrained(folder / "adapter")
     return folder / "adapter"
-
-
-def run_theirs(folder: Path, given: dict[str, object]) -> list[float]:
-    """Run LLaMA-Factory in its own environment and return its logged losses."""
-    (folder / "given.json").write_text(json.dumps(given))
-    python = os.environ.get("LF_PYTHON", sys.executable)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "DISABLE_VERSION_CHECK": "1"}
-    environment.pop("PYTHONPATH", None)
-    done = subprocess.run(
-        [python, str(ROOT / "research" / "llamafactory_losses.py"), str(folder)],
-        env=environment, capture_output=True, text=True, check=False, cwd=folder,
-    )  # fmt: skip
-    if done.returncode:
-        raise SystemExit(f"LLaMA-Factory ended with {done.returncode}:\n{done.stderr[-3000:]}")
-    return [float(loss) for loss in json.loads(done.stdout.strip().splitlines()[-1])]
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor, nn
@@ -72,7 +72,7 @@ class GaLoreAdamW(torch.optim.Optimizer):
         """Make one step over all parameters that have a gradient."""
         loss = closure() if closure is not None else None
         for group in self.param_groups:
-            options = _Options(**{name: group[name] for name in _Options.__annotations__})
+            options = _Options(**{option.name: group[option.name] for option in fields(_Options)})
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     self._step_one(parameter, parameter.grad, options)
@@ -83,8 +83,6 @@ class GaLoreAdamW(torch.optim.Optimizer):
         step = state.get(_STEP, 0)
         if group.projected:
             if step % group.update_proj_gap == 0:
-                for side in (_LEFT, _RIGHT):
-                    state.pop(side, None)
                 state |= basis(gradient, group.rank, group.proj_type)
             gradient = _projected(gradient, state)
         if not step:

@@ -85,6 +85,10 @@ def _groups(spec: OptimizerSpec, trained: list[tuple[str, nn.Parameter]]) -> lis
         if (known.orthogonalises and orthogonalised(name, p.ndim))
         or (known.projects and projected(name, p.ndim, spec.target_modules))
     }
+    if known.projects and spec.target_modules and not apart:  # the sizes were unknown to the plan
+        text, named = f"{spec.name} finds no matrix in these modules", ", ".join(spec.target_modules)
+        where, hint = "training.optim_target_modules", "parts of names such as attn, mlp or q_proj"
+        raise ConfigError(codes.STRATEGY_OPTIMIZER_ARGS(text, where, named, hint))
     others = [(name, p) for name, p in trained if id(p) not in apart]
     groups: list[Group] = [
         {

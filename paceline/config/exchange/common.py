@@ -103,10 +103,10 @@ def whole_weights_in(reading: KeyReader, key: str, word: str, system: str) -> No
     """Decide the dtype ``word`` of weights that are all trained: Transformers' Trainer steps them as they are
     loaded, but under DeepSpeed and FSDP, which make float32 masters of them.
     """
-    engine = next((name for name in ("deepspeed", "fsdp", "fsdp_config") if reading.is_given(name)), None)
+    engine = reading.engine()
     if word in ("float32", "auto"):
         reading.keep(key, "model.dtype", word)
-    elif engine is not None:
+    elif engine:
         reading.keep(key, "model.dtype", word, f"loaded so; {engine} trains float32 masters of them, as here")
     elif word == "bfloat16":
         says = "weights, gradients and moments in bfloat16 alone"

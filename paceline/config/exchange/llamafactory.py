@@ -85,7 +85,7 @@ def _tuning(reading: KeyReader, stage: str) -> None:
     kind = reading.text("finetuning_type")
     bf16 = reading.on("bf16") or reading.on("pure_bf16")
     word = "bfloat16" if bf16 else "float16" if reading.on("fp16") else "float32"
-    pure = reading.on("pure_bf16") and kind == "full" and not reading.is_given("deepspeed")
+    pure = reading.on("pure_bf16") and kind == "full" and not reading.engine()
     if word != "float32":
         says = "weights are loaded so" + ("" if pure else ", and trained as float32")
         reading.set("model.dtype", word, "bf16" if bf16 else "fp16", says)

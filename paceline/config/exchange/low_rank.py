@@ -26,8 +26,7 @@ def transformers_galore(reading: KeyReader, key: str) -> None:
     name = reading.text(key)
     if name not in (_OURS, f"{_OURS}_layerwise"):
         return
-    engine = next((k for k in ("deepspeed", "fsdp", "fsdp_config") if reading.is_given(k)), None)
-    if engine is not None:
+    if engine := reading.engine():
         for lost in (key, "optim_target_modules", "optim_args"):
             if reading.is_given(lost):
                 reading.lose(lost, f"GaLore needs whole gradients, which {engine} shards")
@@ -46,7 +45,7 @@ def llamafactory_galore(reading: KeyReader) -> None:
     """``use_galore`` and its keys. Its defaults: rank 16, scale 2; of AdamW, not of 8 bits or Adafactor."""
     if not reading.on("use_galore"):
         return
-    if reading.text("finetuning_type") == "lora" or reading.is_given("deepspeed"):
+    if reading.text("finetuning_type") == "lora" or reading.engine():
         return  # refused there, too, or sharded; lost with the other switches
     if not str(reading.value("optim") or "adamw_torch").startswith("adamw_torch"):
         return  # lost with the other switches

@@ -52,6 +52,10 @@ class KeyReader:
         """Whether the file sets the key to something."""
         return self.given.get(key) not in _EMPTY
 
+    def engine(self) -> str:
+        """Return the key that sets DeepSpeed or FSDP, which shard and make float32 masters; or empty."""
+        return next((name for name in ("deepspeed", "fsdp", "fsdp_config") if self.is_given(name)), "")
+
     def decided(self, key: str) -> bool:
         """Whether the key already has its verdict."""
         return key in self.result.findings

@@ -20,6 +20,7 @@ from paceline.config.load import load_config
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import as_object
+from paceline.plan.model.parameters import projected, targets_of
 from paceline.rules import of_config
 
 TRL = """model_name_or_path: some/model
@@ -214,6 +215,29 @@ def test_what_an_engine_shards_is_not_written(tmp_path: Path, text: str) -> None
     assert training.optim != "galore_adamw" and not training.optim_target_modules and not training.pure_bf16
     assert training.weight_decay == (0.1 if "weight_decay" in text else 0.0)
     assert {f.verdict for f in found.findings.values()} & {KeyVerdict.LOST, KeyVerdict.DIFFERS}
+
+
+@pytest.mark.parametrize(
+    ("line", "steps"), [("max_steps: 9", 0), ("max_steps: 15", 2), ("max_steps: 39", 3), ("", 0.1)]
+)
+def test_axolotls_warm_up_rounds_down(tmp_path: Path, line: str, steps: float) -> None:
+    rows = "datasets: [{path: rows.jsonl, type: chat_template}]\nwarmup_ratio: 0.1"
+    found, config, _ = imported(tmp_path, f"base_model: some/model\n{rows}\n{line}\n")
+    assert config.training.warmup_steps == steps
+    assert found.findings["warmup_ratio"].verdict is (KeyVerdict.MAPPED if line else KeyVerdict.DIFFERS)
+
+
+def test_transformers_all_linear_holds_the_head(tmp_path: Path) -> None:
+    text = TRL.replace("use_peft: true", "optim: galore_adamw\noptim_target_modules: all_linear")
+    _, config, _ = imported(tmp_path, text)
+    assert projected("lm_head.weight", 2, targets_of(config.training.optim_target_modules))
+    assert not projected("lm_head.weight", 2, targets_of(("all-linear",)))
+
+
+def test_what_is_a_mean_of_means_there_differs(tmp_path: Path) -> None:
+    for line, key in (("pref_loss: orpo", "pref_loss"), ("pref_ftx: 0.5", "pref_ftx")):
+        found, _, _ = imported(tmp_path, FACTORY.replace("sft", "dpo") + line + "\n")
+        assert found.findings[key].verdict is KeyVerdict.DIFFERS
 
 
 def test_axolotls_fp16_is_fp16(tmp_path: Path) -> None:

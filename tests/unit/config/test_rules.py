@@ -299,6 +299,12 @@ CASES = [
         Facts(device="npu", world_size=1),
     ),
     case(
+        "model.dtype",
+        {"model.dtype": "bfloat16"},
+        {"model.dtype": "bfloat16", "training.pure_bf16": True},
+        severity=Severity.WARNING,
+    ),
+    case(
         "train.optim_target_modules",
         _t(optim="sgd", optim_target_modules=["mlp"]),
         _t(optim="galore_adamw", optim_target_modules=["mlp"]),

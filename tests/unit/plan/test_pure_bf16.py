@@ -19,6 +19,7 @@ from paceline.plan.cost.snapshot import checkpoint_bytes
 from paceline.plan.hardware.catalogue import cluster_of
 from paceline.plan.model.read_shape import shape_from_config
 from paceline.plan.plan import Plan
+from paceline.plan.precision import choose_precision
 from paceline.plan.strategies.base import strategy_spec
 from paceline.plan.strategies.job import Job
 from paceline.rules.planning import make_plan
@@ -98,7 +99,11 @@ def test_candidates_have_the_moments_of_the_optimizer(optim: str, moments: float
     spec = search_spec_of(plan, cluster)
     assert spec is not None
     assert spec.states.moments == pytest.approx(moments, abs=0.3)  # small tensors stay in fp32
-    strategies = {c.strategy for c in search(replace(spec, rows=8))}
+    found = search(replace(spec, rows=8))
+    replicated = next(c for c in found if c.strategy == "ddp")
+    count = plan.shape.num_parameters
+    assert replicated.peak.to_json()["optimizer"] == pytest.approx(spec.states.moments * count)
+    strategies = {c.strategy for c in found}
     assert ("zero1" in strategies) == (optim != "adamw_bnb_8bit")  # flat partitions split its blocks
 
 
@@ -124,7 +129,11 @@ def test_it_is_proposed_where_it_would_fit() -> None:
 
 
 def test_auto_computes_in_the_dtype_of_the_weights() -> None:
-    assert plan_for(training={"mixed_precision": "auto"}).precision.compute == "bfloat16"
+    cpu = replace(cluster_of("1xH100").hardware(), device="cpu")
+    assert choose_precision("auto", cpu).compute == "float32"
+    assert choose_precision("auto", cpu, bf16_weights=True).compute == "bfloat16"
+    old = replace(cluster_of("1xH100").hardware(), bf16=False, fp16=True)
+    assert choose_precision("auto", old, bf16_weights=True).compute == "float16", "which is refused"
 
 
 @pytest.mark.parametrize(

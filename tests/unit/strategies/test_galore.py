@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from paceline.config.optimizers import BUILT
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject
@@ -157,6 +158,13 @@ def test_modules_that_the_model_lacks_are_named() -> None:
     assert {d.code for d in caught.value.diagnostics} == {"plan.optim_target_modules"}
 
 
+def test_modules_of_a_model_of_unknown_sizes_are_named_at_the_start() -> None:
+    spec = OptimizerSpec("galore_adamw", target_modules=("nonsense",))
+    with pytest.raises(ConfigError) as caught:
+        build_optimizer(spec, [("layers.0.w", nn.Parameter(torch.ones(4, 4)))])
+    assert caught.value.diagnostics[0].where == "training.optim_target_modules"
+
+
 def test_the_whole_jobs_states_know_the_modules() -> None:
     """The check of the disk counts AdamW's moments where the modules are few."""
     shape = plan_for().shape
@@ -190,11 +198,18 @@ def test_a_resume_with_other_bases_is_refused(
     assert same_model._optimizer(saved, other)
 
 
-@pytest.mark.parametrize(
-    "name", ["adamw_torch", "sgd", "muon", "galore_adamw", "adamw_bf16_rounding", "adafactor"]
-)
+EVERY = [
+    name
+    for name, known in BUILT.items()
+    if not (known.quantised or known.averaged or "cuda" in known.devices[:1])
+]
+
+
+@pytest.mark.parametrize("name", EVERY)
 def test_moments_come_back_in_the_dtype_that_the_optimizer_keeps(name: str) -> None:
     """A run with fp32 masters goes on in bfloat16 alone, and back: torch's AdamW refuses mixed dtypes."""
+    if BUILT[name].package:
+        pytest.importorskip(BUILT[name].package)
     args: JsonObject = {"momentum": 0.9} if name == "sgd" else {"rank": 2} if name == "galore_adamw" else {}
     spec = OptimizerSpec(name, args=args)
     for dtype, other in ((torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)):
