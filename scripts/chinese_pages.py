@@ -28,13 +28,13 @@ _WORD = re.compile(r"[A-Za-z]{2}")
 
 @dataclass(frozen=True)
 class Page:
-    """A generated page. ``names``: first columns of its tables are names, which stay; ``english``: headings
-    under which tables stay as they are.
+    """A generated page. ``names``: first columns of its tables are names, which stay; ``more``: files of
+    translations beside the one that has the page's name.
     """
 
     name: str
     names: bool = False
-    english: frozenset[str] = frozenset()
+    more: tuple[str, ...] = ()
 
     @property
     def source(self) -> Path:
@@ -45,13 +45,13 @@ class Page:
         return ROOT / f"docs/{self.name}.zh-CN.md"
 
     @property
-    def table(self) -> Path:
-        return ROOT / f"scripts/chinese/{self.name}.txt"
+    def tables(self) -> tuple[Path, ...]:
+        return tuple(ROOT / f"scripts/chinese/{name}.txt" for name in (self.name, *self.more))
 
 
 PAGES = (
     Page("commands"),
-    Page("config", english=frozenset({"Codes"})),
+    Page("config", more=("config-codes",)),
     Page("families", names=True),
     Page("foreign-configs"),
     Page("templates", names=True),
@@ -81,16 +81,19 @@ class Translation:
         return sorted(set(self.texts) - self.used)
 
 
-def read_table(path: Path) -> dict[str, str]:
-    """The pairs of a file. Raises ValueError where one is incomplete or stands twice."""
+def read_tables(*paths: Path) -> dict[str, str]:
+    """The pairs of files. Raises ValueError where one is incomplete or stands twice."""
     pairs: dict[str, str] = {}
-    for block in filter(
-        None, path.read_text(encoding="utf-8").strip().split("\n\n") if path.exists() else []
-    ):
-        lines = block.strip().split("\n")
-        if len(lines) != 2 or lines[0] in pairs:
-            raise ValueError(f"{path}: not a text, its translation and an empty line, or twice: {block!r}")
-        pairs[lines[0]] = lines[1]
+    for path in paths:
+        for block in filter(
+            None, path.read_text(encoding="utf-8").strip().split("\n\n") if path.exists() else []
+        ):
+            lines = block.strip().split("\n")
+            if len(lines) != 2 or lines[0] in pairs:
+                raise ValueError(
+                    f"{path}: not a text, its translation and an empty line, or twice: {block!r}"
+                )
+            pairs[lines[0]] = lines[1]
     return pairs
 
 
@@ -104,18 +107,16 @@ def translated(page: Page, text: str, translation: Translation) -> str:
 
 def _blocks(page: Page, text: str, translation: Translation) -> Iterator[str]:
     """Yield headings, paragraphs, items and rows, with what stands between them."""
-    english, first = False, 0
+    first = 0
     for end in (*(m.span() for m in _BLOCK.finditer(text)), (len(text), len(text))):
         block, first, between = text[first : end[0]], end[1], text[slice(*end)]
         core = block.strip("\n")
         before, after = block[: len(block) - len(block.lstrip("\n"))], block[len(block.rstrip("\n")) :]
         mark = re.match(r"#+ |- |\d+\. |", core)
         assert mark is not None
-        if mark[0].startswith("## "):
-            english = core[3:] in page.english
         yield before
         if core.startswith("|"):
-            yield core if english else _row(page, core, translation)
+            yield _row(page, core, translation)
         else:
             words = " ".join(core[mark.end() :].split())
             yield mark[0] + translation.of(
@@ -135,12 +136,12 @@ def _row(page: Page, line: str, translation: Translation) -> str:
 def main() -> None:
     """Write every twin; say which texts have no translation, and which translations no text."""
     for page in PAGES:
-        translation = Translation(read_table(page.table))
+        translation = Translation(read_tables(*page.tables))
         text = translated(page, page.source.read_text(encoding="utf-8"), translation)
         page.twin.write_text(text, encoding="utf-8")
         for title, found in (("no translation", translation.missing), ("no such text", translation.unused)):
             if found:
-                print(f"{page.table}: {title} of:", *found, sep="\n\n")
+                print(f"{', '.join(map(str, page.tables))}: {title} of:", *found, sep="\n\n")
 
 
 if __name__ == "__main__":

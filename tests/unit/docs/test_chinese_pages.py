@@ -19,8 +19,8 @@ def chinese() -> ModuleType:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_twin_says_what_the_page_says(name: str, chinese: ModuleType) -> None:
-    (page,) = [page for page in chinese.PAGES if page.name == name]
-    translation = chinese.Translation(chinese.read_table(page.table))
+    (page,) = [page for page in chinese.PAGES if name in (path.stem for path in page.tables)]
+    translation = chinese.Translation(chinese.read_tables(*page.tables))
     twin = chinese.translated(page, page.source.read_text(encoding="utf-8"), translation)
     assert translation.missing == [], HOW
     assert translation.unused == [], "translations of texts that are gone"
@@ -31,13 +31,24 @@ def test_each_kind_of_text_is_translated(chinese: ModuleType) -> None:
     """Headings, paragraphs over lines, items, cells and comments; names and code stay, the rest is missed."""
     text = (
         "## A head\n\nwords over\nlines\n- an item\n- `code` 12\n\n| a cell | `x\\|y` |\n|---|---|\n"
-        "| name | new |\n\n```bash\nls -l  # a comment\n```\n\n## Codes\n\n| left alone |\n"
+        "| name | new |\n\n```bash\nls -l  # a comment\n```\n\n## Codes\n\n| a cell |\n"
     )
     texts = ("A head", "words over lines", "an item", "a cell", "a comment", "Codes", "gone")
     translation = chinese.Translation(dict.fromkeys(texts, "中"))
-    page = chinese.Page("commands", names=True, english=frozenset({"Codes"}))
+    page = chinese.Page("commands", names=True)
     assert chinese.translated(page, text, translation) == (
         "## 中\n\n中\n- 中\n- `code` 12\n\n| 中 | `x\\|y` |\n|---|---|\n"
-        "| name | new |\n\n```bash\nls -l  # 中\n```\n\n## 中\n\n| left alone |\n"
+        "| name | new |\n\n```bash\nls -l  # 中\n```\n\n## 中\n\n| 中 |\n"
     )
     assert (translation.missing, translation.unused) == (["new"], ["gone"])
+
+
+def test_a_text_stands_once_in_all_files_of_a_page(chinese: ModuleType, tmp_path: Path) -> None:
+    first, second = tmp_path / "page.txt", tmp_path / "page-codes.txt"
+    first.write_text("one\n一\n\ntwo\n二\n", encoding="utf-8")
+    second.write_text("three\n三\n", encoding="utf-8")
+    assert chinese.read_tables(first, second) == {"one": "一", "two": "二", "three": "三"}
+    for wrong in ("two\n二\n", "three\n", "three\n三\n叁\n"):
+        second.write_text(wrong, encoding="utf-8")
+        with pytest.raises(ValueError, match=r"page-codes\.txt"):
+            chinese.read_tables(first, second)
