@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from paceline.config import codes
-from paceline.config.schema import SECTIONS
+from paceline.config.schema import SECTIONS, Config, field_of, words_of
+from paceline.config.sections.types import Section
 from paceline.config.source import DEFAULTS, Source
 from paceline.core.diagnostics import Diagnostic
 
@@ -62,3 +63,36 @@ def sure(doubt: frozenset[str], *needed: str) -> bool:
         for one in doubt
         for need in needed
     )
+
+
+def whatever_was_meant(
+    rules: Callable[[Config], Iterable[Diagnostic]], config: Config, doubt: Iterable[str]
+) -> tuple[Diagnostic, ...]:
+    """Return what ``rules`` find in ``config`` whichever value each key in ``doubt`` was meant to have.
+
+    ``config`` has a default in place of each invalid value, and a finding may be about that default alone.
+    For a key that takes words the rules run with each of them; for another a finding that names the key is
+    left out, as it is said again once the value is right.
+    """
+    found = tuple(rules(config))
+    for key in doubt:
+        field = field_of(key)
+        words = words_of(field) if field else ()
+        if field and not words:
+            name = re.compile(rf"\b{re.escape(key.rpartition('.')[2])}\b")
+            found = tuple(d for d in found if not name.search(f"{d.what} {d.found}"))
+        section, *path = key.split(".")
+        for word in words if found else ():
+            other = config.model_copy(update={section: _with(getattr(config, section), path, word)})
+            known = {(d.code, d.where) for d in rules(other)}
+            found = tuple(d for d in found if (d.code, d.where) in known)
+    return found
+
+
+def _with(section: Section | None, path: Sequence[str], value: bool | str) -> Section | None:
+    """Return ``section`` with ``value`` at ``path`` inside it; unchanged where the path leads nowhere."""
+    if section is None:
+        return None
+    name, *below = path
+    inner = _with(getattr(section, name), below, value) if below else value
+    return section.model_copy(update={name: inner})

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import get_args
 
-from pydantic import BeforeValidator
 from pydantic.fields import FieldInfo
 
 from paceline.config.aliases import ALIASES, SECTION_ALIASES
 from paceline.config.recognised import RECOGNISED
-from paceline.config.schema import SECTIONS, item_model, nested_model, takes_mapping
-from paceline.config.sections.types import OneOf, Section
+from paceline.config.schema import SECTIONS, item_model, nested_model, takes_mapping, words_of
+from paceline.config.sections.types import Section
 from paceline.config.versions import KEY, newest
 from paceline.core.json_types import Json, JsonObject
 
@@ -93,10 +92,8 @@ def _field(info: FieldInfo) -> JsonObject:
 def _kinds(info: FieldInfo) -> list[Json]:
     """Return the schemas of the values that a field takes."""
     inner, item = nested_model(info), item_model(info)
-    words = [
-        m.func.choices for m in info.metadata if isinstance(m, BeforeValidator) and isinstance(m.func, OneOf)
-    ]
-    kinds: list[Json] = [{"enum": list(words[0])}] if words else []
+    words = [word for word in words_of(info) if isinstance(word, str)]
+    kinds: list[Json] = [{"enum": list(words)}] if words else []
     if inner is not None:
         kinds.append(_object(inner))
     if item is not None:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import get_args, get_origin
 
-from pydantic import ValidationError
+from pydantic import BeforeValidator, ValidationError
 from pydantic.fields import FieldInfo
 
 from paceline.config import codes
@@ -18,7 +18,7 @@ from paceline.config.sections.lora import LoraSection
 from paceline.config.sections.model import ModelSection
 from paceline.config.sections.training import TrainingSection
 from paceline.config.sections.training_steps import LoggingFields
-from paceline.config.sections.types import Section
+from paceline.config.sections.types import OneOf, Section
 from paceline.config.versions import KEY as VERSION
 from paceline.config.versions import newest
 from paceline.core.errors import ConfigError
@@ -130,6 +130,14 @@ def field_of(path: str) -> FieldInfo | None:
         info = model.model_fields[name]
         model = nested_model(info)
     return info
+
+
+def words_of(info: FieldInfo) -> tuple[bool | str, ...]:
+    """Return the values of a field that takes one of a list of words, or true and false; else none."""
+    for one in info.metadata:
+        if isinstance(one, BeforeValidator) and isinstance(one.func, OneOf):
+            return one.func.choices
+    return (True, False) if bool in (info.annotation, *get_args(info.annotation)) else ()
 
 
 def nested_model(info: FieldInfo) -> type[Section] | None:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from paceline.config import codes as config_codes
@@ -158,11 +159,13 @@ def with_plan(error: NotLoaded) -> ConfigError:
 
 def with_files(error: NotLoaded) -> ConfigError:
     """Combine a config's loading errors with those of its rules and of the files named by its sound part."""
+    from paceline.config.doubt import whatever_was_meant
     from paceline.launch.before.beforehand import looked_in_doubt
     from paceline.rules import of_config
 
     sound = error.partial
-    found = [*error.diagnostics, *of_config(sound.config, sound.provenance)]
+    surely = whatever_was_meant(partial(of_config, provenance=sound.provenance), sound.config, error.doubt)
+    found = [*error.diagnostics, *surely]
     return ConfigError(*merged(found, looked_in_doubt(sound.config, error.doubt), sound.provenance))
 
 
