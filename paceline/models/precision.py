@@ -21,7 +21,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from paceline.models.autograd import Function, FunctionContext
+from paceline.models.kept_forwards import keep_forward, kept_forward
+from paceline.models.layer_norm import ComputeLayerNorm
 from paceline.models.replace_forward import replace_base, replace_forward
+from paceline.models.state_layers import class_of, state_layers
 
 if TYPE_CHECKING:
     from paceline.protocols.model import HFModel
@@ -196,14 +199,6 @@ class ComputeEmbedding(nn.Embedding):
         )
 
 
-class ComputeLayerNorm(nn.LayerNorm):
-    """``nn.LayerNorm`` on low-precision input with fp32 parameters and statistics."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Compute statistics in fp32 and the result in the input's dtype."""
-        return F.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
-
-
 class ComputeConv1D(nn.Module):
     """GPT-2's ``Conv1D``, a linear layer whose weight is [in, out], with low-precision copies."""
 
@@ -259,7 +254,8 @@ def _owners(trunk: nn.Module, head: nn.Module | None) -> tuple[list[nn.Module], 
     modules = [*trunk.modules(), *(() if head is None else head.modules())]
     owners = [m for m in modules if next(m.parameters(recurse=False), None) is not None]
     unknown = {type(m).__name__ for m in owners if _swap_for(m) is None}
-    return owners, sorted(unknown | {type(m).__name__ for m in trunk.modules() if _widens(m)})
+    widen = {type(m).__name__ for m in trunk.modules() if _widens(m)}
+    return owners, sorted(unknown | widen | {class_of(m) for m in state_layers(trunk)})  # states stay wide
 
 
 def _widens(module: nn.Module) -> bool:
@@ -383,7 +379,13 @@ def _swap_for(module: nn.Module) -> Callable[[nn.Module], list[nn.Parameter]] | 
         return lambda m: _become(m, kind)
     if kind.__name__ == "Conv1D" and hasattr(module, "nf"):
         return lambda m: _become(m, replace_forward(ComputeConv1D, kind))
-    return None
+    kept = kept_forward(module)
+    return None if kept is None else lambda m: keep_forward(m, kept, _read)
+
+
+def _read(parameter: Tensor) -> Tensor:
+    """Return what a kept forward reads in place of a parameter: the copy, or the parameter if it has none."""
+    return parameter if compute_copy(parameter) is parameter else LowPrecisionCast.apply(parameter)
 
 
 def _become(module: nn.Module, kind: type[nn.Module], copies: bool = True) -> list[nn.Parameter]:

@@ -87,9 +87,7 @@ def keep_documents_apart(hf: nn.Module) -> int:
 def how_kept_apart(hf: nn.Module) -> str:
     """Return, for the log, how the swapped layers see one document at a time."""
     by_kernels = {
-        type(module).__mro__[2].__name__
-        for module in hf.modules()
-        if isinstance(module, ByDocument) and module.ends
+        class_of(module) for module in hf.modules() if isinstance(module, ByDocument) and module.ends
     }
     rows = "each document by itself: padded rows in groups of about one length"
     if not by_kernels:
@@ -97,6 +95,11 @@ def how_kept_apart(hf: nn.Module) -> str:
     taken = f"the kernels of {', '.join(sorted(by_kernels))} take the documents' boundaries"
     others = any(isinstance(module, ByDocument) and not module.ends for module in hf.modules())
     return f"{taken}; other layers: {rows}" if others else taken
+
+
+def class_of(layer: nn.Module) -> str:
+    """Return the name of a layer's own class, also of a swapped one."""
+    return type(layer).__mro__[2 if isinstance(layer, ByDocument) else 0].__name__
 
 
 def has_state(module: nn.Module) -> bool:

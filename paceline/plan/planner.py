@@ -40,6 +40,7 @@ from paceline.plan.fp8 import fp8_decisions
 from paceline.plan.hardware.kinds import is_accelerator, kind_of
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.limits import WaitLimits
+from paceline.plan.model.grouped_products import grouped_decisions
 from paceline.plan.model.read_shape import ModelShape, scoring
 from paceline.plan.model.router_loss import RouterOptions, router_decisions
 from paceline.plan.optimizer_decisions import optimizer_decision
@@ -163,6 +164,7 @@ def _model_decisions(plan: Plan, router: RouterOptions, hardware: Hardware) -> I
     yield from adapter_decisions(plan.adapter, plan.shape)
     yield from expert_decisions(plan.shape, plan.adapter)
     yield from router_decisions(plan.shape, router)
+    yield from grouped_decisions(plan.shape, hardware.capability, plan.precision.compute)
 
 
 def _training_decisions(plan: Plan, rollout: RolloutSizes | None, hardware: Hardware) -> Iterator[Decision]:

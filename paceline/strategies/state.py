@@ -201,19 +201,28 @@ def moments_from(
     optimizer keeps: a run with weights in another one may have saved them.
     """
     dtype = parameter.dtype if isinstance(optimizer, LIKE_WEIGHTS) else None
-    group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
     state: dict[str, Tensor | float] = {}
     for kind, value in read.items():
         suffix = next((s for s in _NUMBERS if kind.endswith(s)), None)
         if suffix is not None:
             state[kind.removesuffix(suffix)] = _NUMBERS[suffix][0](value)
             continue
-        # torch keeps ``step`` on the CPU unless a fused or capturable kernel reads it on the device
-        on_device = kind != "step" or group.get("fused") or group.get("capturable")
+        on_device = kind != "step" or counts_on_device(optimizer, parameter)
         own = dtype if value.ndim and value.is_floating_point() else None
         state[kind] = value.to(parameter.device if on_device else "cpu", own or value.dtype, copy=True)
     averaged.take_numbers(optimizer, parameter, state)
     return state
+
+
+def counts_on_device(optimizer: torch.optim.Optimizer, parameter: Tensor) -> bool:
+    """Whether torch keeps the counter ``step`` beside ``parameter``, where a fused or capturable kernel reads
+    it, and not on the host.
+    """
+    groups = optimizer.param_groups
+    own = [g for g in groups if any(p is parameter for p in g["params"])]
+    return any(
+        g.get("fused") or g.get("capturable") for g in own or groups
+    )  # ZeRO-3 has its own outside them
 
 
 def _read_into(target: Tensor, reader: ShardReader, role: str, name: str, kind: str) -> None:

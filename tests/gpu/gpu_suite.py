@@ -19,6 +19,7 @@ sys.path.append(str(DEVICE))
 from real_device import ON_CARD, VARIABLE  # noqa: E402
 
 SUITE_SECONDS = 240
+WIDE = 300  # columns of pytest's lines: in fewer it names tests without the reason
 #: file -> its tests that can run on a card
 TESTS = {
     "test_device_families.py": ("test_a_family_trains_as_on_a_cpu",),
@@ -38,12 +39,12 @@ def suite(started: Callable[..., Any] = subprocess.Popen) -> tuple[str, str]:
     """Run them; what pytest counts."""
     chosen = [str(DEVICE / f"{file}::{name}") for file, names in TESTS.items() for name in names]
     process = started(
-        [sys.executable, "-m", "pytest", "-q", "-rf", "-p", "no:cacheprovider", *chosen],
+        [sys.executable, "-m", "pytest", "-q", "-rfE", "-p", "no:cacheprovider", *chosen],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         cwd=ROOT,
-        env={**os.environ, VARIABLE: ON_CARD},
+        env={**os.environ, VARIABLE: ON_CARD, "COLUMNS": str(WIDE)},
     )
     try:
         out, _ = process.communicate(timeout=SUITE_SECONDS)
@@ -53,6 +54,6 @@ def suite(started: Callable[..., Any] = subprocess.Popen) -> tuple[str, str]:
         raise Broken(f"no end within {SUITE_SECONDS} s") from None
     lines = [line for line in out.splitlines() if line.strip()] or ["pytest printed nothing"]
     if process.returncode:
-        failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
-        raise Broken("; ".join([lines[-1], *failed[:8]]))
+        failed = sorted(line for line in lines if line.startswith(("FAILED", "ERROR")))  # errors first
+        raise Broken("; ".join([lines[-1], *(line.replace(f"{DEVICE}/", "") for line in failed[:30])]))
     return "holds", f"{lines[-1].strip('= ')}; no wait of the host inside a micro-batch"

@@ -15,6 +15,7 @@ from typing import Any
 
 from gpu_cases import MODEL
 from gpu_check import Broken
+from gpu_measured import planned_memory
 from gpu_program import Programs, said, steps_of
 from support import WORDS
 
@@ -74,7 +75,7 @@ def window(programs: Programs, tokenizer: str, device: str, size: FullSize) -> t
     if shares := [s.mfu for s in steps if s.mfu is not None]:
         text += f"; MFU {median(shares):.1%}"
     text += f"; peak {max(s.memory_bytes or 0 for s in steps) / 2**30:.2f} GiB"
-    return "reported", text + (f", plan {plan['memory_bytes'] / 2**30:.2f} GiB" if plan else "")
+    return "reported", text + (f", {planned_memory(plan)}" if plan else "")
 
 
 def _roofline(programs: Programs, size: FullSize) -> float:

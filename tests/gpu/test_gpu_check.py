@@ -13,7 +13,7 @@ import pytest
 import warm
 from gpu_cases import CASES, TOLERANCE, DeviceCase
 from gpu_check import Broken, DeviceChecker
-from gpu_measured import Filled
+from gpu_measured import Filled, planned_memory, tensor_bytes
 from gpu_page import PAGE, page
 from gpu_program import TIMED_OUT, Programs
 from gpu_suite import DEVICE, TESTS, suite
@@ -163,3 +163,11 @@ def test_the_page_in_the_tree_says_what_was_run() -> None:
     found = {"name": "sft fp32", "group": "one process", "result": "fails", "text": "a|b\nc", "seconds": 3.4}
     made = page(device, [found])
     assert "- device: 1 × X" in made and "| sft fp32 | ✗ | a\\|b c | 3 |" in made and "zero3" in made
+
+
+def test_tensors_are_compared_with_tensors() -> None:
+    """torch's peak holds neither context nor fragments, which the plan's has."""
+    terms = {"parameters": 6 * 2**30, "fragments": 2**30, "overhead": 3 * 2**30}
+    plan = {"memory_bytes": 10 * 2**30, "memory_terms": terms}
+    assert tensor_bytes(plan) == 6 * 2**30
+    assert planned_memory(plan) == "plan 6.00 GiB of tensors (10.00 with context and fragments)"

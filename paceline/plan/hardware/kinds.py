@@ -19,7 +19,7 @@ class DeviceKind:
     ``wire_float64``: the backend reduces them; ``varlen``: torch has a variable-length flash kernel for it;
     ``flex``: torch compiles ``flex_attention`` for it, forward and backward; ``pins``: copies from pinned
     host memory are faster; ``bitsandbytes``: has kernels for it; ``graphs``: torch captures its kernels in
-    graphs.
+    graphs; ``mixed_norms``: ``layer_norm`` takes 16-bit values and fp32 weights.
     """
 
     name: str
@@ -34,9 +34,10 @@ class DeviceKind:
     pins: bool = True
     bitsandbytes: bool = True
     graphs: bool = False
+    mixed_norms: bool = False
 
 
-CPU = DeviceKind("cpu", "CPU", "gloo", pins=False)
+CPU = DeviceKind("cpu", "CPU", "gloo", pins=False, mixed_norms=True)
 CUDA = DeviceKind(
     "cuda",
     "CUDA",

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from paceline.core.errors import PacelineError
 from paceline.protocols.shard import PARAM
 from paceline.strategies import codes
+from paceline.strategies.state import counts_on_device
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -100,8 +101,9 @@ class Part:
 
     def set_step(self, value: Tensor) -> None:
         """Set the optimizer's step counter of the whole partition: equal for all its parameters."""
+        beside = counts_on_device(self.optimizer, self.flat)
         self.optimizer.state[self.flat]["step"] = value.to(
-            dtype=torch.float32, device="cpu", copy=True
+            dtype=torch.float32, device=self.flat.device if beside else "cpu", copy=True
         ).reshape(())
 
 

@@ -24,6 +24,7 @@ from paceline.data.source import build_batch
 from paceline.models.factory import HFModelFactory
 from paceline.plan.hardware.catalogue import cluster_of
 from paceline.plan.hardware.toolchain import triton_obstacle
+from paceline.plan.model.grouped_products import SUBJECT, WAITING
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.job import Job
 from paceline.protocols.batch import Batch
@@ -74,6 +75,16 @@ class Trained:
         """The reason of the plan's decision on attention: the kernel's name, and why."""
         [found] = [d.reason for d in self.plan.decisions if d.subject == "model.attn_implementation"]
         return found
+
+    @property
+    def experts_wait(self) -> bool:
+        """Whether the plan says that the host waits for each expert's tokens."""
+        return waits_for_experts(self.plan)
+
+
+def waits_for_experts(plan: Plan) -> bool:
+    """Whether a plan says so."""
+    return any((d.subject, d.choice) == (SUBJECT, WAITING) for d in plan.decisions)
 
 
 def planned(
@@ -215,7 +226,8 @@ def _windows(
         if machine is not None:
             machine.forget()
         # the first one tries kernels out
-        strict = micro_batches_refuse_waits(machine) if machine and step else contextlib.nullcontext()
+        refuses = machine and step and not waits_for_experts(plan)
+        strict = micro_batches_refuse_waits(machine) if refuses else contextlib.nullcontext()
         with strict:
             started = make_runner(strategy).start_window(
                 handles, batches(step), algorithm, lr=1e-3, max_grad_norm=1.0, generator_seed=lambda j: j

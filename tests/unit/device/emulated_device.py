@@ -111,12 +111,18 @@ def _fakes(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
         return {(place.get(d, d), dtype): found for (d, dtype), found in group(tensors, *args).items()}
 
     yield torch._C, {"_group_tensors_by_device_and_dtype": grouped}
-    yield F, {"scaled_dot_product_attention": emulated_sdpa.attention}
+    yield F, {"scaled_dot_product_attention": emulated_sdpa.attention, "one_hot": _one_hot}
     yield flex, {"compiled_flex": lambda: emulated_flex.call}
     yield kernel_choice, {"triton_missing": lambda _: machine.no_triton}
     # torch composes these of others for all but real devices, before Python could see them
     names = ("_fused_rms_norm", "_fused_rms_norm_backward")
     yield torch.ops.aten, {name: _Direct(getattr(torch.ops.aten, name)) for name in names}
+
+
+def _one_hot(classes: Tensor, num_classes: int = -1) -> Tensor:
+    """For a subclass of tensors torch's own compares with numbers on the host."""
+    count = num_classes if num_classes >= 0 else int(classes.max()) + 1
+    return classes.new_zeros((*classes.shape, count)).scatter_(-1, classes.unsqueeze(-1), 1)
 
 
 class _Direct:

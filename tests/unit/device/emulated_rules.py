@@ -29,11 +29,14 @@ _READS = frozenset(
         "unique_consecutive",
         "bincount",
         "repeat_interleave",
+        "grouped_mm_fallback",  # Transformers' own: an expert at a time
+        "grouped_mm_fallback_backward",
     ]
 )
 _INDEXED = frozenset(
     ["index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"]
 )
+_ONE_DTYPE = frozenset(["native_layer_norm", "native_group_norm"])
 _COPIES = frozenset(["copy_", "_to_copy"])
 _ALLOCATES = frozenset(
     ["empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "set_", "resize_"]
@@ -72,6 +75,7 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     for x in known.values():
         x.refuse_early_use(func)
     _refuse_mixes(func, name, args, leaves, machine)
+    _refuse_mixed_dtypes(name, leaves)
     for sent in leaves if func._schema.name.startswith(_COLLECTIVES) else ():
         machine.refuse_float64(sent.dtype, wire=True)
     _note_waits(name, args, kwargs, machine)
@@ -142,7 +146,8 @@ def _refuse_mixes(func: Any, name: str, args: Any, leaves: list[Tensor], machine
         )
     else:
         host = leaves
-    alien = [x for x in host if not isinstance(x, DeviceTensor) and x.dim() > 0]
+    numbers = 1 if name.startswith("_fused_") else 0  # these kernels read numbers, too, from the device
+    alien = [x for x in host if not isinstance(x, DeviceTensor) and x.dim() + numbers > 0]
     if alien:
         raise RuntimeError(
             "Expected all tensors to be on the same device, but found at least two devices,"
@@ -150,8 +155,22 @@ def _refuse_mixes(func: Any, name: str, args: Any, leaves: list[Tensor], machine
         )
 
 
+def _refuse_mixed_dtypes(name: str, leaves: list[Tensor]) -> None:
+    """A CPU normalises 16-bit values by fp32 weights; a card's kernels read all in the dtype of the input."""
+    dtypes = {x.dtype for x in leaves if x.is_floating_point()}
+    if name in _ONE_DTYPE and len(dtypes) > 1:
+        first, *_ = (x.dtype for x in leaves)
+        raise RuntimeError(f"expected scalar type {first}, but found {dtypes - {first}} ({name})")
+
+
 def _note_waits(name: str, args: Any, kwargs: dict[str, Any], machine: Machine) -> None:
     if name in _READS and kwargs.get("output_size") is None:  # repeat_interleave may be told it
+        machine.wait(name)
+    if (
+        name == "_grouped_mm"
+        and machine.kind == "cuda"
+        and (args[0].dtype != torch.bfloat16 or machine.capability[0] not in (9, 10))
+    ):
         machine.wait(name)
     if name in _INDEXED:
         for index in tree_leaves(args[1]):

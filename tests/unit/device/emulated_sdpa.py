@@ -50,7 +50,8 @@ class _Fused(torch.autograd.Function):
         scores = (q @ k.mT * scale).masked_fill(~seen, float("-inf"))
         largest = scores.amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)
         p = (scores - largest).exp()
-        found = (rounded(p, query.dtype) @ v / p.sum(-1, keepdim=True)).to(query.dtype)
+        sums = p.sum(-1, keepdim=True)  # 0 where a query sees no key, and the output is 0 there
+        found = (rounded(p, query.dtype) @ v / sums.masked_fill(sums == 0, 1)).to(query.dtype)
         out = DeviceTensor(found, query.machine)
         ctx.save_for_backward(query, key, value, out)
         ctx.seen, ctx.scale = seen, scale

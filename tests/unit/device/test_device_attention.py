@@ -137,7 +137,11 @@ def test_without_a_compiler_the_scores_are_computed_and_that_is_said(missing: st
 def test_capped_scores_and_sinks_have_a_kernel_from_ampere_on(
     family: str, capability: tuple[int, int]
 ) -> None:
-    cpu, device = (train(where, "bf16", FAMILIES[family], capability=capability) for where in ("cpu", "cuda"))
+    every = (
+        {"num_experts_per_tok": 2} if family == "gpt_oss" else {}
+    )  # no token changes its expert by rounding
+    model = {**FAMILIES[family], **every}
+    cpu, device = (train(where, "bf16", model, capability=capability) for where in ("cpu", "cuda"))
     assert device.attention == {FLEX if family == "gemma2" else VARLEN_FLASH}
     assert device.losses == pytest.approx(cpu.losses, abs=2e-4)
 

@@ -5,6 +5,7 @@ precision at least once, all of them behind the slow marker.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -26,9 +27,15 @@ CARDS = [
     ("bf16", (10, 0)),
 ]
 CLOSE = {"no": 2e-6, "bf16": 2e-4, "fp16": 2e-4}
+ROUTED = {"no": 2e-6, "bf16": 2e-3, "fp16": 2e-3}  # another rounding sends a token to another expert
 ALL = [(family, *card) for family in FAMILIES for card in CARDS]
 SOME = {(family, *CARDS[(4 * i + 3) % len(CARDS)]) for i, family in enumerate(FAMILIES)}
 WAITS = 1  # of a device whose copies do not pass beside its kernels: what is reported
+
+
+def near(family: str) -> Mapping[str, float]:
+    """How near losses have to be, by precision."""
+    return ROUTED if "num_experts_per_tok" in FAMILIES[family] else CLOSE
 
 
 @pytest.mark.parametrize(
@@ -38,9 +45,9 @@ WAITS = 1  # of a device whose copies do not pass beside its kernels: what is re
 def test_a_family_trains_as_on_a_cpu(family: str, precision: str, capability: tuple[int, int]) -> None:
     cpu = train("cpu", precision, FAMILIES[family], capability=capability)
     device = train("cuda", precision, FAMILIES[family], capability=capability)
-    assert device.losses == pytest.approx(cpu.losses, abs=close(CLOSE[precision], precision))
+    assert device.losses == pytest.approx(cpu.losses, abs=close(near(family)[precision], precision))
     assert all(device.planned_attention.startswith(f"{kernel}: ") for kernel in device.attention)
-    assert not device.waits
+    assert device.experts_wait == bool(device.waits), device.waits
 
 
 @pytest.mark.parametrize("precision", ["bf16", "no"])
@@ -51,7 +58,7 @@ def test_a_family_trains_as_on_a_cpu(family: str, precision: str, capability: tu
 def test_a_family_trains_without_float64(family: str, precision: str) -> None:
     cpu = train("cpu", precision, FAMILIES[family])
     device = train("mps", precision, FAMILIES[family])
-    assert device.losses == pytest.approx(cpu.losses, abs=CLOSE[precision])
+    assert device.losses == pytest.approx(cpu.losses, abs=near(family)[precision])
     assert sum(device.waits.values()) <= WAITS, device.waits
 
 

@@ -17,6 +17,7 @@ from torch.utils._device import _device_constructors
 
 from paceline.models.attention_context import PackedSequenceInfo
 from paceline.plan.hardware.kinds import XPU
+from paceline.plan.model.grouped_products import experts_wait
 from paceline.protocols.batch import Batch
 
 KINDS = ("cuda", "xpu", "mps")
@@ -55,6 +56,41 @@ def test_host_and_device_do_not_mix() -> None:
         with pytest.raises(TypeError, match="numpy"):
             there.numpy()
         assert (there * torch.tensor(2.0)).tolist() == [2.0] * 3  # a number of the host is an argument
+
+
+def test_a_card_s_norms_and_fused_steps_are_narrower_than_a_cpu_s() -> None:
+    """Seen on an H100: a CPU normalises 16 bits by fp32 weights, and its fused step counts on the host."""
+    with emulated():
+        x, weight = torch.ones(2, 4, device="cuda", dtype=torch.bfloat16), torch.ones(4, device="cuda")
+        with pytest.raises(RuntimeError, match="scalar type"):
+            F.layer_norm(x, (4,), weight, weight)
+        assert F.layer_norm(x.float(), (4,), weight, weight).sum().item() == 8
+        p = torch.nn.Parameter(torch.ones(3, device="cuda"))
+        p.grad = torch.ones_like(p)
+        optimizer = torch.optim.AdamW([p], fused=True)
+        optimizer.step()
+        optimizer.state[p]["step"] = optimizer.state[p]["step"].cpu()
+        with pytest.raises(RuntimeError, match="same device"):
+            optimizer.step()
+
+
+def test_grouped_products_wait_but_for_one_kernel() -> None:
+    for capability, dtype, waits in (
+        ((9, 0), torch.bfloat16, 0),
+        ((9, 0), torch.float16, 1),
+        ((8, 0), torch.bfloat16, 1),
+    ):
+        with emulated(capability) as machine:
+            rows = torch.ones(8, 16, device="cuda", dtype=dtype)
+            weights = torch.ones(2, 16, 16, device="cuda", dtype=dtype)
+            ends = torch.arange(4, 12, 4, dtype=torch.int32).to("cuda")
+            machine.forget()
+            F.grouped_mm(rows, weights, offs=ends)
+            assert (
+                sum(machine.waits.values())
+                == waits
+                == experts_wait(float("{}.{}".format(*capability)), str(dtype).removeprefix("torch."))
+            )
 
 
 def test_waits_are_reads_sizes_by_value_and_copies_that_block() -> None:

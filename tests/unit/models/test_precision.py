@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from model_families import FAMILIES, Source, build_family, make_batch, reference_logprobs
 from tiny_families import tiny_config
 
 from paceline.models.factory import HFModelFactory
+from paceline.models.kept_forwards import ReadsCopies
 from paceline.models.precision import ComputeLinear, compute_copy, product_dtype
+from paceline.plan.parts import AdapterSpec
 from paceline.protocols.roles import Output
 
 NLL = frozenset({Output.NLL})
@@ -93,10 +96,72 @@ def test_fp16_overflow_reaches_the_gradients(instructions: str) -> None:
 
 
 def test_a_model_of_unknown_parts_runs_under_autocast() -> None:
-    module = build_family("gpt_oss", compute_dtype=torch.bfloat16)
+    module = HFModelFactory(Source(config=tiny_config("doge")), compute_dtype=torch.bfloat16)()
     assert module._low_precision is not None and not module._low_precision.cached
     assert "autocast" in module.notes()["precision"]
     assert not any(isinstance(m, ComputeLinear) for m in module.modules())
+
+
+KEPT = ("gpt_oss", "mixtral", "qwen3_moe", "deepseek_v3", "llama4_text", "cohere", "falcon")
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_a_kept_forward_reads_copies_and_its_masters_get_the_gradients(kind: str, instructions: str) -> None:
+    """Fused experts, routers, sinks, norms and linear layers of a family's own."""
+    source, batch = Source(config=tiny_config(kind)), make_batch(labels="some")
+    exact, low = HFModelFactory(source)(), HFModelFactory(source, compute_dtype=torch.bfloat16)()
+    low.hf.load_state_dict(exact.hf.state_dict())
+    assert low._low_precision is not None and low._low_precision.cached
+    low.refresh_compute_weights()
+    kept = [m for m in low.modules() if isinstance(m, ReadsCopies)]
+    assert kept
+    losses = [module(batch, NLL)["nll"] for module in (exact, low)]
+    assert losses[1].item() == pytest.approx(losses[0].item(), rel=0.02)
+    for loss in losses:
+        loss.backward()
+    for (name, wide), narrow in zip(exact.hf.named_parameters(), low.hf.parameters(), strict=True):
+        assert narrow.dtype is torch.float32 and (narrow.grad is None) == (wide.grad is None), name
+        if wide.grad is not None and narrow.grad is not None:
+            assert narrow.grad.dtype is torch.float32, name
+            assert float((narrow.grad - wide.grad).norm()) < 0.15 * float(wide.grad.norm()) + 1e-3, name
+    assert not any(vars(m).keys() & m._parameters.keys() for m in kept), "copies are read in a forward alone"
+
+
+def test_experts_are_multiplied_in_low_precision(instructions: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In fp32 torch has no kernel for all experts at once on a card."""
+    plain, seen = F.grouped_mm, set()
+
+    def recorded(rows: torch.Tensor, weight: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:
+        seen.add((rows.dtype, weight.dtype))
+        return plain(rows, weight, **named)
+
+    monkeypatch.setattr(F, "grouped_mm", recorded)
+    module = HFModelFactory(Source(config=tiny_config("mixtral")), compute_dtype=torch.bfloat16)()
+    module(make_batch(), NLL)["nll"].backward()
+    assert seen == {(torch.bfloat16, torch.bfloat16) if instructions == "native" else (torch.float32,) * 2}
+
+
+def test_adapters_on_a_model_with_kept_forwards_have_copies(instructions: str) -> None:
+    """The frozen rest was swapped before, so that it arrives in low precision."""
+    adapter = AdapterSpec(r=3, alpha=6.0, target_modules=("all-linear",))
+    module = HFModelFactory(
+        Source(config=tiny_config("mixtral")), compute_dtype=torch.bfloat16, adapter=adapter
+    )()
+    assert module._low_precision is not None and module._low_precision.cached
+    trained = [p for p in module.parameters() if p.requires_grad]
+    wanted = torch.bfloat16 if instructions == "native" else torch.float32
+    assert trained and all(compute_copy(p).dtype is wanted for p in trained)
+    module(make_batch(), NLL)["nll"].backward()
+    assert all(p.grad is not None and p.grad.dtype is torch.float32 for p in trained)
+
+
+def test_frozen_experts_are_kept_in_low_precision_alone(instructions: str) -> None:
+    module = HFModelFactory(
+        Source(config=tiny_config("qwen3_moe")), compute_dtype=torch.bfloat16, frozen=True
+    )()
+    [experts, *_] = [m for m in module.modules() if hasattr(m, "_apply_gate")]
+    expected = torch.bfloat16 if instructions == "native" else torch.float32
+    assert experts.gate_up_proj.dtype is expected
 
 
 def test_state_dict_names_do_not_change() -> None:

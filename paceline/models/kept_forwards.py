@@ -1,0 +1,90 @@
+"""Low-precision forms of modules whose own forward stays: fused experts, routers, norms, subclasses of
+``nn.Linear``, and attention with sinks.
+
+The forward reads the copies in place of its parameters and gets its input in their dtype, as in a model that
+was loaded in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from paceline.models.replace_forward import replace_forward
+
+#: a copy of a parameter for the forward: its argument is the parameter
+Copied = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class KeptForward:
+    """How a module's own forward computes in low precision.
+
+    copies   it reads low-precision copies; else its fp32 parameters
+    input    its first argument is given in the dtype of what it reads
+    output   its result, a tensor, is returned in the dtype of its argument
+    """
+
+    copies: bool = True
+    input: bool = True
+    output: bool = True
+
+
+_KEPT, _COPIED = "_paceline_kept_forward", "_paceline_copied"
+_SINKS = frozenset({"sinks"})
+_AFFINE = frozenset({"weight", "bias"})
+
+
+def kept_forward(module: nn.Module) -> KeptForward | None:
+    """Return how a module's forward is kept; None where it is not known to compute in the dtype of what it
+    reads.
+    """
+    if isinstance(module, ReadsCopies):
+        known: KeptForward = vars(module)[_KEPT]
+        return known
+    name = type(module).__name__
+    own = {key for key, value in module.named_parameters(recurse=False) if value is not None}
+    if hasattr(module, "_apply_gate") or name.endswith("Experts"):  # the former marks what has several forms
+        return KeptForward()
+    if own == _SINKS:
+        return KeptForward(input=False, output=False)
+    if not own <= _AFFINE:
+        return None
+    if "Router" in name:
+        return KeptForward(output=False)
+    if "Norm" in name and "Gated" not in name:
+        return KeptForward(copies=False)
+    return KeptForward() if isinstance(module, nn.Linear) else None
+
+
+class ReadsCopies(nn.Module):
+    """Put in front of a module's class (``keep_forward``): hands its forward the copies."""
+
+    def forward(self, *args: Tensor, **named: Tensor) -> object:
+        """The arguments and the result of the module's own forward."""
+        kept: KeptForward = vars(self)[_KEPT]
+        copied: Copied = vars(self)[_COPIED]
+        own = {name: p for name, p in self._parameters.items() if p is not None}
+        read = {name: copied(p) if kept.copies else p for name, p in own.items()}
+        came = args[0].dtype if args else None
+        if kept.input and args:
+            args = (args[0].to(next(iter(read.values())).dtype), *args[1:])
+        # An attribute of the instance is found before the parameter of that name
+        shadows = {name: value for name, value in read.items() if value is not own[name]}
+        vars(self).update(shadows)
+        try:
+            found = super().forward(*args, **named)
+        finally:
+            for name in shadows:
+                del vars(self)[name]
+        return found.to(came) if kept.output and isinstance(found, Tensor) else found
+
+
+def keep_forward(module: nn.Module, kept: KeptForward, copied: Copied) -> list[nn.Parameter]:
+    """Have the forward of ``module`` read ``copied`` of its parameters; return those that need a copy."""
+    if not isinstance(module, ReadsCopies):
+        module.__class__ = replace_forward(ReadsCopies, type(module))
+    vars(module).update({_KEPT: kept, _COPIED: copied})
+    return list(module.parameters(recurse=False)) if kept.copies else []
