@@ -9,6 +9,7 @@ marked dynamic, or a value behind an operator (``compiled_attention``). Each gra
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import MethodType
@@ -35,6 +36,8 @@ class CompiledLayers:
     def __init__(self, hf: HFModel, slot: AttentionContext, backend: str, mode: str | None) -> None:
         # it would split graphs at DDP's buckets, which end between layers here as it is
         torch._dynamo.config.optimize_ddp = False
+        # Transformers caches its questions about torch's version; traced, they are asked once a graph
+        warnings.filterwarnings("ignore", r"Dynamo detected a call to a `functools\.lru_cache`", UserWarning)
         self.count, self.stateful, self.refused = 0, 0, ""
         self._slot, self._backend = slot, backend
         self._compile = partial(
