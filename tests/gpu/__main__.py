@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import os
 import subprocess
 import sys
 import tempfile
@@ -32,6 +33,7 @@ from gpu_program import Programs  # noqa: E402
 from gpu_suite import suite  # noqa: E402
 from gpu_windows import WINDOWS, window  # noqa: E402
 
+MOST_AT_A_TIME = 12  # each holds a context of the card
 SUITE = "tests of the emulated device"
 MEASUREMENTS = ("memory at 90 % of the card", "speed of a 1 B model", "killed rank")
 
@@ -41,7 +43,7 @@ def main(argv: Sequence[str] | None = None, started: Callable[..., Any] = subpro
     parser = argparse.ArgumentParser(prog="python tests/gpu", description=__doc__)
     parser.add_argument("--only", default="", help="cases whose name holds the text")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--jobs", type=int, default=3, help="cases at a time")
+    parser.add_argument("--jobs", type=int, default=at_a_time(os.cpu_count()), help="cases at a time")
     parser.add_argument("--to", type=Path, help="the page [default: docs/gpu_support.md]")
     parser.add_argument("--keep-going", action="store_true", help="also where the first case fails")
     parser.add_argument("--keep", type=Path, help="leave the runs there")
@@ -76,6 +78,11 @@ def main(argv: Sequence[str] | None = None, started: Callable[..., Any] = subpro
         written = f"; written to {target}"
     print(summary(findings) + written)
     return 1 if any(f.result == "fails" for f in findings.values()) else 0
+
+
+def at_a_time(processors: int | None) -> int:
+    """Cases side by side: most of their time is a processor's (imports, the CPU's own training)."""
+    return min(max((processors or 1) * 3 // 4, 1), MOST_AT_A_TIME)
 
 
 def check_all(
