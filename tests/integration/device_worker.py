@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from paceline.plan.strategies.job import Job
 from paceline.rules.planning import make_plan
 from paceline.runtime.leaving import leave
 from paceline.runtime.world import World
+from paceline.strategies.deepspeed import partition
 from paceline.training.metrics import PeakFlops
 from paceline.training.rank import run_rank
 
@@ -82,6 +84,11 @@ def opened(name: str, **options: Any) -> Any:
 REAL_INIT = dist.init_process_group
 
 
+def partly(device: torch.device) -> Callable[[torch.Size, torch.dtype], torch.Tensor]:
+    """Room for a parameter on the device: the emulated one's cannot become the host's in place."""
+    return lambda shape, dtype: torch.empty(shape, dtype=dtype, device=device)
+
+
 def main() -> None:
     warnings.filterwarnings("ignore")
     case = json.loads(Path(sys.argv[1]).read_text())
@@ -102,6 +109,7 @@ def main() -> None:
             machine = stack.enter_context(
                 emulated(tuple(case["capability"]), case["where"], world_size, rank)
             )
+            stack.enter_context(mock.patch.object(partition, "_on_host", partly(machine.device)))
             close = World.close
 
             def closed(world: World, ok: bool) -> bool:

@@ -77,6 +77,19 @@ def test_two_processes_train_as_on_a_cpu(
     assert list(device.values()) == pytest.approx(list(cpu.values()), abs=close(training))
 
 
+@pytest.mark.parametrize("name", ["fsdp", "fsdp_lora", "tp", "pipeline", "zero1", "zero2", "zero3"])
+def test_two_processes_resume_on_the_device(
+    name: str, tmp_path: Path, rows: dict[str, Path], tokenizer_dir: Path
+) -> None:
+    """On an H100 the first step after a resume under ZeRO met a counter that lay on the host."""
+    training, sections = CELLS[name]
+    config = config_of({"bf16": True, **training}, sections, rows, tokenizer_dir, tmp_path / "cache")
+    device = run(tmp_path / "device", "cuda", config, world_size=2)
+    (tmp_path / "device" / "run" / "checkpoints" / "step-00000004").rename(tmp_path / "aside")
+    again = run(tmp_path / "device", "cuda", config, world_size=2, resume=True)
+    assert {step: again[step] for step in (3, 4)} == pytest.approx({step: device[step] for step in (3, 4)})
+
+
 @pytest.mark.parametrize("logging_steps", [1, 3])
 @pytest.mark.parametrize("algorithm", ["sft", "reward", "dpo"])
 def test_a_program_waits_for_no_window_whatever_it_logs(

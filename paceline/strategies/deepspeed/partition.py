@@ -118,11 +118,16 @@ def _partitioner(deepspeed: ModuleType, config: JsonObject, sequence_parallel: i
     return made
 
 
+def _on_host(shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    """Room for one whole parameter while it is partitioned."""
+    return torch.empty(shape, dtype=dtype)
+
+
 @torch.no_grad()
 def _partition(made: Partitioner, parameter: nn.Parameter, read: Read) -> None:
     """Make ``parameter`` one of ZeRO-3 that has this rank's partition."""
     shape = parameter.shape
-    parameter.data = torch.empty(shape, dtype=parameter.dtype)
+    parameter.data = _on_host(shape, parameter.dtype)
     made._convert_to_deepspeed_param(parameter)
     assert is_managed(parameter)
     flat = parameter.data.view(-1)
