@@ -7,14 +7,18 @@ file a text and its translation are two lines, with an empty one after them. Cod
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from paceline.core.diagnostics import all_codes
 from paceline.core.tables import ALGORITHMS
 
 ROOT = Path(__file__).resolve().parents[1]
+#: What `paceline watch` shows of a code in Chinese
+EXPLANATIONS = ROOT / "paceline/watch/page/explanations.zh-CN.json"
 _FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"^(.*?\s)?# (.+)$", re.MULTILINE)
 _BLOCK = re.compile(r"\n(?=- |\d+\. |\|)|\n\n")
@@ -133,8 +137,26 @@ def _row(page: Page, line: str, translation: Translation) -> str:
     return f"| {' | '.join(found)} |"
 
 
+def explanations(twin: str) -> dict[str, str]:
+    """The Chinese of each code of Paceline that a page's twin explains, by the code's name."""
+    rows = (_CELLS.split(line)[1:-1] for line in twin.split("\n") if line.startswith("| `"))
+    return {
+        name.strip().strip("`"): text.strip().replace("\\|", "|")
+        for name, text, *rest in rows
+        if not rest and name.strip().strip("`") in all_codes()
+    }
+
+
+def explained() -> str:
+    """The JSON of what the twins say of codes."""
+    found = explanations("".join(page.twin.read_text(encoding="utf-8") for page in PAGES))
+    return json.dumps(found, ensure_ascii=False, indent=0, sort_keys=True) + "\n"
+
+
 def main() -> None:
-    """Write every twin; say which texts have no translation, and which translations no text."""
+    """Write every twin and the page's explanations; say which texts have no translation, and which
+    translations no text.
+    """
     for page in PAGES:
         translation = Translation(read_tables(*page.tables))
         text = translated(page, page.source.read_text(encoding="utf-8"), translation)
@@ -142,6 +164,7 @@ def main() -> None:
         for title, found in (("no translation", translation.missing), ("no such text", translation.unused)):
             if found:
                 print(f"{', '.join(map(str, page.tables))}: {title} of:", *found, sep="\n\n")
+    EXPLANATIONS.write_text(explained(), encoding="utf-8")
 
 
 if __name__ == "__main__":

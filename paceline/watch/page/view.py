@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.core.diagnostics import all_codes
 from paceline.core.json_types import Json, JsonObject
 from paceline.core.rundir import RunDir
 from paceline.watch.page.columns import Columns, Series
+from paceline.watch.page.explanations import explanations
 from paceline.watch.page.folder import LastBeat, changed_at, read_beat, read_json, run_id
 from paceline.watch.page.glance import described
 from paceline.watch.page.index import RunIndex
@@ -126,11 +126,7 @@ class RunView:
                     n: str(found.get(n, "")) for n in ("code", "what", "where", "found", "hint", "severity")
                 }
                 rows.insert(0, {**texts, "is_error": found.get("severity") == "error", "count": 1})
-        codes = all_codes()
-        explained: list[Json] = [
-            {**row, "explanation": codes[str(row["code"])].explanation if row["code"] in codes else ""}
-            for row in rows
-        ]
+        explained: list[Json] = [{**row, "explanation": explanations(str(row["code"]))} for row in rows]
         return {"findings": explained, "left_out": left_out, "exits": self._exits()}
 
     def checkpoints(self) -> list[Json]:

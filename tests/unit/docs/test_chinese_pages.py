@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from support import load_script
+
+from paceline.core.diagnostics import all_codes
 
 HOW = "write the missing texts into scripts/chinese/ and run python scripts/chinese_pages.py"
 NAMES = sorted(path.stem for path in (Path(__file__).resolve().parents[3] / "scripts/chinese").glob("*.txt"))
@@ -25,6 +28,12 @@ def test_the_twin_says_what_the_page_says(name: str, chinese: ModuleType) -> Non
     assert translation.missing == [], HOW
     assert translation.unused == [], "translations of texts that are gone"
     assert page.twin.read_text(encoding="utf-8") == twin, HOW
+
+
+def test_the_page_explains_every_code_in_chinese_too(chinese: ModuleType) -> None:
+    assert chinese.EXPLANATIONS.read_text(encoding="utf-8") == chinese.explained(), HOW
+    found = json.loads(chinese.explained())
+    assert set(found) == set(all_codes()) and all(found.values())
 
 
 def test_each_kind_of_text_is_translated(chinese: ModuleType) -> None:

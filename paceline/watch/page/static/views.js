@@ -90,11 +90,12 @@ function findingCard(f) {
   const when = spread ? t("times", whole(f.count), whole(f.first_step), whole(f.last_step)) : f.first_step ? t("at_step", whole(f.first_step)) : "";
   const rank = f.is_error && f.rank !== undefined && f.where !== `rank ${f.rank}` ? t("on_rank", f.rank) : "";
   const facts = [f.where, rank, when].filter(Boolean).join(" · ");
+  const why = f.explanation[settings.language] || f.explanation.en;
   return el(`article.card.finding.is-${["error", "warning"].includes(severity) ? severity : "note"}`, {},
     el("h2", {}, `${t(severity)}: `, el("code", {}, f.code)), el("p", {}, f.what), facts ? el("p.aside", {}, facts) : "",
     f.found ? el("p", {}, el("b", {}, t("what_found") + " "), f.found) : "",
     f.hint ? el("p.hint", {}, el("b", {}, t("fix") + " "), f.hint) : "",
-    f.explanation ? el("p.aside", {}, el("b", {}, t("why") + ": "), f.explanation) : "");
+    why ? el("p.aside", {}, el("b", {}, t("why") + ": "), why) : "");
 }
 
 function findingsView(data) {
