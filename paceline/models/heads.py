@@ -80,7 +80,8 @@ class OwnHead:
         self._finished.states = hidden[None]
         try:
             ids = torch.zeros(1, hidden.shape[0], dtype=torch.long, device=hidden.device)
-            return self._shell(input_ids=ids, use_cache=False).logits[0]
+            # Not a call of the module: an engine's hooks are the model's own, and it is inside of it
+            return self._shell.forward(input_ids=ids, use_cache=False).logits[0]
         finally:
             self._finished.states = None
 
