@@ -112,6 +112,7 @@ EDGES: Mapping[str, str] = {
         (
             "training/continuity.py",
             "training/look.py",
+            "training/look_at_checkpoint.py",
             "training/resuming.py",
             "training/same_model.py",
             "training/saving.py",

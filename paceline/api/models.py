@@ -62,8 +62,8 @@ def generate(
     user's message behind ``system``, or a whole conversation. What is not given is as the run's
     ``generation:`` section has it; temperature 0 is greedy. Raises ConfigError.
     """
-    from paceline.generation.answer import answer, load_folder
-    from paceline.generation.chat import model_folder
+    from paceline.evaluation.opened import opened
+    from paceline.generation.answer import answer
     from paceline.generation.settings import sampling_of
 
     path = Path(model)
@@ -74,8 +74,7 @@ def generate(
         "top_k": top_k,
     }
     sampling = sampling_of(path, given)
-    with model_folder(path) as folder:
-        hf, tokenizer = load_folder(folder)
+    hf, tokenizer = opened(path)
     hf.generation_config.max_length = None
     opening: list[Message] = [{"role": "system", "content": system}] if system else []
     conversations = [

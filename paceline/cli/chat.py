@@ -51,4 +51,4 @@ def chat(
         "--top-k": top_k,
     }
     options = [part for name, value in given.items() if value is not None for part in (name, str(value))]
-    become("paceline.generation.chat", str(run), *options, *(["--forget"] if each_alone else []))
+    become("paceline.evaluation.chat", str(run), *options, *(["--forget"] if each_alone else []))

@@ -49,14 +49,14 @@ def join(
 
     Raises ConfigError when the command asks for processes of its own in each of them.
     """
-    from paceline.cli.process import become
-    from paceline.launch.before.ready import outside_arguments
-    from paceline.launch.spec import WORKER_MODULE
-
     size = standing(os.environ).size
     if size == 1 or drives_a_node(options):
         return
     refuse_own_processes(options, size)
+    from paceline.cli.process import become
+    from paceline.launch.before.ready import outside_arguments
+    from paceline.launch.spec import WORKER_MODULE
+
     arguments = outside_arguments(config, overrides, _of_the_config(options))
     become(WORKER_MODULE, *arguments, *(["--local-rank", str(local_rank)] if local_rank is not None else []))
 

@@ -45,4 +45,4 @@ def serve(
         )
     given = {"--port": port, "--name": name, "--dtype": dtype}
     options = [part for key, value in given.items() if value is not None for part in (key, str(value))]
-    become("paceline.generation.serve", str(run), *options)
+    become("paceline.evaluation.serve", str(run), *options)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.cli.errors import print_diagnostics
+from paceline.core.collection import nothing_collected
 from paceline.launch.before.loading import load_to_start
 from paceline.launch.options import LaunchOptions
 
@@ -27,12 +28,13 @@ def start(
 
     ``one_process``: use one process unless the config sets ``launch.nproc``, whatever the machine has.
     """
-    from paceline.launch.before.ready import made_ready
-    from paceline.plan.explain import explain
+    with nothing_collected():
+        from paceline.launch.before.ready import made_ready
+        from paceline.plan.explain import explain
 
-    # Everything that can be refused is refused before any process starts or a file is written
-    options, loaded = _loaded(config_file, overrides, options, one_process)
-    ready = made_ready(loaded, options, config_file, overrides)
+        # Everything that can be refused is refused before any process starts or a file is written
+        options, loaded = _loaded(config_file, overrides, options, one_process)
+        ready = made_ready(loaded, options, config_file, overrides)
     # Print the plan; a dry run ends here
     print_diagnostics((*loaded.notes, *ready.warnings))
     print(explain(ready.plan), end="", flush=True)

@@ -23,8 +23,8 @@ from paceline.data.kinds.prompts import PROMPTS
 from paceline.data.locate import SAVED, is_own
 from paceline.data.looking import LOOKED_AT, DataSet, converter_named, find_sets, look
 from paceline.data.problems import Problem
-from paceline.data.settle import idle_options, no_template
 from paceline.data.template_look import look_through
+from paceline.data.template_problems import idle_options, no_template
 from paceline.data.tokenizer import template_text, tokenizer_files, tokenizer_folder
 from paceline.rules import codes as rules_codes
 

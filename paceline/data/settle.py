@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline.core.bounded import SpentError, bounded_memory, bounded_time
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import DataError
-from paceline.core.json_types import Json
 from paceline.data import codes
 from paceline.data.problems import ALWAYS_REFUSED, REASONS
 from paceline.data.template import CostlyTemplateError, Encoder
-from paceline.data.template_options import give_template, not_read, options_read
+from paceline.data.template_options import give_template
+from paceline.data.template_problems import END_MARKS, idle_options, no_template, rendered
 from paceline.data.tokenise import Setup
-from paceline.data.tokenizer import BUILTIN_TEMPLATES, builtin_template
+from paceline.data.tokenizer import builtin_template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-END_MARKS = ("<|im_end|>", "<|eot_id|>")  # end-of-turn tokens in the templates of most model families
-
-
-def rendered(formats: Set[str]) -> frozenset[str]:
-    """Return those of the row formats that need a chat template."""
-    return frozenset(formats) - {"text"}
 
 
 def settle_template(
@@ -69,17 +62,6 @@ def settle_template(
     return setup, [*notes, *_end_notes(setup, tokenizer)]
 
 
-def no_template(tokenizer: str) -> Diagnostic:
-    """Return the error for conversations with a tokenizer that has no chat template."""
-    others = ", ".join(name for name in BUILTIN_TEMPLATES if name != "chatml")
-    hint = (
-        f"set model.chat_template: chatml (or {others}, the path of a .jinja file), or use a"
-        " tokenizer that has a template"
-    )
-    what = "the tokenizer has no chat template, but the data are conversations"
-    return codes.DATA_NO_CHAT_TEMPLATE(what, "model.chat_template", tokenizer, hint)
-
-
 def _check_syntax(template: str, where: str) -> None:
     """Raise DataError if the template is not valid Jinja.
 
@@ -102,17 +84,6 @@ def _check_syntax(template: str, where: str) -> None:
         raise DataError(_costly(where, type(exc).__name__)) from exc
     except Exception:  # noqa: BLE001  (an empty conversation may be refused; only rows count)
         return
-
-
-def idle_options(template: str, options: Mapping[str, Json]) -> Diagnostic | None:
-    """Return the error for options that a valid template does not read."""
-    idle = not_read(template, options)
-    if not idle:
-        return None
-    what = f"the chat template does not read {', '.join(idle)}"
-    reads = ", ".join(sorted(options_read(template) - set(options))) or "no options"
-    hint = "remove it, or set model.chat_template to a template that reads it"
-    return codes.DATA_TEMPLATE_OPTION(what, "model.chat_template_kwargs", f"the template reads {reads}", hint)
 
 
 def _costly(where: str, found: str) -> Diagnostic:

@@ -19,9 +19,9 @@ from paceline.data.jinja import template_in
 from paceline.data.looking import LOOKED_AT, DataSet, look
 from paceline.data.problems import Problem, Tally, refusal
 from paceline.data.renderer import Renderer
-from paceline.data.settle import rendered
 from paceline.data.template_facts import facts_of
 from paceline.data.template_options import with_defaults
+from paceline.data.template_problems import rendered
 from paceline.data.tokenizer import template_text, tokenizer_here
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.core.errors import DataError
 from paceline.core.files import read_text
 from paceline.core.json_types import Json
-from paceline.data.settle import END_MARKS, rendered
+from paceline.data.template_problems import END_MARKS, rendered
 from paceline.data.tokenizer import BUILTIN_TEMPLATES, template_text
 
 if TYPE_CHECKING:

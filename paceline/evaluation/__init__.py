@@ -1,1 +1,1 @@
-"""``paceline evaluate`` and ``paceline generate``: losses and answers of models over the rows of a file."""
+"""What trained models answer: ``evaluate`` and ``generate`` over rows of a file, ``chat``, and ``serve``."""

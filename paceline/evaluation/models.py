@@ -19,8 +19,8 @@ from paceline.core.json_types import JsonObject
 from paceline.core.rundir import RunDir
 from paceline.evaluation import codes
 from paceline.evaluation.job import EvaluationJob
+from paceline.evaluation.opened import model_folder
 from paceline.evaluation.straight import prepared_without_copy
-from paceline.generation.chat import model_folder
 from paceline.generation.settings import run_of, stored_config
 from paceline.launch.before.loading import load
 

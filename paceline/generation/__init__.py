@@ -1,1 +1,1 @@
-"""Text generation from a model: batched, greedy or sampled, for rollouts and for chat in the terminal."""
+"""Text generation from a model: batched, greedy or sampled, for rollouts, evaluations and chat."""

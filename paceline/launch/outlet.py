@@ -82,3 +82,8 @@ def redacted(main: Callable[P, T]) -> Callable[P, T]:
         return result
 
     return run
+
+
+def own_program() -> bool:
+    """Whether this process runs a ``main`` of ours (``redacted``), not a program that uses the library."""
+    return isinstance(sys.stdout, Outlet)

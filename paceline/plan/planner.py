@@ -22,7 +22,6 @@ from paceline.plan.algorithms.rollout import (
     with_generation,
 )
 from paceline.plan.attention import choose_attention, choose_packing
-from paceline.plan.auto import plan_auto
 from paceline.plan.cost.memory import memory_of
 from paceline.plan.cost.room import room_decisions, room_of, room_problems, rows_problems
 from paceline.plan.cost.snapshot import with_snapshot
@@ -46,7 +45,6 @@ from paceline.plan.model.router_loss import RouterOptions, router_decisions
 from paceline.plan.optimizer_decisions import optimizer_decision
 from paceline.plan.parts import OtherModel
 from paceline.plan.plan import WARNING, Decision, Plan
-from paceline.plan.remedy import what_fits
 from paceline.plan.resolve import Resolved, attempt, resolve
 from paceline.plan.strategies.deepspeed.nvme import nvme_decisions
 from paceline.plan.strategies.job import Job
@@ -72,6 +70,8 @@ def resolved_plan(job: Job, *, ruled: Sequence[Diagnostic] = ()) -> Plan:
     chosen = attempt(lambda: choose_strategy(job), found)
     if chosen is None or not chosen.by_size or errors(found):
         return made(chosen)
+    from paceline.plan.auto import plan_auto  # with the search, which few plans need
+
     return plan_auto(chosen, job.hardware, made)
 
 
@@ -92,6 +92,8 @@ def _with_room(plan: Plan, hardware: Hardware, needed: bool) -> Plan:
     problems = room_problems(plan, hardware, room)
     own_keys = [*rows_problems(plan, hardware), *gathered_problems(plan, hardware)]
     if needed and (problems or own_keys):
+        from paceline.plan.remedy import what_fits
+
         fits = what_fits(plan, hardware) if problems else []
         raise ConfigError(*(replace(d, hint="; or ".join(fits) or d.hint) for d in problems), *own_keys)
     slow = _warnings([*step_limit_warning(plan, hardware)])

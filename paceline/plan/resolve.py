@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from paceline.config.foreign.deepspeed import batch_of
+from paceline.config.foreign.deepspeed_batch import batch_of
 from paceline.config.optim_args import parse_optim_args
 from paceline.config.optimizers import BUILT
 from paceline.config.sections.training import TrainingSection

@@ -10,7 +10,6 @@ from paceline.config.source import Source
 from paceline.core.diagnostics import Diagnostic, errors
 from paceline.core.errors import ConfigError
 from paceline.core.tables import CHOOSERS
-from paceline.plan.fastest import plan_fastest
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.read_shape import ModelShape
 from paceline.plan.plan import Plan
@@ -71,6 +70,8 @@ def try_plan(
     try:
         chooser = CHOOSERS.get(job.training.distributed_strategy)
         if chooser is not None and chooser.searches and not errors(ruled):
+            from paceline.plan.fastest import plan_fastest
+
             plan = plan_fastest(job, lambda written: resolved_plan(written, ruled=rules(written.config)))
         else:
             plan = resolved_plan(job, ruled=ruled)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from paceline.config import codes
+from paceline.config.foreign.deepspeed_batch import MICRO, STEPS, TOTAL
 from paceline.config.foreign.deepspeed_normal import Normaliser
 from paceline.config.foreign.deepspeed_optimizer import read_optimizer
 from paceline.config.foreign.deepspeed_scheduler import read_scheduler
@@ -17,8 +18,7 @@ from paceline.config.foreign.deepspeed_verdicts import is_on
 from paceline.config.foreign.layer import Document, Foreign
 from paceline.core.json_types import Json
 
-_MICRO, _STEPS, _TOTAL = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"
-_BATCH = {_MICRO: "training.per_device_train_batch_size", _STEPS: "training.gradient_accumulation_steps"}
+_BATCH = {MICRO: "training.per_device_train_batch_size", STEPS: "training.gradient_accumulation_steps"}
 _PRECISIONS = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "half": "fp16"}
 
 
@@ -54,7 +54,7 @@ class _Reader(Teller):
             if key not in normal and to in self.given:
                 normal[key] = "auto"
             self.take(to, normal.get(key), key)
-        total, micro, steps = (normal.get(key) for key in (_TOTAL, _MICRO, _STEPS))
+        total, micro, steps = (normal.get(key) for key in (TOTAL, MICRO, STEPS))
         if not isinstance(total, int):
             return
         open_keys = [key for key in _BATCH if key not in normal]
@@ -82,7 +82,7 @@ class _Reader(Teller):
                 f"train_batch_size {total} is ignored: a step has micro-batch x accumulation x"
                 " processes rows, and one or both of these come from training"
             )
-        self.note(_TOTAL, what, '"auto"')
+        self.note(TOTAL, what, '"auto"')
 
     def _precision(self) -> None:
         requested: list[Json] = []
@@ -199,34 +199,3 @@ class _Reader(Teller):
                     f"{name}: not written; the run's events contain every step, and"
                     " training.report_to lists the available trackers",
                 )
-
-
-def batch_of(deepspeed: Json, micro: int, steps: int, data_parallel_size: int) -> tuple[int, int, str | None]:
-    """Return (micro-batch, accumulation, message) for a number of data-parallel ranks, by DeepSpeed's rule.
-
-    ``deepspeed`` is ``training.deepspeed`` (ignored unless a mapping); ``micro`` and ``steps`` are the
-    effective values of ``training``. Where the JSON gives ``train_batch_size`` as a number and lacks one or
-    both of the other batch keys, they follow from it (rounded down, at least 1); anything else is used as
-    given.
-    """
-    if not isinstance(deepspeed, dict):
-        return micro, steps, None
-    total, absent = deepspeed.get(_TOTAL), [key for key in (_MICRO, _STEPS) if key not in deepspeed]
-    if not isinstance(total, int) or not absent:
-        return micro, steps, None
-    rows = total // data_parallel_size
-    if _MICRO in absent:
-        steps = steps if _STEPS not in absent else 1
-        micro = max(rows // steps, 1)
-    else:
-        steps = max(rows // micro, 1)
-    product = micro * steps * data_parallel_size
-    says = (
-        f"the DeepSpeed file's {total} rows per step over {data_parallel_size} ranks: micro-batch"
-        f" {micro}, accumulation {steps}"
-    )
-    return (
-        micro,
-        steps,
-        says if product == total else f"{says}; {total} does not divide evenly, so {product} rows are used",
-    )

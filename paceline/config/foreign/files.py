@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from paceline.config import codes
-from paceline.config.foreign import accelerate, deepspeed, fsdp
+from paceline.config.foreign import fsdp
 from paceline.config.foreign.blend import blended
 from paceline.config.foreign.json_text import json_lines, parse_json
 from paceline.config.foreign.launched import Launched, Variables
@@ -36,9 +36,13 @@ def foreign_layer(upper: Merged, folder: Path, launched: Launched | None = None)
     blocks = launched.blocks if launched else {}
     document = _named(upper, _ACCELERATE, folder, found)
     if document is not None:
+        from paceline.config.foreign import accelerate
+
         accelerate.read(document, found, upper.values)
     document = _deepspeed(upper, blocks.get(_DEEPSPEED), folder, found)
     if document is not None:
+        from paceline.config.foreign import deepspeed
+
         deepspeed.read(document, found, upper.values)
     _fsdp(upper, blocks.get(_FSDP_CONFIG), folder, found)
     return found

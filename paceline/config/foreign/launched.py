@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from paceline.config import codes
-from paceline.config.foreign import accelerate
 from paceline.config.foreign.launcher_variables import (
     OTHERS,
     READ,
@@ -102,6 +101,8 @@ def launched_layer(
     made = Launched()
     if not by_accelerate(dict(with_todays_names(dict(environ)))):
         return made
+    from paceline.config.foreign import accelerate
+
     # Read the variables as if they were the YAML of accelerate config
     variables = with_todays_names(dict(environ))
     _check_environ(variables, made)

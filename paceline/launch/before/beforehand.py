@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.core.diagnostics import Diagnostic, Severity, errors
 from paceline.core.errors import ConfigError
 from paceline.launch import codes
+from paceline.launch.before.fork import can_fork, run_in_fork
 
 if TYPE_CHECKING:
     from paceline.config.schema import Config
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 #: The checks take a second; imports of torch, Transformers and user modules from a slow disk take longer.
 SECONDS = 180.0
+_CHECKS, _FOLDER = "paceline.training.trial.run", "paceline-look-"
 _NO_TRIES = "--no-imports: problems that only an import can show will appear in the processes of the run"
 
 
@@ -110,17 +112,43 @@ def _findings(found: Any) -> list[Diagnostic]:
 
 
 def _run_child(job: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """Run the checks in a child process; return (its answers until it ended, why it ended early or empty)."""
-    with tempfile.TemporaryDirectory(prefix="paceline-look-") as folder:
-        request, answer = Path(folder) / "job.json", Path(folder) / "answer.json"
-        request.write_text(json.dumps(job), encoding="utf-8")
-        child = _started("paceline.training.trial.run", str(request), str(answer))
-        ended = _wait(child, SECONDS)
-        try:
-            reply: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            reply = {}
-        return reply, ended
+    """Run the checks in a child process; return (its answers until it ended, why it ended early or empty).
+
+    A fork looks at the files. If something is to be imported, a fresh interpreter does both.
+    """
+    if can_fork() and not job["tries"]:
+        reply, ended = _look_in_fork({**job, "imports": False})
+        if ended or not (job.get("imports") and reply.get("asked")):
+            return reply, ended
+    with tempfile.TemporaryDirectory(prefix=_FOLDER) as folder:
+        request, answer = _written(job, Path(folder))
+        ended = _wait(_started(_CHECKS, str(request), str(answer)), SECONDS)
+        return _read(answer), ended
+
+
+def _look_in_fork(job: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    with tempfile.TemporaryDirectory(prefix=_FOLDER) as folder:
+        request, answer = _written(job, Path(folder))
+        output = Path(folder) / "output"
+        code = run_in_fork(_CHECKS, (str(request), str(answer)), SECONDS, output)
+        ended = _ended(code, output.read_bytes() if code else b"", SECONDS)
+        return _read(answer), ended
+
+
+def _written(job: Mapping[str, Any], folder: Path) -> tuple[Path, Path]:
+    """Write the job; return its file and that of the answer."""
+    request = folder / "job.json"
+    request.write_text(json.dumps(job), encoding="utf-8")
+    return request, folder / "answer.json"
+
+
+def _read(answer: Path) -> dict[str, Any]:
+    """Return what the child had answered until it ended; empty if nothing."""
+    try:
+        reply: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return reply
 
 
 def check_bytes(where: str, run: RunDir) -> None:
@@ -169,15 +197,25 @@ def _wait(child: subprocess.Popen[bytes], seconds: float | None) -> str:
     except subprocess.TimeoutExpired:
         os.killpg(child.pid, signal.SIGKILL)
         child.communicate()
-        return f"did not finish within {seconds:.0f} s"
+        return _ended(None, b"", seconds)
     except BaseException:
         os.killpg(child.pid, signal.SIGKILL)
         child.communicate()
         raise
-    if child.returncode == 0:
+    return _ended(child.returncode, stderr, seconds)
+
+
+def _ended(code: int | None, printed: bytes, seconds: float | None) -> str:
+    """Return why a child failed, with the last line it printed; empty for success.
+
+    ``code`` None: it was too late.
+    """
+    if code is None:
+        return f"did not finish within {seconds:.0f} s"
+    if code == 0:
         return ""
-    last = stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
-    return f"exit code {child.returncode}" + (f": {last[0][:300]}" if last else "")
+    last = printed.decode("utf-8", "replace").strip().splitlines()[-1:]
+    return f"exit code {code}" + (f": {last[0][:300]}" if last else "")
 
 
 def _unfinished(reply: Mapping[str, Any], ended: str) -> Diagnostic:

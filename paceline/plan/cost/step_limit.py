@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.units import human_seconds
 from paceline.plan import codes
-from paceline.plan.cost.from_plan import predicted_step
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.limits import STEP_KEY
 from paceline.plan.plan import Plan
@@ -18,6 +17,8 @@ def step_limit_warning(plan: Plan, hardware: Hardware) -> Iterator[Diagnostic]:
     limit = plan.config.training.step_timeout
     if limit is None or plan.world_size == 1:
         return
+    from paceline.plan.cost.from_plan import predicted_step
+
     seconds = predicted_step(plan, hardware)
     if seconds is not None and seconds > limit:
         yield codes.PLAN_STEP_TIMEOUT(

@@ -226,10 +226,10 @@ def no_start(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         ),
         (
             ["chat", "RUN", "--prompt", "hello there"],
-            "paceline.generation.chat",
+            "paceline.evaluation.chat",
             ["RUN", "--prompt", "hello there"],
         ),
-        (["chat", "RUN", "--temperature", "0.7"], "paceline.generation.chat", ["--temperature", "0.7"]),
+        (["chat", "RUN", "--temperature", "0.7"], "paceline.evaluation.chat", ["--temperature", "0.7"]),
         (["bench", "scaling", "--nproc", "1,2"], "paceline.demo.scaling", ["--nproc", "1,2"]),
         (["demo", "--help"], "paceline.demo", ["--help"]),
     ],

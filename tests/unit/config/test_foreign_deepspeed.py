@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from paceline.config.foreign.deepspeed import batch_of
+from paceline.config.foreign.deepspeed_batch import batch_of
 from paceline.config.foreign.deepspeed_normal import table
 from paceline.core.diagnostics import Severity
 from paceline.rules import check

@@ -15,6 +15,7 @@ from paceline.core.rundir import RunDir
 from paceline.evaluation.models import NamedModel
 from paceline.evaluation.straight import load_model
 from paceline.protocols.shard import Shard
+from paceline.runlog.redact import printable
 
 
 class Alone:
@@ -65,3 +66,82 @@ def test_what_needs_an_export_is_left_to_it(checkpoint: Path, monkeypatch: pytes
     named = NamedModel("step-3", checkpoint, RunDir.at(checkpoint.parents[1]), 3)
     with named.folder() as folder:
         assert [one.name for one in folder.glob("*.safetensors")] == ["model.safetensors"]
+
+
+PROMPT = "What is 2 + 2?"
+
+
+@pytest.fixture
+def no_export(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process exports, and no file of weights is written."""
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError(f"a copy is made: {args}")
+
+    monkeypatch.setattr("paceline.evaluation.opened._export", refuse)
+    monkeypatch.setattr("safetensors.torch.save_file", refuse)
+
+
+def expected_answer(checkpoint: Path, to: Path) -> str:
+    from paceline.generation.answer import Sampling, answer
+
+    export_hf(checkpoint, to)
+    (text,) = answer(*load_model(to), [[{"role": "user", "content": PROMPT}]], Sampling(8))
+    assert text
+    return text
+
+
+@pytest.mark.parametrize("of", ["run", "checkpoint"])
+def test_chat_reads_the_checkpoint(
+    checkpoint: Path,
+    tmp_path: Path,
+    of: str,
+    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
+) -> None:
+    from paceline.evaluation import chat
+
+    expected = expected_answer(checkpoint, tmp_path / "exported")
+    request.getfixturevalue("no_export")
+    given = checkpoint if of == "checkpoint" else checkpoint.parents[1]
+    assert chat.main([str(given), "--prompt", PROMPT, "--max-new-tokens", "8"]) == 0
+    assert capsys.readouterr().out == f"{printable(expected, keep_newlines=True)}\n"
+
+
+def test_generate_of_the_library_reads_the_checkpoint(
+    checkpoint: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    from paceline.api.models import generate
+
+    expected = expected_answer(checkpoint, tmp_path / "exported")
+    request.getfixturevalue("no_export")
+    assert generate(checkpoint.parents[1], [PROMPT], max_new_tokens=8) == [expected]
+
+
+def test_the_server_reads_the_checkpoint(checkpoint: Path, no_export: None) -> None:
+    pytest.importorskip("fastapi")
+    from paceline.evaluation.serve import load
+
+    served = load(checkpoint.parents[1], "mine", "float32")
+    assert served.model.config.hidden_size == 32
+
+
+def test_what_cannot_be_read_without_a_copy_is_exported_for_chat(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from paceline.evaluation import chat, opened
+
+    made, export = [], opened._export
+    monkeypatch.setattr("paceline.evaluation.straight.is_adapter", lambda reader: True)
+    monkeypatch.setattr(opened, "_export", lambda *given: made.append(given) or export(*given))
+    assert chat.main([str(checkpoint), "--prompt", PROMPT, "--max-new-tokens", "8"]) == 0
+    assert len(made) == 1 and capsys.readouterr().out.strip()
+
+
+def test_a_checkpoint_that_is_read_is_not_pruned(checkpoint: Path) -> None:
+    from paceline.checkpoint.retain import is_being_read
+    from paceline.evaluation.opened import model_folder
+
+    with model_folder(checkpoint.parents[1]) as folder:
+        assert is_being_read(checkpoint) and not [*folder.glob("*.safetensors")]
+    assert not is_being_read(checkpoint)

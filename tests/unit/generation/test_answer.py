@@ -13,7 +13,7 @@ import torch
 from paceline.core import bounded
 from paceline.core.errors import ConfigError
 from paceline.demo.tokenizer import vocabulary, write_tokenizer
-from paceline.generation import chat
+from paceline.evaluation import chat
 from paceline.generation.answer import Sampling, answer, answer_streamed, load_folder, prompt_ids
 
 PROMPTS = [

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,8 @@ from paceline.config.schema import Config
 from paceline.config.sections.generation import GenerationSection
 from paceline.core.errors import ConfigError
 from paceline.demo.tokenizer import vocabulary, write_tokenizer
-from paceline.generation import chat
-from paceline.generation.answer import Sampling
+from paceline.evaluation import chat
+from paceline.generation.answer import Sampling, load_folder
 from paceline.generation.settings import sampling_of
 
 SAID = {"max_new_tokens": 3, "temperature": 0.7, "top_p": 0.9, "top_k": 5}
@@ -57,13 +55,12 @@ def generate_calls(
         calls.append(kwargs)
         return generate(self, *args, **kwargs)
 
-    @contextlib.contextmanager
-    def exported(path: Path) -> Iterator[Path]:
+    def opened(path: Path) -> tuple[Any, Any]:
         assert path == run
-        yield model_folder
+        return load_folder(model_folder)
 
     monkeypatch.setattr(LlamaForCausalLM, "generate", recorded)
-    monkeypatch.setattr(chat, "model_folder", exported)
+    monkeypatch.setattr(chat, "opened", opened)
     assert chat.main([str(run), "--prompt", "Spell 'cat' backwards.", *options]) == 0
     return calls
 

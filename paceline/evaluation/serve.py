@@ -1,4 +1,4 @@
-"""``python -m paceline.generation.serve RUN [--port N] [--name NAME] [--dtype D]``: an OpenAI-compatible
+"""``python -m paceline.evaluation.serve RUN [--port N] [--name NAME] [--dtype D]``: an OpenAI-compatible
 server on loopback, behind a token, until Ctrl-C.
 """
 
@@ -24,10 +24,10 @@ from starlette.routing import Route
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
+from paceline.evaluation.opened import opened
+from paceline.evaluation.served import Served, serving_app
 from paceline.generation import codes
-from paceline.generation.answer import end_tokens, load_folder
-from paceline.generation.chat import model_folder
-from paceline.generation.served import Served, serving_app
+from paceline.generation.answer import end_tokens
 from paceline.generation.settings import run_of, sampling_of
 from paceline.launch.ending import ended
 from paceline.launch.guarded import HOSTS, Guard, listening_on
@@ -78,8 +78,7 @@ def load(run: Path, name: str, dtype: str) -> Served:
         what = "there is no such dtype here"
         raise ConfigError(codes.GENERATION_OPTIONS(what, "--dtype", dtype, ", ".join(DTYPES)))
     sampling = sampling_of(run, {})
-    with model_folder(run) as folder:
-        model, tokenizer = load_folder(folder)
+    model, tokenizer = opened(run)
     ends = tuple(end_tokens(model, tokenizer))
     kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if not isinstance(model, PreTrainedModel) or not isinstance(tokenizer, PreTrainedTokenizerFast):

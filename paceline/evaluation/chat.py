@@ -1,6 +1,6 @@
 """Chat in the terminal with a trained model.
 
-``python -m paceline.generation.chat RUN [--prompt TEXT] [--system TEXT] [--max-new-tokens N] [--temperature
+``python -m paceline.evaluation.chat RUN [--prompt TEXT] [--system TEXT] [--max-new-tokens N] [--temperature
 T]``. RUN is a run directory, one of its checkpoints, or a Hugging Face folder. Options that are not given
 come from the run's ``generation:`` section. With ``--prompt`` one answer is printed and nothing is read;
 otherwise prompts are read from standard input, one per line, also from a pipe.
@@ -9,17 +9,14 @@ otherwise prompts are read from standard input, one per line, also from a pipe.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
-from paceline.generation import codes
-from paceline.generation.answer import Message, Sampling, answer_streamed, load_folder
+from paceline.evaluation.opened import opened
+from paceline.generation.answer import Message, Sampling, answer_streamed
 from paceline.generation.settings import sampling_of
 from paceline.launch.ending import ended
 from paceline.launch.outlet import redacted
@@ -39,8 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(None if argv is None else list(argv))
     try:
         sampling = sampling_of(Path(options.run), {name: getattr(options, name) for name in SAMPLING})
-        with model_folder(Path(options.run)) as folder:
-            model, tokenizer = load_folder(folder)
+        model, tokenizer = opened(Path(options.run))
         model.generation_config.max_length = None
         opening: list[Message] = [{"role": "system", "content": options.system}] if options.system else []
         if options.prompt is not None:
@@ -76,55 +72,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--top-p", type=float)
     parser.add_argument("--top-k", type=int, help="0: all tokens")
     return parser
-
-
-@contextlib.contextmanager
-def model_folder(run: Path) -> Iterator[Path]:
-    """Yield a Hugging Face folder with the model of ``run``: that folder, or an export to a temporary one."""
-    if not run.is_dir():
-        raise ConfigError(
-            codes.GENERATION_NO_RUN(
-                "there is no such folder",
-                str(run),
-                hint="give a run directory such as outputs/demo, or an exported folder",
-            )
-        )
-    if (
-        (run / "config.json").is_file()
-        and any(run.glob("*.safetensors"))
-        and not (run / "plan.json").is_file()
-    ):
-        yield run
-        return
-    with tempfile.TemporaryDirectory(prefix="paceline-chat-") as folder:
-        to = Path(folder) / "model"
-        made = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "paceline.checkpoint.main",
-                "export",
-                str(run),
-                "--to",
-                str(to),
-                "--merge",
-            ],
-            capture_output=True,
-            text=True,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-        if made.returncode:
-            found = made.stderr.strip().splitlines()[-6:]
-            raise ConfigError(
-                codes.GENERATION_NO_MODEL(
-                    "this folder contains no model to load",
-                    str(run),
-                    "\n      ".join(found),
-                    "give a run with a checkpoint, or an exported folder",
-                )
-            )
-        yield to
 
 
 class PrintedAnswer:

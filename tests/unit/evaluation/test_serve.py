@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def client(folder: Path) -> Iterator[Any]:
     from starlette.testclient import TestClient
 
-    from paceline.generation.serve import front, load, name_of
+    from paceline.evaluation.serve import front, load, name_of
 
     with TestClient(front(load(folder, name_of(folder), "float32"), "the-key")) as found:
         found.base_url = "http://127.0.0.1"
@@ -125,7 +125,7 @@ def test_the_one_model_is_listed(client: Any) -> None:
 
 
 def test_a_dtype_that_there_is_not(folder: Path) -> None:
-    from paceline.generation.serve import load
+    from paceline.evaluation.serve import load
 
     with pytest.raises(ConfigError, match="float64"):
         load(folder, "mine", "float64")

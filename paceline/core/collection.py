@@ -1,0 +1,24 @@
+"""Garbage collection while a command starts: there is nothing to collect."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def nothing_collected() -> Iterator[None]:
+    """Inside, Python looks for no garbage; what is there at the end is left out of later collections.
+
+    Modules and a plan are made to stay. A command that imports for half a second spends a sixth of it on
+    looking through them, half of that when it exits.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if enabled:
+            gc.enable()

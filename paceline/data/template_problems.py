@@ -1,0 +1,40 @@
+"""What is wrong with a chat template where its text is all that is known: no tokenizer, no rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.json_types import Json
+from paceline.data import codes
+from paceline.data.template_options import not_read, options_read
+from paceline.data.tokenizer import BUILTIN_TEMPLATES
+
+END_MARKS = ("<|im_end|>", "<|eot_id|>")  # end-of-turn tokens in the templates of most model families
+
+
+def rendered(formats: Set[str]) -> frozenset[str]:
+    """Return those of the row formats that need a chat template."""
+    return frozenset(formats) - {"text"}
+
+
+def no_template(tokenizer: str) -> Diagnostic:
+    """Return the error for conversations with a tokenizer that has no chat template."""
+    others = ", ".join(name for name in BUILTIN_TEMPLATES if name != "chatml")
+    hint = (
+        f"set model.chat_template: chatml (or {others}, the path of a .jinja file), or use a"
+        " tokenizer that has a template"
+    )
+    what = "the tokenizer has no chat template, but the data are conversations"
+    return codes.DATA_NO_CHAT_TEMPLATE(what, "model.chat_template", tokenizer, hint)
+
+
+def idle_options(template: str, options: Mapping[str, Json]) -> Diagnostic | None:
+    """Return the error for options that a valid template does not read."""
+    idle = not_read(template, options)
+    if not idle:
+        return None
+    what = f"the chat template does not read {', '.join(idle)}"
+    reads = ", ".join(sorted(options_read(template) - set(options))) or "no options"
+    hint = "remove it, or set model.chat_template to a template that reads it"
+    return codes.DATA_TEMPLATE_OPTION(what, "model.chat_template_kwargs", f"the template reads {reads}", hint)

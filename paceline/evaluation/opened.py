@@ -1,0 +1,93 @@
+"""The model that a run has trained, in memory: from its checkpoint without a copy, where that can be."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.checkpoint.main import choose
+from paceline.checkpoint.retain import being_read
+from paceline.core.errors import ConfigError, PacelineError
+from paceline.evaluation.straight import load_model, prepared_without_copy
+from paceline.generation import codes
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from paceline.protocols.model import HFModel
+
+
+def opened(run: Path) -> tuple[HFModel, PreTrainedTokenizerBase]:
+    """Return (model, tokenizer) of a run, of one of its checkpoints or of a Hugging Face folder, in fp32 and
+    evaluation mode. Raises ConfigError and CheckpointError.
+    """
+    with model_folder(run) as folder:
+        return load_model(folder)
+
+
+@contextmanager
+def model_folder(run: Path) -> Iterator[Path]:
+    """Yield a folder for ``straight.load_model``: ``run`` itself if it is a Hugging Face folder, else one
+    without weights that names the checkpoint, or an export where that cannot be. Raises ConfigError and
+    CheckpointError.
+    """
+    if not run.is_dir():
+        raise ConfigError(
+            codes.GENERATION_NO_RUN(
+                "there is no such folder",
+                str(run),
+                hint="give a run directory such as outputs/demo, or an exported folder",
+            )
+        )
+    if (
+        (run / "config.json").is_file()
+        and any(run.glob("*.safetensors"))
+        and not (run / "plan.json").is_file()
+    ):
+        yield run
+        return
+    with tempfile.TemporaryDirectory(prefix="paceline-model-") as scratch:
+        folder = Path(scratch) / "model"
+        checkpoint = _checkpoint_of(run)
+        if checkpoint is not None:
+            with being_read(checkpoint):
+                if prepared_without_copy(checkpoint, folder):
+                    yield folder
+                    return
+        _export(run, folder)
+        yield folder
+
+
+def _checkpoint_of(run: Path) -> Path | None:
+    """Return the checkpoint that an export takes; None if there is none: the export says what is wrong."""
+    try:
+        return choose(run, "result", [])
+    except PacelineError:
+        return None
+
+
+def _export(run: Path, to: Path) -> None:
+    """Export the model of ``run``, adapters merged, in a process of its own, which frees its memory."""
+    options = ("--to", str(to), "--merge")
+    made = subprocess.run(
+        [sys.executable, "-m", "paceline.checkpoint.main", "export", str(run), *options],
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    if made.returncode:
+        found = made.stderr.strip().splitlines()[-6:]
+        raise ConfigError(
+            codes.GENERATION_NO_MODEL(
+                "this folder contains no model to load",
+                str(run),
+                "\n      ".join(found),
+                "give a run with a checkpoint, or an exported folder",
+            )
+        )

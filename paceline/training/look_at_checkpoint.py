@@ -1,0 +1,130 @@
+"""The checkpoint to resume from, before a start: it is whole, and belongs to this run. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from paceline.checkpoint import codes as checkpoint_codes
+from paceline.checkpoint.manifest import read_manifest
+from paceline.checkpoint.resume import BEFORE_BYTES, at_its_key, find_checkpoint, same_run
+from paceline.checkpoint.ties import read_config, read_state
+from paceline.config.schema import Config
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.errors import PacelineError
+from paceline.core.json_types import JsonObject
+from paceline.core.rundir import RunDir
+from paceline.core.units import human_bytes
+from paceline.data.fingerprint import definition
+from paceline.data.kinds.base import row_kind
+from paceline.data.prepare import train_fingerprint_of
+from paceline.launch.environ import cache_folder
+from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.plan import Plan
+from paceline.training import codes
+from paceline.training.continuity import (
+    FIXED,
+    keep_global_batch,
+    not_compared,
+    of_another_program,
+    other_strategy,
+    requantised,
+)
+from paceline.training.move_cost import cost_of_move
+from paceline.training.same_model import other_training
+
+#: A larger data set is not read for its fingerprint before a start, unless its digests are known.
+MOST_BYTES = 2 << 30
+
+
+def look_at_checkpoint(config: Config, environ: Mapping[str, str], plan: Plan | None) -> Iterator[Diagnostic]:
+    """Check that there is a checkpoint to resume from, and that it belongs to this run."""
+    where = config.training.resume_from_checkpoint
+    if not where:
+        return
+    run = RunDir.at(config.run_directory())
+    try:
+        path = find_checkpoint(where, run, most_bytes=0)
+        if path is None:
+            return
+        manifest, state, saved = read_manifest(path), read_state(path), read_config(path)
+    except PacelineError as error:
+        yield from at_its_key(error)
+        return
+    # The same training: algorithm, model sizes, optimizer, strategy, global batch
+    yield _chosen(path, manifest.total_bytes)
+    if plan is not None:
+        other = other_training(state, plan, saved)
+        yield from other
+        if any(finding.code == codes.RESUME_OTHER_ALGORITHM.name for finding in other):
+            return
+        yield from _findings_of(lambda: keep_global_batch(state, plan)[1])
+        yield from _findings_of(lambda: other_strategy(state, plan))
+        yield from requantised(state, plan)
+        yield from cost_of_move(state, plan, manifest)
+    if converted := of_another_program(state):
+        yield from converted
+        return
+    # The same data and order, as far as they are known before the start
+    now = _state_now(config, environ, plan, state)
+    unknown = not_compared(state, definition())
+    if unknown is not None:
+        now.pop("data_fingerprint", None)
+        yield unknown
+    try:
+        same_run(state, now)
+    except PacelineError as error:
+        for finding in error.diagnostics:
+            yield replace(finding, where=_KEYS[finding.where])
+
+
+def _chosen(path: Path, total: int) -> Diagnostic:
+    small = total <= BEFORE_BYTES
+    when = "before it starts a process" if small else "as it reads them, each on one rank"
+    link = f", a link to {path.resolve()}" if path.is_symlink() else ""
+    what = f"the run resumes from {path.name}{link}: all its files are there, with the sizes that were saved"
+    found = f"{human_bytes(total)} in {path}: `paceline train` verifies every byte by sha256 {when}"
+    return checkpoint_codes.RESUME_CHOSEN(
+        what, "training.resume_from_checkpoint", found, severity=Severity.NOTE
+    )
+
+
+def _findings_of(check: Callable[[], list[Diagnostic]]) -> list[Diagnostic]:
+    """Return the diagnostics that ``check`` returns or raises."""
+    try:
+        return check()
+    except PacelineError as error:
+        return list(error.diagnostics)
+
+
+_KEYS = {
+    "data_fingerprint": "data.train",
+    "global_batch": "training.per_device_train_batch_size",
+    "seq_len": "data.max_length",
+    "packing": "data.packing",
+    "seed": "training.seed",
+}
+
+
+def _state_now(
+    config: Config, environ: Mapping[str, str], plan: Plan | None, state: JsonObject
+) -> JsonObject:
+    """Return those fields of the run state that ``same_run`` compares and that are known before the start."""
+    spec = algorithm_spec(config.training.algorithm)
+    now: JsonObject = {
+        "seq_len": config.data.max_length,
+        "packing": config.data.packing and spec.generation(config.training) is None,
+        "seed": config.training.seed,
+    }
+    if plan is not None:
+        now["global_batch"] = keep_global_batch(state, plan)[0].batch.global_batch
+    cache = Path(config.data.cache_dir).expanduser() if config.data.cache_dir else cache_folder(environ)
+    seed = config.training.seed if config.data.seed is None else config.data.seed
+    known = train_fingerprint_of(
+        config.data, config.model, seed, cache, kind=row_kind(spec.rows), most_bytes=MOST_BYTES
+    )
+    trained = state.get("train_fingerprint") or None  # another evaluation set does not matter
+    if known is not None and trained is not None and known != trained:
+        now["data_fingerprint"] = known
+    return {field: now[field] for field in FIXED if field in now}
