@@ -217,7 +217,8 @@ PLAN_FAMILY_STRATEGY = Code(
     "plan.family_strategy",
     "This family cannot be trained this way: context parallelism needs packed rows and rotary"
     " frequencies that do not depend on a document's length, a pipeline needs a model whose only"
-    " state is its parameters. The hint names an alternative.",
+    " state is its parameters, ZeRO-3 needs layers that use all their weights on every rank. The hint"
+    " names an alternative.",
 )
 PLAN_TOWER = Code(
     "plan.tower",

@@ -46,10 +46,13 @@ FAMILY_SIZES: dict[str, dict[str, int]] = {
                   "kv_heads": 4, "max_positions": 32768},
 }
 # fmt: on
-#: Families without a tensor-parallel plan of Transformers.
-NO_TENSOR_PLAN = frozenset({"gpt2"})
+#: Families without a tensor-parallel plan of Transformers that runs: Gemma 3n's leaves some products whole.
+NO_TENSOR_PLAN = frozenset({"gpt2", "gemma3n_text"})
 #: Families whose layers cannot run stage by stage (the model adds position embeddings outside of them).
 NO_STAGES = frozenset({"gpt2"})
+
+#: Families that visit in turn the experts that a rank's tokens chose: ranks gather weights in another order.
+EXPERTS_IN_TURN = frozenset({"longcat_flash"})
 
 #: Families with ``Conv1D`` in place of ``nn.Linear``, which bitsandbytes does not quantize.
 NO_LINEARS = frozenset({"gpt2"})

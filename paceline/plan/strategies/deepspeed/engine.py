@@ -10,7 +10,7 @@ from paceline.core.json_types import Json, JsonObject
 from paceline.plan import codes
 from paceline.plan.batch import BatchSplit
 from paceline.plan.mesh import Mesh
-from paceline.plan.model.families import NO_TENSOR_PLAN
+from paceline.plan.model.families import EXPERTS_IN_TURN, NO_TENSOR_PLAN
 from paceline.plan.plan import Precision
 from paceline.plan.strategies.deepspeed.config import compile_config
 from paceline.plan.strategies.deepspeed.written import (
@@ -197,6 +197,19 @@ def autotp_size(user: Mapping[str, Json], findings: Findings) -> int:
     return size
 
 
+def _check_family(stage: int, job: Job, findings: Findings) -> None:
+    """Refuse sharded weights for a family whose ranks would gather them in another order each."""
+    if stage == 3 and job.shape is not None and job.shape.model_type in EXPERTS_IN_TURN:
+        findings.refuse(
+            codes.PLAN_FAMILY_STRATEGY,
+            f"models of type '{job.shape.model_type}' visit only the experts that a rank's tokens chose, but"
+            " ZeRO-3 gathers and reduces the same weights on every rank",
+            "training.distributed_strategy",
+            "ZeRO-3",
+            "distributed_strategy: fsdp",
+        )
+
+
 def deepspeed_engine(
     named_stage: int | None, job: Job, mesh: Mesh, batch: BatchSplit, precision: Precision, findings: Findings
 ) -> DeepSpeedOptions:
@@ -204,6 +217,7 @@ def deepspeed_engine(
     user = user_config(job.training)
     requested = asked_stage(user) if named_stage is None else named_stage
     stage = _stage_that_counts(requested, mesh, precision, findings)
+    _check_family(stage, job, findings)
     zero = zero_block(user)
     engine = DeepSpeedOptions(
         zero_stage=stage,
