@@ -43,17 +43,21 @@ function el(spec, properties = {}, ...children) {
 const locale = () => (settings.language === "zh" ? "zh-CN" : "en-US");
 const whole = (value) => Number(value).toLocaleString(locale(), { maximumFractionDigits: 0 });
 
+const LONGEST = 9; // characters that fit a tile
+
 function number(value) {
   if (value === null || value === undefined) return "–";
   if (typeof value !== "number") return String(value);
   const size = Math.abs(value);
   if (size === 0) return "0";
-  if (size >= 1e12 || size < 1e-4) return value.toExponential(2).replace("e-", "e−").replace("e+", "e");
+  const power = () => value.toExponential(2).replaceAll("-", "−").replace("e+", "e");
+  if (size >= 1e12 || size < 1e-4) return power();
   if (size >= 1e9) return (value / 1e9).toPrecision(3) + "B";
   if (size >= 1e6) return (value / 1e6).toPrecision(3) + "M";
   if (size >= 1e4) return whole(value);
   if (Number.isInteger(value)) return whole(value);
-  return value.toLocaleString(locale(), { maximumSignificantDigits: 4 }).replace("-", "−");
+  const digits = value.toLocaleString(locale(), { maximumSignificantDigits: 4 }).replace("-", "−");
+  return digits.length > LONGEST ? power() : digits;
 }
 
 const compact = (value) => (value < 1e3 ? whole(value) : value < 1e6 ? (value / 1e3).toPrecision(3) + "K" : number(value));
