@@ -104,6 +104,7 @@ def trl(
     nproc: int,
     warm_up: int,
     shape: tuple[int, int],
+    model: str = "llama",
 ) -> Measured:
     """TRL once. ``shape`` is (micro-batch, accumulation)."""
     out = folder / "trl_result"
@@ -119,6 +120,8 @@ def trl(
         dtype,
         "--packing",
         packing,
+        "--model",
+        model,
     ]
     argv += ["--micro-batch", str(shape[0]), "--accumulation", str(shape[1])]
     launched = run(argv, folder / f"trl-{dtype}-{packing}.log", environment(PYTHONPATH=""))
@@ -135,21 +138,29 @@ def paceline(
     warm_up: int,
     shape: tuple[int, int],
     tag: str = "",
+    model: str = "llama",
 ) -> Measured:
     """Paceline once, through ``paceline train``; numbers from the run's own events."""
     name = f"paceline-{dtype}-{'packed' if packing else 'padded'}{tag}"
-    config = write_config(folder, name, dtype=dtype, packing=packing, steps=steps, shape=shape)
+    config = write_config(folder, name, dtype=dtype, packing=packing, steps=steps, shape=shape, model=model)
     argv = [sys.executable, "-m", "paceline.cli.main", "train", str(config), "--nproc", str(nproc)]
     launched = run(argv, folder / f"{name}.log", environment(PACELINE_CACHE=str(folder / "cache")))
     return read_run(folder / name, launched, nproc, warm_up)
 
 
 def write_config(
-    folder: Path, name: str, *, dtype: str, packing: bool, steps: int, shape: tuple[int, int]
+    folder: Path,
+    name: str,
+    *,
+    dtype: str,
+    packing: bool,
+    steps: int,
+    shape: tuple[int, int],
+    model: str = "llama",
 ) -> Path:
     """The YAML of one run (JSON is YAML)."""
     config: dict[str, Any] = {
-        "model": {"config": workload.LLAMA_56M, "tokenizer": str(folder / "tokenizer")},
+        "model": {"config": workload.MODELS[model], "tokenizer": str(folder / "tokenizer")},
         "data": {
             "train": [{"path": str(folder / "rows.jsonl"), "format": "text"}],
             "max_length": workload.SEQ_LEN,

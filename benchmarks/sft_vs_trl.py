@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument(
         "--pairs", nargs="*", default=["float32:bfd", "bfloat16:bfd", "bfloat16:off"], metavar="DTYPE:PACKING"
     )
+    parser.add_argument("--model", choices=workload.MODELS, default="llama")
     parser.add_argument("--quick", action="store_true", help="one round of two steps: does it run at all")
     options = parser.parse_args()
     rounds, steps = (1, 2) if options.quick else (options.rounds, options.steps)
@@ -61,6 +62,7 @@ def main() -> None:
                     nproc=options.nproc,
                     warm_up=1,
                     shape=shape,
+                    model=options.model,
                 )
             )
             ours.append(
@@ -72,6 +74,7 @@ def main() -> None:
                     nproc=options.nproc,
                     warm_up=1,
                     shape=shape,
+                    model=options.model,
                 )
             )
         report.append(summary(dtype, packing, ours, theirs, options.nproc))

@@ -27,19 +27,20 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], required=True)
     parser.add_argument("--packing", choices=["bfd", "off"], required=True)
+    parser.add_argument("--model", choices=workload.MODELS, default="llama")
     parser.add_argument("--micro-batch", type=int, default=4)
     parser.add_argument("--accumulation", type=int, default=2)
     options = parser.parse_args()
 
     import torch
     from datasets import Dataset
-    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, TrainerCallback
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import SFTConfig, SFTTrainer
 
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    config = {k: v for k, v in workload.LLAMA_56M.items() if k != "model_type"}
-    model = LlamaForCausalLM(LlamaConfig(**config))
+    config = dict(workload.MODELS[options.model])
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(config.pop("model_type"), **config))
     folder = Path(options.out).parent / "tokenizer"
     tokenizer = AutoTokenizer.from_pretrained(str(folder))
     data = Dataset.from_list([{"input_ids": ids} for ids in workload.rows(options.rows)])

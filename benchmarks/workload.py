@@ -37,6 +37,34 @@ LLAMA_ROLLOUT: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
+_SMALL = {
+    **LLAMA_56M,
+    "hidden_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+MIXTURE: dict[str, Any] = {
+    **_SMALL,
+    "model_type": "qwen3_moe",
+    "head_dim": 64,
+    "intermediate_size": 256,
+    "moe_intermediate_size": 256,
+    "num_experts": 16,
+    "num_experts_per_tok": 2,
+}
+HYBRID: dict[str, Any] = {
+    **_SMALL,
+    "model_type": "qwen3_5_text",
+    "head_dim": 64,
+    "intermediate_size": 704,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 4,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+}
+MODELS = {"llama": LLAMA_56M, "mixture": MIXTURE, "hybrid": HYBRID}
 PROMPT, ANSWER, GROUP, PPO_EPOCHS = 32, 64, 4, 4  # tokens, tokens, answers to a prompt, epochs over a rollout
 
 
