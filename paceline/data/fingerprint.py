@@ -43,6 +43,7 @@ _CODE = (  # and every module of kinds/
     "table",
     "template",
     "template_options",
+    "template_problems",
     "tokenise",
     "tokenizer",
     "turns",

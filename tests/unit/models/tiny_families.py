@@ -163,7 +163,7 @@ _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8}
 _HEAD = {"head_dim": 8}
 BESIDE: dict[str, dict[str, Any]] = {
     **dict.fromkeys(_MLA, {"num_key_value_heads": 4}),
-    "minicpm3": {"num_key_value_heads": 4, "dim_model_base": 32},  # else logits are eight times as large
+    "minicpm3": {"num_key_value_heads": 4, "dim_model_base": 16},  # else logits are eight times as large
     "bamba": {**_MAMBA, "attn_layer_indices": [1]},
     "cohere_compass_text": {
         "rope_parameters": {
