@@ -33,6 +33,7 @@ class KeptForward:
 
 
 _KEPT, _COPIED = "_paceline_kept_forward", "_paceline_copied"
+_KNOWN = ("transformers.", "torch.")
 _SINKS = frozenset({"sinks"})
 _AFFINE = frozenset({"weight", "bias"})
 
@@ -44,6 +45,8 @@ def kept_forward(module: nn.Module) -> KeptForward | None:
     if isinstance(module, ReadsCopies):
         known: KeptForward = vars(module)[_KEPT]
         return known
+    if not type(module).__module__.startswith(_KNOWN):  # code from the hub may mean something else by a name
+        return None
     name = type(module).__name__
     own = {key for key, value in module.named_parameters(recurse=False) if value is not None}
     if hasattr(module, "_apply_gate") or name.endswith("Experts"):  # the former marks what has several forms
@@ -68,8 +71,8 @@ class ReadsCopies(nn.Module):
         copied: Copied = vars(self)[_COPIED]
         own = {name: p for name, p in self._parameters.items() if p is not None}
         read = {name: copied(p) if kept.copies else p for name, p in own.items()}
-        came = args[0].dtype if args else None
-        if kept.input and args:
+        came = args[0].dtype if args and isinstance(args[0], Tensor) else None
+        if kept.input and came is not None and came.is_floating_point:
             args = (args[0].to(next(iter(read.values())).dtype), *args[1:])
         # An attribute of the instance is found before the parameter of that name
         shadows = {name: value for name, value in read.items() if value is not own[name]}
@@ -79,7 +82,14 @@ class ReadsCopies(nn.Module):
         finally:
             for name in shadows:
                 del vars(self)[name]
-        return found.to(came) if kept.output and isinstance(found, Tensor) else found
+        return found.to(came) if kept.output and came is not None and isinstance(found, Tensor) else found
+
+
+def own_class(module: nn.Module) -> type[nn.Module]:
+    """Return the class whose forward a module computes: its own, also where it was swapped."""
+    kinds = type(module).__mro__
+    kind: type[nn.Module] = kinds[kinds.index(ReadsCopies) + 1] if ReadsCopies in kinds else type(module)
+    return kind
 
 
 def keep_forward(module: nn.Module, kept: KeptForward, copied: Copied) -> list[nn.Parameter]:

@@ -15,14 +15,16 @@ class ComputeLayerNorm(nn.LayerNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """[.., H] -> [.., H] in the input's dtype; computed in fp32."""
-        weight, bias = self.weight, self.bias
-        alike = weight is None or weight.dtype == input.dtype
-        if alike or kind_of(input.device.type).mixed_norms:
-            return F.layer_norm(input, self.normalized_shape, weight, bias, self.eps)
+        shape = list(self.normalized_shape)
+        weight: Tensor | None = self.weight
+        bias: Tensor | None = self.bias
+        if weight is None or weight.dtype == input.dtype or kind_of(input.device.type).mixed_norms:
+            return F.layer_norm(input, shape, weight, bias, self.eps)
+        wide = torch.promote_types(weight.dtype, input.dtype)
+        weight, bias = weight.to(wide), None if bias is None else bias.to(wide)
         if torch.compiler.is_compiling():
-            wide = F.layer_norm(input.to(weight.dtype), self.normalized_shape, weight, bias, self.eps)
-            return wide.to(input.dtype)
-        return WidenedLayerNorm.apply(input, list(self.normalized_shape), weight, bias, self.eps)
+            return F.layer_norm(input.to(wide), shape, weight, bias, self.eps).to(input.dtype)
+        return WidenedLayerNorm.apply(input, shape, weight, bias, self.eps)
 
 
 class _Context(FunctionContext):

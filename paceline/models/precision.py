@@ -12,7 +12,7 @@ itself and rounded (``product_dtype``): the same numbers to bf16's tolerance, at
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from paceline.models.autograd import Function, FunctionContext
-from paceline.models.kept_forwards import keep_forward, kept_forward
+from paceline.models.kept_forwards import keep_forward, kept_forward, own_class
 from paceline.models.layer_norm import ComputeLayerNorm
 from paceline.models.replace_forward import replace_base, replace_forward
 from paceline.models.state_layers import class_of, state_layers
@@ -253,9 +253,23 @@ def _owners(trunk: nn.Module, head: nn.Module | None) -> tuple[list[nn.Module], 
     """Return the modules with parameters of their own, and the names of the classes that are unknown."""
     modules = [*trunk.modules(), *(() if head is None else head.modules())]
     owners = [m for m in modules if next(m.parameters(recurse=False), None) is not None]
-    unknown = {type(m).__name__ for m in owners if _swap_for(m) is None}
+    unknown = {type(m).__name__ for m in owners if _swap_for(m) is None} | _kept_wide(trunk)
     widen = {type(m).__name__ for m in trunk.modules() if _widens(m)}
     return owners, sorted(unknown | widen | {class_of(m) for m in state_layers(trunk)})  # states stay wide
+
+
+def _kept_wide(trunk: nn.Module) -> set[str]:
+    """Return the classes of kept forwards that have parameters which the model's class keeps in fp32.
+
+    Rounded copies would choose other experts (Flint's router).
+    """
+    strict: Sequence[str] = getattr(trunk, "_keep_in_fp32_modules_strict", None) or ()
+    found = set()
+    for place, module in trunk.named_modules():
+        names = [f"{place}.{name}" for name, _ in module.named_parameters(recurse=False)]
+        if kept_forward(module) is not None and any(word in name for word in strict for name in names):
+            found.add(own_class(module).__name__)
+    return found
 
 
 def _widens(module: nn.Module) -> bool:

@@ -16,6 +16,7 @@ from typing import cast
 from torch import Tensor, nn
 
 from paceline.models.expert_adapters import Experts
+from paceline.models.kept_forwards import own_class
 from paceline.models.regions import copy_to_tp, reduce_from_tp
 from paceline.models.tp_layers import Forward, Tensors, local_parameters, own_forward
 
@@ -31,7 +32,7 @@ def without_parts(plan: Mapping[str, str]) -> dict[str, str]:
 
 def why_not(module: nn.Module, size: int) -> str:
     """Return why a module of experts cannot be shared over ``size`` ranks; empty if it can."""
-    kind = type(module)
+    kind = own_class(module)
     named = tuple(inspect.signature(inspect.unwrap(kind.forward)).parameters)[1:4]
     if not hasattr(kind, "_apply_gate") or named != _ARGUMENTS:
         return f"{kind.__name__} does not take the experts of each token"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -20,8 +21,12 @@ _THREADS = Path("/proc/self/task")  # libraries' too
 
 
 def can_fork() -> bool:
-    """Whether this process runs a program of ours in a single thread: a fork has no other threads."""
-    return own_program() and _THREADS.is_dir() and len(os.listdir(_THREADS)) == 1
+    """Whether this process runs a program of ours in a single thread: a fork has no other threads.
+
+    Nor may the hub's library be imported: it asks whether it is offline once, when it is.
+    """
+    alone = _THREADS.is_dir() and len(os.listdir(_THREADS)) == 1
+    return own_program() and alone and "huggingface_hub" not in sys.modules
 
 
 def run_in_fork(module: str, arguments: Sequence[str], seconds: float, output: Path) -> int | None:

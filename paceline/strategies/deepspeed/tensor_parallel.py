@@ -6,6 +6,7 @@ from torch import nn
 from transformers import PretrainedConfig
 
 from paceline.core.errors import ConfigError
+from paceline.models.kept_forwards import own_class
 from paceline.plan import codes as plan_codes
 from paceline.protocols.model import RootModule
 
@@ -32,7 +33,9 @@ def prepare_root(root: RootModule, stage: int) -> None:
     # a plain attribute, which a Module's own type does not declare
     setattr(root, "config", config)  # noqa: B010
     for module in root.modules():
-        if isinstance(module, nn.Linear) and type(module) is not nn.Linear and not module._forward_hooks:
+        if not isinstance(module, nn.Linear) or type(module) is nn.Linear or module._forward_hooks:
+            continue
+        if "Router" not in own_class(module).__name__:  # whose forward chooses, too
             module.__class__ = nn.Linear
 
 

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from torch import Tensor, nn
 from torch.autograd.profiler import record_function
 
+from paceline.models.kept_forwards import own_class
 from paceline.protocols.model import RootModule
 from paceline.training.profiles.timeline import LAYER
 
@@ -77,7 +78,7 @@ class Scopes:
     def _kind(self, module: nn.Module) -> str:
         if module not in self._layers:
             return ROOT
-        name = type(module).__name__.removeprefix(_SHARDED)
+        name = own_class(module).__name__.removeprefix(_SHARDED)
         return f"{_ADAPTED}{name}" if type(module).__module__.startswith(_ADAPTERS) else name
 
     def _enter(self, module: nn.Module, given: tuple[Tensor, ...]) -> None:

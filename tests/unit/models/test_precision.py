@@ -11,9 +11,11 @@ from model_families import FAMILIES, Source, build_family, make_batch, reference
 from tiny_families import tiny_config
 
 from paceline.models.factory import HFModelFactory
-from paceline.models.kept_forwards import ReadsCopies
+from paceline.models.kept_forwards import ReadsCopies, kept_forward
 from paceline.models.precision import ComputeLinear, compute_copy, product_dtype
+from paceline.models.tp_experts import why_not
 from paceline.plan.parts import AdapterSpec
+from paceline.protocols.model import BuildOptions
 from paceline.protocols.roles import Output
 
 NLL = frozenset({Output.NLL})
@@ -139,6 +141,36 @@ def test_experts_are_multiplied_in_low_precision(instructions: str, monkeypatch:
     module = HFModelFactory(Source(config=tiny_config("mixtral")), compute_dtype=torch.bfloat16)()
     module(make_batch(), NLL)["nll"].backward()
     assert seen == {(torch.bfloat16, torch.bfloat16) if instructions == "native" else (torch.float32,) * 2}
+
+
+@pytest.mark.parametrize("engine_casts", [True, False])
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "olmoe"])
+def test_experts_that_read_copies_are_still_shared_over_ranks(kind: str, engine_casts: bool) -> None:
+    source = Source(config=tiny_config(kind))
+    factory = HFModelFactory(source, compute_dtype=torch.bfloat16)
+    module = factory(BuildOptions(engine_casts=engine_casts))
+    experts = [m for m in module.modules() if hasattr(m, "_apply_gate")]
+    assert experts and all(isinstance(m, ReadsCopies) for m in experts)
+    assert [why_not(m, 2) for m in experts] == [""] * len(experts)
+    assert "Experts" in why_not(experts[0], 3) or "3 equal parts" in why_not(experts[0], 3)
+
+
+def test_weights_that_a_class_keeps_in_fp32_are_read_in_fp32() -> None:
+    """Flint's router: rounded, it sends 1.6 % of the tokens of a full-size model to other experts."""
+    module = HFModelFactory(Source(config=tiny_config("flint")), compute_dtype=torch.bfloat16)()
+    assert "Flint" in module.notes()["precision"] and "autocast" in module.notes()["precision"]
+
+
+def test_code_from_the_hub_keeps_no_forward_by_its_name() -> None:
+    class OtherExperts(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(2, 2))
+
+    class OtherNorm(OtherExperts):
+        pass
+
+    assert kept_forward(OtherExperts()) is kept_forward(OtherNorm()) is None
 
 
 def test_adapters_on_a_model_with_kept_forwards_have_copies(instructions: str) -> None:
