@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from paceline.models.replace_forward import replace_forward
+from paceline.models import replace_forward
 
 #: a copy of a parameter for the forward: its argument is the parameter
 Copied = Callable[[Tensor], Tensor]
@@ -87,14 +87,12 @@ class ReadsCopies(nn.Module):
 
 def own_class(module: nn.Module) -> type[nn.Module]:
     """Return the class whose forward a module computes: its own, also where it was swapped."""
-    kinds = type(module).__mro__
-    kind: type[nn.Module] = kinds[kinds.index(ReadsCopies) + 1] if ReadsCopies in kinds else type(module)
-    return kind
+    return replace_forward.own_class(type(module), ReadsCopies)
 
 
 def keep_forward(module: nn.Module, kept: KeptForward, copied: Copied) -> list[nn.Parameter]:
     """Have the forward of ``module`` read ``copied`` of its parameters; return those that need a copy."""
     if not isinstance(module, ReadsCopies):
-        module.__class__ = replace_forward(ReadsCopies, type(module))
+        module.__class__ = replace_forward.replace_forward(ReadsCopies, type(module))
     vars(module).update({_KEPT: kept, _COPIED: copied})
     return list(module.parameters(recurse=False)) if kept.copies else []

@@ -20,6 +20,14 @@ def replace_base(kind: type[T], base: type) -> type[T]:
     return _joined(base.__name__, (kind, base))
 
 
+def own_class(kind: type, front: type) -> type:
+    """Return the class that ``replace_forward`` put ``front`` before, also where others lie on top; ``kind``
+    itself if it has none.
+    """
+    kinds = kind.__mro__
+    return kinds[kinds.index(front) + 1] if front in kinds else kind
+
+
 @cache
 def _joined(name: str, bases: tuple[type, ...]) -> type:
     return type(name, bases, {})

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.models.attention_context import PackedSequenceInfo, sequence_info_of
-from paceline.models.replace_forward import replace_forward
+from paceline.models.replace_forward import own_class, replace_forward
 from paceline.models.state_kernels import boundaries, name_of_ends
 
 _STATE = "cache_params"  # the parameter by which Transformers' layers take states of earlier tokens
@@ -99,7 +99,7 @@ def how_kept_apart(hf: nn.Module) -> str:
 
 def class_of(layer: nn.Module) -> str:
     """Return the name of a layer's own class, also of a swapped one."""
-    return type(layer).__mro__[2 if isinstance(layer, ByDocument) else 0].__name__
+    return own_class(type(layer), ByDocument).__name__
 
 
 def has_state(module: nn.Module) -> bool:

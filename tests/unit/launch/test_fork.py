@@ -71,6 +71,12 @@ thread.join()"""
     assert done.stdout.strip() == "False", done.stderr
 
 
+def test_a_program_that_has_asked_the_hub_s_library_forks_no_look(tmp_path: Path) -> None:
+    """It asks once whether it is offline, when it is imported: the look must be."""
+    body = "import sys\nsys.modules['huggingface_hub'] = sys\nprint(fork.can_fork())"
+    assert run(tmp_path, body).stdout.split() == ["False"]
+
+
 def test_it_has_what_is_imported_and_a_session_of_its_own(tmp_path: Path) -> None:
     module = """import os, sys
 def main(*arguments):

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from paceline.core.errors import ConfigError, PacelineError
+from paceline.models.precision import ComputeLinear
 from paceline.plan.batch import split_batch
 from paceline.plan.mesh import Mesh
 from paceline.plan.strategies.base import strategy_spec
@@ -170,6 +171,17 @@ def test_autotp_needs_a_plan_and_a_stage() -> None:
     assert code_of(lambda: prepare_root(root, 1)) == "strategy.deepspeed_tp_plan"
     root.hf = SimpleNamespace(config=SimpleNamespace(base_model_tp_plan={"layers.*.q": "colwise"}))  # type: ignore[assignment]
     assert code_of(lambda: prepare_root(root, 0)) == "strategy.deepspeed_tp_stage"
+
+
+def test_autotp_cuts_linear_layers_and_leaves_routers_what_they_choose() -> None:
+    class SomeRouter(nn.Linear):
+        pass
+
+    root = nn.Module()
+    root.hf = SimpleNamespace(config=SimpleNamespace(base_model_tp_plan={"layers.*.q": "colwise"}))  # type: ignore[assignment]
+    root.linear, root.gate = ComputeLinear(2, 2), SomeRouter(2, 2)
+    prepare_root(root, 1)
+    assert (type(root.linear), type(root.gate)) == (nn.Linear, SomeRouter)
 
 
 def test_where_a_cut_parameter_lies() -> None:
