@@ -45,6 +45,7 @@ moves: setup
 families: setup
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/unit/models/family_matrix.py $(ONLY)
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/unit/models/family_matrix.py --ranks $(ONLY)
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/unit/models/family_matrix.py --towers
 
 # Training on the GPUs of this machine, held to the CPU's losses; writes docs/gpu_support.md.
 gpu-check: setup

@@ -13,7 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedConfig
-from transformers.cache_utils import DynamicCache, DynamicLayer, LinearAttentionCacheLayerMixin
+from transformers.cache_utils import (
+    CacheLayerMixin,
+    DynamicCache,
+    DynamicLayer,
+    LinearAttentionCacheLayerMixin,
+)
 
 
 class RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]
@@ -80,6 +85,9 @@ def select_rows(cache: DynamicCache, rows: Tensor) -> None:
         if isinstance(layer, LinearAttentionCacheLayerMixin):
             for states in states_of_tokens(layer):
                 states.update({i: state[rows] for i, state in states.items() if state is not None})
+        elif type(layer).reorder_cache is not CacheLayerMixin.reorder_cache:  # more than keys and values
+            layer.reorder_cache(rows)  # type: ignore[arg-type]  # a tensor of int64
+            continue
         if isinstance(layer, DynamicLayer):
             layer.batch_select_indices(rows)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, get_args
 from paceline.core.errors import ConfigError
 from paceline.generation import codes
 from paceline.generation.cache import preallocated_cache
+from paceline.models.selectors import selects_keys
 from paceline.models.state_layers import ByDocument, state_layers
 
 if TYPE_CHECKING:
@@ -57,12 +58,14 @@ def cache_name(hf: HFModel) -> str:
 
 def counts_places(hf: HFModel) -> bool:
     """Whether attention counts a token's place among all that the cache holds, padding too: in chunks
-    (Llama 4). Prompts of several lengths are then answered apart.
+    (Llama 4), or in blocks of keys that are selected or compressed. Prompts of several lengths are then
+    answered apart.
     """
     text = hf.config.get_text_config()
-    return bool(
-        getattr(text, "attention_chunk_size", None) or _CHUNKED in (getattr(text, "layer_types", None) or ())
+    chunked = getattr(text, "attention_chunk_size", None) or _CHUNKED in (
+        getattr(text, "layer_types", None) or ()
     )
+    return bool(chunked) or selects_keys(hf)
 
 
 def _elsewhere(hf: HFModel) -> str | None:

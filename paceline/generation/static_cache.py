@@ -16,6 +16,8 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
+from paceline.generation.cache import RoomyLayer
+
 if TYPE_CHECKING:
     from paceline.generation.prompts import PromptBatch
 
@@ -158,8 +160,8 @@ def obstacle(config: PreTrainedConfig, layers: Sequence[object]) -> str | None:
     """Return why this model's keys and values cannot lie in fixed buffers, or None."""
     from transformers.cache_utils import DynamicSlidingWindowLayer
 
-    plain = (DynamicLayer, DynamicSlidingWindowLayer)
-    strange = [type(layer).__name__ for layer in layers if not issubclass(type(layer), plain)]
+    plain = (RoomyLayer, DynamicLayer, DynamicSlidingWindowLayer)  # others hold more than keys and values
+    strange = [type(layer).__name__ for layer in layers if type(layer) not in plain]
     if strange:
         return f"its cache has layers of another kind ({strange[0]})"
     other = set(kinds_of(config, len(layers))) - {FULL, SLIDING}

@@ -1,5 +1,5 @@
-"""Linear layers whose weight their parent reads itself, without a call: what peft wraps around them never
-acts.
+"""Linear layers that an adapter cannot train: their parent reads the weight itself, without a call, or no
+gradient reaches them.
 """
 
 from __future__ import annotations
@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from torch import nn
+
+from paceline.models.selectors import selectors
 
 #: Transformers' class -> its layers. Gemma 3n clamps the weight in training, LongCat's router widens it;
 #: state spaces hand weights to their kernels (``out_proj`` and ``x_proj`` only where such kernels are
@@ -35,4 +37,8 @@ def out_of_reach(hf: nn.Module) -> list[str]:
         for kind in type(module).__mro__:  # a swapped class has the original among its bases
             for child in READ_BY_PARENT.get(kind.__name__, ()):
                 found.add(f"{name.rpartition('.')[2]}.{child}")
+    for name, part in selectors(hf):
+        for inner, module in part.named_modules():
+            if isinstance(module, nn.Linear):
+                found.add(".".join(f"{name}.{inner}".split(".")[-2:]))
     return sorted(found)

@@ -33,6 +33,7 @@ from paceline.models import codes
 from paceline.models.adapter_reach import out_of_reach
 from paceline.models.arrival import shapes_standing_in, standing_in
 from paceline.models.expert_adapters import is_experts, merge_experts, route_adapters
+from paceline.models.selectors import selectors
 from paceline.plan.model.composite import text_name
 from paceline.plan.parts import AdapterSpec
 from paceline.runtime.seed import seed_for
@@ -113,7 +114,7 @@ def add_adapter(
         f" {human_count(whole)} parameters are trained"
     )
     if beyond := out_of_reach(hf):
-        note += f"; none on {', '.join(beyond)}: the model's class reads the weight itself"
+        note += f"; none on {', '.join(beyond)}: no adapter would train there"
     if experts:
         note += f"; on the experts of {experts} layers it is computed on the routed tokens"
     trained_ties = {other: name for other, name in ties(hf).items() if name in trained}
@@ -274,8 +275,8 @@ def _inject(hf: HFModel, spec: AdapterSpec, seed: int) -> LoraConfig:
             _targets(spec, hf, f"no layer is named {' or '.join(idle)}", "some targets match no layer")
         )
     beyond = out_of_reach(hf)
-    if not alone and (named := [t for t in targets if any(f".{b}".endswith(f".{t}") for b in beyond)]):
-        what = "no adapter acts on a layer whose weight the model's class reads itself"
+    if not alone and (named := [t for t in targets if not _reached(hf, t, beyond)]):
+        what = "no adapter trains a layer whose weight the class reads itself, or that no gradient reaches"
         raise ConfigError(_targets(spec, hf, f"{', '.join(named)} ({', '.join(beyond)})", what))
     _check_parameters(hf, spec)
     config = LoraConfig(
@@ -283,7 +284,7 @@ def _inject(hf: HFModel, spec: AdapterSpec, seed: int) -> LoraConfig:
         lora_alpha=spec.alpha,  # type: ignore[arg-type]  # a fraction is as good
         lora_dropout=spec.dropout,
         target_modules=targets[0] if alone else targets,
-        exclude_modules=(beyond or None) if targets == ["all-linear"] else None,
+        exclude_modules=beyond or None,
         bias=spec.bias,  # type: ignore[arg-type]
         use_rslora=spec.use_rslora,
         task_type=_task(hf),
@@ -388,9 +389,16 @@ def _train_whole(hf: HFModel, wanted: Iterable[str]) -> list[str]:
     """
     saved: set[str] = set()
     own: set[int] = set()
+    selecting = {id(inner) for _, part in selectors(hf) for inner in part.modules()}
     # Unfreeze what is named; remember the tensors, so that their tied names are found below.
     for target in wanted:
         hits = [m for n, m in hf.named_modules() if n == target or n.endswith(f".{target}")]
+        if hits and all(id(m) in selecting for m in hits):
+            raise ConfigError(
+                codes.MODELS_ADAPTER_MODULES_TO_SAVE(
+                    "no gradient reaches what selects keys", "lora.modules_to_save", target, "leave it out"
+                )
+            )
         parameters = [p for m in hits for p in m.parameters()]
         if not parameters:
             raise ConfigError(
@@ -430,6 +438,12 @@ def _peft_config(config: LoraConfig, saved: list[str], base: Mapping[str, Any], 
         "revision": base.get("revision"),
     }
     return values | ours
+
+
+def _reached(hf: HFModel, target: str, beyond: list[str]) -> bool:
+    """Return whether ``target`` names a module other than those that end in one of ``beyond``."""
+    named = (f".{n}" for n, _ in hf.named_modules())
+    return any(n.endswith(f".{target}") and not any(n.endswith(f".{b}") for b in beyond) for n in named)
 
 
 def _all_trained(module: nn.Module) -> bool:

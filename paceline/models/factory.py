@@ -42,6 +42,7 @@ from paceline.models.roles import RoleModule
 from paceline.models.rope import rope_by_document
 from paceline.models.routers import freeze_routers
 from paceline.models.scalar_head import HEAD, SCALAR_ROLES, Classes, auto_class
+from paceline.models.selectors import freeze_selectors, use_compressors
 from paceline.models.slices import FolderSlices, folder_slices, read_rest
 from paceline.models.source import ModelSource, cannot_load, code_options, load_hf_config, raw_config
 from paceline.models.stand_in import stand_in_values
@@ -190,6 +191,8 @@ class HFModelFactory:
             slices, empty = None, False
         if self._freeze_router:
             freeze_routers(hf)
+        selectors = freeze_selectors(hf)
+        use_compressors(hf)
         if self._master_dtype == torch.float64:
             compute_in_float64(hf)
         if self.frozen:
@@ -208,6 +211,10 @@ class HFModelFactory:
             self._temperature,
             self._chunk_bytes,
         )
+        if selectors and not self.frozen:
+            module.note(
+                "selectors", f"{selectors} indexers of keys: no gradient reaches them, they stay as loaded"
+            )
         module.slices, module.unread = None if held else slices, held
         self._note_start(module, slices, options.by_slices or device.type == "meta")
         # What needs the root module: the head's probe, notes for the log, recomputation, compiled layers

@@ -284,7 +284,8 @@ def _names(value: Json) -> tuple[str, ...]:
     return tuple(sorted(text_name(str(one)) for one in value)) if isinstance(value, list) else ()
 
 
-# peft settings that change what an adapter computes, or its placement, beyond plain LoRA.
+# peft settings that change what an adapter computes, or its placement, beyond plain LoRA. Not among them is
+# exclude_modules: a folder's tensors are compared with the model's when they are read.
 _PLAIN = (
     "use_dora",
     "use_qalora",
@@ -294,7 +295,6 @@ _PLAIN = (
     "layers_to_transform",
     "layer_replication",
     "trainable_token_indices",
-    "exclude_modules",
     "alora_invocation_tokens",
     "loftq_config",
     "corda_config",

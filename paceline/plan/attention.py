@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from paceline.core.units import human_bytes
@@ -80,6 +81,17 @@ def choose_attention(
             "; a model class that does not support it gets one padded row per document, and the log says so"
         )
     return AttentionDecision(Decision(subject, requested, kernel), chosen)
+
+
+def selection_decisions(shape: ModelShape | None) -> Iterator[Decision]:
+    """Yield what becomes of the parts that select an attention's keys."""
+    if shape is not None and shape.selects:
+        yield Decision(
+            "indexers",
+            "as loaded",
+            "each query reads the keys that an indexer selects, where the model has one: no gradient reaches"
+            " it, it is not trained, and exports hold it unchanged",
+        )
 
 
 def choose_packing(job: Job, *, apart: bool) -> Decision:

@@ -21,7 +21,7 @@ from paceline.plan.algorithms.rollout import (
     rollout_decision,
     with_generation,
 )
-from paceline.plan.attention import choose_attention, choose_packing
+from paceline.plan.attention import choose_attention, choose_packing, selection_decisions
 from paceline.plan.cost.memory import memory_of
 from paceline.plan.cost.room import room_decisions, room_of, room_problems, rows_problems
 from paceline.plan.cost.snapshot import with_snapshot
@@ -162,6 +162,7 @@ def _assembled(job: Job, resolved: Resolved, found: Sequence[Diagnostic]) -> Pla
 
 
 def _model_decisions(plan: Plan, router: RouterOptions, hardware: Hardware) -> Iterator[Decision]:
+    yield from selection_decisions(plan.shape)
     yield from row_kernel_decisions(plan, hardware)
     yield from adapter_decisions(plan.adapter, plan.shape)
     yield from expert_decisions(plan.shape, plan.adapter)

@@ -9,11 +9,11 @@ from paceline.core.json_types import Json
 _KEYS = ("router_aux_loss_coef", "aux_loss_coef")  # the latter is JetMoE's
 
 # The families whose class in Transformers computes it -> the coefficient's default (tests compare both).
+# Doge's does, too; its mixtures are refused (``supported.py``).
 DEFAULTS: Mapping[str, float] = {
     **dict.fromkeys(
         (
             "deepseek_v4",
-            "doge",
             "ernie4_5_moe",
             "gpt_oss",
             "granitemoe",

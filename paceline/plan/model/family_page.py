@@ -87,6 +87,15 @@ def _supported(table: Mapping[str, Family]) -> Iterator[str]:
         ),
         "",
         (
+            "Where an indexer selects the keys that a query reads"
+            f" ({', '.join(sorted(kind for kind, row in trained.items() if row.selects))}), no gradient"
+        ),
+        (
+            "reaches it: it stays as loaded, gets no adapter, and is exported unchanged. (DeepSeek trains it"
+            " by a loss of its own, which is not computed here.)"
+        ),
+        "",
+        (
             "Rotary embeddings whose factor depends on the length (dynamic NTK, LongRoPE) are"
             " computed for each document separately; they do not support context"
         ),

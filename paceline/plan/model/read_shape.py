@@ -286,6 +286,7 @@ def _build(family: str, sizes: dict[str, int], config: Mapping[str, Json], where
         rope_by_length=by_length(config),
         buffers=known.buffers,
         carries=known.carries,
+        selects=known.selects,
         router_aux_loss=config_coefficient(config),
     )
     return with_counts(shape)

@@ -27,6 +27,7 @@ class ModelShape:
     weights of attention are dropped in training.
     ``rope_by_length``: rotary frequencies depend on the document's length. ``buffers``: its state
     includes buffers. ``carries``: layers pass a state from token to token outside of attention.
+    ``selects``: parts that no gradient reaches select an attention's keys.
     ``router_aux_loss``: coefficient of the experts' balance loss that its config requests. ``stored``: the
     16-bit dtype in which its folder is read whole into host memory (empty: float32); ``in_files``: it has a
     folder of floating-point tensors, tied ones once; ``stored_score``: that holds the scalar head.
@@ -61,6 +62,7 @@ class ModelShape:
     rope_by_length: bool = False
     buffers: bool = False
     carries: bool = field(default=False, metadata=UNLESS_DEFAULT)
+    selects: bool = field(default=False, metadata=UNLESS_DEFAULT)
     router_aux_loss: float = field(default=0.0, metadata=UNLESS_DEFAULT)
     stored: str = field(default="", metadata=UNLESS_DEFAULT)
     in_files: bool = field(default=False, metadata=UNLESS_DEFAULT)

@@ -31,7 +31,8 @@ class Family:
 
     ``rows``: ``packed`` or ``padded``; ``sizes``, ``defaults``: defaults of its config class; ``counted``:
     its parameters are counted exactly; ``buffers``: its state includes buffers; ``carries``: its layers pass
-    a state from token to token outside of attention; ``saves``: what its layers keep for the backward over
+    a state from token to token outside of attention; ``selects``: parts select an attention's keys, and no
+    gradient reaches them; ``saves``: what its layers keep for the backward over
     what a Llama of its sizes keeps (``tests/unit/simulate/saved_activations.py``; 0: unknown).
     """
 
@@ -42,6 +43,7 @@ class Family:
     counted: bool = False
     buffers: bool = False
     carries: bool = False
+    selects: bool = False
     saves: float = 0.0
 
     @property
@@ -98,6 +100,8 @@ def unsupported(
             codes.PLAN_ALIBI_TWICE(what, "model.attn_implementation", "eager", "attn_implementation: auto")
         )
     kind = text_part(config).get("model_type") if composite else config.get("model_type")
+    if kind == "doge" and config.get("is_moe"):
+        found.append(_family("doge", "its router mixes the tokens of a batch (is_moe: true)", where))
     if found or not isinstance(kind, str) or own_code:
         return found
     family = families().get(kind, Family())

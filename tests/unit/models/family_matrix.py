@@ -2,6 +2,7 @@
 
     .venv/bin/python tests/unit/models/family_matrix.py [--only KIND ...] [--part K/N] [--columns NAME ...]
     .venv/bin/python tests/unit/models/family_matrix.py --ranks [...]    # the columns of two processes
+    .venv/bin/python tests/unit/models/family_matrix.py --towers         # models that hold a language model
 
 Writes docs/family-matrix.json after every family, and docs/family-matrix.md of it: runs may be cut into
 pieces, and what was not run stays as it was. A family without a result stands there as untested, so a later
@@ -22,6 +23,7 @@ from unittest import mock
 
 import torch
 import transformers
+from family_folders import balanced, carried, has_balance_loss, tower
 from family_ranks import AT_ONCE, CLOSE, GAP, RANKED, TP, run
 from family_sweep import alone, exported_otherwise, losses_otherwise, registered
 from model_families import Source, make_batch, spread_out
@@ -32,6 +34,7 @@ from torch import Tensor
 from paceline.core.errors import PacelineError
 from paceline.models.factory import HFModelFactory
 from paceline.models.roles import RoleModule
+from paceline.plan.model.composite import COMPOSITES
 from paceline.plan.model.supported import families
 from paceline.plan.parts import AdapterSpec
 from paceline.protocols.batch import Batch
@@ -39,8 +42,8 @@ from paceline.protocols.roles import Output
 
 DOCS = Path(__file__).parents[3] / "docs"
 RESULTS, PAGE = DOCS / "family-matrix.json", DOCS / "family-matrix.md"
-WORKS, REFUSED, FAILS, UNTESTED = "works", "refused", "fails", "untested"
-MARKS = {WORKS: "✓", REFUSED: "–", FAILS: "✗", UNTESTED: "untested"}
+WORKS, REFUSED, FAILS, UNTESTED, NONE = "works", "refused", "fails", "untested", "none"
+MARKS = {WORKS: "✓", REFUSED: "–", FAILS: "✗", UNTESTED: "untested", NONE: ""}
 LOGPROBS, NLL = frozenset({Output.LOGPROBS}), frozenset({Output.NLL})
 LENGTHS = (5, 12, 3, 12, 7)
 EXACT = 1e-10  # float64
@@ -168,6 +171,26 @@ def low_precision(kind: str, dtype: torch.dtype) -> Cell:
     return judged(abs(found[1] - found[0]) / abs(found[0]), COARSE[dtype])
 
 
+def carries(kind: str) -> Cell:
+    """Tensors of a folder that the class does not know leave in the export bit for bit."""
+    wrong = carried(kind)
+    return Cell(FAILS, wrong) if wrong else Cell(WORKS)
+
+
+def balance(kind: str) -> Cell:
+    """The experts' balance loss and its gradients are Transformers' own, by document and by micro-batch."""
+    if not has_balance_loss(kind):
+        return Cell(NONE)
+    wrong, gap = balanced(kind)
+    return Cell(FAILS, wrong, gap) if wrong else judged(gap, 1e-5)
+
+
+def whole(kind: str) -> Cell:
+    """Logits of a text are the whole's; trained, the tower and all else leave in the export bit for bit."""
+    wrong = tower(kind)
+    return Cell(FAILS, wrong) if wrong else Cell(WORKS)
+
+
 COLUMNS: dict[str, Callable[[str], Cell]] = {
     "step 1": step_one,
     "documents": documents,
@@ -176,16 +199,20 @@ COLUMNS: dict[str, Callable[[str], Cell]] = {
     "export": exported,
     "bf16": lambda kind: low_precision(kind, torch.bfloat16),
     "fp16": lambda kind: low_precision(kind, torch.float16),
+    "carried": carries,
+    "balance loss": balance,
 }
+WHOLE = "tower"
 
 
 def checked(kind: str, column: str) -> Cell:
     """The cell of ``kind`` in ``column``; refused where Paceline says no, before anything is computed."""
-    if refused := families()[kind].refused if kind in families() else "":
+    refused = families()[kind].refused if kind in families() else ""
+    if refused and column != WHOLE:
         return Cell(REFUSED, refused)
     try:
         torch.manual_seed(0)
-        return COLUMNS[column](kind)
+        return whole(kind) if column == WHOLE else COLUMNS[column](kind)
     except PacelineError as error:
         one = error.diagnostics[0]
         return Cell(REFUSED, f"{one.what} ({one.found})"[:200])
@@ -217,9 +244,13 @@ def write(results: Results) -> None:
 
 def page(results: Results) -> str:
     """The page of ``results``; families that the table supports but nothing was run of are untested."""
-    kinds = sorted(k for k in {*registered(), *results} if not (k in families() and families()[k].refused))
+    kinds = sorted(
+        k
+        for k in {*registered(), *results} - COMPOSITES.keys()
+        if not (k in families() and families()[k].refused)
+    )
     columns = [*COLUMNS, *RANKED]
-    alone = [k for k in kinds if all(_result(results, k, c) == WORKS for c in COLUMNS)]
+    alone = [k for k in kinds if all(_result(results, k, c) in (WORKS, NONE) for c in COLUMNS)]
     whole = [k for k in alone if all(_result(results, k, c) == WORKS for c in RANKED if c != TP)]
     with_tp = [k for k in whole if _result(results, k, TP) == WORKS]
     lines = [
@@ -252,11 +283,22 @@ def page(results: Results) -> str:
         f"|---|{':-:|' * len(columns)}",
         *(f"| {k} | {' | '.join(MARKS[_result(results, k, c)] for c in columns)} |" for k in kinds),
         "",
+        "## With a tower",
+        "",
+        f"{_told(whole)} Of the language model within, the table above tells the rest.",
+        "",
+        "| `model_type` | its language model | held |",
+        "|---|---|:-:|",
+        *(
+            f"| {k} | {one.text or 'as its `text_config` says'} | {MARKS[_result(results, k, WHOLE)]} |"
+            for k, one in sorted(COMPOSITES.items())
+        ),
+        "",
         "## Why not",
         "",
         *(
             f"- {k}, {c} ({row['result']}): {row.get('reason', '').replace('|', '/')}"
-            for k in kinds
+            for k in [*kinds, *sorted(COMPOSITES)]
             for c, row in results.get(k, {}).items()
             if row["result"] in (REFUSED, FAILS)
         ),
@@ -302,6 +344,7 @@ def main() -> None:
     parser.add_argument("--part", default="1/1", metavar="K/N", help="every N-th family from the K-th on")
     parser.add_argument("--columns", nargs="*", choices=(*COLUMNS, *RANKED), help="[default: all]")
     parser.add_argument("--missing", action="store_true", help="only cells without a result")
+    parser.add_argument("--towers", action="store_true", help="the models with a tower instead")
     parser.add_argument("--ranks", action="store_true", help="the columns of two processes instead")
     given = parser.parse_args()
     part, parts = (int(number) for number in given.part.split("/"))
@@ -312,6 +355,8 @@ def main() -> None:
         run_ranked(chosen, [c for c in given.columns or RANKED if c in RANKED], given.missing)
         return
     columns = [c for c in given.columns or COLUMNS if c in COLUMNS]
+    if given.towers:
+        chosen, columns = sorted(COMPOSITES), [WHOLE]
     for kind in chosen:
         results = load()
         row = results.setdefault(kind, {})
@@ -320,7 +365,7 @@ def main() -> None:
                 continue
             row[column] = checked(kind, column).to_json()
         write(results)
-        print(f"{kind:28} {' '.join(MARKS[_result(results, kind, c)] for c in COLUMNS)}", flush=True)
+        print(f"{kind:28} {' '.join(MARKS[_result(results, kind, c)] or '·' for c in columns)}", flush=True)
 
 
 if __name__ == "__main__":

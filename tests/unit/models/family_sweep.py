@@ -37,6 +37,7 @@ from paceline.core.errors import PacelineError
 from paceline.core.rundir import RunDir
 from paceline.models.factory import HFModelFactory
 from paceline.models.roles import RoleModule
+from paceline.models.selectors import selectors
 from paceline.plan.model import supported
 from paceline.plan.model.families import SIZE_NAMES
 from paceline.plan.model.mixtures import READ
@@ -68,18 +69,20 @@ ENCODER = "an encoder, or one half of an encoder-decoder"
 @dataclass(frozen=True)
 class Verdict:
     """``rows``: packed, padded, or None with ``why`` it is refused. ``buffers``: whether its state has
-    more than parameters; ``carries``: whether layers pass a state from token to token.
+    more than parameters; ``carries``: whether layers pass a state from token to token; ``selects``: whether
+    parts select keys.
     """
 
     rows: str | None
     why: str = ""
     buffers: bool = False
     carries: bool = False
+    selects: bool = False
 
     def to_json(self) -> dict[str, Any]:
         if not self.rows:
             return {"refused": self.why}
-        traits = {"buffers": self.buffers, "carries": self.carries}
+        traits = {"buffers": self.buffers, "carries": self.carries, "selects": self.selects}
         return {"rows": self.rows, **{name: True for name, value in traits.items() if value}}
 
 
@@ -219,12 +222,13 @@ def examine(kind: str) -> Verdict:
     if padded or module is None:
         return Verdict(None, ENCODER if getattr(made, "is_decoder", True) is False else padded)
     buffers, carries = any(True for _ in module.plain_named_buffers()), module.carries_state
+    selects = any(True for _ in selectors(module.hf))
     if wrong := exported_otherwise(config, module):
         return Verdict(None, wrong)
     with packing_supposed(kind, carries):
         packed, module = _verdict_of(config, "paceline")
     rows = "padded" if packed or module is None else "packed"
-    return Verdict(rows, buffers=buffers, carries=carries)
+    return Verdict(rows, buffers=buffers, carries=carries, selects=selects)
 
 
 @contextmanager

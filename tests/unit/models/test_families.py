@@ -51,7 +51,7 @@ def held(kind: str) -> None:
         return
     assert found.get("rows", "") == row.rows, f"{kind}: {found} is not the table's {row}"
     assert bool(found.get("buffers")) == row.buffers
-    assert bool(found.get("carries")) == row.carries
+    assert bool(found.get("carries")) == row.carries and bool(found.get("selects")) == row.selects
 
 
 @pytest.mark.parametrize("kind", FEW)

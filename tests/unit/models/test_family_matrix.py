@@ -6,7 +6,7 @@ All cells: ``make families``.
 from __future__ import annotations
 
 import pytest
-from family_matrix import COLUMNS, PAGE, WORKS, Cell, checked, judged, load, page
+from family_matrix import COLUMNS, PAGE, WHOLE, WORKS, Cell, checked, judged, load, page
 from family_ranks import RANKED, TOGETHER, cells, rounding, run
 
 # every column once, every family once
@@ -18,6 +18,8 @@ FEW = (
     ("qwen3_moe", "export"),
     ("phi3", "bf16"),
     ("olmo2", "fp16"),
+    ("bloom", "carried"),
+    ("mixtral", "balance loss"),
 )
 
 
@@ -28,6 +30,10 @@ def test_a_cell_is_what_a_run_of_it_finds(kind: str, column: str) -> None:
 
 def test_every_column_is_run_here_once() -> None:
     assert {column for _, column in FEW} == set(COLUMNS)
+
+
+def test_a_model_with_a_tower_is_what_a_run_of_it_finds() -> None:
+    assert checked("gemma3", WHOLE).result == load()["gemma3"][WHOLE]["result"] == WORKS
 
 
 def test_a_difference_beyond_the_bound_fails_and_a_refused_family_is_refused() -> None:

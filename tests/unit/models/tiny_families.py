@@ -161,6 +161,16 @@ _MLA = (
 )
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8}
 _HEAD = {"head_dim": 8}
+# Of keys that score zero alike, any is selected: those of a padding token's row of zeros, and with few heads
+_SELECTS = (
+    "axk2",
+    "deepseek_v32",
+    "deepseek_v4",
+    "dots3_note_text",
+    "glm_moe_dsa",
+    "hy_v4",
+    "minimax_m3_vl_text",
+)
 BESIDE: dict[str, dict[str, Any]] = {
     **dict.fromkeys(_MLA, {"num_key_value_heads": 4}),
     "minicpm3": {"num_key_value_heads": 4, "dim_model_base": 16},  # else logits are eight times as large
@@ -175,7 +185,6 @@ BESIDE: dict[str, dict[str, Any]] = {
     "kimi_linear": {"num_key_value_heads": 4, "linear_head_dim": 8, "linear_num_heads": 4},
     "dots3_note_text": {
         "num_key_value_heads": 4,
-        "index_n_heads": 4,
         "shared_experts_intermediate_size": 16,
         "per_layer_config": {
             "1": {
@@ -184,6 +193,12 @@ BESIDE: dict[str, dict[str, Any]] = {
                 **dict.fromkeys(("qk_nope_head_dim", "v_head_dim", "qk_rope_head_dim"), 8),
             }
         },
+    },
+    "deepseek_v4": {
+        "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 4},
+        "mlp_layer_types": ["hash_moe", "moe", "moe"],
+        "num_key_value_heads": 1,
+        "o_groups": 2,
     },
     "deepseek_v2": {"num_key_value_heads": 4, "num_experts_per_tok": 2, "topk_group": 1, "n_group": 1},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
@@ -211,6 +226,12 @@ BESIDE: dict[str, dict[str, Any]] = {
     "llama4_text": {"attention_chunk_size": 4, "floor_scale": 4, "no_rope_layers": [1, 0], "moe_layers": [1]},
     "longcat_flash": {"num_key_value_heads": 4, "zero_expert_num": 1},
     "mamba2": {"num_heads": 8},
+    "minimax_m3_vl_text": {
+        "layer_types": ["full_attention", "minimax_m3_sparse"],
+        "index_n_heads": 2,
+        "index_block_size": 2,
+        "index_topk_blocks": 2,  # heads: no more than keys have
+    },
     "ministral": _HEAD,
     "nemotron": {"num_key_value_heads": 2, "head_dim": 16},
     "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
@@ -248,6 +269,9 @@ def tiny_config(kind: str) -> dict[str, Any]:
         for name, value in whole.items()
         if name in SIZES and (value is not None or name.endswith("_token_id"))
     }
+    if kind in _SELECTS:
+        made["pad_token_id"] = None
+        made |= {"index_n_heads": 16} if "index_n_heads" in whole else {}
     made |= {
         name: 0.0
         for name, value in whole.items()

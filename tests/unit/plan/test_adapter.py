@@ -145,6 +145,7 @@ def test_an_adapter_to_train_on_from_says_its_own_rank(tmp_path: Path) -> None:
         True,
     )
     assert found.start == str(tmp_path) and found.bias == "none"
+    assert adapter(**{**plain, "exclude_modules": ["indexer.wq_b"]}) == found  # which layers: the tensors say
     for change in (
         {"peft_type": "IA3"},
         {"use_dora": True},

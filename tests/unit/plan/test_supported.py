@@ -66,6 +66,11 @@ def test_falcon_s_doubled_bias_is_refused() -> None:
     assert code_of(falcon, attention="eager") == ["plan.alibi_twice"] and code_of(falcon) == []
 
 
+def test_doge_s_mixture_is_refused_and_doge_is_not() -> None:
+    assert code_of({"model_type": "doge", "is_moe": True}) == ["plan.family"]
+    assert code_of({"model_type": "doge"}) == []
+
+
 def test_a_folder_s_own_number_of_experts_counts_whatever_its_name() -> None:
     sizes = {
         **LLAMA,

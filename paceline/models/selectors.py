@@ -1,0 +1,61 @@
+"""Attention that selects its keys: what selects is left as it is, what no key is made of counts as used.
+
+DeepSeek-V3.2's lightning indexer scores the keys, and each query reads the ``index_topk`` best. The selection
+is discrete: no gradient of a model's loss reaches the indexer. DeepSeek trains it by a loss of its own, its
+divergence from the attention over all keys (DeepSeek-V3.2, section 2.1.1), which is not computed here.
+DeepSeek-V4's compressors make one key of ``compress_rate`` tokens, and none of fewer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from paceline.protocols.model import HFModel
+
+_SELECTS, _COMPRESSES = "Indexer", "Compressor"  # suffixes of Transformers' class names
+
+
+def selectors(hf: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield (name, module) of the parts of ``hf`` that select keys."""
+    for name, module in hf.named_modules():
+        if _is_a(module, _SELECTS):
+            yield name, module
+
+
+def selects_keys(hf: nn.Module) -> bool:
+    """Whether an attention of ``hf`` selects or compresses keys."""
+    return any(_is_a(module, _SELECTS) or _is_a(module, _COMPRESSES) for module in hf.modules())
+
+
+def freeze_selectors(hf: HFModel) -> int:
+    """Leave the parts that select keys as they are in training; return how many there are."""
+    found = [module for _, module in selectors(hf)]
+    for module in found:
+        module.requires_grad_(False)
+    return len(found)
+
+
+def use_compressors(hf: HFModel) -> None:
+    """Let what compresses keys take part in each step, with gradients of zero where no document was long
+    enough: DDP waits for every parameter's.
+    """
+    for module in hf.modules():
+        if _is_a(module, _COMPRESSES):
+            module.register_forward_hook(_used)
+
+
+def _used(module: nn.Module, _: object, output: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
+    keys, bias = output  # [B, 1, keys, head size]
+    trained = [p for p in module.parameters() if p.requires_grad]
+    if keys.shape[2] or not trained or not torch.is_grad_enabled():
+        return output
+    return keys + torch.stack([p.sum() * 0 for p in trained]).sum().to(keys.dtype), bias
+
+
+def _is_a(module: nn.Module, suffix: str) -> bool:
+    return any(kind.__name__.endswith(suffix) for kind in type(module).__mro__)
