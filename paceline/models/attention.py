@@ -19,7 +19,13 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json
 from paceline.models import codes
-from paceline.models.attention_context import PackedSequenceInfo, kernels_of, record_of, sequence_info_of
+from paceline.models.attention_context import (
+    PROJECTED,
+    PackedSequenceInfo,
+    kernels_of,
+    record_of,
+    sequence_info_of,
+)
 from paceline.models.compiled_attention import traced_attention
 from paceline.models.context_attention import AttentionOptions, context_attention, tail_and_rest
 from paceline.models.documents import CpuDocuments, documents_generic, documents_padded, scores_attention
@@ -119,6 +125,7 @@ def packed_attention(
     layout, record = sequence_info_of(module), record_of(module)
     if record is not None:
         record.update(scaling=scaling, dropout=dropout, **kwargs)
+        record[PROJECTED] = (query, key, value)
     if layout is None:
         return _unpacked(module, query, key, value, attention_mask, scaling, dropout, kwargs)
     if kwargs.get("position_bias") is not None:

@@ -197,10 +197,13 @@ def rows_of(module: nn.Module) -> PackedSequenceInfo | None:
     return None if slot is None else slot.rows
 
 
+PROJECTED = "projected"
+
+
 @contextmanager
 def recording(module: nn.Module) -> Iterator[dict[str, Any]]:
-    """Inside the context, ``packed_attention`` stores the options that ``module`` passes to it (not q, k, v,
-    mask) in the yielded dict.
+    """Inside the context, ``packed_attention`` stores the options that ``module`` passes to it in the yielded
+    dict, and query, key and value as ``PROJECTED``.
     """
     record: dict[str, Any] = {}
     vars(module)[_RECORD] = record

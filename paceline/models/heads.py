@@ -189,12 +189,13 @@ class Head:
         weight, bias = self.linear.weight, self.linear.bias
         if weight.device.type == "meta":
             return True
-        probe = torch.randn(3, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight)
+        probe = torch.randn(4, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight)
+        probe *= torch.tensor([[4.0], [4.0], [4.0], [400.0]]).to(probe)
         try:
-            own = self._own(probe * 4.0)
+            own = self._own(probe)
         except (TypeError, RuntimeError, AttributeError, ValueError):
             return False
-        raw = nn.functional.linear(probe * 4.0, weight, bias) * self._scale
+        raw = nn.functional.linear(probe, weight, bias) * self._scale
         if self.shape.softcap is not None:
             raw = torch.tanh(raw / self.shape.softcap) * self.shape.softcap
         return own.shape == raw.shape and torch.allclose(own, raw, rtol=1e-4, atol=1e-5)

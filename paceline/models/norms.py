@@ -220,6 +220,7 @@ def _offset(module: nn.Module, eps: float) -> float | None:
         return None
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(5, weight.shape[0], generator=generator).to(weight)
+    x *= torch.tensor([[1.0], [1.0], [1.0], [1e-3], [1e3]]).to(x)  # where eps is added, what is clipped
     kept = weight.clone()
     # not all ones: distinguishes w, 1 + w and no weight
     weight.copy_(torch.rand(weight.shape[0], generator=generator).to(weight) + 0.5)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from paceline.models.arrival import widened
 from paceline.models.attention import PACKED_ATTENTION, packed_attention
-from paceline.models.attention_context import recording, row_kernels_of, sequence_info_of
+from paceline.models.attention_context import PROJECTED, recording, row_kernels_of, sequence_info_of
 from paceline.models.autograd import Function, FunctionContext
 from paceline.models.precision import (
     ComputeLinear,
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from paceline.protocols.model import HFModel
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+_FAR = 1e3  # times a normal probe: beyond what a class may clip
 
 
 class PlainAttention(nn.Module):
@@ -233,6 +234,14 @@ def _looks_plain(module: nn.Module) -> TypeGuard[PlainAttention]:
     )
 
 
+def _projects_far(module: PlainAttention, probe: Tensor, turn: tuple[Tensor, Tensor]) -> bool:
+    """Whether ``module`` projects large values as the fused form does: OLMo clips them."""
+    with recording(module) as record:
+        module(probe, position_embeddings=turn, attention_mask=None)
+    pairs = zip(record[PROJECTED], _project(module, probe, *turn), strict=True)
+    return all(torch.allclose(b, a, rtol=1e-4, atol=1e-5 * float(a.abs().max())) for a, b in pairs)
+
+
 @torch.no_grad()
 def _passes(module: PlainAttention) -> dict[str, Any] | None:
     """Return the options that the module passes to the attention function, or None if its output on a probe
@@ -249,6 +258,7 @@ def _passes(module: PlainAttention) -> dict[str, Any] | None:
         # The module's own output, with the options of its attention call recorded.
         with recording(module) as record:
             expected = module(probe, position_embeddings=turn, attention_mask=None)[0]
+        record.pop(PROJECTED)
         passes = {
             k: v for k, v in record.items() if (v is not None or k == "sliding_window") and k != "dropout"
         }
@@ -256,7 +266,9 @@ def _passes(module: PlainAttention) -> dict[str, Any] | None:
         query, key, value = _project(module, probe, *turn)
         out, _ = packed_attention(module, query, key, value, None, **passes)
         fused = module.o_proj(out.reshape(1, 5, -1))
-    except (RuntimeError, TypeError, AttributeError):  # other arguments or shapes: not swapped
+        if not _projects_far(module, probe * _FAR, turn):
+            return None
+    except (RuntimeError, TypeError, AttributeError, KeyError):  # other arguments or shapes: not swapped
         return None
     if not all(isinstance(v, (int, float, bool, type(None))) for v in passes.values()):
         return None
