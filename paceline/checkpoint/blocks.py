@@ -1,16 +1,22 @@
 """Hashes of a shard's blocks, so that ranks can verify a file together and as they read it. No torch.
 
-A block's hash is the sha256 of the sha256s of its leaves. Two ranks that each read a part of one block know
+A block's hash is the sha256 of the hashes of its leaves. Two ranks that each read a part of one block know
 the hashes of their leaves; together they know the block's, and nobody reads a byte twice.
+
+Leaves are hashed by XXH3 (128 bits), ten times as fast as sha256. It finds what a disk or a network does to
+bytes; against a person it protects no less than sha256 did, for who can write the shards can write the
+manifest beside them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
+
+import xxhash
 
 BLOCK_BYTES = 64 * 1024 * 1024
 LEAF_BYTES = 256 * 1024
@@ -18,12 +24,25 @@ _MOST_BLOCK_BYTES = 1024 * 1024 * 1024
 _MOST_LEAVES = 65_536  # of a block
 
 
+class _Hash(Protocol):
+    def update(self, data: memoryview, /) -> None: ...
+
+    def digest(self) -> bytes: ...
+
+
+SHA256, XXH3 = "sha256", "xxh3_128"
+LEAF_HASHES: Mapping[str, Callable[[], _Hash]] = {SHA256: hashlib.sha256, XXH3: xxhash.xxh3_128}
+
+
 @dataclass(frozen=True)
 class Grain:
-    """Bytes of a block and of a leaf; the last ones of a file may be shorter."""
+    """Bytes of a block and of a leaf; the last ones of a file may be shorter. ``leaf_hash``: of
+    ``LEAF_HASHES``.
+    """
 
     block_bytes: int = BLOCK_BYTES
     leaf_bytes: int = LEAF_BYTES
+    leaf_hash: str = XXH3
 
     @property
     def is_sound(self) -> bool:
@@ -32,7 +51,14 @@ class Grain:
             64 <= self.leaf_bytes <= self.block_bytes <= _MOST_BLOCK_BYTES
             and self.block_bytes % self.leaf_bytes == 0
             and self.block_bytes // self.leaf_bytes <= _MOST_LEAVES
+            and self.leaf_hash in LEAF_HASHES
         )
+
+    def hash_of_leaf(self, leaf: memoryview) -> bytes:
+        """Return the hash of a whole leaf. Releases the interpreter's lock."""
+        found = LEAF_HASHES[self.leaf_hash]()
+        found.update(leaf)
+        return found.digest()
 
     def blocks(self, num_bytes: int) -> int:
         """Return the number of blocks of a file."""
@@ -46,7 +72,7 @@ class Grain:
 
 
 def hash_of_block(leaves: Iterable[bytes]) -> str:
-    """Return a block's hash (lower-case hex) from the sha256 of each of its leaves, in order."""
+    """Return a block's hash (lower-case hex) from the hash of each of its leaves, in order."""
     return hashlib.sha256(b"".join(leaves)).hexdigest()
 
 
@@ -54,8 +80,8 @@ class BlockHash:
     """The hashes of a file's blocks, taken while it is written from its beginning."""
 
     def __init__(self, grain: Grain) -> None:
-        self._grain = grain
-        self._leaf = hashlib.sha256()
+        self._grain, self._new = grain, LEAF_HASHES[grain.leaf_hash]
+        self._leaf = self._new()
         self._in_leaf = 0
         self._leaves: list[bytes] = []
         self._blocks: list[str] = []
@@ -80,7 +106,7 @@ class BlockHash:
 
     def _end_leaf(self) -> None:
         self._leaves.append(self._leaf.digest())
-        self._leaf, self._in_leaf = hashlib.sha256(), 0
+        self._leaf, self._in_leaf = self._new(), 0
         if len(self._leaves) * self._grain.leaf_bytes == self._grain.block_bytes:
             self._end_block()
 

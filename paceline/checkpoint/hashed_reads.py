@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,7 @@ _PIECE = 8 * 1024 * 1024
 
 
 class HashedReads:
-    """Reads whole leaves of the shards and remembers the sha256 of each; a leaf is read once, or rarely
+    """Reads whole leaves of the shards and remembers the hash of each; a leaf is read once, or rarely
     twice, and hashed once.
     """
 
@@ -27,7 +26,7 @@ class HashedReads:
         self.blocks: Sequence[tuple[str, ...]] = [manifest.files[name].blocks for name in manifest.shards]
         self._known: list[dict[int, bytes]] = [{} for _ in self.blocks]
         self._edges: OrderedDict[tuple[int, int], bytes] = OrderedDict()
-        self._pool = ThreadPoolExecutor(_HASHED_AT_ONCE)  # hashlib releases the GIL
+        self._pool = ThreadPoolExecutor(_HASHED_AT_ONCE)  # hashes release the GIL
 
     def read_into(self, view: memoryview, number: int, at: int) -> None:
         """Fill ``view`` with the bytes at ``at`` of shard ``number``."""
@@ -60,7 +59,7 @@ class HashedReads:
             at += len(part)
 
     def known(self, number: int, block: int) -> dict[int, bytes]:
-        """Return leaf number → sha256 of the leaves of a block that this rank has read."""
+        """Return leaf number → hash of the leaves of a block that this rank has read."""
         leaves = self.grain.leaves(block, self.files.sizes[number])
         known = self._known[number]
         return {at: known[at] for at in leaves if at in known}
@@ -98,7 +97,7 @@ class HashedReads:
         leaf, known = self.grain.leaf_bytes, self._known[number]
 
         def of(at: int) -> tuple[int, bytes]:
-            return first + at // leaf, hashlib.sha256(view[at : at + leaf]).digest()
+            return first + at // leaf, self.grain.hash_of_leaf(view[at : at + leaf])
 
         wanted = [at for at in range(0, len(view), leaf) if first + at // leaf not in known]
         known.update(self._pool.map(of, wanted) if len(wanted) > 1 else map(of, wanted))

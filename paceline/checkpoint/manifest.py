@@ -139,7 +139,7 @@ def verify_block(
 def wrong_block(entry: FileEntry, block: int, grain: Grain, found: str) -> str:
     """Say which bytes have another hash."""
     first, last = block * grain.block_bytes, min(entry.bytes, (block + 1) * grain.block_bytes)
-    return f"bytes {first} to {last}: sha256 {found[:12]}… instead of {entry.blocks[block][:12]}…"
+    return f"bytes {first} to {last}: hash {found[:12]}… instead of {entry.blocks[block][:12]}…"
 
 
 def open_part(checkpoint: Path, name: str) -> BinaryIO:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from paceline.checkpoint import codes
-from paceline.checkpoint.blocks import Grain
+from paceline.checkpoint.blocks import SHA256, Grain
 from paceline.checkpoint.refused import newer
 from paceline.checkpoint.strictjson import dump_object, parse_object
 from paceline.checkpoint.tensor_index import TensorRows, parse_index
@@ -21,7 +21,7 @@ MANIFEST = "manifest.json"
 STATE = "state.json"
 HF_FOLDER = "hf"
 FORMAT = "paceline-checkpoint"
-VERSION = 2  # 1 had one sha256 a file and no index; it stays readable
+VERSION = 3  # 1 had one sha256 a file and no index, 2 leaves hashed by sha256; they stay readable
 MAX_MANIFEST_BYTES = 64 * 1024 * 1024
 MAX_ITEMS = 8_000_000  # values in a manifest
 MAX_FILES = 100_000
@@ -35,8 +35,8 @@ _Invalid = Callable[[str], CheckpointError]
 class FileEntry:
     """Size in bytes and lower-case hex sha256 of one file.
 
-    A shard (version 2) has in place of the one hash those of its ``blocks``, and ``data``: the bytes of its
-    header, after which its tensors begin.
+    A shard (from version 2 on) has in place of the one hash those of its ``blocks``, and ``data``: the bytes
+    of its header, after which its tensors begin.
     """
 
     bytes: int
@@ -75,10 +75,15 @@ class Manifest:
         """The names of the files with tensors, sorted: the index has their numbers in this order."""
         return shards_of(self.files)
 
+    @property
+    def version(self) -> int:
+        """The format's version that has all of it."""
+        return 1 if self.tensors is None else 2 if self.grain.leaf_hash == SHA256 else VERSION
+
     def to_bytes(self) -> bytes:
         content: JsonObject = {
             "format": FORMAT,
-            "version": 1 if self.tensors is None else VERSION,
+            "version": self.version,
             "step": self.step,
             "sequence": self.sequence,
             "world_size": self.world_size,
@@ -88,6 +93,8 @@ class Manifest:
         }
         if self.tensors is not None:
             content["block_bytes"], content["leaf_bytes"] = self.grain.block_bytes, self.grain.leaf_bytes
+            if self.version > 2:
+                content["leaf_hash"] = self.grain.leaf_hash
             content["tensors"] = {name: rows.to_json() for name, rows in sorted(self.tensors.items())}
         return dump_object({**content, "digest": digest_of(content)}, MANIFEST, one_line_below=2)
 
@@ -119,6 +126,7 @@ def is_safe_name(name: str) -> bool:
 
 _KEYS = {"format", "version", "step", "sequence", "world_size", "created", "paceline_version", "files"}
 _KEYS_2 = _KEYS | {"block_bytes", "leaf_bytes", "tensors"}
+_KEYS_OF = {1: _KEYS, 2: _KEYS_2, 3: _KEYS_2 | {"leaf_hash"}}
 
 
 def _manifest(data: JsonObject, where: str) -> Manifest:
@@ -138,10 +146,8 @@ def _manifest(data: JsonObject, where: str) -> Manifest:
         raise invalid(f"version {version!r}, this Paceline reads 1 to {VERSION}")
     data = dict(data)
     digest = data.pop("digest", None)  # checkpoints of the first days have none
-    if set(data) != (_KEYS if version == 1 else _KEYS_2):
-        raise invalid(
-            f"keys {sorted(set(data) ^ (_KEYS if version == 1 else _KEYS_2))[:5]} are missing or unknown"
-        )
+    if strange := set(data) ^ _KEYS_OF[version]:
+        raise invalid(f"keys {sorted(strange)[:5]} are missing or unknown")
     if digest != digest_of(data) and (digest is not None or version > 1):
         raise invalid("its digest differs from the one that was written")
     # Types and ranges of the scalars, then every file entry, then the index.
@@ -157,10 +163,11 @@ def _manifest(data: JsonObject, where: str) -> Manifest:
         raise invalid("paceline_version is not text")
     grain = Grain()
     if version > 1:
-        sizes = (_whole(data[key], 1, key, invalid) for key in ("block_bytes", "leaf_bytes"))
-        grain = Grain(*sizes)
+        block, leaf = (_whole(data[key], 1, key, invalid) for key in ("block_bytes", "leaf_bytes"))
+        grain = Grain(block, leaf, str(data.get("leaf_hash", SHA256)))
         if not grain.is_sound:
-            raise invalid(f"blocks of {grain.block_bytes} bytes with leaves of {grain.leaf_bytes}")
+            leaves = f"leaves of {grain.leaf_bytes} hashed by {grain.leaf_hash[:20]!r}"
+            raise invalid(f"blocks of {grain.block_bytes} bytes with {leaves}")
     files = _files(data["files"], None if version == 1 else grain, invalid)
     tensors: dict[str, TensorRows] | None = None
     if version > 1:

@@ -25,7 +25,7 @@ class _Seen(TypedDict):
 
     good: list[int]
     wrong: dict[str, str]  # the wrong hash
-    parts: dict[str, dict[str, str]]  # leaf → sha256, of blocks that it read a part of
+    parts: dict[str, dict[str, str]]  # leaf → hash, of blocks that it read a part of
 
 
 def check_blocks(ranks: CheckpointWorld, reads: HashedReads, manifest: Manifest, path: Path) -> None:

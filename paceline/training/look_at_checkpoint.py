@@ -84,7 +84,7 @@ def _chosen(path: Path, total: int) -> Diagnostic:
     when = "before it starts a process" if small else "as it reads them, each on one rank"
     link = f", a link to {path.resolve()}" if path.is_symlink() else ""
     what = f"the run resumes from {path.name}{link}: all its files are there, with the sizes that were saved"
-    found = f"{human_bytes(total)} in {path}: `paceline train` verifies every byte by sha256 {when}"
+    found = f"{human_bytes(total)} in {path}: `paceline train` verifies every byte by its hash {when}"
     return checkpoint_codes.RESUME_CHOSEN(
         what, "training.resume_from_checkpoint", found, severity=Severity.NOTE
     )

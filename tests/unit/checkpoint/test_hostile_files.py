@@ -47,19 +47,21 @@ class Bomb:
         return open, (str(self.canary), "w")
 
 
-def forge(checkpoint: Path, name: str, data: bytes, version: int = 2) -> None:
+def forge(checkpoint: Path, name: str, data: bytes, version: int = 3) -> None:
     """Replace a file and make the manifest agree: an attacker who knows the format."""
     (checkpoint / name).write_bytes(data)
     if name == "manifest.json":
         return
     manifest = json.loads((checkpoint / "manifest.json").read_text())
-    if version == 1 and manifest["version"] == 2:
+    if version < manifest["version"]:
+        manifest.pop("leaf_hash", None)
+        manifest["version"] = version
+    if version == 1 and "tensors" in manifest:
         manifest = {k: v for k, v in manifest.items() if k not in ("tensors", "block_bytes", "leaf_bytes")}
-        manifest["version"] = 1
         for one in manifest["files"]:
             manifest["files"][one] = whole_file((checkpoint / one).read_bytes())
-    if manifest["version"] == 2 and name.endswith(".safetensors"):
-        blocks = BlockHash(Grain())
+    if manifest["version"] > 1 and name.endswith(".safetensors"):
+        blocks = BlockHash(Grain(leaf_hash=manifest.get("leaf_hash", "sha256")))
         blocks.update(memoryview(data))
         start = min(max(8 + int.from_bytes(data[:8], "little"), 8), max(8, len(data)))
         manifest["files"][name] = {"bytes": len(data), "data": start, "blocks": list(blocks.hashes())}
@@ -178,7 +180,7 @@ def test_a_folder_of_torchs_checkpoint_is_named_and_not_read(run: RunDir, tmp_pa
 
 def test_a_whole_file_that_is_a_pickle_named_safetensors_is_refused(save: Save, tmp_path: Path) -> None:
     path, canary = save(1), tmp_path / "canary"
-    for version in (2, 1):
+    for version in (3, 2, 1):
         forge(path, SHARD, pickle.dumps(Command(canary)), version)
         with pytest.raises(CheckpointError) as caught:
             open_checkpoint(path)
@@ -205,6 +207,7 @@ INDEXES: dict[str, Callable[[dict[str, Any]], Any]] = {
     ),
     "a_name_that_is_not_ours": lambda m: m["tensors"].update({"../x": m["tensors"].popitem()[1]}),
     "a_giant_count": lambda m: m["tensors"]["policy|param|model.w.weight"].update(file=[0, 0, 1 << 52]),
+    "a_hash_that_is_none": lambda m: m.update(leaf_hash="crc32"),
     "leaves_without_end": lambda m: m.update(leaf_bytes=1),
     "blocks_without_end": lambda m: m.update(block_bytes=1 << 52),
     "header_of_another_length": lambda m: m["files"][SHARD].update(data=16),
@@ -334,7 +337,7 @@ HEADERS: dict[str, bytes] = {
 }
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 @pytest.mark.parametrize("kind", HEADERS)
 def test_a_bad_tensor_file_is_refused_before_memory_is_asked_for(
     save: Save, monkeypatch: pytest.MonkeyPatch, kind: str, version: int
@@ -397,6 +400,7 @@ ENTRY = {"bytes": 1, "sha256": "0" * 64}
         {"format": "torch"},
         {"version": 2},
         {"version": 3},
+        {"version": 4},
         {"version": 0},
         {"version": True},
         {"version": "1"},

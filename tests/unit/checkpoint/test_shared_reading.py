@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import xxhash
 from checkpoint_samples import FILES, ThreadRank, on_ranks
 
 from paceline.checkpoint.blocks import BlockHash, Grain, hash_of_block, read_block_hash
@@ -202,12 +204,11 @@ def test_a_file_that_is_replaced_while_it_is_read_is_refused(tmp_path: Path) -> 
     files.close()
 
 
+@pytest.mark.parametrize("leaf_hash", [hashlib.sha256, xxhash.xxh3_128])
 @pytest.mark.parametrize("size", [1, 63, 64, 65, 255, 256, 257, 1000])
-def test_hashes_are_alike_however_the_bytes_come(tmp_path: Path, size: int) -> None:
-    import hashlib
-
-    grain, data = Grain(256, 64), os.urandom(size)
-    leaves = [hashlib.sha256(data[at : at + 64]).digest() for at in range(0, size, 64)]
+def test_hashes_are_alike_however_the_bytes_come(tmp_path: Path, size: int, leaf_hash: Any) -> None:
+    grain, data = Grain(256, 64, leaf_hash().name.lower()), os.urandom(size)
+    leaves = [leaf_hash(data[at : at + 64]).digest() for at in range(0, size, 64)]
     expected = tuple(hash_of_block(leaves[at : at + 4]) for at in range(0, len(leaves), 4))
     for pieces in (1, 7, 64, 100, size):
         found = BlockHash(grain)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import xxhash
 from checkpoint_samples import sample_shards
 
 from paceline.checkpoint.manifest_format import digest_of
@@ -22,6 +23,9 @@ Save = Callable[..., Path]
 # A run of two steps under fsdp in two processes, by the code of commit 3b6e39d; what its reader read.
 VERSION_1 = Path(__file__).parent / "version_1"
 READ_THEN = "80cf619a70c343a3271feb797273f99e6af84782f68f2fea4a96a01dde5ff9c0"
+# ``sample_shards(2)`` by the code of commit 2c27ba8b; what its reader read.
+VERSION_2 = Path(__file__).parent / "version_2"
+READ_OF_2 = "3077a7ecaf506251a0431acf4ff93b9cc0dc4907ff9a0142cf05b3fc0226448d"
 
 
 def digest_of_tensors(reader: CheckpointReader) -> str:
@@ -42,9 +46,26 @@ def test_a_checkpoint_of_version_1_is_read_bit_for_bit() -> None:
         assert json.loads(reader.side_file("config.json"))["model_type"] == "llama"
 
 
-@pytest.mark.parametrize("file", ["shard-00001-of-00002.safetensors", "state.json", "hf/config.json"])
-def test_damage_of_version_1_is_named(tmp_path: Path, file: str) -> None:
-    shutil.copytree(VERSION_1 / "checkpoints", tmp_path / "checkpoints")
+def test_a_checkpoint_of_version_2_is_read_bit_for_bit() -> None:
+    path = find_checkpoint("latest", RunDir.at(VERSION_2))
+    assert path is not None
+    with open_checkpoint(path) as reader:
+        assert (reader.manifest.version, reader.manifest.grain.leaf_hash) == (2, "sha256")
+        assert len(list(reader.names())) == 4 and digest_of_tensors(reader) == READ_OF_2
+
+
+@pytest.mark.parametrize(
+    ("version", "file"),
+    [
+        (VERSION_1, "shard-00001-of-00002.safetensors"),
+        (VERSION_1, "state.json"),
+        (VERSION_1, "hf/config.json"),
+        (VERSION_2, "shard-00000-of-00001.safetensors"),
+        (VERSION_2, "state.json"),
+    ],
+)
+def test_damage_of_a_former_version_is_named(tmp_path: Path, version: Path, file: str) -> None:
+    shutil.copytree(version / "checkpoints", tmp_path / "checkpoints")
     path = tmp_path / "checkpoints" / "step-00000002"
     data = bytearray((path / file).read_bytes())
     data[-2] ^= 1
@@ -56,7 +77,7 @@ def test_damage_of_version_1_is_named(tmp_path: Path, file: str) -> None:
 
 def make_newer(checkpoint: Path) -> None:
     manifest = json.loads((checkpoint / "manifest.json").read_text())
-    manifest |= {"version": 3, "paceline_version": "99.1", "something_new": True}
+    manifest |= {"version": 4, "paceline_version": "99.1", "something_new": True}
     del manifest["digest"]
     (checkpoint / "manifest.json").write_text(json.dumps({**manifest, "digest": digest_of(manifest)}))
 
@@ -74,14 +95,15 @@ def test_a_newer_version_is_refused_as_newer_and_not_passed_over(run: RunDir, sa
     assert find_checkpoint("latest", run) == run.checkpoint(3)
 
 
-def test_what_is_written_now_is_version_2_with_blocks_and_an_index(save: Save) -> None:
+def test_what_is_written_now_is_version_3_with_blocks_and_an_index(save: Save) -> None:
     data = json.loads((save(3) / "manifest.json").read_text())
     shard = "shard-00000-of-00001.safetensors"
-    assert (data["version"], data["block_bytes"], data["leaf_bytes"]) == (2, 64 << 20, 256 << 10)
+    assert (data["version"], data["block_bytes"], data["leaf_bytes"]) == (3, 64 << 20, 256 << 10)
+    assert data["leaf_hash"] == "xxh3_128"
     content = (data["files"][shard]["bytes"], data["files"][shard]["data"])
     raw = (save(3) / shard).read_bytes()
     assert content == (len(raw), 8 + int.from_bytes(raw[:8], "little"))
-    leaf = hashlib.sha256(raw).digest()
+    leaf = xxhash.xxh3_128(raw).digest()
     assert data["files"][shard]["blocks"] == [hashlib.sha256(leaf).hexdigest()]
     weight = sample_shards(3)[0].tensor
     entry = data["tensors"]["policy|param|model.w.weight"]
