@@ -56,7 +56,9 @@ def planned_runs(config: Path, given: Sequence[str], folder: Path) -> list[Sweep
         name = _UNSAFE.sub("_", ",".join(several))[:_LONGEST]
         path = folder / name
         settings.append(f"training.output_dir={path}")
-        load(config, settings)
+        url = load(config, settings).config.training.checkpoint_url
+        if url is not None:  # each run writes to a URL of its own
+            settings.append(f"training.checkpoint_url={url.rstrip('/')}/{name}")
         todo = _todo(path)
         if todo == "resume":
             settings.append("training.resume_from_checkpoint=latest")

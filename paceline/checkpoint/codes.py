@@ -278,3 +278,58 @@ CONVERT_LEFT = Code(
     "Something of the foreign checkpoint was not brought over, because a run does not need it or it has"
     " another form there. The message says what takes its place.",
 )
+OBJECTS_UNAVAILABLE = Code(
+    "objects.unavailable",
+    "A request to the object store failed or took too long, after several tries. Checkpoints on the disk are"
+    " unchanged; the next save goes up again. Check the network, AWS_ENDPOINT_URL and the store.",
+)
+OBJECTS_DENIED = Code(
+    "objects.denied",
+    "The object store has refused: no or wrong credentials, no permission, or no such bucket. Credentials are"
+    " found as the store's own tools find them: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, with boto3"
+    " installed a profile, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME and its key, or the"
+    " role of the machine. They stand in no config, plan, event or log.",
+)
+OBJECTS_NO_CONDITIONAL_CREATE = Code(
+    "objects.no_conditional_create",
+    "A checkpoint in object storage exists from the moment at which its commit record is created, and only"
+    " one writer may create it. This store created an object that was there already.",
+)
+OBJECTS_IN_USE = Code(
+    "objects.in_use",
+    "Another run writes its checkpoints to this URL and has said so less than 90 seconds ago. Stop it, or"
+    " name another URL. A run that died is taken over by itself once its claim is 90 seconds old.",
+)
+OBJECTS_OTHER_WRITER = Code(
+    "objects.other_writer",
+    "Another run has taken over this URL or has committed a checkpoint there meanwhile: this run's"
+    " checkpoints are on its disk only. Stop one of the two, and give each a URL of its own.",
+)
+OBJECTS_HOLDS_RUN = Code(
+    "objects.holds_run",
+    "The URL already holds the checkpoints of a run. Set training.resume_from_checkpoint: auto to go on with"
+    " it, or name another URL for a new run.",
+)
+OBJECTS_DAMAGED = Code(
+    "objects.damaged",
+    "What the object store holds under a name is not what was written there: another size, other bytes, or"
+    " nothing. It is not used; an upload is tried again at the next save.",
+)
+OBJECTS_UPLOADED = Code(
+    "objects.uploaded", "A checkpoint is in the object store: complete, checked, committed."
+)
+OBJECTS_SKIPPED = Code(
+    "objects.skipped",
+    "A checkpoint was not uploaded because a newer one was published while an earlier upload was under way."
+    " It is on the disk. Save less often, or use a faster store.",
+)
+OBJECTS_FETCHED = Code(
+    "objects.fetched",
+    "The newest checkpoint of the URL was brought down, every block compared with its hash, since the run"
+    " directory had none or an older one.",
+)
+OBJECTS_HOUSEKEEPING = Code(
+    "objects.housekeeping",
+    "Old objects could not be removed from the object store, which affects no checkpoint. It is tried again"
+    " at the next save.",
+)

@@ -59,6 +59,10 @@ def shard_name(rank: int, world_size: int) -> str:
     return f"shard-{rank:05d}-of-{world_size:05d}.safetensors"
 
 
+def step_name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
 def is_step_name(name: str) -> bool:
     return _STEP.fullmatch(name) is not None
 

@@ -12,6 +12,7 @@ from paceline.checkpoint.layout import LATEST, Found, is_step_name, leftovers, r
 from paceline.checkpoint.manifest import read_manifest, verify
 from paceline.checkpoint.manifest_format import MANIFEST, Manifest
 from paceline.checkpoint.ties import check_name, check_state, read_state
+from paceline.config.object_url import is_url, parse_url
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError, PacelineError
 from paceline.core.json_types import Json
@@ -46,6 +47,14 @@ def find_checkpoint(
     notes = notes if notes is not None else []
     if where in (LATEST, AUTO):
         return _newest(run.checkpoints, notes, most_bytes, known, may_be_none=where == AUTO)
+    if is_url(where):  # brought down before the ranks start (checkpoint/objects/start.py)
+        url = parse_url(where)
+        folder = run.fetched(url.folder_name)
+        return (
+            _newest(folder, notes, most_bytes, known)
+            if url.step is None
+            else _exactly(folder / url.step, most_bytes, known)
+        )
     # A path: one checkpoint, `latest` in a checkpoints folder, a run directory, or a checkpoints folder.
     path = Path(where).expanduser().absolute()
     if (path / MANIFEST).is_file() or is_step_name(path.name):

@@ -1,4 +1,4 @@
-"""``python -m paceline.checkpoint.verbs list|verify|diff|average|prune|convert …``: a run's checkpoints."""
+"""``python -m paceline.checkpoint.verbs list|verify|diff|average|prune|fetch|convert …``: checkpoints."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from paceline.checkpoint.manifest_format import MANIFEST
 from paceline.checkpoint.retain import RetentionRule, being_read
 from paceline.checkpoint.thinned import thin
 from paceline.checkpoint.verified import mark_verified
+from paceline.config.object_url import parse_url
 from paceline.core.diagnostics import Diagnostic, render_all
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
 from paceline.core.json_types import JsonObject
@@ -28,6 +29,7 @@ from paceline.core.units import human_bytes
 from paceline.launch.claim import in_use
 from paceline.launch.ending import ended
 from paceline.launch.outlet import redacted
+from paceline.rules import codes as rules_codes
 
 
 @redacted
@@ -104,6 +106,30 @@ def _prune(args: argparse.Namespace) -> int:
     return int(ExitCode.OK)
 
 
+def _fetch(args: argparse.Namespace) -> int:
+    from paceline.checkpoint.objects.brought import bring_named
+    from paceline.checkpoint.objects.opened import open_store
+
+    try:
+        url = parse_url(args.url)
+    except ValueError as wrong:
+        hint = "s3://bucket/folder, or s3://bucket/folder/step-00000500"
+        raise ConfigError(
+            rules_codes.SAVE_CHECKPOINT_URL(f"this URL cannot be used: {wrong}", "URL", hint=hint)
+        ) from None
+    run = RunDir.at(args.to)
+    make_folder(run.root)
+    try:
+        with FileLock(run.lock, timeout=0):
+            brought = bring_named(open_store(url), url, run.checkpoints)
+    except Timeout:
+        raise ConfigError(in_use(run)) from None
+    if brought.notes:
+        print(render_all(brought.notes), file=sys.stderr)
+    _answer(args, {"path": str(brought.path)}, lambda: str(brought.path))
+    return int(ExitCode.OK)
+
+
 def _average(args: argparse.Namespace) -> int:
     from paceline.checkpoint.averaged import AveragedReader
     from paceline.checkpoint.export import export_hf
@@ -166,6 +192,7 @@ _VERBS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "diff": _diff,
     "average": _average,
     "prune": _prune,
+    "fetch": _fetch,
     "convert": _convert,
 }
 
@@ -229,6 +256,9 @@ def _parser() -> argparse.ArgumentParser:
     prune.add_argument("--keep", type=int, required=True)
     prune.add_argument("--every", type=int)
     prune.add_argument("--dry-run", action="store_true")
+    fetch = verbs.add_parser("fetch", parents=[common])
+    fetch.add_argument("url")
+    fetch.add_argument("--to", type=Path, required=True)
     convert = verbs.add_parser("convert", parents=[common])
     convert.add_argument("source", type=Path)
     convert.add_argument("--to", type=Path, required=True)

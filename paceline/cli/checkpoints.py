@@ -1,4 +1,4 @@
-"""``paceline checkpoints list|verify|diff|average|prune|convert``."""
+"""``paceline checkpoints list|verify|diff|average|prune|fetch|convert``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @app.callback()
 def root() -> None:
-    """List, verify, compare, average and prune a run's checkpoints; convert those of other programs."""
+    """List, verify, compare, average, prune and fetch checkpoints; convert those of other programs."""
 
 
 @app.command("list")
@@ -105,6 +105,22 @@ def prune(
     """
     options = ["--keep", str(keep), *(["--every", str(every)] if every else [])]
     become(_MODULE, "prune", str(run), *options, *(["--dry-run"] if dry_run else []), *_json(as_json))
+
+
+@app.command()
+def fetch(
+    url: Annotated[
+        str,
+        typer.Argument(metavar="URL", help="s3://bucket/folder, or one checkpoint: …/step-00000500."),
+    ],
+    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="The run directory to bring it into.")],
+    as_json: AsJson = False,
+) -> None:
+    """Bring a checkpoint from object storage onto this disk, every block compared with its hash.
+
+    Without a step it is the newest. Export, verify and the other verbs then take DIR.
+    """
+    become(_MODULE, "fetch", url, "--to", str(to), *_json(as_json))
 
 
 @app.command()

@@ -34,7 +34,7 @@ def start(
 
         # Everything that can be refused is refused before any process starts or a file is written
         options, loaded = _loaded(config_file, overrides, options, one_process)
-        ready = made_ready(loaded, options, config_file, overrides)
+        ready = made_ready(loaded, options, config_file, overrides, starts=not dry_run)
     # Print the plan; a dry run ends here
     print_diagnostics((*loaded.notes, *ready.warnings))
     print(explain(ready.plan), end="", flush=True)

@@ -44,6 +44,7 @@ _NOT_IN_DIGEST = frozenset(
         "training.save_total_limit",
         "training.save_keep_every",
         "training.save_async",
+        "training.checkpoint_url",
         "training.ddp_timeout",
         "training.start_timeout",
         "training.step_timeout",

@@ -83,6 +83,15 @@ class RunDir:
         """Names the newest published checkpoint; only a hint, as resume scans the folder and verifies."""
         return self.checkpoints / "latest"
 
+    def fetched(self, name: str) -> Path:
+        """Checkpoints that were brought down from another run's URL, ``name``, to resume from."""
+        return self.root / "fetched" / name
+
+    @property
+    def run_id(self) -> Path:
+        """A name of this run that no other has, by which it claims a URL."""
+        return self.root / "run-id"
+
     @property
     def tensorboard(self) -> Path:
         return self.root / "tensorboard"

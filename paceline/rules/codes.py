@@ -440,10 +440,20 @@ SAVE_KEEP_EVERY = Code(
 )
 SAVE_DISK = Code("save.disk", "The disk has no room for the checkpoints to keep plus one being written.")
 
+SAVE_CHECKPOINT_URL = Code(
+    "save.checkpoint_url",
+    "The URL of object storage cannot be used. A checkpoint is committed there by an object that is created"
+    " only if it does not exist, which not every kind of storage has; credentials never stand in a URL.",
+)
+SAVE_OBJECTS_PACKAGE = Code(
+    "save.objects_package",
+    "Checkpoints in object storage need a package that is not installed: pip install 'paceline[objects]'.",
+)
+
 RUN_REMOTE_FOLDER = Code(
     "run.remote_folder",
-    "An address such as s3://bucket/run would become a local folder of that name (s3:). Mount the"
-    " storage, or copy the run directory there afterwards.",
+    "An address such as s3://bucket/run would become a local folder of that name (s3:). The run directory is"
+    " a local folder; training.checkpoint_url: s3://bucket/run puts each checkpoint there too.",
 )
 RUN_NAME_LEAVES_OUTPUTS = Code(
     "run.name_leaves_outputs",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from importlib.util import find_spec
 
+from paceline.config.object_url import EXTRA, PACKAGE, is_url, parse_url
 from paceline.config.trackers import TRACKERS, names_of
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.units import human_bytes
@@ -165,7 +167,7 @@ def resume(c: Context) -> Iterator[Diagnostic]:
                 " true without resume_from_checkpoint to start from step 0"
             ),
         )
-    elif t.resume_from_checkpoint == "latest" and f.complete_checkpoints == 0:
+    elif t.resume_from_checkpoint == "latest" and f.complete_checkpoints == 0 and not t.checkpoint_url:
         yield c.problem(
             codes.RESUME_NO_CHECKPOINT,
             "there is no checkpoint to resume from",
@@ -244,7 +246,9 @@ def folders(c: Context) -> Iterator[Diagnostic]:
         "training.output_dir": t.output_dir,
         "training.experiment_name": t.experiment_name,
         "data.cache_dir": c.config.data.cache_dir,
-        "training.resume_from_checkpoint": t.resume_from_checkpoint,
+        "training.resume_from_checkpoint": None
+        if is_url(t.resume_from_checkpoint)
+        else t.resume_from_checkpoint,
     }
     for key, value in written.items():
         if value and re.match(r"[A-Za-z][\w+.-]*:/", value):
@@ -253,7 +257,10 @@ def folders(c: Context) -> Iterator[Diagnostic]:
                 f"{key.rpartition('.')[2]} is an address, but runs, checkpoints and prepared data"
                 " are written to local folders",
                 key,
-                hint="give a local folder, or one where the remote storage is mounted",
+                hint=(
+                    "give a local folder; training.checkpoint_url puts each checkpoint into object"
+                    " storage too"
+                ),
             )
     name = t.experiment_name or ""
     if not t.output_dir and (name.startswith("/") or ".." in name.split("/")):
@@ -265,8 +272,35 @@ def folders(c: Context) -> Iterator[Diagnostic]:
         )
 
 
+def object_storage(c: Context) -> Iterator[Diagnostic]:
+    """save.checkpoint_url, and whether the package is there"""
+    t, named = c.config.training, False
+    for key, value in (
+        ("training.checkpoint_url", t.checkpoint_url),
+        ("training.resume_from_checkpoint", t.resume_from_checkpoint),
+    ):
+        if value is None or (key != "training.checkpoint_url" and not is_url(value)):
+            continue
+        named = True
+        try:
+            if parse_url(value).step is not None and key == "training.checkpoint_url":
+                raise ValueError("it names one checkpoint: name the folder of the run")
+        except ValueError as wrong:
+            hint = "checkpoint_url: s3://bucket/folder"
+            yield c.problem(codes.SAVE_CHECKPOINT_URL, f"this URL cannot be used: {wrong}", key, hint=hint)
+    if named and c.starting and find_spec(PACKAGE) is None:
+        yield c.problem(
+            codes.SAVE_OBJECTS_PACKAGE,
+            "object storage needs a package that is not installed",
+            "training.checkpoint_url" if t.checkpoint_url else "training.resume_from_checkpoint",
+            found=PACKAGE,
+            hint=f"pip install '{EXTRA}'",
+        )
+
+
 SAVE_RULES: tuple[Rule, ...] = (
     folders,
+    object_storage,
     best_strategy,
     best_needs_eval,
     intervals,

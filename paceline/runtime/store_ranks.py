@@ -26,19 +26,23 @@ class StoreRanks:
     silent. Each meeting's values are removed at the next one, which shows that all ranks have read them.
     """
 
-    def __init__(self, store: SignedStore, rank: int, world_size: int) -> None:
+    def __init__(self, store: SignedStore, rank: int, world_size: int, name: str = "save") -> None:
         self.rank = rank
         self.world_size = world_size
         self._store = store
+        self._name = name
         self._meeting = 0
 
     @staticmethod
-    def open(world: World) -> StoreRanks | World:
-        """Connect to the run's store; a world of one needs none. Raises PacelineError."""
+    def open(world: World, name: str = "save") -> StoreRanks | World:
+        """Connect to the run's store; a world of one needs none. ``name``: what the thread does, which keeps
+        its meetings apart from another's. Raises PacelineError.
+        """
         if world.world_size == 1:
             return world
         store = connect_store(world.env, min(_CONNECT_SECONDS, world.timeout_seconds), may_host=False)
-        return StoreRanks(SignedStore(store, world.secret, name_of(world.env)), world.rank, world.world_size)
+        signed = SignedStore(store, world.secret, name_of(world.env))
+        return StoreRanks(signed, world.rank, world.world_size, name)
 
     def all_gather_json(self, value: T) -> list[T]:
         """Return every rank's value, in rank order, on every rank. JSON types only; tuples arrive as lists.
@@ -69,7 +73,7 @@ class StoreRanks:
             pause = min(1.5 * pause, _LONGEST_POLL_SECONDS)
 
     def _key(self, meeting: int, rank: int) -> str:
-        return f"save/{meeting}/{rank}"
+        return f"{self._name}/{meeting}/{rank}"
 
     def _joint(self, meeting: int) -> str:
-        return f"save/{meeting}/all"
+        return f"{self._name}/{meeting}/all"

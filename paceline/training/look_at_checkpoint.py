@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from paceline.checkpoint import codes as checkpoint_codes
+from paceline.checkpoint.layout import LATEST, scan
 from paceline.checkpoint.manifest import read_manifest
-from paceline.checkpoint.resume import BEFORE_BYTES, at_its_key, find_checkpoint, same_run
+from paceline.checkpoint.resume import AUTO, BEFORE_BYTES, at_its_key, find_checkpoint, same_run
 from paceline.checkpoint.ties import read_config, read_state
+from paceline.config.object_url import is_url, parse_url
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import PacelineError
@@ -44,6 +47,12 @@ def look_at_checkpoint(config: Config, environ: Mapping[str, str], plan: Plan | 
     if not where:
         return
     run = RunDir.at(config.run_directory())
+    if _is_elsewhere(where, config.training.checkpoint_url, run):
+        what = "none is on this disk: a start brings the checkpoint of the URL down first, if there is one"
+        place = where if is_url(where) else str(config.training.checkpoint_url)
+        key = "training.resume_from_checkpoint"
+        yield checkpoint_codes.RESUME_CHOSEN(what, key, place, severity=Severity.NOTE)
+        return
     try:
         path = find_checkpoint(where, run, most_bytes=0)
         if path is None:
@@ -77,6 +86,15 @@ def look_at_checkpoint(config: Config, environ: Mapping[str, str], plan: Plan | 
     except PacelineError as error:
         for finding in error.diagnostics:
             yield replace(finding, where=_KEYS[finding.where])
+
+
+def _is_elsewhere(where: str, url: str | None, run: RunDir) -> bool:
+    """Whether what to resume from is not on this disk yet, but at a URL, as it seems."""
+    if is_url(where):
+        with suppress(ValueError):  # the rules name it
+            return not run.fetched(parse_url(where).folder_name).is_dir()
+        return True
+    return bool(url) and where in (LATEST, AUTO) and not scan(run.checkpoints)
 
 
 def _chosen(path: Path, total: int) -> Diagnostic:

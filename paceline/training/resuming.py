@@ -219,6 +219,7 @@ QUIET = frozenset(
         "save_total_limit",
         "save_keep_every",
         "save_async",
+        "checkpoint_url",
         "log_level",
         "per_device_train_batch_size",
         "gradient_accumulation_steps",

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 
 from paceline.checkpoint.beside import SavedBeside, SavesBeside
+from paceline.checkpoint.layout import step_name
+from paceline.checkpoint.objects.uploads import Uploads
 from paceline.checkpoint.store import Checkpointer
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
@@ -81,7 +84,8 @@ class RunContents:
 class RunSaves:
     """Saves of a run, as the trainer calls them; each durable checkpoint is ``published`` on this rank.
 
-    With ``beside`` a save goes on beside training, and its end is met by all ranks at one step.
+    With ``beside`` a save goes on beside training, and its end is met by all ranks at one step. With
+    ``uploads`` each goes to object storage as well; ``note`` hears of that.
     """
 
     def __init__(
@@ -92,12 +96,16 @@ class RunSaves:
         *,
         keep_best: bool,
         beside: SavesBeside | None = None,
+        uploads: Uploads | None = None,
+        note: Callable[[Diagnostic], None] = lambda diagnostic: None,
     ) -> None:
         self._contents = contents
         self._checkpointer = checkpointer
         self._published = published
         self._keep_best = keep_best
         self._beside = beside
+        self._uploads = uploads
+        self._note = note
         self._working: Callable[[bool], bool] = bool
 
     def save(self, step: int) -> bool:
@@ -115,6 +123,7 @@ class RunSaves:
         assert cost is not None
         event = events.CheckpointSaved(step, str(path), cost.seconds, cost.num_bytes)
         self._published(event, self._checkpointer.take_notes())
+        self._send(path)
         return True
 
     def settle(self, *, wait: bool) -> bool:
@@ -123,6 +132,7 @@ class RunSaves:
         Without ``wait`` it is asked for only once every rank's part has ended. Raises its CheckpointError,
         on all ranks at the same step.
         """
+        self._report_uploads()
         beside = self._beside
         if beside is None or not beside.is_running:
             return False
@@ -145,4 +155,25 @@ class RunSaves:
             saved.step, str(saved.path), cost.seconds, cost.num_bytes, saved.waited
         )
         self._published(event, self._beside.take_notes())
+        self._send(saved.path)
         return True
+
+    def finish(self, waiting: Callable[[], None]) -> None:
+        """Wait until the last checkpoint is at its URL too; ``waiting`` is called meanwhile. Collective.
+
+        Raises CheckpointError.
+        """
+        if self._uploads is not None:
+            try:
+                self._uploads.end(waiting)
+            finally:
+                self._report_uploads()
+
+    def _send(self, path: Path) -> None:
+        if self._uploads is not None:
+            best = self._contents.parts.state.best_step if self._keep_best else None
+            self._uploads.published(path, None if best is None else step_name(best))
+
+    def _report_uploads(self) -> None:
+        for note in self._uploads.take_notes() if self._uploads is not None else ():
+            self._note(note)

@@ -15,8 +15,9 @@ from paceline.algorithms.registry import algorithm_class
 from paceline.algorithms.router_balance import Balanced
 from paceline.checkpoint.beside import SavesBeside
 from paceline.checkpoint.carried import STATE_KEY
+from paceline.checkpoint.objects.uploads import Uploads, open_uploads
 from paceline.checkpoint.reader import CheckpointReader
-from paceline.checkpoint.retain import being_read
+from paceline.checkpoint.retain import RetentionRule, being_read
 from paceline.checkpoint.store import Checkpointer
 from paceline.config.metrics import evaluation_metrics
 from paceline.config.schema import Config
@@ -121,11 +122,13 @@ class Session:
         """Return this rank's trainer; ``published`` is called after each durable checkpoint. Collective."""
         parts = self.parts()
         # even with save_strategy: no, since a stop saves
-        saves = self.saves(parts, published)
+        saves = self.saves(parts, published, partial(notify, observers))
         return self.trainer(parts, observers, stop_requested, saves, should_stop, doing)
 
-    def saves(self, parts: Parts, published: Published) -> RunSaves:
-        """Return the saves of the run, beside training if the plan says so."""
+    def saves(
+        self, parts: Parts, published: Published, note: Callable[[Diagnostic], None] = lambda diagnostic: None
+    ) -> RunSaves:
+        """Return the saves of the run, beside training if the plan says so, and to object storage too."""
         t, exported = self.config.training, parts.algorithm.trains[0]
         before = {} if self.reader is None else as_object(self.reader.state.get(STATE_KEY))
         rest = partial(self.models.carried, exported, before)
@@ -133,7 +136,23 @@ class Session:
         ranks = StoreRanks.open(self.world) if self.plan.save_async else self.world
         checkpointer = Checkpointer(self.run, ranks, t.save_total_limit, every=t.save_keep_every)
         beside = SavesBeside(checkpointer, ranks, self.world.device) if self.plan.save_async else None
-        return RunSaves(contents, checkpointer, published, keep_best=t.load_best_model_at_end, beside=beside)
+        return RunSaves(
+            contents,
+            checkpointer,
+            published,
+            keep_best=t.load_best_model_at_end,
+            beside=beside,
+            uploads=self.uploads(),
+            note=note,
+        )
+
+    def uploads(self) -> Uploads | None:
+        """Return the uploads of checkpoints, if the run has a URL for them."""
+        t = self.config.training
+        if t.checkpoint_url is None:
+            return None
+        rule = RetentionRule(t.save_total_limit, t.save_keep_every)
+        return open_uploads(t.checkpoint_url, self.run, StoreRanks.open(self.world, "upload"), rule)
 
     def parts(self) -> Parts:
         """Build model, strategy, algorithm and data; restore the checkpoint to resume from. Collective."""

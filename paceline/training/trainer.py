@@ -45,6 +45,10 @@ class Saves(Protocol):
         """Return whether a save that was begun has become durable; raise its error, on all ranks."""
         ...
 
+    def finish(self, waiting: Callable[[], None]) -> None:
+        """Wait, after training, for what goes on with the last save; ``waiting`` is called meanwhile."""
+        ...
+
     def rescue(self) -> None:
         """Let a save that was begun end before this rank's error ends the run. Not collective."""
         ...

@@ -68,7 +68,7 @@ from paceline.training.signals import StopSignals
 from paceline.training.start import Start
 from paceline.training.state import TrainState
 from paceline.training.summary import print_summary
-from paceline.training.trainer import Trainer
+from paceline.training.trainer import SAVE, Trainer
 
 ECHO_SECONDS = 1.0  # how long a rank that cannot join the world waits for the launcher's reason
 ROOT_CAUSE_SECONDS = 5.0  # how long a rank that lost its peers waits for the failed one's error
@@ -258,6 +258,8 @@ class Worker:
         if self.config.training.eval_on_start and trainer.evaluate is not None and trainer.state.step == 0:
             trainer.measure()
         outcome = trainer.train()
+        if trainer.saves is not None:
+            trainer.saves.finish(partial(self.observers.heartbeat.beat, trainer.state.step, SAVE))
         self.say_models(trainer, (), ("attention", "decoding", "compile"))  # what ran, and compiled how long
         if outcome != "stopped":
             self.load_best(world, trainer)

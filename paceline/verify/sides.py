@@ -145,6 +145,7 @@ def _small(plan: Plan, model_config: Mapping[str, Json], steps: int) -> JsonObje
         "report_to": ["none"],
         "logging_steps": 1,
         "resume_from_checkpoint": None,
+        "checkpoint_url": None,
         "overwrite_output_dir": True,
         "mixed_precision": _PRECISION_WORDS[plan.precision.compute],
         "dataloader_drop_last": False,

@@ -62,6 +62,8 @@ WRITERS = {
     ),
     "paceline/training/trial/run.py": "findings, in a temporary folder",
     "paceline/checkpoint/every_byte.py": "findings, in a temporary folder",
+    "paceline/checkpoint/objects/start.py": "findings, in a temporary folder",
+    "paceline/launch/before/objects.py": "URLs, refused if they held a secret",
     "paceline/config/reference.py": "documentation",
     "paceline/config/foreign/reference.py": "documentation",
     "paceline/training/console.py": "the redactor it is given",

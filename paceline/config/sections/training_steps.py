@@ -222,7 +222,7 @@ class SavingFields(Section):
         default=None,
         description=(
             "latest (or true): resume, refuse if there is no checkpoint; auto: resume if "
-            "there is one; or the path of a checkpoint."
+            "there is one; or the path or URL of a checkpoint."
         ),
     )
     save_strategy: Annotated[str, Word("no", "steps", "epoch", "best", false="no")] = Field(
@@ -237,6 +237,13 @@ class SavingFields(Section):
     save_keep_every: OptInt = Field(
         default=None,
         description="With save_total_limit: keep each checkpoint whose step is a multiple of this, too.",
+    )
+    checkpoint_url: OptText = Field(
+        default=None,
+        description=(
+            "Object storage that gets each checkpoint too, beside training: s3://bucket/folder, gs://, az://"
+            " or file:///folder; a start brings its newest one down if the run directory has none so new."
+        ),
     )
     save_async: Bool = Field(
         default=False,

@@ -122,7 +122,7 @@ def _run_child(job: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
             return reply, ended
     with tempfile.TemporaryDirectory(prefix=_FOLDER) as folder:
         request, answer = _written(job, Path(folder))
-        ended = _wait(_started(_CHECKS, str(request), str(answer)), SECONDS)
+        ended = wait_for_child(started_child(_CHECKS, str(request), str(answer)), SECONDS)
         return _read(answer), ended
 
 
@@ -158,8 +158,8 @@ def check_bytes(where: str, run: RunDir) -> None:
     """
     with tempfile.TemporaryDirectory(prefix="paceline-bytes-") as folder:
         answer = Path(folder) / "answer.json"
-        child = _started("paceline.checkpoint.every_byte", where, str(run.root), str(answer))
-        if ended := _wait(child, None):
+        child = started_child("paceline.checkpoint.every_byte", where, str(run.root), str(answer))
+        if ended := wait_for_child(child, None):
             what = "the checkpoint could not be verified before the start"
             raise ConfigError(
                 codes.TRIAL_UNFINISHED(
@@ -171,7 +171,7 @@ def check_bytes(where: str, run: RunDir) -> None:
         raise ConfigError(*found)
 
 
-def _started(module: str, *arguments: str) -> subprocess.Popen[bytes]:
+def started_child(module: str, *arguments: str) -> subprocess.Popen[bytes]:
     """Start a module of this package as a quiet child process: its own session, no network downloads."""
     from paceline.launch.processes import die_with_parent
     from paceline.launch.spec import import_path, module_argv
@@ -187,7 +187,7 @@ def _started(module: str, *arguments: str) -> subprocess.Popen[bytes]:
     )
 
 
-def _wait(child: subprocess.Popen[bytes], seconds: float | None) -> str:
+def wait_for_child(child: subprocess.Popen[bytes], seconds: float | None) -> str:
     """Wait for the child; return why it failed, or an empty string on success.
 
     Kills its process group on a timeout.

@@ -184,11 +184,15 @@ def found_for_ranks(
 
     On the first node also those of the run directory.
     """
+    from paceline.launch.before.objects import from_object_storage
     from paceline.launch.claim import check_claim
 
     training = loaded.config.training
     try:
+        with at_lines(loaded):
+            brought = from_object_storage(loaded.config, leads=first_node)
         _, found = planned(loaded, ranks=Ranks(cluster, launcher))
+        found = (*brought, *found)
         if first_node:
             run = RunDir.at(loaded.config.run_directory())
             check_claim(

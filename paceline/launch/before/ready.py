@@ -10,10 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from paceline.config.object_url import is_url
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.private import written_for
 from paceline.core.rundir import RunDir
+from paceline.launch.before.objects import from_object_storage
 from paceline.launch.before.planned import cluster_of, merged, planned
 from paceline.launch.claim import check_claim, claim
 from paceline.launch.options import LaunchOptions
@@ -147,13 +149,21 @@ class Ready:
 
 
 def made_ready(
-    loaded: Loaded, options: LaunchOptions, config_file: Path | None, overrides: Sequence[str] = ()
+    loaded: Loaded,
+    options: LaunchOptions,
+    config_file: Path | None,
+    overrides: Sequence[str] = (),
+    *,
+    starts: bool = True,
 ) -> Ready:
-    """Check and plan a run on this machine.
+    """Check and plan a run on this machine; if it ``starts``, first bring the checkpoint to resume from onto
+    its disk.
 
     Raises ConfigError with all that can be refused before a process starts or a file is written.
     """
+    brought = with_lines(lambda: _brought(loaded), loaded.provenance) if starts else ()
     plan, warnings = planned(loaded, launcher=options.launcher)
+    warnings = (*brought, *warnings)
     if refused := at_start(warnings):
         raise ConfigError(*refused)
     cluster = cluster_of(loaded.config, plan)
@@ -165,6 +175,20 @@ def made_ready(
         check_claim(RunDir.at(plan.run_dir), overwrite=training.overwrite_output_dir, resume=resume)
     settings = malloc_settings(os.environ) if plan.device == "cpu" else {}
     return Ready(loaded, options, plan, warnings, cluster, launcher, cores, settings, config_file, overrides)
+
+
+def _brought(loaded: Loaded) -> tuple[Diagnostic, ...]:
+    """Bring the checkpoint to resume from onto this disk, if it is in object storage; return notes.
+
+    Raises ConfigError, also if the run directory is another's: nothing is written there then.
+    """
+    config = loaded.config
+    leads = config.launch.node_rank == 0
+    if leads and (config.training.checkpoint_url or is_url(config.training.resume_from_checkpoint)):
+        t = config.training
+        run = RunDir.at(config.run_directory())
+        check_claim(run, overwrite=t.overwrite_output_dir, resume=bool(t.resume_from_checkpoint))
+    return from_object_storage(config, leads=leads)
 
 
 def with_lines(do: Callable[[], T], provenance: Mapping[str, Source]) -> T:

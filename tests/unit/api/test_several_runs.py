@@ -108,6 +108,10 @@ def test_a_sweep_is_every_combination_and_does_none_twice(config: Path, tmp_path
         f"learning_rate={lr}_seed={seed}" for lr in ("1e-3", "1e-4") for seed in (1, 2)
     ]
     assert all("training.max_steps=3" in run.settings and run.todo == "train" for run in runs)
+    urls = planned_runs(config, [*given, "training.checkpoint_url=s3://bucket/sweep"], folder)
+    assert [one.settings[-1] for one in urls] == [
+        f"training.checkpoint_url=s3://bucket/sweep/{run.name}" for run in runs
+    ], "each run writes to a URL of its own"
     run_with(runs[0].path, [1.0])
     run_with(runs[1].path, [1.0])
     RunDir.at(runs[1].path).events(0).write_text("")

@@ -266,6 +266,7 @@ def calls(*names: str) -> Callable[[Callable[[Tree], Any]], Callable[[Tree], Any
 
 @calls(
     "training.session.Checkpointer",
+    "training.session.open_uploads",
     "training.saver.hugging_face_files",
     "training.saver.exported_shards",
     "training.saver.run_state",

@@ -697,11 +697,19 @@ CASES = [
     case("save.steps_fraction", _t(save_steps=1.5), _t(save_steps=0.25)),
     case("save.total_limit", _t(save_total_limit=0), _t(save_total_limit=1)),
     case("save.keep_every", _t(save_keep_every=10), _t(save_keep_every=10, save_total_limit=1)),
+    case("save.checkpoint_url", _t(checkpoint_url="hdfs://host/run"), _t(checkpoint_url="s3://bucket/run")),
+    case(
+        "save.checkpoint_url",
+        _t(checkpoint_url="s3://bucket/run/step-00000001"),
+        _t(resume_from_checkpoint="s3://bucket/run/step-00000001"),
+    ),
+    case("save.checkpoint_url", _t(resume_from_checkpoint="s3://key:secret@bucket/run"), _t()),
     case("save.keep_every", _t(save_keep_every=0, save_total_limit=1), _t()),
     case("run.remote_folder", _t(output_dir="s3://bucket/run"), _t(output_dir="outputs/s3")),
     case("run.remote_folder", _t(output_dir="file:///tmp/run"), _t(output_dir="C:run")),
     case("run.remote_folder", {"data.cache_dir": "gs://bucket/cache"}, {"data.cache_dir": "/mnt/bucket"}),
-    case("run.remote_folder", _t(resume_from_checkpoint="hdfs://n/run"), _t(resume_from_checkpoint="auto")),
+    case("run.remote_folder", _t(resume_from_checkpoint="s3:/n/run"), _t(resume_from_checkpoint="auto")),
+    case("save.checkpoint_url", _t(resume_from_checkpoint="hdfs://n/run"), _t(resume_from_checkpoint="auto")),
     case("run.name_leaves_outputs", _t(experiment_name="../../etc"), _t(experiment_name="group/try..2")),
     case(
         "run.name_leaves_outputs", _t(experiment_name="/etc"), _t(experiment_name="/etc", output_dir="here")
@@ -1076,6 +1084,17 @@ def test_a_rule_refuses_one_config_and_passes_its_neighbour(rule):
 
 def test_the_defaults_break_no_rule_and_unknown_facts_are_silent():
     assert check(Config(), Facts()) == []
+
+
+def test_a_missing_package_of_object_storage_is_refused_before_a_start(monkeypatch):
+    def found(**training):
+        return codes(_t(**training), Facts(), True).get("save.objects_package")
+
+    assert found(checkpoint_url="s3://bucket/run") is None
+    monkeypatch.setattr("paceline.rules.save.find_spec", lambda name: None)
+    assert found(checkpoint_url="s3://bucket/run") is Severity.ERROR
+    assert found(resume_from_checkpoint="s3://bucket/run") is Severity.ERROR
+    assert found(resume_from_checkpoint="auto") is None
 
 
 def test_every_code_a_rule_names_has_a_case_and_an_explanation():

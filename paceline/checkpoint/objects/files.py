@@ -1,0 +1,136 @@
+"""Files of a checkpoint to an object store and back, compared on both ways."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from paceline.checkpoint import codes
+from paceline.checkpoint.blocks import BlockHash
+from paceline.checkpoint.disk import sync_folder, write_fresh
+from paceline.checkpoint.layout import shard_name
+from paceline.checkpoint.manifest import open_part, verify_open, wrong_block
+from paceline.checkpoint.manifest_format import HF_FOLDER, MANIFEST, FileEntry, Manifest
+from paceline.checkpoint.objects.store import ObjectStore, StoreUnavailable, again
+from paceline.checkpoint.refused import damaged
+from paceline.core.errors import CheckpointError
+
+_PIECE = 16 * 1024 * 1024
+_AT_ONCE = 4  # blocks under way, each in memory
+_LOOKS = 2  # reads of a block before it counts as damaged in the store
+
+
+def files_of_rank(checkpoint: Path, files: Sequence[str], rank: int, world_size: int) -> list[str]:
+    """Return the files of a checkpoint that a rank uploads: its shard, and rank 0 all that is no other's."""
+    if rank:
+        mine = shard_name(rank, world_size)
+        return [mine] if (checkpoint / mine).is_file() else []
+    others = {shard_name(one, world_size) for one in range(1, world_size)}
+    return [name for name in (*files, MANIFEST) if name not in others]
+
+
+def upload(store: ObjectStore, checkpoint: Path, names: Sequence[str], folder: str) -> dict[str, int]:
+    """Upload files; return name → bytes, once each is there as it is here.
+
+    Raises CheckpointError, also ``objects.damaged`` if the store holds something else.
+    """
+
+    def one(name: str) -> None:
+        store.put_file(f"{folder}/{name}", checkpoint / name)
+        _compare(store, checkpoint, name, f"{folder}/{name}")
+
+    for name in names:
+        again(lambda name=name: one(name))  # type: ignore[misc]
+    return {name: (checkpoint / name).stat().st_size for name in names}
+
+
+def _compare(store: ObjectStore, checkpoint: Path, name: str, stored: str) -> None:
+    """Compare sizes, and the bytes too where the store has not compared a hash of them itself."""
+    facts, size = store.facts(stored), (checkpoint / name).stat().st_size
+    if facts is None or facts.num_bytes != size:
+        raise _other(stored, f"{facts.num_bytes if facts else 'no'} of {size} bytes")
+    if store.checks_content:
+        return
+    with open_part(checkpoint, name) as file:
+        for start in range(0, size, _PIECE):
+            end = min(size, start + _PIECE)
+            if store.get_range(stored, start, end) != file.read(end - start):
+                raise _other(stored, f"bytes {start} to {end} differ")
+
+
+def _other(stored: str, found: str) -> StoreUnavailable:
+    return StoreUnavailable(codes.OBJECTS_DAMAGED("an upload arrived damaged", stored, found))
+
+
+def download(store: ObjectStore, folder: str, manifest: Manifest, content: bytes, into: Path) -> None:
+    """Bring the files of a checkpoint into the folder ``into``, which exists; ``content`` is the manifest's.
+
+    Every hash of the manifest is compared while the blocks arrive. On return all of it is durable. Raises
+    CheckpointError and OSError.
+    """
+    if any(name.startswith(f"{HF_FOLDER}/") for name in manifest.files):
+        os.mkdir(into / HF_FOLDER)
+    with ThreadPoolExecutor(_AT_ONCE, "paceline-fetch") as pool:
+        for name, entry in manifest.files.items():
+            _fetch(store, f"{folder}/{name}", entry, manifest, into, name, pool)
+    write_fresh(into / MANIFEST, [content])
+    if (into / HF_FOLDER).is_dir():
+        sync_folder(into / HF_FOLDER)
+    sync_folder(into)
+
+
+def _fetch(
+    store: ObjectStore,
+    stored: str,
+    entry: FileEntry,
+    manifest: Manifest,
+    into: Path,
+    name: str,
+    pool: ThreadPoolExecutor,
+) -> None:
+    piece = manifest.grain.block_bytes if entry.blocks else _PIECE
+    fd = os.open(into / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+
+        def bring(block: int) -> None:
+            start, end = block * piece, min(entry.bytes, (block + 1) * piece)
+            for look in range(_LOOKS):
+                found = again(lambda: store.get_range(stored, start, end))
+                if not entry.blocks:
+                    break
+                sound = _hash(found, manifest)
+                if sound == entry.blocks[block]:
+                    break
+                if look + 1 == _LOOKS:
+                    raise damaged(Path(stored).parent, name, wrong_block(entry, block, manifest.grain, sound))
+            view, at = memoryview(found), start
+            while view:
+                done = os.pwrite(fd, view, at)
+                view, at = view[done:], at + done
+
+        for _ in pool.map(bring, range(-(-entry.bytes // piece))):
+            pass
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    if not entry.blocks:
+        with open_part(into, name) as file:
+            verify_open(file, entry, into, name)
+
+
+def _hash(block: bytes, manifest: Manifest) -> str:
+    found = BlockHash(manifest.grain)
+    found.update(memoryview(block))
+    return (*found.hashes(), "nothing")[0]
+
+
+def read_stored_manifest(store: ObjectStore, folder: str) -> tuple[Manifest, bytes]:
+    """Return the manifest of a stored checkpoint, and its bytes. Raises CheckpointError."""
+    stored = f"{folder}/{MANIFEST}"
+    content = again(lambda: store.get(stored))
+    if content is None:
+        what = "the checkpoint's manifest is not in the store"
+        raise CheckpointError(codes.OBJECTS_DAMAGED(what, stored, "removed, or never complete"))
+    return Manifest.from_bytes(content, stored), content

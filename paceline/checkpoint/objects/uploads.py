@@ -1,0 +1,199 @@
+"""Uploads beside training: a thread on each rank, one checkpoint at a time, all ranks together."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from paceline.checkpoint import codes
+from paceline.checkpoint.disk import replace_text
+from paceline.checkpoint.manifest import read_manifest
+from paceline.checkpoint.manifest_format import MANIFEST, Manifest
+from paceline.checkpoint.objects.files import files_of_rank, upload
+from paceline.checkpoint.objects.opened import open_store
+from paceline.checkpoint.objects.store import ObjectStore
+from paceline.checkpoint.objects.writer import StoreWriter
+from paceline.checkpoint.retain import RetentionRule, being_read
+from paceline.checkpoint.together import CheckpointWorld, together
+from paceline.config.object_url import ObjectUrl, parse_url
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.errors import CheckpointError
+from paceline.core.rundir import RunDir
+from paceline.core.units import human_bytes, human_seconds
+
+_WAIT_SECONDS = 5.0
+
+
+def open_uploads(text: str, run: RunDir, ranks: CheckpointWorld, rule: RetentionRule) -> Uploads:
+    """Return the uploads of a run to the URL ``text``, which rank 0 claims. Raises CheckpointError and
+    OSError.
+    """
+    url = parse_url(text)
+    store = open_store(url)
+    if ranks.rank:
+        return Uploads(store, url, ranks, None)
+    writer = StoreWriter(store, url, run_id(run), rule)
+    writer.open()  # a second writer is refused before its first step
+    return Uploads(store, url, ranks, writer)
+
+
+def run_id(run: RunDir) -> str:
+    """Return the run's own name, made at its first call in a run directory. Raises OSError."""
+    if not run.run_id.is_file():
+        replace_text(run.run_id, os.urandom(8).hex() + "\n")
+    return run.run_id.read_text(encoding="ascii").strip()
+
+
+@dataclass(frozen=True)
+class _Published:
+    """A checkpoint that is durable on the disk; ``best``: the name of one that retention spares."""
+
+    path: Path
+    best: str | None
+
+
+class Uploads:
+    """Upload each published checkpoint, the newest first where they come faster than they go up.
+
+    ``ranks`` meets the other ranks without collectives, over a connection of its own; ``writer`` is rank 0's.
+    A failure is a warning, and the next checkpoint is tried anew; the last one's is the error of ``end``.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        url: ObjectUrl,
+        ranks: CheckpointWorld,
+        writer: StoreWriter | None,
+    ) -> None:
+        assert (ranks.rank == 0) == (writer is not None)
+        self._store = store
+        self._url = url
+        self._ranks = ranks
+        self._writer = writer
+        self._notes: queue.Queue[Diagnostic] = queue.Queue()
+        self._waiting: queue.Queue[_Published | None] = queue.Queue()
+        self._failed: _Published | None = None  # the newest, if it did not go up; alike on all ranks
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="paceline-uploads", daemon=True)
+        self._thread.start()
+
+    def published(self, path: Path, best: str | None = None) -> None:
+        """Upload a checkpoint that has just been published. Every rank calls it, for the same ones."""
+        self._waiting.put(_Published(path, best))
+
+    def end(self, waiting: Callable[[], None] = lambda: None) -> None:
+        """Wait until the last checkpoint is up; ``waiting`` is called meanwhile. Every rank calls it.
+
+        Raises CheckpointError, the same on all ranks, if it could not be uploaded.
+        """
+        self._waiting.put(None)
+        while self._thread.is_alive():
+            self._thread.join(_WAIT_SECONDS)
+            waiting()
+        if self._error is not None:
+            raise self._error
+
+    def take_notes(self) -> list[Diagnostic]:
+        """Return each note and warning once, those of rank 0."""
+        notes: list[Diagnostic] = []
+        while not self._notes.empty():
+            notes.append(self._notes.get())
+        return notes
+
+    def _run(self) -> None:
+        try:
+            while (one := self._waiting.get()) is not None:
+                if self._is_newest(one):
+                    self._try(one)
+            if self._failed is not None:  # once more, since no other save will
+                self._upload(self._failed)
+        except BaseException as exc:  # noqa: BLE001 - raised again by ``end``
+            self._error = exc
+        finally:
+            if self._writer is not None:
+                self._writer.close()
+
+    def _is_newest(self, one: _Published) -> bool:
+        """Whether ``one`` is to go up: none is published after it, as rank 0 sees it. Collective."""
+        newest = self._together(lambda: self._ranks.rank != 0 or self._waiting.empty() or self._ends_next())[
+            0
+        ]
+        if not newest and self._ranks.rank == 0:
+            what = f"{one.path.name} was not uploaded: a newer checkpoint is there already"
+            self._note(codes.OBJECTS_SKIPPED(what, str(self._url), severity=Severity.NOTE))
+        return newest
+
+    def _ends_next(self) -> bool:
+        with self._waiting.mutex:
+            return self._waiting.queue[0] is None
+
+    def _try(self, one: _Published) -> None:
+        try:
+            self._upload(one)
+            self._failed = None
+        except CheckpointError as error:
+            self._failed = one
+            if self._ranks.rank == 0:
+                for diagnostic in error.diagnostics:
+                    what = f"{one.path.name} is on the disk, but was not uploaded: {diagnostic.what}"
+                    self._note(replace(diagnostic, what=what, severity=Severity.WARNING))
+
+    def _upload(self, one: _Published) -> None:
+        """Upload, compare, commit. Collective. Raises CheckpointError, the same on all ranks."""
+        began = time.perf_counter()
+        rank, writer, name = self._ranks.rank, self._writer, one.path.name
+        manifests: list[Manifest] = []
+
+        def begin() -> str:
+            if writer is None:
+                return ""
+            manifests.append(read_manifest(one.path))
+            return writer.begin(name, manifests[0].files)
+
+        folder = self._together(begin)[0]
+        files = list(manifests[0].files) if manifests else []
+
+        def send() -> dict[str, int]:
+            held = being_read(one.path) if (one.path / MANIFEST).is_file() else nullcontext()
+            with held:  # retention may prune it meanwhile
+                mine = files_of_rank(one.path, files, rank, self._ranks.world_size)
+                return upload(self._store, one.path, mine, folder)
+
+        sent = self._together(send)
+        sizes = {file: size for of_rank in sent for file, size in of_rank.items()}
+
+        def commit() -> None:
+            if writer is not None:
+                writer.commit(manifests[0], name, folder, sizes, one.best)
+
+        self._together(commit)
+        if writer is not None:
+            self._report(name, folder, sum(sizes.values()), time.perf_counter() - began)
+            self._tidy(writer)
+
+    def _report(self, name: str, folder: str, num_bytes: int, seconds: float) -> None:
+        what = f"{name} is uploaded to {self._url}"
+        found = f"{human_bytes(num_bytes)} in {human_seconds(seconds)}, under {folder}"
+        self._note(codes.OBJECTS_UPLOADED(what, str(self._url), found, severity=Severity.NOTE))
+
+    def _tidy(self, writer: StoreWriter) -> None:
+        try:
+            writer.remove_dropped()
+        except CheckpointError as error:
+            first = error.diagnostics[0]
+            what = f"old objects were not removed: {first.what}"
+            self._note(codes.OBJECTS_HOUSEKEEPING(what, first.where, first.found, severity=Severity.WARNING))
+
+    def _note(self, diagnostic: Diagnostic) -> None:
+        self._notes.put(diagnostic)
+
+    def _together(self, work: Callable[[], object]) -> list:
+        where = Path(str(self._url))
+        return together(self._ranks, work, where, "the checkpoint could not be uploaded")

@@ -1,0 +1,92 @@
+"""Object storage before a start: what may write there, and what comes down."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from checkpoint_samples import OneRank
+from test_objects import save, tree
+
+from paceline.checkpoint.objects.claims import Lease, take_claim
+from paceline.checkpoint.objects.opened import open_store
+from paceline.checkpoint.objects.start import main
+from paceline.checkpoint.objects.uploads import open_uploads
+from paceline.checkpoint.resume import find_checkpoint
+from paceline.checkpoint.retain import RetentionRule
+from paceline.config.object_url import parse_url
+from paceline.core.errors import CheckpointError
+from paceline.core.rundir import RunDir
+
+
+class Place:
+    """A URL with the checkpoints of a run, and what a start of another run directory finds there."""
+
+    def __init__(self, tmp_path: Path, *steps: int) -> None:
+        self.url, self.tmp_path = f"file://{tmp_path}/store", tmp_path
+        self.first, self.run = RunDir.at(tmp_path / "a"), RunDir.at(tmp_path / "b")
+        for step in steps:
+            path = save(self.first, step)
+            uploads = open_uploads(self.url, self.first, OneRank(), RetentionRule(None))
+            uploads.published(path)
+            uploads.end()
+
+    def start(self, resume: str | None, *, own: bool = True, leads: bool = True) -> list[str]:
+        request, answer = self.tmp_path / "request.json", self.tmp_path / "answer.json"
+        job = {"url": self.url if own else None, "resume": resume, "run": str(self.run.root)}
+        request.write_text(json.dumps({**job, "access": "private", "leads": leads}))
+        assert main(str(request), str(answer)) == 0
+        return [f"{one['severity']} {one['code']}" for one in json.loads(answer.read_text())]
+
+
+def test_the_newest_comes_down_and_is_what_the_run_resumes_from(tmp_path: Path) -> None:
+    place = Place(tmp_path, 1, 2)
+    assert place.start("auto") == ["note objects.fetched"] and place.start("latest") == []
+    assert find_checkpoint("latest", place.run) == place.run.checkpoint(2)
+    assert tree(place.run.checkpoint(2)) == tree(place.first.checkpoint(2))
+
+
+def test_a_url_without_checkpoints(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    assert place.start("auto") == [] and place.start(None) == []
+    assert place.start("latest") == ["error resume.no_checkpoint"]
+
+
+def test_a_url_that_holds_a_run_is_no_place_for_a_new_one(tmp_path: Path) -> None:
+    place = Place(tmp_path, 1)
+    assert place.start(None) == ["error objects.holds_run"] and not place.run.checkpoints.exists()
+    assert place.start(None, leads=False) == [], "its first node says it"
+
+
+def test_another_runs_checkpoint_is_named_by_its_url(tmp_path: Path) -> None:
+    place = Place(tmp_path, 1, 2)
+    one = f"{place.url}/step-00000001"
+    assert place.start(one, own=False) == ["note objects.fetched"] and place.start(one, own=False) == []
+    found = find_checkpoint(one, place.run)
+    assert found is not None and tree(found) == tree(place.first.checkpoint(1))
+    assert not place.run.checkpoints.exists(), "it is none of this run's"
+    assert place.start(place.url, own=False) == ["note objects.fetched"]
+    assert find_checkpoint(place.url, place.run) == found.with_name("step-00000002")
+    assert place.start(f"{place.url}/step-00000009", own=False) == ["error resume.not_a_checkpoint"]
+
+
+def test_a_second_writer_is_refused_before_its_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(tmp_path)
+    monkeypatch.setattr("paceline.checkpoint.objects.claims._this_process", dict)
+    url, slow = parse_url(place.url), Lease(0.5, 0.05)
+    take_claim(open_store(url), url, "another run", slow)
+    monkeypatch.setattr("paceline.checkpoint.objects.start.Lease", lambda: slow)
+    assert place.start("auto") == ["error objects.in_use"]
+    monkeypatch.setattr("paceline.checkpoint.objects.writer.take_claim", lambda *a: take_claim(*a[:3], slow))
+    place.run.root.mkdir()
+    with pytest.raises(CheckpointError, match=r"objects\.in_use"):
+        open_uploads(place.url, place.run, OneRank(), RetentionRule(None))
+
+
+def test_a_url_that_refuses_is_named(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    (tmp_path / "store").write_text("a file, where a folder should be")
+    assert place.start("auto") == ["error objects.unavailable"]
