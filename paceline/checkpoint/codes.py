@@ -44,8 +44,24 @@ CHECKPOINT_HOUSEKEEPING = Code(
 )
 CHECKPOINT_NOT_SHARED = Code(
     "checkpoint.not_shared",
-    "A rank does not see the folder that rank 0 created: the nodes do not share this file system."
-    " Set training.output_dir to one that they all share.",
+    "A rank does not see the folder that the first rank of its node created, although it saw the run"
+    " directory at the start: the file system was unmounted, or replaced. Mount it again, then resume.",
+)
+CHECKPOINT_APART = Code(
+    "checkpoint.apart",
+    "training.output_dir is another folder on each node. Each node keeps the checkpoints' files that its"
+    " ranks wrote, and at a resume brings what its ranks read from the node that has it. The first node also"
+    " has the logs.",
+)
+CHECKPOINT_NOT_FETCHED = Code(
+    "checkpoint.not_fetched",
+    "The nodes do not share training.output_dir, and a file of the checkpoint lies on a node that does not"
+    " give it: the connection failed, or it has another secret. The message names the nodes that were asked.",
+)
+CHECKPOINT_HOLDER_DAMAGED = Code(
+    "checkpoint.holder_damaged",
+    "A node gave other bytes of a checkpoint's file than were saved, by their hash; they were refused, and"
+    " another node gave the right ones. Check that node's disk and network.",
 )
 CHECKPOINT_STATE_NOT_JSON = Code(
     "checkpoint.state_not_json",
@@ -66,8 +82,9 @@ CHECKPOINT_UNREADABLE = Code(
 )
 CHECKPOINT_INCOMPLETE = Code(
     "checkpoint.incomplete",
-    "The checkpoint lacks files: its save was never completed, or some were removed. Resume from"
-    " another one.",
+    "The checkpoint lacks files: its save was never completed, some were removed, or they lie on other"
+    " nodes, where the nodes of the run do not share training.output_dir. Copy the step's folders of all"
+    " nodes into one (files of one manifest belong together), or resume from another one.",
 )
 CHECKPOINT_MISPLACED = Code(
     "checkpoint.misplaced",

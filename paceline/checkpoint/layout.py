@@ -16,6 +16,7 @@ from paceline.core.errors import CheckpointError
 LATEST, BEST, VERIFIED = "latest", "best", "verified"  # hints beside the checkpoints: text files with a name
 _STEP = re.compile(r"step-(\d{8,15})")
 _REPLACED = re.compile(r"\.replaced-(step-\d{8,15})-[0-9a-f]+")
+_TRASH = re.compile(r"\.trash-(step-\d{8,15})-[0-9a-f]+")
 _LEFTOVER = re.compile(r"\.(staging|trash)-step-\d{8,15}-[0-9a-f]+")
 _HINT_LEFT = re.compile(r"\.(latest|best|verified)\.[0-9a-f]+")
 MAX_HINT_BYTES = 64
@@ -61,6 +62,23 @@ def shard_name(rank: int, world_size: int) -> str:
 
 def step_name(step: int) -> str:
     return f"step-{step:08d}"
+
+
+def replaced_step(folder: str) -> str | None:
+    """Return the step's name of a folder that was being replaced; None for any other."""
+    match = _REPLACED.fullmatch(folder)
+    return match[1] if match else None
+
+
+def trash_step(folder: str) -> str | None:
+    """Return the step's name of a folder that was being removed; None for any other."""
+    match = _TRASH.fullmatch(folder)
+    return match[1] if match else None
+
+
+def unfinished(folder: Path) -> list[Path]:
+    """Return the folders of interrupted saves and removals."""
+    return [folder / name for name in _names(folder) if _LEFTOVER.fullmatch(name)]
 
 
 def is_step_name(name: str) -> bool:

@@ -20,7 +20,7 @@ from paceline.checkpoint.manifest_format import (
     FileEntry,
     Manifest,
 )
-from paceline.checkpoint.refused import damaged, foreign_file, incomplete, unreadable
+from paceline.checkpoint.refused import damaged, foreign_file, incomplete, scattered, unreadable
 
 PICKLE_SUFFIXES = (
     ".bin",
@@ -75,15 +75,24 @@ def check_sizes(checkpoint: Path, manifest: Manifest) -> None:
 
     Raises CheckpointError.
     """
+    missing: list[str] = []
     for name, entry in manifest.files.items():
         try:
             info = os.lstat(_followed(checkpoint, name))
         except FileNotFoundError:
-            raise incomplete(checkpoint, f"{name} is missing") from None
+            missing.append(name)
+            continue
         if not stat.S_ISREG(info.st_mode):
             raise damaged(checkpoint, name, "it is not a regular file (a folder or a device)")
         if info.st_size != entry.bytes:
             raise damaged(checkpoint, name, f"{info.st_size} bytes instead of {entry.bytes}")
+    if missing:
+        raise scattered(checkpoint, missing, len(manifest.files))
+    check_foreign(checkpoint)
+
+
+def check_foreign(checkpoint: Path) -> None:
+    """Raise CheckpointError if a file of the checkpoint's folder has the name of a pickle."""
     for folder in (checkpoint, checkpoint / HF_FOLDER):
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
             if path.suffix.lower() in PICKLE_SUFFIXES or path.name in _PICKLED_NAMES:

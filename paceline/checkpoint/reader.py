@@ -17,9 +17,9 @@ from paceline.checkpoint.manifest import check_sizes, open_part, read_manifest, 
 from paceline.checkpoint.manifest import verify as verify_all
 from paceline.checkpoint.manifest_format import HF_FOLDER, MANIFEST, STATE, Manifest
 from paceline.checkpoint.names import TensorName
-from paceline.checkpoint.open_files import AT_ONCE, OpenFiles
+from paceline.checkpoint.open_files import AT_ONCE, Elsewhere, OpenFiles
 from paceline.checkpoint.refused import damaged
-from paceline.checkpoint.shared_check import check_blocks, check_whole_files
+from paceline.checkpoint.shared_check import Readers, check_blocks, check_whole_files
 from paceline.checkpoint.strictjson import parse_object
 from paceline.checkpoint.tensor_index import BlockRow, TensorRows
 from paceline.checkpoint.tensorfile import DTYPES, Slot, rows_by
@@ -47,7 +47,7 @@ class CheckpointReader:
 
     With ``verify`` all hashes are compared first. With ``ranks`` it is opened by all of them together
     (collective): each hashes what it reads, and ``settle`` must be called after the last read. ``manifest``
-    and ``state``: what another rank has read of it.
+    and ``state``: what another rank has read of it. ``elsewhere``: where files are that are not in ``path``.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class CheckpointReader:
         ranks: CheckpointWorld | None = None,
         manifest: Manifest | None = None,
         state: JsonObject | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         self.path = path
         self.manifest: Manifest = read_manifest(path) if manifest is None else manifest
@@ -69,7 +70,8 @@ class CheckpointReader:
         room_for(AT_ONCE)
         shards = self.manifest.shards
         sizes = [self.manifest.files[name].bytes for name in shards]
-        self._files = OpenFiles(path, shards, sizes)
+        self._files = OpenFiles(path, shards, sizes, elsewhere)
+        self._elsewhere = elsewhere
         self._hashing: HashedReads | None = None
         self._ranks = ranks
         try:
@@ -79,6 +81,7 @@ class CheckpointReader:
                 )  # one hash a file: no part can be verified alone
             elif ranks is not None:
                 self._hashing = HashedReads(self._files, self.manifest)
+                self._files.damage_is_found_later = True
             elif verify and self.manifest.tensors is not None:
                 check_headers(self._files, self.manifest, range(len(shards)))
             self._data = [self.manifest.files[name].data for name in shards]
@@ -103,16 +106,24 @@ class CheckpointReader:
         if self._hashing is None or self._ranks is None:
             return
         ranks, hashing = self._ranks, self._hashing
-        check_blocks(ranks, hashing, self.manifest, self.path)
+        readers = self._readers(ranks)
+        check_blocks(ranks, hashing, self.manifest, self.path, readers)
         self._hashing = None  # what is read from here on has been verified
+        self._files.damage_is_found_later = False
         hashing.end()
-        mine = range(ranks.rank, len(self.manifest.shards), ranks.world_size)
+        mine = [at for at, of in enumerate(readers.owners) if of[at % len(of)] == ranks.rank]
 
         def headers() -> bool:
             check_headers(self._files, self.manifest, mine)
             return True
 
         together(ranks, headers, self.path, "the checkpoint cannot be read")
+
+    def _readers(self, ranks: CheckpointWorld) -> Readers:
+        shards, elsewhere = self.manifest.shards, self._elsewhere
+        if elsewhere is None:
+            return Readers.all(ranks.world_size, len(shards))
+        return Readers(elsewhere.disk_of_ranks, [elsewhere.owners(name) for name in shards])
 
     @property
     def num_read(self) -> int:

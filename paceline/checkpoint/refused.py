@@ -3,11 +3,44 @@
 from __future__ import annotations
 
 import errno
+import re
 import resource
+from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.checkpoint import codes
 from paceline.core.errors import CheckpointError
+
+_SHARD = re.compile(r"shard-(\d+)-of-\d+\.safetensors")
+
+
+def scattered(checkpoint: Path, missing: Sequence[str], num_files: int) -> CheckpointError:
+    """Return the error for a checkpoint of whose files some are ``missing`` here."""
+    ranks = [int(number[1]) for name in missing if (number := _SHARD.fullmatch(name))]
+    other = [name for name in missing if not _SHARD.fullmatch(name)]
+    of_ranks = f"the shards of ranks {_runs(ranks)}" if ranks else ""
+    named = ", ".join(filter(None, (of_ranks, *other[:3]))) + (" …" if len(other) > 3 else "")
+    return CheckpointError(
+        codes.CHECKPOINT_INCOMPLETE(
+            "the checkpoint is incomplete: files are missing here, or lie on other nodes of the run",
+            str(checkpoint),
+            f"{len(missing)} of {num_files} files are missing: {named}",
+            "where the nodes share no disk, copy the step's folders together first (rsync -a"
+            f" NODE:{checkpoint}/ {checkpoint}/ from each); otherwise take another checkpoint",
+        )
+    )
+
+
+def _runs(numbers: Sequence[int]) -> str:
+    """Return sorted numbers as text: 0, 4 to 7."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    shown = [str(low) if low == high else f"{low} to {high}" for low, high in runs[:8]]
+    return ", ".join(shown) + (" …" if len(runs) > 8 else "")
 
 
 def incomplete(checkpoint: Path, found: str) -> CheckpointError:

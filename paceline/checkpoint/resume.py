@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,16 +57,37 @@ def find_checkpoint(
         )
     # A path: one checkpoint, `latest` in a checkpoints folder, a run directory, or a checkpoints folder.
     path = Path(where).expanduser().absolute()
-    if (path / MANIFEST).is_file() or is_step_name(path.name):
+    folder, name = place_of(where, run)
+    if name is not None:
         return _exactly(path, most_bytes, known)
+    if not folder.is_dir() or (folder == path and not scan(path)):
+        raise CheckpointError(_no_such(path))
+    return _newest(folder, notes, most_bytes, known)
+
+
+def place_of(where: str, run: RunDir) -> tuple[Path, str | None]:
+    """Return the folder of checkpoints that ``where`` means, and the name of the one in it if it means one,
+    as ``find_checkpoint`` takes it.
+    """
+    if where in (LATEST, AUTO):
+        return run.checkpoints, None
+    path = Path(where).expanduser().absolute()
+    if (path / MANIFEST).is_file() or is_step_name(path.name):
+        return path.parent, path.name
     if path.name == LATEST and path.parent.is_dir() and not path.is_dir():
-        return _newest(path.parent, notes, most_bytes, known)
+        return path.parent, None
     folder = RunDir.at(path).checkpoints
-    if folder.is_dir():
-        return _newest(folder, notes, most_bytes, known)
-    if path.is_dir() and scan(path):
-        return _newest(path, notes, most_bytes, known)
-    raise CheckpointError(_no_such(path))
+    return (folder if folder.is_dir() or not path.is_dir() else path), None
+
+
+def lies_elsewhere(found: Iterable[Diagnostic]) -> bool:
+    """Whether these errors are of missing files, which other nodes may have."""
+    missing = {
+        codes.CHECKPOINT_INCOMPLETE.name,
+        rules_codes.RESUME_NO_CHECKPOINT.name,
+        rules_codes.RESUME_ONLY_INCOMPLETE.name,
+    }
+    return all(one.code in missing or one.evidence.get("absent") for one in found)
 
 
 def at_its_key(error: PacelineError) -> list[Diagnostic]:
@@ -164,7 +185,7 @@ def _newest(
     staged = leftovers(folder)
     if may_be_none:
         if staged:
-            notes.append(_save_never_ended(folder, len(staged)))
+            notes.append(save_never_ended(folder, len(staged)))
         return None
     raise CheckpointError(
         rules_codes.RESUME_NO_CHECKPOINT(
@@ -252,7 +273,8 @@ def _only_incomplete(folder: Path, problems: list[tuple[Found, CheckpointError]]
     )
 
 
-def _save_never_ended(folder: Path, count: int) -> Diagnostic:
+def save_never_ended(folder: Path, count: int) -> Diagnostic:
+    """Return the warning that a run begins anew although saves were begun."""
     what = (
         f"{count} save{'s were' if count > 1 else ' was'} started but never completed; no"
         " checkpoint was published, so the run starts at step 0"
@@ -281,6 +303,7 @@ def _no_such(path: Path) -> Diagnostic:
         "training.resume_from_checkpoint",
         found,
         "use latest, auto, a run directory, or …/checkpoints/step-00000500",
+        evidence={"absent": not path.exists()},
     )
 
 

@@ -5,7 +5,8 @@ Verdicts are gathered: a damaged block that one rank saw is the same error on al
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypedDict
@@ -13,11 +14,34 @@ from typing import TypedDict
 from paceline.checkpoint.hashed_reads import HashedReads
 from paceline.checkpoint.manifest import open_part, verify_open, wrong_block
 from paceline.checkpoint.manifest_format import Manifest
+from paceline.checkpoint.open_files import Owners
 from paceline.checkpoint.refused import damaged
 from paceline.checkpoint.together import CheckpointWorld, together
 
+_Known = dict[tuple[int, int], dict[int, bytes]]  # (block's place in the round, disk) → leaf → hash
 LEAVES_A_ROUND = 100_000  # their hashes are gathered: 7 MB from each rank at most
 _UNREAD = "the checkpoint cannot be verified"
+
+
+@dataclass(frozen=True)
+class Readers:
+    """Which ranks see the same files: ``disks``, a number by rank, and ``owners``, by the shard's number the
+    ranks of one disk that has it.
+    """
+
+    disks: Sequence[int]
+    owners: Sequence[Owners]
+
+    @staticmethod
+    def all(world_size: int, num_shards: int) -> Readers:
+        """Return that every rank sees every shard, in one place."""
+        return Readers((0,) * world_size, (range(world_size),) * num_shards)
+
+    def of_disk(self, disk: int) -> Owners:
+        """Return the ranks that see a disk."""
+        if not any(self.disks):
+            return range(len(self.disks))
+        return tuple(rank for rank, of in enumerate(self.disks) if of == disk)
 
 
 class _Seen(TypedDict):
@@ -28,26 +52,31 @@ class _Seen(TypedDict):
     parts: dict[str, dict[str, str]]  # leaf → hash, of blocks that it read a part of
 
 
-def check_blocks(ranks: CheckpointWorld, reads: HashedReads, manifest: Manifest, path: Path) -> None:
+def check_blocks(
+    ranks: CheckpointWorld, reads: HashedReads, manifest: Manifest, path: Path, readers: Readers
+) -> None:
     """Verify every block of every shard; unread leaves are shared out over the ranks. Collective.
 
-    Raises the same CheckpointError on every rank, for the first damaged block.
+    Where ranks see copies of a shard on several disks, each copy of a block that was read is verified. Raises
+    the same CheckpointError on every rank, for the first damaged block.
     """
     for places in _rounds(reads):
         seen = together(ranks, partial(_seen, reads, places), path, _UNREAD)
-        known, wanted = _merged(reads, places, seen)
-        mine = _share(wanted, ranks.rank, ranks.world_size)
+        known, wanted = _merged(reads, places, seen, readers)
+        mine = _share(wanted, ranks.rank)
         more = together(ranks, partial(_read_rest, reads, places, mine), path, _UNREAD)
         verdicts = {int(i): found for one in seen for i, found in one["wrong"].items()}
-        for one in more:
+        for rank, one in enumerate(more):
             for i, leaves in one.items():
-                known[int(i)] |= _decoded(leaves)
-        verdicts |= {i: reads.verdict(*places[i], leaves) or "" for i, leaves in known.items()}
-        bad = sorted(i for i, found in verdicts.items() if found)
-        if bad:
-            number, block = places[bad[0]]
+                known[int(i), readers.disks[rank]] |= _decoded(leaves)
+        for (place, _), of_copy in known.items():
+            if found := reads.verdict(*places[place], of_copy):
+                verdicts.setdefault(place, found)
+        if verdicts:
+            first = min(verdicts)
+            number, block = places[first]
             name = manifest.shards[number]
-            found = wrong_block(manifest.files[name], block, manifest.grain, verdicts[bad[0]])
+            found = wrong_block(manifest.files[name], block, manifest.grain, verdicts[first])
             raise damaged(path, name, found)
 
 
@@ -93,30 +122,41 @@ def _seen(reads: HashedReads, places: list[tuple[int, int]]) -> _Seen:
 
 
 def _merged(
-    reads: HashedReads, places: list[tuple[int, int]], seen: list[_Seen]
-) -> tuple[dict[int, dict[int, bytes]], list[tuple[int, int]]]:
-    """Return the leaves' hashes of blocks that no rank could judge, and the leaves (block's place in the
-    round, leaf) that nobody has read.
+    reads: HashedReads, places: list[tuple[int, int]], seen: list[_Seen], readers: Readers
+) -> tuple[_Known, dict[Owners, list[tuple[int, int]]]]:
+    """Return the leaves' hashes of copies of blocks that no rank could judge, and the leaves (block's place
+    in the round, leaf) that nobody has read, by the ranks that may read them.
     """
-    judged = {i for one in seen for i in one["good"]} | {int(i) for one in seen for i in one["wrong"]}
-    known: dict[int, dict[int, bytes]] = {i: {} for i in range(len(places)) if i not in judged}
-    for one in seen:
+    disks = readers.disks
+    judged: set[tuple[int, int]] = set()
+    for one, disk in zip(seen, disks, strict=True):
+        judged |= {(i, disk) for i in one["good"]} | {(int(i), disk) for i in one["wrong"]}
+    known: _Known = {}
+    for one, disk in zip(seen, disks, strict=True):
         for i, leaves in one["parts"].items():
-            if int(i) in known:
-                known[int(i)] |= _decoded(leaves)
-    wanted = [
-        (i, leaf)
-        for i, have in known.items()
-        for leaf in reads.grain.leaves(places[i][1], reads.files.sizes[places[i][0]])
-        if leaf not in have
-    ]
+            if (int(i), disk) not in judged:
+                known.setdefault((int(i), disk), {}).update(_decoded(leaves))
+    touched = {i for i, _ in (*judged, *known)}
+    unread = [i for i in range(len(places)) if i not in touched]
+    known |= {(i, disks[readers.owners[places[i][0]][0]]): {} for i in unread}
+    wanted: dict[Owners, list[tuple[int, int]]] = {}
+    of_disk = {disk: wanted.setdefault(readers.of_disk(disk), []) for disk in {of for _, of in known}}
+    for place, disk in sorted(known):
+        number, block = places[place]
+        leaves_of = reads.grain.leaves(block, reads.files.sizes[number])
+        of_disk[disk] += [(place, leaf) for leaf in leaves_of if leaf not in known[place, disk]]
     return known, wanted
 
 
-def _share(wanted: list[tuple[int, int]], rank: int, world_size: int) -> list[tuple[int, int]]:
-    """Return this rank's run of the unread leaves; all ranks' runs are alike in length."""
-    first, last = (len(wanted) * at // world_size for at in (rank, rank + 1))
-    return wanted[first:last]
+def _share(wanted: Mapping[Owners, list[tuple[int, int]]], rank: int) -> list[tuple[int, int]]:
+    """Return this rank's run of the unread leaves; those of ranks on one disk are alike in length."""
+    for ranks, leaves in wanted.items():
+        if rank in ranks:
+            first, last = (
+                len(leaves) * at // len(ranks) for at in (ranks.index(rank), ranks.index(rank) + 1)
+            )
+            return leaves[first:last]
+    return []
 
 
 def _read_rest(

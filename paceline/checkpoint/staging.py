@@ -20,7 +20,7 @@ from paceline.checkpoint.layout import (
     shard_name,
     staging_name,
 )
-from paceline.checkpoint.manifest_format import HF_FOLDER, FileEntry
+from paceline.checkpoint.manifest_format import HF_FOLDER, MANIFEST, FileEntry, Manifest
 from paceline.checkpoint.retain import discard
 from paceline.checkpoint.tensorfile import write_tensors
 from paceline.checkpoint.written import Written
@@ -65,14 +65,24 @@ class Stage:
             "tensors": contents.places,
         }
 
+    def seal(self, manifest: Manifest, crash: CrashPoint) -> None:
+        """Write the manifest, and make all names in the folder durable. Raises OSError."""
+        write_fresh(self.folder / MANIFEST, [manifest.to_bytes()], crash)
+        if (self.folder / HF_FOLDER).is_dir():
+            sync_folder(self.folder / HF_FOLDER)
+        sync_folder(self.folder)
+        crash("staging_synced")
+
     def rename(self, crash: CrashPoint) -> None:
-        """Rename the folder to its final name; an older one of that step stays usable until then."""
-        final = self.final
-        aside = final.with_name(replaced_name(final.name, self.nonce))
+        """Rename the folder to its final name; an older one of that step stays usable until then, and stays
+        aside (``forget_old``).
+        """
+        final, aside = self.final, self.aside
         replacing = os.path.lexists(final)
         if replacing:
             os.rename(final, aside)
             crash("old_aside")
+            sync_folder(final.parent)  # or the new name could be durable without the old one's place
         try:
             os.rename(self.folder, final)
         except OSError:
@@ -80,9 +90,25 @@ class Stage:
                 os.rename(aside, final)
             raise
         crash("renamed")
-        if replacing:
-            sync_folder(final.parent)
-            discard(aside)
+
+    @property
+    def aside(self) -> Path:
+        """Where an older checkpoint of the step is put meanwhile."""
+        return self.final.with_name(replaced_name(self.final.name, self.nonce))
+
+    def forget_old(self) -> None:
+        """Remove an older checkpoint of the step, once the new name is durable."""
+        if os.path.lexists(self.aside):
+            sync_folder(self.final.parent)
+            discard(self.aside)
+
+    def undo(self, *, renamed: bool) -> None:
+        """Remove the folder; take back ``rename`` before if it was done. Raises OSError."""
+        if renamed:
+            os.rename(self.final, self.folder)
+            if os.path.lexists(self.aside):
+                os.rename(self.aside, self.final)
+        discard(self.folder)
 
 
 def open_stage(final: Path, step: int, num_bytes: int, crash: CrashPoint) -> tuple[Stage, list[Found]]:
@@ -113,7 +139,7 @@ def complete_after(found: Sequence[Found], published: Found) -> list[Found]:
 
 def _not_shared(folder: Path) -> Diagnostic:
     return codes.CHECKPOINT_NOT_SHARED(
-        "this rank does not see the folder that rank 0 created: the nodes do not share this file system",
+        "this rank does not see the folder that the first rank of its node created",
         str(folder),
-        hint="set training.output_dir to a file system that all nodes share",
+        hint="mount the file system of training.output_dir again, then resume",
     )

@@ -6,20 +6,20 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TypedDict, TypeVar
 
-from paceline.checkpoint import codes
 from paceline.checkpoint.blocks import Grain
 from paceline.checkpoint.contents import Contents, contents_of
-from paceline.checkpoint.disk import CrashPoint, make_folder, never, replace_text, sync_folder, write_fresh
+from paceline.checkpoint.disk import CrashPoint, make_folder, never, replace_text, sync_folder
 from paceline.checkpoint.layout import Found, read_hint
-from paceline.checkpoint.manifest_format import HF_FOLDER, MANIFEST, FileEntry, Manifest, shards_of
+from paceline.checkpoint.nodes.disks import Disks
+from paceline.checkpoint.nodes.publish import NodesPublisher
+from paceline.checkpoint.noted import Noted
 from paceline.checkpoint.retain import RetentionRule, discard, prune
 from paceline.checkpoint.staging import Stage, complete_after, open_stage
 from paceline.checkpoint.together import CheckpointWorld, together
-from paceline.checkpoint.written import Written, index_of
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.checkpoint.written import Written, manifest_of
+from paceline.core.diagnostics import Diagnostic
 from paceline.core.json_types import Json
 from paceline.core.rundir import RunDir
 from paceline.protocols.shard import Shard
@@ -47,7 +47,8 @@ class Checkpointer:
     """Save checkpoints of one run; keep the newest ``keep`` (None: all), each whose step is a multiple of
     ``every``, and the protected one.
 
-    ``crash`` is called with the name of each point where a kill can happen; tests raise there.
+    ``disks``: which ranks see the same run directory; without, all do. ``crash`` is called with the name of
+    each point where a kill can happen; tests raise there.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Checkpointer:
         keep: int | None = None,
         *,
         every: int | None = None,
+        disks: Disks | None = None,
         crash: CrashPoint = never,
         grain: Grain = Grain(),  # noqa: B008 (frozen)
     ) -> None:
@@ -70,6 +72,12 @@ class Checkpointer:
         self._best = run.checkpoints / "best"
         self._protected = read_hint(self._best)
         self._notes: list[Diagnostic] = []
+        self._disks = disks or Disks.one(world.world_size)
+        self._nodes = (
+            None
+            if self._disks.are_one
+            else NodesPublisher(run, world, self._disks, self._rule, crash, grain, self._notes)
+        )
         self.last: Saved | None = None
 
     def save(
@@ -90,30 +98,30 @@ class Checkpointer:
         taken: list[Contents] = []
 
         def measure() -> int:
-            if self._world.rank == 0:
+            if self._disks.leads(self._world.rank):
                 make_folder(self._run.checkpoints)
             taken.append(take())
             return taken[0].num_bytes
 
         sizes = self._together(measure)
+        rank, world_size, nodes = self._world.rank, self._world.world_size, self._nodes
         found: list[Found] = []
-        opened = self._together(lambda: self._open(step, sum(sizes), found))[0]
-        assert opened is not None, "rank 0 opens"
-        final = self._run.checkpoint(step)
-        stage = Stage(
-            step, opened["nonce"], opened["sequence"], self._run.checkpoints / opened["folder"], final
-        )
-        rank, world_size = self._world.rank, self._world.world_size
+        stage = self._opened(step, sum(sizes), found) if nodes is None else nodes.open(step, sizes)
         try:
             written = self._together(lambda: stage.fill(taken[0], rank, world_size, self._crash, self._grain))
-            self._together(lambda: self._publish(stage, written, found) if rank == 0 else None)
+            if nodes is None:
+                self._together(lambda: self._publish(stage, written, found) if rank == 0 else None)
+            else:
+                nodes.publish(stage, written, self._protected)
         except Exception:  # a simulated kill (BaseException) leaves its files, as kill -9 does
-            if rank == 0:
+            if nodes is not None:
+                nodes.undo(stage)
+            elif rank == 0:
                 discard(stage.folder)
             raise
         total = sum(file["bytes"] for of_rank in written for file in of_rank["files"].values())
         self.last = Saved(time.perf_counter() - began, total)
-        return final
+        return stage.final
 
     def protect(self, step: int | None) -> None:
         """Never prune the checkpoint of ``step`` (the best so far, maybe not saved yet); None clears it."""
@@ -121,8 +129,8 @@ class Checkpointer:
         if name == self._protected:
             return
         self._protected = name
-        if self._world.rank == 0:
-            with _Noted(self._notes, self._best):
+        if self._disks.leads(self._world.rank):
+            with Noted(self._notes, self._best):
                 if name is None:
                     self._best.unlink(missing_ok=True)
                 else:
@@ -131,74 +139,44 @@ class Checkpointer:
 
     def take_notes(self) -> list[Diagnostic]:
         """Return each warning once: a hint not written, an old checkpoint not removed."""
-        notes, self._notes = self._notes, []
+        notes = self._notes[:]
+        self._notes.clear()
         return notes
 
     def _together(self, work: Callable[[], T]) -> list[T]:
         """Run ``work`` on all ranks, return all results; an error on one is raised on all. Collective."""
         return together(self._world, work, self._run.checkpoints, "the checkpoint could not be written")
 
-    def _open(self, step: int, num_bytes: int, found: list[Found]) -> _Opened | None:
-        """On rank 0: open a staging folder; ``found`` gets the checkpoints that are there."""
-        if self._world.rank != 0:
-            return None
-        stage, there = open_stage(self._run.checkpoint(step), step, num_bytes, self._crash)
-        found += there
-        return {"folder": stage.folder.name, "nonce": stage.nonce, "sequence": stage.sequence}
+    def _opened(self, step: int, num_bytes: int, found: list[Found]) -> Stage:
+        """Return the staging folder that rank 0 opens; ``found`` gets the checkpoints that are there."""
+        final = self._run.checkpoint(step)
+
+        def open_it() -> _Opened | None:
+            if self._world.rank != 0:
+                return None
+            stage, there = open_stage(final, step, num_bytes, self._crash)
+            found.extend(there)
+            return {"folder": stage.folder.name, "nonce": stage.nonce, "sequence": stage.sequence}
+
+        opened = self._together(open_it)[0]
+        assert opened is not None, "rank 0 opens"
+        folder = self._run.checkpoints / opened["folder"]
+        return Stage(step, opened["nonce"], opened["sequence"], folder, final)
 
     def _publish(self, stage: Stage, written: list[Written], found: list[Found]) -> None:
         """On rank 0, after all ranks agreed: write the manifest, then rename the folder into view."""
-        files = {
-            name: FileEntry(e["bytes"], e["sha256"], e["data"], tuple(e["blocks"]))
-            for of_rank in written
-            for name, e in of_rank["files"].items()
-        }
-        manifest = Manifest(
-            stage.step,
-            stage.sequence,
-            self._world.world_size,
-            time.time(),
-            files,
-            tensors=index_of(written, shards_of(files)),
-            grain=self._grain,
+        manifest = manifest_of(
+            stage.step, stage.sequence, self._world.world_size, time.time(), written, self._grain
         )
         self._crash("agreed")
-        write_fresh(stage.folder / MANIFEST, [manifest.to_bytes()], self._crash)
-        if (stage.folder / HF_FOLDER).is_dir():
-            sync_folder(stage.folder / HF_FOLDER)
-        sync_folder(stage.folder)
-        self._crash("staging_synced")
+        stage.seal(manifest, self._crash)
         stage.rename(self._crash)
+        stage.forget_old()
         sync_folder(self._run.checkpoints)
         self._crash("published")
-        with _Noted(self._notes, self._run.latest):
+        with Noted(self._notes, self._run.latest):
             replace_text(self._run.latest, stage.final.name + "\n", self._crash)
-        with _Noted(self._notes, self._run.checkpoints):
+        with Noted(self._notes, self._run.checkpoints):
             complete = complete_after(found, Found(stage.final, stage.final.name, manifest, None))
             kept = {stage.final.name, *([self._protected] if self._protected else [])}
             prune(complete, self._rule, kept, self._run.checkpoints, self._crash)
-
-
-class _Noted:
-    """A context that turns an OSError into a note: the checkpoint is published, only housekeeping failed."""
-
-    def __init__(self, notes: list[Diagnostic], where: Path) -> None:
-        self._notes = notes
-        self._where = where
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        if not isinstance(exc, OSError):
-            return False
-        self._notes.append(
-            codes.CHECKPOINT_HOUSEKEEPING(
-                "the checkpoint is published, but a later operation failed",
-                str(self._where),
-                str(exc),
-                severity=Severity.WARNING,
-            )
-        )
-        return True

@@ -33,11 +33,16 @@ def last_verified(checkpoints: Path) -> str | None:
     return name if is_step_name(name) and _mark_of(checkpoints / name) == text else None
 
 
-def _mark_of(checkpoint: Path) -> str | None:
-    """Return the name and the manifest's sha256, or None if it cannot be read."""
+def manifest_digest(checkpoint: Path) -> str | None:
+    """Return the sha256 of a checkpoint's manifest, or None if it cannot be read."""
     try:
         with open_part(checkpoint, MANIFEST) as file:
-            digest = hashlib.sha256(file.read(MAX_MANIFEST_BYTES)).hexdigest()
+            return hashlib.sha256(file.read(MAX_MANIFEST_BYTES)).hexdigest()
     except (FileNotFoundError, CheckpointError):
         return None
-    return f"{checkpoint.name} {digest}\n"
+
+
+def _mark_of(checkpoint: Path) -> str | None:
+    """Return the name and the manifest's sha256, or None if it cannot be read."""
+    digest = manifest_digest(checkpoint)
+    return None if digest is None else f"{checkpoint.name} {digest}\n"

@@ -7,6 +7,8 @@ from typing import TypedDict
 
 from torch import Tensor
 
+from paceline.checkpoint.blocks import Grain
+from paceline.checkpoint.manifest_format import FileEntry, Manifest, shards_of
 from paceline.checkpoint.names import TensorName, encode_place
 from paceline.checkpoint.tensor_index import BlockRow, TensorRows, build_index
 from paceline.checkpoint.tensorfile import TensorEntry, starts_of
@@ -69,6 +71,19 @@ def index_of(written: list[Written], shards: Sequence[str]) -> dict[str, TensorR
             }
         )
     return build_index(tables)
+
+
+def manifest_of(
+    step: int, sequence: int, world_size: int, created: float, written: list[Written], grain: Grain
+) -> Manifest:
+    """Return the manifest of what all ranks wrote. Raises ValueError."""
+    files = {
+        name: FileEntry(e["bytes"], e["sha256"], e["data"], tuple(e["blocks"]))
+        for of_rank in written
+        for name, e in of_rank["files"].items()
+    }
+    tensors = index_of(written, shards_of(files))
+    return Manifest(step, sequence, world_size, created, files, tensors=tensors, grain=grain)
 
 
 def _given(tensor: Tensor) -> Callable[[], Tensor]:

@@ -140,6 +140,7 @@ def eval_dataset(c: Context) -> Iterator[Diagnostic]:
 def resume(c: Context) -> Iterator[Diagnostic]:
     """resume.no_checkpoint, resume.only_incomplete, resume.overwrite"""
     t, f = c.config.training, c.facts
+    several = (f.num_nodes or 1) > 1  # the others may have what this one lacks: the ranks look on all
     if (
         t.resume_from_checkpoint is not None
         and t.overwrite_output_dir
@@ -157,6 +158,7 @@ def resume(c: Context) -> Iterator[Diagnostic]:
         t.resume_from_checkpoint in ("latest", "auto")
         and f.incomplete_checkpoints
         and f.complete_checkpoints == 0
+        and not several
     ):
         yield c.problem(
             codes.RESUME_ONLY_INCOMPLETE,
@@ -167,7 +169,11 @@ def resume(c: Context) -> Iterator[Diagnostic]:
                 " true without resume_from_checkpoint to start from step 0"
             ),
         )
-    elif t.resume_from_checkpoint == "latest" and f.complete_checkpoints == 0 and not t.checkpoint_url:
+    elif (
+        t.resume_from_checkpoint == "latest"
+        and f.complete_checkpoints == 0
+        and not (several or t.checkpoint_url)
+    ):
         yield c.problem(
             codes.RESUME_NO_CHECKPOINT,
             "there is no checkpoint to resume from",

@@ -9,8 +9,9 @@ import platform
 from collections.abc import Callable
 from typing import Generic, TypedDict, TypeVar
 
+from paceline.checkpoint.nodes.disks import Disks
 from paceline.core.diagnostics import Diagnostic
-from paceline.core.errors import ExitCode, PacelineError
+from paceline.core.errors import ConfigError, ExitCode, PacelineError
 from paceline.core.json_types import JsonObject
 from paceline.core.version import PACKAGE_VERSION
 from paceline.runtime.world import World
@@ -49,6 +50,24 @@ def share_plan(world: World, make: Callable[[], T], limit_bytes: int = PLAN_LIMI
         remote.exit_code = ExitCode(received["exit_code"])
         raise remote
     return received["plan"]
+
+
+def on_other_disks(world: World, disks: Disks, work: Callable[[], None]) -> None:
+    """Call ``work`` on the first rank of each disk but rank 0's. Collective.
+
+    If it raises a PacelineError on any, every rank raises a ConfigError with its diagnostics.
+    """
+    if disks.are_one:
+        return
+    mine: list[JsonObject] = []
+    if disks.leads(world.rank) and world.rank != 0:
+        try:
+            work()
+        except PacelineError as exc:
+            mine = [d.to_json() for d in exc.diagnostics]
+    for found in world.all_gather_json(mine):
+        if found:
+            raise ConfigError(*(Diagnostic.from_json(d) for d in found))
 
 
 def identity(config_digest: str, data_fingerprint: str) -> dict[str, str]:

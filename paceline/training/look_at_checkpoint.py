@@ -10,7 +10,14 @@ from pathlib import Path
 from paceline.checkpoint import codes as checkpoint_codes
 from paceline.checkpoint.layout import LATEST, scan
 from paceline.checkpoint.manifest import read_manifest
-from paceline.checkpoint.resume import AUTO, BEFORE_BYTES, at_its_key, find_checkpoint, same_run
+from paceline.checkpoint.resume import (
+    AUTO,
+    BEFORE_BYTES,
+    at_its_key,
+    find_checkpoint,
+    lies_elsewhere,
+    same_run,
+)
 from paceline.checkpoint.ties import read_config, read_state
 from paceline.config.object_url import is_url, parse_url
 from paceline.config.schema import Config
@@ -53,13 +60,21 @@ def look_at_checkpoint(config: Config, environ: Mapping[str, str], plan: Plan | 
         key = "training.resume_from_checkpoint"
         yield checkpoint_codes.RESUME_CHOSEN(what, key, place, severity=Severity.NOTE)
         return
+    several = plan is not None and plan.num_nodes > 1
     try:
-        path = find_checkpoint(where, run, most_bytes=0)
+        notes: list[Diagnostic] = []
+        path = find_checkpoint(where, run, notes, most_bytes=0)
         if path is None:
+            return
+        if several and any(note.code == checkpoint_codes.RESUME_SKIPPED_INCOMPLETE.name for note in notes):
+            yield _on_all_nodes(run)  # what is skipped here may be whole over all of them
             return
         manifest, state, saved = read_manifest(path), read_state(path), read_config(path)
     except PacelineError as error:
-        yield from at_its_key(error)
+        if several and lies_elsewhere(error.diagnostics):
+            yield _on_all_nodes(run)
+        else:
+            yield from at_its_key(error)
         return
     # The same training: algorithm, model sizes, optimizer, strategy, global batch
     yield _chosen(path, manifest.total_bytes)
@@ -95,6 +110,13 @@ def _is_elsewhere(where: str, url: str | None, run: RunDir) -> bool:
             return not run.fetched(parse_url(where).folder_name).is_dir()
         return True
     return bool(url) and where in (LATEST, AUTO) and not scan(run.checkpoints)
+
+
+def _on_all_nodes(run: RunDir) -> Diagnostic:
+    what = "this node alone does not have a whole checkpoint: the ranks look for one on all nodes"
+    return checkpoint_codes.RESUME_CHOSEN(
+        what, "training.resume_from_checkpoint", str(run.checkpoints), severity=Severity.NOTE
+    )
 
 
 def _chosen(path: Path, total: int) -> Diagnostic:

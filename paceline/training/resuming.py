@@ -10,6 +10,7 @@ from typing import TypedDict
 from paceline.checkpoint import codes as codes_of_checkpoints
 from paceline.checkpoint.manifest import read_manifest
 from paceline.checkpoint.manifest_format import MAX_MANIFEST_BYTES, Manifest
+from paceline.checkpoint.nodes.resume import NodesResume
 from paceline.checkpoint.reader import CheckpointReader
 from paceline.checkpoint.resume import find_checkpoint, same_run
 from paceline.checkpoint.ties import MAX_STATE_BYTES, read_config, read_state
@@ -63,41 +64,71 @@ def open_resume(
     plan: Plan,
     state_now: Mapping[str, Json],
     damaged: Damaged = _NONE_DAMAGED,
+    nodes: NodesResume | None = None,
 ) -> Resumed:
     """Open the checkpoint to resume from. Collective.
 
-    Rank 0 reads the manifest and the state for all; tensors are verified as they are read
-    (``CheckpointReader.settle``). ``state_now`` is what this run would save; ``damaged``: checkpoints that
-    were found so. Raises CheckpointError or ConfigError, the same on all ranks.
+    Tensors are verified as they are read (``CheckpointReader.settle``). ``state_now`` is what this run would
+    save; ``damaged``: checkpoints that were found so; ``nodes``: where the nodes do not share the run
+    directory. Raises CheckpointError or ConfigError, the same on all ranks.
     """
     if not where:
         return Resumed(None, plan, ())
+    notes: list[Diagnostic] = []
+    if nodes is None:
+        reader = _opened(world, where, run, notes, damaged)
+    else:
+        reader = _opened_on_nodes(world, nodes, where, run, notes, damaged)
+    if reader is None:
+        return Resumed(None, plan, tuple(notes))
+    if other := other_training(reader.state, plan, read_config(reader.path)):
+        raise CheckpointError(*other)
+    kept, changes = keep_global_batch(reader.state, plan)
+    changes += other_strategy(reader.state, plan)
+    changes += requantised(reader.state, plan)
+    changes += cost_of_move(reader.state, plan, reader.manifest)
+    changes += same_training(reader.state, {**state_now, "global_batch": kept.batch.global_batch})
+    changes += changed_keys(as_object(reader.state.get("config")), as_object(state_now["config"]))
+    return Resumed(reader, kept, (*notes, *changes))
+
+
+def _opened(
+    world: World, where: str, run: RunDir, notes: list[Diagnostic], damaged: Damaged
+) -> CheckpointReader | None:
+    """Open the checkpoint that rank 0 finds; it reads the manifest and the state for all. Collective."""
 
     def find() -> _Found:
-        notes: list[Diagnostic] = []
-        path = find_checkpoint(where, run, notes, most_bytes=0, known=damaged)
-        messages: list[JsonObject] = [n.to_json() for n in notes]
+        found_notes: list[Diagnostic] = []
+        path = find_checkpoint(where, run, found_notes, most_bytes=0, known=damaged)
+        messages: list[JsonObject] = [n.to_json() for n in found_notes]
         if path is None:
             return {"path": None, "manifest": "", "state": {}, "notes": messages}
         text = read_manifest(path).to_bytes().decode()
         return {"path": str(path), "manifest": text, "state": read_state(path), "notes": messages}
 
     found = share_plan(world, find, MAX_MANIFEST_BYTES + MAX_STATE_BYTES)
-    notes = [Diagnostic.from_json(note) for note in found["notes"]]
+    notes += [Diagnostic.from_json(note) for note in found["notes"]]
     if found["path"] is None:
-        return Resumed(None, plan, tuple(notes))
+        return None
     path, text = Path(found["path"]), found["manifest"].encode()
     manifest = Manifest.from_bytes(text, str(path))
-    reader = CheckpointReader(path, ranks=world, manifest=manifest, state=found["state"])
-    if other := other_training(reader.state, plan, read_config(reader.path)):
-        raise CheckpointError(*other)
-    kept, changes = keep_global_batch(reader.state, plan)
-    changes += other_strategy(reader.state, plan)
-    changes += requantised(reader.state, plan)
-    changes += cost_of_move(reader.state, plan, manifest)
-    changes += same_training(reader.state, {**state_now, "global_batch": kept.batch.global_batch})
-    changes += changed_keys(as_object(reader.state.get("config")), as_object(state_now["config"]))
-    return Resumed(reader, kept, (*notes, *changes))
+    return CheckpointReader(path, ranks=world, manifest=manifest, state=found["state"])
+
+
+def _opened_on_nodes(
+    world: World,
+    nodes: NodesResume,
+    where: str,
+    run: RunDir,
+    notes: list[Diagnostic],
+    damaged: Damaged,
+) -> CheckpointReader | None:
+    """Open the newest checkpoint that is whole over the nodes' disks, each rank on its own. Collective."""
+    found = nodes.find(where, run, notes, damaged)
+    if found is None:
+        return None
+    state = read_state(found.path)
+    return CheckpointReader(found.path, ranks=world, manifest=found.manifest, state=state, elsewhere=found)
 
 
 class Resumes:

@@ -15,6 +15,7 @@ from paceline.algorithms.registry import algorithm_class
 from paceline.algorithms.router_balance import Balanced
 from paceline.checkpoint.beside import SavesBeside
 from paceline.checkpoint.carried import STATE_KEY
+from paceline.checkpoint.nodes.disks import Disks
 from paceline.checkpoint.objects.uploads import Uploads, open_uploads
 from paceline.checkpoint.reader import CheckpointReader
 from paceline.checkpoint.retain import RetentionRule, being_read
@@ -92,6 +93,7 @@ class Session:
     columns: Mapping[str, Mapping[str, NDArray[np.generic]]] = field(default_factory=dict)
     classes: Classes | None = None  # set for classification
     notes: list[str] = field(default_factory=list)  # messages from before the first step, for the log
+    disks: Disks | None = None  # which ranks see the same run directory; None: all do
 
     @property
     def models(self) -> Models:
@@ -134,7 +136,9 @@ class Session:
         rest = partial(self.models.carried, exported, before)
         contents = RunContents(parts, self.plan, self.prepared, self.hf_config(exported), carried=rest)
         ranks = StoreRanks.open(self.world) if self.plan.save_async else self.world
-        checkpointer = Checkpointer(self.run, ranks, t.save_total_limit, every=t.save_keep_every)
+        checkpointer = Checkpointer(
+            self.run, ranks, t.save_total_limit, every=t.save_keep_every, disks=self.disks
+        )
         beside = SavesBeside(checkpointer, ranks, self.world.device) if self.plan.save_async else None
         return RunSaves(
             contents,

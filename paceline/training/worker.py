@@ -18,6 +18,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from rich.console import Console
 
+from paceline.checkpoint.nodes.disks import Disks, find_disks
+from paceline.checkpoint.nodes.resume import NodesResume
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError, ExitCode, PacelineError
 from paceline.core.json_types import JsonObject
@@ -51,11 +53,12 @@ from paceline.runtime.flight import write_flight
 from paceline.runtime.heartbeat import sign_of
 from paceline.runtime.leaving import leave
 from paceline.runtime.mesh import limit_groups
+from paceline.runtime.presence import own_address
 from paceline.runtime.quiet import quiet_libraries
 from paceline.runtime.spared import spare_torchao
 from paceline.runtime.world import RankEnv, World
 from paceline.training import codes
-from paceline.training.agree import check_same, identity, share_plan
+from paceline.training.agree import check_same, identity, on_other_disks, share_plan
 from paceline.training.failure import diagnose, exit_code_of
 from paceline.training.garbage import EVERY
 from paceline.training.observers import Observers
@@ -154,6 +157,8 @@ class Worker:
         self.alarm: Alarm | None = None
         self.lock: FileLock | None = None
         self.checkpoint = ""
+        self.disks = Disks.one(env.world_size)
+        self.on_nodes: NodesResume | None = None
 
     def run(self) -> int:
         """Join the world, train and close.
@@ -227,7 +232,14 @@ class Worker:
         resumes = self.resumed(world)
         # Build everything, then log what the run consists of
         session = Session(
-            world, self.plan, self.config, self.prepared, self.run_dir, resumes.reader, resumes.former
+            world,
+            self.plan,
+            self.config,
+            self.prepared,
+            self.run_dir,
+            resumes.reader,
+            resumes.former,
+            disks=self.disks,
         )
         trainer = self.trainer = session.build(
             self.observers.all(),
@@ -238,7 +250,9 @@ class Worker:
         )
         reader = resumes.reader
         self.checkpoint = str(reader.path) if reader else ""
-        if world.is_main:
+        for note in self.on_nodes.notes if self.on_nodes is not None else ():
+            self.observers.note(note)
+        if self.disks.leads(world.rank):
             resumes.mark()
         limits = self.plan.limits
         limit_groups(world, max(limits.step.seconds, limits.between.seconds))
@@ -284,7 +298,7 @@ class Worker:
         message = activate_flash(self.plan.flash)
         if message and world.rank == 0:
             self.observers.message(f"attention {message}")
-        of_ranks = world.notes if world.rank == 0 else ()
+        of_ranks = (*world.notes, *self.disks.notes(self.run_dir.root)) if world.rank == 0 else ()
         for note in (*of_ranks, *self.start.notes, *self.prepared.notes, *filter(None, (open_port,))):
             self.observers.note(note)
 
@@ -301,8 +315,11 @@ class Worker:
             data_definition=data.definition,
         )
         where = self.config.training.resume_from_checkpoint
+        if not self.disks.are_one:
+            towards = (self.env.meeting_host, self.env.master_port)
+            self.on_nodes = NodesResume(world, self.disks, lambda: own_address(*towards), world.secret)
         resumes = Resumes(
-            lambda damaged: open_resume(world, where, self.run_dir, self.plan, now, damaged),
+            lambda damaged: open_resume(world, where, self.run_dir, self.plan, now, damaged, self.on_nodes),
             self.observers.note,
         )
         self.plan = resumes.plan
@@ -354,31 +371,43 @@ class Worker:
             self.observers.message(line)
 
     def agree_on_plan(self, world: World) -> None:
-        """Use rank 0's plan on every rank; claim the run directory unless the parent did. Collective."""
+        """Use rank 0's plan on every rank; claim the run directory unless the parent did, on each disk where
+        the nodes do not share it. Collective.
+        """
 
         def make() -> JsonObject:
             data = self.plan.to_json()
             if self.start.plan is None:
-                t = self.config.training
-                claim(
-                    self.run_dir,
-                    plan=data,
-                    config_file=self.start.config_file,
-                    overwrite=t.overwrite_output_dir,
-                    resume=bool(t.resume_from_checkpoint),
-                    redact=self.redact,
-                )
+                self.claim(data)
                 print(explain(self.plan), end="", flush=True)  # no parent printed it
             self.hold()
             return data
 
-        shared = Plan.from_json(share_plan(world, make))
+        def take() -> None:
+            self.claim(data)
+            self.hold()
+
+        data = share_plan(world, make)
         check_same(world, identity(self.config.digest(), self.prepared.fingerprint))
-        self.plan = shared
-        self.run_dir = RunDir.at(shared.run_dir)
+        self.plan = Plan.from_json(data)
+        self.run_dir = RunDir.at(self.plan.run_dir)
+        self.disks = find_disks(world, self.run_dir.root, first_on_node=world.local_rank == 0)
+        on_other_disks(world, self.disks, take)
+
+    def claim(self, plan: JsonObject) -> None:
+        """Make the run directory, with config and plan. Raises ConfigError."""
+        t = self.config.training
+        claim(
+            self.run_dir,
+            plan=plan,
+            config_file=self.start.config_file,
+            overwrite=t.overwrite_output_dir,
+            resume=bool(t.resume_from_checkpoint),
+            redact=self.redact,
+        )
 
     def hold(self) -> None:
-        """Lock the run directory on rank 0 until it ends, and remove the result of an earlier attempt."""
+        """Lock the run directory until this rank ends, and remove the result of an earlier attempt."""
         self.lock = FileLock(str(self.run_dir.lock))
         try:
             self.lock.acquire(timeout=0)
@@ -402,7 +431,7 @@ class Worker:
         if not self.config.training.load_best_model_at_end or trainer.state.best_step is None:
             return
         best = self.run_dir.checkpoint(trainer.state.best_step)
-        if not best.is_dir():
+        if not world.any(best.is_dir()):
             raise CheckpointError(
                 codes.TRAINING_BEST_CHECKPOINT(
                     "the best checkpoint no longer exists",
@@ -421,6 +450,8 @@ class Worker:
         """Write the result durably, then tear down. Collective."""
         assert self.trainer is not None and self.observers is not None
         state = self.trainer.state
+        if self.on_nodes is not None:
+            self.on_nodes.close()
         found = self.trainer.learning.at_end()
         for diagnostic in found:
             self.observers.note(diagnostic)

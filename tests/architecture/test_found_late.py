@@ -109,7 +109,7 @@ LATE = {
         rollout.server_answer rollout.server_status rollout.server_unreachable
         tracker.dropped tracker.failed tracker.slow tracker.unsent
         callback.failed callback.slow callback.stops
-        checkpoint.not_shared data.hub
+        checkpoint.apart checkpoint.holder_damaged checkpoint.not_fetched checkpoint.not_shared data.hub
     """
     ),
     "a launcher's variables in each process, which no process before them has": (

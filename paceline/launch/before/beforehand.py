@@ -151,14 +151,18 @@ def _read(answer: Path) -> dict[str, Any]:
     return reply
 
 
-def check_bytes(where: str, run: RunDir) -> None:
+def check_bytes(where: str, run: RunDir, *, several: bool = False) -> None:
     """Verify the sha256 of every byte of the checkpoint to resume from, in a child process.
 
-    Raises ConfigError. Of a large checkpoint the tensors are left to the ranks (``checkpoint.resume``).
+    ``several``: there are other nodes, which may have what this one lacks. Raises ConfigError. Of a large
+    checkpoint the tensors are left to the ranks (``checkpoint.resume``).
     """
     with tempfile.TemporaryDirectory(prefix="paceline-bytes-") as folder:
         answer = Path(folder) / "answer.json"
-        child = started_child("paceline.checkpoint.every_byte", where, str(run.root), str(answer))
+        several_nodes = ["several"] * several
+        child = started_child(
+            "paceline.checkpoint.every_byte", where, str(run.root), str(answer), *several_nodes
+        )
         if ended := wait_for_child(child, None):
             what = "the checkpoint could not be verified before the start"
             raise ConfigError(

@@ -87,7 +87,10 @@ class Ready:
         resume = bool(training.resume_from_checkpoint)
         if resume and self.leads:
             with_lines(
-                lambda: check_bytes(str(training.resume_from_checkpoint), run_dir), self.loaded.provenance
+                lambda: check_bytes(
+                    str(training.resume_from_checkpoint), run_dir, several=self.plan.num_nodes > 1
+                ),
+                self.loaded.provenance,
             )
         if self.plan.num_nodes > 1:
             return ()

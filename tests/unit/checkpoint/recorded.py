@@ -53,9 +53,11 @@ Operation = Named | Written | Synced | Told
 
 
 class Recorder:
-    """A context in which the functions of ``os`` note what they do below ``folder``, which must be empty."""
+    """A context in which the functions of ``os`` note what they do below ``folder``, which must be empty, or
+    hold ``first`` folders alone, whose names are durable.
+    """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *first: str) -> None:
         self.operations: list[Operation] = []
         self.folders = {ROOT}
         self._folder = str(folder)
@@ -63,6 +65,11 @@ class Recorder:
         self._nodes: dict[int, int] = {}  # of open files
         self._lock = threading.RLock()
         self._own = {name: getattr(os, name) for name in CALLS}
+        for path in first:
+            place = self._place(folder / path)
+            assert place is not None
+            self.folders.add(self._make(place))
+            self.operations.append(Synced(place[0]))
 
     def __enter__(self) -> Recorder:
         for name in CALLS:

@@ -15,6 +15,9 @@ from checkpoint_samples import FILES, OneRank, on_ranks, sample_shards
 from recorded import Crash, Recorder, Tree, crashes, read_tree, write_tree
 
 from paceline.checkpoint.beside import SavesBeside
+from paceline.checkpoint.manifest import open_part, read_manifest, verify_open
+from paceline.checkpoint.nodes.disks import Disks
+from paceline.checkpoint.nodes.survey import Survey, files_of, parts_in
 from paceline.checkpoint.resume import find_checkpoint
 from paceline.checkpoint.store import Checkpointer
 from paceline.core.errors import CheckpointError
@@ -150,3 +153,71 @@ def complete(tree: Tree, published: dict[Told, Tree]) -> list[Told]:
             if {p[len(start) :]: c for p, c in tree.items() if p.startswith(start)} == files:
                 found.append(told)
     return found
+
+
+def two_nodes(root: Path, saved: Callable[[int], None]) -> None:
+    """Two nodes with a folder each: two saves, of which the second removes the first, and one of the same
+    step again.
+    """
+    for number, step in enumerate((1, 2, 2)):
+        shards = sample_shards(step)[:2]
+
+        def work(rank: Any, shards: Any = shards, step: int = step, number: int = number) -> None:
+            saver = Checkpointer(RunDir.at(root / str(rank.rank)), rank, 1, disks=Disks((0, 1)))
+            saver.save(step, shards[rank.rank :: 2], {"step": step, "number": number}, {})
+
+        assert on_ranks(2, work) == [None, None]
+        saved(step)
+
+
+@pytest.mark.parametrize("share", [4, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_crash_at_any_moment_on_two_nodes(share: int, tmp_path: Path) -> None:
+    """What is left on both together: always the newest that was told, or the one that was being saved. Every
+    fourth state by default: pytest --slow looks at all.
+    """
+    root, published = tmp_path / "nodes", list[str]()
+    for node in "01":
+        (root / node / "checkpoints").mkdir(parents=True)
+
+    def told(step: int) -> None:
+        published.append(digests(root)[0])
+        recorder.told(len(published) - 1)
+
+    with Recorder(root, "0", "0/checkpoints", "1", "1/checkpoints") as recorder:
+        two_nodes(root, told)
+    states = list(crashes(recorder.operations, recorder.folders))
+    assert states[-1].told == (0, 1, 2) and len(states) > 300
+    whole = [s for s in states if s.after == len(recorder.operations) and "killed" in s.how]
+    assert whole[0].tree == read_tree(root), "a call that is not recorded"
+    wrong, seen = [], set()
+    for number, state in enumerate(states):
+        if number % share:
+            continue
+        place = tmp_path / "crashed"
+        write_tree(state.tree, place)
+        there = digests(place)
+        seen.add((there[:1] or ["none"])[0])
+        newest = published.index(there[0]) if there else -1
+        if newest < max(state.told, default=-1):
+            wrong.append(f"after {state.after} of {len(recorder.operations)}, {state.how}: {newest}")
+        elif number % 40 == 0:  # the next save finds its way, too, and leaves nothing else
+            two_nodes(place, lambda step: None)
+            left = {path.name for path in place.glob("*/checkpoints/*")}
+            assert left == {"latest", "step-00000002"}, (state.how, sorted(state.tree), left)
+        shutil.rmtree(place)
+    assert not wrong, f"{len(wrong)} of {len(states)}:\n" + "\n".join(wrong[:10])
+    assert seen == {"none", *published}
+
+
+def digests(root: Path) -> list[str]:
+    """The manifests of the checkpoints that both nodes have whole together, newest first."""
+    survey = Survey({node: parts_in(root / str(node) / "checkpoints") for node in (0, 1)})
+    for one in survey.whole:  # their bytes are those that were written
+        for node, folder in one.folders.items():
+            path = root / str(node) / "checkpoints" / folder
+            manifest = read_manifest(path)
+            for name in (files_of(manifest)[at] for at in one.have[node]):
+                if not manifest.files[name].blocks:
+                    with open_part(path, name) as file:
+                        verify_open(file, manifest.files[name], path, name)
+    return [one.digest for one in reversed(survey.whole)]

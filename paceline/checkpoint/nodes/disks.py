@@ -1,0 +1,118 @@
+"""Which ranks see one and the same run directory: found out at a start, never configured. No torch."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.checkpoint import codes
+from paceline.checkpoint.together import CheckpointWorld, together
+from paceline.core.diagnostics import Diagnostic, Severity
+
+_LOOKS, _BETWEEN_SECONDS = 4, 0.25  # a network file system may show a new name late
+_WHAT = "whether the nodes share the run directory cannot be found out"
+
+
+@dataclass(frozen=True)
+class Disks:
+    """``leaders``: by rank, the first rank that sees the same folder; it does what is done once a disk."""
+
+    leaders: tuple[int, ...]
+
+    @staticmethod
+    def one(world_size: int) -> Disks:
+        """Return the disk that all ranks see."""
+        return Disks((0,) * world_size)
+
+    @property
+    def are_one(self) -> bool:
+        """Whether all ranks see one folder."""
+        return not any(self.leaders)
+
+    def leads(self, rank: int) -> bool:
+        """Whether ``rank`` is the first of its disk."""
+        return self.leaders[rank] == rank
+
+    def ranks(self, first_rank: int) -> list[int]:
+        """Return the ranks that see the disk of ``first_rank``."""
+        return [rank for rank, of in enumerate(self.leaders) if of == first_rank]
+
+    def notes(self, folder: Path) -> list[Diagnostic]:
+        """Return what the user is told where the nodes do not share ``folder``."""
+        if self.are_one:
+            return []
+        what = (
+            "output_dir is another folder on each node: shards stay on their nodes; a resume fetches missing"
+            " ones from the node that has them"
+        )
+        groups = ", ".join(f"from rank {first_rank}" for first_rank in sorted({*self.leaders})[:16])
+        found = f"{len({*self.leaders})} disks: {groups}"
+        return [codes.CHECKPOINT_APART(what, str(folder), found, severity=Severity.NOTE)]
+
+
+def find_disks(ranks: CheckpointWorld, folder: Path, *, first_on_node: bool) -> Disks:
+    """Find out which ranks see the same ``folder``, which rank 0 has made. Collective.
+
+    Rank 0 writes a file there. Only where some rank does not see it does the first rank of each node that
+    does not write one, too. Raises the same CheckpointError on every rank.
+    """
+    rank = ranks.rank
+    nonce = together(ranks, lambda: os.urandom(8).hex() if rank == 0 else "", folder, _WHAT)[0]
+    name = f".disk-{nonce}"
+    mine: list[Path] = []
+
+    def write(path: Path, wanted: bool) -> bool:
+        if wanted:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch(exist_ok=False)
+            mine.append(path)
+        return wanted
+
+    try:
+        together(ranks, lambda: write(folder / name, rank == 0), folder, _WHAT)
+        seen = together(ranks, lambda: bool(_names(folder, name, wanted=1)), folder, _WHAT)
+        if all(seen):
+            return Disks.one(ranks.world_size)
+        apart = first_on_node and not seen[rank]
+        wrote = sum(together(ranks, lambda: write(folder / f"{name}-{rank}", apart), folder, _WHAT))
+        rows = together(ranks, lambda: _names(folder, f"{name}-", wanted=wrote), folder, _WHAT)
+    finally:
+        for path in mine:
+            path.unlink(missing_ok=True)
+    return Disks(_leaders(seen, [[int(text.rpartition("-")[2]) for text in row] for row in rows]))
+
+
+def _names(folder: Path, start: str, wanted: int) -> list[str]:
+    """Return the names in ``folder`` that begin with ``start``; look again while there are fewer than
+    ``wanted``.
+    """
+    for look in range(_LOOKS):
+        found = []
+        with suppress(FileNotFoundError, NotADirectoryError):
+            os.listdir(folder.parent)  # a file server's client asks again for what it lists
+            found = sorted(name for name in os.listdir(folder) if name.startswith(start))
+        if len(found) >= wanted:
+            return found
+        if look + 1 < _LOOKS:
+            time.sleep(_BETWEEN_SECONDS)
+    return found
+
+
+def _leaders(seen: Sequence[bool], rows: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Return each rank's leader: ranks are on one disk if one sees what the other has written."""
+    first_rank = [0 if at_once else rank for rank, at_once in enumerate(seen)]
+
+    def first(rank: int) -> int:
+        while first_rank[rank] != rank:
+            rank = first_rank[rank]
+        return rank
+
+    for rank, writers in enumerate(rows):
+        for writer in writers:
+            low, high = sorted((first(rank), first(writer)))
+            first_rank[high] = low
+    return tuple(first(rank) for rank in range(len(first_rank)))

@@ -1,0 +1,300 @@
+"""Find the newest checkpoint that is whole over the nodes' disks, and open it on each of them. No torch."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, TypedDict, TypeVar
+
+from paceline.checkpoint import codes
+from paceline.checkpoint.disk import named_errors, sync_folder
+from paceline.checkpoint.layout import LATEST, replaced_name, staging_name, unfinished
+from paceline.checkpoint.manifest import open_part, read_manifest, verify_open
+from paceline.checkpoint.manifest_format import MANIFEST, Manifest
+from paceline.checkpoint.nodes.disks import Disks
+from paceline.checkpoint.nodes.fetched import Holder, fetch_file, fetch_manifest, remove_unfinished
+from paceline.checkpoint.nodes.found import NodeLook, chosen_note, names_of, no_whole_one, passed_over
+from paceline.checkpoint.nodes.survey import DiskPart, Lacking, Survey, Whole, files_of, parts_in
+from paceline.checkpoint.nodes.wire import FileServer, key_of
+from paceline.checkpoint.refused import incomplete
+from paceline.checkpoint.resume import AUTO, find_checkpoint, place_of, save_never_ended
+from paceline.checkpoint.retain import discard
+from paceline.checkpoint.together import CheckpointWorld, together
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import CheckpointError
+from paceline.core.rundir import RunDir
+
+T = TypeVar("T")
+_WHAT = "the checkpoint cannot be opened"
+# Errors of a checkpoint, for which the one before it is taken; others are of a machine, and end the start.
+_OF_THE_CHECKPOINT = frozenset(
+    {codes.CHECKPOINT_DAMAGED.name, codes.CHECKPOINT_INCOMPLETE.name, codes.CHECKPOINT_MISPLACED.name}
+)
+
+
+@dataclass(frozen=True)
+class OnNodes:
+    """A checkpoint as this rank opens it: its folder on this disk, which gets the files that are opened here.
+
+    ``holders``: by a file's name, the disks that have it; ``places``: by the disk's leader.
+    """
+
+    path: Path
+    manifest: Manifest
+    digest: str
+    holders: Mapping[str, Sequence[int]]
+    places: Mapping[int, Holder]
+    disks: Disks
+    key: bytes
+    notes: list[Diagnostic]
+
+    def fetch(self, name: str) -> None:
+        """Bring a file to this disk. Raises CheckpointError."""
+        holders = [self.places[disk] for disk in self.holders[name] if disk in self.places]
+        self.notes.extend(fetch_file(self.path, self.manifest, name, self.digest, holders, self.key))
+
+    def owners(self, name: str) -> tuple[int, ...]:
+        """Return the ranks of one of the disks that had the file from the beginning."""
+        holders = self.holders[name]
+        return tuple(self.disks.ranks(holders[sum(name.encode()) % len(holders)]))
+
+    @property
+    def disk_of_ranks(self) -> Sequence[int]:
+        """By rank, the number of the disk that it sees."""
+        return self.disks.leaders
+
+
+class _Ready(TypedDict):
+    """What a leader tells of its disk: the checkpoint's folder on it."""
+
+    path: str
+
+
+class NodesResume:
+    """Finds checkpoints over the disks of one run's ranks, and gives this disk's files to the other nodes.
+
+    ``address`` gives that of this machine towards the others; ``secret``: the run's. Every method is
+    collective, unless it says otherwise.
+    """
+
+    def __init__(
+        self, ranks: CheckpointWorld, disks: Disks, address: Callable[[], str], secret: bytes
+    ) -> None:
+        self._ranks, self._disks = ranks, disks
+        self._address, self._secret = address, secret
+        self._disk = disks.leaders[ranks.rank]
+        self._leads = disks.leads(ranks.rank)
+        self._server: FileServer | None = None
+        self._key = b""
+        self._places: dict[int, Holder] = {}
+        self._given: dict[str, Path] = {}  # manifest's digest → folder here, whose files are given
+        self._damage: dict[tuple[str, str], CheckpointError] = {}
+        self._last: tuple[tuple[str, str], Path] | None = None
+        self.notes: list[Diagnostic] = []
+
+    def find(
+        self, where: str, run: RunDir, notes: list[Diagnostic], damaged: Mapping[Path, CheckpointError]
+    ) -> OnNodes | None:
+        """Return the checkpoint that ``where`` means (``checkpoint.resume.find_checkpoint``); None for
+        ``auto`` where no node has any.
+
+        What was passed over is said in ``notes``. Raises CheckpointError, the same on all ranks.
+        """
+        if self._last is not None and self._last[1] in damaged:
+            self._damage[self._last[0]] = damaged[self._last[1]]
+        looks = self._together(lambda: self._look(where, run) if self._leads else None, run.checkpoints)
+        of_disks = {disk: look for disk, look in enumerate(looks) if look is not None}
+        survey = Survey({disk: look["parts"] for disk, look in of_disks.items()})
+        while usable := [one for one in survey.whole if (one.name, one.digest) not in self._damage]:
+            one = usable[-1]
+            self._refuse_newer(survey, one.step)
+            try:
+                opened = self._opened(one, self._folder(where, run, one, of_disks))
+            except CheckpointError as error:
+                if error.diagnostics[0].code not in _OF_THE_CHECKPOINT:
+                    raise
+                self._damage[one.name, one.digest] = error
+                continue
+            self._last = ((one.name, one.digest), opened.path)
+            skipped = [two for two in survey.lacking if two.step > one.step and two.step not in survey.steps]
+            notes += self._passed_over(skipped, one, of_disks)
+            notes.append(chosen_note(one, opened.path, len(of_disks)))
+            return opened
+        self._refuse_newer(survey, -1)
+        if survey.lacking or self._damage:
+            raise no_whole_one(
+                self._named(survey.lacking, of_disks), [*self._damage.values()], of_disks, where, run
+            )
+        self._nothing(where, run, notes, sum(look["staged"] for look in of_disks.values()))
+        return None
+
+    def close(self) -> None:
+        """Give no more files. Not collective; all ranks have read what they need."""
+        if self._server is not None:
+            self._server.close()
+
+    def _look(self, where: str, run: RunDir) -> NodeLook:
+        folder, only = place_of(where, run)
+        parts: list[DiskPart] = parts_in(folder, None if only is None else (only,))
+        return {
+            "host": socket.gethostname(),
+            "folder": str(folder),
+            "relation": "" if where in (LATEST, AUTO) else os.path.relpath(folder, _absolute(where)),
+            "parts": parts,
+            "staged": len(unfinished(folder)),
+        }
+
+    def _folder(self, where: str, run: RunDir, one: Whole, looks: Mapping[int, NodeLook]) -> Path:
+        """Return the folder of checkpoints on this disk: a path means what it means where it leads to one."""
+        if self._disk in one.folders:
+            return Path(looks[self._disk]["folder"])
+        relation = looks[min(one.folders)]["relation"]
+        return Path(os.path.normpath(_absolute(where) / relation)) if relation else run.checkpoints
+
+    def _refuse_newer(self, survey: Survey, step: int) -> None:
+        """Raise the error of a checkpoint of a newer Paceline, of a later step than ``step``."""
+        for one in survey.lacking:
+            if one.problem and one.step > step and one.problem.code == codes.CHECKPOINT_NEWER.name:
+                raise CheckpointError(one.problem)
+
+    def _nothing(self, where: str, run: RunDir, notes: list[Diagnostic], staged: int) -> None:
+        """Where no node has any checkpoint: as with one disk, rank 0 says what that means."""
+        self._together(
+            lambda: str(find_checkpoint(where, run, most_bytes=0)) if self._ranks.rank == 0 else "",
+            run.checkpoints,
+        )
+        if staged:
+            notes.append(save_never_ended(run.checkpoints, staged))
+
+    def _opened(self, one: Whole, folder: Path) -> OnNodes:
+        """Make the checkpoint's folder on each disk, with the manifest and what is no tensor."""
+        total = len(frozenset().union(*one.have.values()))
+        disks = sorted({*self._disks.leaders})
+        if any(len(one.have.get(disk, ())) < total for disk in disks):
+            self._open_server(folder)
+        if one.folders.get(self._disk) is not None:
+            self._given[one.digest] = folder / one.folders[self._disk]
+        givers = [self._places[disk] for disk in sorted(one.have) if disk in self._places]
+        self._together(lambda: self._leads, folder)  # all disks that have it give it from here on
+
+        def ready() -> _Ready | None:
+            if not self._leads:
+                return None
+            return {"path": str(self._made_ready(one, folder, givers))}
+
+        answers = self._together(ready, folder)[self._disk]
+        assert answers is not None, "a leader tells"
+        path = Path(answers["path"])
+        self._given[one.digest] = path
+        manifest = read_manifest(path)
+        holders = {name: one.holders(number) for number, name in enumerate(files_of(manifest))}
+        return OnNodes(path, manifest, one.digest, holders, self._places, self._disks, self._key, self.notes)
+
+    def _made_ready(self, one: Whole, folder: Path, holders: Sequence[Holder]) -> Path:
+        """Return the checkpoint's folder on this disk, with its manifest and its side files; make it."""
+        there = one.folders.get(self._disk)
+        path = folder / there if there is not None else None
+        if path is None:
+            fresh = folder / staging_name(one.name, secrets.token_hex(6))
+            with named_errors(folder, _WHAT):
+                fresh.mkdir(parents=True)
+            try:
+                fetch_manifest(fresh, one.digest, holders, self._key)
+                self._bring_side_files(one, fresh)
+                path = _named(fresh, folder / one.name)
+            except BaseException:
+                discard(fresh)
+                raise
+            return path
+        remove_unfinished(path)
+        self._bring_side_files(one, path)
+        return path
+
+    def _bring_side_files(self, one: Whole, path: Path) -> None:
+        """Bring what every rank reads: all that is no tensor, and all of version 1, whose files have one hash
+        each. What was here already is compared with its hash.
+        """
+        manifest = read_manifest(path)
+        for number, name in enumerate(files_of(manifest)):
+            if name.endswith(".safetensors") and manifest.tensors is not None:
+                continue
+            if number in one.have.get(self._disk, ()):
+                if not name.endswith(".safetensors"):
+                    with open_part(path, name) as file:
+                        verify_open(file, manifest.files[name], path, name)
+                continue
+            holders = [self._places[disk] for disk in one.holders(number)]
+            self.notes += fetch_file(path, manifest, name, one.digest, holders, self._key)
+
+    def _open_server(self, folder: Path) -> None:
+        """Let each leader give its disk's files; all learn where, and the key."""
+        if self._places:
+            return
+        first = self._ranks.rank == 0
+        tokens = self._together(lambda: secrets.token_hex(32) if first else "", folder)
+        self._key = key_of(self._secret, tokens[0])
+
+        def listen() -> tuple[str, str, int] | None:
+            if not self._leads:
+                return None
+            with named_errors(folder, "this node cannot give its files to the others"):
+                self._server = FileServer(self._address(), self._key, self._open_file)
+            return socket.gethostname(), *self._server.place
+
+        for rank, answers in enumerate(self._together(listen, folder)):
+            if answers is not None:
+                host, address, port = answers
+                self._places[rank] = Holder(rank, host, (address, port))
+
+    def _open_file(self, digest: str, name: str) -> tuple[BinaryIO, int]:
+        """Open a file that another node asks for: one of the manifest's, or the manifest."""
+        path = self._given[digest]
+        if name != MANIFEST and name not in read_manifest(path).files:
+            raise KeyError(name)
+        file = open_part(path, name)
+        return file, os.fstat(file.fileno()).st_size
+
+    def _passed_over(
+        self, lacking: Sequence[Lacking], taken: Whole, looks: Mapping[int, NodeLook]
+    ) -> list[Diagnostic]:
+        """Say which newer checkpoints are not taken, and why."""
+        found = [passed_over(one, why, taken) for one, why in self._named(lacking, looks)]
+        for (name, digest), error in self._damage.items():
+            one = Lacking(name, digest, 0, (), error.diagnostics[0])
+            found.append(passed_over(one, error.diagnostics[0].what, taken))
+        return found
+
+    def _named(self, lacking: Sequence[Lacking], looks: Mapping[int, NodeLook]) -> list[tuple[Lacking, str]]:
+        """Return each checkpoint with what it lacks, by name: those who have its manifest know the names."""
+        if not lacking:
+            return []
+        folder = Path(looks[self._disk]["folder"])
+        mine = names_of(lacking, looks[self._disk], folder) if self._leads else {}
+        answers = self._together(lambda: mine, folder)
+        named = {digest: why for of_rank in answers for digest, why in of_rank.items()}
+        return [(one, named.get(one.digest) or (one.problem.what if one.problem else "")) for one in lacking]
+
+    def _together(self, work: Callable[[], T], where: Path) -> list[T]:
+        return together(self._ranks, work, where, _WHAT)
+
+
+def _absolute(where: str) -> Path:
+    return Path(where).expanduser().absolute()
+
+
+def _named(fresh: Path, final: Path) -> Path:
+    """Rename a folder to the checkpoint's name, or where another folder has that name, to one that counts
+    until that is whole. Raises CheckpointError.
+    """
+    if os.path.lexists(final):
+        if not final.name.startswith("step-"):
+            raise incomplete(final, "this node has another checkpoint under this name")
+        final = final.with_name(replaced_name(final.name, secrets.token_hex(6)))
+    with named_errors(final.parent, _WHAT):
+        os.rename(fresh, final)
+        sync_folder(final.parent)
+    return final

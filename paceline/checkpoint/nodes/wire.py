@@ -1,0 +1,141 @@
+"""How nodes ask each other for a checkpoint's files: both sides prove that they have the run's key. No torch.
+
+One request a connection. The bytes of a file are not secret here and carry no signature: the manifest's
+hashes, which all ranks agreed on, tell whether they are right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import BinaryIO
+
+from paceline.core.errors import PacelineError
+
+Place = tuple[str, int]  # address and port
+Opened = Callable[[str, str], tuple[BinaryIO, int]]  # (manifest's digest, name of a file) → open file, bytes
+
+_NONCE, _PROOF, _LENGTH = 32, 32, 8  # bytes
+_MOST_REQUEST = 4096
+_SECONDS = 60.0  # without a byte: a disk that wakes up may take long
+_PIECE = 8 * 1024 * 1024
+_AT_ONCE = 16  # connections
+
+
+class RefusedError(Exception):
+    """The other side has another key, or does not give the file."""
+
+
+def key_of(secret: bytes, token: str) -> bytes:
+    """Return the key of one resume: of the run's secret, and of a token that rank 0 gave to all ranks."""
+    return hmac.new(secret, b"paceline/files/" + token.encode(), hashlib.sha256).digest()
+
+
+class FileServer:
+    """Gives files to those who have the key, at one address of this machine, from threads of its own.
+
+    ``opened`` opens a file, and raises KeyError, OSError or PacelineError for any that it does not give.
+    """
+
+    def __init__(self, address: str, key: bytes, opened: Opened) -> None:
+        self._key, self._opened = key, opened
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._listener = socket.create_server((address, 0), family=family, backlog=4096)
+        self.place: Place = (address, int(self._listener.getsockname()[1]))
+        self._room = threading.Semaphore(_AT_ONCE)
+        threading.Thread(target=self._accept, name="paceline-files", daemon=True).start()
+
+    def close(self) -> None:
+        """Take no more requests. Safe to call twice."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            self._room.acquire()
+            try:
+                line, _ = self._listener.accept()
+            except OSError:  # closed
+                return
+            threading.Thread(target=self._serve, args=(line,), name="paceline-file", daemon=True).start()
+
+    def _serve(self, line: socket.socket) -> None:
+        try:
+            with line, contextlib.suppress(OSError, ValueError, KeyError, PacelineError):
+                line.settimeout(_SECONDS)
+                mine = secrets.token_bytes(_NONCE)
+                line.sendall(mine)
+                theirs, proof = _exactly(line, _NONCE), _exactly(line, _PROOF)
+                length = int.from_bytes(_exactly(line, _LENGTH), "big")
+                if length > _MOST_REQUEST:
+                    return
+                request = _exactly(line, length)
+                if not hmac.compare_digest(proof, _proof(self._key, b"ask", mine, theirs, request)):
+                    return
+                wanted = json.loads(request)
+                file, size = self._opened(str(wanted["digest"]), str(wanted["name"]))
+                with file:
+                    count = size.to_bytes(_LENGTH, "big")
+                    line.sendall(_proof(self._key, b"give", mine, theirs, count) + count)
+                    line.sendfile(file, 0, size)
+        finally:
+            self._room.release()
+
+
+@contextlib.contextmanager
+def asked_for(place: Place, key: bytes, digest: str, name: str) -> Iterator[tuple[int, Iterator[memoryview]]]:
+    """Yield the size of a file at ``place``, and its bytes piece by piece, each in memory of its own.
+
+    Raises RefusedError, and OSError where the connection fails or ends early.
+    """
+    with socket.create_connection(place, timeout=_SECONDS) as line:
+        theirs, mine = _exactly(line, _NONCE), secrets.token_bytes(_NONCE)
+        request = json.dumps(_request(digest, name)).encode()
+        head = len(request).to_bytes(_LENGTH, "big")
+        line.sendall(mine + _proof(key, b"ask", theirs, mine, request) + head + request)
+        try:
+            proof, count = _exactly(line, _PROOF), _exactly(line, _LENGTH)
+        except ConnectionError:
+            raise RefusedError("it has another secret, or does not have the file any more") from None
+        if not hmac.compare_digest(proof, _proof(key, b"give", theirs, mine, count)):
+            raise RefusedError("its answer is not signed with the run's secret")
+        size = int.from_bytes(count, "big")
+        yield size, _pieces(line, size)
+
+
+def _request(digest: str, name: str) -> Mapping[str, str]:
+    return {"digest": digest, "name": name}
+
+
+def _pieces(line: socket.socket, size: int) -> Iterator[memoryview]:
+    left = size
+    while left:
+        piece = memoryview(bytearray(min(_PIECE, left)))
+        _fill(line, piece)
+        left -= len(piece)
+        yield piece
+
+
+def _proof(key: bytes, what: bytes, first: bytes, second: bytes, text: bytes) -> bytes:
+    return hmac.new(key, what + first + second + text, hashlib.sha256).digest()
+
+
+def _exactly(line: socket.socket, count: int) -> bytes:
+    data = bytearray(count)
+    _fill(line, memoryview(data))
+    return bytes(data)
+
+
+def _fill(line: socket.socket, view: memoryview) -> None:
+    while view:
+        got = line.recv_into(view)
+        if not got:
+            raise ConnectionError("the other side hung up")
+        view = view[got:]

@@ -1,0 +1,34 @@
+"""Housekeeping after a save: what fails there is a note, since the checkpoint is published. No torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+
+from paceline.checkpoint import codes
+from paceline.core.diagnostics import Diagnostic, Severity
+
+
+class Noted:
+    """A context that turns an OSError into a note: the checkpoint is published, only housekeeping failed."""
+
+    def __init__(self, notes: list[Diagnostic], where: Path) -> None:
+        self._notes = notes
+        self._where = where
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(exc, OSError):
+            return False
+        self._notes.append(
+            codes.CHECKPOINT_HOUSEKEEPING(
+                "the checkpoint is published, but a later operation failed",
+                str(self._where),
+                str(exc),
+                severity=Severity.WARNING,
+            )
+        )
+        return True
