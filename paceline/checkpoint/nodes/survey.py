@@ -134,9 +134,15 @@ def files_of(manifest: Manifest) -> list[str]:
 
 def _part(path: Path, name: str, *, trash: bool) -> DiskPart:
     part: DiskPart = {
-        "name": name, "folder": path.name, "digest": "", "sequence": 0, "files": 0, "have": [],
-        "trash": trash, "problem": None,
-    }  # fmt: skip
+        "name": name,
+        "folder": path.name,
+        "digest": "",
+        "sequence": 0,
+        "files": 0,
+        "have": [],
+        "trash": trash,
+        "problem": None,
+    }
     try:
         manifest = read_manifest(path)
         if not trash:
