@@ -1,7 +1,7 @@
 """How nodes ask each other for a checkpoint's files: both sides prove that they have the run's key. No torch.
 
-One request a connection. The bytes of a file are not secret here and carry no signature: the manifest's
-hashes, which all ranks agreed on, tell whether they are right.
+One request a connection. A file's bytes are not secret here; they are signed, and the manifest's hashes tell
+whether they are those that were saved.
 """
 
 from __future__ import annotations
@@ -84,7 +84,11 @@ class FileServer:
                 with file:
                     count = size.to_bytes(_LENGTH, "big")
                     line.sendall(_proof(self._key, b"give", mine, theirs, count) + count)
-                    line.sendfile(file, 0, size)
+                    signature = _signature(self._key, mine, theirs)
+                    while piece := file.read(_PIECE):
+                        signature.update(piece)
+                        line.sendall(piece)
+                    line.sendall(signature.digest())
         finally:
             self._room.release()
 
@@ -107,20 +111,28 @@ def asked_for(place: Place, key: bytes, digest: str, name: str) -> Iterator[tupl
         if not hmac.compare_digest(proof, _proof(key, b"give", theirs, mine, count)):
             raise RefusedError("its answer is not signed with the run's secret")
         size = int.from_bytes(count, "big")
-        yield size, _pieces(line, size)
+        yield size, _pieces(line, size, _signature(key, theirs, mine))
 
 
 def _request(digest: str, name: str) -> Mapping[str, str]:
     return {"digest": digest, "name": name}
 
 
-def _pieces(line: socket.socket, size: int) -> Iterator[memoryview]:
+def _signature(key: bytes, first: bytes, second: bytes) -> hmac.HMAC:
+    """Return the beginning of a file's signature: the hashes of blocks do not stop who forges bytes."""
+    return hmac.new(key, b"bytes" + first + second, hashlib.sha256)
+
+
+def _pieces(line: socket.socket, size: int, signature: hmac.HMAC) -> Iterator[memoryview]:
     left = size
     while left:
         piece = memoryview(bytearray(min(_PIECE, left)))
         _fill(line, piece)
         left -= len(piece)
+        signature.update(piece)
         yield piece
+    if not hmac.compare_digest(_exactly(line, _PROOF), signature.digest()):
+        raise RefusedError("its bytes are not signed with the run's secret")
 
 
 def _proof(key: bytes, what: bytes, first: bytes, second: bytes, text: bytes) -> bytes:

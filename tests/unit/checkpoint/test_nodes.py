@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import socket
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from checkpoint_samples import FILES, ThreadRank, on_ranks, sample_shards
 
 from paceline.checkpoint.blocks import Grain
 from paceline.checkpoint.nodes import resume as nodes_resume
+from paceline.checkpoint.nodes import wire
 from paceline.checkpoint.nodes.disks import Disks, find_disks
 from paceline.checkpoint.nodes.resume import NodesResume
 from paceline.checkpoint.nodes.survey import Survey, parts_in
@@ -362,6 +364,28 @@ def test_the_server_gives_only_what_it_shall_to_who_has_the_key(tmp_path: Path) 
         server.close()
     with pytest.raises(OSError), asked_for(server.place, key, "d", "given"):
         pass
+
+
+def test_bytes_that_a_stranger_changed_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "given").write_bytes(b"bytes")
+    own, key = wire._signature, key_of(SECRET, "token")
+    server = FileServer("127.0.0.1", key, lambda digest, name: ((tmp_path / name).open("rb"), 5))
+
+    def signed(*given: bytes) -> Any:
+        made = own(*given)
+        if threading.current_thread() is not threading.main_thread():  # what was signed is not what comes
+            made.update(b"other")
+        return made
+
+    monkeypatch.setattr(wire, "_signature", signed)
+    try:
+        with (
+            pytest.raises(RefusedError, match="not signed"),
+            asked_for(server.place, key, "d", "given") as got,
+        ):
+            list(got[1])
+    finally:
+        server.close()
 
 
 def test_a_newer_manifest_ends_the_start(nodes: Nodes) -> None:
