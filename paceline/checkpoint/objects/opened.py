@@ -18,6 +18,8 @@ from paceline.core.errors import CheckpointError
 from paceline.rules import codes as rules_codes
 
 if TYPE_CHECKING:
+    from obstore.auth.boto3 import Boto3CredentialProvider
+    from obstore.store import ClientConfig, RetryConfig, S3Config
     from obstore.store import ObjectStore as Store
 
 _MIB = 1024 * 1024
@@ -46,12 +48,12 @@ def _opened(url: ObjectUrl, patient: bool) -> Store:
     if url.store == "file":
         return LocalStore(prefix=f"/{url.prefix}", mkdir=True)
     # an endpoint that the user has set to http:// is the user's choice; the default one is https
-    client = {
+    client: ClientConfig = {
         "timeout": timedelta(seconds=120 if patient else 15),
         "connect_timeout": timedelta(seconds=10 if patient else 5),
         "allow_http": True,
     }
-    retry = {
+    retry: RetryConfig = {
         "max_retries": 6 if patient else 1,
         "retry_timeout": timedelta(seconds=180 if patient else 20),
         "backoff": {
@@ -63,10 +65,14 @@ def _opened(url: ObjectUrl, patient: bool) -> Store:
     if url.store == "s3":
         # S3 compares the content with this hash, and refuses it if they differ; the call that removes many
         # objects at once is not spoken by every store that speaks S3
-        config = {"checksum_algorithm": "SHA256", "disable_bulk_delete": True}
-        given = {"credential_provider": provider} if (provider := _aws_profile()) is not None else {}
+        config: S3Config = {"checksum_algorithm": "SHA256", "disable_bulk_delete": True}
         return S3Store(
-            url.place, prefix=url.prefix, config=config, client_options=client, retry_config=retry, **given
+            url.place,
+            prefix=url.prefix,
+            config=config,
+            client_options=client,
+            retry_config=retry,
+            credential_provider=_aws_profile(),
         )
     if url.store == "gs":
         return GCSStore(url.place, prefix=url.prefix, client_options=client, retry_config=retry)
@@ -75,7 +81,7 @@ def _opened(url: ObjectUrl, patient: bool) -> Store:
     return AzureStore(url.place, prefix=url.prefix, client_options=client, retry_config=retry)
 
 
-def _aws_profile() -> object | None:
+def _aws_profile() -> Boto3CredentialProvider | None:
     """Return boto3's credentials (profiles, single sign-on) where boto3 is installed and finds some; else the
     store itself looks: variables, the machine's role.
     """
