@@ -26,23 +26,35 @@ def export(
     merge: bool = False,
     overwrite: bool = False,
     exporters: Sequence[Exporter] | None = None,
+    max_shard_size: str = "5GB",
 ) -> Path:
     """Write the model of a run, or of one checkpoint, as a Hugging Face folder, and return the folder.
 
     ``checkpoint``: latest, best, step-N, or the one that the run's result names; ``dtype``: float32, bfloat16
     or float16; ``role``: which model of the run; ``merge``: merge an adapter into its base; ``overwrite``:
     replace a folder that is not empty; ``exporters``: names or functions of the folder, in place of the run's
-    training.exporters. Raises ConfigError and CheckpointError.
+    training.exporters; ``max_shard_size``: of a file of weights (500MB, 2GiB). Raises ConfigError and
+    CheckpointError.
     """
     from paceline.checkpoint.export import export_hf
     from paceline.checkpoint.exporters import exporters_of
-    from paceline.checkpoint.main import choose
+    from paceline.checkpoint.main import choose, shard_bytes
 
     notes: list[Diagnostic] = []
     found = choose(Path(run), checkpoint, notes)
     target = Path(to).expanduser().absolute()
     also = exporters_of(exporters, found)
-    return export_hf(found, target, dtype, role=role, overwrite=overwrite, merge=merge, exporters=also).path
+    return export_hf(
+        found,
+        target,
+        dtype,
+        role=role,
+        overwrite=overwrite,
+        merge=merge,
+        exporters=also,
+        max_shard_bytes=shard_bytes(max_shard_size),
+        verified=True,
+    ).path
 
 
 def generate(

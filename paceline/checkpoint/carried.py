@@ -52,10 +52,15 @@ def places_of(folder: Path, where: Path) -> dict[str, TensorBytes]:
     """Return every tensor of the folder's weight files. Raises OSError and CheckpointError."""
     places: dict[str, TensorBytes] = {}
     for path in weights_of(folder, []):
-        with open(path, "rb") as file:
-            slots, _, _ = read_header(file, where, str(path))
-        places |= {name: TensorBytes(path, slot) for name, slot in slots.items()}
+        places |= places_in(path, where)
     return places
+
+
+def places_in(path: Path, where: Path) -> dict[str, TensorBytes]:
+    """Return every tensor of a safetensors file. Raises OSError and CheckpointError."""
+    with open(path, "rb") as file:
+        slots, _, _ = read_header(file, where, str(path))
+    return {name: TensorBytes(path, slot) for name, slot in slots.items()}
 
 
 def digest_of(places: Mapping[str, TensorBytes]) -> str:

@@ -234,6 +234,10 @@ EXPORT_NOT_FINITE = Code(
     "export.not_finite",
     "Some weights exceed the range of this dtype and would be infinite. Export in bfloat16 or float32.",
 )
+EXPORT_SHARD_SIZE = Code(
+    "export.shard_size",
+    "--max-shard-size is no size of a file. Write a number with its unit: 5GB (decimal), 500MB or 2GiB.",
+)
 EXPORT_TENSORS = Code(
     "export.tensors",
     "The tensors of the checkpoint do not match the model that its config describes; missing and"

@@ -98,6 +98,7 @@ def write_fresh(
                     size += len(piece)
                 if len(view) >= _BLOCK:
                     hashed.settle()  # a large tensor is let go before the next one is asked for
+                block = view = piece = memoryview(b"")
         crash("file_written")
         os.fsync(fd)
     finally:

@@ -17,17 +17,16 @@ from paceline.checkpoint.export_adapter import (
     adapter_entries,
     check_adapter,
     is_adapter,
-    merged_entries,
     write_adapter_files,
 )
 from paceline.checkpoint.export_carried import carried_entries, carried_files
 from paceline.checkpoint.export_gguf import check_gguf, write_gguf
+from paceline.checkpoint.export_merged import merged_entries
 from paceline.checkpoint.exporters import Exporters, run_exporters
 from paceline.checkpoint.folder import (
     DTYPES,
     MAX_SHARD_BYTES,
     check_destination,
-    check_load,
     check_names,
     config_of,
     finite,
@@ -39,7 +38,9 @@ from paceline.checkpoint.folder import (
     write_side_files,
     write_weights,
 )
+from paceline.checkpoint.folder_reads import FolderReads
 from paceline.checkpoint.hub_layout import hub_entries
+from paceline.checkpoint.load_check import Written, check_load
 from paceline.checkpoint.names import TensorName
 from paceline.checkpoint.reader import CheckpointReader
 from paceline.checkpoint.retain import being_read
@@ -79,34 +80,37 @@ def export_hf(
     load_back: bool = True,
     merge: bool = False,
     exporters: Exporters = NO_EXPORTERS,
-    opened: Callable[[Path], CheckpointReader] = CheckpointReader,
+    verified: bool = False,
+    opened: Callable[[Path], CheckpointReader] | None = None,
 ) -> ExportReport:
     """Export the model of ``role`` as a folder that ``from_pretrained`` loads.
 
     The class is ``AutoModelForCausalLM``, for a reward or value model ``AutoModelForSequenceClassification``.
-    While writing, at most one tensor is in memory. What the run did not train (``checkpoint.carried``) is
+    One tensor is in memory, and what it is made from. What the run did not train (``checkpoint.carried``) is
     copied from the model that it started from. The checkpoint of an adapter becomes a folder that
-    ``PeftModel.from_pretrained`` loads onto its base; with ``merge`` a full model: the base is loaded (or
-    built) again, in memory as a whole, and must be the one that was trained on. After 4-bit training the base
-    is rounded to 4 bits and unpacked before the merge.
+    ``PeftModel.from_pretrained`` loads onto its base; with ``merge`` a full model (``export_merged``).
 
     ``exporters`` write further files into the folder, such as ``model.gguf``.
 
-    ``opened`` opens the checkpoint (``averaged``: with others). Every number must be finite in ``dtype``, and
-    the tensors must be exactly those of the architecture; ``load_back`` loads the folder and compares it with
-    the checkpoint. ``to`` appears complete or not at all. Raises ConfigError (destination, dtype) and
+    ``verified``: the checkpoint's hashes were compared just now, and are not again; ``opened`` opens it
+    (``averaged``: with others). Every number must be finite in ``dtype``, and the tensors must be exactly
+    those of the architecture; ``load_back`` opens the folder again and compares it with the checkpoint
+    (``load_check``). ``to`` appears complete or not at all. Raises ConfigError (destination, dtype) and
     CheckpointError.
     """
     _check_dtype(dtype)
     check_destination(to, overwrite)
+    opened = opened or partial(CheckpointReader, verify=not verified)
     # Choose the tensors to write: an adapter's, or a model's (a merged one, or one with a score head).
     with (
         being_read(checkpoint),
         opened(checkpoint) as reader,
+        FolderReads() as files,
         named_errors(to, what="the export cannot be written"),
     ):
         role, adapter = _role(reader, role), is_adapter(reader)
-        chosen = _of_adapter if adapter and not merge else partial(_of_model, checkpoint=checkpoint)
+        of_model = partial(_of_model, checkpoint=checkpoint, files=files)
+        chosen = _of_adapter if adapter and not merge else of_model
         content = chosen(reader, role, dtype)
         if exporters.gguf:
             check_gguf(config_of(reader, dtype), is_adapter=adapter and not merge)
@@ -120,12 +124,12 @@ def export_hf(
             if exporters.gguf:
                 write_gguf(stage, DTYPES[dtype])
             run_exporters(exporters.own, stage)
-            files = tuple(sorted(p.name for p in stage.iterdir()))
+            names = tuple(sorted(p.name for p in stage.iterdir()))
             size = sum(p.stat().st_size for p in stage.iterdir())
         count = sum(torch.Size(e.shape).numel() for e in entries)
         kind = "model" if not adapter else "merged model" if merge else "adapter"
         return ExportReport(
-            to, reader.step, dtype, len(entries), count, size, files, checked, kind, len(carried)
+            to, reader.step, dtype, len(entries), count, size, names, checked, kind, len(carried)
         )
 
 
@@ -154,7 +158,9 @@ def _of_adapter(reader: CheckpointReader, role: str, dtype: str) -> _Content:
     return _Content(entries, fill)
 
 
-def _of_model(reader: CheckpointReader, role: str, dtype: str, checkpoint: Path) -> _Content:
+def _of_model(
+    reader: CheckpointReader, role: str, dtype: str, checkpoint: Path, files: FolderReads
+) -> _Content:
     """Return a model's tensors: merged with those of an adapter, and with a score head, if it has them."""
     config, carried = config_of(reader, dtype), list[TensorEntry]()
     entries = _entries(reader, role, DTYPES[dtype])
@@ -163,15 +169,16 @@ def _of_model(reader: CheckpointReader, role: str, dtype: str, checkpoint: Path)
     if not gives_scores(config):
         carried = carried_entries(reader)
     if is_adapter(reader):
-        entries = merged_entries(reader, role, config, DTYPES[dtype])
+        entries = merged_entries(reader, role, config, entries, DTYPES[dtype], files)
     remote = "auto_map" in config and config.get("model_type") is not None and not is_known(config)
     skeleton = None if remote else check_names(config, {e.name: e.shape for e in entries}, checkpoint)
-    saved, whole, released = entries, whole_of(config), entries
+    saved, whole, released, written = entries, whole_of(config), entries, None
     if skeleton is not None:
         if whole is not None:  # under the names of the class with all parts
-            names, skeleton = whole.names(skeleton), whole.skeleton
+            names = whole.names(skeleton)
             saved = [replace(e, name=names[e.name]) for e in entries]
-        released = hub_entries(skeleton, saved)
+        released = hub_entries(skeleton if whole is None else whole.skeleton, saved)
+        written = Written(skeleton, entries, saved, released, carried)
 
     def fill(stage: Path, max_shard_bytes: int, against: Path | None) -> None:
         write_side_files(stage, reader, config, remote)
@@ -179,8 +186,8 @@ def _of_model(reader: CheckpointReader, role: str, dtype: str, checkpoint: Path)
             if not (stage / name).exists():
                 write_fresh(stage / name, [contents])
         write_weights(stage, [*released, *carried], max_shard_bytes)
-        if against is not None:
-            check_load(stage, saved, against, [e.name for e in carried])
+        if against is not None and written is not None:
+            check_load(stage, written, against)
 
     return _Content(saved, fill, carried, remote)
 

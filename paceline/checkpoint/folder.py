@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,17 +20,14 @@ from paceline.checkpoint.strictjson import parse_object
 from paceline.checkpoint.tensorfile import TensorEntry, write_tensors
 from paceline.core.errors import CheckpointError, ConfigError
 from paceline.core.json_types import Json, JsonObject
-from paceline.models.accounting import account
 from paceline.models.buffers import persistent_buffers
-from paceline.models.composite import WholeModel, class_of_whole, whole_model
+from paceline.models.composite import WholeModel, whole_model
 from paceline.plan.model.composite import composite_of
-from paceline.plan.model.weights_files import header_of, weights_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
     from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
-    _Loaded = Mapping[str, Collection[str | tuple[str, ...]]]  # ``from_pretrained``'s lists of keys
 
 DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,
@@ -41,6 +38,7 @@ MAX_SHARD_BYTES = 5_000_000_000
 ADAPTER_CONFIG = "adapter_config.json"  # next to a model Transformers would look for adapter weights
 SCORES = "ForSequenceClassification"  # suffix of class names that output one score per text
 MAX_CONFIG_BYTES = 16 * 1024 * 1024
+_PIECE = 1024 * 1024  # values
 
 
 def check_destination(to: Path, overwrite: bool) -> None:
@@ -83,9 +81,15 @@ def finite(tensor: Tensor, dtype: torch.dtype, path: Path, name: str) -> Tensor:
     """
     if not tensor.is_floating_point():
         return tensor
-    cast = tensor.to(dtype)
-    if not bool(torch.isfinite(cast).all()):
-        raise _not_finite(path, name, tensor, dtype)
+    whole = tensor.contiguous()
+    cast = whole if whole.dtype == dtype else torch.empty_like(whole, dtype=dtype)
+    # piece by piece: what torch compares and casts with would be a copy of a large tensor each
+    pieces = (torch.split(one.view(-1), _PIECE) for one in (whole, cast))
+    for piece, made in zip(*pieces, strict=True):
+        if made.dtype != piece.dtype:
+            made.copy_(piece)
+        if not bool(torch.isfinite(made).all()):
+            raise _not_finite(path, name, tensor, dtype)
     return cast
 
 
@@ -155,7 +159,7 @@ def is_known(config: Mapping[str, Json]) -> bool:
     return config.get("model_type") in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or composite_of(config) is not None
 
 
-def _auto(config: Mapping[str, Json]) -> type[_BaseAutoModelClass]:
+def auto_of(config: Mapping[str, Json]) -> type[_BaseAutoModelClass]:
     """Return the Auto class that loads this config; a reward model's names sequence classification."""
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -179,7 +183,7 @@ def text_model_of(config: Mapping[str, Json]) -> PreTrainedModel:
     if (whole := whole_model(made)) is not None:
         made = whole.text
     with torch.device("meta"):
-        return _auto(config).from_config(made)  # type: ignore[no-untyped-call]
+        return auto_of(config).from_config(made)  # type: ignore[no-untyped-call]
 
 
 def whole_of(config: Mapping[str, Json]) -> WholeModel | None:
@@ -228,11 +232,11 @@ def check_names(config: JsonObject, shapes: Mapping[str, tuple[int, ...]], where
     }
     if any(wrong.values()):
         what = "the checkpoint's tensors do not match its config.json"
-        raise CheckpointError(codes.EXPORT_TENSORS(what, str(where), _listed(wrong)))
+        raise CheckpointError(codes.EXPORT_TENSORS(what, str(where), listed_wrong(wrong)))
     return model
 
 
-def _listed(wrong: Mapping[str, list[str]]) -> str:
+def listed_wrong(wrong: Mapping[str, list[str]]) -> str:
     return "; ".join(
         f"{word}: {', '.join(map(str, some[:5]))}{' …' if len(some) > 5 else ''}"
         for word, some in wrong.items()
@@ -275,50 +279,6 @@ def write_weights(stage: Path, entries: list[TensorEntry], max_shard_bytes: int)
         "weight_map": dict(sorted(weight_map.items())),
     }
     write_fresh(stage / "model.safetensors.index.json", [json.dumps(index, indent=2).encode() + b"\n"])
-
-
-def check_load(stage: Path, entries: list[TensorEntry], where: Path, carried: Collection[str] = ()) -> None:
-    """Load the folder as a user would, without remote code, and compare every tensor with the checkpoint.
-
-    ``carried``: names of tensors in the folder that the model's class may not have.
-    """
-    config = json.loads((stage / "config.json").read_text("utf-8"))
-    whole = whole_of(config)
-    model, info = _load_quietly(
-        stage, _auto(config) if whole is None else class_of_whole(whole.skeleton.config)
-    )
-    loaded = dict(model.named_parameters()) | dict(model.named_buffers())
-    wrong = {
-        key: sorted(map(str, info.get(key) or ()))
-        for key in ("missing_keys", "unexpected_keys", "mismatched_keys")
-    }
-    if wrong["unexpected_keys"]:
-        beside = set(account(model, _names(stage)).carried)
-        wrong["unexpected_keys"] = sorted(beside - set(carried))
-    wrong["different"] = [
-        e.name for e in entries if e.name not in loaded or not torch.equal(loaded[e.name], e.load())
-    ]
-    if any(wrong.values()):
-        what = "Transformers loads other weights than were written; the export was removed"
-        raise CheckpointError(codes.EXPORT_LOAD_CHECK(what, str(where), _listed(wrong)))
-
-
-def _names(folder: Path) -> list[str]:
-    """Return the names of all tensors of a folder."""
-    return [name for file in weights_of(folder, []) for name in header_of(file)]
-
-
-def _load_quietly(folder: Path, auto: type[_BaseAutoModelClass]) -> tuple[PreTrainedModel, _Loaded]:
-    """Call ``from_pretrained`` without its progress bar; return the model and the loading info."""
-    with without_progress():
-        model, info = auto.from_pretrained(
-            str(folder),
-            dtype="auto",
-            trust_remote_code=False,
-            local_files_only=True,
-            output_loading_info=True,
-        )
-    return model, info
 
 
 @contextmanager

@@ -27,7 +27,8 @@ def hub_entries(model: PreTrainedModel, entries: Sequence[TensorEntry]) -> list[
     """Return a full model's ``entries``, named as in its class, as ``save_pretrained`` would write them.
 
     ``model`` may be on the meta device: only its class and config are used. A tensor is loaded when it is
-    written; if one is made from several, or several from one, those of one layer are in memory at a time.
+    written; if several are made from one (the experts of a layer), that one and they are in memory, if one
+    is made from several, those of its layer. Such results lie beside each other in a file.
     """
     whole = _reverted(model, {e.name: _empty(e) for e in entries})
     by_name = {e.name: e for e in entries}
@@ -60,31 +61,40 @@ def _grouped(
     groups: dict[str, list[TensorEntry]] = {}
     for entry in entries:
         groups.setdefault(key(entry.name), []).append(entry)
-    made = []
-    for group in groups.values():
-        source = _Group(model, group)
+    made, ready = [], _Ready(model)
+    for word, group in groups.items():
         shapes = _reverted(model, {e.name: _empty(e) for e in group})
+        if set(shapes) == {e.name for e in group} and all(shapes[e.name].shape == e.shape for e in group):
+            made += group
+            continue
         made += [
-            TensorEntry(name, t.dtype, tuple(t.shape), source.loader(name)) for name, t in shapes.items()
+            TensorEntry(name, t.dtype, tuple(t.shape), ready.loader(group, name), beside=word)
+            for name, t in shapes.items()
         ]
     return made
 
 
 @dataclass
-class _Group:
-    """Tensors that are converted together; each result is kept until it is taken once."""
+class _Ready:
+    """Results of the group of tensors that was converted last, each until it is taken once; those of another
+    group go before the next is converted.
+    """
 
     model: PreTrainedModel
-    entries: list[TensorEntry]
-    ready: dict[str, Tensor] = field(default_factory=dict)
+    found: dict[str, Tensor] = field(default_factory=dict)
 
-    def loader(self, name: str) -> Callable[[], Tensor]:
-        """Return a function that returns the converted tensor ``name``."""
+    def loader(self, group: Sequence[TensorEntry], name: str) -> Callable[[], Tensor]:
+        """Return a function that returns the tensor ``name`` that ``group`` becomes."""
 
         def load() -> Tensor:
-            if name not in self.ready:
-                self.ready = dict(_reverted(self.model, {e.name: e.load().detach() for e in self.entries}))
-            return self.ready.pop(name).contiguous()
+            if name not in self.found:
+                self.found = {}
+                self.found = _reverted(self.model, {e.name: e.load().detach() for e in group})
+            tensor = self.found.pop(name)
+            # a copy: what waits to be hashed would keep all that lies in the same memory
+            return (
+                tensor.clone() if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor.contiguous()
+            )
 
         return load
 

@@ -1,5 +1,5 @@
 """``python -m paceline.checkpoint.main export|push RUN --to DIR|hf://OWNER/NAME [--dtype D] [--checkpoint
-latest|best|step-N] [--merge] [--gguf] [--exporter NAME] [--public]``.
+latest|best|step-N] [--merge] [--gguf] [--exporter NAME] [--max-shard-size SIZE] [--public]``.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from paceline.checkpoint.strictjson import parse_object
 from paceline.core.diagnostics import Diagnostic, render_all
 from paceline.core.errors import CheckpointError, ConfigError, ExitCode, PacelineError
 from paceline.core.rundir import RunDir
-from paceline.core.units import human_bytes, human_count
+from paceline.core.units import bytes_of, human_bytes, human_count
 from paceline.launch.ending import ended
 from paceline.launch.outlet import redacted
 
@@ -64,6 +65,8 @@ def _export(checkpoint: Path, args: argparse.Namespace, exporters: Exporters) ->
         overwrite=args.overwrite,
         merge=args.merge,
         exporters=exporters,
+        max_shard_bytes=shard_bytes(args.max_shard_size),
+        verified=True,
     )
     _print(checkpoint, report, f"exported to {report.path}")
 
@@ -79,6 +82,8 @@ def _push(checkpoint: Path, args: argparse.Namespace, exporters: Exporters) -> N
         merge=args.merge,
         exporters=exporters,
         overwrite=args.overwrite,
+        max_shard_bytes=shard_bytes(args.max_shard_size),
+        verified=True,
         public=args.public,
     )
     seen = "private: only its owner sees it" if done.private else "public: everybody sees it"
@@ -91,12 +96,21 @@ def _push(checkpoint: Path, args: argparse.Namespace, exporters: Exporters) -> N
 def _print(checkpoint: Path, report: ExportReport, where: str) -> None:
     """Print what has become of a checkpoint."""
     beside = f" (and {report.num_carried} copied unchanged from the base)" if report.num_carried else ""
-    checked = "loaded back and compared" if report.load_checked else "not loaded back: it needs its own code"
+    checked = "reopened and compared" if report.load_checked else "not loaded back: it needs its own code"
     print(f"{checkpoint.name} (step {report.step}) {where}: {_ABOUT[report.kind]}")
     print(
         f"{report.num_tensors} tensors{beside}, {human_count(report.num_parameters)} parameters,"
         f" {report.dtype}, {human_bytes(report.num_bytes)}; {checked}"
     )
+
+
+def shard_bytes(text: str) -> int:
+    """Return the bytes of ``--max-shard-size``. Raises ConfigError."""
+    with suppress(ValueError):
+        if (found := bytes_of(text)) > 0:
+            return found
+    what, hint = "this is no size of a file", "e.g. 5GB, 500MB or 2GiB"
+    raise ConfigError(codes.EXPORT_SHARD_SIZE(what, "--max-shard-size", text, hint))
 
 
 def choose(run: Path, which: str, notes: list[Diagnostic]) -> Path:
@@ -178,6 +192,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--gguf", action="store_true", help="also write model.gguf")
     also = "gguf, none, or module:function; several times"
     parser.add_argument("--exporter", action="append", metavar="NAME", help=also)
+    parser.add_argument("--max-shard-size", default="5GB", metavar="SIZE", help="of a file of weights")
     parser.add_argument("--overwrite", action="store_true", help="replace a folder that is not empty")
     return parser
 

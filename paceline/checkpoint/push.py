@@ -24,6 +24,7 @@ from huggingface_hub.utils import disable_progress_bars
 from paceline.checkpoint import codes
 from paceline.checkpoint.export import NO_EXPORTERS, ExportReport, export_hf
 from paceline.checkpoint.exporters import Exporters
+from paceline.checkpoint.folder import MAX_SHARD_BYTES
 from paceline.checkpoint.model_card import CARD, HubNames, model_card
 from paceline.core.errors import ConfigError
 from paceline.core.units import human_bytes
@@ -71,6 +72,8 @@ def push(
     merge: bool = False,
     exporters: Exporters = NO_EXPORTERS,
     overwrite: bool = False,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    verified: bool = False,
     public: bool = False,
     endpoint: str | None = None,
 ) -> PushReport:
@@ -96,7 +99,14 @@ def push(
         raise ConfigError(codes.PUSH_NOT_EMPTY(what, to, some, hint))
     with tempfile.TemporaryDirectory(prefix="paceline-push-") as scratch:
         report = export_hf(
-            checkpoint, Path(scratch) / "model", dtype, role=role, merge=merge, exporters=exporters
+            checkpoint,
+            Path(scratch) / "model",
+            dtype,
+            role=role,
+            merge=merge,
+            exporters=exporters,
+            max_shard_bytes=max_shard_bytes,
+            verified=verified,
         )
         with _named(to, "the hub cannot be asked"):
             card = model_card(checkpoint, report, repo, _Names(api))

@@ -46,12 +46,16 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """A tensor to write: ``load`` is called once, when it is written, and may return it on any device."""
+    """A tensor to write: ``load`` is called once, when it is written, and may return it on any device.
+
+    ``beside``: tensors with the same word are written one after the other, because they are made together.
+    """
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
     load: Callable[[], Tensor]
+    beside: str = ""
 
     @property
     def num_bytes(self) -> int:
@@ -85,7 +89,7 @@ def write_tensors(
 
 def in_order(entries: Sequence[TensorEntry]) -> list[TensorEntry]:
     """Return the tensors in the order of the file, which keeps them aligned."""
-    return sorted(entries, key=lambda e: (-e.dtype.itemsize, e.name))
+    return sorted(entries, key=lambda e: (-e.dtype.itemsize, e.beside or e.name, e.name))
 
 
 def starts_of(entries: Sequence[TensorEntry]) -> dict[str, tuple[str, int]]:
@@ -172,7 +176,9 @@ def _blocks(entries: Sequence[TensorEntry], metadata: Mapping[str, str]) -> Iter
                 f"{entry.name}: expected {entry.dtype} {entry.shape}, got"
                 f" {tensor.dtype} {tuple(tensor.shape)}"
             )
-        yield _bytes_of(tensor.contiguous().cpu())
+        tensor = tensor.contiguous().cpu()
+        yield _bytes_of(tensor)
+        del tensor  # before the next is made beside it
 
 
 def _header(entries: Sequence[TensorEntry], metadata: Mapping[str, str]) -> bytes:

@@ -1,6 +1,19 @@
-"""Format bytes, counts and durations for people."""
+"""Format bytes, counts and durations for people, and read sizes that people write."""
 
 from __future__ import annotations
+
+import re
+
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", re.IGNORECASE)
+
+
+def bytes_of(text: str) -> int:
+    """``5GB`` → ``5000000000``, ``2GiB`` → ``2147483648``, ``4096`` → ``4096``. Raises ValueError."""
+    found = _SIZE.fullmatch(text)
+    if found is None or (found[3] and not found[2]):
+        raise ValueError(f"{text!r} is no size")
+    power = " KMGT".index(found[2].upper() or " ")
+    return int(float(found[1]) * (1024 if found[3] else 1000) ** power)
 
 
 def human_bytes(num_bytes: float) -> str:

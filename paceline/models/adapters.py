@@ -15,9 +15,10 @@ from __future__ import annotations
 import hashlib
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -32,7 +33,13 @@ from paceline.core.units import human_count
 from paceline.models import codes
 from paceline.models.adapter_reach import out_of_reach
 from paceline.models.arrival import shapes_standing_in, standing_in
-from paceline.models.expert_adapters import is_experts, merge_experts, route_adapters
+from paceline.models.expert_adapters import (
+    experts_parameter,
+    is_experts,
+    is_transposed,
+    merge_experts,
+    route_adapters,
+)
 from paceline.models.selectors import selectors
 from paceline.plan.model.composite import text_name
 from paceline.plan.parts import AdapterSpec
@@ -51,6 +58,7 @@ PEFT_PREFIX = "base_model.model."
 WEIGHTS = "adapter_model.safetensors"
 _FACTOR = re.compile(rf"(\.lora_[AB])\.{NAME}\.weight$")
 _BASE = re.compile(r"(\.base_layer)+\.")
+_PIECE_BYTES = 16 * 2**20  # of a product that is added to a weight
 SAMPLED = 1024  # values of each tensor that are hashed into a fingerprint
 
 
@@ -167,26 +175,56 @@ def adapted_modules(names: Iterator[str]) -> frozenset[str]:
     return frozenset(name.removesuffix(".lora_A.weight") for name in names if name.endswith(".lora_A.weight"))
 
 
+Step = Callable[[Tensor, Mapping[str, Tensor]], None]  # what the trained tensors do to a weight, in place
+
+
+def merging(hf: HFModel, spec: AdapterSpec, trained: Collection[str]) -> dict[str, list[Step]]:
+    """Return how the weights of the plain model ``hf`` (its parameters may be on meta) become those with the
+    adapters merged: W + scale · B A, in W's dtype, and what was trained in full copied in.
+
+    ``trained``: plain names. Raises KeyError for one that the model does not have.
+    """
+    own = {id(p): name for name, p in hf.named_parameters()}
+    places = {name: own[id(p)] for name, p in hf.named_parameters(remove_duplicate=False)}
+    steps: dict[str, list[Step]] = {}
+    for module in sorted(adapted_modules(iter(trained))):
+        if is_experts(hf, module):
+            name = experts_parameter(hf, spec.target_parameters, module)
+            step: Step = partial(merge_experts, is_transposed(hf, module), scale(spec), module)
+        else:
+            name = f"{module}.weight"
+            step = partial(_add_product, _transposed(hf, module), scale(spec), module)
+        steps.setdefault(places[name], []).append(step)
+    for name in trained:
+        if ".lora_" not in name:
+            steps.setdefault(places[name], []).append(partial(_copy_in, name))
+    return steps
+
+
 @torch.no_grad()
 def merge(hf: HFModel, spec: AdapterSpec, trained: Mapping[str, Tensor]) -> None:
-    """Merge the adapters into the plain model ``hf`` (W + scale · B A, in W's dtype) and copy in what was
-    trained in full.
+    """Merge the adapters into the plain model ``hf``, as ``merging`` says."""
+    for name, steps in merging(hf, spec, trained).items():
+        for step in steps:
+            step(hf.get_parameter(name), trained)
 
-    ``trained`` holds tensors by plain name. Raises KeyError for a name that the model does not have.
-    """
-    parameters = dict(hf.named_parameters(remove_duplicate=False))
-    adapted = adapted_modules(iter(trained))
-    for module in sorted(adapted):
-        if is_experts(hf, module):
-            merge_experts(hf, spec.target_parameters, scale(spec), trained, module)
-            continue
-        weight = parameters[f"{module}.weight"]
-        a, b = (trained[f"{module}.lora_{factor}.weight"].to(weight) for factor in "AB")
-        delta = (b @ a).mul_(scale(spec))
-        weight.add_(delta.t() if _transposed(hf, module) else delta)
-    for name, tensor in trained.items():
-        if ".lora_" not in name:
-            parameters[name].copy_(tensor)
+
+def _add_product(
+    transposed: bool, factor: float, module: str, weight: Tensor, trained: Mapping[str, Tensor]
+) -> None:
+    """Add the adapter's product to ``weight``, some of its outputs at a time."""
+    a, b = (trained[f"{module}.lora_{letter}.weight"].to(weight) for letter in "AB")
+    some = max(1, _PIECE_BYTES // max(1, a.shape[1] * a.element_size()))
+    for first in range(0, b.shape[0], some):
+        delta = (b[first : first + some] @ a).mul_(factor)
+        if transposed:
+            weight[:, first : first + some].add_(delta.t())
+        else:
+            weight[first : first + some].add_(delta)
+
+
+def _copy_in(name: str, weight: Tensor, trained: Mapping[str, Tensor]) -> None:
+    weight.copy_(trained[name])
 
 
 def scale(spec: AdapterSpec) -> float:

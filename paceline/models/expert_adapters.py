@@ -142,22 +142,28 @@ def wrapped_parameters(hf: HFModel, module: str, targets: Sequence[str]) -> list
     return [n for n in own if any(f"{module}.{n}" == t or f"{module}.{n}".endswith(f".{t}") for t in targets)]
 
 
-@torch.no_grad()
-def merge_experts(
-    hf: HFModel, targets: Sequence[str], factor: float, trained: Mapping[str, Tensor], adapted: str
-) -> None:
-    """Add the adapter ``adapted`` (a module's name, with a ``.base_layer`` for each wrapper around it) to its
-    parameter, an expert at a time.
+def experts_parameter(hf: HFModel, targets: Sequence[str], adapted: str) -> str:
+    """Return the parameter of the adapter ``adapted``: a module's name, with a ``.base_layer`` for each
+    wrapper around it.
     """
     module = adapted.replace(".base_layer", "")
-    depth = adapted.count(".base_layer")
-    name = wrapped_parameters(hf, module, targets)[-1 - depth]
-    layer = hf.get_submodule(module)
-    weight = layer.get_parameter(name)
+    return f"{module}.{wrapped_parameters(hf, module, targets)[-1 - adapted.count('.base_layer')]}"
+
+
+def is_transposed(hf: HFModel, adapted: str) -> bool:
+    """Whether the experts' weights are [in, out]."""
+    return cast(Experts, hf.get_submodule(adapted.replace(".base_layer", ""))).is_transposed
+
+
+@torch.no_grad()
+def merge_experts(
+    transposed: bool, factor: float, adapted: str, weight: Tensor, trained: Mapping[str, Tensor]
+) -> None:
+    """Add the adapter ``adapted`` to the weight of its experts, an expert at a time."""
     a, b = (trained[f"{adapted}.lora_{letter}.weight"].to(weight) for letter in "AB")
     for expert, (one_a, one_b) in enumerate(zip(*factors_of(a, b, weight.shape[0]), strict=True)):
         delta = (one_b @ one_a).mul_(factor)
-        weight[expert].add_(delta.t() if cast(Experts, layer).is_transposed else delta)
+        weight[expert].add_(delta.t() if transposed else delta)
 
 
 def is_experts(hf: HFModel, adapted: str) -> bool:

@@ -18,18 +18,29 @@ class StoredSlice(Protocol):
     def __getitem__(self, where: tuple[slice, ...]) -> Tensor: ...
 
 
+class TensorFiles(Protocol):
+    """Safetensors files of which tensors are read in parts."""
+
+    def slice_of(self, file: Path, name: str) -> StoredSlice:
+        """Return the tensor ``name`` of ``file``. Raises OSError, SafetensorError."""
+        ...
+
+    def values_of(self, file: Path, name: str, index: Tensor) -> Tensor:
+        """Return its values at these places (int64 [n], counted in its flat form). Raises as ``slice_of``."""
+        ...
+
+
 class _OpenFile(Protocol):
     def get_slice(self, name: str) -> StoredSlice: ...
 
 
-class OpenedFiles:
-    """The files that were read last."""
+class OpenedFiles(TensorFiles):
+    """The files that were read last, mapped into memory."""
 
     def __init__(self) -> None:
         self._files: dict[Path, _OpenFile] = {}
 
     def slice_of(self, file: Path, name: str) -> StoredSlice:
-        """Return the tensor ``name`` of ``file``. Raises OSError, SafetensorError."""
         from safetensors import safe_open
 
         opened = self._files.pop(file, None)
@@ -39,3 +50,7 @@ class OpenedFiles:
                 del self._files[next(iter(self._files))]
         self._files[file] = opened
         return opened.get_slice(name)
+
+    def values_of(self, file: Path, name: str, index: Tensor) -> Tensor:
+        stored = self.slice_of(file, name)
+        return stored[tuple(slice(0, n) for n in stored.get_shape())].flatten()[index]

@@ -116,15 +116,25 @@ def round_trip(hf: HFModel, spec: Quantization) -> None:
     """Quantize and dequantize the linear weights of a model without adapters, in place: the values that
     ``quantise`` gives them.
     """
+    for name in packed_weights(hf):
+        weight = hf.get_parameter(name)
+        weight.copy_(rounded(weight.detach(), spec))
+
+
+def packed_weights(hf: HFModel) -> list[str]:
+    """Return the names of the linear weights of a model without adapters that ``quantise`` would pack."""
+    linears = {id(linear.weight) for _, _, linear in _frozen_linears(hf, frozen=False)}
+    return [name for name, parameter in hf.named_parameters() if id(parameter) in linears]
+
+
+def rounded(weight: torch.Tensor, spec: Quantization) -> torch.Tensor:
+    """Return a weight quantized and dequantized."""
     from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 
-    for _, _, linear in _frozen_linears(hf, frozen=False):
-        packed, state = quantize_4bit(
-            linear.weight.detach().contiguous(),
-            compress_statistics=spec.double_quant,
-            quant_type=spec.type,
-        )
-        linear.weight.copy_(dequantize_4bit(packed, state))
+    packed, state = quantize_4bit(
+        weight.contiguous(), compress_statistics=spec.double_quant, quant_type=spec.type
+    )
+    return dequantize_4bit(packed, state)
 
 
 def _frozen_linears(hf: HFModel, frozen: bool = True) -> Iterator[tuple[nn.Module, str, nn.Linear]]:

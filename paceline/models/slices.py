@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +24,7 @@ from paceline.models.buffers import persistent_buffers
 from paceline.models.folder_tensors import FolderTensors
 from paceline.models.materialise import replace_tensors
 from paceline.models.new_rows import new_rows
-from paceline.models.opened_files import OpenedFiles
+from paceline.models.opened_files import OpenedFiles, TensorFiles
 from paceline.models.source import cannot_load
 from paceline.plan.model.stored import FLOATS
 from paceline.plan.model.weights_files import StoredTensor, header_of, weights_of
@@ -57,7 +58,7 @@ class FolderSlices:
     places: Mapping[str, tuple[FileBlock, ...]]
     grown: Mapping[str, tuple[Shape, Shape]] = field(default_factory=dict)
     more: dict[str, Tensor] = field(default_factory=dict)
-    opened: OpenedFiles = field(default_factory=OpenedFiles, compare=False)
+    opened: TensorFiles = field(default_factory=OpenedFiles, compare=False)
 
     def grow(self, seed: int) -> None:
         """Make the rows of ``more``: one such parameter after the other is read, some columns at a time."""
@@ -90,9 +91,7 @@ class FolderSlices:
         return torch.cat(parts)
 
     def picked(self, name: str, shape: Shape, step: int, count: int) -> Tensor:
-        """Return ``count`` values of the flattened parameter of ``shape``, one every ``step``, in fp32; each
-        block of the files is read whole, one at a time.
-        """
+        """Return ``count`` values of the flattened parameter of ``shape``, one every ``step``, in fp32."""
         index = torch.arange(0, math.prod(shape), step)[:count]
         if name in self.grown:
             return self.read(name, (0,) * len(shape), shape).flatten()[index].float()
@@ -102,9 +101,13 @@ class FolderSlices:
             for at, first, number in zip(where, block.offsets, block.shape, strict=True):
                 inside &= (at >= first) & (at < first + number)
                 flat = flat * number + (at - first)
-            values = self._part(block, (0,) * len(shape), block.shape).flatten()
-            found[inside] = values[flat[inside]].float()
+            with _named(block.file):
+                found[inside] = self.opened.values_of(block.file, block.name, flat[inside]).float()
         return found
+
+    def read_by(self, opened: TensorFiles) -> FolderSlices:
+        """Return the same, read by ``opened``."""
+        return replace(self, opened=opened)
 
     def renamed(self, names: Mapping[str, str]) -> FolderSlices:
         """Return the same for a model in which a parameter's name (a key of ``names``) was another (its
@@ -140,15 +143,22 @@ class FolderSlices:
 
     def _part(self, block: FileBlock, offsets: Sequence[int], shape: Sequence[int]) -> Tensor:
         """Return a part of one of the files' tensors, in ``shape``."""
-        from safetensors import SafetensorError
-
-        try:
+        with _named(block.file):
             whole = self.opened.slice_of(block.file, block.name)
             stored = len(whole.get_shape())
             where = tuple(slice(o, o + n) for o, n in zip(offsets, shape, strict=True))
             return (whole[where[len(shape) - stored :]] if shape else whole[()]).reshape(tuple(shape))
-        except (OSError, SafetensorError) as error:
-            raise ConfigError(cannot_load(str(block.file), error)) from error
+
+
+@contextmanager
+def _named(file: Path) -> Iterator[None]:
+    """Turn what is raised inside for a file that cannot be read into ConfigError."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(cannot_load(str(file), error)) from error
 
 
 def folder_slices(

@@ -244,7 +244,7 @@ def test_the_command(run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[
     with torch.no_grad():
         for name, model in zip("abcdef", (second, first, first, first, first, second), strict=True):
             assert torch.equal(logits(tmp_path / name), model(IDS).logits), name
-    assert "loaded back and compared" in capsys.readouterr().out
+    assert "reopened and compared" in capsys.readouterr().out
     assert export("a") == 2 and "export.destination" in capsys.readouterr().err
     assert export("g", "--checkpoint", "step-9") == 2 and "step-00000002" in capsys.readouterr().err
     assert export("g", "--checkpoint", "../x") == 2
