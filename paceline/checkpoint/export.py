@@ -40,7 +40,7 @@ from paceline.checkpoint.folder import (
 )
 from paceline.checkpoint.folder_reads import FolderReads
 from paceline.checkpoint.hub_layout import hub_entries
-from paceline.checkpoint.load_check import Written, check_load
+from paceline.checkpoint.load_check import ExportedTensors, check_load
 from paceline.checkpoint.names import TensorName
 from paceline.checkpoint.reader import CheckpointReader
 from paceline.checkpoint.retain import being_read
@@ -172,13 +172,13 @@ def _of_model(
         entries = merged_entries(reader, role, config, entries, DTYPES[dtype], files)
     remote = "auto_map" in config and config.get("model_type") is not None and not is_known(config)
     skeleton = None if remote else check_names(config, {e.name: e.shape for e in entries}, checkpoint)
-    saved, whole, released, written = entries, whole_of(config), entries, None
+    saved, whole, released, exported = entries, whole_of(config), entries, None
     if skeleton is not None:
         if whole is not None:  # under the names of the class with all parts
             names = whole.names(skeleton)
             saved = [replace(e, name=names[e.name]) for e in entries]
         released = hub_entries(skeleton if whole is None else whole.skeleton, saved)
-        written = Written(skeleton, entries, saved, released, carried)
+        exported = ExportedTensors(skeleton, entries, saved, released, carried)
 
     def fill(stage: Path, max_shard_bytes: int, against: Path | None) -> None:
         write_side_files(stage, reader, config, remote)
@@ -186,8 +186,8 @@ def _of_model(
             if not (stage / name).exists():
                 write_fresh(stage / name, [contents])
         write_weights(stage, [*released, *carried], max_shard_bytes)
-        if against is not None and written is not None:
-            check_load(stage, written, against)
+        if against is not None and exported is not None:
+            check_load(stage, exported, against)
 
     return _Content(saved, fill, carried, remote)
 

@@ -40,7 +40,7 @@ PIECE_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True)
-class Written:
+class ExportedTensors:
     """What a folder must hold.
 
     skeleton  the model that was trained, on meta
@@ -61,12 +61,12 @@ class Written:
         return sum(entry.num_bytes for entry in self.saved)
 
 
-def check_load(stage: Path, written: Written, where: Path) -> None:
+def check_load(stage: Path, exported: ExportedTensors, where: Path) -> None:
     """Load the folder, without remote code, and compare every tensor with the checkpoint ``where``; as a
     whole up to LOADED_WHOLE. Raises CheckpointError ``export.load_check``.
     """
     config: JsonObject = json.loads((stage / "config.json").read_text("utf-8"))
-    whole, in_parts = whole_of(config), written.num_bytes > LOADED_WHOLE
+    whole, in_parts = whole_of(config), exported.num_bytes > LOADED_WHOLE
     model, info = _load_quietly(stage, config, whole, on_meta=in_parts)
     places = places_of(stage, stage)
     wrong = {
@@ -75,22 +75,22 @@ def check_load(stage: Path, written: Written, where: Path) -> None:
     }
     if wrong["unexpected_keys"]:
         beside = set(account(model, places).carried)
-        wrong["unexpected_keys"] = sorted(beside - {e.name for e in written.carried})
+        wrong["unexpected_keys"] = sorted(beside - {e.name for e in exported.carried})
     with FolderReads() as files:
         if in_parts:
-            if (slices := _slices(stage, written, whole)) is None:  # a parameter is made in another way
-                wrong["different"] = different_as_stored(written.released, places, files)
+            if (slices := _slices(stage, exported, whole)) is None:  # a parameter is made in another way
+                wrong["different"] = different_as_stored(exported.released, places, files)
             else:
                 slices = slices.read_by(files)
-                wrong["different"] = [e.name for e in written.trained if not _same_in_parts(e, slices)]
+                wrong["different"] = [e.name for e in exported.trained if not _same_in_parts(e, slices)]
         else:
             loaded = dict(model.named_parameters()) | dict(model.named_buffers())
             wrong["different"] = [
                 e.name
-                for e in written.saved
+                for e in exported.saved
                 if e.name not in loaded or not torch.equal(loaded[e.name], e.load())
             ]
-        wrong["different"] += different_as_stored(written.carried, places, files)
+        wrong["different"] += different_as_stored(exported.carried, places, files)
     if any(wrong.values()):
         what = "Transformers loads other weights than were written; the export was removed"
         raise CheckpointError(codes.EXPORT_LOAD_CHECK(what, str(where), listed_wrong(wrong)))
@@ -123,10 +123,10 @@ def _same_in_parts(entry: TensorEntry, slices: FolderSlices) -> bool:
     return True
 
 
-def _slices(stage: Path, written: Written, whole: WholeModel | None) -> FolderSlices | None:
+def _slices(stage: Path, exported: ExportedTensors, whole: WholeModel | None) -> FolderSlices | None:
     config = json.loads((stage / "config.json").read_text("utf-8"))
     found = folder_tensors(
-        written.skeleton,
+        exported.skeleton,
         str(stage),
         None,
         fresh=frozenset(),
@@ -136,7 +136,7 @@ def _slices(stage: Path, written: Written, whole: WholeModel | None) -> FolderSl
     if found is None:
         return None
     converting = None if whole is None else whole.skeleton
-    slices = folder_slices(written.skeleton, found, converting=converting)
+    slices = folder_slices(exported.skeleton, found, converting=converting)
     return slices if isinstance(slices, FolderSlices) else None
 
 

@@ -179,8 +179,9 @@ Step = Callable[[Tensor, Mapping[str, Tensor]], None]  # what the trained tensor
 
 
 def merging(hf: HFModel, spec: AdapterSpec, trained: Collection[str]) -> dict[str, list[Step]]:
-    """Return how the weights of the plain model ``hf`` (its parameters may be on meta) become those with the
-    adapters merged: W + scale · B A, in W's dtype, and what was trained in full copied in.
+    """Return by name how the weights of the plain model ``hf`` (they may be on meta) become those with the
+    adapters merged: W + scale · B A, in W's dtype, and what was trained in full copied in. Call the steps of
+    a weight in their order, without gradients.
 
     ``trained``: plain names. Raises KeyError for one that the model does not have.
     """
@@ -199,14 +200,6 @@ def merging(hf: HFModel, spec: AdapterSpec, trained: Collection[str]) -> dict[st
         if ".lora_" not in name:
             steps.setdefault(places[name], []).append(partial(_copy_in, name))
     return steps
-
-
-@torch.no_grad()
-def merge(hf: HFModel, spec: AdapterSpec, trained: Mapping[str, Tensor]) -> None:
-    """Merge the adapters into the plain model ``hf``, as ``merging`` says."""
-    for name, steps in merging(hf, spec, trained).items():
-        for step in steps:
-            step(hf.get_parameter(name), trained)
 
 
 def _add_product(

@@ -111,16 +111,6 @@ def check_quantisable(hf: HFModel) -> None:
         )
 
 
-@torch.no_grad()
-def round_trip(hf: HFModel, spec: Quantization) -> None:
-    """Quantize and dequantize the linear weights of a model without adapters, in place: the values that
-    ``quantise`` gives them.
-    """
-    for name in packed_weights(hf):
-        weight = hf.get_parameter(name)
-        weight.copy_(rounded(weight.detach(), spec))
-
-
 def packed_weights(hf: HFModel) -> list[str]:
     """Return the names of the linear weights of a model without adapters that ``quantise`` would pack."""
     linears = {id(linear.weight) for _, _, linear in _frozen_linears(hf, frozen=False)}
@@ -128,7 +118,7 @@ def packed_weights(hf: HFModel) -> list[str]:
 
 
 def rounded(weight: torch.Tensor, spec: Quantization) -> torch.Tensor:
-    """Return a weight quantized and dequantized."""
+    """Return a weight quantized and dequantized: the values that ``quantise`` gives it."""
     from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 
     packed, state = quantize_4bit(

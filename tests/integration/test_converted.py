@@ -30,10 +30,13 @@ from foreign_training import (
     write_texts,
 )
 from ranks import free_port, rank_environment
+from safetensors.torch import load_file
 from support import Run, write_yaml
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from transformers import AutoTokenizer, LlamaForCausalLM
 
+from paceline.checkpoint.foreign.find import convert
+from paceline.checkpoint.reader import CheckpointReader
 from paceline.core.rundir import RunDir
 from paceline.runlog.eventlog import read_events
 from paceline.runlog.events import Step
@@ -209,3 +212,55 @@ def test_what_accelerate_saved_under_fsdp_goes_on(
     AutoTokenizer.from_pretrained(str(tokenizer_dir)).save_pretrained(tmp_path / "base")
     source = tmp_path / "saved/pytorch_model_fsdp_0"
     assert near(continued(paceline, tmp_path, source, tmp_path / "base"), expected)
+
+
+def trained_by_trl(kind: str, folder: Path, base: Path, tokenizer: Path) -> list[float]:
+    """Train with one of TRL's trainers in a process of its own; return the losses after the save."""
+    script = Path(__file__).with_name("foreign_trl.py")
+    argv = [sys.executable, str(script), kind, str(folder), str(base), str(tokenizer)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=800)
+    assert done.returncode == 0, done.stderr[-3000:]
+    losses: list[float] = json.loads((folder / "losses.json").read_text())
+    return losses
+
+
+trl_is_there = pytest.mark.skipif(
+    importlib.util.find_spec("trl") is None,
+    reason="needs TRL: pip install --target DIR --no-deps trl==1.16.0",
+)
+
+
+@pytest.mark.slow
+@trl_is_there
+@pytest.mark.parametrize("kind", ["sft", "lora"])
+def test_a_checkpoint_of_trl_goes_on(
+    tmp_path: Path, tokenizer_dir: Path, paceline: Paceline, kind: str
+) -> None:
+    base, source = tmp_path / "base", tmp_path / f"theirs/checkpoint-{SAVED}"
+    build().save_pretrained(base)
+    AutoTokenizer.from_pretrained(str(tokenizer_dir)).save_pretrained(base)
+    expected = trained_by_trl(kind, tmp_path / "theirs", base, tokenizer_dir)
+    if kind == "sft":
+        assert near(continued(paceline, tmp_path, source, source), expected)
+        return
+    lora = {"r": 4, "target_modules": ["q_proj", "v_proj", "down_proj"], "alpha": 16, "dropout": 0.0}
+    assert near(continued(paceline, tmp_path, source, base, lora=lora, learning_rate=0.1), expected)
+
+
+@pytest.mark.slow
+@trl_is_there
+@pytest.mark.parametrize("kind", ["reward", "dpo", "grpo"])
+def test_what_trl_s_other_trainers_save_is_converted_with_its_moments(
+    tmp_path: Path, tokenizer_dir: Path, kind: str
+) -> None:
+    base, source = tmp_path / "base", tmp_path / f"theirs/checkpoint-{SAVED}"
+    build().save_pretrained(base)
+    AutoTokenizer.from_pretrained(str(tokenizer_dir)).save_pretrained(base)
+    trained_by_trl(kind, tmp_path / "theirs", base, tokenizer_dir)
+    report = convert(source, tmp_path / "ours")
+    weights = load_file(source / "model.safetensors")
+    assert report.written.step == SAVED and report.written.num_moments == 3 * len(weights)
+    role = "reward" if kind == "reward" else "policy"
+    with CheckpointReader(report.written.path) as found:
+        assert found.roles() == (role,)
+        assert all(torch.equal(found.read(role, name, "param"), t) for name, t in weights.items())

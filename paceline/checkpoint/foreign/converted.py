@@ -25,7 +25,6 @@ from paceline.core.json_types import Json, JsonObject
 from paceline.core.rundir import RunDir
 from paceline.plan.adapter import adapter_of
 from paceline.plan.codec import to_json
-from paceline.protocols.roles import Role
 from paceline.protocols.shard import BUFFER, PARAM
 from paceline.strategies.state import SCALER
 
@@ -54,7 +53,7 @@ def write_converted(
 
     Raises CheckpointError.
     """
-    role = Role.POLICY.value
+    role = state.role
     entries = [
         _entry(TensorName(role, BUFFER if name in buffers else PARAM, name), tensor)
         for name, tensor in state.weights.items()

@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from paceline.checkpoint.foreign.adapter import adapter_state, is_adapter
 from paceline.checkpoint.foreign.dcp import METADATA, DcpFolder
-from paceline.checkpoint.foreign.model_names import ModelNames, by_model, unwrapped
+from paceline.checkpoint.foreign.model_names import ModelNames, adapter_name, by_model, unwrapped
 from paceline.checkpoint.foreign.state import ADAM, ForeignState, LazyTensor, Moments
 from paceline.checkpoint.foreign.tensors import MappedFiles
 from paceline.checkpoint.foreign.trainer import (
@@ -73,14 +74,18 @@ def _state(parts: Sequence[DcpFolder], form: str, names: ModelNames, *, moments:
             elif not _GROUP.fullmatch(name):
                 weights[name] = part.lazy(name)
         beside += [name for name in part.others if not _GROUP.fullmatch(name)]
-    plain = unwrapped(weights, set(names.parameters))
-    expected = {*names.parameters, *names.buffers, *names.aliases}
-    mine = {name: tensor for name, tensor in plain.items() if name in expected}
-    used = {id(tensor) for tensor in mine.values()}
-    beside += sorted(name for name, tensor in weights.items() if id(tensor) not in used)
-    found = ForeignState(form, 0, by_model(mine, names, where))
+    if is_adapter(weights):
+        found, trained, decaying = adapter_state(weights, kept, parts[0].folder, names, form)
+    else:
+        plain = unwrapped(weights, set(names.parameters))
+        expected = {*names.parameters, *names.buffers, *names.aliases}
+        mine = {name: tensor for name, tensor in plain.items() if name in expected}
+        used = {id(tensor) for tensor in mine.values()}
+        beside += sorted(name for name, tensor in weights.items() if id(tensor) not in used)
+        found, decaying = ForeignState(form, 0, by_model(mine, names, where)), names.decaying
+        trained = dict(names.parameters)
     if moments and kept:
-        found.moments = _named(parts, kept, names, where)
+        found.moments = _named(parts, kept, trained, decaying, where)
         found.optimizer = ADAM
     elif moments:
         found.left.append("moments: the folder has none, so the optimizer begins anew")
@@ -96,18 +101,24 @@ def _state(parts: Sequence[DcpFolder], form: str, names: ModelNames, *, moments:
 
 
 def _named(
-    parts: Sequence[DcpFolder], kept: Mapping[str, dict[str, LazyTensor]], names: ModelNames, where: str
+    parts: Sequence[DcpFolder],
+    kept: Mapping[str, dict[str, LazyTensor]],
+    trained: Mapping[str, tuple[int, ...]],
+    decaying: frozenset[str],
+    where: str,
 ) -> Moments:
-    """Return the moments by the model's names. Raises CheckpointError."""
+    """Return the moments by the names of what is trained. Raises CheckpointError."""
     by_name: Mapping[str, dict[str, LazyTensor]] = kept
     if all(name.isdecimal() for name in kept):
         groups = _groups(parts)
-        order = parameter_order(where, groups, [[] for _ in groups], names.parameters, names.decaying)
+        order = parameter_order(where, groups, [[] for _ in groups], trained, decaying)
         by_name = {order[int(n)]: kinds for n, kinds in kept.items() if int(n) in order}
-    plain = unwrapped(by_name, set(names.parameters))
-    found = {name: plain[name] for name in names.parameters if name in plain}
+    elif is_adapter(by_name):
+        by_name = {adapter_name(name): kinds for name, kinds in by_name.items()}
+    plain = unwrapped(by_name, set(trained))
+    found = {name: plain[name] for name in trained if name in plain}
     for name, kinds in found.items():
-        check_adam(kinds, name, names.parameters[name], where)
+        check_adam(kinds, name, trained[name], where)
     return found
 
 

@@ -9,9 +9,16 @@ from pathlib import Path
 from typing import Protocol
 
 from paceline.checkpoint import codes
+from paceline.checkpoint.foreign.accelerate import is_accelerate_folder, read_accelerate
 from paceline.checkpoint.foreign.converted import Conversion, write_converted
 from paceline.checkpoint.foreign.dcp_state import is_dcp_folder, is_fsdp_folder, read_dcp, read_fsdp
-from paceline.checkpoint.foreign.model_names import ModelNames, model_names, read_config, side_files
+from paceline.checkpoint.foreign.model_names import (
+    ModelNames,
+    model_names,
+    read_config,
+    role_of,
+    side_files,
+)
 from paceline.checkpoint.foreign.reading import PickleReader
 from paceline.checkpoint.foreign.state import ForeignState, incomplete, misfit
 from paceline.checkpoint.foreign.tensors import MappedFiles
@@ -50,6 +57,7 @@ FORMS: Sequence[ForeignForm] = (
     ForeignForm(is_universal_folder, read_universal),
     ForeignForm(is_deepspeed_folder, read_deepspeed),
     ForeignForm(is_trainer_folder, read_trainer),
+    ForeignForm(is_accelerate_folder, read_accelerate),
 )
 
 
@@ -103,9 +111,11 @@ def convert(
         there = ", ".join(sorted(path.name for path in source.iterdir())[:8])
         raise CheckpointError(_unknown(source, there or "an empty folder"))
     beside = _model_folder(source) if model is None else model
-    names = model_names(read_config(beside), beside)
+    config = read_config(beside)
+    names = model_names(config, beside)
     with closing(PickleReader()) as pickles:
         state = form.read(source, MappedFiles(pickles), names, moments=moments)
+        state.role = role_of(config, state.adapter, state.weights).value
         walls = tuple(pickles.walls)
         if step is not None:
             state = replace(state, step=step)
@@ -148,5 +158,6 @@ def _unknown(source: Path, found: str) -> Diagnostic:
         "this is no checkpoint that can be converted",
         str(source),
         found,
-        "give a checkpoint-* folder, one of DeepSpeed (global_step*) or one of torch.distributed.checkpoint",
+        "give a checkpoint-* folder, one of Accelerate's save_state, of DeepSpeed (global_step*) or of"
+        " torch.distributed.checkpoint",
     )

@@ -6,17 +6,28 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
-from paceline.checkpoint.folder import is_known, text_model_of
+from paceline.checkpoint.folder import gives_scores, is_known, text_model_of
 from paceline.checkpoint.foreign.state import incomplete, misfit
 from paceline.checkpoint.strictjson import parse_object
 from paceline.core.json_types import JsonObject
 from paceline.models.adapters import PEFT_PREFIX
 from paceline.models.buffers import persistent_buffers
+from paceline.models.scalar_head import HEAD
+from paceline.protocols.roles import Role
 from paceline.strategies.optimizer import decays
 
 T = TypeVar("T")
+
+
+class Sized(Protocol):
+    """What has a shape."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
 MAX_CONFIG_BYTES = 16 << 20
 SIDE_SUFFIXES = (".json", ".jinja", ".txt", ".model")
 _NOT_OF_A_MODEL = ("trainer_state.json", "model.safetensors.index.json", "pytorch_model.bin.index.json")
@@ -98,10 +109,23 @@ def unwrapped(given: Mapping[str, T], expected: Collection[str]) -> dict[str, T]
 
 def adapter_name(name: str) -> str:
     """Return our name of an adapter's tensor: peft's, without its prefix and without the adapter's name."""
-    bare = name.removeprefix("module.").removeprefix(PEFT_PREFIX)
+    bare = name.rpartition(PEFT_PREFIX)[2].removeprefix(
+        "module."
+    )  # an engine's own prefix comes before peft's
     for word in (".lora_A.default.", ".lora_B.default."):
         bare = bare.replace(word, word.replace("default.", ""))
     return bare.replace(".modules_to_save.default.", ".").replace(".modules_to_save.", ".")
+
+
+def role_of(config: JsonObject, adapter: JsonObject | None, weights: Mapping[str, Sized]) -> Role:
+    """Return the part that a foreign model plays, by its class or its adapter's: one that gives one score is
+    a reward model, one that gives several a classifier.
+    """
+    scores = gives_scores(config) or (adapter is not None and adapter.get("task_type") == "SEQ_CLS")
+    if not scores:
+        return Role.POLICY
+    rows = [tensor.shape[0] for name, tensor in weights.items() if name == f"{HEAD}.weight" and tensor.shape]
+    return Role.CLASSIFIER if rows and rows[0] > 1 else Role.REWARD
 
 
 def read_config(folder: Path, name: str = "config.json") -> JsonObject:

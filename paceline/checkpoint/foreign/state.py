@@ -12,6 +12,7 @@ from paceline.checkpoint import codes
 from paceline.checkpoint.foreign.tensors import TensorInFile, refused_by_name
 from paceline.core.errors import CheckpointError
 from paceline.core.json_types import JsonObject
+from paceline.protocols.roles import Role
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ Moments = dict[str, dict[str, LazyTensor]]  # parameter → kind (exp_avg …) �
 class ForeignState:
     """What was found. ``form``: of which program, in words. ``weights`` by the names that the file has.
 
+    role       the part that the model plays
     moments    by the same names; empty where there are none
     optimizer  our name of what has such moments
     scaler     scale and growth tracker of fp16's scaler, where there is one
@@ -60,6 +62,7 @@ class ForeignState:
     scaler: tuple[float, int] | None = None
     adapter: JsonObject | None = None
     left: list[str] = field(default_factory=list)
+    role: str = Role.POLICY.value
 
 
 #: What Adam keeps of a parameter; ``ADAM`` is our name of it. Other optimizers are not brought over.

@@ -23,6 +23,7 @@ from paceline.plan.model.parameters import NO_DECAY
 
 PLACE, OPTIMIZER, SCALER = "trainer_state.json", "optimizer.pt", "scaler.pt"
 ADAPTER_CONFIG = "adapter_config.json"
+_VALUE_HEADS = ("value_head.safetensors", "value_head.bin")
 WITHOUT = "use --weights-only to bring over the weights alone, with new moments"
 _LEFT = {
     "scheduler.pt": "scheduler.pt: the learning rate of a step follows from training.lr_scheduler_type,"
@@ -55,26 +56,57 @@ def left_of(folder: Path) -> list[str]:
 
 def read_trainer(folder: Path, files: MappedFiles, names: ModelNames, *, moments: bool) -> ForeignState:
     """Return what a ``checkpoint-*`` holds. Raises CheckpointError."""
+    state, trained, decaying = state_of(folder, files, names, "a checkpoint of Transformers' Trainer")
+    state.step, state.left = place_of(folder), left_of(folder)
+    if moments and (folder / OPTIMIZER).is_file():
+        optimizer_into(state, files.torch_file(folder / OPTIMIZER), trained, decaying)
+    elif moments:
+        state.left.append("moments: the folder has no optimizer.pt, so the optimizer begins anew")
+    scaler_into(state, folder, files)
+    return state
+
+
+_Trained = dict[str, tuple[int, ...]]
+
+
+def state_of(
+    folder: Path, files: MappedFiles, names: ModelNames, form: str
+) -> tuple[ForeignState, _Trained, frozenset[str]]:
+    """Return the weights of a folder, its model's or its adapter's; the shapes of what is trained, in the
+    model's order; and which of it weight decay applies to. Raises CheckpointError.
+    """
+    if heads := [name for name in _VALUE_HEADS if (folder / name).is_file()]:
+        what = "the folder has a value head beside its language model (LLaMA-Factory's rm and ppo stages)"
+        hint = "it has a bias, which score heads have not: train the reward model anew, from these weights"
+        raise misfit(what, str(folder), heads[0], f"{hint} (model.name_or_path)")
     adapter = read_config(folder, ADAPTER_CONFIG) if (folder / ADAPTER_CONFIG).is_file() else None
     given = folder_weights(folder, files, adapter=adapter is not None)
     if adapter is None:
         weights = by_model(given, names, str(folder))
         trained = {name: weights[name].shape for name in names.parameters}
-        decaying = names.decaying
-    else:
-        weights = {adapter_name(name): tensor for name, tensor in given.items()}
-        trained = adapter_order(weights, names)
-        decaying = frozenset(n for n, shape in trained.items() if len(shape) > 1 and not NO_DECAY.search(n))
-    state = ForeignState("a checkpoint of Transformers' Trainer", place_of(folder), weights, adapter=adapter)
-    state.left = left_of(folder)
-    if moments and (folder / OPTIMIZER).is_file():
-        state.moments = _moments(files.torch_file(folder / OPTIMIZER), trained, decaying)
-        state.optimizer = ADAM
-    elif moments:
-        state.left.append("moments: the folder has no optimizer.pt, so the optimizer begins anew")
+        return ForeignState(form, 0, weights), trained, names.decaying
+    weights = {adapter_name(name): tensor for name, tensor in given.items()}
+    trained = adapter_order(weights, names)
+    return ForeignState(form, 0, weights, adapter=adapter), trained, adapter_decaying(trained)
+
+
+def optimizer_into(
+    state: ForeignState, file: TorchFile, trained: Mapping[str, tuple[int, ...]], decaying: frozenset[str]
+) -> None:
+    """Put the moments of an optimizer's file into ``state``. Raises CheckpointError."""
+    state.moments = _moments(file, trained, decaying)
+    state.optimizer = ADAM
+
+
+def scaler_into(state: ForeignState, folder: Path, files: MappedFiles) -> None:
+    """Put the scale of fp16 into ``state``, if the folder has one. Raises CheckpointError."""
     if (folder / SCALER).is_file():
         state.scaler = _scaler(files.torch_file(folder / SCALER))
-    return state
+
+
+def adapter_decaying(trained: Mapping[str, tuple[int, ...]]) -> frozenset[str]:
+    """Return those of an adapter's tensors that weight decay applies to."""
+    return frozenset(n for n, shape in trained.items() if len(shape) > 1 and not NO_DECAY.search(n))
 
 
 def adapter_order(weights: Mapping[str, LazyTensor], names: ModelNames) -> dict[str, tuple[int, ...]]:

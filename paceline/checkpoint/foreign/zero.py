@@ -7,7 +7,7 @@ are ranks; stage 3 cuts each parameter.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -16,7 +16,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from paceline.checkpoint.foreign.model_names import ModelNames, by_model, unwrapped
+from paceline.checkpoint.foreign.adapter import adapter_state, is_adapter
+from paceline.checkpoint.foreign.frozen import MODEL_STATES, frozen_weights
+from paceline.checkpoint.foreign.model_names import ModelNames, adapter_name, by_model, unwrapped
 from paceline.checkpoint.foreign.state import ADAM, ForeignState, LazyTensor, Moments, incomplete, misfit
 from paceline.checkpoint.foreign.tensors import (
     MappedFiles,
@@ -25,11 +27,17 @@ from paceline.checkpoint.foreign.tensors import (
     refused,
     refused_by_name,
 )
-from paceline.checkpoint.foreign.trainer import WITHOUT, check_adam, is_trainer_folder, left_of, place_of
+from paceline.checkpoint.foreign.trainer import (
+    ADAPTER_CONFIG,
+    WITHOUT,
+    check_adam,
+    is_trainer_folder,
+    left_of,
+    place_of,
+)
 from paceline.checkpoint.foreign.values import PickledCall, PickledDict, Value, as_dict, as_list, as_shape
 
 _OPTIMIZER = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
-_MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 MASTER = "fp32"
@@ -108,13 +116,24 @@ def read_deepspeed(folder: Path, files: MappedFiles, names: ModelNames, *, momen
         raise incomplete("files of ranks are missing", str(inner), f"{len(ranks)} of {ranks[0].count}")
     place = _places_3 if stage == 3 else _places_12
     masters = place(ranks, MASTER, shapes)
-    weights = {**masters, **_beside(model)}
-    state = ForeignState(f"a checkpoint of DeepSpeed (ZeRO-{stage})", 0, by_model(weights, names, str(inner)))
+    form = f"a checkpoint of DeepSpeed (ZeRO-{stage})"
+    if is_adapter(masters):
+        at = inner if (inner / ADAPTER_CONFIG).is_file() else folder
+        state, trained, _ = adapter_state(masters, masters, at, names, form)
+    else:
+        weights = {**frozen_weights(inner, files, model, stage), **masters, **_beside(model)}
+        _need_frozen(weights, names, inner)
+        state, trained = ForeignState(form, 0, by_model(weights, names, str(inner))), dict(names.parameters)
     steps = as_dict(model.content).get("global_steps")
     state.step = steps if isinstance(steps, int) else 0
     if moments:
-        state.moments = _moments(ranks, shapes, names, stage)
+        state.moments = _moments(ranks, shapes, trained, stage)
         state.optimizer = ADAM
+        if frozen := [name for name in trained if name not in state.moments]:
+            some = ", ".join(frozen[:5]) + (f" and {len(frozen) - 5} more" if len(frozen) > 5 else "")
+            what = "parameters were frozen, so the optimizer has no moments of them; here all are trained"
+            hint = "use --weights-only: weights go on, all with new moments"
+            raise misfit(what, str(inner), some, hint)
     if is_trainer_folder(folder):
         state.step = place_of(folder)
         state.left += left_of(folder)
@@ -125,8 +144,21 @@ def read_deepspeed(folder: Path, files: MappedFiles, names: ModelNames, *, momen
     return state
 
 
+def _need_frozen(weights: Mapping[str, LazyTensor], names: ModelNames, folder: Path) -> None:
+    """Raise CheckpointError if parameters that were frozen are not in the checkpoint."""
+    plain = unwrapped(weights, set(names.parameters))
+    missing = [name for name in names.parameters if name not in plain]
+    if missing and len(missing) < len(names.parameters):
+        some = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+        what = "parameters are missing: frozen ones, if it was saved with exclude_frozen_parameters"
+        hint = (
+            "save it again with exclude_frozen_parameters=False; or set model.name_or_path to a folder that"
+        )
+        raise misfit(what, str(folder), some, f"{hint} has all weights, for a new run")
+
+
 def _model_states(folder: Path, files: MappedFiles) -> TorchFile:
-    found = sorted(path for path in folder.iterdir() if _MODEL.fullmatch(path.name))
+    found = sorted(path for path in folder.iterdir() if MODEL_STATES.fullmatch(path.name))
     if not found:
         raise incomplete("the folder has no *_model_states.pt", str(folder))
     return files.torch_file(found[0])
@@ -267,14 +299,21 @@ def _gather(flats: Sequence[FlatParts], at: int, part: int, shape: tuple[int, ..
     return torch.cat([flat.read(at, part) for flat in flats])[: prod(shape)].view(shape)
 
 
-def _moments(ranks: Sequence[RankState], shapes: _Shapes, names: ModelNames, stage: int) -> Moments:
+def _moments(
+    ranks: Sequence[RankState], shapes: _Shapes, trained: Mapping[str, tuple[int, ...]], stage: int
+) -> Moments:
     place = _places_3 if stage == 3 else _places_12
-    by_kind = {kind: unwrapped(place(ranks, kind, shapes), set(names.parameters)) for kind in _MOMENTS}
+    by_kind = {}
+    for kind in _MOMENTS:
+        by_name = place(ranks, kind, shapes)
+        if is_adapter(by_name):
+            by_name = {adapter_name(name): tensor for name, tensor in by_name.items()}
+        by_kind[kind] = unwrapped(by_name, set(trained))
     step, where = ranks[0].step, ranks[0].where
     if step is None:
         raise misfit("the optimizer's state has no step: it is not Adam's", where, "", WITHOUT)
     found: Moments = {}
-    for name, shape in names.parameters.items():
+    for name, shape in trained.items():
         if all(name in one for one in by_kind.values()):
             found[name] = {kind: by_kind[kind][name] for kind in _MOMENTS} | {"step": LazyTensor.number(step)}
             check_adam(found[name], name, shape, where)

@@ -16,16 +16,16 @@ from safetensors.torch import save_file
 from tiny_families import tiny_config
 
 from paceline.core.errors import ConfigError
-from paceline.models.adapters import adapted_modules, merge, peft_key
+from paceline.models.adapters import adapted_modules, peft_key
 from paceline.models.factory import HFModelFactory
 from paceline.models.norms import FusedRMSNorm
 from paceline.models.qkv import FusedAttention
-from paceline.models.quantised import round_trip
 from paceline.models.roles import RoleModule
 from paceline.models.swiglu import FusedSwiGLU
 from paceline.plan.parts import AdapterSpec, Quantization
 from paceline.protocols.model import BuildOptions
 from paceline.protocols.roles import Output
+from tests.unit.models.merged import merge, round_trip
 
 pytest.importorskip("peft")
 NLL = frozenset({Output.NLL})

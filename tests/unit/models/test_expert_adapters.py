@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
-from paceline.models.adapters import adapted_modules, merge, peft_key
+from paceline.models.adapters import adapted_modules, peft_key
 from paceline.models.factory import HFModelFactory
 from paceline.models.roles import RoleModule
 from paceline.plan.adapter import adapter_parameters
@@ -28,6 +28,7 @@ from paceline.plan.strategies.job import Job
 from paceline.protocols.roles import Output
 from paceline.rules.planning import make_plan
 from paceline.training.rollout.server_weights import whole
+from tests.unit.models.merged import merge
 
 pytest.importorskip("peft")
 NLL = frozenset({Output.NLL})
