@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,6 +49,16 @@ def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load_check, "LOADED_WHOLE", 0)
 
 
+@pytest.fixture
+def mapped() -> Iterator[None]:
+    """Every tensor of a MiB is mapped alone, so freed memory is not counted: the heap would keep holes."""
+    libc, threshold = ctypes.CDLL(None), -3  # M_MMAP_THRESHOLD
+    libc.mallopt(threshold, MIB)
+    libc.malloc_trim(0)
+    yield
+    libc.mallopt(threshold, 32 * MIB)
+
+
 def peak_since(own: int | None = None) -> int:
     """Bytes of this process at their peak; without ``own`` the count begins anew."""
     if own is None:
@@ -92,7 +103,7 @@ def adapted(run: RunDir, base: Path, config: dict[str, Any], **spec: Any) -> Pat
 
 @pytest.mark.parametrize("case", ["mixture", "merged"])
 def test_the_peak_does_not_grow_with_the_model(
-    run: RunDir, tmp_path: Path, in_parts: None, case: str
+    run: RunDir, tmp_path: Path, in_parts: None, mapped: None, case: str
 ) -> None:
     """Of a model of 240 MiB and more: two of its tensors of 40 MiB, and pieces."""
     if case == "merged":
@@ -108,7 +119,7 @@ def test_the_peak_does_not_grow_with_the_model(
     report = export_hf(path, tmp_path / "out", merge=True)
     largest = 40 * MIB
     assert report.load_checked and report.num_bytes > 5.5 * largest
-    assert peak_since(before) < 2 * largest + 112 * MIB
+    assert (peak := peak_since(before)) < 2 * largest + 64 * MIB, peak // MIB
 
 
 FAMILIES = ("deepseek_v3", "qwen3_moe", "gpt2", "qwen3_5_text")
