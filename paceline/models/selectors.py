@@ -49,7 +49,9 @@ def use_compressors(hf: HFModel) -> None:
             module.register_forward_hook(_used)
 
 
-def _used(module: nn.Module, _: object, output: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
+def _used(
+    module: nn.Module, _: tuple[Tensor, ...], output: tuple[Tensor, Tensor | None]
+) -> tuple[Tensor, Tensor | None]:
     keys, bias = output  # [B, 1, keys, head size]
     trained = [p for p in module.parameters() if p.requires_grad]
     if keys.shape[2] or not trained or not torch.is_grad_enabled():

@@ -21,7 +21,7 @@ from filelock import FileLock
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
 
-from cells import STEPS, Cell, exact, layers, matrix, preferences, rollouts, taught  # noqa: E402
+from cells import PARTS, STEPS, Cell, every  # noqa: E402
 from check import Checker, Result  # noqa: E402
 from support import write_classified, write_labelled, write_pairs, write_rows, write_tokenizer  # noqa: E402
 from table import SUPPORT_JSON, SUPPORT_MD, commit, load, markdown, versions  # noqa: E402
@@ -40,22 +40,15 @@ def main() -> int:
         "--rollouts", action="store_true", help="what learns from the model's own answers alone"
     )
     parser.add_argument("--taught", action="store_true", help="distillation and classification alone")
+    parser.add_argument("--mixtures", action="store_true", help="a mixture of experts alone")
     parser.add_argument("--layers", action="store_true", help="torch.compile and what recomputation keeps")
     parser.add_argument(
         "--part", default="1/1", metavar="K/N", help="every N-th cell from the K-th on: for several machines"
     )
     parser.add_argument("--keep", type=Path, help="leave the runs there")
     given = parser.parse_args()
-    parts_of_it = {
-        "matrix": matrix,
-        "exact": exact,
-        "preferences": preferences,
-        "rollouts": rollouts,
-        "taught": taught,
-        "layers": layers,
-    }
-    named = [name for name in parts_of_it if getattr(given, name)] or list(parts_of_it)
-    chosen = [cell for name in named for cell in parts_of_it[name]()]
+    named = [name for name in PARTS if getattr(given, name)] or list(PARTS)
+    chosen = [cell for name in named for cell in PARTS[name]()]
     part, parts = (int(number) for number in given.part.split("/"))
     chosen = [cell for cell in chosen if given.only in cell.name][part - 1 :: parts]
     with tempfile.TemporaryDirectory(prefix="paceline-conformance-") as scratch:
@@ -103,13 +96,7 @@ def remember(result: dict[str, object]) -> None:
     with FileLock(f"{SUPPORT_JSON}.lock"):
         results = {c["cell"]: c for c in load()["cells"]} if SUPPORT_JSON.exists() else {}
         results[str(result["cell"])] = result
-        write(
-            [
-                results[c.name]
-                for c in [*matrix(), *exact(), *preferences(), *rollouts(), *taught(), *layers()]
-                if c.name in results
-            ]
-        )
+        write([results[c.name] for c in every() if c.name in results])
 
 
 def write(cells: list[dict[str, object]]) -> None:

@@ -4,7 +4,7 @@ few steps.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,15 @@ MODEL = {
     "vocab_size": 320,
     "max_position_embeddings": 256,
     "tie_word_embeddings": False,
+}
+
+MIXTURE = {
+    **MODEL,
+    "model_type": "qwen3_moe",
+    "head_dim": 8,
+    "moe_intermediate_size": 16,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
 }
 
 
@@ -217,7 +226,7 @@ class Cell:
         }
         config: dict[str, Any] = {
             "model": {
-                "config": MODEL,
+                "config": MIXTURE if self.algorithm.endswith(_OF_A_MIXTURE) else MODEL,
                 "tokenizer": tokenizer,
                 "dtype": "float64" if self.precision == "fp64" else "float32",
             },
@@ -353,6 +362,36 @@ def taught() -> list[Cell]:
     ]
 
 
+_OF_A_MIXTURE = ", mixture of experts"
+for _name in ("sft", "dpo", "grpo"):
+    ALGORITHMS[_name + _OF_A_MIXTURE] = {**ALGORITHMS[_name], "router_aux_loss_coef": 0.05}
+
+
+def mixtures() -> list[Cell]:
+    """A mixture of experts with its balance loss over each document: under every strategy, by DPO and GRPO
+    where ranks see other rows, native strategies in fp64 too.
+    """
+    named = {v.name: v for v in VARIANTS}
+    sft, *others = (name + _OF_A_MIXTURE for name in ("sft", "dpo", "grpo"))
+    return [
+        *(Cell(v, "full", precision, sft) for v in VARIANTS for precision in ("fp32", "bf16")),
+        *(Cell(named[name], "LoRA", "fp32", sft) for name in _DATA_PARALLEL),
+        *(Cell(v, "full", "fp64", sft) for v in VARIANTS[1:] if v.native),
+        *(
+            Cell(named[name], finetuning, "fp32", algorithm)
+            for algorithm in others
+            for name in _DATA_PARALLEL
+            for finetuning in ("full", "LoRA")
+        ),
+        *(
+            Cell(named[name], "full", "fp64", algorithm)
+            for algorithm in others
+            for name in _DATA_PARALLEL[1:]
+            if named[name].native
+        ),
+    ]
+
+
 _EAGER = {"torch_compile": True, "torch_compile_backend": "aot_eager"}  # all of torch.compile but inductor
 _KEEP = {"gradient_checkpointing_kwargs": {"keep": ["attention", "matmul"]}}
 COMPILED = (
@@ -380,3 +419,19 @@ def layers() -> list[Cell]:
         *(Cell(v, "full", precision, recompute=True) for v in KEEPING for precision in precisions),
         *(Cell(v, "full", "fp64", "grpo") for v in COMPILED[:2]),
     ]
+
+
+PARTS: Mapping[str, Callable[[], list[Cell]]] = {
+    "matrix": matrix,
+    "exact": exact,
+    "preferences": preferences,
+    "rollouts": rollouts,
+    "taught": taught,
+    "mixtures": mixtures,
+    "layers": layers,
+}
+
+
+def every() -> list[Cell]:
+    """All cells, in the order of the page."""
+    return [cell for part in PARTS.values() for cell in part()]

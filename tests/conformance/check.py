@@ -131,7 +131,7 @@ class Checker:
         if len(steps) != STEPS:
             raise Failure(f"{len(steps)} of {STEPS} steps in common with the reference")
         # their loss is relative to each rollout; that it learns shows in the weights
-        falls = cell.algorithm not in ON_POLICY
+        falls = cell.learns not in ON_POLICY
         if falls and steps[0]["loss"][1] - steps[-1]["loss"][1] < 0.1 and cell.finetuning == "full":
             raise Failure("the reference did not learn: nothing would be proved")
         if not any(s["grad_norm"][1] > 0.5 for s in steps) and cell.finetuning == "full":

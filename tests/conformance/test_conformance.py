@@ -17,12 +17,10 @@ from cells import (
     VARIANTS,
     Cell,
     Variant,
-    exact,
+    every,
     layers,
     matrix,
-    preferences,
-    rollouts,
-    taught,
+    mixtures,
 )
 from check import Checker
 from support import write_rows, write_tokenizer
@@ -108,7 +106,7 @@ def test_a_strategy_that_is_wrong_fails_the_suite(checker: Checker, name: str, s
 def test_the_matrix_is_whole_and_the_page_is_made_from_it() -> None:
     support = load()
     run = {c["cell"] for c in support["cells"]}
-    assert {c.name for c in [*matrix(), *exact(), *preferences(), *rollouts(), *taught(), *layers()]} == run
+    assert {c.name for c in every()} == run
     assert len(matrix()) == len(VARIANTS) * len(FINETUNING) * (len(PRECISIONS) - 1)
     assert {v.nproc for v in (*VARIANTS, *LARGER)} == {1, 2, 4, 8}
     assert SUPPORT_MD.read_text(encoding="utf-8") == markdown(support)
@@ -157,6 +155,11 @@ def test_the_cells_that_must_work_do() -> None:
     must |= {(a, "tp", "full", p) for a in ("dpo", "kto", "grpo") for p in ("fp32", "fp64")}
     must |= {("dpo", name, "QLoRA", "fp32") for name in ("single", "ddp", "fsdp full_shard")}
     must |= {(c.algorithm, c.variant.name, c.finetuning, c.precision) for c in layers()}
+    must |= {
+        (c.algorithm, c.variant.name, c.finetuning, c.precision)
+        for c in mixtures()
+        if c.variant.name in MUST_LEARN
+    }
     assert sorted(must - works) == []
 
 
