@@ -40,7 +40,7 @@ class _Begun(TypedDict):
     created: float
 
 
-class _Published(TypedDict):
+class _AfterCommit(TypedDict):
     """What a leader tells of its disk after the commit: what is being read there; on rank 0, what stays."""
 
     read: list[str]
@@ -150,7 +150,7 @@ class NodesPublisher:
         sync_folder(self._folder)
         self._crash("renamed_durably")
 
-    def _after(self, stage: Stage, protected: str | None) -> _Published:
+    def _after(self, stage: Stage, protected: str | None) -> _AfterCommit:
         """Once the checkpoint is published: remove the one in whose place it is, and name it the latest."""
         kept: list[str] = []
         reading: list[str] = []
@@ -170,7 +170,7 @@ class NodesPublisher:
             kept = [*filter(None, (protected, last_verified(self._folder)))]
         return {"read": reading, "kept": kept}
 
-    def _prune(self, stage: Stage, ended: Sequence[_Published]) -> None:
+    def _prune(self, stage: Stage, ended: Sequence[_AfterCommit]) -> None:
         """Remove whole checkpoints that are not kept, on all disks: each is renamed on all before any is
         removed, so that what a crash leaves can be told from what a save left.
         """

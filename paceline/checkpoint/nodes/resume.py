@@ -68,7 +68,7 @@ class OnNodes:
         return self.disks.leaders
 
 
-class _Ready(TypedDict):
+class _FolderOnDisk(TypedDict):
     """What a leader tells of its disk: the checkpoint's folder on it."""
 
     path: str
@@ -181,7 +181,7 @@ class NodesResume:
         givers = [self._places[disk] for disk in sorted(one.have) if disk in self._places]
         self._together(lambda: self._leads, folder)  # all disks that have it give it from here on
 
-        def ready() -> _Ready | None:
+        def ready() -> _FolderOnDisk | None:
             if not self._leads:
                 return None
             return {"path": str(self._made_ready(one, folder, givers))}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.plan.cost.starts import CARD, LoadingSpec
+from paceline.plan.model.families import NO_TENSOR_PLAN
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class StrategyLayout:
     axes. ``hybrid``: shard within a node and replicate across nodes. ``offload``: none, optimizer or all.
     ``start``: where the whole model is held at startup (None: not checked). ``packed``: supports 4-bit base
     weights. ``whole_submodules``: a rank computes with unsharded submodules, so kernels fused over several
-    matrices run.
+    matrices run. ``without_tp``: families that it does not shard by tensors.
     """
 
     name: str
@@ -50,6 +51,7 @@ class StrategyLayout:
     whole_submodules: bool = True
     sequence_parallel: bool = True
     stages_a_rank: int = 1
+    without_tp: frozenset[str] = NO_TENSOR_PLAN
 
     @property
     def whole_copies(self) -> bool:

@@ -21,7 +21,7 @@ from paceline.plan.cost.starts import card_peak, host_peak, start_of
 from paceline.plan.cost.work import AdapterSize, RolloutSpec, StepSpec, why_not_run
 from paceline.plan.hardware.catalogue import AcceleratorCluster
 from paceline.plan.mesh import Mesh, divisors
-from paceline.plan.model.families import NO_STAGES, NO_TENSOR_PLAN
+from paceline.plan.model.families import NO_STAGES
 from paceline.plan.model.read_shape import ModelShape
 from paceline.plan.model.supported import families
 from paceline.plan.strategies.base import strategy_spec, strategy_specs
@@ -188,7 +188,7 @@ def layout_candidates(layout: StrategyLayout, spec: SearchSpec) -> Iterator[Cand
     if not spec.states.allows(layout):
         return
     for tp, pp, cp in product(
-        _tp_sizes(spec.shape, node) if layout.tp else (1,),
+        _tp_sizes(spec.shape, node, layout.without_tp) if layout.tp else (1,),
         _pp_sizes(spec.shape, cards) if layout.pp else (1,),
         _cp_sizes(spec, node) if layout.cp else (1,),
     ):
@@ -348,9 +348,11 @@ def saved(shape: ModelShape) -> float:
     return known.saves if known else 0.0
 
 
-def _tp_sizes(shape: ModelShape, node: int) -> list[int]:
-    """Return tp sizes in a node that divide heads, KV heads and MLP width; none for mixtures of experts."""
-    if shape.experts or shape.model_type in NO_TENSOR_PLAN:
+def _tp_sizes(shape: ModelShape, node: int, without: frozenset[str]) -> list[int]:
+    """Return tp sizes in a node that divide heads, KV heads and MLP width; none for mixtures of experts and
+    the families ``without``.
+    """
+    if shape.experts or shape.model_type in without:
         return []
     return [
         t

@@ -48,6 +48,28 @@ FAMILY_SIZES: dict[str, dict[str, int]] = {
 # fmt: on
 #: Families without a tensor-parallel plan of Transformers that runs: Gemma 3n's leaves some products whole.
 NO_TENSOR_PLAN = frozenset({"gpt2", "gemma3n_text"})
+#: Families whose tensor-parallel plan DeepSpeed does not follow, since it shards in other ways than by column
+#: or row (``deepspeed.module_inject.tp_plan_converter``; a test compares).
+NO_AUTOTP = frozenset(
+    {
+        *("afmoe", "aria_text", "axk1", "axk2", "beam", "cohere2_moe", "deepseek_v2", "deepseek_v3"),
+        *(
+            "deepseek_v32",
+            "deepseek_v4",
+            "dots1",
+            "dots3_note_text",
+            "ernie4_5_moe",
+            "exaone_moe",
+            "flex_olmo",
+        ),
+        *("flint", "gemma4_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "granite_swa"),
+        *("granitemoe", "granitemoe_swa", "granitemoehybrid", "granitemoeshared", "hunyuan_v1_moe", "hy_v3"),
+        *("hy_v4", "inkling2_text", "inkling_text", "jamba", "kimi_linear", "kolibri1", "laguna", "lfm2_moe"),
+        *("llama4_text", "longcat_flash", "mellum", "mimo_v2_flash", "minicpm3", "minimax", "minimax_m2"),
+        *("minimax_m3_vl_text", "mixtral", "nemotron_h", "olmo2", "olmo3", "olmo_hybrid", "olmoe", "phi3"),
+        *("phimoe", "qwen2_moe", "qwen3_5_moe_text", "qwen3_moe", "qwen3_next", "solar_open"),
+    }
+)
 #: Families whose layers cannot run stage by stage (the model adds position embeddings outside of them).
 NO_STAGES = frozenset({"gpt2"})
 

@@ -499,6 +499,7 @@ def claim(tree: Tree) -> Any:
         start=SimpleNamespace(plan=None, config_file="c.yaml"), plan=plan_of(config), config=config
     )
     rank.run_dir, rank.redact, rank.hold = None, str, lambda: None
+    rank.claim = lambda plan: Worker.claim(rank, plan)
 
     def claimed(run: Any, **said: Any) -> None:
         asked.append(said["overwrite"])

@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -218,3 +219,14 @@ def test_degrees_in_the_file_are_checked_before_the_start(
     with pytest.raises(ConfigError) as caught:
         plan_of({**block, "zero_optimization": {"stage": 1}}, world)
     assert code in [d.code for d in caught.value.diagnostics]
+
+
+def test_a_tensor_plan_that_autotp_does_not_follow_is_refused(plan_of: Any) -> None:
+    """Seen in DeepSpeed's own words, when the ranks had started."""
+    block: Any = {"tensor_parallel": {"autotp_size": 2}, "zero_optimization": {"stage": 1}}
+    with mock.patch.dict(MODEL, {"model_type": "phi3"}):
+        with pytest.raises(ConfigError, match="strategy.deepspeed_tp_plan"):
+            plan_of(block)
+        own = {"use_default_specs": True, "layer_specs": []}
+        found = plan_of({**block, "tensor_parallel": {"autotp_size": 2, "partition_config": own}})
+    assert found.engine.autotp_size == 2

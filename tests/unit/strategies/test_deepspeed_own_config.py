@@ -18,6 +18,8 @@ from paceline.core.errors import ConfigError, PacelineError
 from paceline.models.precision import ComputeLinear
 from paceline.plan.batch import split_batch
 from paceline.plan.mesh import Mesh
+from paceline.plan.model.families import NO_AUTOTP
+from paceline.plan.model.supported import families
 from paceline.plan.strategies.base import strategy_spec
 from paceline.plan.strategies.options import DeepSpeedOptions
 from paceline.protocols.optimizer import OptimizerSpec
@@ -201,3 +203,13 @@ def test_where_a_cut_parameter_lies() -> None:
     assert ParameterSlice.of("w", parameter, 1) == ParameterSlice((4, 6), (0, 3), True)
     parameter.ds_autotp_universal_checkpoint_meta = {**cut, "sub_param_sizes": (2, 1)}
     assert code_of(lambda: ParameterSlice.of("w", parameter, 1)) == "strategy.deepspeed_layout"
+
+
+def test_families_whose_plan_deepspeed_does_not_follow_are_refused_before_the_start() -> None:
+    from deepspeed.module_inject.tp_plan_converter import SUPPORTED_STYLES
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    trained = {kind for kind, row in families().items() if row.trained and kind in CONFIG_MAPPING}
+    plans = {kind: getattr(CONFIG_MAPPING[kind], "base_model_tp_plan", None) or {} for kind in trained}
+    other = {k for k, plan in plans.items() if {style.lower() for style in plan.values()} - SUPPORTED_STYLES}
+    assert other == NO_AUTOTP

@@ -10,7 +10,7 @@ from paceline.core.json_types import Json, JsonObject
 from paceline.plan import codes
 from paceline.plan.batch import BatchSplit
 from paceline.plan.mesh import Mesh
-from paceline.plan.model.families import EXPERTS_IN_TURN, NO_TENSOR_PLAN
+from paceline.plan.model.families import EXPERTS_IN_TURN, NO_AUTOTP, NO_TENSOR_PLAN
 from paceline.plan.plan import Precision
 from paceline.plan.strategies.deepspeed.config import compile_config
 from paceline.plan.strategies.deepspeed.written import (
@@ -64,6 +64,8 @@ def deepspeed_mesh(job: Job, findings: Findings) -> Mesh:
         )
         return Mesh(dp_shard=job.world_size)
     _check_degrees(tp, cp, job, findings)
+    if tp > 1 and not _own_partitions(user):
+        _check_tensor_plan(tp, job, findings)
     shard, given = job.world_size // (tp * cp), job.axis("dp_shard")
     if given not in (1, shard):
         findings.refuse(
@@ -118,6 +120,25 @@ def _check_degrees(tp: int, cp: int, job: Job, findings: Findings) -> None:
     if cp > 1 and job.parallelism.cp_method == "allgather":
         why = "under DeepSpeed, Ulysses shards sequences; distributed_strategy: fsdp has allgather"
         findings.explain(f"{PARALLELISM}.cp_method", "ulysses", why, granted=False)
+
+
+def _own_partitions(user: Mapping[str, Json]) -> bool:
+    """Whether the file itself says how each matrix is shared."""
+    block = user.get("tensor_parallel")
+    return isinstance(block, Mapping) and bool(block.get("partition_config"))
+
+
+def _check_tensor_plan(tp: int, job: Job, findings: Findings) -> None:
+    if job.shape is not None and job.shape.model_type in NO_AUTOTP:
+        findings.refuse(
+            codes.STRATEGY_DEEPSPEED_TP_PLAN,
+            "AutoTP follows the model's own tensor-parallel plan, but this one shards in ways that"
+            " DeepSpeed does not know",
+            KEY,
+            f"model_type {job.shape.model_type} with autotp_size {tp}",
+            "set distributed_strategy: fsdp with tp_size, autotp_size: 1, or"
+            " tensor_parallel.partition_config",
+        )
 
 
 def _check_kv_heads(tp: int, job: Job, findings: Findings) -> None:
