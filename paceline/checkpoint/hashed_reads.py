@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from paceline.checkpoint.blocks import Grain, hash_of_block
+from paceline.checkpoint.blocks import SHA256, Grain, hash_of_block
 from paceline.checkpoint.manifest_format import Manifest
 from paceline.checkpoint.open_files import OpenFiles
 
@@ -100,4 +100,6 @@ class HashedReads:
             return first + at // leaf, self.grain.hash_of_leaf(view[at : at + leaf])
 
         wanted = [at for at in range(0, len(view), leaf) if first + at // leaf not in known]
-        known.update(self._pool.map(of, wanted) if len(wanted) > 1 else map(of, wanted))
+        # XXH3 takes a leaf faster than a thread takes a task
+        several = len(wanted) > 1 and self.grain.leaf_hash == SHA256
+        known.update(self._pool.map(of, wanted) if several else map(of, wanted))
