@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -185,7 +186,7 @@ def balance(kind: str) -> Cell:
     return Cell(FAILS, wrong, gap) if wrong else judged(gap, 1e-5)
 
 
-def whole(kind: str) -> Cell:
+def with_tower(kind: str) -> Cell:
     """Logits of a text are the whole's; trained, the tower and all else leave in the export bit for bit."""
     wrong = tower(kind)
     return Cell(FAILS, wrong) if wrong else Cell(WORKS)
@@ -212,10 +213,11 @@ def checked(kind: str, column: str) -> Cell:
         return Cell(REFUSED, refused)
     try:
         torch.manual_seed(0)
-        return whole(kind) if column == WHOLE else COLUMNS[column](kind)
+        return with_tower(kind) if column == WHOLE else COLUMNS[column](kind)
     except PacelineError as error:
         one = error.diagnostics[0]
-        return Cell(REFUSED, f"{one.what} ({one.found})"[:200])
+        found = re.sub(r"/tmp/\S+: ", "", one.found)
+        return Cell(REFUSED, f"{one.what} ({found})"[:200])
     except Exception as error:  # a class's own error is the finding
         return Cell(FAILS, f"{type(error).__name__}: {' '.join(str(error).split())[:160]}")
 
@@ -285,7 +287,7 @@ def page(results: Results) -> str:
         "",
         "## With a tower",
         "",
-        f"{_told(whole)} Of the language model within, the table above tells the rest.",
+        f"{_told(with_tower)} Of the language model within, the table above tells the rest.",
         "",
         "| `model_type` | its language model | held |",
         "|---|---|:-:|",
