@@ -81,9 +81,10 @@ class Stage:
         replacing = os.path.lexists(final)
         if replacing:
             os.rename(final, aside)
-            crash("old_aside")
-            sync_folder(final.parent)  # or the new name could be durable without the old one's place
         try:
+            if replacing:
+                crash("old_aside")
+                sync_folder(final.parent)  # or the new name could be durable without the old one's place
             os.rename(self.folder, final)
         except OSError:
             if replacing:

@@ -20,6 +20,7 @@ from paceline.checkpoint.staging import Stage, complete_after, open_stage
 from paceline.checkpoint.together import CheckpointWorld, together
 from paceline.checkpoint.written import Written, manifest_of
 from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import CheckpointError
 from paceline.core.json_types import Json
 from paceline.core.rundir import RunDir
 from paceline.protocols.shard import Shard
@@ -88,7 +89,8 @@ class Checkpointer:
         Every rank passes its own shards (possibly none); ``state`` and ``files`` are rank 0's. On return the
         checkpoint is complete and durable. Raises the same CheckpointError on every rank if any rank fails
         (the error of the first failing rank); staged files are then removed, and published checkpoints are
-        unchanged.
+        unchanged. Where a rank is lost, another error; what it leaves goes with the next save. A checkpoint
+        that is published stays, whatever fails after that.
         """
         return self.publish(step, lambda: contents_of(self._world.rank, shards, state, files))
 
@@ -113,10 +115,14 @@ class Checkpointer:
                 self._together(lambda: self._publish(stage, written, found) if rank == 0 else None)
             else:
                 nodes.publish(stage, written, self._protected)
-        except Exception:  # a simulated kill (BaseException) leaves its files, as kill -9 does
+        except CheckpointError:  # all ranks have it
             if nodes is not None:
                 nodes.undo(stage)
             elif rank == 0:
+                discard(stage.folder)
+            raise
+        except Exception:  # of this rank alone, as where another has died: the others may have committed
+            if nodes is None and rank == 0:  # a simulated kill (BaseException) leaves its files, as kill -9
                 discard(stage.folder)
             raise
         total = sum(file["bytes"] for of_rank in written for file in of_rank["files"].values())

@@ -2,7 +2,7 @@
 
 A checkpoint counts once every file of one manifest lies on some disk under the checkpoint's name. Rank 0's
 disk has some of them (the run's state), so that a crash before its rename leaves the former checkpoint, and
-one after it the new one.
+one after it the new one. From the commit on nothing is taken back, whatever fails.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TypedDict, TypeVar
 
 from paceline.checkpoint import codes
@@ -69,6 +70,7 @@ class NodesPublisher:
         self._survey = Survey({})
         self._created = 0.0
         self._renaming = False
+        self._may_be_committed = False
 
     def open(self, step: int, sizes: Sequence[int]) -> Stage:
         """Open a staging folder on each disk, of one name, for files of ``sizes`` by rank.
@@ -87,6 +89,7 @@ class NodesPublisher:
             {first_rank: begun[first_rank]["parts"] for first_rank in sorted({*self._disks.leaders})}
         )
         nonce, self._created, self._renaming = begun[0]["nonce"], begun[0]["created"], False
+        self._may_be_committed = False
         final = self._run.checkpoint(step)
         folder = self._folder / staging_name(final.name, nonce)
         stage = Stage(step, nonce, self._survey.newest_sequence + 1, folder, final)
@@ -104,7 +107,8 @@ class NodesPublisher:
     def publish(self, stage: Stage, written: list[Written], protected: str | None) -> None:
         """After all ranks agreed: rename the folders into view, rank 0's last; then remove what is old.
 
-        ``protected``: rank 0's counts. Raises CheckpointError; ``undo`` is then called on all ranks.
+        ``protected``: rank 0's counts. Raises CheckpointError, the same on all ranks; ``undo`` is then called
+        on all of them.
         """
         first = self._world.rank == 0
         manifest = manifest_of(
@@ -133,16 +137,46 @@ class NodesPublisher:
                     ),
                 )
             )
-        self._together(lambda: self._rename(stage) if first else None)
+        self._commit(stage)
         self._crash("published")
         ended = self._together(lambda: self._after(stage, protected))
         self._prune(stage, ended)
 
     def undo(self, stage: Stage) -> None:
-        """Take back what this rank did of a save that failed. Not collective."""
-        if self._leads:
+        """Take back what this rank did of a save that failed before the commit, with an error that all ranks
+        agreed on. Not collective.
+        """
+        if self._leads and not self._may_be_committed:
             with suppress(OSError):
                 stage.undo(renamed=self._renaming and not stage.folder.is_dir())
+
+    def _commit(self, stage: Stage) -> None:
+        """Rename rank 0's folder. If that is done, an error of what follows takes nothing back on any disk:
+        the former checkpoint of the step stays aside, until the new one is known to be durable everywhere.
+        """
+        late: list[Exception] = []
+
+        def commit() -> None:
+            if self._world.rank != 0:
+                return
+            try:
+                self._rename(stage)
+            except Exception as exc:
+                if stage.folder.is_dir():
+                    raise
+                late.append(exc)
+
+        def durable() -> None:
+            for exc in late:
+                raise exc
+
+        self._may_be_committed = True  # a gather that fails here does not tell
+        try:
+            self._together(commit)
+        except CheckpointError:
+            self._may_be_committed = False
+            raise
+        self._together(durable)
 
     def _rename(self, stage: Stage) -> None:
         self._renaming = True
@@ -163,12 +197,20 @@ class NodesPublisher:
                 mine = self._survey.folders(self._world.rank)
                 for one in self._survey.whole:
                     folder = mine.get((one.name, one.digest))
-                    with suppress(FileNotFoundError):
-                        if folder is not None and is_being_read(self._folder / folder):
-                            reading.append(one.name)
+                    if folder is not None and self._is_read(self._folder / folder):
+                        reading.append(one.name)
         if self._world.rank == 0:
             kept = [*filter(None, (protected, last_verified(self._folder)))]
         return {"read": reading, "kept": kept}
+
+    def _is_read(self, checkpoint: Path) -> bool:
+        """Whether somebody reads a checkpoint of this disk; one that does not tell is not removed."""
+        with Noted(self._notes, checkpoint):
+            try:
+                return is_being_read(checkpoint)
+            except FileNotFoundError:
+                return False
+        return True
 
     def _prune(self, stage: Stage, ended: Sequence[_AfterCommit]) -> None:
         """Remove whole checkpoints that are not kept, on all disks: each is renamed on all before any is

@@ -300,8 +300,13 @@ def test_what_a_crash_left_of_a_removal_goes_with_the_next_save(nodes: Nodes) ->
         assert names(nodes.run(node).checkpoints) == ["latest", "step-00000002", "step-00000003"]
 
 
-@pytest.mark.parametrize("failing", [0, 1])
-@pytest.mark.parametrize("point", ["files_written", "staging_synced", "renamed"])
+@pytest.mark.parametrize(
+    ("failing", "point"),
+    [
+        *((0, point) for point in ("files_written", "staging_synced", "old_aside")),
+        *((1, point) for point in ("files_written", "staging_synced", "renamed")),
+    ],
+)
 def test_a_save_that_fails_on_one_node_leaves_the_former_on_all(
     failing: int, point: str, nodes: Nodes
 ) -> None:
