@@ -48,12 +48,11 @@ def find_checkpoint(
     if where in (LATEST, AUTO):
         return _newest(run.checkpoints, notes, most_bytes, known, may_be_none=where == AUTO)
     if is_url(where):  # brought down before the ranks start (checkpoint/objects/start.py)
-        url = parse_url(where)
-        folder = run.fetched(url.folder_name)
+        folder, name = place_of(where, run)
         return (
             _newest(folder, notes, most_bytes, known)
-            if url.step is None
-            else _exactly(folder / url.step, most_bytes, known)
+            if name is None
+            else _exactly(folder / name, most_bytes, known)
         )
     # A path: one checkpoint, `latest` in a checkpoints folder, a run directory, or a checkpoints folder.
     path = Path(where).expanduser().absolute()
@@ -71,6 +70,9 @@ def place_of(where: str, run: RunDir) -> tuple[Path, str | None]:
     """
     if where in (LATEST, AUTO):
         return run.checkpoints, None
+    if is_url(where):
+        url = parse_url(where)
+        return run.fetched(url.folder_name), url.step
     path = Path(where).expanduser().absolute()
     if (path / MANIFEST).is_file() or is_step_name(path.name):
         return path.parent, path.name

@@ -74,32 +74,46 @@ def find_disks(ranks: CheckpointWorld, folder: Path, *, first_on_node: bool) -> 
 
     try:
         together(ranks, lambda: write(folder / name, rank == 0), folder, _WHAT)
-        seen = together(ranks, lambda: bool(_names(folder, name, wanted=1)), folder, _WHAT)
+        seen = together(ranks, lambda: bool(_seen(folder, [name])), folder, _WHAT)
         if all(seen):
             return Disks.one(ranks.world_size)
         apart = first_on_node and not seen[rank]
-        wrote = sum(together(ranks, lambda: write(folder / f"{name}-{rank}", apart), folder, _WHAT))
-        rows = together(ranks, lambda: _names(folder, f"{name}-", wanted=wrote), folder, _WHAT)
+        wrote = together(ranks, lambda: write(folder / f"{name}-{rank}", apart), folder, _WHAT)
+        # Who has written there itself looks once more: its client then asks for the folder anew.
+        seen = together(ranks, lambda: seen[rank] or bool(_seen(folder, [name])), folder, _WHAT)
+        if all(seen):
+            return Disks.one(ranks.world_size)
+        others = {f"{name}-{writer}": writer for writer, did in enumerate(wrote) if did}
+        rows = together(ranks, lambda: [others[one] for one in _seen(folder, [*others])], folder, _WHAT)
     finally:
         for path in mine:
             path.unlink(missing_ok=True)
-    return Disks(_leaders(seen, [[int(text.rpartition("-")[2]) for text in row] for row in rows]))
+    return Disks(_leaders(seen, rows))
 
 
-def _names(folder: Path, start: str, wanted: int) -> list[str]:
-    """Return the names in ``folder`` that begin with ``start``; look again while there are fewer than
-    ``wanted``.
+def _seen(folder: Path, names: Sequence[str]) -> list[str]:
+    """Return which of ``names`` are in ``folder``; look again while one is missing. A listing may be an old
+    one, so what it lacks is opened, too.
     """
     for look in range(_LOOKS):
-        found = []
+        there: set[str] = set()
         with suppress(FileNotFoundError, NotADirectoryError):
             os.listdir(folder.parent)  # a file server's client asks again for what it lists
-            found = sorted(name for name in os.listdir(folder) if name.startswith(start))
-        if len(found) >= wanted:
+            there = {*os.listdir(folder)}
+        found = [name for name in names if name in there or _opens(folder / name)]
+        if len(found) == len(names):
             return found
         if look + 1 < _LOOKS:
             time.sleep(_BETWEEN_SECONDS)
     return found
+
+
+def _opens(path: Path) -> bool:
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def _leaders(seen: Sequence[bool], rows: Sequence[Sequence[int]]) -> tuple[int, ...]:

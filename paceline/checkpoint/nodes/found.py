@@ -19,7 +19,7 @@ _MOST = 5  # names in one message
 
 class NodeLook(TypedDict):
     """What the leader of a disk tells: its host, the folder it looked in (and how that follows from the path
-    that the user gave; empty for ``latest`` and ``auto``), what is there, how many saves were begun.
+    that the user gave; empty for ``latest``, ``auto`` and URLs), what is there, how many saves were begun.
     """
 
     host: str

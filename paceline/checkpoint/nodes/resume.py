@@ -24,6 +24,7 @@ from paceline.checkpoint.refused import incomplete
 from paceline.checkpoint.resume import AUTO, find_checkpoint, place_of, save_never_ended
 from paceline.checkpoint.retain import discard
 from paceline.checkpoint.together import CheckpointWorld, together
+from paceline.config.object_url import is_url
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
@@ -143,7 +144,7 @@ class NodesResume:
         return {
             "host": socket.gethostname(),
             "folder": str(folder),
-            "relation": "" if where in (LATEST, AUTO) else os.path.relpath(folder, _absolute(where)),
+            "relation": _relation(where, folder),
             "parts": parts,
             "staged": len(unfinished(folder)),
         }
@@ -153,7 +154,7 @@ class NodesResume:
         if self._disk in one.folders:
             return Path(looks[self._disk]["folder"])
         relation = looks[min(one.folders)]["relation"]
-        return Path(os.path.normpath(_absolute(where) / relation)) if relation else run.checkpoints
+        return Path(os.path.normpath(_absolute(where) / relation)) if relation else place_of(where, run)[0]
 
     def _refuse_newer(self, survey: Survey, step: int) -> None:
         """Raise the error of a checkpoint of a newer Paceline, of a later step than ``step``."""
@@ -162,11 +163,20 @@ class NodesResume:
                 raise CheckpointError(one.problem)
 
     def _nothing(self, where: str, run: RunDir, notes: list[Diagnostic], staged: int) -> None:
-        """Where no node has any checkpoint: as with one disk, rank 0 says what that means."""
-        self._together(
-            lambda: str(find_checkpoint(where, run, most_bytes=0)) if self._ranks.rank == 0 else "",
-            run.checkpoints,
-        )
+        """Where no node has any checkpoint: as with one disk, rank 0 says what that means.
+
+        Raises CheckpointError, also where it finds one there after all: no run begins anew beside it.
+        """
+
+        def none_there() -> None:
+            found = find_checkpoint(where, run, most_bytes=0) if self._ranks.rank == 0 else None
+            if found is not None:
+                what = "rank 0's disk has a checkpoint that was not there when the nodes looked for one"
+                raise CheckpointError(
+                    codes.CHECKPOINT_INCOMPLETE(what, where, str(found), "start again: nothing was changed")
+                )
+
+        self._together(none_there, run.checkpoints)
         if staged:
             notes.append(save_never_ended(run.checkpoints, staged))
 
@@ -284,6 +294,10 @@ class NodesResume:
 
 def _absolute(where: str) -> Path:
     return Path(where).expanduser().absolute()
+
+
+def _relation(where: str, folder: Path) -> str:
+    return "" if where in (LATEST, AUTO) or is_url(where) else os.path.relpath(folder, _absolute(where))
 
 
 def _named(fresh: Path, final: Path) -> Path:

@@ -18,7 +18,7 @@ from checkpoint_samples import FILES, ThreadRank, on_ranks, sample_shards
 
 from paceline.checkpoint.blocks import Grain
 from paceline.checkpoint.nodes import resume as nodes_resume
-from paceline.checkpoint.nodes import wire
+from paceline.checkpoint.nodes import disks, wire
 from paceline.checkpoint.nodes.disks import Disks, find_disks
 from paceline.checkpoint.nodes.resume import NodesResume
 from paceline.checkpoint.nodes.survey import Survey, parts_in
@@ -28,6 +28,7 @@ from paceline.checkpoint.resume import find_checkpoint, open_checkpoint
 from paceline.checkpoint.retain import being_read
 from paceline.checkpoint.store import Checkpointer
 from paceline.checkpoint.ties import read_state
+from paceline.config.object_url import parse_url
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
 
@@ -134,6 +135,25 @@ def test_who_shares_a_folder_is_found_out(leaders: tuple[int, ...], tmp_path: Pa
     assert not [*tmp_path.rglob(".disk*")]
 
 
+@pytest.mark.parametrize("fresh_after", ["open", "own file"])
+def test_an_old_listing_does_not_part_who_share_a_folder(
+    fresh_after: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = disks._opens
+
+    def opens(path: Path) -> bool:
+        written = any(tmp_path.glob(".disk-*-1"))
+        return own(path) and (fresh_after == "open" or written)
+
+    monkeypatch.setattr(disks, "_opens", opens)
+    monkeypatch.setattr(os, "listdir", lambda folder: [])
+    monkeypatch.setattr(disks, "_BETWEEN_SECONDS", 0.01)
+    found = on_ranks(2, lambda rank: find_disks(rank, tmp_path, first_on_node=True))
+    monkeypatch.undo()
+    assert found == [Disks.one(2)] * 2
+    assert not [*tmp_path.iterdir()]
+
+
 def test_each_node_keeps_its_own_and_all_the_manifest(nodes: Nodes) -> None:
     assert nodes.save([1, 2]) == [None, None]
     one, two = (nodes.run(node).checkpoint(2) for node in (0, 1))
@@ -213,6 +233,30 @@ def test_one_checkpoint_by_its_path(nodes: Nodes) -> None:
         return found.manifest.step
 
     assert on_ranks(2, work) == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["", "/step-00000001"])
+@pytest.mark.parametrize("on", [[0, 1], [0]], ids=["on both", "on rank 0's alone"])
+def test_a_checkpoint_that_was_brought_from_a_url(name: str, on: list[int], nodes: Nodes) -> None:
+    nodes.save([1])
+    nodes.resume([0, 1])  # node 0 has all of it
+    url = f"s3://bucket/run{name}"
+    for node in on:
+        fetched = nodes.run(node).fetched(parse_url(url).folder_name)
+        shutil.copytree(nodes.run(0).checkpoint(1), fetched / "step-00000001")
+    for node in (0, 1):
+        shutil.rmtree(nodes.run(node).checkpoints)
+    assert [back.step for back in nodes.resume([0, 1], url)] == [1, 1]
+    assert not any(nodes.run(node).checkpoints.exists() for node in (0, 1)), "it lies where it was brought"
+
+
+def test_no_start_at_step_0_beside_a_checkpoint(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes.save([1])
+    nodes.resume([0, 1])
+    monkeypatch.setattr(nodes_resume, "parts_in", lambda folder, only: [])  # as if it came a moment later
+    for where in ("auto", "latest"):
+        errors = nodes.resume([0, 1], where)
+        assert {error.diagnostics[0].code for error in errors} == {"checkpoint.incomplete"}, where
 
 
 def test_another_secret_gets_nothing(nodes: Nodes) -> None:
