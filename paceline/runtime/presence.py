@@ -39,7 +39,8 @@ class Presence:
 
     def listen(self, address: str) -> str:
         """Accept lines at an own ``address``; return where. Raises OSError."""
-        server = socket.create_server((address, 0), backlog=4096)
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        server = socket.create_server((address, 0), family=family, backlog=4096)
         server.settimeout(_TICK_SECONDS)
         self._begin(lambda: self._serve(server))
         return f"{address} {server.getsockname()[1]}"
@@ -134,10 +135,18 @@ class Presence:
 
 
 def own_address(towards: str, port: int) -> str:
-    """Return this machine's own address in the network in which ``towards`` lies; nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((towards, port))
-        return str(probe.getsockname()[0])
+    """Return this machine's own address in the network in which ``towards`` lies, IPv4 or IPv6; nothing is
+    sent. That is a loopback address where ``towards`` is this machine's own name. Raises OSError.
+    """
+    error = OSError(f"{towards} has no address")
+    for family, kind, protocol, _, place in socket.getaddrinfo(towards, port, type=socket.SOCK_DGRAM):
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.connect(place)  # UDP: picks the route that a connection takes
+                return str(probe.getsockname()[0])
+        except OSError as exc:
+            error = exc
+    raise error
 
 
 def _watch(line: socket.socket) -> None:

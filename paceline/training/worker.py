@@ -250,8 +250,12 @@ class Worker:
         )
         reader = resumes.reader
         self.checkpoint = str(reader.path) if reader else ""
-        for note in self.on_nodes.notes if self.on_nodes is not None else ():
-            self.observers.note(note)
+        if self.on_nodes is not None:
+            for note in self.on_nodes.notes:
+                self.observers.note(note)
+            if not algorithm_spec(self.plan.algorithm).on_policy:  # who draws reads on in a window
+                world.barrier()  # all have loaded: nobody asks for a file any more
+                self.on_nodes.close()
         if self.disks.leads(world.rank):
             resumes.mark()
         limits = self.plan.limits
@@ -316,8 +320,10 @@ class Worker:
         )
         where = self.config.training.resume_from_checkpoint
         if not self.disks.are_one:
-            towards = (self.env.meeting_host, self.env.master_port)
-            self.on_nodes = NodesResume(world, self.disks, lambda: own_address(*towards), world.secret)
+            met, port = self.env.meeting_host, self.env.master_port
+            self.on_nodes = NodesResume(
+                world, self.disks, lambda towards: own_address(towards or met, port), world.secret
+            )
         resumes = Resumes(
             lambda damaged: open_resume(world, where, self.run_dir, self.plan, now, damaged, self.on_nodes),
             self.observers.note,

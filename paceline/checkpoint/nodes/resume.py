@@ -7,6 +7,7 @@ import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import BinaryIO, TypedDict, TypeVar
 
@@ -31,6 +32,7 @@ from paceline.core.rundir import RunDir
 
 T = TypeVar("T")
 _WHAT = "the checkpoint cannot be opened"
+_CANNOT_GIVE = "this node cannot give its files to the others"
 # Errors of a checkpoint, for which the one before it is taken; others are of a machine, and end the start.
 _OF_THE_CHECKPOINT = frozenset(
     {codes.CHECKPOINT_DAMAGED.name, codes.CHECKPOINT_INCOMPLETE.name, codes.CHECKPOINT_MISPLACED.name}
@@ -78,12 +80,12 @@ class _FolderOnDisk(TypedDict):
 class NodesResume:
     """Finds checkpoints over the disks of one run's ranks, and gives this disk's files to the other nodes.
 
-    ``address`` gives that of this machine towards the others; ``secret``: the run's. Every method is
-    collective, unless it says otherwise.
+    ``address`` gives that of this machine towards a host, or where none is named towards the host at which
+    all ranks met; ``secret``: the run's. Every method is collective, unless it says otherwise.
     """
 
     def __init__(
-        self, ranks: CheckpointWorld, disks: Disks, address: Callable[[], str], secret: bytes
+        self, ranks: CheckpointWorld, disks: Disks, address: Callable[[str], str], secret: bytes
     ) -> None:
         self._ranks, self._disks = ranks, disks
         self._address, self._secret = address, secret
@@ -248,11 +250,21 @@ class NodesResume:
         tokens = self._together(lambda: secrets.token_hex(32) if first else "", folder)
         self._key = key_of(self._secret, tokens[0])
 
+        def own(towards: str = "") -> str:
+            with named_errors(folder, _CANNOT_GIVE):
+                return self._address(towards)
+
+        addresses = self._together(lambda: own() if self._leads else "", folder)
+        reached = [address for address in addresses if address and not _is_loopback(address)]
+
         def listen() -> tuple[str, str, int] | None:
             if not self._leads:
                 return None
-            with named_errors(folder, "this node cannot give its files to the others"):
-                self._server = FileServer(self._address(), self._key, self._open_file)
+            address = addresses[self._ranks.rank]
+            if reached and _is_loopback(address):  # this host's own name is that of the meeting place
+                address = own(reached[0])
+            with named_errors(folder, _CANNOT_GIVE):
+                self._server = FileServer(address, self._key, self._open_file)
             return socket.gethostname(), *self._server.place
 
         for rank, answers in enumerate(self._together(listen, folder)):
@@ -294,6 +306,10 @@ class NodesResume:
 
 def _absolute(where: str) -> Path:
     return Path(where).expanduser().absolute()
+
+
+def _is_loopback(address: str) -> bool:
+    return ip_address(address).is_loopback
 
 
 def _relation(where: str, folder: Path) -> str:

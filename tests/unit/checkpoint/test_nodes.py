@@ -17,8 +17,8 @@ import torch
 from checkpoint_samples import FILES, ThreadRank, on_ranks, sample_shards
 
 from paceline.checkpoint.blocks import Grain
-from paceline.checkpoint.nodes import resume as nodes_resume
 from paceline.checkpoint.nodes import disks, wire
+from paceline.checkpoint.nodes import resume as nodes_resume
 from paceline.checkpoint.nodes.disks import Disks, find_disks
 from paceline.checkpoint.nodes.resume import NodesResume
 from paceline.checkpoint.nodes.survey import Survey, parts_in
@@ -79,7 +79,7 @@ class Nodes:
         def work(rank: ThreadRank) -> Back:
             run, notes, damaged = self.run(nodes[rank.rank]), [], {}  # type: ignore[var-annotated]
             disks = Disks(tuple(range(len(nodes))))
-            opener = NodesResume(rank, disks, lambda: "127.0.0.1", secret(rank.rank))
+            opener = NodesResume(rank, disks, lambda towards: "127.0.0.1", secret(rank.rank))
             try:
                 while True:
                     found = opener.find(where, run, notes, damaged)
@@ -226,7 +226,7 @@ def test_one_checkpoint_by_its_path(nodes: Nodes) -> None:
 
     def work(rank: ThreadRank) -> int:
         run = nodes.run(rank.rank)
-        opener = NodesResume(rank, Disks((0, 1)), lambda: "127.0.0.1", SECRET)
+        opener = NodesResume(rank, Disks((0, 1)), lambda towards: "127.0.0.1", SECRET)
         found = opener.find(str(run.checkpoint(1)), run, [], {})
         opener.close()
         assert found is not None
@@ -257,6 +257,34 @@ def test_no_start_at_step_0_beside_a_checkpoint(nodes: Nodes, monkeypatch: pytes
     for where in ("auto", "latest"):
         errors = nodes.resume([0, 1], where)
         assert {error.diagnostics[0].code for error in errors} == {"checkpoint.incomplete"}, where
+
+
+def test_who_met_at_its_own_name_listens_where_the_others_reach_it(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0's host has the meeting place's name at 127.0.1.1, as Debian's /etc/hosts has."""
+    nodes.save([1])
+    listening: dict[int, str] = {}
+    own = nodes_resume.FileServer
+
+    def served(address: str, key: bytes, opened: Any) -> FileServer:
+        listening[opened.__self__._ranks.rank] = address
+        return own("127.0.0.1", key, opened)
+
+    monkeypatch.setattr(nodes_resume, "FileServer", served)
+
+    def work(rank: ThreadRank) -> int:
+        run = nodes.run(rank.rank)
+        towards_met = ["127.0.1.1", "192.0.2.7"][rank.rank]
+        routes = {"": towards_met, "192.0.2.7": "192.0.2.1"}
+        opener = NodesResume(rank, Disks((0, 1)), lambda towards: routes[towards], SECRET)
+        found = opener.find("latest", run, [], {})
+        opener.close()
+        assert found is not None
+        return found.manifest.step
+
+    assert on_ranks(2, work) == [1, 1]
+    assert listening == {0: "192.0.2.1", 1: "192.0.2.7"}
 
 
 def test_another_secret_gets_nothing(nodes: Nodes) -> None:

@@ -1,5 +1,7 @@
-"""A save on nodes without a shared disk of which a rank is lost, or an operation fails, at any moment: what the
-disks then hold together is the new checkpoint or the former, whole; once rank 0 has renamed it, the new one.
+"""A save on nodes without a shared disk of which a rank is lost, or an operation fails, at any moment.
+
+What the disks then hold together is the new checkpoint or the former, whole; once rank 0 has renamed it, the
+new one.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ class Killed(BaseException):
 
 @dataclass
 class Lossy:
-    """A rank whose collective number ``lost`` fails, after the others had its answer; so do all later ones."""
+    """A rank whose collective number ``lost`` fails, after the others had its answer."""
 
     of: ThreadRank
     lost: int = -1

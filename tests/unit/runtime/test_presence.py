@@ -76,3 +76,11 @@ def test_who_does_not_know_the_secret_speaks_for_no_rank(ranks: Ranks) -> None:
 
 def test_ones_own_address_is_that_of_the_network_in_between() -> None:
     assert own_address("127.0.0.1", 29500) == "127.0.0.1"
+
+
+def test_ones_own_address_may_be_of_either_family() -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    assert own_address("::1", 29500) == "::1"
