@@ -97,13 +97,19 @@ class StoreWriter:
             commit = self._next(added, best)
             if create_own(self._store, commit.object_name, commit.to_bytes()):
                 self._take(commit)
-                self._failed.pop(folder, None)
                 return
             self._learn(commit.number)
         raise CheckpointError(self._other_writer("every next record exists already"))
 
     def remove_dropped(self) -> None:
-        """Remove the objects that the last commit no longer names. Raises CheckpointError."""
+        """Remove the objects that the last commit no longer names. Raises CheckpointError.
+
+        The newest record is read for this: what it names stays, whatever this writer believes.
+        """
+        _, head = read_head(self._store, str(self._url))
+        if head is None:
+            return
+        self._spare(head.checkpoints)
         for folder, files in list(self._failed.items()):
             self._store.delete([f"{folder}/{file}" for file in files])
             del self._failed[folder]
@@ -134,6 +140,15 @@ class StoreWriter:
 
     def _take(self, commit: Commit) -> None:
         self._last, self._checkpoints, self._dropped = commit.number, commit.checkpoints, commit.dropped
+        self._spare(commit.checkpoints)
+
+    def _spare(self, checkpoints: Sequence[StoredCheckpoint]) -> None:
+        """Forget that the folders of committed checkpoints were to be removed: a commit that seemed to have
+        failed may have acted.
+        """
+        named = {one.folder for one in checkpoints}
+        self._failed = {folder: files for folder, files in self._failed.items() if folder not in named}
+        self._dropped = tuple(one for one in self._dropped if one not in named)
 
     def _learn(self, number: int) -> None:
         """Take over record ``number``, which exists: an earlier try of ours that seemed to have failed, or a
