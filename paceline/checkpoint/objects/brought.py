@@ -36,17 +36,22 @@ class Brought:
     notes: tuple[Diagnostic, ...]
 
 
-def bring_newest(store: ObjectStore, url: ObjectUrl, folder: Path) -> Brought | None:
+def bring_newest(
+    store: ObjectStore, url: ObjectUrl, folder: Path, *, several: bool = False
+) -> Brought | None:
     """Bring the newest checkpoint of ``url`` into a run's ``checkpoints`` folder, unless one as new is there.
 
     Of processes that share the disk one does it and the others find it. A damaged one is passed over, with a
-    note. Raises CheckpointError, also if none is sound.
+    note. With ``several`` nodes a checkpoint is there if its manifest is: other nodes may have its other
+    files, and the ranks look over all of them later. Raises CheckpointError, on one node also if none is
+    sound.
     """
     make_folder(folder)
     with named_errors(folder), FileLock(str(folder / _LOCK)):
         _, head = read_head(store, str(url))
         stored = head.checkpoints if head is not None else ()
-        here = max((found.age_key[0] for found in scan(folder) if found.problem is None), default=-1)
+        there = [found for found in scan(folder) if several or found.problem is None]
+        here = max((found.age_key[0] for found in there), default=-1)
         if not stored or here >= stored[-1].sequence:
             return None
         notes: list[Diagnostic] = []
@@ -62,7 +67,7 @@ def bring_newest(store: ObjectStore, url: ObjectUrl, folder: Path) -> Brought | 
                 continue
             replace_text(folder / LATEST, brought.path.name + "\n")
             return Brought(brought.path, (*notes, *brought.notes))
-    if here >= 0:
+    if here >= 0 or several:
         return Brought(folder, tuple(notes)) if notes else None
     raise CheckpointError(
         rules_codes.RESUME_ONLY_INCOMPLETE(

@@ -32,13 +32,16 @@ _URL, _RESUME = "training.checkpoint_url", "training.resume_from_checkpoint"
 
 
 class StartRequest(TypedDict):
-    """``leads``: this node's run writes to the URL; ``access``: ``training.output_access``."""
+    """``leads``: this node's run writes to the URL; ``several``: other nodes may have disks of their own;
+    ``access``: ``training.output_access``.
+    """
 
     url: str | None
     resume: str | None
     run: str
     access: str
     leads: bool
+    several: bool
 
 
 @ended
@@ -50,7 +53,7 @@ def main(request: str, answer: str) -> int:
     try:
         with written_for(run.root, job["access"]):
             if job["url"] is not None:
-                found += _own_url(job["url"], job["resume"], run, leads=job["leads"])
+                found += _own_url(job["url"], run, job)
             if is_url(job["resume"]):
                 url = parse_url(str(job["resume"]))
                 found += bring_named(open_store(url), url, run.fetched(url.folder_name)).notes
@@ -61,19 +64,19 @@ def main(request: str, answer: str) -> int:
     return 0
 
 
-def _own_url(text: str, resume: str | None, run: RunDir, *, leads: bool) -> Iterator[Diagnostic]:
+def _own_url(text: str, run: RunDir, job: StartRequest) -> Iterator[Diagnostic]:
     """Check the run's own URL, and bring its newest checkpoint down if it is newer. Raises PacelineError."""
-    url = parse_url(text)
+    url, resume, leads, several = parse_url(text), job["resume"], job["leads"], job["several"]
     quick = open_store(url, patient=False)
     if leads:
         check_store(quick, url)
         name = run.run_id.read_text(encoding="ascii").strip() if run.run_id.is_file() else ""
         wait_until_free(quick, url, name, Lease())
     if resume in (LATEST, AUTO):
-        brought = bring_newest(open_store(url), url, run.checkpoints)
+        brought = bring_newest(open_store(url), url, run.checkpoints, several=several)
         if brought is not None:
             yield from brought.notes
-        elif resume == LATEST and not scan(run.checkpoints):
+        elif resume == LATEST and not several and not scan(run.checkpoints):
             hint = "set resume_from_checkpoint: auto (starts at step 0 if there is no checkpoint)"
             what = "there is no checkpoint to resume from, neither on the disk nor at the URL"
             yield rules_codes.RESUME_NO_CHECKPOINT(what, _RESUME, str(url), hint, Severity.ERROR)

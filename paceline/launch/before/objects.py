@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 _URL, _RESUME = "training.checkpoint_url", "training.resume_from_checkpoint"
 
 
-def from_object_storage(config: Config, *, leads: bool) -> tuple[Diagnostic, ...]:
+def from_object_storage(config: Config, *, leads: bool, several: bool) -> tuple[Diagnostic, ...]:
     """Bring the checkpoint to resume from onto this node's disk, if it is at a URL; return notes.
 
-    ``leads``: this is the first node, whose run must be the only one that writes to its URL. It takes as long
-    as the checkpoint takes to arrive; the store itself must answer within seconds. Raises ConfigError.
+    ``leads``: this is the first node, whose run must be the only one that writes to its URL. ``several``: the
+    run has other nodes, which may have disks of their own. It takes as long as the checkpoint takes to
+    arrive; the store itself must answer within seconds. Raises ConfigError.
     """
     t = config.training
     urls = {
@@ -40,6 +41,7 @@ def from_object_storage(config: Config, *, leads: bool) -> tuple[Diagnostic, ...
         "run": str(RunDir.at(config.run_directory()).root),
         "access": t.output_access,
         "leads": leads,
+        "several": several,
     }
     key = _URL if t.checkpoint_url else _RESUME
     with tempfile.TemporaryDirectory(prefix="paceline-objects-") as folder:

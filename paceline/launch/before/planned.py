@@ -190,7 +190,7 @@ def found_for_ranks(
     training = loaded.config.training
     try:
         with at_lines(loaded):
-            brought = from_object_storage(loaded.config, leads=first_node)
+            brought = from_object_storage(loaded.config, leads=first_node, several=cluster.num_nodes > 1)
         _, found = planned(loaded, ranks=Ranks(cluster, launcher))
         found = (*brought, *found)
         if first_node:

@@ -191,7 +191,7 @@ def _brought(loaded: Loaded) -> tuple[Diagnostic, ...]:
         t = config.training
         run = RunDir.at(config.run_directory())
         check_claim(run, overwrite=t.overwrite_output_dir, resume=bool(t.resume_from_checkpoint))
-    return from_object_storage(config, leads=leads)
+    return from_object_storage(config, leads=leads, several=config.launch.nnodes > 1)
 
 
 def with_lines(do: Callable[[], T], provenance: Mapping[str, Source]) -> T:

@@ -32,10 +32,12 @@ class Place:
             uploads.published(path)
             uploads.end()
 
-    def start(self, resume: str | None, *, own: bool = True, leads: bool = True) -> list[str]:
+    def start(
+        self, resume: str | None, *, own: bool = True, leads: bool = True, several: bool = False
+    ) -> list[str]:
         request, answer = self.tmp_path / "request.json", self.tmp_path / "answer.json"
         job = {"url": self.url if own else None, "resume": resume, "run": str(self.run.root)}
-        request.write_text(json.dumps({**job, "access": "private", "leads": leads}))
+        request.write_text(json.dumps({**job, "access": "private", "leads": leads, "several": several}))
         assert main(str(request), str(answer)) == 0
         return [f"{one['severity']} {one['code']}" for one in json.loads(answer.read_text())]
 
@@ -51,6 +53,29 @@ def test_a_url_without_checkpoints(tmp_path: Path) -> None:
     place = Place(tmp_path)
     assert place.start("auto") == [] and place.start(None) == []
     assert place.start("latest") == ["error resume.no_checkpoint"]
+
+
+def test_a_node_with_its_own_shards_alone_asks_for_nothing(tmp_path: Path) -> None:
+    place = Place(tmp_path, 1, 2)
+    part = save(place.run, 1), save(place.run, 2)  # of as new a sequence as the URL's
+    for path in part:
+        next(path.glob("shard-*")).unlink()  # another node's disk has it
+    assert place.start("auto", several=True) == [] and place.start("latest", several=True) == []
+    assert not list(part[1].glob("shard-*")) and part[0].is_dir(), "nothing came down"
+    assert place.start("auto") == ["note objects.fetched"], "on one node they are incomplete"
+
+
+def test_a_fresh_node_takes_the_urls_or_leaves_it_to_the_others(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    assert place.start("latest", several=True) == [] and place.start("auto", several=True) == []
+    place = Place(tmp_path, 1)
+    data = next((tmp_path / "store/data").glob("step-*/state.json"))
+    whole = data.read_bytes()
+    data.write_bytes(whole[:-2] + bytes([whole[-2] ^ 1]) + whole[-1:])
+    assert place.start("latest", several=True) == ["warning resume.skipped_incomplete"]
+    assert place.start("latest") == ["error resume.only_incomplete"]
+    data.write_bytes(whole)
+    assert place.start("latest", several=True) == ["note objects.fetched"]
 
 
 def test_a_url_that_holds_a_run_is_no_place_for_a_new_one(tmp_path: Path) -> None:
