@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 from paceline.checkpoint import codes
@@ -110,8 +110,14 @@ def _fetch(
                 done = os.pwrite(fd, view, at)
                 view, at = view[done:], at + done
 
-        for _ in pool.map(bring, range(-(-entry.bytes // piece))):
-            pass
+        tasks = [pool.submit(bring, block) for block in range(-(-entry.bytes // piece))]
+        try:
+            for task in tasks:
+                task.result()
+        finally:  # the descriptor's number may be another file's once it is closed: nothing writes to it then
+            for task in tasks:
+                task.cancel()
+            wait(tasks)
         os.fsync(fd)
     finally:
         os.close(fd)
