@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from paceline.checkpoint import codes
-from paceline.checkpoint.objects.store import ObjectFacts, StoreRefused, StoreUnavailable
+from paceline.checkpoint.objects.store import ObjectFacts, ReadBack, StoreRefused, StoreUnavailable
 from paceline.config.object_url import EXTRA, PACKAGE, ObjectUrl
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
+from paceline.launch.environ import current
 from paceline.rules import codes as rules_codes
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ _MIB = 1024 * 1024
 _PART_BYTES = 16 * _MIB
 _MOST_PARTS = 9_000  # S3 allows 10,000
 _AT_ONCE = 4  # parts of one file under way
+_ENDPOINTS = frozenset({"AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"})
+_AMAZON = re.compile(r"(.+\.)?amazonaws\.com(\.cn)?")
 _METADATA = "169.254.169.254"
 _QUERY = re.compile(r"\?[^\s\"']+")
 
@@ -95,6 +99,12 @@ def _aws_profile() -> Boto3CredentialProvider | None:
         return None
 
 
+def _other_endpoint(environ: Mapping[str, str]) -> bool:
+    """Whether S3's protocol is spoken with another server than Amazon's, which may ignore checksums."""
+    set_here = [value for name, value in environ.items() if name in _ENDPOINTS and value]
+    return not all(_AMAZON.fullmatch(urlsplit(value).hostname or "") for value in set_here)
+
+
 class ObstoreStore:
     """An ``ObjectStore`` of obstore."""
 
@@ -103,8 +113,10 @@ class ObstoreStore:
         self._url = url
 
     @property
-    def checks_content(self) -> bool:
-        return self._url.store == "s3"
+    def reads_back(self) -> ReadBack:
+        if self._url.store != "s3":
+            return ReadBack.ALL
+        return ReadBack.SAMPLES if _other_endpoint(current()) else ReadBack.NOTHING
 
     def create(self, name: str, content: bytes) -> bool:
         import obstore

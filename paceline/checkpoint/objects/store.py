@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from enum import Enum
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -21,6 +22,16 @@ class StoreUnavailable(CheckpointError):
 
 class StoreRefused(CheckpointError):
     """The store has answered no: credentials, permission, a bucket that is not there."""
+
+
+class ReadBack(Enum):
+    """``NOTHING``: the store refuses an upload whose bytes differ from the hash sent with it; ``SAMPLES``: it
+    speaks as such a store, which shows nothing of what it does with the hash.
+    """
+
+    NOTHING = "nothing"
+    SAMPLES = "samples"
+    ALL = "all"
 
 
 @dataclass(frozen=True)
@@ -39,8 +50,8 @@ class ObjectStore(Protocol):
     """
 
     @property
-    def checks_content(self) -> bool:
-        """Whether the store refuses an upload whose bytes differ from the hash sent with it."""
+    def reads_back(self) -> ReadBack:
+        """How much of an upload is to be read back, by how far the store itself compares it with a hash."""
         ...
 
     def create(self, name: str, content: bytes) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paceline.checkpoint import codes
 from paceline.checkpoint.objects.claims import Lease
-from paceline.checkpoint.objects.store import ObjectFacts, StoreUnavailable
+from paceline.checkpoint.objects.store import ObjectFacts, ReadBack, StoreUnavailable
 from paceline.config.object_url import ObjectUrl, parse_url
 
 URL: ObjectUrl = parse_url("s3://bucket/run")
@@ -32,10 +32,10 @@ class Clock:
 class MemoryStore:
     """A store as it should be. ``conditional=False``: a create overwrites."""
 
-    def __init__(self, *, conditional: bool = True, checks_content: bool = True) -> None:
+    def __init__(self, *, conditional: bool = True, reads_back: ReadBack = ReadBack.NOTHING) -> None:
         self.objects: dict[str, tuple[bytes, datetime]] = {}
         self.conditional = conditional
-        self.checks_content = checks_content
+        self.reads_back = reads_back
         self.clock = Clock()
         self.lock = threading.Lock()
 

@@ -16,7 +16,7 @@ from object_stores import URL, FaultyStore, MemoryStore, lost
 from paceline.checkpoint.objects.brought import bring_named, bring_newest
 from paceline.checkpoint.objects.catalogue import COMMITS, Commit, last_number, read_head
 from paceline.checkpoint.objects.claims import check_store, take_claim, wait_until_free
-from paceline.checkpoint.objects.store import ObjectStore, StoreRefused, create_own
+from paceline.checkpoint.objects.store import ObjectStore, ReadBack, StoreRefused, create_own
 from paceline.checkpoint.objects.uploads import Uploads
 from paceline.checkpoint.objects.writer import StoreWriter
 from paceline.checkpoint.resume import find_checkpoint
@@ -133,7 +133,7 @@ def test_each_rank_uploads_its_own(tmp_path: Path) -> None:
     sent: dict[int, list[str]] = {0: [], 1: [], 2: []}
 
     class OfRank:
-        checks_content = True
+        reads_back = ReadBack.NOTHING
 
         def __init__(self, rank: int) -> None:
             self.rank = rank
@@ -162,7 +162,7 @@ def test_a_rank_that_fails_fails_all_and_commits_nothing(tmp_path: Path) -> None
     store, run = MemoryStore(), RunDir.at(tmp_path)
 
     class Broken:
-        checks_content = True
+        reads_back = ReadBack.NOTHING
 
         def __getattr__(self, name: str) -> Any:
             return getattr(store, name)
@@ -349,7 +349,7 @@ def test_a_damaged_object_is_passed_over_for_the_one_before(tmp_path: Path) -> N
 
 
 def test_a_store_that_checks_nothing_is_read_back(tmp_path: Path) -> None:
-    store = MemoryStore(checks_content=False)
+    store = MemoryStore(reads_back=ReadBack.ALL)
     of, put = Run(store, tmp_path), store.put_file
     wrong: list[str] = []
 

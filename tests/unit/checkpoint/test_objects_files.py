@@ -14,7 +14,9 @@ from object_stores import MemoryStore
 
 from paceline.checkpoint.manifest_format import FileEntry
 from paceline.checkpoint.objects import files
-from paceline.checkpoint.objects.store import StoreRefused
+from paceline.checkpoint.objects.opened import open_store
+from paceline.checkpoint.objects.store import ReadBack, StoreRefused, StoreUnavailable
+from paceline.config.object_url import parse_url
 
 
 def test_no_block_is_written_once_the_descriptor_is_closed(
@@ -49,3 +51,57 @@ def test_no_block_is_written_once_the_descriptor_is_closed(
     with ThreadPoolExecutor(2) as pool, pytest.raises(StoreRefused):
         files._fetch(store, "f", entry, manifest, tmp_path, "f", pool)  # type: ignore[arg-type]
     assert order == ["write", "close"]
+
+
+_MIB = 1024 * 1024
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "expected"),
+    [
+        ("http://minio.local:9000", ReadBack.SAMPLES),
+        ("https://amazonaws.com.example.org", ReadBack.SAMPLES),
+        ("https://bucket.vpce-1.s3.us-east-1.vpce.amazonaws.com", ReadBack.NOTHING),
+        ("", ReadBack.NOTHING),
+    ],
+)
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"])
+def test_only_amazons_servers_are_believed(
+    monkeypatch: pytest.MonkeyPatch, name: str, endpoint: str, expected: ReadBack
+) -> None:
+    pytest.importorskip("obstore")
+    for one in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"):
+        monkeypatch.delenv(one, raising=False)
+    monkeypatch.setenv(name, endpoint)
+    assert open_store(parse_url("s3://bucket/run")).reads_back is expected
+
+
+@pytest.mark.parametrize(
+    ("size", "at"), [(4 * _MIB, 0), (4 * _MIB, 4 * _MIB - 1), (3 * _MIB, 3 * _MIB // 2), (1, 0)]
+)
+def test_a_sampled_upload_that_arrived_damaged_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, at: int
+) -> None:
+    monkeypatch.setattr("paceline.checkpoint.objects.store._FIRST_PAUSE", 0.0)
+    (tmp_path / "f").write_bytes(bytes(size))
+
+    class Damages(MemoryStore):
+        def put_file(self, name: str, path: Path) -> None:
+            content = bytearray(path.read_bytes())
+            content[at] ^= 1
+            self.put(name, bytes(content))
+
+    with pytest.raises(StoreUnavailable, match="arrived damaged"):
+        files.upload(Damages(reads_back=ReadBack.SAMPLES), tmp_path, ["f"], "data")
+    sound = MemoryStore(reads_back=ReadBack.SAMPLES)
+    assert files.upload(sound, tmp_path, ["f"], "data") == {"f": size}
+
+
+def test_samples_lie_at_both_ends_and_between() -> None:
+    size, between = 5 * _MIB + 7, set[int]()
+    for _ in range(50):
+        first, one, last = files._read_back(ReadBack.SAMPLES, size)
+        assert first == (0, _MIB) and last == (size - _MIB, size)
+        assert one[0] >= _MIB and one[1] <= size - _MIB and one[1] - one[0] == _MIB
+        between.add(one[0])
+    assert len(between) > 1
