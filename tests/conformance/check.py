@@ -16,7 +16,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from cells import LOGIT_TOLERANCE, LOSS_TOLERANCE, ON_POLICY, SAVED, STEPS, TENSOR_TOLERANCE, Cell
+from cells import LOGIT_TOLERANCE, LOSS_TOLERANCE, ON_POLICY, SAVED, STEPS, Cell
 from pool import HERE, ROOT, Pool
 from support import write_teacher
 
@@ -146,7 +146,7 @@ class Checker:
             for kind, f in found.items()
         }
         measured = {"loss": loss, "grad_norm": norm, **tensors}
-        allowed = TENSOR_TOLERANCE[cell.precision]
+        allowed = cell.tensor_tolerance
         # the comparisons are written so that a NaN fails
         if not loss <= LOSS_TOLERANCE[cell.precision] or not norm <= allowed:
             raise Failure(f"further from one process than {LOSS_TOLERANCE[cell.precision]}: {measured}")
