@@ -114,7 +114,7 @@ PRECISIONS = {
 LOSS_TOLERANCE = {"fp64": 1e-10, "fp32": 2e-6, "bf16": 5e-3}
 TENSOR_TOLERANCE = {"fp64": 1e-10, "fp32": 2e-5, "bf16": 1e-1}
 # A mixture's class computes its router's softmax in float32 whatever its weights are (Transformers 5.23):
-# the last digit of a probability there is 6e-8, and GRPO's gradients, which cancel, show it (3e-9 in parameters).
+# the last digit of a probability there is 6e-8. GRPO's gradients, which cancel, show it (3e-9 in parameters).
 ROUTED_TOLERANCE = 1e-8
 LOGIT_TOLERANCE = {"fp64": 1e-6, "fp32": 1e-4, "bf16": 5e-2}  # exports are fp32
 
