@@ -206,7 +206,9 @@ def test_muon(found: Found, name: str) -> None:
 
 
 def test_projected_gradients(found: Found) -> None:
-    """Every strategy makes the steps of one process; a resume takes the saved bases."""
+    """Every strategy makes the steps of one process; a resume takes the saved bases. Where singular values
+    lie close, the last digit of a gradient chooses the basis (seen on one processor: 5e-4 after a new one).
+    """
     for rank in found.of("galore", GALORE):
         check_resumed(rank["galore"])
     made = found["galore"][0]["galore"]
@@ -214,7 +216,7 @@ def test_projected_gradients(found: Found) -> None:
     assert alone[-1] < 0.8 * alone[0]
     for way, run in made.items():
         losses = run["losses"]
-        assert losses == pytest.approx(alone[-len(losses) :], rel=1e-4), way
+        assert losses == pytest.approx(alone[-len(losses) :], rel=2e-3), way
 
 
 def check_pure(found: Found, name: str, cases: dict[str, Any], optim: str) -> None:

@@ -17,7 +17,7 @@ STABLE = {
     "evaluate": (
         "models data *overrides checkpoints metrics losses samples seed judge batch_size nproc dtype quiet"
     ),
-    "export": "run to *checkpoint dtype role merge overwrite exporters",
+    "export": "run to *checkpoint dtype role merge overwrite exporters max_shard_size",
     "generate": "model prompts *system max_new_tokens temperature top_p top_k batch_size",
     "load_config": "config overrides",
     "plan": "config *overrides hardware nproc imports",
