@@ -147,8 +147,8 @@ LOOKS = """
 import json, sys
 from pathlib import Path
 from paceline.launch.before import beforehand
-asked, looked, started = beforehand._started, beforehand.run_in_fork, []
-beforehand._started = lambda *a: (started.append("interpreter"), asked(*a))[1]
+asked, looked, started = beforehand.started_child, beforehand.run_in_fork, []
+beforehand.started_child = lambda *a: (started.append("interpreter"), asked(*a))[1]
 def fork(module, arguments, *rest):
     started.append("fork")
     code = looked(module, arguments, *rest)
