@@ -7,20 +7,19 @@ import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from ipaddress import ip_address
 from pathlib import Path
-from typing import BinaryIO, TypedDict, TypeVar
+from typing import TypedDict, TypeVar
 
 from paceline.checkpoint import codes
 from paceline.checkpoint.disk import named_errors, sync_folder
 from paceline.checkpoint.layout import LATEST, replaced_name, staging_name, unfinished
 from paceline.checkpoint.manifest import open_part, read_manifest, verify_open
-from paceline.checkpoint.manifest_format import MANIFEST, Manifest
+from paceline.checkpoint.manifest_format import Manifest
 from paceline.checkpoint.nodes.disks import Disks
 from paceline.checkpoint.nodes.fetched import Holder, fetch_file, fetch_manifest, remove_unfinished
 from paceline.checkpoint.nodes.found import NodeLook, chosen_note, names_of, no_whole_one, passed_over
+from paceline.checkpoint.nodes.given import FilesGiven
 from paceline.checkpoint.nodes.survey import DiskPart, Lacking, Survey, Whole, files_of, parts_in
-from paceline.checkpoint.nodes.wire import FileServer, key_of
 from paceline.checkpoint.refused import incomplete
 from paceline.checkpoint.resume import AUTO, find_checkpoint, place_of, save_never_ended
 from paceline.checkpoint.retain import discard
@@ -32,7 +31,6 @@ from paceline.core.rundir import RunDir
 
 T = TypeVar("T")
 _WHAT = "the checkpoint cannot be opened"
-_CANNOT_GIVE = "this node cannot give its files to the others"
 # Errors of a checkpoint, for which the one before it is taken; others are of a machine, and end the start.
 _OF_THE_CHECKPOINT = frozenset(
     {codes.CHECKPOINT_DAMAGED.name, codes.CHECKPOINT_INCOMPLETE.name, codes.CHECKPOINT_MISPLACED.name}
@@ -80,21 +78,16 @@ class _FolderOnDisk(TypedDict):
 class NodesResume:
     """Finds checkpoints over the disks of one run's ranks, and gives this disk's files to the other nodes.
 
-    ``address`` gives that of this machine towards a host, or where none is named towards the host at which
-    all ranks met; ``secret``: the run's. Every method is collective, unless it says otherwise.
+    ``address``, ``secret``: of ``FilesGiven``. Every method is collective, unless it says otherwise.
     """
 
     def __init__(
         self, ranks: CheckpointWorld, disks: Disks, address: Callable[[str], str], secret: bytes
     ) -> None:
         self._ranks, self._disks = ranks, disks
-        self._address, self._secret = address, secret
         self._disk = disks.leaders[ranks.rank]
         self._leads = disks.leads(ranks.rank)
-        self._server: FileServer | None = None
-        self._key = b""
-        self._places: dict[int, Holder] = {}
-        self._given: dict[str, Path] = {}  # manifest's digest → folder here, whose files are given
+        self._given = FilesGiven(ranks, self._leads, address, secret)
         self._damage: dict[tuple[str, str], CheckpointError] = {}
         self._last: tuple[tuple[str, str], Path] | None = None
         self.notes: list[Diagnostic] = []
@@ -137,8 +130,7 @@ class NodesResume:
 
     def close(self) -> None:
         """Give no more files. Not collective; all ranks have read what they need."""
-        if self._server is not None:
-            self._server.close()
+        self._given.close()
 
     def _look(self, where: str, run: RunDir) -> NodeLook:
         folder, only = place_of(where, run)
@@ -187,10 +179,11 @@ class NodesResume:
         total = len(frozenset().union(*one.have.values()))
         disks = sorted({*self._disks.leaders})
         if any(len(one.have.get(disk, ())) < total for disk in disks):
-            self._open_server(folder)
+            self._given.open(folder)
         if one.folders.get(self._disk) is not None:
-            self._given[one.digest] = folder / one.folders[self._disk]
-        givers = [self._places[disk] for disk in sorted(one.have) if disk in self._places]
+            self._given.give(one.digest, folder / one.folders[self._disk])
+        places = self._given.places
+        givers = [places[disk] for disk in sorted(one.have) if disk in places]
         self._together(lambda: self._leads, folder)  # all disks that have it give it from here on
 
         def ready() -> _FolderOnDisk | None:
@@ -201,10 +194,10 @@ class NodesResume:
         answers = self._together(ready, folder)[self._disk]
         assert answers is not None, "a leader tells"
         path = Path(answers["path"])
-        self._given[one.digest] = path
+        self._given.give(one.digest, path)
         manifest = read_manifest(path)
         holders = {name: one.holders(number) for number, name in enumerate(files_of(manifest))}
-        return OnNodes(path, manifest, one.digest, holders, self._places, self._disks, self._key, self.notes)
+        return OnNodes(path, manifest, one.digest, holders, places, self._disks, self._given.key, self.notes)
 
     def _made_ready(self, one: Whole, folder: Path, holders: Sequence[Holder]) -> Path:
         """Return the checkpoint's folder on this disk, with its manifest and its side files; make it."""
@@ -215,7 +208,7 @@ class NodesResume:
             with named_errors(folder, _WHAT):
                 fresh.mkdir(parents=True)
             try:
-                fetch_manifest(fresh, one.digest, holders, self._key)
+                fetch_manifest(fresh, one.digest, holders, self._given.key)
                 self._bring_side_files(one, fresh)
                 path = _named(fresh, folder / one.name)
             except BaseException:
@@ -239,46 +232,8 @@ class NodesResume:
                     with open_part(path, name) as file:
                         verify_open(file, manifest.files[name], path, name)
                 continue
-            holders = [self._places[disk] for disk in one.holders(number)]
-            self.notes += fetch_file(path, manifest, name, one.digest, holders, self._key)
-
-    def _open_server(self, folder: Path) -> None:
-        """Let each leader give its disk's files; all learn where, and the key."""
-        if self._places:
-            return
-        first = self._ranks.rank == 0
-        tokens = self._together(lambda: secrets.token_hex(32) if first else "", folder)
-        self._key = key_of(self._secret, tokens[0])
-
-        def own(towards: str = "") -> str:
-            with named_errors(folder, _CANNOT_GIVE):
-                return self._address(towards)
-
-        addresses = self._together(lambda: own() if self._leads else "", folder)
-        reached = [address for address in addresses if address and not _is_loopback(address)]
-
-        def listen() -> tuple[str, str, int] | None:
-            if not self._leads:
-                return None
-            address = addresses[self._ranks.rank]
-            if reached and _is_loopback(address):  # this host's own name is that of the meeting place
-                address = own(reached[0])
-            with named_errors(folder, _CANNOT_GIVE):
-                self._server = FileServer(address, self._key, self._open_file)
-            return socket.gethostname(), *self._server.place
-
-        for rank, answers in enumerate(self._together(listen, folder)):
-            if answers is not None:
-                host, address, port = answers
-                self._places[rank] = Holder(rank, host, (address, port))
-
-    def _open_file(self, digest: str, name: str) -> tuple[BinaryIO, int]:
-        """Open a file that another node asks for: one of the manifest's, or the manifest."""
-        path = self._given[digest]
-        if name != MANIFEST and name not in read_manifest(path).files:
-            raise KeyError(name)
-        file = open_part(path, name)
-        return file, os.fstat(file.fileno()).st_size
+            holders = [self._given.places[disk] for disk in one.holders(number)]
+            self.notes += fetch_file(path, manifest, name, one.digest, holders, self._given.key)
 
     def _passed_over(
         self, lacking: Sequence[Lacking], taken: Whole, looks: Mapping[int, NodeLook]
@@ -306,10 +261,6 @@ class NodesResume:
 
 def _absolute(where: str) -> Path:
     return Path(where).expanduser().absolute()
-
-
-def _is_loopback(address: str) -> bool:
-    return ip_address(address).is_loopback
 
 
 def _relation(where: str, folder: Path) -> str:

@@ -38,19 +38,25 @@ class DiskPart(TypedDict):
 
 
 @dataclass(frozen=True)
-class Whole:
-    """A checkpoint of which every file is on some disk; ``folders``: the folder's name by disk."""
+class _OfOneManifest:
+    """A checkpoint by its folder's name and its manifest's digest."""
 
     name: str
     digest: str
     sequence: int
-    folders: Mapping[int, str]
-    have: Mapping[int, frozenset[int]]
 
     @property
     def step(self) -> int:
         """The step in its name; -1 for a copy with a name of its own."""
         return step_of(self.name) if is_step_name(self.name) else -1
+
+
+@dataclass(frozen=True)
+class Whole(_OfOneManifest):
+    """A checkpoint of which every file is on some disk; ``folders``: the folder's name by disk."""
+
+    folders: Mapping[int, str]
+    have: Mapping[int, frozenset[int]]
 
     def holders(self, number: int) -> list[int]:
         """Return the disks that have a file."""
@@ -58,19 +64,11 @@ class Whole:
 
 
 @dataclass(frozen=True)
-class Lacking:
+class Lacking(_OfOneManifest):
     """A checkpoint that is not whole: the numbers of the files that no disk has, or the manifest's error."""
 
-    name: str
-    digest: str
-    sequence: int
     missing: tuple[int, ...]
     problem: Diagnostic | None = None
-
-    @property
-    def step(self) -> int:
-        """The step in its name; -1 for a copy with a name of its own."""
-        return step_of(self.name) if is_step_name(self.name) else -1
 
 
 class Survey:

@@ -17,9 +17,10 @@ import torch
 from checkpoint_samples import FILES, ThreadRank, on_ranks, sample_shards
 
 from paceline.checkpoint.blocks import Grain
-from paceline.checkpoint.nodes import disks, wire
+from paceline.checkpoint.nodes import disks, given, wire
 from paceline.checkpoint.nodes import resume as nodes_resume
 from paceline.checkpoint.nodes.disks import Disks, find_disks
+from paceline.checkpoint.nodes.given import FilesGiven
 from paceline.checkpoint.nodes.resume import NodesResume
 from paceline.checkpoint.nodes.survey import Survey, parts_in
 from paceline.checkpoint.nodes.wire import FileServer, RefusedError, asked_for, key_of
@@ -265,13 +266,13 @@ def test_who_met_at_its_own_name_listens_where_the_others_reach_it(
     """Rank 0's host has the meeting place's name at 127.0.1.1, as Debian's /etc/hosts has."""
     nodes.save([1])
     listening: dict[int, str] = {}
-    own = nodes_resume.FileServer
+    own = given.FileServer
 
     def served(address: str, key: bytes, opened: Any) -> FileServer:
         listening[opened.__self__._ranks.rank] = address
         return own("127.0.0.1", key, opened)
 
-    monkeypatch.setattr(nodes_resume, "FileServer", served)
+    monkeypatch.setattr(given, "FileServer", served)
 
     def work(rank: ThreadRank) -> int:
         run = nodes.run(rank.rank)
@@ -313,9 +314,9 @@ def test_bytes_that_change_on_the_way_are_refused(nodes: Nodes, monkeypatch: pyt
     nodes.save([1], 2)
     nodes.resume([0, 1])
     sent: list[str] = []
-    own = NodesResume._open_file
+    own = FilesGiven._open_file
 
-    def changed(self: NodesResume, digest: str, name: str) -> Any:
+    def changed(self: FilesGiven, digest: str, name: str) -> Any:
         file, size = own(self, digest, name)
         if name.endswith(".safetensors") and self._ranks.rank == 0:  # the first that is asked
             sent.append(name)
@@ -326,7 +327,7 @@ def test_bytes_that_change_on_the_way_are_refused(nodes: Nodes, monkeypatch: pyt
             file = path.open("rb")
         return file, size
 
-    monkeypatch.setattr(nodes_resume.NodesResume, "_open_file", changed)
+    monkeypatch.setattr(FilesGiven, "_open_file", changed)
     back = nodes.resume([0, 1, 2])
     assert len(sent) == 2 and [one.step for one in back] == [1, 1, 1]
     assert back[2].codes.count("checkpoint.holder_damaged") == 2
