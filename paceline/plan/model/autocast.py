@@ -8,11 +8,11 @@ from paceline.plan.model.shape import ModelShape
 #: ``models.precision.LowPrecisionCopies`` decides in a run).
 AUTOCAST = frozenset(
     {
-        *("afmoe", "apertus", "bamba", "beam", "diffllama", "doge", "ernie4_5_moe", "falcon_h1"),
-        *("falcon_mamba", "flint", "gpt_neox_japanese", "granitemoehybrid", "hrm_text", "inkling2_text"),
-        *("inkling_text", "jamba", "jetmoe", "kimi_linear", "laguna", "lfm3", "mamba", "mamba2"),
-        *("minimax", "nemotron_h", "olmo_hybrid", "openai-gpt", "qwen3_5_moe_text", "qwen3_5_text"),
-        *("qwen3_next", "recurrent_gemma", "rwkv", "zaya"),
+        *("afmoe", "apertus", "bamba", "beam", "deepseek_v4", "diffllama", "doge", "ernie4_5_moe"),
+        *("falcon_h1", "falcon_mamba", "flint", "gpt_neox_japanese", "granitemoehybrid", "hrm_text"),
+        *("hy_v4", "inkling2_text", "inkling_text", "jamba", "jetmoe", "kimi_linear", "laguna", "lfm3"),
+        *("mamba", "mamba2", "minimax", "nemotron_h", "olmo_hybrid", "openai-gpt", "qwen3_5_moe_text"),
+        *("qwen3_5_text", "qwen3_next", "recurrent_gemma", "rwkv", "zaya"),
     }
 )
 

@@ -14,6 +14,7 @@ from fault_jobs import Job
 from saved_jobs import SHARD, in_this_process, save, write_manifest
 from support import write_rows, write_tokenizer
 
+from paceline.checkpoint.manifest_format import VERSION
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
@@ -74,10 +75,11 @@ def test_a_harmed_checkpoint_is_named_by_plan(job: Job, harm: str) -> None:
 
 def test_a_newer_manifest_is_named_as_newer(job: Job) -> None:
     folder = save(job)
-    _json(folder / "manifest.json", version=3)
+    _json(folder / "manifest.json", version=VERSION + 1)
+    newer = f"version {VERSION + 1}"
     for where in (str(folder), "latest"):
         found = job.found({RESUME: where})
-        assert wrong(found) == {"checkpoint.newer"} and "version 3" in found["checkpoint.newer"].found
+        assert wrong(found) == {"checkpoint.newer"} and newer in found["checkpoint.newer"].found
 
 
 def test_a_flipped_weight_is_named_before_a_process_starts(job: Job) -> None:
