@@ -25,17 +25,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from large_models import GIB, LLAMA, MIB, WIDE, Source, Values, layers_for, memory_of, write_folder
 from torch import Tensor
 
 from paceline.checkpoint.carried import carried_state
-from paceline.checkpoint.folder import write_weights
 from paceline.checkpoint.store import Checkpointer
-from paceline.checkpoint.tensorfile import TensorEntry
 from paceline.config.schema import Config
 from paceline.core.rundir import RunDir
 from paceline.models.factory import HFModelFactory
@@ -44,10 +42,6 @@ from paceline.plan.parts import AdapterSpec
 from paceline.protocols.model import BuildOptions
 from paceline.protocols.shard import Shard
 
-GIB = 2**30
-MIB = 2**20
-WIDE = {"hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128}
-LLAMA = {**WIDE, "model_type": "llama", "intermediate_size": 8192, "vocab_size": 32000}
 MOE = {
     **WIDE,
     "model_type": "qwen3_moe",
@@ -76,43 +70,6 @@ class OneRank:
         return [obj]
 
 
-@dataclass(frozen=True)
-class Source:
-    """A model section."""
-
-    name_or_path: str | None = None
-    config: dict[str, Any] | None = None
-    revision: str | None = None
-    trust_remote_code: bool = False
-    resize_embeddings: str = "auto"
-    embedding_multiple: int = 1
-
-
-class Values:
-    """Random values; every tensor is a view of the same ones, from another place on."""
-
-    def __init__(self, most: int) -> None:
-        self._values = torch.randn(most + 4096) * 0.02
-        self._at = 0
-
-    def of(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
-        self._at = (self._at + 97) % 4096
-        return self._values[self._at : self._at + math.prod(shape)].view(shape).to(dtype)
-
-
-def layers_for(config: dict[str, Any], gib: float) -> dict[str, Any]:
-    """Return ``config`` with so many layers that its fp32 weights fill ``gib``."""
-
-    def size(layers: int) -> int:
-        module = HFModelFactory(Source(config={**config, "num_hidden_layers": layers}))(
-            BuildOptions(device=torch.device("meta"))
-        )
-        return sum(4 * p.numel() for p in module.hf.parameters())
-
-    one, two = size(1), size(2)
-    return {**config, "num_hidden_layers": max(1, math.ceil((gib * GIB - one) / (two - one)) + 1)}
-
-
 def save(run: Path, tensors: Iterator[tuple[str, str, Tensor]], state: dict[str, Any], files: Any) -> int:
     """Save a checkpoint and return the bytes of its largest tensor."""
     shards = [Shard("policy", n, kind, tuple(t.shape), (0,) * t.ndim, t) for kind, n, t in tensors]
@@ -127,19 +84,6 @@ def whole(run: Path, config: dict[str, Any], gib: float) -> int:
     named = [(n, tuple(p.shape)) for n, p in module.plain_named_parameters()]
     values = Values(max(math.prod(shape) for _, shape in named))
     return save(run, (("param", n, values.of(s)) for n, s in named), {}, {"config.json": build.saved_config})
-
-
-def write_folder(folder: Path, skeleton: Any, config: dict[str, Any]) -> None:
-    """Write a model folder in bf16."""
-    named = [(n, tuple(p.shape)) for n, p in skeleton.named_parameters()]
-    values = Values(max(math.prod(shape) for _, shape in named))
-    folder.mkdir()
-
-    def entry(name: str, shape: tuple[int, ...]) -> TensorEntry:
-        return TensorEntry(name, torch.bfloat16, shape, lambda: values.of(shape, torch.bfloat16))
-
-    write_weights(folder, [entry(name, shape) for name, shape in named], 2 * 10**9)
-    (folder / "config.json").write_text(json.dumps(config))
 
 
 def adapter(run: Path, gib: float) -> int:
@@ -201,13 +145,10 @@ def peak_of(argv: list[str]) -> tuple[int, int, float]:
     child = subprocess.Popen(argv)
     while child.poll() is None:
         try:
-            text = Path(f"/proc/{child.pid}/status").read_text()
+            now, high = memory_of(child.pid)
         except OSError:
             break
-        lines = (line.split(":") for line in text.splitlines() if line.endswith(" kB"))
-        sizes = {key: int(value.split()[0]) * 1024 for key, value in lines}
-        own = max(own, sizes.get("RssAnon", 0) + sizes.get("RssShmem", 0))
-        total = max(total, sizes.get("VmHWM", 0))
+        own, total = max(own, now), max(total, high)
         time.sleep(0.01)
     if child.wait() != 0:
         raise SystemExit(f"{' '.join(argv)} ended with {child.returncode}")

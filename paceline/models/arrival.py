@@ -14,8 +14,6 @@ from torch import Tensor, nn
 
 Table = dict[str, Tensor | None]
 
-_ALIGNMENT = 64  # bytes; of what torch allocates on the host
-
 
 @torch.no_grad()
 def arrive(
@@ -30,7 +28,7 @@ def arrive(
 
     Floating tensors become ``dtype``, parameters in ``low`` (their ids) ``compute_dtype``. Layers packed
     in 4 bits already stay as they are: a cast would read their bytes as numbers. Trained weights on the host
-    leave the file that they are mapped from (``_aligned``).
+    leave the file that they are mapped from (``_of_its_own``).
     """
     places: dict[int, list[tuple[Table, str]]] = {}
     for module in root.modules():
@@ -55,17 +53,18 @@ def _moved(tensor: Tensor | None, device: torch.device | None, dtype: torch.dtyp
         holder.register_buffer("held", tensor)
     held = holder.to(device=device, dtype=dtype).held
     assert isinstance(held, Tensor)
-    return _aligned(held)
+    same = tensor is not None and held.data_ptr() == tensor.data_ptr()
+    return _of_its_own(held) if same else held
 
 
-def _aligned(tensor: Tensor) -> Tensor:
-    """Return ``tensor``; a trained weight on the host in memory of its own where that of its file is not
-    aligned as torch's is.
+def _of_its_own(tensor: Tensor) -> Tensor:
+    """Return ``tensor``; a trained weight on the host in memory of its own, as it may be mapped from a file.
 
-    Matrix products differ in their last bits with the alignment: a run that loaded its weights and one
-    resumed from its checkpoint would differ, and so would two folders whose headers differ in length.
+    Matrix products differ in their last bits with the alignment, and a file aligns otherwise than torch: a
+    run that loaded its weights and one resumed from its checkpoint would differ, and so would two folders
+    whose headers differ in length. And a mapped weight would take its memory in the first step, not now.
     """
-    if tensor.device.type == "cpu" and tensor.requires_grad and tensor.data_ptr() % _ALIGNMENT:
+    if tensor.device.type == "cpu" and tensor.requires_grad:
         tensor.data = tensor.data.clone()
     return tensor
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -23,6 +24,23 @@ from paceline.strategies.handle import Handle
 CPU_BUCKET_CAP_MB = 50
 
 
+@torch.no_grad()
+def same_states(root: nn.Module) -> None:
+    """Give every rank rank 0's parameters and buffers, one after the other, in their own memory. Collective.
+
+    They are built alike, but processors of another kind may round initial weights in another way.
+    """
+    sent: set[int] = set()
+    for tensor in (*root.parameters(), *root.buffers()):
+        if tensor.data_ptr() not in sent and tensor.numel():
+            sent.add(tensor.data_ptr())
+            plain = tensor.detach()
+            whole = plain.contiguous()
+            dist.broadcast(whole, 0)
+            if whole is not plain:
+                plain.copy_(whole)
+
+
 class DDP(Strategy):
     """``torch.nn.parallel.DistributedDataParallel`` around the root module, with its options from
     ``training``.
@@ -35,11 +53,13 @@ class DDP(Strategy):
         self.ddp_options = plan.ddp_options
 
     def wrap(self, role: Role, root: RootModule) -> nn.Module:
-        """Wrap the root in DDP (which broadcasts rank 0's parameters)."""
+        """Wrap the root in DDP, with rank 0's parameters and buffers."""
         if self.world.world_size == 1:
             return root
+        same_states(root)
         return DistributedDataParallel(
             root,
+            init_sync=False,  # it would send buffers of 250 MiB beside the weights
             device_ids=[self.world.device.index] if is_accelerator(self.world.device.type) else None,
             bucket_cap_mb=self.ddp_options.bucket_cap_mb
             or (CPU_BUCKET_CAP_MB if self.world.device.type == "cpu" else None),

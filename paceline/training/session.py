@@ -31,7 +31,7 @@ from paceline.data.kinds.base import row_kind
 from paceline.data.order import check_feeds
 from paceline.data.prepare import Prepared, check_token_range
 from paceline.data.source import PackedSource
-from paceline.models.malloc import configure_malloc
+from paceline.models.malloc import configure_malloc, return_freed_memory
 from paceline.models.scalar_head import SCALAR_ROLES, Classes
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.eval_generate import answers_at_evaluation
@@ -162,7 +162,7 @@ class Session:
         """Build model, strategy, algorithm and data; restore the checkpoint to resume from. Collective."""
         # Algorithm and strategy, with what they need to know of the data
         if self.world.device.type == "cpu":
-            configure_malloc()
+            return_freed_memory()
         self.find_classes()
         algorithm = self.algorithm()
         strategy = make_strategy(self.plan.strategy, self.world, self.plan)
@@ -180,6 +180,8 @@ class Session:
         }
         for role in algorithm.frozen:
             handles[role] = strategy.prepare(role, self.models.frozen(role), None)
+        if self.world.device.type == "cpu":
+            configure_malloc()
         if algorithm.compares is not None:
             for root in handles[Role.POLICY].roots:
                 root.compare_with(handles[Role.TEACHER].root, algorithm.compares)

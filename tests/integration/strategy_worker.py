@@ -90,6 +90,12 @@ def parity(world: World) -> dict[str, Any]:
         strategy, handle = build(world, TinyRoot(), **options)
         steps = train(strategy, handle, range(10), accumulation=options.get("accumulation", 2))
         found[name] = {"steps": steps, "parameters": parameters(handle)}
+    apart = TinyRoot()
+    with torch.no_grad():
+        for tensor in (*apart.parameters(), *apart.buffers()):
+            tensor.add_(world.rank)  # as another processor may round initial values
+    _, handle = build(world, apart, warm=False)
+    found["apart"] = parameters(handle)
     strategy, handle = build(world, TinyRoot())
     rows = list(range(99))[world.rank :: world.world_size]
     micro = [make_batch(rows[i : i + 8]) for i in range(0, len(rows), 8)]

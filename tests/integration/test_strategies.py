@@ -65,6 +65,13 @@ def test_all_ranks_return_the_same_bits(found: Found, world_size: int) -> None:
     assert all(other == first for other in others)
 
 
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_every_rank_starts_with_rank_0s_values(found: Found, world_size: int) -> None:
+    """Where initial values differ: ranks are built alike, but their processors may round otherwise."""
+    first, *others = [rank["parity"]["apart"] for rank in found[world_size]]
+    assert first == found[1][0]["parity"]["apart"] and all(other == first for other in others)
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_evaluation_counts_every_row_once(found: Found, world_size: int) -> None:
     """99 rows over ranks with micro-batches of 8, one rank with an extra filler."""

@@ -17,6 +17,7 @@ from paceline.plan.adapter import adapter_parameters
 from paceline.plan.cost.memory import states_by_role
 from paceline.plan.cost.optimizer_states import OptimizerStates
 from paceline.plan.cost.pieces import pieces_of, scale_bytes
+from paceline.plan.cost.start_reads import bytes_a_node, in_words
 from paceline.plan.cost.starts import (
     INTERPRETER,
     LoadingSpec,
@@ -24,6 +25,7 @@ from paceline.plan.cost.starts import (
     card_peak,
     host_peak,
     in_files,
+    mapped,
     start_of,
 )
 from paceline.plan.cost.states import SIZES
@@ -41,7 +43,7 @@ class Room:
     """Bytes that are certainly needed: per card (``start_card``, ``states_card``: the fullest) and per node.
 
     ``states_card`` and ``states_host`` are None if the states of a model cannot be counted. ``words``: how
-    the strategy starts.
+    the strategy starts; ``start_read``: bytes of models' files that a node reads meanwhile.
     """
 
     start_card: int
@@ -49,6 +51,7 @@ class Room:
     states_card: int | None
     states_host: int | None
     words: str
+    start_read: int
 
     def to_json(self) -> dict[str, int | str | None]:
         """Return plain JSON types."""
@@ -72,8 +75,18 @@ def room_of(plan: Plan, hardware: Hardware) -> Room | None:
         other = plan.models.get(role)
         trained, own = other is None or other.trained, other is None or other.model is None
         adapter = plan.adapter if own or trained else None
-        kept = _built(plan, states[place], on_cpu, trained) if states is not None else StateBytes(0, 0, 0)
-        roles.append(_model_bytes(plan, shape, adapter, kept))
+        if states is None:
+            roles.append(_model_bytes(plan, shape, adapter, StateBytes(0, 0, 0), on_cpu))
+            continue
+        gradients = trained and start.gradients
+        kept = _built(plan, states[place], on_cpu, gradients or (trained and not on_cpu and _buffers(plan)))
+        held = _model_bytes(plan, shape, adapter, kept, on_cpu)
+        if start.flattens and trained and plan.adapter is None:
+            held = _with_passing(held, 2 * (states[place].parameters - master_bytes(plan)), on_cpu)
+        if gradients:
+            both = _built(plan, states[place], on_cpu, True, times=2)
+            held = _with_passing(held, both.host if on_cpu else both.card, on_cpu)
+        roles.append(held)
     first = replace(start, on_card=False) if on_cpu else start
     return Room(
         start_card=0 if on_cpu else round(card_peak(first, roles)),
@@ -81,6 +94,7 @@ def room_of(plan: Plan, hardware: Hardware) -> Room | None:
         states_card=None if parts is None else sum(p.card for p in parts),
         states_host=None if parts is None else processes * (sum(p.host for p in parts) + INTERPRETER),
         words=start.words,
+        start_read=bytes_a_node(plan, start),
     )
 
 
@@ -103,17 +117,26 @@ def bytes_by_device(plan: Plan, states: ModelStates, on_cpu: bool = False) -> St
     return StateBytes(0, card + host, disk) if on_cpu else StateBytes(card, host, disk)
 
 
-def _built(plan: Plan, states: ModelStates, on_cpu: bool, trained: bool) -> StateBytes:
-    """Return the states after a model is built and before the first step: its weights, and gradients where
-    an engine allocates their buffers with the model.
-    """
-    buffers = trained and plan.world_size > 1 and strategy_spec(plan.strategy).gradient_buffers
-    made = ModelStates(states.parameters, states.gradients if buffers else 0, 0)
+def _buffers(plan: Plan) -> bool:
+    """Whether an engine allocates gradients with a model; on a host their pages are there when written."""
+    return plan.world_size > 1 and strategy_spec(plan.strategy).gradient_buffers
+
+
+def _built(plan: Plan, states: ModelStates, on_cpu: bool, gradients: bool, times: int = 1) -> StateBytes:
+    """Return the states after a model is built and before the first step: its weights, and gradients."""
+    made = ModelStates(states.parameters, times * states.gradients if gradients else 0, 0)
     return bytes_by_device(plan, made, on_cpu)
 
 
+def _with_passing(model: ModelBytes, held: int, on_cpu: bool) -> ModelBytes:
+    """Return ``model`` of which a rank holds ``held`` bytes for a moment."""
+    if on_cpu:
+        return replace(model, passing_host=max(model.passing_host, held - model.host))
+    return replace(model, passing=max(model.passing, held - model.card))
+
+
 def _model_bytes(
-    plan: Plan, shape: ModelShape | None, adapter: AdapterSpec | None, kept: StateBytes
+    plan: Plan, shape: ModelShape | None, adapter: AdapterSpec | None, kept: StateBytes, on_cpu: bool
 ) -> ModelBytes:
     """Return what a model of ``shape`` takes while it is read and built, and what is ``kept`` of it."""
     if shape is None:
@@ -131,7 +154,11 @@ def _model_bytes(
     largest = max((p.numel * p.size for p in pieces), default=0)
     if listed and listed.quantization is not None and in_files(shape):
         read = float(max(largest, max(packed, default=0) * size))  # a tensor at a time, packed as it is read
-    return ModelBytes(whole, kept.card, kept.host, read, max(0.0, float(last - kept.card)), float(largest))
+    elif mapped(shape):
+        read = float(largest)
+    passing = max(0.0, float(last - (kept.host if on_cpu else kept.card)))
+    card, host = (0.0, passing) if on_cpu else (passing, 0.0)
+    return ModelBytes(whole, kept.card, kept.host, read, card, float(largest), host)
 
 
 def master_bytes(plan: Plan) -> int:
@@ -287,4 +314,4 @@ def room_decisions(plan: Plan, hardware: Hardware, room: Room | None) -> Iterato
         if host
         else "the memory of a node is unknown here: set host_memory_gb in a YAML for --hardware"
     )
-    yield Decision("start", " and ".join(parts), f"{room.words}; {known}")
+    yield Decision("start", " and ".join(parts), f"{room.words}; {known}{in_words(room.start_read)}")

@@ -25,6 +25,8 @@ class LoadingSpec:
     ``arrives``: each tensor comes to the card as it is kept there, so the card never holds more than that.
     ``one_reads``: only rank 0 holds it in host memory; otherwise every process does. ``parts``: no process
     ever holds more than its own part. ``packs_on_card``: layers to be packed in 4 bits are moved to the card.
+    ``flattens``: the engine copies the trained weights into one buffer, so they are there twice for a moment.
+    ``gradients``: it fills a buffer of this rank's gradients, and for a moment a second one.
     """
 
     on_card: bool
@@ -33,6 +35,8 @@ class LoadingSpec:
     arrives: bool = False
     parts: bool = False
     packs_on_card: bool = False
+    flattens: bool = False
+    gradients: bool = False
 
     def readers(self, processes: int) -> int:
         """Return how many of a node's ``processes`` hold a whole model in host memory."""
@@ -57,6 +61,8 @@ FIRST = LoadingSpec(
 )
 
 ENGINE = replace(FIRST, packs_on_card=True)
+FLAT = replace(ENGINE, flattens=True)  # ZeRO-1 and 2
+CUT = replace(ENGINE, gradients=True)  # ZeRO-3
 PARTS = LoadingSpec(False, False, "each rank reads its own part of the model's files", parts=True)
 
 
@@ -98,7 +104,9 @@ def start_of(start: LoadingSpec | None, shapes: Iterable[ModelShape], quantised:
     if quantised:
         whole = start if not start.one_reads else CARD if start.packs_on_card else HOST
         return replace(whole, words=_PACKED) if certain else whole
-    return PARTS if certain and start.one_reads else start
+    if not (certain and start.one_reads):
+        return start
+    return replace(start, words=PARTS.words, parts=True, one_reads=False, packs_on_card=False)
 
 
 def in_files(shape: ModelShape) -> bool:
@@ -110,13 +118,22 @@ def in_files(shape: ModelShape) -> bool:
     return shape.in_files and whole and (plain or shape.model_type in STACKED)
 
 
+def mapped(shape: ModelShape) -> bool:
+    """Whether reading a model whole takes no memory of a process's own: its tensors are those of its files,
+    in their dtype, and stay mapped. All processes of a node share these pages, which are given back when
+    memory is short.
+    """
+    return in_files(shape) and bool(shape.stored) and not shape.experts
+
+
 @dataclass(frozen=True)
 class ModelBytes:
     """One model of a job, in bytes.
 
     ``whole``: the whole model in the masters' dtype, quantized layers packed; ``card``, ``host``: a rank's
     part there before the first step; ``read``: the model in host memory as its files are read (0: as
-    ``whole``); ``passing``: what the last layer to be packed takes beside the packed ones, beyond ``card``;
+    ``whole``); ``passing``: what the last layer to be packed takes beside the packed ones, or what an engine
+    needs for a moment, beyond what stays on the card (a CPU run: in host memory, ``passing_host``);
     ``largest``: of the largest tensor in the masters' dtype, which passes whole through every card where one
     rank sends all their shards.
     """
@@ -127,19 +144,18 @@ class ModelBytes:
     read: float = 0.0
     passing: float = 0.0
     largest: float = 0.0
+    passing_host: float = 0.0
 
 
 def card_peak(start: LoadingSpec, roles: Sequence[ModelBytes]) -> float:
-    """Return a card's peak bytes while the models are built one by one; 0 if nothing is whole there.
-
-    What arrives as it is kept counts with what stays.
+    """Return a card's peak bytes while the models are built one by one: the part that stays there, or what is
+    whole there before that.
     """
-    if not (start.on_card or start.one_reads):
-        return 0.0
     kept, peak = 0.0, 0.0
     for role in roles:
         built = role.whole if start.on_card and not start.arrives else role.card
-        peak = max(peak, kept + built + (role.largest if start.one_reads else role.passing))
+        passes = role.largest if start.one_reads else 0.0
+        peak = max(peak, kept + built + max(passes, role.passing))
         kept += role.card
     return peak
 
@@ -152,6 +168,7 @@ def host_peak(start: LoadingSpec, roles: Sequence[ModelBytes], processes: int) -
         beside = processes * role.host if start.one_reads or start.parts else 0.0
         built = 0.0 if start.on_card else role.host if start.arrives else role.whole
         held = max(role.read or role.whole, built)
-        peak = max(peak, kept + start.readers(processes) * held + beside)
+        read = kept + start.readers(processes) * held + beside
+        peak = max(peak, read, kept + processes * (role.host + role.passing_host))
         kept += processes * role.host
     return peak + processes * INTERPRETER

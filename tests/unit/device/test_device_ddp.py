@@ -19,12 +19,14 @@ from paceline.strategies import ddp
 def test_a_rank_wraps_its_own_device_alone(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
     monkeypatch.setattr(ddp, "DistributedDataParallel", lambda root, **options: given.update(options) or root)
+    monkeypatch.setattr(ddp, "same_states", lambda root: given.update(same=root))
     world = SimpleNamespace(world_size=2, device=torch.device(kind, 1 if kind == "cuda" else None))
     config, plan = planned(LLAMA, "bf16", (9, 0))
     strategy = ddp.DDP.__new__(ddp.DDP)
     strategy.world, strategy.ddp_options = world, plan.ddp_options  # type: ignore[assignment]
     root = torch.nn.Linear(2, 2)
     assert strategy.wrap(Role.POLICY, root) is root  # type: ignore[arg-type]
+    assert given["same"] is root and given["init_sync"] is False
     assert given["device_ids"] == ([1] if kind == "cuda" else None)
 
 

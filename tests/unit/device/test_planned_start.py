@@ -168,12 +168,27 @@ def test_a_folder_is_read_in_its_dtype_and_arrives_as_it_is_kept(
     config, plan, room = job({"name_or_path": str(folders[dtype])}, "bf16", ADAPTERS[way])
     assert plan.shape is not None
     check(peak_of(config, plan), room)
-    read = torch.bfloat16.itemsize if dtype == "bfloat16" else torch.float32.itemsize
-    packed = plan.adapter is not None and plan.adapter.quantization is not None
-    largest = torch.float32.itemsize * WIDE["vocab_size"] * WIDE["hidden_size"]  # read and packed one by one
-    assert room.start_host - INTERPRETER == (largest if packed else read * plan.shape.num_parameters)
+    one_by_one = dtype == "bfloat16" or (plan.adapter is not None and plan.adapter.quantization is not None)
+    largest = torch.float32.itemsize * WIDE["vocab_size"] * WIDE["hidden_size"]
+    whole = torch.float32.itemsize * plan.shape.num_parameters
+    assert room.start_host - INTERPRETER == (largest if one_by_one else whole)
     factory = HFModelFactory(config.model)
     assert factory._stored_dtype(None) == getattr(torch, dtype)
+
+
+def test_what_is_read_in_its_files_dtype_stays_mapped(folders: dict[str, Path]) -> None:
+    """Eight processes of a node then share these pages (``plan.cost.starts.mapped``)."""
+    config, _, _ = job({"name_or_path": str(folders["bfloat16"])}, "bf16", {})
+    hf = HFModelFactory(config.model)._from_weights(None)
+    lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    spans = [
+        [int(end, 16) for end in parts[0].split("-")]
+        for parts in lines
+        if parts[-1].startswith(str(folders["bfloat16"].resolve()))
+    ]
+    assert spans
+    for name, parameter in hf.named_parameters():
+        assert any(first <= parameter.data_ptr() < last for first, last in spans), name
 
 
 def test_a_head_that_is_not_stored_is_read_in_fp32(folders: dict[str, Path]) -> None:

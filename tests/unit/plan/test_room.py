@@ -13,7 +13,7 @@ import pytest
 
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
-from paceline.plan.cost.room import room_of
+from paceline.plan.cost.room import room_decisions, room_of
 from paceline.plan.cost.search import SearchSpec, layouts, search
 from paceline.plan.cost.starts import (
     ARRIVES,
@@ -87,7 +87,7 @@ def test_every_strategy_and_every_family_of_the_search_says_how_it_starts() -> N
 
 def test_peaks_count_every_model_beside_those_that_are_there_already() -> None:
     roles = [ModelBytes(100.0, 10.0, 0.0), ModelBytes(100.0, 20.0, 0.0)]
-    assert card_peak(CARD, roles) == 110 and card_peak(HOST, roles) == 0
+    assert card_peak(CARD, roles) == 110 and card_peak(HOST, roles) == 10 + 20  # what stays there
     passing = [replace(role, largest=7.0) for role in roles]  # sent whole, beside the shards
     assert card_peak(FIRST, passing) == 37 and card_peak(CARD, passing) == 110
     assert (
@@ -131,9 +131,9 @@ def test_what_zero_3_and_autotp_leave_to_a_card_is_planned() -> None:
     """
     cut = {"tensor_parallel": {"autotp_size": 8}}
     for section, model, least in (
-        ({"zero_optimization": {"stage": 3}}, "llama-3-70b", 7.0),
+        ({"zero_optimization": {"stage": 3}}, "llama-3-70b", 9.05),  # with two buffers of gradients
         ({"zero_optimization": OFFLOADED}, "llama-3-70b", 3.9),
-        ({"zero_optimization": {"stage": 1}, **cut}, "qwen2.5-32b", 14.3),
+        ({"zero_optimization": {"stage": 1}, **cut}, "qwen2.5-32b", 21.0),  # flattened
     ):
         room = room_of(plan_of(model, "128xH100", deepspeed=section), cluster_of("128xH100").hardware())
         assert room is not None and room.start_card / GIB == pytest.approx(least, abs=0.1)
@@ -195,7 +195,7 @@ def test_the_reported_case_is_refused_with_its_bytes() -> None:
 
 def test_frozen_models_are_made_beside_the_first() -> None:
     """An 8 B policy and its reference under ZeRO-3 on eight cards: 2 bytes a parameter over them, and the
-    policy's masters; one tensor whole beside them.
+    policy's masters and gradients; a second buffer of those, or one tensor whole, beside them.
     """
     plan = plan_of("llama-3-8b", "8xH100", algorithm="dpo", distributed_strategy="zero3")
     alone = plan_of("llama-3-8b", "8xH100", distributed_strategy="zero3")
@@ -204,8 +204,9 @@ def test_frozen_models_are_made_beside_the_first() -> None:
     assert both is not None and one is not None
     shape = shape_from_config(known_models()["llama-3-8b"].config)
     largest = 4 * shape.vocab * shape.hidden_size
-    assert one.start_card == pytest.approx(6 / 8 * shape.num_parameters + largest, rel=0.01)
-    assert both.start_card == pytest.approx((6 + 2) / 8 * shape.num_parameters + largest, rel=0.01)
+    share = shape.num_parameters / 8
+    assert one.start_card == pytest.approx((6 + 2 * 4) * share, rel=0.01)
+    assert both.start_card == pytest.approx((6 + 4 + 2) * share + largest, rel=0.01)
 
 
 def test_the_search_leaves_out_what_cannot_start_and_says_so() -> None:
@@ -249,7 +250,7 @@ def test_ranks_read_their_own_parts_where_the_files_hold_every_tensor_as_it_is()
         for family in ("llama", "mixtral")
     )
     scored = replace(llama, scalar_head=True)  # the head is drawn and sent
-    assert start_of(FIRST, [llama, scored, mixtral], quantised=False) is PARTS
+    assert start_of(FIRST, [llama, scored, mixtral], quantised=False) == PARTS
     for shapes in (
         [replace(mixtral, model_type="dbrx")],
         [llama, replace(llama, in_files=False)],
@@ -261,7 +262,55 @@ def test_ranks_read_their_own_parts_where_the_files_hold_every_tensor_as_it_is()
     assert packed is not None and packed.words != HOST.words and replace(packed, words=HOST.words) == HOST
     assert start_of(CARD, [llama], quantised=False) is CARD
     roles = [ModelBytes(800.0, 10.0, 1.0), ModelBytes(800.0, 10.0, 1.0)]
-    assert card_peak(PARTS, roles) == 0 and host_peak(PARTS, roles, 4) == 8 + 4 * INTERPRETER
+    assert card_peak(PARTS, roles) == 20 and host_peak(PARTS, roles, 4) == 8 + 4 * INTERPRETER
+
+
+def test_a_node_reads_what_its_ranks_hold_and_says_how_long() -> None:
+    """16 cards on two nodes: half of the weights each under fsdp, all of them under ddp and hsdp."""
+    shape = shape_from_config(known_models()["llama-3-8b"].config)
+    whole, hardware = 2 * shape.num_parameters, cluster_of("16xH100").hardware()
+    for training, share in (
+        ({"fsdp": "full_shard"}, 0.5),
+        ({"parallelism": {"dp_replicate_size": 2, "dp_shard_size": 8}}, 1.0),
+        ({"parallelism": {"pp_size": 4, "dp_shard_size": 4}}, 0.5),
+        ({"distributed_strategy": "zero2"}, 1.0),
+        ({"distributed_strategy": "zero3"}, 0.5),
+    ):
+        plan = plan_of("llama-3-8b", "16xH100", gradient_accumulation_steps=16, **training)
+        room = room_of(plan, hardware)
+        assert room is not None and room.start_read == 0  # drawn from the seed
+        in_files = replace(plan, shape=replace(shape, in_files=True, stored="bfloat16"))
+        room = room_of(in_files, hardware)
+        assert room is not None and room.start_read == pytest.approx(share * whole), training
+        [decision] = room_decisions(in_files, hardware, room)
+        seconds = "8s" if share < 1 else "16s"
+        assert decision.reason.endswith(f"of model files a node, {seconds} at 1 GB/s")
+
+
+def test_what_an_engine_flattens_is_there_twice_for_a_moment() -> None:
+    """ZeRO-1 and 2 copy all weights into one buffer; stage 3 partitions each tensor as it comes."""
+    hardware = cluster_of("8xH100").hardware()
+    count = 2 * shape_from_config(known_models()["llama-3-8b"].config).num_parameters
+    sizes = {}
+    for stage in (1, 2, 3):
+        room = room_of(plan_of("llama-3-8b", "8xH100", distributed_strategy=f"zero{stage}"), hardware)
+        assert room is not None
+        sizes[stage] = room.start_card
+    assert sizes[1] == sizes[2] == pytest.approx(2 * count, rel=0.01) and sizes[3] < count
+    kept = replace(ModelBytes(100.0, 0.0, 15.0), passing_host=5.0)  # the same on a host
+    assert host_peak(replace(PARTS, flattens=True), [kept], 2) == 2 * (15 + 5) + 2 * INTERPRETER
+
+
+def test_a_folder_that_stays_mapped_takes_no_memory_of_each_process() -> None:
+    """bf16 weights, as they are, go to eight cards: their pages are the file's, for all processes."""
+    shape = shape_from_config(known_models()["llama-3-8b"].config)
+    plan = plan_of("llama-3-8b", "8xH100", lora={"r": 8}, distributed_strategy="ddp")
+    hosts = []
+    for found in (shape, replace(shape, in_files=True), replace(shape, in_files=True, stored="bfloat16")):
+        room = room_of(replace(plan, shape=found), cluster_of("8xH100").hardware())
+        assert room is not None
+        hosts.append((room.start_host - 8 * INTERPRETER) / 8)
+    assert hosts[0] == hosts[1] == 4 * shape.num_parameters and hosts[2] < 0.1 * hosts[0]
 
 
 @pytest.mark.parametrize(

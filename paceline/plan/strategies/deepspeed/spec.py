@@ -10,7 +10,7 @@ from paceline.core.json_types import JsonObject
 from paceline.plan.batch import BatchSplit
 from paceline.plan.cost.layout import WHOLE, Storage, StrategyLayout
 from paceline.plan.cost.pieces import Piece, tp_share
-from paceline.plan.cost.starts import CARD, ENGINE, LoadingSpec
+from paceline.plan.cost.starts import CARD, CUT, FLAT, LoadingSpec
 from paceline.plan.cost.states import whole_states
 from paceline.plan.cost.work import StepSpec
 from paceline.plan.mesh import Mesh
@@ -30,6 +30,7 @@ ZERO = Storage(weight=2.0, gradient=4.0, optimizer=12.0)
 LAST_GRADIENTS = Storage(weight=2.0, gradient=6.0, optimizer=12.0)
 _STORAGE = (WHOLE, LAST_GRADIENTS, ZERO, ZERO)
 _ENGINE = "DeepSpeed's engine reads real memory: its states and communication are computed by formula"
+_CUTS_WEIGHTS = 3
 _KEEPS_PACKED = 2  # the stage at which quantized weights are neither sharded nor cast
 
 
@@ -116,8 +117,8 @@ class DeepSpeedSpec(StrategySpec):
 
 
 def _start(stage: int) -> LoadingSpec:
-    """Return where the model starts: at stage 0 it is not the engine's."""
-    return ENGINE if stage else CARD
+    """Return where the model starts: at stage 0 it is not the engine's; stage 3 cuts every tensor."""
+    return CARD if not stage else CUT if stage == _CUTS_WEIGHTS else FLAT
 
 
 def _own(engine: EngineOptions) -> DeepSpeedOptions:
