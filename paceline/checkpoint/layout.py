@@ -17,7 +17,8 @@ LATEST, BEST, VERIFIED = "latest", "best", "verified"  # hints beside the checkp
 _STEP = re.compile(r"step-(\d{8,15})")
 _REPLACED = re.compile(r"\.replaced-(step-\d{8,15})-[0-9a-f]+")
 _TRASH = re.compile(r"\.trash-(step-\d{8,15})-[0-9a-f]+")
-_LEFTOVER = re.compile(r"\.(staging|trash)-step-\d{8,15}-[0-9a-f]+")
+_STAGING = re.compile(r"\.staging-(step-\d{8,15})-[0-9a-f]+")
+_LEFTOVER = re.compile(r"\.(staging|fetching|trash)-step-\d{8,15}-[0-9a-f]+")
 _HINT_LEFT = re.compile(r"\.(latest|best|verified)\.[0-9a-f]+")
 MAX_HINT_BYTES = 64
 
@@ -48,6 +49,11 @@ def staging_name(step_name: str, nonce: str) -> str:
     return f".staging-{step_name}-{nonce}"
 
 
+def fetching_name(step_name: str, nonce: str) -> str:
+    """Return the name of a folder into which a checkpoint of another node is brought."""
+    return f".fetching-{step_name}-{nonce}"
+
+
 def trash_name(step_name: str, nonce: str) -> str:
     return f".trash-{step_name}-{nonce}"
 
@@ -73,6 +79,12 @@ def replaced_step(folder: str) -> str | None:
 def trash_step(folder: str) -> str | None:
     """Return the step's name of a folder that was being removed; None for any other."""
     match = _TRASH.fullmatch(folder)
+    return match[1] if match else None
+
+
+def staging_step(folder: str) -> str | None:
+    """Return the step's name of a folder of a save that has not been published; None for any other."""
+    match = _STAGING.fullmatch(folder)
     return match[1] if match else None
 
 

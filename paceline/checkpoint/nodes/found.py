@@ -19,13 +19,15 @@ _MOST = 5  # names in one message
 
 class NodeLook(TypedDict):
     """What the leader of a disk tells: its host, the folder it looked in (and how that follows from the path
-    that the user gave; empty for ``latest``, ``auto`` and URLs), what is there, how many saves were begun.
+    that the user gave; empty for ``latest``, ``auto`` and URLs), what is there, what saves have left that
+    were not published (``begun``), and how many folders of that kind there are (``staged``).
     """
 
     host: str
     folder: str
     relation: str
     parts: list[DiskPart]
+    begun: list[DiskPart]
     staged: int
 
 

@@ -120,10 +120,7 @@ class NodesPublisher:
                 return ""
             self._crash("agreed")
             stage.seal(manifest, self._crash)
-            digest = manifest_digest(stage.folder) or ""
-            if not first:
-                self._rename(stage)
-            return digest
+            return manifest_digest(stage.folder) or ""
 
         digests = self._together(prepare)
         if len({digests[first_rank] for first_rank in self._disks.leaders}) != 1:
@@ -137,6 +134,8 @@ class NodesPublisher:
                     ),
                 )
             )
+        # Only once all are sealed: what a kill leaves then shows that it was not committed (``interrupted``)
+        self._together(lambda: self._rename(stage) if self._leads and not first else None)
         self._commit(stage)
         self._crash("published")
         ended = self._together(lambda: self._after(stage, protected))

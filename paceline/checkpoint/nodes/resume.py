@@ -12,14 +12,15 @@ from typing import TypedDict, TypeVar
 
 from paceline.checkpoint import codes
 from paceline.checkpoint.disk import named_errors, sync_folder
-from paceline.checkpoint.layout import LATEST, replaced_name, staging_name, unfinished
+from paceline.checkpoint.layout import LATEST, fetching_name, replaced_name, unfinished
 from paceline.checkpoint.manifest import open_part, read_manifest, verify_open
 from paceline.checkpoint.manifest_format import Manifest
 from paceline.checkpoint.nodes.disks import Disks
 from paceline.checkpoint.nodes.fetched import Holder, fetch_file, fetch_manifest, remove_unfinished
 from paceline.checkpoint.nodes.found import NodeLook, chosen_note, names_of, no_whole_one, passed_over
 from paceline.checkpoint.nodes.given import FilesGiven
-from paceline.checkpoint.nodes.survey import DiskPart, Lacking, Survey, Whole, files_of, parts_in
+from paceline.checkpoint.nodes.interrupted import remove_interrupted
+from paceline.checkpoint.nodes.survey import DiskPart, Lacking, Survey, Whole, begun_in, files_of, parts_in
 from paceline.checkpoint.refused import incomplete
 from paceline.checkpoint.resume import AUTO, find_checkpoint, place_of, save_never_ended
 from paceline.checkpoint.retain import discard
@@ -105,6 +106,9 @@ class NodesResume:
         looks = self._together(lambda: self._look(where, run) if self._leads else None, run.checkpoints)
         of_disks = {disk: look for disk, look in enumerate(looks) if look is not None}
         survey = Survey({disk: look["parts"] for disk, look in of_disks.items()})
+        if where in (LATEST, AUTO):
+            survey, removed = remove_interrupted(survey, of_disks, self._disk, self._ranks)
+            notes += removed
         while usable := [one for one in survey.whole if (one.name, one.digest) not in self._damage]:
             one = usable[-1]
             self._refuse_newer(survey, one.step)
@@ -140,6 +144,7 @@ class NodesResume:
             "folder": str(folder),
             "relation": _relation(where, folder),
             "parts": parts,
+            "begun": begun_in(folder),
             "staged": len(unfinished(folder)),
         }
 
@@ -204,7 +209,7 @@ class NodesResume:
         there = one.folders.get(self._disk)
         path = folder / there if there is not None else None
         if path is None:
-            fresh = folder / staging_name(one.name, secrets.token_hex(6))
+            fresh = folder / fetching_name(one.name, secrets.token_hex(6))
             with named_errors(folder, _WHAT):
                 fresh.mkdir(parents=True)
             try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
-from paceline.checkpoint.layout import is_step_name, replaced_step, step_of, trash_step
+from paceline.checkpoint.layout import is_step_name, replaced_step, staging_step, step_of, trash_step
 from paceline.checkpoint.manifest import check_foreign, read_manifest
 from paceline.checkpoint.manifest_format import Manifest
 from paceline.checkpoint.ties import check_name
@@ -111,6 +111,23 @@ class Survey:
                 found.append(part["folder"])
         return found
 
+    def interrupted(self, begun: Iterable[DiskPart]) -> list[Lacking]:
+        """Return the checkpoints of saves that ended before their commit. ``begun``: what saves have left
+        unpublished on the disks.
+
+        A disk that still has its part of a manifest unpublished shows that rank 0 did not commit it, as its
+        rename comes last. All files that lack must be there, too: what is not known is never taken for this.
+        """
+        staged: dict[tuple[str, str], set[int]] = {}
+        for part in begun:
+            if part["problem"] is None:
+                staged.setdefault((part["name"], part["digest"]), set()).update(part["have"])
+        return [
+            one
+            for one in self.lacking
+            if one.missing and staged.get((one.name, one.digest), set()).issuperset(one.missing)
+        ]
+
     def _all(self) -> Iterable[DiskPart]:
         return (part for disk in self.parts.values() for part in disk)
 
@@ -123,6 +140,12 @@ def parts_in(folder: Path, only: Collection[str] | None = None) -> list[DiskPart
         if step is not None and (only is None or name in only):
             found.append(_part(folder / name, step, trash=trash_step(name) is not None))
     return found
+
+
+def begun_in(folder: Path) -> list[DiskPart]:
+    """Return what saves that were not published have left in one disk's ``checkpoints`` folder."""
+    steps = {name: staging_step(name) for name in _folders(folder)}
+    return [_part(folder / name, step, trash=False) for name, step in steps.items() if step is not None]
 
 
 def files_of(manifest: Manifest) -> list[str]:
