@@ -344,6 +344,13 @@ OBJECTS_SKIPPED = Code(
     "A checkpoint was not uploaded because a newer one was published while an earlier upload was under way."
     " It is on the disk. Save less often, or use a faster store.",
 )
+OBJECTS_NOT_IN_TIME = Code(
+    "objects.not_in_time",
+    "The run was stopped, and its last checkpoint was not in the object store when training.upload_timeout"
+    " (counted from the stop; 25 seconds when empty) was over: who stops a run kills it soon after. The"
+    " checkpoint is on the disk. What had gone up of it is no checkpoint, and is removed later. A resume from"
+    " that disk uploads it, and so does paceline checkpoints upload.",
+)
 OBJECTS_FETCHED = Code(
     "objects.fetched",
     "The newest checkpoint of the URL was brought down, every block compared with its hash, since the run"

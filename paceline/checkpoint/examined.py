@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 
@@ -15,24 +14,14 @@ from paceline.checkpoint.folder import MAX_CONFIG_BYTES, check_names, is_known
 from paceline.checkpoint.names import TensorName
 from paceline.checkpoint.reader import CheckpointReader
 from paceline.checkpoint.strictjson import parse_object
+from paceline.checkpoint.together import Alone
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 from paceline.core.json_types import JsonObject
 from paceline.protocols.roles import Role
 from paceline.protocols.shard import BUFFER, PARAM
 
-T = TypeVar("T")
 _MOST = 20  # findings of one kind
-
-
-class Alone:
-    """A world of one rank: reads are hashed as they are made."""
-
-    rank = 0
-    world_size = 1
-
-    def all_gather_json(self, value: T) -> list[T]:
-        return [value]
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,12 @@ LOSS = "eval_loss"
 
 @dataclass(frozen=True)
 class ListedCheckpoint:
-    """One checkpoint. ``verdict``: ``verified`` (every byte, last), ``complete`` (all files with their sizes)
-    or what is wrong.
+    """One checkpoint. ``path``: of one in object storage its URL; ``verdict``: ``verified`` (every byte,
+    last), ``complete`` (all files with their sizes), ``committed`` (at a URL) or what is wrong.
     """
 
     name: str
-    path: Path
+    path: Path | str
     step: int
     num_bytes: int | None
     strategy: str
@@ -75,7 +75,7 @@ def as_table(rows: list[ListedCheckpoint]) -> str:
         strategy = f"{row.strategy} × {row.world_size}" if row.world_size else row.strategy
         value = "" if row.value is None else f"{row.metric} {row.value:.4g}"
         marks = f" ({', '.join(row.marks)})" if row.marks else ""
-        link = f" -> {row.path.resolve()}" if row.path.is_symlink() else ""
+        link = f" -> {row.path.resolve()}" if isinstance(row.path, Path) and row.path.is_symlink() else ""
         size = "" if row.num_bytes is None else human_bytes(row.num_bytes)
         age = "" if row.age is None else human_seconds(row.age)
         cells.append((row.name + marks + link, str(row.step), size, strategy, age, value, row.verdict))

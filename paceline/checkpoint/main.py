@@ -6,23 +6,27 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.checkpoint import codes
+from paceline.checkpoint.disk import make_folder
 from paceline.checkpoint.exporters import Exporters, exporters_of
-from paceline.checkpoint.layout import is_step_name, read_hint, scan
+from paceline.checkpoint.layout import is_step_name, read_hint, scan, step_name
 from paceline.checkpoint.resume import find_checkpoint
 from paceline.checkpoint.strictjson import parse_object
+from paceline.config.object_url import ObjectUrl, is_url, parse_url
 from paceline.core.diagnostics import Diagnostic, render_all
 from paceline.core.errors import CheckpointError, ConfigError, ExitCode, PacelineError
 from paceline.core.rundir import RunDir
 from paceline.core.units import bytes_of, human_bytes, human_count
 from paceline.launch.ending import ended
 from paceline.launch.outlet import redacted
+from paceline.rules import codes as rules_codes
 
 if TYPE_CHECKING:
     from paceline.checkpoint.export import ExportReport
@@ -41,17 +45,59 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     notes: list[Diagnostic] = []
     try:
-        checkpoint = choose(args.run, args.checkpoint, notes)
-        if notes:
-            print(render_all(notes), file=sys.stderr)
-        exporters = exporters_of(args.exporter, checkpoint)
-        exporters = replace(exporters, gguf=exporters.gguf or args.gguf)
         pushes = args.verb == "push" or args.to.startswith("hf:")
-        (_push if pushes else _export)(checkpoint, args, exporters)
+        with ExitStack() as stack:
+            if is_url(args.run):
+                checkpoint = stack.enter_context(_fetched(args, pushes, notes))
+            else:
+                checkpoint = choose(Path(args.run), args.checkpoint, notes)
+            if notes:
+                print(render_all(notes), file=sys.stderr)
+            exporters = exporters_of(args.exporter, checkpoint)
+            exporters = replace(exporters, gguf=exporters.gguf or args.gguf)
+            (_push if pushes else _export)(checkpoint, args, exporters)
     except PacelineError as error:
         print(error, file=sys.stderr)
         return int(error.exit_code)
     return int(ExitCode.OK)
+
+
+@contextmanager
+def _fetched(args: argparse.Namespace, pushes: bool, notes: list[Diagnostic]) -> Iterator[Path]:
+    """Yield the checkpoint that a URL names, brought into a folder beside the export (of a push: into the
+    system's for temporary files), which is removed at the end. Every block's hash has been compared.
+    """
+    from paceline.checkpoint.folder import check_destination
+    from paceline.checkpoint.objects.brought import bring_named
+    from paceline.checkpoint.objects.opened import open_store
+
+    url, beside = url_of(args.run), None
+    if args.checkpoint not in ("result", "latest"):
+        step = args.checkpoint.removeprefix("step-")
+        if url.step is not None or not (step.isascii() and step.isdigit()):
+            what, hint = "a URL has the newest, or a step", f"{url}/step-00000500, without --checkpoint"
+            raise ConfigError(codes.EXPORT_NO_CHECKPOINT(what, "--checkpoint", args.checkpoint, hint))
+        url = replace(url, step=step_name(int(step)))
+    if not pushes:
+        to = Path(args.to).expanduser().absolute()
+        check_destination(to, args.overwrite)
+        beside = to.parent
+        make_folder(beside)
+    with tempfile.TemporaryDirectory(prefix=".paceline-fetched-", dir=beside) as folder:
+        brought = bring_named(open_store(url), url, RunDir.at(folder).checkpoints)
+        notes += brought.notes
+        yield brought.path
+
+
+def url_of(text: str) -> ObjectUrl:
+    """Return the URL that an argument names. Raises ConfigError."""
+    try:
+        return parse_url(text)
+    except ValueError as wrong:
+        hint = "s3://bucket/folder, or s3://bucket/folder/step-00000500"
+        raise ConfigError(
+            rules_codes.SAVE_CHECKPOINT_URL(f"this URL cannot be used: {wrong}", "URL", hint=hint)
+        ) from None
 
 
 def _export(checkpoint: Path, args: argparse.Namespace, exporters: Exporters) -> None:
@@ -175,7 +221,7 @@ def _named_by_result(run: RunDir) -> Path | None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="paceline export", description=__doc__, allow_abbrev=False)
     parser.add_argument("verb", choices=["export", "push"])
-    parser.add_argument("run", type=Path, help="a run directory or a checkpoint")
+    parser.add_argument("run", help="a run directory or a checkpoint, or the URL of one")
     parser.add_argument("--to", required=True, metavar="DIR", help="the folder to write, or hf://owner/name")
     parser.add_argument("--public", action="store_true", help="make a new repository public")
     parser.add_argument("--dtype", default="float32", help="float32 (as trained), bfloat16 or float16")

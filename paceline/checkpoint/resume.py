@@ -169,7 +169,7 @@ def _newest(
     problems: list[tuple[Found, CheckpointError]] = []
     # Newest first; notes name what was skipped on the way.
     for candidate in reversed(found):
-        problem = candidate.problem or known.get(candidate.path) or _problem(candidate, most_bytes)
+        problem = candidate.problem or known.get(candidate.path) or problem_of(candidate, most_bytes)
         if problem is None:
             refuse_newer(found, candidate.step)
             problems += [
@@ -226,7 +226,8 @@ def _is_hashed(manifest: Manifest, most_bytes: int | None) -> bool:
     return most_bytes is None or manifest.total_bytes <= most_bytes
 
 
-def _problem(found: Found, most_bytes: int | None) -> CheckpointError | None:
+def problem_of(found: Found, most_bytes: int | None) -> CheckpointError | None:
+    """Return what is wrong with a checkpoint whose files have their sizes (``most_bytes``: as above)."""
     assert found.manifest is not None
     try:
         verify(found.path, found.manifest, tensors=_is_hashed(found.manifest, most_bytes))

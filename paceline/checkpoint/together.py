@@ -29,6 +29,16 @@ class CheckpointWorld(Protocol):
         ...
 
 
+class Alone:
+    """A world of one rank."""
+
+    rank = 0
+    world_size = 1
+
+    def all_gather_json(self, value: T) -> list[T]:
+        return [value]
+
+
 class _Answer(TypedDict, Generic[T], total=False):
     """What one rank's part came to: a result, or errors."""
 

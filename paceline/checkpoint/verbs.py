@@ -1,4 +1,4 @@
-"""``python -m paceline.checkpoint.verbs list|verify|diff|average|prune|fetch|convert …``: checkpoints."""
+"""``python -m paceline.checkpoint.verbs list|verify|diff|average|prune|fetch|upload|convert …``."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from paceline.checkpoint import codes
 from paceline.checkpoint.disk import make_folder, named_errors
 from paceline.checkpoint.layout import is_step_name, scan
 from paceline.checkpoint.listed import as_table, list_checkpoints
-from paceline.checkpoint.main import choose
+from paceline.checkpoint.main import choose, url_of
 from paceline.checkpoint.manifest_format import MANIFEST
 from paceline.checkpoint.retain import RetentionRule, being_read
 from paceline.checkpoint.thinned import thin
 from paceline.checkpoint.verified import mark_verified
-from paceline.config.object_url import parse_url
+from paceline.config.object_url import is_url
 from paceline.core.diagnostics import Diagnostic, render_all
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
 from paceline.core.json_types import JsonObject
@@ -45,7 +45,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
-    rows = list_checkpoints(args.run)
+    if is_url(args.run):
+        from paceline.checkpoint.objects.looked_at import list_stored
+        from paceline.checkpoint.objects.opened import open_store
+
+        url = url_of(args.run)
+        rows = list_stored(open_store(url), url)
+    else:
+        rows = list_checkpoints(Path(args.run))
     if not rows:
         raise ConfigError(_none(args.run))
     _answer(args, {"checkpoints": [row.to_json() for row in rows]}, lambda: as_table(rows))
@@ -53,9 +60,11 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace) -> int:
+    if is_url(args.run):
+        return _verify_stored(args)
     from paceline.checkpoint.examined import examine
 
-    paths = _named(args.run, args.checkpoint)
+    paths = _named(Path(args.run), args.checkpoint)
     found = []
     for path in paths:
         with being_read(path) if (path / MANIFEST).is_file() else nullcontext():
@@ -70,6 +79,21 @@ def _verify(args: argparse.Namespace) -> int:
                 else f"{path.name}: NOT sound\n{render_all(one.found)}",
                 flush=True,
             )
+    if args.json:
+        print(json.dumps({"checkpoints": [one.to_json() for one in found]}, indent=1))
+    return int(ExitCode.FAILED if any(one.found for one in found) else ExitCode.OK)
+
+
+def _verify_stored(args: argparse.Namespace) -> int:
+    from paceline.checkpoint.objects.looked_at import verdicts
+    from paceline.checkpoint.objects.opened import open_store
+
+    url, found = url_of(args.run), []
+    for one in verdicts(open_store(url), url, args.checkpoint):
+        found.append(one)
+        if not args.json:
+            sound = f"{one.where}: every hash is right: {human_bytes(one.num_bytes)}; no number was looked at"
+            print(sound if not one.found else f"{one.where}: NOT sound\n{render_all(one.found)}", flush=True)
     if args.json:
         print(json.dumps({"checkpoints": [one.to_json() for one in found]}, indent=1))
     return int(ExitCode.FAILED if any(one.found for one in found) else ExitCode.OK)
@@ -110,14 +134,7 @@ def _fetch(args: argparse.Namespace) -> int:
     from paceline.checkpoint.objects.brought import bring_named
     from paceline.checkpoint.objects.opened import open_store
 
-    try:
-        url = parse_url(args.url)
-    except ValueError as wrong:
-        hint = "s3://bucket/folder, or s3://bucket/folder/step-00000500"
-        raise ConfigError(
-            rules_codes.SAVE_CHECKPOINT_URL(f"this URL cannot be used: {wrong}", "URL", hint=hint)
-        ) from None
-    run = RunDir.at(args.to)
+    url, run = url_of(args.url), RunDir.at(args.to)
     make_folder(run.root)
     try:
         with FileLock(run.lock, timeout=0):
@@ -127,6 +144,29 @@ def _fetch(args: argparse.Namespace) -> int:
     if brought.notes:
         print(render_all(brought.notes), file=sys.stderr)
     _answer(args, {"path": str(brought.path)}, lambda: str(brought.path))
+    return int(ExitCode.OK)
+
+
+def _upload(args: argparse.Namespace) -> int:
+    from paceline.checkpoint.objects.sent import send
+
+    url, run, notes = url_of(args.url), RunDir.at(args.run), list[Diagnostic]()
+    if url.step is not None:
+        what, hint = "this URL names one checkpoint", f"give the run's: {url}"
+        raise ConfigError(rules_codes.SAVE_CHECKPOINT_URL(what, "URL", url.step, hint))
+    if not run.checkpoints.is_dir():
+        raise ConfigError(_none(args.run))
+    try:
+        with FileLock(run.lock, timeout=0), named_errors(run.root, "the checkpoint cannot be uploaded"):
+            path = choose(args.run, args.checkpoint, notes)
+            found = send(path, run, url)
+    except Timeout:
+        raise ConfigError(in_use(run)) from None
+    if notes or found:
+        print(render_all([*notes, *found]), file=sys.stderr)
+    where = f"{url}/{path.name}"
+    words = f"{where}{'' if found else ' is there already'}"
+    _answer(args, {"url": where, "uploaded": bool(found)}, lambda: words)
     return int(ExitCode.OK)
 
 
@@ -193,6 +233,7 @@ _VERBS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "average": _average,
     "prune": _prune,
     "fetch": _fetch,
+    "upload": _upload,
     "convert": _convert,
 }
 
@@ -225,7 +266,7 @@ def _named(run: Path, which: str) -> list[Path]:
     return [one.path for one in found]
 
 
-def _none(run: Path) -> Diagnostic:
+def _none(run: Path | str) -> Diagnostic:
     return codes.EXPORT_NO_CHECKPOINT(
         "there is no such checkpoint", str(run), hint="give a run directory, or one of its checkpoints"
     )
@@ -236,9 +277,9 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", required=True)
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--json", action="store_true", help="print JSON")
-    verbs.add_parser("list", parents=[common]).add_argument("run", type=Path)
+    verbs.add_parser("list", parents=[common]).add_argument("run")
     verify = verbs.add_parser("verify", parents=[common])
-    verify.add_argument("run", type=Path)
+    verify.add_argument("run")
     verify.add_argument("--checkpoint", default="all", metavar="WHICH")
     diff = verbs.add_parser("diff", parents=[common])
     diff.add_argument("first", type=Path)
@@ -259,6 +300,10 @@ def _parser() -> argparse.ArgumentParser:
     fetch = verbs.add_parser("fetch", parents=[common])
     fetch.add_argument("url")
     fetch.add_argument("--to", type=Path, required=True)
+    upload = verbs.add_parser("upload", parents=[common])
+    upload.add_argument("run", type=Path)
+    upload.add_argument("url")
+    upload.add_argument("--checkpoint", default="latest", metavar="WHICH")
     convert = verbs.add_parser("convert", parents=[common])
     convert.add_argument("source", type=Path)
     convert.add_argument("--to", type=Path, required=True)

@@ -1,4 +1,4 @@
-"""``paceline checkpoints list|verify|diff|average|prune|fetch|convert``."""
+"""``paceline checkpoints list|verify|diff|average|prune|fetch|upload|convert``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.options import RunFolder
+from paceline.cli.options import RunFolder, RunOrUrl
 from paceline.cli.process import become
 
 app = typer.Typer(
@@ -23,22 +23,23 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @app.callback()
 def root() -> None:
-    """List, verify, compare, average, prune and fetch checkpoints; convert those of other programs."""
+    """List, verify, compare, average, prune, fetch and upload checkpoints; convert other programs'."""
 
 
 @app.command("list")
-def listed(run: RunFolder, as_json: AsJson = False) -> None:
+def listed(run: RunOrUrl, as_json: AsJson = False) -> None:
     """List a run's checkpoints: step, size, strategy, age, metric and verdict.
 
     The verdict is `complete` where every file is there with its size, `verified` for the last one of which
-    every byte has been read and found sound, else what is wrong.
+    every byte has been read and found sound, else what is wrong. At a URL it is what the last commit names:
+    `committed`.
     """
-    become(_MODULE, "list", str(run), *_json(as_json))
+    become(_MODULE, "list", run, *_json(as_json))
 
 
 @app.command()
 def verify(
-    run: RunFolder,
+    run: RunOrUrl,
     checkpoint: Annotated[
         str, typer.Option(metavar="WHICH", help="all, latest or the name of one (step-00000500).")
     ] = "all",
@@ -46,9 +47,10 @@ def verify(
 ) -> None:
     """Read checkpoints whole: every hash, every tensor there, finite and of its shape.
 
-    RUN may also be one checkpoint. The exit code is 1 if one is not sound.
+    RUN may also be one checkpoint. At a URL every hash is compared as the bytes arrive, and nothing is kept;
+    numbers and shapes are not looked at. The exit code is 1 if one is not sound.
     """
-    become(_MODULE, "verify", str(run), "--checkpoint", checkpoint, *_json(as_json))
+    become(_MODULE, "verify", run, "--checkpoint", checkpoint, *_json(as_json))
 
 
 @app.command()
@@ -121,6 +123,23 @@ def fetch(
     Without a step it is the newest. Export, verify and the other verbs then take DIR.
     """
     become(_MODULE, "fetch", url, "--to", str(to), *_json(as_json))
+
+
+@app.command()
+def upload(
+    run: RunFolder,
+    url: Annotated[str, typer.Argument(metavar="URL", help="The run's: s3://bucket/folder.")],
+    checkpoint: Annotated[
+        str, typer.Option(metavar="WHICH", help="latest, best or the name of one (step-00000500).")
+    ] = "latest",
+    as_json: AsJson = False,
+) -> None:
+    """Put a checkpoint of a run that is not running into object storage, as the run itself does.
+
+    For one that a stopped run had no time for. Every byte of it is verified first; a URL of another run, or
+    one that has a newer checkpoint, is refused, and nothing there is removed.
+    """
+    become(_MODULE, "upload", str(run), url, "--checkpoint", checkpoint, *_json(as_json))
 
 
 @app.command()

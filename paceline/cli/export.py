@@ -13,7 +13,7 @@ from paceline.cli.options import (
     MaxShardSize,
     MergeAdapter,
     ModelRole,
-    RunFolder,
+    RunOrUrl,
     WhichCheckpoint,
     export_options,
 )
@@ -24,7 +24,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions
 
 @app.command()
 def export(
-    run: RunFolder,
+    run: RunOrUrl,
     to: Annotated[
         str,
         typer.Option("--to", metavar="DIR", help="The folder to write, or hf://owner/name (paceline push)."),
@@ -42,8 +42,8 @@ def export(
 ) -> None:
     """Write a run's model as a Hugging Face folder that from_pretrained loads.
 
-    RUN may also be one checkpoint. A run with a lora section becomes peft's adapter folder, or with --merge a
-    whole model.
+    RUN may also be one checkpoint; what a URL names is brought into a folder beside DIR, which is removed
+    after. A run with a lora section becomes peft's adapter folder, or with --merge a whole model.
     """
     options = export_options(to, dtype, checkpoint, role, merge, gguf, exporter, max_shard_size, overwrite)
-    become("paceline.checkpoint.main", "export", str(run), *options)
+    become("paceline.checkpoint.main", "export", run, *options)

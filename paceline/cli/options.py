@@ -28,6 +28,10 @@ LauncherOption = Annotated[
     ),
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, e.g. outputs/demo.")]
+RunOrUrl = Annotated[  # a Path would make s3:/ of s3://
+    str,
+    typer.Argument(metavar="RUN", help="A run directory, e.g. outputs/demo; or a URL: s3://bucket/folder."),
+]
 
 # What an export is of and how it is written: of ``export`` and ``push``.
 ExportDtype = Annotated[str, typer.Option("--dtype", help="float32 (as trained), bfloat16 or float16.")]

@@ -13,7 +13,7 @@ from paceline.cli.options import (
     MaxShardSize,
     MergeAdapter,
     ModelRole,
-    RunFolder,
+    RunOrUrl,
     WhichCheckpoint,
     export_options,
 )
@@ -24,7 +24,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions
 
 @app.command()
 def push(
-    run: RunFolder,
+    run: RunOrUrl,
     to: Annotated[str, typer.Option("--to", metavar="hf://OWNER/NAME", help="The repository.")],
     public: Annotated[
         bool, typer.Option("--public", help="Make a new repository public [default: private].")
@@ -46,4 +46,4 @@ def push(
     and no local paths. Needs a login: hf auth login, or HF_TOKEN.
     """
     options = export_options(to, dtype, checkpoint, role, merge, gguf, exporter, max_shard_size, overwrite)
-    become("paceline.checkpoint.main", "push", str(run), *options, *(["--public"] if public else []))
+    become("paceline.checkpoint.main", "push", run, *options, *(["--public"] if public else []))

@@ -45,6 +45,7 @@ _NOT_IN_DIGEST = frozenset(
         "training.save_keep_every",
         "training.save_async",
         "training.checkpoint_url",
+        "training.upload_timeout",
         "training.ddp_timeout",
         "training.start_timeout",
         "training.step_timeout",

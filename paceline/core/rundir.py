@@ -93,6 +93,11 @@ class RunDir:
         return self.root / "run-id"
 
     @property
+    def disks(self) -> Path:
+        """How many folders this path was on the nodes of the last start that had several; of each disk."""
+        return self.root / ".disks"
+
+    @property
     def tensorboard(self) -> Path:
         return self.root / "tensorboard"
 

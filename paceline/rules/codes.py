@@ -438,6 +438,11 @@ SAVE_KEEP_EVERY = Code(
     "save_keep_every keeps each checkpoint whose step is a multiple of it from being removed by"
     " save_total_limit, without which nothing is removed.",
 )
+SAVE_UPLOAD_TIMEOUT = Code(
+    "save.upload_timeout",
+    "upload_timeout is how long a stopped run waits for its upload to checkpoint_url, without which there is"
+    " none.",
+)
 SAVE_DISK = Code("save.disk", "The disk has no room for the checkpoints to keep plus one being written.")
 
 SAVE_CHECKPOINT_URL = Code(

@@ -279,7 +279,7 @@ def folders(c: Context) -> Iterator[Diagnostic]:
 
 
 def object_storage(c: Context) -> Iterator[Diagnostic]:
-    """save.checkpoint_url, and whether the package is there"""
+    """save.checkpoint_url, save.upload_timeout, and whether the package is there"""
     t, named = c.config.training, False
     for key, value in (
         ("training.checkpoint_url", t.checkpoint_url),
@@ -294,6 +294,13 @@ def object_storage(c: Context) -> Iterator[Diagnostic]:
         except ValueError as wrong:
             hint = "checkpoint_url: s3://bucket/folder"
             yield c.problem(codes.SAVE_CHECKPOINT_URL, f"this URL cannot be used: {wrong}", key, hint=hint)
+    if t.upload_timeout is not None and t.checkpoint_url is None:
+        yield c.problem(
+            codes.SAVE_UPLOAD_TIMEOUT,
+            "without checkpoint_url nothing is uploaded",
+            "training.upload_timeout",
+            hint="set checkpoint_url, or remove upload_timeout",
+        )
     if named and c.starting and find_spec(PACKAGE) is None:
         yield c.problem(
             codes.SAVE_OBJECTS_PACKAGE,

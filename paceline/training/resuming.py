@@ -251,6 +251,7 @@ QUIET = frozenset(
         "save_keep_every",
         "save_async",
         "checkpoint_url",
+        "upload_timeout",
         "log_level",
         "per_device_train_batch_size",
         "gradient_accumulation_steps",

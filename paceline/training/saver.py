@@ -8,6 +8,7 @@ from pathlib import Path
 
 from paceline.checkpoint.beside import SavedBeside, SavesBeside
 from paceline.checkpoint.layout import step_name
+from paceline.checkpoint.objects.deadline import Deadline
 from paceline.checkpoint.objects.uploads import Uploads
 from paceline.checkpoint.store import Checkpointer
 from paceline.core.diagnostics import Diagnostic
@@ -158,16 +159,22 @@ class RunSaves:
         self._send(saved.path)
         return True
 
-    def finish(self, waiting: Callable[[], None]) -> None:
+    def finish(self, waiting: Callable[[], None], deadline: Deadline) -> bool:
         """Wait until the last checkpoint is at its URL too; ``waiting`` is called meanwhile. Collective.
 
-        Raises CheckpointError.
+        Return False if it was not there when the ``deadline`` after a stop was over. Raises CheckpointError.
         """
-        if self._uploads is not None:
-            try:
-                self._uploads.end(waiting)
-            finally:
-                self._report_uploads()
+        if self._uploads is None:
+            return True
+        try:
+            return self._uploads.end(waiting, deadline, self._contents.parts.runner.strategy.world.any)
+        finally:
+            self._report_uploads()
+
+    @property
+    def uploads_left(self) -> bool:
+        """Whether an upload for which nobody waits any more is still under way on this rank."""
+        return self._uploads is not None and self._uploads.is_working
 
     def _send(self, path: Path) -> None:
         if self._uploads is not None:

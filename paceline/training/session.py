@@ -156,7 +156,11 @@ class Session:
         if t.checkpoint_url is None:
             return None
         rule = RetentionRule(t.save_total_limit, t.save_keep_every)
-        return open_uploads(t.checkpoint_url, self.run, StoreRanks.open(self.world, "upload"), rule)
+        uploads = open_uploads(t.checkpoint_url, self.run, StoreRanks.open(self.world, "upload"), rule)
+        own = self.reader is not None and self.reader.path.parent == self.run.checkpoints
+        if self.reader is not None and own and (self.disks is None or self.disks.are_one):
+            uploads.resumed(self.reader.path)
+        return uploads
 
     def parts(self) -> Parts:
         """Build model, strategy, algorithm and data; restore the checkpoint to resume from. Collective."""

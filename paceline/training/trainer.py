@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from paceline.algorithms.base import Algorithm
+from paceline.checkpoint.objects.deadline import Deadline
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError, PacelineError
 from paceline.plan.limits import STEP
@@ -45,8 +46,15 @@ class Saves(Protocol):
         """Return whether a save that was begun has become durable; raise its error, on all ranks."""
         ...
 
-    def finish(self, waiting: Callable[[], None]) -> None:
-        """Wait, after training, for what goes on with the last save; ``waiting`` is called meanwhile."""
+    def finish(self, waiting: Callable[[], None], deadline: Deadline) -> bool:
+        """Wait, after training, for what goes on with the last save; ``waiting`` is called meanwhile. Return
+        whether that ended before the ``deadline`` after a stop.
+        """
+        ...
+
+    @property
+    def uploads_left(self) -> bool:
+        """Whether something goes on that nobody waits for any more."""
         ...
 
     def rescue(self) -> None:

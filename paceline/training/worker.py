@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from rich.console import Console
 
 from paceline.checkpoint.nodes.disks import Disks, find_disks
 from paceline.checkpoint.nodes.resume import NodesResume
+from paceline.checkpoint.objects.deadline import AFTER_STOP_SECONDS, Deadline
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError, ExitCode, PacelineError
 from paceline.core.json_types import JsonObject
@@ -207,7 +209,8 @@ class Worker:
             )
         final = int(code) if closed else int(ExitCode.CLOSING)
         # Destructors of C++ threads sometimes abort an exiting process; what a hung tracker left hangs it
-        if world.world_size > 1 or (self.observers is not None and self.observers.abandoned):
+        left = self.trainer is not None and self.trainer.saves is not None and self.trainer.saves.uploads_left
+        if world.world_size > 1 or left or (self.observers is not None and self.observers.abandoned):
             self.line.ended(final)
             leave(final)
         return final
@@ -277,7 +280,10 @@ class Worker:
             trainer.measure()
         outcome = trainer.train()
         if trainer.saves is not None:
-            trainer.saves.finish(partial(self.observers.heartbeat.beat, trainer.state.step, SAVE))
+            beat = partial(self.observers.heartbeat.beat, trainer.state.step, SAVE)
+            seconds = self.config.training.upload_timeout or AFTER_STOP_SECONDS
+            if not trainer.saves.finish(beat, Deadline(seconds, lambda: signals.since)):
+                outcome = "stopped"  # also where the signal came after the last step: a resume uploads
         self.say_models(trainer, (), ("attention", "decoding", "compile"))  # what ran, and compiled how long
         if outcome != "stopped":
             self.load_best(world, trainer)
@@ -399,6 +405,9 @@ class Worker:
         self.run_dir = RunDir.at(self.plan.run_dir)
         self.disks = find_disks(world, self.run_dir.root, first_on_node=world.local_rank == 0)
         on_other_disks(world, self.disks, take)
+        if world.num_nodes > 1 and self.disks.leads(world.rank):
+            with suppress(OSError):  # then the next start takes them for apart, which costs it a look
+                self.disks.remember(self.run_dir)
 
     def claim(self, plan: JsonObject) -> None:
         """Make the run directory, with config and plan. Raises ConfigError."""

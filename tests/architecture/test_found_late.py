@@ -124,8 +124,8 @@ LATE = {
     "object storage, of which a plan says nothing: `paceline train` looks there itself as it starts": (
         """
         objects.damaged objects.denied objects.fetched objects.holds_run objects.housekeeping objects.in_use
-        objects.no_conditional_create objects.other_writer objects.skipped objects.unavailable
-        objects.uploaded
+        objects.no_conditional_create objects.not_in_time objects.other_writer objects.skipped
+        objects.unavailable objects.uploaded
     """
     ),
     "memory, disk and folders as they are while the job runs": (

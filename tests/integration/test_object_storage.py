@@ -106,3 +106,47 @@ def test_a_url_in_use_and_one_that_holds_a_run_are_refused(
     done = paceline("train", str(yaml))
     assert done.code == 2 and "objects.holds_run" in done.err and "step-00000004" in done.err, done.err
     assert not (tmp_path / "run").exists() and not list((store / "probes").iterdir())
+
+
+STUCK = """
+import os
+import signal
+import threading
+
+from paceline.checkpoint.objects.opened import ObstoreStore
+
+ObstoreStore.put_file = lambda *_: threading.Event().wait()  # a network that takes all day
+
+
+def on_event(event):
+    if event.kind == "step" and event.step == {step}:
+        os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("nproc", "step"), [(1, 5), (2, 5), (1, 20)])
+def test_a_stopped_run_ends_in_time_and_the_next_one_uploads(
+    tiny: Tiny, paceline: Paceline, tmp_path: Path, nproc: int, step: int
+) -> None:
+    """The stop may come after the last step, too: then the resume has nothing else to do."""
+    run, store = tmp_path / "run", tmp_path / "store"
+    given = {"max_steps": 20, "save_strategy": "steps", "save_steps": 20, "resume_from_checkpoint": "auto"}
+    more = {"checkpoint_url": f"file://{store}", "upload_timeout": 3, "warmup_steps": 3}
+    yaml = write_yaml(tmp_path / "c.yaml", tiny(**given, **more, callbacks=["stuck:on_event"]))
+    (tmp_path / "stuck.py").write_text(STUCK.format(step=step))
+    stopped = paceline("train", str(yaml), "--nproc", str(nproc))
+    assert stopped.code == 75, stopped.err
+    found = [e.diagnostic for e in events_of(run) if isinstance(e, Notice)]
+    (late,) = [one for one in found if one.code == "objects.not_in_time"]
+    saved = max(RunDir.at(run).checkpoints.glob("step-*"))
+    assert late.where == str(saved) and "within 3 s of the stop" in late.what
+    assert not list((store / "commits").glob("*")) and (store / "claims/00000001.ended").is_file()
+    assert json.loads((run / "result.json").read_text())["outcome"] == "stopped"
+
+    yaml = write_yaml(tmp_path / "c.yaml", tiny(**given, **more))
+    done = paceline("train", str(yaml), "--nproc", str(nproc))
+    assert done.code == 0, done.err
+    head = json.loads(max((store / "commits").iterdir()).read_text())
+    assert {saved.name, "step-00000020"} >= {one["name"] for one in head["checkpoints"]}
+    assert head["checkpoints"][-1]["name"] == "step-00000020"

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.checkpoint import codes
+from paceline.checkpoint.disk import replace_text
 from paceline.checkpoint.together import CheckpointWorld, together
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.rundir import RunDir
 
 _LOOKS, _BETWEEN_SECONDS = 4, 0.25  # a network file system may show a new name late
 _WHAT = "whether the nodes share the run directory cannot be found out"
@@ -41,6 +43,10 @@ class Disks:
         """Return the ranks that see the disk of ``first_rank``."""
         return [rank for rank, of in enumerate(self.leaders) if of == first_rank]
 
+    def remember(self, run: RunDir) -> None:
+        """Record the number of disks, on the leader of each, for what is asked before the next start."""
+        replace_text(run.disks, f"{len({*self.leaders})}\n")
+
     def notes(self, folder: Path) -> list[Diagnostic]:
         """Return what the user is told where the nodes do not share ``folder``."""
         if self.are_one:
@@ -52,6 +58,14 @@ class Disks:
         groups = ", ".join(f"from rank {first_rank}" for first_rank in sorted({*self.leaders})[:16])
         found = f"{len({*self.leaders})} disks: {groups}"
         return [codes.CHECKPOINT_APART(what, str(folder), found, severity=Severity.NOTE)]
+
+
+def were_one(run: RunDir) -> bool:
+    """Whether all nodes of the last start that had several saw this run directory."""
+    try:
+        return run.disks.read_text(encoding="ascii").strip() == "1"
+    except (OSError, ValueError):
+        return False
 
 
 def find_disks(ranks: CheckpointWorld, folder: Path, *, first_on_node: bool) -> Disks:

@@ -12,8 +12,10 @@ from filelock import FileLock
 from paceline.checkpoint import codes
 from paceline.checkpoint.disk import make_folder, named_errors, need_space, never, replace_text
 from paceline.checkpoint.layout import LATEST, leftovers, scan, staging_name
-from paceline.checkpoint.objects.catalogue import Commit, StoredCheckpoint, read_head
+from paceline.checkpoint.manifest_format import Manifest
+from paceline.checkpoint.objects.catalogue import StoredCheckpoint, read_head
 from paceline.checkpoint.objects.files import download, read_stored_manifest
+from paceline.checkpoint.objects.here import is_sound, look_here
 from paceline.checkpoint.objects.store import ObjectStore
 from paceline.checkpoint.refused import incomplete
 from paceline.checkpoint.retain import discard
@@ -39,20 +41,23 @@ class Brought:
 def bring_newest(
     store: ObjectStore, url: ObjectUrl, folder: Path, *, several: bool = False
 ) -> Brought | None:
-    """Bring the newest checkpoint of ``url`` into a run's ``checkpoints`` folder, unless one as new is there.
+    """Bring the newest checkpoint of ``url`` into a run's ``checkpoints`` folder, unless one as new is there
+    and sound.
 
-    Of processes that share the disk one does it and the others find it. A damaged one is passed over, with a
-    note. With ``several`` nodes a checkpoint is there if its manifest is: other nodes may have its other
-    files, and the ranks look over all of them later. Raises CheckpointError, on one node also if none is
-    sound.
+    Of processes that share the disk one does it and the others find it. A damaged one, here or there, is
+    passed over, with a note. With ``several`` disks what is not here may be on others, and the ranks look
+    over all of them later: what is here counts if it is sound. Raises CheckpointError, on one disk also if
+    none is sound.
     """
     make_folder(folder)
     with named_errors(folder), FileLock(str(folder / _LOCK)):
         _, head = read_head(store, str(url))
         stored = head.checkpoints if head is not None else ()
-        there = [found for found in scan(folder) if several or found.problem is None]
-        here = max((found.age_key[0] for found in there), default=-1)
-        if not stored or here >= stored[-1].sequence:
+        if not stored:
+            return None
+        on_disk = look_here(folder, elsewhere=several)
+        here = on_disk.sequence
+        if here >= stored[-1].sequence:
             return None
         notes: list[Diagnostic] = []
         for one in reversed(stored):
@@ -66,6 +71,7 @@ def bring_newest(
                 notes.append(_passed_over(one, url, problem))
                 continue
             replace_text(folder / LATEST, brought.path.name + "\n")
+            notes += on_disk.replaced(one.name, str(url))
             return Brought(brought.path, (*notes, *brought.notes))
     if here >= 0 or several:
         return Brought(folder, tuple(notes)) if notes else None
@@ -82,15 +88,16 @@ def bring_named(store: ObjectStore, url: ObjectUrl, folder: Path) -> Brought:
     """
     make_folder(folder)
     with named_errors(folder), FileLock(str(folder / _LOCK)):
-        _, head = read_head(store, str(url))
-        one = _named(head, url)
-        there = [found for found in scan(folder) if found.problem is None and found.name == one.name]
+        one = named_by(store, url)
+        there = [found for found in scan(folder) if found.name == one.name and is_sound(found)]
         if there and there[0].manifest is not None and there[0].manifest.sequence == one.sequence:
             return Brought(there[0].path, ())
         return _bring(store, url, one, folder)
 
 
-def _named(head: Commit | None, url: ObjectUrl) -> StoredCheckpoint:
+def named_by(store: ObjectStore, url: ObjectUrl) -> StoredCheckpoint:
+    """Return the checkpoint that ``url`` names; without a step the newest. Raises CheckpointError."""
+    _, head = read_head(store, str(url))
     stored = head.checkpoints if head is not None else ()
     found = [one for one in stored if url.step in (None, one.name)]
     if not found:
@@ -108,9 +115,7 @@ def _named(head: Commit | None, url: ObjectUrl) -> StoredCheckpoint:
 
 def _bring(store: ObjectStore, url: ObjectUrl, one: StoredCheckpoint, folder: Path) -> Brought:
     began = time.perf_counter()
-    manifest, content = read_stored_manifest(store, one.folder)
-    if (manifest.step, manifest.sequence) != (one.step, one.sequence):
-        raise incomplete(Path(one.folder), f"its manifest is of step {manifest.step}")
+    manifest, content = manifest_of(store, one)
     check_name(folder / one.name, manifest)
     for left in leftovers(folder):
         discard(left)
@@ -130,6 +135,14 @@ def _bring(store: ObjectStore, url: ObjectUrl, one: StoredCheckpoint, folder: Pa
         what, str(stage.final), f"{took}, every block by its hash", severity=Severity.NOTE
     )
     return Brought(stage.final, (note,))
+
+
+def manifest_of(store: ObjectStore, one: StoredCheckpoint) -> tuple[Manifest, bytes]:
+    """Return the manifest of a committed checkpoint, and its bytes. Raises CheckpointError."""
+    manifest, content = read_stored_manifest(store, one.folder)
+    if (manifest.step, manifest.sequence) != (one.step, one.sequence):
+        raise incomplete(Path(one.folder), f"its manifest is of step {manifest.step}")
+    return manifest, content
 
 
 _DAMAGE = frozenset(

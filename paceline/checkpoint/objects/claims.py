@@ -45,6 +45,12 @@ class Lease:
     pause: Callable[[float], None] = time.sleep
 
 
+def last_run(store: ObjectStore) -> str | None:
+    """Return the name of the run that has claimed the URL last; None if none has."""
+    last = last_object(store, CLAIMS)
+    return str(_claim_at(store, last).get("run")) if last else None
+
+
 class Claim:
     """This process's claim, alive until ``end``."""
 

@@ -6,6 +6,8 @@ import os
 import secrets
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
 
 from paceline.checkpoint import codes
@@ -103,22 +105,12 @@ def _fetch(
     name: str,
     pool: ThreadPoolExecutor,
 ) -> None:
-    piece = manifest.grain.block_bytes if entry.blocks else _PIECE
+    piece = _piece_bytes(entry, manifest)
     fd = os.open(into / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
 
         def bring(block: int) -> None:
-            start, end = block * piece, min(entry.bytes, (block + 1) * piece)
-            for look in range(_LOOKS):
-                found = again(lambda: store.get_range(stored, start, end))
-                if not entry.blocks:
-                    break
-                sound = _hash(found, manifest)
-                if sound == entry.blocks[block]:
-                    break
-                if look + 1 == _LOOKS:
-                    raise damaged(Path(stored).parent, name, wrong_block(entry, block, manifest.grain, sound))
-            view, at = memoryview(found), start
+            view, at = memoryview(_piece(store, stored, entry, manifest, name, block)), block * piece
             while view:
                 done = os.pwrite(fd, view, at)
                 view, at = view[done:], at + done
@@ -137,6 +129,49 @@ def _fetch(
     if not entry.blocks:
         with open_part(into, name) as file:
             verify_open(file, entry, into, name)
+
+
+def verify_stored(store: ObjectStore, folder: str, manifest: Manifest) -> None:
+    """Read all files of a stored checkpoint, a few blocks in memory at a time, and compare every hash.
+
+    Raises CheckpointError that names the first that differs.
+    """
+    with ThreadPoolExecutor(_AT_ONCE, "paceline-verify") as pool:
+        for name, entry in manifest.files.items():
+            read = partial(_piece, store, f"{folder}/{name}", entry, manifest, name)
+            count = -(-entry.bytes // _piece_bytes(entry, manifest))
+            if entry.blocks:
+                for _ in pool.map(lambda block, read=read: read(block) and None, range(count)):
+                    pass
+                continue
+            found = sha256()
+            for block in range(count):
+                found.update(read(block))
+            if found.hexdigest() != entry.sha256:
+                raise damaged(Path(folder), name, f"sha256 {found.hexdigest()[:12]}…")
+
+
+def _piece_bytes(entry: FileEntry, manifest: Manifest) -> int:
+    return manifest.grain.block_bytes if entry.blocks else _PIECE
+
+
+def _piece(
+    store: ObjectStore, stored: str, entry: FileEntry, manifest: Manifest, name: str, number: int
+) -> bytes:
+    """Read a piece of a stored file: a block, if it has hashes of blocks, and then with the right one.
+
+    Raises CheckpointError.
+    """
+    size = _piece_bytes(entry, manifest)
+    start, end = number * size, min(entry.bytes, (number + 1) * size)
+    for _ in range(_LOOKS):
+        found = again(lambda: store.get_range(stored, start, end))
+        if not entry.blocks:
+            return found
+        sound = _hash(found, manifest)
+        if sound == entry.blocks[number]:
+            return found
+    raise damaged(Path(stored).parent, name, wrong_block(entry, number, manifest.grain, sound))
 
 
 def _hash(block: bytes, manifest: Manifest) -> str:

@@ -13,6 +13,7 @@ from typing import TypedDict
 
 from paceline.checkpoint import codes
 from paceline.checkpoint.layout import LATEST, scan
+from paceline.checkpoint.nodes.disks import were_one
 from paceline.checkpoint.objects.brought import bring_named, bring_newest
 from paceline.checkpoint.objects.catalogue import read_head
 from paceline.checkpoint.objects.claims import Lease, check_store, wait_until_free
@@ -73,7 +74,8 @@ def _own_url(text: str, run: RunDir, job: StartRequest) -> Iterator[Diagnostic]:
         name = run.run_id.read_text(encoding="ascii").strip() if run.run_id.is_file() else ""
         wait_until_free(quick, url, name, Lease())
     if resume in (LATEST, AUTO):
-        brought = bring_newest(open_store(url), url, run.checkpoints, several=several)
+        apart = several and not were_one(run)
+        brought = bring_newest(open_store(url), url, run.checkpoints, several=apart)
         if brought is not None:
             yield from brought.notes
         elif resume == LATEST and not several and not scan(run.checkpoints):

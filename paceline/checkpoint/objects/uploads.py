@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from paceline.checkpoint import codes
 from paceline.checkpoint.disk import replace_text
 from paceline.checkpoint.manifest import read_manifest
 from paceline.checkpoint.manifest_format import MANIFEST, Manifest
+from paceline.checkpoint.objects.deadline import Deadline
 from paceline.checkpoint.objects.files import files_of_rank, upload
 from paceline.checkpoint.objects.opened import open_store
 from paceline.checkpoint.objects.store import ObjectStore
@@ -27,7 +28,8 @@ from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
 from paceline.core.units import human_bytes, human_seconds
 
-_WAIT_SECONDS = 5.0
+_WAIT_SECONDS = 1.0
+_LAST_SECONDS = 2.0  # for a commit that is under way when the time is over, and to give the URL back
 
 
 def open_uploads(text: str, run: RunDir, ranks: CheckpointWorld, rule: RetentionRule) -> Uploads:
@@ -52,10 +54,13 @@ def run_id(run: RunDir) -> str:
 
 @dataclass(frozen=True)
 class _Published:
-    """A checkpoint that is durable on the disk; ``best``: the name of one that retention spares."""
+    """A checkpoint that is durable on the disk; ``best``: the name of one that retention spares; ``resumed``:
+    a run before this one saved it, and may have uploaded it.
+    """
 
     path: Path
     best: str | None
+    resumed: bool = False
 
 
 class Uploads:
@@ -80,25 +85,72 @@ class Uploads:
         self._notes: queue.Queue[Diagnostic] = queue.Queue()
         self._waiting: queue.Queue[_Published | None] = queue.Queue()
         self._failed: _Published | None = None  # the newest, if it did not go up; alike on all ranks
+        self._last: Path | None = None  # the newest that was published
+        self._up: Path | None = None  # the newest that this run has committed; rank 0 knows
+        self._committing = threading.Lock()
+        self._given_up = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="paceline-uploads", daemon=True)
         self._thread.start()
 
     def published(self, path: Path, best: str | None = None) -> None:
         """Upload a checkpoint that has just been published. Every rank calls it, for the same ones."""
+        self._last = path
         self._waiting.put(_Published(path, best))
 
-    def end(self, waiting: Callable[[], None] = lambda: None) -> None:
+    def resumed(self, path: Path) -> None:
+        """Upload the checkpoint that the run goes on from, if the URL has none as new. All ranks call it."""
+        self._last = path
+        self._waiting.put(_Published(path, None, resumed=True))
+
+    def end(
+        self,
+        waiting: Callable[[], None] = lambda: None,
+        deadline: Deadline = Deadline(),  # noqa: B008 (frozen)
+        any_rank: Callable[[bool], bool] = bool,
+    ) -> bool:
         """Wait until the last checkpoint is up; ``waiting`` is called meanwhile. Every rank calls it.
 
-        Raises CheckpointError, the same on all ranks, if it could not be uploaded.
+        Return False, on all ranks, if it was not up when the ``deadline`` of any was over: from then on
+        nothing is committed any more. ``any_rank`` (collective): whether a flag is True on any rank. Raises
+        CheckpointError, the same on all ranks, if it could not be uploaded.
         """
         self._waiting.put(None)
-        while self._thread.is_alive():
-            self._thread.join(_WAIT_SECONDS)
-            waiting()
+        while not any_rank(not self._thread.is_alive()):
+            if any_rank(deadline.left() <= 0):
+                return any_rank(self._is_up_after_all(deadline.seconds))
+            self._wait(waiting, deadline)
+        while self._thread.is_alive() and deadline.left() > 0:  # rank 0's still removes what is old
+            self._wait(waiting, deadline)
         if self._error is not None:
             raise self._error
+        return True
+
+    @property
+    def is_working(self) -> bool:
+        """Whether this rank's thread is at work: ``end`` may have left it."""
+        return self._thread.is_alive()
+
+    def _wait(self, waiting: Callable[[], None], deadline: Deadline) -> None:
+        self._thread.join(max(0.0, min(_WAIT_SECONDS, deadline.left())))
+        waiting()
+
+    def _is_up_after_all(self, seconds: float) -> bool:
+        """Give up, on rank 0: nothing is committed from now on, and the next run may have the URL. Return
+        whether a commit has come first.
+        """
+        if self._writer is None or self._last is None:
+            return False
+        if self._committing.acquire(timeout=_LAST_SECONDS):  # else its claim must outlive this process
+            self._given_up = True
+            self._committing.release()
+            closing = threading.Thread(target=self._writer.close, name="paceline-upload-end", daemon=True)
+            closing.start()
+            closing.join(_LAST_SECONDS)
+        if self._up == self._last:
+            return True
+        self._note(_left_behind(self._last, self._url, seconds))
+        return False
 
     def take_notes(self) -> list[Diagnostic]:
         """Return each note and warning once, those of rank 0."""
@@ -121,14 +173,27 @@ class Uploads:
                 self._writer.close()
 
     def _is_newest(self, one: _Published) -> bool:
-        """Whether ``one`` is to go up: none is published after it, as rank 0 sees it. Collective."""
-        newest = self._together(lambda: self._ranks.rank != 0 or self._waiting.empty() or self._ends_next())[
-            0
-        ]
-        if not newest and self._ranks.rank == 0:
+        """Whether ``one`` is to go up: none is published after it, and one that the run goes on from is not
+        there already, as rank 0 sees it. Collective.
+        """
+        newest, there = self._together(lambda: self._look_at(one))[0]
+        if not newest and not one.resumed and self._ranks.rank == 0:
             what = f"{one.path.name} was not uploaded: a newer checkpoint is there already"
             self._note(codes.OBJECTS_SKIPPED(what, str(self._url), severity=Severity.NOTE))
-        return newest
+        return newest and not there
+
+    def _look_at(self, one: _Published) -> tuple[bool, bool]:
+        """Return, on rank 0, whether none is published after ``one``, and whether the URL has one as new."""
+        if self._writer is None:
+            return True, False
+        newest, there = self._waiting.empty() or self._ends_next(), False
+        if one.resumed and newest:
+            with suppress(CheckpointError):  # the upload will name it, as a warning
+                self._writer.open()
+                stored = self._writer.newest
+                there = stored is not None and stored.sequence >= read_manifest(one.path).sequence
+            self._up = one.path if there else self._up
+        return newest, there
 
     def _ends_next(self) -> bool:
         with self._waiting.mutex:
@@ -170,8 +235,14 @@ class Uploads:
         sizes = {file: size for of_rank in sent for file, size in of_rank.items()}
 
         def commit() -> None:
-            if writer is not None:
+            if writer is None:
+                return
+            with self._committing:
+                if self._given_up:
+                    what = "the run has ended meanwhile"
+                    raise CheckpointError(codes.OBJECTS_NOT_IN_TIME(what, str(self._url)))
                 writer.commit(manifests[0], name, folder, sizes, one.best)
+                self._up = one.path
 
         self._together(commit)
         if writer is not None:
@@ -197,3 +268,14 @@ class Uploads:
     def _together(self, work: Callable[[], object]) -> list:
         where = Path(str(self._url))
         return together(self._ranks, work, where, "the checkpoint could not be uploaded")
+
+
+def _left_behind(path: Path, url: ObjectUrl, seconds: float) -> Diagnostic:
+    return codes.OBJECTS_NOT_IN_TIME(
+        f"{path.name} is on the disk, but was not uploaded to {url} within {seconds:g} s of the stop",
+        str(path),
+        "",
+        "a resume on this disk uploads it, or paceline checkpoints upload RUN URL;"
+        " training.upload_timeout sets how long a stopped run waits",
+        Severity.WARNING,
+    )

@@ -245,6 +245,14 @@ class SavingFields(Section):
             " or file:///folder; a start brings its newest one down if the run directory has none so new."
         ),
     )
+    upload_timeout: OptFloat = Field(
+        default=None,
+        gt=0,
+        description=(
+            "Seconds, counted from a stop (SIGTERM, Ctrl-C), for which the run waits for its upload to"
+            " checkpoint_url; below the time after which the scheduler kills. 25 when empty."
+        ),
+    )
     save_async: Bool = Field(
         default=False,
         description=(

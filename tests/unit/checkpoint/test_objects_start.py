@@ -9,6 +9,7 @@ import pytest
 from checkpoint_samples import OneRank
 from test_objects import save, tree
 
+from paceline.checkpoint.nodes.disks import Disks
 from paceline.checkpoint.objects.claims import Lease, take_claim
 from paceline.checkpoint.objects.opened import open_store
 from paceline.checkpoint.objects.start import main
@@ -16,8 +17,11 @@ from paceline.checkpoint.objects.uploads import open_uploads
 from paceline.checkpoint.resume import find_checkpoint
 from paceline.checkpoint.retain import RetentionRule
 from paceline.config.object_url import parse_url
+from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
+
+REPLACED = ["warning resume.skipped_incomplete", "note objects.fetched"]
 
 
 class Place:
@@ -62,7 +66,83 @@ def test_a_node_with_its_own_shards_alone_asks_for_nothing(tmp_path: Path) -> No
         next(path.glob("shard-*")).unlink()  # another node's disk has it
     assert place.start("auto", several=True) == [] and place.start("latest", several=True) == []
     assert not list(part[1].glob("shard-*")) and part[0].is_dir(), "nothing came down"
-    assert place.start("auto") == ["note objects.fetched"], "on one node they are incomplete"
+    assert place.start("auto") == REPLACED, "on one node they are incomplete"
+
+
+def spoil(checkpoint: Path, how: str, name: str = "shard-*") -> None:
+    """Damage a file of a checkpoint: ``flipped`` (a bit), ``cut`` (shorter) or ``gone``."""
+    (path,) = checkpoint.glob(name)
+    whole = path.read_bytes()
+    path.unlink()
+    if how != "gone":
+        path.write_bytes(whole[:-2] + (bytes([whole[-2] ^ 1]) + whole[-1:] if how == "flipped" else b""))
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("how", ["flipped", "cut"])
+def test_the_urls_takes_the_place_of_a_damaged_one(tmp_path: Path, how: str, several: bool) -> None:
+    place = Place(tmp_path, 1, 2)
+    for step in (1, 2):
+        save(place.run, step)
+    spoil(place.run.checkpoint(2), how)
+    assert place.start("auto", several=several) == [
+        "warning resume.skipped_incomplete",
+        "note objects.fetched",
+    ]
+    assert tree(place.run.checkpoint(2)) == tree(place.first.checkpoint(2))
+    assert find_checkpoint("latest", place.run) == place.run.checkpoint(2)
+    assert place.start("auto", several=several) == [], "now it is sound"
+
+
+def test_the_newest_sound_one_of_disk_and_url_is_taken(tmp_path: Path) -> None:
+    place = Place(tmp_path, 1, 2)
+    for step in (1, 2, 3):
+        save(place.run, step)
+    spoil(place.run.checkpoint(3), "flipped")
+    assert place.start("auto") == [], "the disk has the URL's newest"
+    assert find_checkpoint("latest", place.run) == place.run.checkpoint(2)
+    spoil(place.run.checkpoint(2), "flipped", "state.json")
+    assert place.start("latest") == REPLACED
+    notes: list[Diagnostic] = []
+    assert find_checkpoint("latest", place.run, notes) == place.run.checkpoint(2)
+    assert "step-00000003 is skipped" in notes[0].what and "1 step is trained again" in notes[0].hint
+    spoil(place.run.checkpoint(2), "flipped")
+    spoil(next((tmp_path / "store/data").glob("step-00000002.*")), "flipped")
+    assert place.start("latest") == ["warning resume.skipped_incomplete"], "the URL's is no better"
+    assert find_checkpoint("latest", place.run) == place.run.checkpoint(1)
+
+
+def test_nodes_that_shared_a_disk_know_that_a_missing_file_is_nowhere(tmp_path: Path) -> None:
+    place = Place(tmp_path, 1)
+    spoil(save(place.run, 1), "gone")
+    assert place.start("auto", several=True) == [], "another node may have it"
+    Disks((0, 1)).remember(place.run)
+    assert place.start("auto", several=True) == []
+    Disks.one(2).remember(place.run)
+    assert place.start("auto", several=True) == REPLACED
+
+
+def test_a_large_one_is_left_to_the_ranks_and_one_of_a_newer_paceline_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(tmp_path, 1)
+    spoil(save(place.run, 1), "flipped")
+    monkeypatch.setattr("paceline.checkpoint.objects.here.BEFORE_BYTES", 0)
+    assert place.start("auto") == []
+    manifest = place.run.checkpoint(1) / "manifest.json"
+    data = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({**data, "version": 999}))
+    assert place.start("auto") == ["error checkpoint.newer"]
+
+
+def test_a_fetched_copy_that_is_damaged_is_fetched_again(tmp_path: Path) -> None:
+    place = Place(tmp_path, 1)
+    assert place.start(place.url, own=False) == ["note objects.fetched"]
+    found = find_checkpoint(place.url, place.run)
+    assert found is not None
+    spoil(found, "flipped")
+    assert place.start(place.url, own=False) == ["note objects.fetched"]
+    assert find_checkpoint(place.url, place.run) == found
 
 
 def test_a_fresh_node_takes_the_urls_or_leaves_it_to_the_others(tmp_path: Path) -> None:

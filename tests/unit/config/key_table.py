@@ -363,6 +363,9 @@ TABLE: dict[str, Key | Read] = {
     "training.save_keep_every": Key(p.saver, 2, {"training.save_total_limit": 1}),
     "training.save_async": Key(p.plan(), True),
     "training.checkpoint_url": Key(p.saver, "s3://bucket/run"),
+    "training.upload_timeout": Read(
+        "training/worker.py", "train", "tests/integration/test_object_storage.py"
+    ),
     "training.full_determinism": Read(
         "training/worker.py", "worker_of", "tests/unit/runtime/test_determinism.py"
     ),

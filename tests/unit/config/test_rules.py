@@ -705,6 +705,11 @@ CASES = [
     ),
     case("save.checkpoint_url", _t(resume_from_checkpoint="s3://key:secret@bucket/run"), _t()),
     case("save.keep_every", _t(save_keep_every=0, save_total_limit=1), _t()),
+    case(
+        "save.upload_timeout",
+        _t(upload_timeout=60),
+        _t(upload_timeout=60, checkpoint_url="file:///somewhere/run"),
+    ),
     case("run.remote_folder", _t(output_dir="s3://bucket/run"), _t(output_dir="outputs/s3")),
     case("run.remote_folder", _t(output_dir="file:///tmp/run"), _t(output_dir="C:run")),
     case("run.remote_folder", {"data.cache_dir": "gs://bucket/cache"}, {"data.cache_dir": "/mnt/bucket"}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ from unittest import mock
 import pytest
 
 from paceline.checkpoint import codes
+from paceline.checkpoint.objects.deadline import Deadline
 from paceline.checkpoint.store import Saved
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError
@@ -30,17 +32,17 @@ class Uploads:
     def take_notes(self) -> list[Diagnostic]:
         return [UP] * len(self.sent)
 
-    def end(self, waiting: Any) -> None:
+    def end(self, waiting: Any, deadline: Deadline, any_rank: Any) -> bool:
         waiting()
         if self.error is not None:
             raise self.error
+        return any_rank(deadline.left() > 0)
 
 
 def saves(uploads: Uploads, heard: list[Diagnostic], *, keep_best: bool = False) -> RunSaves:
-    state = SimpleNamespace(best_step=3)
-    contents: Any = SimpleNamespace(
-        parts=SimpleNamespace(state=state), state=dict, shards=lambda step: [], files={}
-    )
+    world = SimpleNamespace(strategy=SimpleNamespace(world=SimpleNamespace(any=bool)))
+    parts = SimpleNamespace(state=SimpleNamespace(best_step=3), runner=world)
+    contents: Any = SimpleNamespace(parts=parts, state=dict, shards=lambda step: [], files={})
     checkpointer = mock.Mock(last=Saved(1.0, 10))
     checkpointer.save.side_effect = lambda step, *_: Path(f"/run/checkpoints/step-{step:08d}")
     return RunSaves(
@@ -68,7 +70,7 @@ def test_the_run_ends_with_the_error_of_its_last_upload() -> None:
     of = saves(uploads, heard)
     of.save(4)
     with pytest.raises(CheckpointError, match="the store is down"):
-        of.finish(waited)
+        of.finish(waited, Deadline())
     assert waited.called and heard == [UP], "what was to be said is said before the error"
 
 
@@ -76,4 +78,11 @@ def test_a_run_without_a_url_has_nothing_to_wait_for() -> None:
     of = saves(None, [])  # type: ignore[arg-type]
     of.save(4)
     of.settle(wait=False)
-    of.finish(lambda: pytest.fail("nothing is waited for"))
+    assert of.finish(lambda: pytest.fail("nothing is waited for"), Deadline(0.0, lambda: 0.0))
+
+
+def test_a_stopped_run_is_told_whether_its_last_upload_came_in_time() -> None:
+    of = saves(Uploads(), [])
+    of.save(4)
+    assert of.finish(lambda: None, Deadline()) is True
+    assert of.finish(lambda: None, Deadline(0.0, time.monotonic)) is False
