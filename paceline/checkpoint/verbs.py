@@ -20,7 +20,7 @@ from paceline.checkpoint.manifest_format import MANIFEST
 from paceline.checkpoint.retain import RetentionRule, being_read
 from paceline.checkpoint.thinned import thin
 from paceline.checkpoint.verified import mark_verified
-from paceline.config.object_url import is_url
+from paceline.config.object_url import STORES, is_url
 from paceline.core.diagnostics import Diagnostic, render_all
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
 from paceline.core.json_types import JsonObject
@@ -114,6 +114,7 @@ def _diff(args: argparse.Namespace) -> int:
 
 
 def _prune(args: argparse.Namespace) -> int:
+    _on_disk(args.run)
     run = RunDir.at(args.run)
     if not run.checkpoints.is_dir():
         raise ConfigError(_none(args.run))
@@ -244,6 +245,7 @@ def _answer(args: argparse.Namespace, as_json: JsonObject, as_text: Callable[[],
 
 def _one(path: Path) -> Path:
     """Return the checkpoint at ``path``: itself, or the latest of a run."""
+    _on_disk(path)
     if (path / MANIFEST).is_file() or is_step_name(path.name):
         return path
     notes: list[Diagnostic] = []
@@ -251,6 +253,16 @@ def _one(path: Path) -> Path:
     if notes:
         print(render_all(notes), file=sys.stderr)
     return found
+
+
+def _on_disk(path: Path) -> None:
+    """Raise ConfigError for a URL, of which a path has one slash less."""
+    scheme, colon, rest = str(path).partition(":/")
+    if colon and scheme in STORES:
+        what, hint = "this verb reads and changes folders only", f"paceline checkpoints fetch {scheme}://"
+        raise ConfigError(
+            codes.EXPORT_NO_CHECKPOINT(what, f"{scheme}://{rest.lstrip('/')}", "a URL", f"{hint}… --to DIR")
+        )
 
 
 def _named(run: Path, which: str) -> list[Path]:

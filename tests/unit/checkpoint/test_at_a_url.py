@@ -114,3 +114,13 @@ def test_the_disk_is_asked_first(
     monkeypatch.setattr(ObstoreStore, "get_range", lambda self, name, *_: read.append(name))
     assert export(["export", url, "--to", str(tmp_path / "x")]) == ExitCode.FAILED
     assert "checkpoint.disk_full" in capsys.readouterr().err and not read
+
+
+@pytest.mark.parametrize("argv", [["diff"], ["prune", "--keep", "1"], ["average", "--to", "x"]])
+def test_other_verbs_name_the_command_that_brings_it(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    urls = ["s3://bucket/run", "s3:/bucket/other"][: 1 if argv[0] == "prune" else 2]
+    assert main([argv[0], *urls, *argv[1:]]) == ExitCode.CONFIG
+    err = capsys.readouterr().err
+    assert "s3://bucket/run" in err and "paceline checkpoints fetch s3://… --to DIR" in err
