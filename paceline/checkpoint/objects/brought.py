@@ -105,8 +105,8 @@ def named_by(store: ObjectStore, url: ObjectUrl) -> StoredCheckpoint:
         raise CheckpointError(
             codes.RESUME_NOT_A_CHECKPOINT(
                 "there is no such checkpoint at this URL",
-                "training.resume_from_checkpoint",
-                f"{url}: {url.step or 'no checkpoint'}" + (f"; available: {names}" if names else ""),
+                str(url),
+                (url.step or "no checkpoint") + (f"; available: {names}" if names else ""),
                 "name one that is there, or the URL without a step for the newest",
             )
         )
