@@ -174,8 +174,10 @@ def run_peer(script: str, folder: Path, variable: str, **more: str) -> list[floa
     return [float(loss) for loss in json.loads(done.stdout.strip().splitlines()[-1])]
 
 
-def run_ours(folder: Path, trainer: str, given: dict[str, object], system: str = "trl") -> list[float]:
-    """Import the same keys of ``system``, run them and return the losses of the events."""
+def run_ours(
+    folder: Path, trainer: str, given: dict[str, object], system: str = "trl", *more: str
+) -> list[float]:
+    """Import the same keys of ``system``, run them (with ``more`` words) and return the events' losses."""
     from paceline.config.exchange.accepted import accepted
     from paceline.config.exchange.importing import import_data
     from paceline.core.rundir import RunDir
@@ -197,6 +199,7 @@ def run_ours(folder: Path, trainer: str, given: dict[str, object], system: str =
         f"training.output_dir={run}",
         "--nproc",
         "1",
+        *more,
     ]
     environment = {
         **os.environ,
