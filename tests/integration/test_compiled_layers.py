@@ -40,6 +40,7 @@ def test_compiled_layers_train_as_uncompiled_ones(cases: tuple[str, ...], tmp_pa
             assert "3 decoder layers by torch.compile" in compiled["note"]
 
 
+@pytest.mark.slow
 def test_what_recomputation_keeps_changes_no_bit(tmp_path: Path) -> None:
     """Against training without recomputation, under ddp, fsdp and tensor with sequence parallelism."""
     cases = ("ddp/float64/keep", "fsdp/float32/keep", "tp_sp_lp/float64/keep")

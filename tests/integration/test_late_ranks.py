@@ -91,6 +91,7 @@ def test_a_rank_that_sleeps_is_named_within_its_limit(
     assert found["late_ranks"] == [1] and (found["key"], found["limit_seconds"]) == (key, limit)
 
 
+@pytest.mark.slow
 def test_one_that_evaluates_has_the_longer_limit(tiny: Tiny, tmp_path: Path) -> None:
     config = {"max_steps": 2, "eval_strategy": "steps", "eval_steps": 1}
     made = begin(

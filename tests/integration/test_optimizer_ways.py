@@ -176,6 +176,7 @@ def check_resumed(case: dict[str, Any]) -> None:
             assert case[way]["again"]["parameters"] == case[way]["parameters"], way
 
 
+@pytest.mark.slow
 def test_lion_in_32_bits(found: Found) -> None:
     """Under every strategy as in one process; a sign may differ where a gradient is rounding alone."""
     cases = installed(EXACT)
@@ -245,6 +246,7 @@ def test_pure_bf16_of_other_optimizers(found: Found, optim: str) -> None:
     check_pure(found, "pure_others", PURE_OTHERS, optim)
 
 
+@pytest.mark.slow
 def test_bf16_weights_rounded_stochastically(found: Found) -> None:
     """Resumed bit for bit on the same shards; on other ranks within what bf16 gradients differ by."""
     for rank in found.of("rounded", ROUNDED):
@@ -258,6 +260,7 @@ def test_bf16_weights_rounded_stochastically(found: Found) -> None:
         assert run["losses"] != alone or way == "single", way
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", AVERAGED)
 def test_averaged_weights(found: Found, name: str) -> None:
     """The package's own steps; every mesh as one process; an evaluation in the middle changes nothing, and
@@ -281,6 +284,7 @@ def test_averaged_weights(found: Found, name: str) -> None:
             assert run["library"] in (0.0, -1.0), way
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUANTISED)
 def test_quantised_moments(found: Found, name: str) -> None:
     """The library's own optimizer on the same tensors makes the same bits; a resume on the same shards goes

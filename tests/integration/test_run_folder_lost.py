@@ -116,7 +116,7 @@ def on_a_small_disk(options: str, folder: Path, *argv: str) -> subprocess.Comple
 
 @pytest.mark.parametrize(
     ("options", "words", "code"),
-    [("size=64k", "the disk is full", 1), ("nr_inodes=13", "inodes", 1)],
+    [("size=64k", "the disk is full", 1), pytest.param("nr_inodes=13", "inodes", 1, marks=pytest.mark.slow)],
 )
 def test_a_full_disk_is_named_when_it_is_full_and_the_end_is_honest(
     options: str, words: str, code: int, tiny: Tiny, tmp_path: Path

@@ -93,7 +93,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
         process.wait()
 
 
-@pytest.mark.parametrize("frozen", [0, 1])
+@pytest.mark.parametrize("frozen", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_frozen_rank_is_named_ends_the_run_and_ends_itself_when_it_goes_on(job: Job, frozen: int) -> None:
     job.start(3)
     process = job.ranks[frozen]

@@ -94,8 +94,7 @@ def page(folder: Path, model: str, job: dict[str, Any], hardware: str) -> Any:
     ("hardware", "every"),
     [
         ("8xA10", False),
-        ("8xH100", False),
-        ("16xH100", False),
+        *(pytest.param(h, False, marks=pytest.mark.slow) for h in ("8xH100", "16xH100")),
         *(pytest.param(h, True, marks=pytest.mark.slow) for h in HARDWARE),
     ],
 )
