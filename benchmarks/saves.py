@@ -95,7 +95,7 @@ def compared(world: World, base: Path, step: int, state: dict[str, torch.Tensor]
     """Wall seconds of a save and of a load, and of DCP's."""
     ours, theirs = RunDir.at(base / "ours"), str(base / f"dcp-{step}")
     into = {name: torch.empty_like(t) for name, t in state.items()}
-    saver, shards = Checkpointer(ours, world, 1), shards_of(state)
+    saver, shards = Checkpointer(ours, world, None), shards_of(state)  # none is pruned in the time of a save
 
     def load() -> None:
         with CheckpointReader(ours.checkpoint(step), ranks=world) as reader:
@@ -113,6 +113,7 @@ def compared(world: World, base: Path, step: int, state: dict[str, torch.Tensor]
     world.barrier()
     if world.rank == 0:
         shutil.rmtree(theirs)
+        shutil.rmtree(ours.checkpoint(step))
     return found
 
 
