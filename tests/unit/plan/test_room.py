@@ -301,6 +301,21 @@ def test_what_an_engine_flattens_is_there_twice_for_a_moment() -> None:
     assert host_peak(replace(PARTS, flattens=True), [kept], 2) == 2 * (15 + 5) + 2 * INTERPRETER
 
 
+def test_what_engines_hold_for_a_moment_is_host_memory_on_a_cpu() -> None:
+    """Bytes a parameter of two processes in fp32: ZeRO-1's flattened weights (4 + 4), ZeRO-3's part of
+    weights, masters and two buffers of gradients (4 × 4 / 2); ddp's buckets come when they are written (4).
+    """
+    machine = replace(CPU, host_memory_bytes=2**40, memory_bytes=2**40)
+    shape = replace(shape_from_config(known_models()["llama-3-8b"].config), in_files=True)
+    for name, each in (("ddp", 4), ("zero1", 8), ("zero2", 8), ("zero3", 8)):
+        plan = plan_of("llama-3-8b", machine, 2, distributed_strategy=name, mixed_precision="no")
+        room = room_of(replace(plan, shape=shape), machine)
+        assert room is not None and room.start_card == 0
+        assert room.start_host - 2 * INTERPRETER == pytest.approx(
+            2 * each * shape.num_parameters, rel=0.01
+        ), name
+
+
 def test_a_folder_that_stays_mapped_takes_no_memory_of_each_process() -> None:
     """bf16 weights, as they are, go to eight cards: their pages are the file's, for all processes."""
     shape = shape_from_config(known_models()["llama-3-8b"].config)
