@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import platform
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -118,3 +120,21 @@ def test_frozen_parts_get_no_gradient() -> None:
 
 def test_heap_is_kept_with_glibc_only() -> None:
     assert return_freed_memory() is configure_malloc() is (platform.libc_ver()[0] == "glibc")
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's own options")
+@pytest.mark.parametrize("first", ["return_freed_memory", "configure_malloc"])
+def test_freed_blocks_go_back_while_models_are_built_and_stay_in_training(first: str) -> None:
+    """Blocks of 20 MiB, freed below one that stays: glibc by itself would keep them from the second on."""
+    script = f"""
+from paceline.models.malloc import {first}
+{first}()
+size = 20 * 2**20
+bytearray(size)
+blocks = [bytearray(size) for _ in range(8)]
+del blocks[:-1]
+print(next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon")))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    kept = int(done.stdout) > 100 * 1024
+    assert kept == (first == "configure_malloc"), done.stdout
