@@ -80,6 +80,7 @@ CASES = {
     "zero2": replace(_zero(2), nproc=2, part=WHOLE),
     "zero3": replace(_zero(3), part=HALF),
     "autotp": replace(_zero(1, tensor_parallel={"autotp_size": 4}), part=HALF),
+    "lora": Case(2, {"distributed_strategy": "ddp"}, {"lora": {"r": 8}}),
     "lora_fsdp": Case(4, FSDP, {"lora": {"r": 8}}),
     "qlora": Case(2, {"distributed_strategy": "ddp"}, QLORA),
     "qlora_fsdp": Case(4, FSDP, QLORA),

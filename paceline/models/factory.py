@@ -34,7 +34,7 @@ from paceline.models.new_rows import resize_embeddings, vocabulary_names
 from paceline.models.norms import fuse_norms
 from paceline.models.precision import head_of, low_alone
 from paceline.models.qkv import fuse_attention
-from paceline.models.quantised import check_quantisable, quantise
+from paceline.models.quantised import check_quantisable, empty_layers, quantise
 from paceline.models.quantised_folder import load_dequantised, quantised_folder
 from paceline.models.recompute import enable_recompute
 from paceline.models.restored import Unread, give_storage, unread
@@ -185,7 +185,7 @@ class HFModelFactory:
         self.fingerprint = base_fingerprint(hf) or self.fingerprint
         streamed = slices is not None and self._streams and not (options.by_slices or device.type == "meta")
         # before the kernels: they skip what an adapter wraps
-        adapter, slices = self._adapt(hf, device, slices)
+        adapter, slices = self._adapt(hf, device, slices, options.packs)
         if streamed and slices is not None:
             read_rest(hf, slices)
             slices, empty = None, False
@@ -334,10 +334,11 @@ class HFModelFactory:
             fuse_attention(hf, stand_in)
 
     def _adapt(
-        self, hf: HFModel, device: torch.device, slices: Slices | None
+        self, hf: HFModel, device: torch.device, slices: Slices | None, packs: bool
     ) -> tuple[Adapter | None, Slices | None]:
-        """Inject the adapters, then quantize the weights under them if set; None if all weights are trained.
-        Return also where its parameters are, by their names with adapters.
+        """Inject the adapters, then quantize the weights under them if set (``packs``: leave that to the
+        strategy); None if all weights are trained. Return also where its parameters are, by their names with
+        adapters.
         """
         if self._adapter is None:
             return None, slices
@@ -358,6 +359,8 @@ class HFModelFactory:
             files = files.renamed({name: plain_name(name) for name, _ in named})
         if spec.quantization is None:
             return adapter, files
+        if packs and files is not None:
+            return adapter.noting(empty_layers(hf, spec.quantization, self._compute_dtype)), files
         if device.type == "meta":
             check_quantisable(hf)
             return adapter, files

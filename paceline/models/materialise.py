@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from paceline.models.scalar_head import AutoClass
+    from paceline.plan.parts import Quantization
     from paceline.protocols.model import HFModel
 
 
@@ -62,12 +63,21 @@ def build_on_meta(
     build: ModelFactory, options: BuildOptions, world: World
 ) -> tuple[RootModule, RootModule | None]:
     """Return the model without storage, and on rank 0 what ``fill`` sends the others: the model with the
-    weights that cannot be read in parts. Collective.
+    weights that cannot be read in parts. Collective. A base whose layers are packed on the way
+    (``options.packs``) and whose files cannot be read in parts is built by every rank instead.
     """
-    source = build(replace(options, by_slices=True)) if world.is_main else None
     root = build(replace(options, device=torch.device("meta")))
+    if root.slices is None and quantization_of(root) is not None:
+        return build(replace(options, packs=False)), None
+    source = build(replace(options, by_slices=True)) if world.is_main else None
     copy_decisions(root, source, world)
     return root, source
+
+
+def quantization_of(root: RootModule) -> Quantization | None:
+    """Return how the weights below the adapters of ``root`` are packed in 4 bits, if they are."""
+    adapter = root.adapter if isinstance(root, RoleModule) else None
+    return None if adapter is None else adapter.spec.quantization
 
 
 def name_trunk(hf: HFModel) -> None:
@@ -181,7 +191,7 @@ def fill(
     What rank 0 sends passes the others one full tensor at a time. Raises PacelineError
     ``models.not_filled`` if anything is left on meta.
     """
-    place = place or _piece
+    place = place or own_part
     slices = None if source is None else source.slices
     _send_rows(slices, root, world)
     real = None if source is None else dict(tensors_of(source))
@@ -207,7 +217,7 @@ def fill(
             whole.copy_(real.pop(name))
         dist.broadcast(whole, 0)
         for target in mine.get(name, ()):
-            made[id(target)] = place(target, partial(_block, whole), device)
+            made[id(target)] = place(target, partial(block_of, whole), device)
         del whole  # before the next is allocated beside it
     replace_tensors(root, made)
     filled = {id(tensor) for tensor in made.values()}
@@ -255,11 +265,11 @@ def _plain(name: str) -> str:
     return name.removeprefix("hf.")
 
 
-def _block(whole: Tensor, offsets: Sequence[int], shape: Sequence[int]) -> Tensor:
+def block_of(whole: Tensor, offsets: Sequence[int], shape: Sequence[int]) -> Tensor:
     return whole[tuple(slice(o, o + n) for o, n in zip(offsets, shape, strict=True))]
 
 
-def _piece(target: Tensor, read: Read, device: torch.device) -> Tensor:
+def own_part(target: Tensor, read: Read, device: torch.device) -> Tensor:
     """Return this rank's shard as a tensor of ``target``'s kind, with storage on ``device``; ``read`` returns
     the block of a shape at offsets.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,10 +12,11 @@ from torch import nn
 from paceline.core.errors import ConfigError
 from paceline.core.units import human_bytes
 from paceline.models import codes
+from paceline.models.materialise import Place, Read, block_of, own_part, quantization_of
 from paceline.plan.parts import Quantization
 
 if TYPE_CHECKING:
-    from paceline.protocols.model import HFModel, Slices
+    from paceline.protocols.model import HFModel, RootModule, Slices
 
 
 @torch.no_grad()
@@ -65,19 +67,10 @@ def _packed(
     """Return the 4-bit layer in place of ``linear`` with these values, on their device, and the bytes of its
     weight.
     """
-    from bitsandbytes.nn import Linear4bit, Params4bit
+    from bitsandbytes.nn import Params4bit
 
     # A 4-bit layer of the same shape, without storage, then its weight (packed when moved to the device).
-    layer: Any = Linear4bit(  # type: ignore[no-untyped-call]
-        linear.in_features,
-        linear.out_features,
-        bias=False,
-        compute_dtype=compute,
-        compress_statistics=spec.double_quant,
-        quant_type=spec.type,
-        quant_storage=getattr(torch, spec.storage),
-        device="meta",
-    )
+    layer = _layer(linear, spec, compute)
     layer.weight = Params4bit(
         weight,
         requires_grad=False,
@@ -89,11 +82,70 @@ def _packed(
     if bias is not None:
         layer.bias = nn.Parameter(bias, requires_grad=False)
     layer = layer.to(weight.device)  # packs the weight
+    return layer, layer.weight.nbytes + sum(t.nbytes for t in scales_of(layer))
+
+
+def _layer(linear: nn.Linear, spec: Quantization, compute: torch.dtype) -> Any:
+    """Return a 4-bit layer in place of ``linear``, without storage and bias."""
+    from bitsandbytes.nn import Linear4bit
+
+    layer: Any = Linear4bit(  # type: ignore[no-untyped-call]
+        linear.in_features,
+        linear.out_features,
+        bias=False,
+        compute_dtype=compute,
+        compress_statistics=spec.double_quant,
+        quant_type=spec.type,
+        quant_storage=getattr(torch, spec.storage),
+        device="meta",
+    )
     # In evaluation bitsandbytes re-packs the weight for an avx512bf16 kernel that has no backward: every
     # gradient after the first evaluation would be None, without an error, and train() does not undo it.
     layer.support_avx512bf16_for_cpu = False
     layer.low_precision_ready = True  # takes and gives any activation dtype
-    return layer.train(linear.training), layer.weight.nbytes + sum(t.nbytes for t in scales_of(layer))
+    return layer.train(linear.training)
+
+
+def empty_layers(hf: HFModel, spec: Quantization, compute: torch.dtype) -> str:
+    """Replace every frozen ``nn.Linear`` of the trunk by an empty 4-bit layer on meta, in place; ``packing``
+    gives it values. Return a line for the log. Raises ConfigError ``models.nothing_to_quantise``.
+    """
+    check_quantisable(hf)
+    storage = getattr(torch, spec.storage)
+    for parent, name in [(parent, name) for parent, name, _ in _frozen_linears(hf)]:
+        linear = getattr(parent, name)
+        layer = _layer(linear, spec, compute)
+        rows = (linear.weight.numel() + 1) // (2 * storage.itemsize)
+        layer.weight = nn.Parameter(torch.empty(rows, 1, dtype=storage, device="meta"), requires_grad=False)
+        if linear.bias is not None:
+            bias = torch.empty_like(linear.bias, dtype=compute, device="meta")
+            layer.bias = nn.Parameter(bias, requires_grad=False)
+        setattr(parent, name, layer)
+    return f"linear layers in 4 bits ({spec.type}), each packed as it is read; every rank keeps its shard"
+
+
+def packing(root: RootModule, dtype: torch.dtype) -> Place:
+    """Return how ``materialise.fill`` places the tensors of ``root``: the weight of an empty 4-bit layer is
+    read whole in ``dtype``, packed on the device, and this rank's shard of the packed bytes is kept; its
+    scales are kept whole. Every other tensor as usual.
+    """
+    spec = quantization_of(root)
+    if spec is None:
+        return own_part
+    from bitsandbytes.nn import Linear4bit
+
+    layers: dict[int, Any] = {id(m.weight): m for m in root.modules() if isinstance(m, Linear4bit)}
+
+    def place(target: torch.Tensor, read: Read, device: torch.device) -> torch.Tensor:
+        layer = layers.get(id(target))
+        if layer is None:
+            return own_part(target, read, device)
+        whole = read((0, 0), (layer.out_features, layer.in_features)).to(device=device, dtype=dtype)
+        made: Any = _packed(layer, whole, None, spec, layer.compute_dtype)[0]
+        layer.quant_state = made.quant_state
+        return own_part(target, partial(block_of, made.weight.data), device)
+
+    return place
 
 
 def check_quantisable(hf: HFModel) -> None:

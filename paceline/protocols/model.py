@@ -52,12 +52,14 @@ class BuildOptions:
                    are kept here
     by_slices      parameters stay on meta where each rank can read its own part of them from the files
                    (``RootModule.slices``); buffers have values, and kernels are chosen as for real weights
+    packs          layers of a 4-bit base stay empty where they can be read so: the strategy packs each one
     """
 
     device: torch.device | None = None
     fused: bool = True
     engine_casts: bool = False
     by_slices: bool = False
+    packs: bool = False
 
 
 WHOLE = BuildOptions()

@@ -17,6 +17,7 @@ from paceline.config.optimizers import StateSplit, supports
 from paceline.core.errors import ConfigError
 from paceline.models.context_parallel import batch_sharder, check_context_parallel
 from paceline.models.materialise import build_on_meta, fill
+from paceline.models.quantised import packing
 from paceline.models.tensor_parallel import apply_tensor_parallel
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.options import FsdpOptions
@@ -128,6 +129,7 @@ class FSDP(Strategy):
             device=torch.device("cpu"),
             fused=self.plan.mesh.tp == 1,
             engine_casts=self.dtypes.compute is not None,
+            packs=self.how.meta_start,
         )
         if not self.how.meta_start:
             return build(options)
@@ -138,13 +140,10 @@ class FSDP(Strategy):
         """Shard ``root``: first over the tp group, then by FSDP2."""
         self._apply_tensor_parallel(root)
         units = shard(root, getattr(root, "hf", root), sharding_mesh(self.mesh), self.how, self.dtypes)
-        if self.how.meta_start:
-            fill(
-                root,
-                self._source,
-                self.world,
-                torch.device("cpu") if self.how.cpu_offload else self.world.device,
-            )
+        if any(parameter.is_meta for parameter in root.parameters()):
+            device = torch.device("cpu") if self.how.cpu_offload else self.world.device
+            place = packing(root, getattr(torch, self.plan.precision.master))
+            fill(root, self._source, self.world, device, place)
             self._source = None
         units.start()
         blocks = blocks_of(root.plain_named_parameters(), self.plan.mesh, self.world.rank)

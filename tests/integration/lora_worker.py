@@ -54,7 +54,9 @@ SOURCE = SimpleNamespace(
 
 
 def build(world: World, cell: dict[str, Any]) -> tuple[Strategy, Handle]:
-    """The strategy of a cell with its model; ``cell``: strategy, mesh, engine, compute, master, adapter."""
+    """The strategy of a cell with its model; ``cell``: strategy, mesh, engine, compute, master, adapter,
+    files (a folder in which the model is put first, and read from).
+    """
     mesh = Mesh(**cell.get("mesh", {"dp_shard": world.world_size}))
     compute, master = cell.get("compute", "float32"), cell.get("master", "float32")
     plan: Any = SimpleNamespace(
@@ -68,16 +70,22 @@ def build(world: World, cell: dict[str, Any]) -> tuple[Strategy, Handle]:
             ROWS // mesh.data_parallel_size // ACCUMULATION, ACCUMULATION, mesh.data_parallel_size
         ),
         engine=engine_of(cell.get("engine", {}), cell["strategy"]),
-        adapter=cell["adapter"],
+        adapter=from_json(AdapterSpec, cell["adapter"]),
         world_size=world.world_size,
         run_dir="",
     )
+    source = SOURCE
+    if "files" in cell:
+        if world.is_main:
+            HFModelFactory(SOURCE, seed=5)().hf.save_pretrained(cell["files"])
+        world.barrier()
+        source = SimpleNamespace(**{**vars(SOURCE), "config": None, "name_or_path": cell["files"]})
     factory = HFModelFactory(
-        SOURCE,
+        source,
         seed=5,
         compute_dtype=getattr(torch, compute),
         master_dtype=getattr(torch, master),
-        adapter=from_json(AdapterSpec, plan.adapter),
+        adapter=plan.adapter,
     )
     strategy = make_strategy(plan.strategy, world, plan)
     handle = strategy.prepare(Role.POLICY, factory, OptimizerSpec(learning_rate=LR, weight_decay=0.1))

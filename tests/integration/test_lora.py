@@ -152,7 +152,10 @@ def test_adapters_learn_the_same_sharded_and_in_four_bits(tmp_path: Path) -> Non
         "qlora fsdp bf16": {"strategy": "fsdp", "adapter": QLORA, "compute": "bfloat16"},
     }
     expected = cells(alone, 1, tmp_path / "one")[0]
+    files = {"files": str(tmp_path / "base"), "engine": {"meta_start": True}}
+    sharded["qlora fsdp files"] = {**sharded["qlora fsdp"], **files}
     for found in cells(sharded, 2, tmp_path / "two"):
+        assert found["qlora fsdp files"] == found["qlora fsdp"]  # each rank packs what it reads
         for name, cell in found.items():
             reference = expected[name.split()[0]]
             bound = 5e-3 if "bf16" in name else 1e-10 if name.startswith("lora") else 2e-6

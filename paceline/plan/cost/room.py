@@ -16,10 +16,12 @@ from paceline.plan import codes
 from paceline.plan.adapter import adapter_parameters
 from paceline.plan.cost.memory import states_by_role
 from paceline.plan.cost.optimizer_states import OptimizerStates
-from paceline.plan.cost.pieces import pieces_of, scale_bytes
+from paceline.plan.cost.pieces import Piece, pieces_of, scale_bytes
 from paceline.plan.cost.start_reads import bytes_a_node, in_words
 from paceline.plan.cost.starts import (
     INTERPRETER,
+    PACKING,
+    PEFT,
     LoadingSpec,
     ModelBytes,
     card_peak,
@@ -76,11 +78,11 @@ def room_of(plan: Plan, hardware: Hardware) -> Room | None:
         trained, own = other is None or other.trained, other is None or other.model is None
         adapter = plan.adapter if own or trained else None
         if states is None:
-            roles.append(_model_bytes(plan, shape, adapter, StateBytes(0, 0, 0), on_cpu))
+            roles.append(_model_bytes(plan, shape, adapter, StateBytes(0, 0, 0), start, on_cpu, trained))
             continue
         gradients = trained and start.gradients
         kept = _built(plan, states[place], on_cpu, gradients or (trained and not on_cpu and _buffers(plan)))
-        held = _model_bytes(plan, shape, adapter, kept, on_cpu)
+        held = _model_bytes(plan, shape, adapter, kept, start, on_cpu, trained)
         if start.flattens and trained and plan.adapter is None:
             held = _with_passing(held, 2 * (states[place].parameters - master_bytes(plan)), on_cpu)
         if gradients:
@@ -88,11 +90,15 @@ def room_of(plan: Plan, hardware: Hardware) -> Room | None:
             held = _with_passing(held, both.host if on_cpu else both.card, on_cpu)
         roles.append(held)
     first = replace(start, on_card=False) if on_cpu else start
+    interpreter = INTERPRETER + (PEFT if plan.adapter is not None else 0)
+    common = sum(role.mapped for role in roles)
     return Room(
         start_card=0 if on_cpu else round(card_peak(first, roles)),
-        start_host=round(host_peak(first, roles, processes)),
+        start_host=round(host_peak(first, roles, processes, interpreter)),
         states_card=None if parts is None else sum(p.card for p in parts),
-        states_host=None if parts is None else processes * (sum(p.host for p in parts) + INTERPRETER),
+        states_host=None
+        if parts is None
+        else round(processes * (sum(p.host for p in parts) - common + interpreter) + common),
         words=start.words,
         start_read=bytes_a_node(plan, start),
     )
@@ -136,7 +142,13 @@ def _with_passing(model: ModelBytes, held: int, on_cpu: bool) -> ModelBytes:
 
 
 def _model_bytes(
-    plan: Plan, shape: ModelShape | None, adapter: AdapterSpec | None, kept: StateBytes, on_cpu: bool
+    plan: Plan,
+    shape: ModelShape | None,
+    adapter: AdapterSpec | None,
+    kept: StateBytes,
+    start: LoadingSpec,
+    on_cpu: bool,
+    trained: bool,
 ) -> ModelBytes:
     """Return what a model of ``shape`` takes while it is read and built, and what is ``kept`` of it."""
     if shape is None:
@@ -149,16 +161,31 @@ def _model_bytes(
     packed = [p.numel for p in pieces if p.size == 1]
     scales = scale_bytes(shape, listed)
     whole = float(sum(p.numel * p.size for p in pieces) + scales)
-    # The last layer to be packed lies whole beside the others, before embeddings and norms come.
-    last = 2 * max(packed, default=0) * size + sum(packed) + scales
-    largest = max((p.numel * p.size for p in pieces), default=0)
+    own = pieces
+    if not trained or adapter is not None:
+        stays = on_cpu and start.arrives and mapped(shape)
+        own = tuple(p for p in pieces if not (stays and _as_stored(plan, shape, p, trained)))
+    pages = float(sum(p.numel for p in pieces if p not in own) * SIZES[shape.stored or "float32"])
+    # The last layer to be packed lies whole beside the others, before embeddings and norms come; of parts
+    # each rank keeps its own at once.
+    one = max(packed, default=0)
+    scratch = (PACKING if on_cpu else 1) * 2 * one * size
+    there = kept.host - pages if on_cpu else kept.card
+    passing = max(0.0, scratch + (one if start.parts else sum(packed) + scales - there))
+    largest = max((p.numel * p.size for p in own), default=0)
     if listed and listed.quantization is not None and in_files(shape):
-        read = float(max(largest, max(packed, default=0) * size))  # a tensor at a time, packed as it is read
+        read = float(max(largest, one * size))  # a tensor at a time, packed as it is read
     elif mapped(shape):
         read = float(largest)
-    passing = max(0.0, float(last - (kept.host if on_cpu else kept.card)))
     card, host = (0.0, passing) if on_cpu else (passing, 0.0)
-    return ModelBytes(whole, kept.card, kept.host, read, card, float(largest), host)
+    return ModelBytes(whole, kept.card, kept.host, read, card, float(largest), host, pages)
+
+
+def _as_stored(plan: Plan, shape: ModelShape, piece: Piece, trained: bool) -> bool:
+    """Whether a frozen weight is kept as it lies in its file."""
+    copies = plan.memory is not None and plan.memory.copies
+    kept = plan.precision.compute if copies and piece.has_copy else plan.precision.master
+    return kept == shape.stored and piece.size > 1 and not (trained and piece.trained)
 
 
 def master_bytes(plan: Plan) -> int:

@@ -18,6 +18,7 @@ from paceline.plan.cost.peak import Peak, worst_peak
 from paceline.plan.cost.speed import Speed, speed_of
 from paceline.plan.cost.starts import ModelBytes as Held
 from paceline.plan.cost.starts import card_peak, host_peak, start_of
+from paceline.plan.cost.states import SIZES
 from paceline.plan.cost.work import AdapterSize, RolloutSpec, StepSpec, why_not_run
 from paceline.plan.hardware.catalogue import AcceleratorCluster
 from paceline.plan.mesh import Mesh, divisors
@@ -281,7 +282,8 @@ def start_bytes(work: StepSpec) -> tuple[float, float]:
     if work.start is None:
         return 0.0, 0.0
     count = work.shape.num_parameters
-    whole, read = work.master * count, 2.0 * count if work.shape.stored else work.master * count
+    stored = work.shape.stored
+    whole, read = work.master * count, (SIZES[stored] if stored else work.master) * count
     share = work.sharers if work.zero == 3 else 1
     kept = work.storage.weight * count / share if work.offload != "all" else 0.0
     first = Held(whole, kept, 0.0, read)

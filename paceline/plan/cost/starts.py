@@ -15,6 +15,10 @@ from paceline.plan.model.shape import ModelShape
 
 #: Private bytes of an interpreter with torch and Transformers before any model (measured: 262 MiB).
 INTERPRETER = 256 * 2**20
+#: More of one that has read peft, and what that reads (measured: 78 MiB).
+PEFT = 72 * 2**20
+#: Bytes that bitsandbytes needs beside a weight that it packs on a CPU, per byte of it in fp32 (measured).
+PACKING = 2.5
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,7 @@ PARTS = LoadingSpec(False, False, "each rank reads its own part of the model's f
 
 #: In words, where layers are packed in 4 bits, each when it is read.
 _PACKED = "every process reads the model's files and packs each layer in 4 bits as it is read"
+_PACKED_PARTS = f"{_PACKED}, and keeps its part of that"
 
 #: Types whose experts lie one by one in the files and are stacked in the model, which ``models.slices``
 #: follows (held by tests/unit/models).
@@ -95,12 +100,14 @@ def start_of(start: LoadingSpec | None, shapes: Iterable[ModelShape], quantised:
     """Return where models of these ``shapes`` start under a strategy that starts as ``start``.
 
     Where rank 0 sends shards it reads nothing itself if the files hold every tensor (``models.slices``), also
-    below adapters. A fresh head of scores is drawn and sent. It cannot send shards of a base that is
-    ``quantised``.
+    below adapters. A fresh head of scores is drawn and sent. A base that is ``quantised`` cannot be sent in
+    shards: each rank packs one weight after the other and keeps its shard of it, or reads the whole.
     """
     if start is None:
         return None
     certain = all(map(in_files, shapes))
+    if quantised and certain and start.one_reads and not start.packs_on_card:
+        return replace(PARTS, words=_PACKED_PARTS)
     if quantised:
         whole = start if not start.one_reads else CARD if start.packs_on_card else HOST
         return replace(whole, words=_PACKED) if certain else whole
@@ -135,7 +142,8 @@ class ModelBytes:
     ``whole``); ``passing``: what the last layer to be packed takes beside the packed ones, or what an engine
     needs for a moment, beyond what stays on the card (a CPU run: in host memory, ``passing_host``);
     ``largest``: of the largest tensor in the masters' dtype, which passes whole through every card where one
-    rank sends all their shards.
+    rank sends all their shards; ``mapped``: of what a CPU run keeps, the part that stays in its file's pages,
+    which no process has for itself.
     """
 
     whole: float
@@ -145,6 +153,7 @@ class ModelBytes:
     passing: float = 0.0
     largest: float = 0.0
     passing_host: float = 0.0
+    mapped: float = 0.0
 
 
 def card_peak(start: LoadingSpec, roles: Sequence[ModelBytes]) -> float:
@@ -160,10 +169,13 @@ def card_peak(start: LoadingSpec, roles: Sequence[ModelBytes]) -> float:
     return peak
 
 
-def host_peak(start: LoadingSpec, roles: Sequence[ModelBytes], processes: int) -> float:
+def host_peak(
+    start: LoadingSpec, roles: Sequence[ModelBytes], processes: int, interpreter: int = INTERPRETER
+) -> float:
     """Return a node's peak host memory while the models are built, including the interpreters."""
     kept, peak = 0.0, 0.0
-    for role in roles:
+    for model in roles:
+        role = replace(model, host=model.host - model.mapped)
         # shards are created while the whole model is still held
         beside = processes * role.host if start.one_reads or start.parts else 0.0
         built = 0.0 if start.on_card else role.host if start.arrives else role.whole
@@ -171,4 +183,4 @@ def host_peak(start: LoadingSpec, roles: Sequence[ModelBytes], processes: int) -
         read = kept + start.readers(processes) * held + beside
         peak = max(peak, read, kept + processes * (role.host + role.passing_host))
         kept += processes * role.host
-    return peak + processes * INTERPRETER
+    return peak + processes * interpreter

@@ -72,7 +72,7 @@ def scoring(shape: ModelShape, outputs: int = 1) -> ModelShape:
 
     A head that is not stored is drawn in fp32, and the rest is read so.
     """
-    stored = shape.stored if shape.stored_score else ""
+    stored = shape.stored if shape.stored_score or shape.stored == "float32" else ""
     return with_counts(replace(shape, scalar_head=True, head_outputs=outputs, stored=stored))
 
 

@@ -29,8 +29,9 @@ class ModelShape:
     includes buffers. ``carries``: layers pass a state from token to token outside of attention.
     ``selects``: parts that no gradient reaches select an attention's keys.
     ``router_aux_loss``: coefficient of the experts' balance loss that its config requests. ``stored``: the
-    16-bit dtype in which its folder is read whole into host memory (empty: float32); ``in_files``: it has a
-    folder of floating-point tensors, tied ones once; ``stored_score``: that holds the scalar head.
+    dtype of every tensor of its folder, in which it is read whole (empty: float32, by a cast);
+    ``in_files``: it has a folder of floating-point tensors, tied ones once; ``stored_score``: that holds the
+    scalar head.
     ``carried``: tensors of its folder that are not trained; ``composite``: type of the model with further
     parts of which this is the language model (empty: it is all). ``quantised``: how its folder's weights
     are quantized (empty: they are not), and ``dequantised_bytes``: their size in bfloat16.

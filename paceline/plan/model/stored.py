@@ -92,6 +92,6 @@ def with_stored(shape: ModelShape, folder: Path, config: Mapping[str, Json], own
     twice = shape.tied and _HEAD in names  # whether both are equal is known when both are read
     shape = replace(shape, in_files=bool(kinds) and kinds <= FLOATS and not twice)
     kind = _one(kinds)
-    if kind == "float32" or shape.model_type in READ_WIDE:
-        return shape
-    return replace(shape, stored=kind, stored_score=SCORE in names)
+    if kind != "float32" and shape.model_type not in READ_WIDE:
+        return replace(shape, stored=kind, stored_score=SCORE in names)
+    return replace(shape, stored="float32", stored_score=SCORE in names) if kinds == {"F32"} else shape

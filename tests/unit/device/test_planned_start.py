@@ -23,7 +23,7 @@ from paceline.models.materialise import skeleton
 from paceline.models.precision import _owners
 from paceline.models.stored_dtype import buffers_keep_dtype
 from paceline.plan.cost.room import Room, room_of
-from paceline.plan.cost.starts import INTERPRETER
+from paceline.plan.cost.starts import INTERPRETER, PEFT
 from paceline.plan.hardware.catalogue import cluster_of
 from paceline.plan.model.autocast import AUTOCAST
 from paceline.plan.model.read_shape import shape_of
@@ -168,23 +168,23 @@ def test_a_folder_is_read_in_its_dtype_and_arrives_as_it_is_kept(
     config, plan, room = job({"name_or_path": str(folders[dtype])}, "bf16", ADAPTERS[way])
     assert plan.shape is not None
     check(peak_of(config, plan), room)
-    one_by_one = dtype == "bfloat16" or (plan.adapter is not None and plan.adapter.quantization is not None)
+    interpreter = INTERPRETER + (PEFT if plan.adapter is not None else 0)
     largest = torch.float32.itemsize * WIDE["vocab_size"] * WIDE["hidden_size"]
-    whole = torch.float32.itemsize * plan.shape.num_parameters
-    assert room.start_host - INTERPRETER == (largest if one_by_one else whole)
+    assert room.start_host - interpreter == largest  # the rest stays mapped
     factory = HFModelFactory(config.model)
     assert factory._stored_dtype(None) == getattr(torch, dtype)
 
 
-def test_what_is_read_in_its_files_dtype_stays_mapped(folders: dict[str, Path]) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_is_read_in_its_files_dtype_stays_mapped(folders: dict[str, Path], dtype: str) -> None:
     """Eight processes of a node then share these pages (``plan.cost.starts.mapped``)."""
-    config, _, _ = job({"name_or_path": str(folders["bfloat16"])}, "bf16", {})
+    config, _, _ = job({"name_or_path": str(folders[dtype])}, "bf16", {})
     hf = HFModelFactory(config.model)._from_weights(None)
     lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
     spans = [
         [int(end, 16) for end in parts[0].split("-")]
         for parts in lines
-        if parts[-1].startswith(str(folders["bfloat16"].resolve()))
+        if parts[-1].startswith(str(folders[dtype].resolve()))
     ]
     assert spans
     for name, parameter in hf.named_parameters():

@@ -22,6 +22,7 @@ from paceline.plan.cost.starts import (
     HOST,
     INTERPRETER,
     PARTS,
+    PEFT,
     ModelBytes,
     card_peak,
     host_peak,
@@ -259,6 +260,8 @@ def test_ranks_read_their_own_parts_where_the_files_hold_every_tensor_as_it_is()
         assert start_of(FIRST, shapes, quantised=False) is FIRST
         assert start_of(FIRST, shapes, quantised=True) is HOST
     packed = start_of(FIRST, [llama], quantised=True)
+    assert packed is not None and packed.words != PARTS.words and replace(packed, words=PARTS.words) == PARTS
+    packed = start_of(HOST, [llama], quantised=True)
     assert packed is not None and packed.words != HOST.words and replace(packed, words=HOST.words) == HOST
     assert start_of(CARD, [llama], quantised=False) is CARD
     roles = [ModelBytes(800.0, 10.0, 1.0), ModelBytes(800.0, 10.0, 1.0)]
@@ -324,8 +327,25 @@ def test_a_folder_that_stays_mapped_takes_no_memory_of_each_process() -> None:
     for found in (shape, replace(shape, in_files=True), replace(shape, in_files=True, stored="bfloat16")):
         room = room_of(replace(plan, shape=found), cluster_of("8xH100").hardware())
         assert room is not None
-        hosts.append((room.start_host - 8 * INTERPRETER) / 8)
+        hosts.append((room.start_host - 8 * (INTERPRETER + PEFT)) / 8)
     assert hosts[0] == hosts[1] == 4 * shape.num_parameters and hosts[2] < 0.1 * hosts[0]
+
+
+def test_what_stays_mapped_on_a_cpu_belongs_to_no_process_and_counts_once_a_node() -> None:
+    """A frozen base in the dtype of its files; its 4-bit copy and adapters each process has for itself."""
+    machine = replace(CPU, host_memory_bytes=2**40, memory_bytes=2**40)
+    plain = replace(shape_from_config(known_models()["llama-3-8b"].config), in_files=True)
+    whole = 4 * plain.num_parameters
+    for lora, own in (({"r": 8}, 0.02), ({"r": 8, "quantization_bit": 4}, 0.16)):
+        plan = plan_of("llama-3-8b", machine, 2, lora=lora, distributed_strategy="ddp", mixed_precision="no")
+        cast, stays = (
+            room_of(replace(plan, shape=replace(plain, stored=stored)), machine) for stored in ("", "float32")
+        )
+        assert cast is not None and stays is not None and cast.states_host and stays.states_host
+        interpreters = 2 * (INTERPRETER + PEFT)
+        kept = (cast.states_host - stays.states_host) / whole  # of two processes one has it for itself
+        assert stays.start_host - interpreters < 2 * own * whole, lora
+        assert kept == pytest.approx(0.13 if "quantization_bit" in lora else 1.0, abs=0.01), lora
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,6 @@ def fsdp_engine(job: Job, mesh: Mesh, findings: Findings) -> FsdpOptions:
             f"offload with {sharding}",
             "fsdp: [full_shard, offload]",
         )
-    quantised = job.lora is not None and bool(job.lora.quantization_bit)
     engine = FsdpOptions(
         sharding=sharding,
         reshard_after_forward=sharding in ("full_shard", "hybrid_shard"),
@@ -153,7 +152,7 @@ def fsdp_engine(job: Job, mesh: Mesh, findings: Findings) -> FsdpOptions:
         ),
         backward_prefetch=requested.backward_prefetch,
         forward_prefetch=requested.forward_prefetch,
-        meta_start=requested.meta_start and not quantised,
+        meta_start=requested.meta_start,
         sequence_parallel=mesh.tp > 1 and job.parallelism.sequence_parallel,
         loss_parallel=_loss_parallel(job, mesh, findings),
         cp_method=job.parallelism.cp_method,
@@ -247,11 +246,19 @@ def _explain_main(
         findings.explain(
             "fsdp offload", "cpu", f"requested: shards and their optimizer states are in host memory{host}"
         )
-    _explain_start(engine.meta_start, requested, pipeline, findings)
+    quantised = job.lora is not None and bool(job.lora.quantization_bit)
+    _explain_start(engine.meta_start, quantised, pipeline, findings)
 
 
-def _explain_start(meta_start: bool, requested: FsdpAsked, pipeline: bool, findings: Findings) -> None:
-    """Explain which ranks read the weights; mark an explicit setting that is not applied."""
+def _explain_start(meta_start: bool, quantised: bool, pipeline: bool, findings: Findings) -> None:
+    """Explain which ranks read the weights."""
+    if meta_start and quantised:
+        why = (
+            "of the model's files: it packs one weight after the other in 4 bits and keeps its shard of"
+            " each; where the files cannot be read so, every rank reads the complete model"
+        )
+        findings.explain("fsdp start", "each rank reads its part", why)
+        return
     if meta_start:
         why = (
             "of the model's files, below adapters as well; what they do not hold (new weights, and values"
@@ -260,11 +267,8 @@ def _explain_start(meta_start: bool, requested: FsdpAsked, pipeline: bool, findi
         part = "the tensors of its stages" if pipeline else "its part"
         findings.explain("fsdp start", f"each rank reads {part}", why)
         return
-    why = "every rank reads the complete model before it is sharded"
-    if requested.meta_start:
-        why += ": quantised weights cannot be created without their data"
-    named = requested.cpu_ram_efficient_loading is True
-    findings.explain("fsdp start", "all ranks read", why, granted=not (requested.meta_start and named))
+    why = "requested: every rank reads the complete model before it is sharded"
+    findings.explain("fsdp start", "all ranks read", why)
 
 
 def _say_axes(engine: FsdpOptions, mesh: Mesh, job: Job, findings: Findings) -> None:
