@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +74,26 @@ def write_folder(
 
     write_weights(folder, [entry(name, shape) for name, shape in named], 2 * 10**9)
     (folder / "config.json").write_text(json.dumps(config))
+
+
+def write_fp8_folder(folder: Path, skeleton: nn.Module, config: dict[str, Any]) -> None:
+    """Write a model folder whose projections are stored in fp8, with a scale a block of 128."""
+    named = [(n, tuple(p.shape)) for n, p in skeleton.named_parameters()]
+    values = Values(max(math.prod(shape) for _, shape in named))
+    folder.mkdir()
+
+    def entries() -> Iterator[TensorEntry]:
+        for name, shape in named:
+            packed = name.endswith("_proj.weight")
+            dtype = torch.float8_e4m3fn if packed else torch.bfloat16
+            yield TensorEntry(name, dtype, shape, partial(values.of, shape, dtype))
+            if packed:
+                scales = tuple(-(-size // 128) for size in shape)
+                yield TensorEntry(f"{name}_scale_inv", torch.float32, scales, partial(torch.ones, scales))
+
+    write_weights(folder, [*entries()], 2 * 10**9)
+    how = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": how}))
 
 
 def memory_of(pid: int | str) -> tuple[int, int]:

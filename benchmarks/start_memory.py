@@ -27,7 +27,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from large_models import GIB, LLAMA, MIB, Source, layers_for, memory_of, write_folder
+from large_models import (
+    GIB,
+    LLAMA,
+    MIB,
+    Source,
+    layers_for,
+    memory_of,
+    write_folder,
+    write_fp8_folder,
+)
 
 from paceline.algorithms.registry import algorithm_class
 from paceline.config.schema import Config
@@ -48,12 +57,15 @@ HALF, WHOLE = 0.5, 0.3  # where several processes hold the same weights, and in 
 
 @dataclass(frozen=True)
 class Case:
-    """A strategy on ``nproc`` processes, and what else the config says; ``part``: of the model's size."""
+    """A strategy on ``nproc`` processes, and what else the config says; ``part``: of the model's size;
+    ``fp8``: its projections are stored so.
+    """
 
     nproc: int
     training: Mapping[str, Any]
     sections: Mapping[str, Any] = field(default_factory=dict)
     part: float = 1.0
+    fp8: bool = False
 
 
 def _mesh(nproc: int, part: float = 1.0, strategy: str = "fsdp", **sizes: int) -> Case:
@@ -81,6 +93,8 @@ CASES = {
     "zero3": replace(_zero(3), part=HALF),
     "autotp": replace(_zero(1, tensor_parallel={"autotp_size": 4}), part=HALF),
     "lora": Case(2, {"distributed_strategy": "ddp"}, {"lora": {"r": 8}}),
+    "fp8_fsdp": Case(4, FSDP, fp8=True),
+    "fp8_qlora_fsdp": Case(4, FSDP, QLORA, fp8=True),
     "lora_fsdp": Case(4, FSDP, {"lora": {"r": 8}}),
     "qlora": Case(2, {"distributed_strategy": "ddp"}, QLORA),
     "qlora_fsdp": Case(4, FSDP, QLORA),
@@ -231,11 +245,15 @@ def measure(name: str, model: Path, folder: Path) -> bool:
     return abs(apart) <= 0.05 * room.start_host + 200 * MIB and above <= GIB
 
 
-def write_model(folder: Path, gib: float) -> Path:
+def write_model(folder: Path, gib: float, fp8: bool = False) -> Path:
     config = layers_for(LLAMA, gib)
     plain = HFModelFactory(Source(config=config))
     skeleton = plain(BuildOptions(device=torch.device("meta"))).hf
-    write_folder(folder, skeleton, {**plain.saved_config, "dtype": "float32"}, torch.float32)
+    saved = {**plain.saved_config, "dtype": "float32"}
+    if fp8:
+        write_fp8_folder(folder, skeleton, saved)
+    else:
+        write_folder(folder, skeleton, saved, torch.float32)
     return folder
 
 
@@ -255,9 +273,10 @@ def main() -> int:
         cases = args.cases.split(",")
         print("in MiB:\ncase | ranks | planned | measured | apart | before | after | above | read | time")
         within = []
-        for part in sorted({CASES[name].part for name in cases}):
-            model = write_model(scratch / f"model-{part}", args.gib * part)
-            within += [measure(name, model, scratch) for name in cases if CASES[name].part == part]
+        for part, fp8 in sorted({(CASES[name].part, CASES[name].fp8) for name in cases}):
+            model = write_model(scratch / "model", args.gib * part, fp8)
+            alike = [n for n in cases if (CASES[n].part, CASES[n].fp8) == (part, fp8)]
+            within += [measure(name, model, scratch) for name in alike]
             shutil.rmtree(model)
     finally:
         shutil.rmtree(scratch)

@@ -27,9 +27,9 @@ def by_blocks(weight: Tensor, scale: Tensor, block: tuple[int, int] | None) -> T
     """Return ``weight`` [..., out, in] times the scale of its block: ``scale`` is one number, one a row
     [..., out, 1], or one a block of ``block`` (rows, columns; the last ones may be cut).
     """
-    wide, factor = weight.to(torch.float32), _scales(scale)
+    wide, factor = weight.to(torch.float32, copy=True), _scales(scale)
     if factor.numel() == 1:
-        return wide * factor.reshape(())
+        return wide.mul_(factor.reshape(()))
     if factor.ndim < 2:
         factor = factor.reshape(-1, 1)
     for dim in (-2, -1):
@@ -40,7 +40,7 @@ def by_blocks(weight: Tensor, scale: Tensor, block: tuple[int, int] | None) -> T
         if -(-need // size) != have:
             raise ValueError(f"scales {list(scale.shape)} do not fit a weight {list(weight.shape)}")
         factor = factor.repeat_interleave(size, dim).narrow(dim, 0, need)
-    return wide * factor
+    return wide.mul_(factor)
 
 
 def _scales(scale: Tensor) -> Tensor:
@@ -133,6 +133,21 @@ def compressed(parts: Parts, settings: Settings) -> Tensor:
     if zero is None:
         return plain
     return plain - by_blocks(torch.ones(weight.shape), zero.to(torch.float32) * scale, block)
+
+
+def plain_shape(shapes: Mapping[str, tuple[int, ...]], settings: Settings) -> tuple[int, ...]:
+    """Return the shape of a weight whose parts have these ``shapes``: that of what its formula returns
+    (``compressed`` words name theirs).
+    """
+    if "weight" in shapes:
+        return shapes["weight"]
+    if "blocks" in shapes:
+        experts, out, blocks, half = shapes["blocks"]
+        return experts, 2 * half * blocks, out
+    rows, columns = shapes["qweight"]
+    if settings["quant_method"] == AWQ:
+        return 8 * columns, rows
+    return columns, rows * 32 // int(str(settings["bits"]))
 
 
 _FORMULAS: Mapping[str, Callable[[Parts, Settings], Tensor]] = {

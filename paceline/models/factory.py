@@ -285,11 +285,10 @@ class HFModelFactory:
             return brought
         if self.tensors is None:
             return "there are no files"
-        if self._quantised is not None:
-            return "its weights are quantized"
         grows = self._rows > self._load_config().get_text_config().vocab_size
         whole = None if self._whole is None else self._whole.skeleton
-        return folder_slices(hf, self.tensors, self._fresh, vocabulary_names(hf) if grows else (), whole)
+        growing = vocabulary_names(hf) if grows else ()
+        return folder_slices(hf, self.tensors, self._fresh, growing, whole, self._quantised)
 
     @property
     def _streams(self) -> bool:

@@ -1,10 +1,12 @@
-"""A folder whose weights are stored quantized, read as plain weights in bfloat16, one at a time."""
+"""A folder whose weights are stored quantized, read as plain weights in bfloat16, one at a time, also where a
+rank reads its own part of the model (``QuantisedFiles``).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any
@@ -17,12 +19,13 @@ from paceline.core.errors import ConfigError
 from paceline.core.json_types import JsonObject, as_object
 from paceline.models import codes
 from paceline.models.accounting import listed
-from paceline.models.dequantise import formula_of
+from paceline.models.dequantise import formula_of, plain_shape
+from paceline.models.opened_files import OpenedFiles, StoredSlice, TensorFiles
 from paceline.models.source import ModelSource, raw_config
 from paceline.models.stored_dtype import weights_folder
 from paceline.plan.model.quantised_base import settings_of
 from paceline.plan.model.quantised_names import PackedNames, packed_names
-from paceline.plan.model.weights_files import header_of, weights_of
+from paceline.plan.model.weights_files import StoredTensor, header_of, weights_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -30,12 +33,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class QuantisedFolder:
-    """``settings``: ``quantization_config``; ``names``: which stored tensors make a weight; ``files``: where
-    they are; ``plain_bfloat16``: all other numbers are stored in bfloat16.
+    """``settings``: ``quantization_config``; ``names``: which stored tensors make a weight; ``stored``: all
+    tensors, and ``files``: where they are; ``plain_bfloat16``: all other numbers are stored in bfloat16.
     """
 
     settings: JsonObject
     names: PackedNames
+    stored: Mapping[str, StoredTensor]
     files: Mapping[str, Path]
     plain_bfloat16: bool
 
@@ -43,10 +47,35 @@ class QuantisedFolder:
         """Return the plain tensors of these names, each read when it is indexed, as Transformers' loader does
         with tensors of files.
         """
-        opened: dict[Path, Any] = {}
+        opened = OpenedFiles()
         return {name: _Unread(self, name, opened) for name in wanted}
 
-    def read(self, name: str, opened: dict[Path, Any]) -> Tensor:
+    def plain(self) -> dict[str, StoredTensor]:
+        """Return the tensors that the files would have if their weights were plain; the span of a weight is
+        that of its numbers.
+        """
+        return {name: self._plain(name) for name in self.names.plain(self.stored)}
+
+    def file_of(self, name: str) -> Path:
+        """Return the file of a plain tensor; of a quantized weight that of its numbers."""
+        return self.files[self.names.files_of(name)[0]]
+
+    def _plain(self, name: str) -> StoredTensor:
+        parts = self.names.weights.get(name)
+        if parts is None:
+            return self.stored[name]
+        numbers = self.stored[next(iter(parts.values()))]
+        return replace(numbers, dtype="BF16", shape=self.shape_of(name, OpenedFiles()))
+
+    def shape_of(self, name: str, opened: TensorFiles) -> tuple[int, ...]:
+        """Return the shape of a quantized weight as a plain one."""
+        parts = self.names.weights[name]
+        if "packed" in parts:
+            return tuple(self._stored(parts["shape"], opened).tolist())
+        shapes = {what: self.stored[one].shape for what, one in parts.items()}
+        return plain_shape(shapes, self.settings)
+
+    def read(self, name: str, opened: TensorFiles) -> Tensor:
         """Return a tensor under its plain name; a quantized weight in bfloat16. Raises ConfigError
         ``models.cannot_load``.
         """
@@ -58,23 +87,55 @@ class QuantisedFolder:
             found = formula_of(self.settings)(stored, self.settings)
         except (ValueError, RuntimeError, IndexError, KeyError) as error:
             raise ConfigError(_misfit(name, str(error))) from error
+        if tuple(found.shape) != (shape := self.shape_of(name, opened)):
+            raise ConfigError(_misfit(name, f"{list(found.shape)} in place of {list(shape)}"))
         return found.to(torch.bfloat16)
 
-    def _stored(self, name: str, opened: dict[Path, Any]) -> Tensor:
-        from safetensors import safe_open
+    def _stored(self, name: str, opened: TensorFiles) -> Tensor:
+        stored = opened.slice_of(self.files[name], name)
+        return stored[tuple(slice(0, n) for n in stored.get_shape())]
 
-        file = self.files[name]
-        if file not in opened:
-            opened[file] = safe_open(file, "pt")
-        tensor: Tensor = opened[file].get_tensor(name)
-        return tensor
+
+class QuantisedFiles(TensorFiles):
+    """The files of a folder with quantized weights, as if these were plain: a weight is read whole from
+    ``opened``, made plain, and cut.
+    """
+
+    def __init__(self, folder: QuantisedFolder, opened: TensorFiles | None = None) -> None:
+        self._folder, self._opened = folder, opened or OpenedFiles()
+
+    def slice_of(self, file: Path, name: str) -> StoredSlice:
+        if name not in self._folder.names.weights:
+            return self._opened.slice_of(file, name)
+        return _Plain(self._folder, name, self._opened)
+
+    def values_of(self, file: Path, name: str, index: Tensor) -> Tensor:
+        if name not in self._folder.names.weights:
+            return self._opened.values_of(file, name, index)
+        return self._folder.read(name, self._opened).flatten()[index]
+
+    def read_by(self, opened: TensorFiles) -> TensorFiles:
+        return QuantisedFiles(self._folder, opened)
+
+
+@dataclass(frozen=True)
+class _Plain(StoredSlice):
+    folder: QuantisedFolder
+    name: str
+    opened: TensorFiles
+
+    def get_shape(self) -> list[int]:
+        return list(self.folder.shape_of(self.name, self.opened))
+
+    def __getitem__(self, where: tuple[slice, ...]) -> Tensor:
+        return self.folder.read(self.name, self.opened)[where]
 
 
 @dataclass(frozen=True)
 class _Unread:
     folder: QuantisedFolder
     name: str
-    opened: dict[Path, Any]
+    opened: TensorFiles
 
     def __getitem__(self, _: EllipsisType) -> Tensor:
         return self.folder.read(self.name, self.opened)
@@ -97,7 +158,7 @@ def quantised_folder(model: ModelSource) -> QuantisedFolder | None:
     if names.lacking:
         raise ConfigError(_lacking(model.name_or_path, names.lacking))
     files = {name: file for file, found in headers.items() for name in found}
-    return QuantisedFolder(as_object(settings), names, files, names.others(stored) <= {"BF16"})
+    return QuantisedFolder(as_object(settings), names, stored, files, names.others(stored) <= {"BF16"})
 
 
 def load_dequantised(

@@ -25,6 +25,7 @@ from paceline.models.folder_tensors import FolderTensors
 from paceline.models.materialise import replace_tensors
 from paceline.models.new_rows import new_rows
 from paceline.models.opened_files import OpenedFiles, TensorFiles
+from paceline.models.quantised_folder import QuantisedFiles, QuantisedFolder
 from paceline.models.source import cannot_load
 from paceline.plan.model.stored import FLOATS
 from paceline.plan.model.weights_files import StoredTensor, header_of, weights_of
@@ -107,7 +108,7 @@ class FolderSlices:
 
     def read_by(self, opened: TensorFiles) -> FolderSlices:
         """Return the same, read by ``opened``."""
-        return replace(self, opened=opened)
+        return replace(self, opened=self.opened.read_by(opened))
 
     def renamed(self, names: Mapping[str, str]) -> FolderSlices:
         """Return the same for a model in which a parameter's name (a key of ``names``) was another (its
@@ -167,15 +168,22 @@ def folder_slices(
     fresh: Collection[str] = (),
     growing: Collection[str] = (),
     converting: PreTrainedModel | None = None,
+    quantised: QuantisedFolder | None = None,
 ) -> FolderSlices | str:
     """Return where each parameter and persistent buffer of ``model`` (which may be on meta) is in its
     folder; or why one of them cannot be read in parts. Those of ``fresh`` that it lacks are left out, those
-    of ``growing`` may have fewer rows there. ``converting``: the class that the folder is of, if another.
+    of ``growing`` may have fewer rows there. ``converting``: the class that the folder is of, if another;
+    ``quantised``: how its weights are stored, if not plain.
     """
     if tensors.found.ties:  # whether they are equal is known when both are read
         return "the files hold tied weights twice"
-    files = {name: file for file in weights_of(tensors.folder, []) for name in header_of(file)}
-    converted = conversions(model if converting is None else converting, tensors.stored)
+    if quantised is None:
+        stored = tensors.stored
+        files = {name: file for file in weights_of(tensors.folder, []) for name in header_of(file)}
+    else:
+        stored = quantised.plain()
+        files = {name: quantised.file_of(name) for name in stored}
+    converted = conversions(model if converting is None else converting, stored)
     ties = dict(model.all_tied_weights_keys or {})
     aliases = {own: name for name, own in ties.items()}
     places: dict[str, tuple[FileBlock, ...]] = {}
@@ -188,15 +196,16 @@ def folder_slices(
         if not names:
             return f"the files have no {name}"
         shape = tuple(tensor.shape)
-        have = tensors.stored[names[0]].shape
+        have = stored[names[0]].shape
         if name in growing and have[:1] < shape[:1]:
             grown[name] = (have, shape)
             shape = (have[0], *shape[1:])
-        found = _blocks(shape, names, tensors.stored, converted)
+        found = _blocks(shape, names, stored, converted)
         if not found:
             return f"{name} is made from other tensors of the files"
         places[name] = tuple(FileBlock(files[one], one, at, size) for one, at, size in found)
-    return FolderSlices(places, {name: grown[name] for name in growing if name in grown})
+    opened = OpenedFiles() if quantised is None else QuantisedFiles(quantised)
+    return FolderSlices(places, {n: grown[n] for n in growing if n in grown}, opened=opened)
 
 
 def _blocks(

@@ -22,6 +22,7 @@ from paceline.plan.cost.starts import (
     INTERPRETER,
     PACKING,
     PEFT,
+    UNPACKING,
     LoadingSpec,
     ModelBytes,
     card_peak,
@@ -32,6 +33,7 @@ from paceline.plan.cost.starts import (
 )
 from paceline.plan.cost.states import SIZES
 from paceline.plan.hardware.probe import Hardware
+from paceline.plan.model.parameters import parameters_of
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.parts import AdapterSpec, ModelStates
 from paceline.plan.plan import Decision, Plan
@@ -178,7 +180,15 @@ def _model_bytes(
     elif mapped(shape):
         read = float(largest)
     card, host = (0.0, passing) if on_cpu else (passing, 0.0)
+    if start.parts and shape.quantised:
+        host = max(host, UNPACKING * SIZES["float32"] * _largest_layer(shape))
     return ModelBytes(whole, kept.card, kept.host, read, card, float(largest), host, pages)
+
+
+def _largest_layer(shape: ModelShape) -> float:
+    """Return the numbers of the largest weight of a layer, of stacked experts of one."""
+    layers = [p for p in parameters_of(shape) if p.layer is not None]
+    return max((p.numel / (p.shape[0] if len(p.shape) > 2 else 1) for p in layers), default=0.0)
 
 
 def _as_stored(plan: Plan, shape: ModelShape, piece: Piece, trained: bool) -> bool:

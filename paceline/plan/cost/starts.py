@@ -19,6 +19,8 @@ INTERPRETER = 256 * 2**20
 PEFT = 72 * 2**20
 #: Bytes that bitsandbytes needs beside a weight that it packs on a CPU, per byte of it in fp32 (measured).
 PACKING = 2.5
+#: Of a weight that is stored quantized and becomes plain (measured: fp8 2.0, mxfp4 3.3, GPTQ 5.0).
+UNPACKING = 2.0
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ def in_files(shape: ModelShape) -> bool:
     """Whether a model is certain to come from a folder whose tensors are its parameters, or are stacked and
     joined to them.
     """
-    whole = shape.exact and not shape.composite and not shape.quantised
+    whole = shape.exact and not shape.composite
     plain = not shape.experts and not shape.latent
     return shape.in_files and whole and (plain or shape.model_type in STACKED)
 
@@ -130,7 +132,7 @@ def mapped(shape: ModelShape) -> bool:
     in their dtype, and stay mapped. All processes of a node share these pages, which are given back when
     memory is short.
     """
-    return in_files(shape) and bool(shape.stored) and not shape.experts
+    return in_files(shape) and bool(shape.stored) and not shape.experts and not shape.quantised
 
 
 @dataclass(frozen=True)

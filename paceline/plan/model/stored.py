@@ -76,7 +76,14 @@ def with_quantised(shape: ModelShape, folder: Path, config: Mapping[str, Json]) 
     names = packed_names(tensors, settings)
     plain = names.others(tensors) <= {"BF16"} and shape.model_type not in READ_WIDE
     stored = "bfloat16" if plain and names.weights else ""
-    return replace(shape, quantised=method_of(config), dequantised_bytes=names.num_bytes, stored=stored)
+    twice = shape.tied and _HEAD in names.plain(tensors)
+    return replace(
+        shape,
+        quantised=method_of(config),
+        dequantised_bytes=names.num_bytes,
+        stored=stored,
+        in_files=names.others(tensors) <= FLOATS and bool(names.weights) and not twice,
+    )
 
 
 def with_stored(shape: ModelShape, folder: Path, config: Mapping[str, Json], own_code: bool) -> ModelShape:

@@ -19,9 +19,12 @@ from paceline.checkpoint.export import export_hf
 from paceline.config.sections.model import ModelSection
 from paceline.core.errors import ConfigError
 from paceline.models.dequantise import by_blocks
-from paceline.models.factory import HFModelFactory
+from paceline.models.factory import READ_IN_PARTS, HFModelFactory
+from paceline.models.opened_files import OpenedFiles
+from paceline.models.slices import FolderSlices
 from paceline.plan.model.read_shape import shape_of
 from paceline.plan.parts import AdapterSpec
+from paceline.protocols.model import BuildOptions
 
 Tensors = dict[str, Tensor]
 FP8 = torch.float8_e4m3fn
@@ -211,6 +214,41 @@ def test_weights_are_those_of_an_independent_formula(way: str, tmp_path: Path) -
     assert shape.dequantised_bytes == 2 * sum(expected[n].numel() for n in changed)
     assert "quantized weights read as bfloat16" in module.notes()["tensors"]
     assert "quantization_config" not in build.saved_config
+
+
+@pytest.mark.parametrize("way", [*WAYS, "experts"])
+def test_a_rank_reads_its_own_part(way: str, tmp_path: Path) -> None:
+    """Also of experts that are stacked: only those that it holds are read."""
+    if way == "experts":
+        tensors = _plain(tmp_path, "qwen3_moe")
+        _write(tmp_path, tensors, _fp8_blocks(tensors, {}))
+    else:
+        _folder(way, tmp_path)
+    factory = HFModelFactory(Source(name_or_path=str(tmp_path)))
+    whole = dict(factory().hf.named_parameters())
+    empty = factory(BuildOptions(device=torch.device("cpu"), by_slices=True))
+    slices = empty.slices
+    assert isinstance(slices, FolderSlices) and empty.notes()["start"] == READ_IN_PARTS
+    stacked = 0
+    for name, tensor in whole.items():
+        first, rows = tensor.shape[0] // 3, tensor.shape[0] - tensor.shape[0] // 3
+        block = slices.read(name, (first, *(0,) * (tensor.ndim - 1)), (rows, *tensor.shape[1:]))
+        assert torch.equal(block.float(), tensor[first:]), name
+        picked = slices.picked(name, tuple(tensor.shape), 7, 5)
+        assert torch.equal(picked, tensor.detach().flatten()[::7][:5]), name
+        stacked += len(slices.places[name]) > 1
+    assert (stacked > 0) == (way == "experts")
+    spoilt = load_file(tmp_path / "model.safetensors")
+    if way == "experts":
+        name = next(n for n in whole if len(slices.places[n]) > 1)
+        last = slices.places[name][-1].name
+        spoilt |= {last: spoilt[last][:-1]}
+        save_file(spoilt, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        shape = (1, *whole[name].shape[1:])
+        again = slices.read_by(OpenedFiles())
+        assert torch.equal(again.read(name, (0, 0, 0), shape).float(), whole[name][:1])
+        with pytest.raises(ConfigError, match=r"models.cannot_load[\s\S]*experts"):
+            again.read(name, (whole[name].shape[0] - 1, 0, 0), shape)
 
 
 def test_an_adapter_is_trained_on_it_and_leaves_merged_as_plain_weights(tmp_path: Path) -> None:
