@@ -29,8 +29,8 @@ kernels, streams, NCCL, fragmentation of memory, compiled code, DDP's reducer, t
 Losses are held to the CPU's within 2e-4 in fp16 and bf16, 2e-6 in fp32; those of mixtures of experts within
 2e-3 in 16 bits, where another rounding can send a token to another expert.
 
-- NVIDIA, one process: 17 model families at capability 7.0 to 10.0, in fp32, fp16 and bf16; a window of each
-  of the 123 families that Paceline trains at 9.0, in bf16 and fp16
+- NVIDIA, one process: 17 model families at capability 7.0 to 10.0, in fp32, fp16 and bf16; a window of every
+  family that Paceline trains at 9.0, in bf16 and fp16
 - NVIDIA, whole runs with evaluation, save and exact resume: `sft`, `reward`, `dpo`, `grpo`, `ppo`
 - NVIDIA, two processes: FSDP2, HSDP, tensor, context and pipeline parallelism, ZeRO 1 to 3 (collectives by
   gloo)
