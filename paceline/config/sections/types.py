@@ -191,7 +191,8 @@ class OneOf:
 
 
 def _nearest(word: str, choices: tuple[str, ...]) -> str | None:
-    longer = [choice for choice in choices if word and choice.startswith(word)]
+    stems = (word, word[:-1] if len(word) > 3 else "")  # a letter too many: the first word that starts so
+    longer = [choice for stem in stems for choice in choices if stem and choice.startswith(stem)]
     close = longer or difflib.get_close_matches(word, choices, n=1)
     return close[0] if close else None
 

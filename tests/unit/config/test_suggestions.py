@@ -8,9 +8,10 @@ import json
 import time
 
 import pytest
+from pydantic import ValidationError
 
 from paceline.config.nearest import MOST_UNKNOWN, nearest
-from paceline.config.schema import SECTIONS, field_of, fields
+from paceline.config.schema import SECTIONS, Config, field_of, fields
 from paceline.config.spelling import known_names
 from paceline.config.suggest import Suggestion, suggestion
 from paceline.config.synonyms import INSIDE, SYNONYMS
@@ -200,3 +201,24 @@ def test_a_key_of_one_section_is_not_sent_to_another_of_its_name() -> None:
     """``training.reward`` is a section; inside ``training.rollout`` rewards are meant."""
     found = suggestion("reward", "training.rollout", known("training.rollout"))
     assert found == Suggestion("did you mean 'rewards'?", "training.rollout.rewards")
+
+
+@pytest.mark.parametrize(
+    ("word", "near"),
+    [
+        ("adamww", "adamw_torch"),
+        ("adamw_8bits", "adamw_8bit"),
+        ("adam", "adamw_torch"),
+        ("lino_8bit", "lion_8bit"),
+    ],
+)
+def test_the_nearest_word_is_named(word: str, near: str) -> None:
+    """With a letter too many the first that starts so, which is the default of its kind."""
+    with pytest.raises(ValidationError, match=f"did you mean {near}\\?"):
+        Config.model_validate(
+            {
+                "model": {"config": {}, "tokenizer": "none"},
+                "data": {"train": "none.jsonl"},
+                "training": {"optim": word},
+            }
+        )
