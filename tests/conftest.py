@@ -76,6 +76,7 @@ def no_leaks() -> Iterator[None]:
             (
                 "KINETO",
                 "TORCH",
+                "_TORCH",
                 "TF_",
                 "HF_",
                 "TOKENIZERS",

@@ -11,6 +11,7 @@ import pytest
 import torch
 from model_families import build_family, make_batch
 from torch._dynamo.utils import counters
+from torch._inductor import config as inductor_config
 
 from paceline.models import compiled_attention
 from paceline.models.attention_context import PackedSequenceInfo
@@ -136,7 +137,8 @@ def test_differentiated_by_aot_autograd() -> None:
 
 @slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
-def test_by_inductor() -> None:
+def test_by_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inductor_config, "compile_threads", 1)  # torch's pool of threads stays
     losses, grads, graphs = _difference(build_family("llama"), build_family("llama", compile=True))
     assert losses < 2e-6 and grads < 1e-5 and graphs == [1] * 8
 
