@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import compress
 
 from paceline.core.diagnostics import Code, Diagnostic
 from paceline.core.units import human_bytes
@@ -163,17 +164,16 @@ def _model_bytes(
     packed = [p.numel for p in pieces if p.size == 1]
     scales = scale_bytes(shape, listed)
     whole = float(sum(p.numel * p.size for p in pieces) + scales)
-    own = pieces
-    if not trained or adapter is not None:
-        stays = on_cpu and start.arrives and mapped(shape)
-        own = tuple(p for p in pieces if not (stays and _as_stored(plan, shape, p, trained)))
-    pages = float(sum(p.numel for p in pieces if p not in own) * SIZES[shape.stored or "float32"])
+    may_stay = on_cpu and start.arrives and mapped(shape) and not (trained and adapter is None)
+    stays = [may_stay and _as_stored(plan, shape, piece, trained) for piece in pieces]
+    pages = float(sum(p.numel for p in compress(pieces, stays)) * SIZES[shape.stored or "float32"])
     # The last layer to be packed lies whole beside the others, before embeddings and norms come; of parts
     # each rank keeps its own at once.
     one = max(packed, default=0)
     scratch = (PACKING if on_cpu else 1) * 2 * one * size
     there = kept.host - pages if on_cpu else kept.card
     passing = max(0.0, scratch + (one if start.parts else sum(packed) + scales - there))
+    own = (piece for piece, stay in zip(pieces, stays, strict=True) if not stay)
     largest = max((p.numel * p.size for p in own), default=0)
     if listed and listed.quantization is not None and in_files(shape):
         read = float(max(largest, one * size))  # a tensor at a time, packed as it is read

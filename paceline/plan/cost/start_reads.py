@@ -29,7 +29,10 @@ def bytes_a_node(plan: Plan, start: LoadingSpec) -> int:
     ) in plan.models.items():  # one without a name is the first model again, from the same files
         if model.model is not None and model.shape is not None and model.shape.in_files:
             models[role] = model.shape
-    whole = sum(SIZES[shape.stored or "float32"] * shape.num_parameters for shape in models.values())
+    whole = sum(
+        shape.file_bytes or SIZES[shape.stored or "float32"] * shape.num_parameters
+        for shape in models.values()
+    )
     if not start.parts:
         return whole
     mesh, processes = plan.mesh, plan.world_size // plan.num_nodes

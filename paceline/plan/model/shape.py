@@ -34,7 +34,8 @@ class ModelShape:
     scalar head.
     ``carried``: tensors of its folder that are not trained; ``composite``: type of the model with further
     parts of which this is the language model (empty: it is all). ``quantised``: how its folder's weights
-    are quantized (empty: they are not), and ``dequantised_bytes``: their size in bfloat16.
+    are quantized (empty: they are not), ``dequantised_bytes``: their size in bfloat16, and ``file_bytes``:
+    that of the folder's tensors.
     """
 
     model_type: str
@@ -73,6 +74,7 @@ class ModelShape:
     composite: str = field(default="", metadata=UNLESS_DEFAULT)
     quantised: str = field(default="", metadata=UNLESS_DEFAULT)
     dequantised_bytes: int = field(default=0, metadata=UNLESS_DEFAULT)
+    file_bytes: int = field(default=0, metadata=UNLESS_DEFAULT)
     listing: Listing | None = field(default=None, metadata=UNLESS_DEFAULT)
     why_about: str = field(default="", metadata=UNLESS_DEFAULT)
 

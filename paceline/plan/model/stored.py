@@ -81,6 +81,7 @@ def with_quantised(shape: ModelShape, folder: Path, config: Mapping[str, Json]) 
         shape,
         quantised=method_of(config),
         dequantised_bytes=names.num_bytes,
+        file_bytes=sum(tensors[n].span[1] - tensors[n].span[0] for n in tensors),
         stored=stored,
         in_files=names.others(tensors) <= FLOATS and bool(names.weights) and not twice,
     )

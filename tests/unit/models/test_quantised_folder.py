@@ -212,6 +212,8 @@ def test_weights_are_those_of_an_independent_formula(way: str, tmp_path: Path) -
     ends = ("gate_up_proj", "down_proj") if way == "mxfp4" else "_proj.weight"
     changed = [name for name in expected if name.endswith(ends)]
     assert shape.dequantised_bytes == 2 * sum(expected[n].numel() for n in changed)
+    written = load_file(tmp_path / "model.safetensors")
+    assert shape.file_bytes == sum(t.nbytes for t in written.values())
     assert "quantized weights read as bfloat16" in module.notes()["tensors"]
     assert "quantization_config" not in build.saved_config
 
