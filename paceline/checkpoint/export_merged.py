@@ -44,7 +44,7 @@ def merged_entries(
     files: FolderReads,
 ) -> list[TensorEntry]:
     """Return the tensors of the full model, each read from the base's files (by ``files``) and merged when it
-    is written. A base that is built from ``model.config``, stored quantized, or made from other tensors than
+    is written. A base that is built from ``model.config``, or made from other tensors than
     its files have, is in memory as a whole.
 
     After 4-bit training the base is rounded to 4 bits and unpacked before the merge. Raises CheckpointError

@@ -32,7 +32,7 @@ def arrive(
     """
     places: dict[int, list[tuple[Table, str]]] = {}
     for module in root.modules():
-        if getattr(module, "quant_state", None) is None:
+        if not hasattr(module, "quant_state"):
             for table in (module._parameters, module._buffers):
                 for name, tensor in table.items():
                     if tensor is not None:

@@ -64,7 +64,8 @@ def mxfp4(parts: Parts, settings: Settings) -> Tensor:
     """
     blocks, table = parts["blocks"], torch.tensor([*_E2M1, *(-x for x in _E2M1)])
     pairs = torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(-2)  # [experts, out, in / 32, 32]
-    return (table[pairs.long()] * _scales(parts["scales"])[..., None]).flatten(-2).transpose(-1, -2)
+    numbers = table.index_select(0, pairs.flatten().to(torch.int32)).view(pairs.shape)
+    return numbers.mul_(_scales(parts["scales"])[..., None]).flatten(-2).transpose(-1, -2)
 
 
 def unpacked(words: Tensor, bits: int, dim: int) -> Tensor:

@@ -4,8 +4,8 @@ rank reads its own part of the model (``QuantisedFiles``).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import EllipsisType
@@ -54,46 +54,64 @@ class QuantisedFolder:
         """Return the tensors that the files would have if their weights were plain; the span of a weight is
         that of its numbers.
         """
-        return {name: self._plain(name) for name in self.names.plain(self.stored)}
+        opened = OpenedFiles()
+        return {name: self._plain(name, opened) for name in self.names.plain(self.stored)}
 
     def file_of(self, name: str) -> Path:
         """Return the file of a plain tensor; of a quantized weight that of its numbers."""
         return self.files[self.names.files_of(name)[0]]
 
-    def _plain(self, name: str) -> StoredTensor:
+    def _plain(self, name: str, opened: TensorFiles) -> StoredTensor:
         parts = self.names.weights.get(name)
         if parts is None:
             return self.stored[name]
         numbers = self.stored[next(iter(parts.values()))]
-        return replace(numbers, dtype="BF16", shape=self.shape_of(name, OpenedFiles()))
+        return replace(numbers, dtype="BF16", shape=self.shape_of(name, opened))
 
     def shape_of(self, name: str, opened: TensorFiles) -> tuple[int, ...]:
-        """Return the shape of a quantized weight as a plain one."""
-        parts = self.names.weights[name]
-        if "packed" in parts:
-            return tuple(self._stored(parts["shape"], opened).tolist())
-        shapes = {what: self.stored[one].shape for what, one in parts.items()}
-        return plain_shape(shapes, self.settings)
-
-    def read(self, name: str, opened: TensorFiles) -> Tensor:
-        """Return a tensor under its plain name; a quantized weight in bfloat16. Raises ConfigError
+        """Return the shape of a quantized weight as a plain one. Raises ConfigError
         ``models.cannot_load``.
+        """
+        parts = self.names.weights[name]
+        with _fitting(name):
+            if "packed" in parts:
+                rows, columns = self._stored(parts["shape"], opened).tolist()
+                return int(rows), int(columns)
+            return plain_shape({what: self.stored[one].shape for what, one in parts.items()}, self.settings)
+
+    def read(self, name: str, opened: TensorFiles, first: int = 0, end: int | None = None) -> Tensor:
+        """Return a tensor under its plain name; a quantized weight in bfloat16, and of a stacked one the
+        matrices ``first`` to ``end``. Raises ConfigError ``models.cannot_load``.
         """
         parts = self.names.weights.get(name)
         if parts is None:
             return self._stored(name, opened)
-        stored = {what: self._stored(one, opened) for what, one in parts.items()}
-        try:
+        shape = self.shape_of(name, opened)
+        some = len(shape) > 2 and all(self.stored[one].shape[:1] == shape[:1] for one in parts.values())
+        cut = slice(first, end) if some else slice(None)
+        stored = {what: self._stored(one, opened, cut) for what, one in parts.items()}
+        with _fitting(name):
             found = formula_of(self.settings)(stored, self.settings)
-        except (ValueError, RuntimeError, IndexError, KeyError) as error:
-            raise ConfigError(_misfit(name, str(error))) from error
-        if tuple(found.shape) != (shape := self.shape_of(name, opened)):
-            raise ConfigError(_misfit(name, f"{list(found.shape)} in place of {list(shape)}"))
+            found = found if some else found[first:end]
+            if tuple(found.shape) != (
+                wanted := (len(range(*slice(first, end).indices(shape[0]))), *shape[1:])
+            ):
+                raise ValueError(f"{list(found.shape)} in place of {list(wanted)}")
         return found.to(torch.bfloat16)
 
-    def _stored(self, name: str, opened: TensorFiles) -> Tensor:
+    def _stored(self, name: str, opened: TensorFiles, cut: slice = slice(None)) -> Tensor:
         stored = opened.slice_of(self.files[name], name)
-        return stored[tuple(slice(0, n) for n in stored.get_shape())]
+        rows = [cut.indices(n)[:2] if dim == 0 else (0, n) for dim, n in enumerate(stored.get_shape())]
+        return stored[tuple(slice(*row) for row in rows)]
+
+
+@contextmanager
+def _fitting(name: str) -> Iterator[None]:
+    """Turn what is raised inside for parts that do not make the weight ``name`` into ConfigError."""
+    try:
+        yield
+    except (ValueError, RuntimeError, IndexError, KeyError, TypeError) as error:
+        raise ConfigError(_misfit(name, str(error) or repr(error))) from error
 
 
 class QuantisedFiles(TensorFiles):
@@ -128,7 +146,8 @@ class _Plain(StoredSlice):
         return list(self.folder.shape_of(self.name, self.opened))
 
     def __getitem__(self, where: tuple[slice, ...]) -> Tensor:
-        return self.folder.read(self.name, self.opened)[where]
+        first, end, _ = where[0].indices(self.get_shape()[0])
+        return self.folder.read(self.name, self.opened, first, end)[(slice(None), *where[1:])]
 
 
 @dataclass(frozen=True)

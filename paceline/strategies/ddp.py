@@ -32,19 +32,22 @@ def same_states(root: nn.Module) -> None:
     They are built alike, but processors of another kind may round initial weights in another way. What is the
     same already is not written: frozen weights that are mapped from a file stay so.
     """
-    sent: set[int] = set()
+    sent: set[tuple[int, int]] = set()
     for tensor in (*root.parameters(), *root.buffers()):
-        if tensor.data_ptr() not in sent and tensor.numel():
-            sent.add(tensor.data_ptr())
+        place = (tensor.data_ptr(), tensor.nbytes)
+        if place not in sent and tensor.numel():
+            sent.add(place)
             plain = tensor.detach()
-            whole = plain.contiguous().view(-1)
-            for piece in torch.split(whole, max(1, _SENT_BYTES // tensor.itemsize)):
+            whole = plain.contiguous().view(-1).view(torch.uint8)
+            differs = False
+            for piece in torch.split(whole, _SENT_BYTES):
                 given = piece.clone()
                 dist.broadcast(given, 0)
-                if not torch.equal(given.view(torch.uint8), piece.view(torch.uint8)):
+                if not torch.equal(given, piece):
+                    differs = True
                     piece.copy_(given)
-            if whole.data_ptr() != plain.data_ptr():
-                plain.copy_(whole.view_as(plain))
+            if differs and whole.data_ptr() != plain.data_ptr():
+                plain.copy_(whole.view(tensor.dtype).view_as(plain))
 
 
 class DDP(Strategy):

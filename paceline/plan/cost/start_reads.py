@@ -33,7 +33,9 @@ def bytes_a_node(plan: Plan, start: LoadingSpec) -> int:
         shape.file_bytes or SIZES[shape.stored or "float32"] * shape.num_parameters
         for shape in models.values()
     )
-    if not start.parts:
+    packs = plan.adapter is not None and plan.adapter.quantization is not None
+    made_plain = any(shape.quantised and not shape.experts for shape in models.values())
+    if not start.parts or packs or made_plain:  # a weight is read whole to be packed, or made plain
         return whole
     mesh, processes = plan.mesh, plan.world_size // plan.num_nodes
     layout = strategy_spec(plan.strategy).layout(mesh, plan.engine)

@@ -18,7 +18,8 @@ from torch import Tensor
 from paceline.checkpoint.export import export_hf
 from paceline.config.sections.model import ModelSection
 from paceline.core.errors import ConfigError
-from paceline.models.dequantise import by_blocks
+from paceline.models import quantised_folder
+from paceline.models.dequantise import by_blocks, mxfp4
 from paceline.models.factory import READ_IN_PARTS, HFModelFactory
 from paceline.models.opened_files import OpenedFiles
 from paceline.models.slices import FolderSlices
@@ -251,6 +252,49 @@ def test_a_rank_reads_its_own_part(way: str, tmp_path: Path) -> None:
         assert torch.equal(again.read(name, (0, 0, 0), shape).float(), whole[name][:1])
         with pytest.raises(ConfigError, match=r"models.cannot_load[\s\S]*experts"):
             again.read(name, (whole[name].shape[0] - 1, 0, 0), shape)
+
+
+def test_of_stacked_experts_those_that_are_wanted_are_made_plain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _folder("mxfp4", tmp_path)
+    factory = HFModelFactory(Source(name_or_path=str(tmp_path)))
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    whole = factory().hf.get_parameter(name)
+    slices = factory(BuildOptions(device=torch.device("meta"))).slices
+    assert isinstance(slices, FolderSlices)
+    seen = []
+
+    def spied(parts: Any, settings: Any) -> Tensor:
+        seen.append(len(parts["blocks"]))
+        return mxfp4(parts, settings)
+
+    monkeypatch.setattr(quantised_folder, "formula_of", lambda _: spied)
+    read = slices.read(name, (1, 0, 3), (1, whole.shape[1], 5))
+    assert seen == [1] and torch.equal(read.float(), whole[1:2, :, 3:8])
+
+
+@pytest.mark.parametrize(
+    ("way", "end", "spoilt"),
+    [
+        ("gptq", "q_proj.qweight", torch.zeros(8, dtype=torch.int32)),
+        ("compressed-tensors words", "q_proj.weight_shape", torch.tensor(3)),
+        ("fp8", "q_proj.weight_scale_inv", torch.ones(3, 3)),
+    ],
+)
+def test_what_does_not_fit_is_named_also_in_parts(way: str, end: str, spoilt: Tensor, tmp_path: Path) -> None:
+    _folder(way, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = next(n for n in tensors if n.endswith(end))
+    save_file(tensors | {name: spoilt}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    factory = HFModelFactory(Source(name_or_path=str(tmp_path)))
+    weight = name[: name.index("q_proj")] + "q_proj.weight"
+    with pytest.raises(ConfigError, match=rf"models.cannot_load[\s\S]*{weight}"):
+        factory()
+    with pytest.raises(ConfigError, match=rf"models.cannot_load[\s\S]*{weight}"):
+        slices = factory(BuildOptions(device=torch.device("meta"))).slices
+        assert slices is not None
+        slices.read(weight, (0, 0), (4, 4))
 
 
 def test_an_adapter_is_trained_on_it_and_leaves_merged_as_plain_weights(tmp_path: Path) -> None:
