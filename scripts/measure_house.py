@@ -10,6 +10,7 @@ import ast
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 
@@ -31,6 +32,7 @@ def _table_names() -> set[str]:
 
 
 NAMES = _table_names()
+OPTIONS = {name.replace("_", "") + "options" for name in NAMES}  # the classes of their options, in lower case
 CHOOSERS = {"auto", "fastest"}  # counted where the strategy is spoken of: other keys have an "auto", too
 #: Where a name is at home: the tables, the specs, the classes that they name; and other systems' words, which
 #: are translated there.
@@ -164,6 +166,18 @@ class Package:
     root: Path
     texts: dict[str, str] = field(default_factory=dict)
     trees: dict[str, ast.Module] = field(default_factory=dict)
+    _walked: dict[str, list[ast.AST]] = field(default_factory=dict)
+
+    def nodes(self, path: str) -> list[ast.AST]:
+        """Every node of a file's tree, as ``ast.walk`` gives them; walked once."""
+        if path not in self._walked:
+            self._walked[path] = list(ast.walk(self.trees[path]))
+        return self._walked[path]
+
+    @cached_property
+    def spelt_alike(self) -> list[Hit]:
+        """``comparisons``, with what is no name though spelt like one (``OTHER_WORDS``)."""
+        return [hit for path in self.trees if not path.startswith(HOME) for hit in _of_file(self, path)]
 
     @staticmethod
     def read(root: Path) -> Package:
@@ -222,9 +236,10 @@ def _by_type(node: ast.AST) -> bool:
     """Whether a node asks for the type of one strategy's or algorithm's options."""
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) == 2):
         return False
+    if node.func.id not in ("isinstance", "issubclass"):
+        return False
     types = {n.id.lower() for n in ast.walk(node.args[1]) if isinstance(n, ast.Name)}
-    own = {name.replace("_", "") + "options" for name in NAMES}
-    return node.func.id in ("isinstance", "issubclass") and bool(types & own)
+    return bool(types & OPTIONS)
 
 
 def _own_name(path: str, node: ast.AST) -> bool:
@@ -237,46 +252,49 @@ def comparisons(package: Package, *, everywhere: bool = False) -> list[Hit]:
     """Where a strategy or an algorithm is known by its name, outside its spec and table; ``everywhere``:
     also what is spelt alike (``OTHER_WORDS``).
     """
-    found = []
-    for path, tree in package.trees.items():
-        if path.startswith(HOME):
-            continue
-        inside = {
-            id(c)
-            for n in ast.walk(tree)
-            if isinstance(n, ast.Compare)
-            for o in [n.left, *n.comparators]
-            for c in ast.walk(o)
-        }
-        inside |= {
-            id(a)
-            for n in ast.walk(tree)
-            if isinstance(n, (ast.Tuple, ast.List, ast.Set))
-            for e in n.elts
-            for a in ast.walk(e)
-        }
-        for node in ast.walk(tree):
-            if (
-                _compared(node)
-                and not (path.startswith(IMPLEMENTATIONS) and _by_type(node))
-                and not _own_name(path, node)
-                and (isinstance(node, ast.Compare) or id(node) not in inside)
-            ):
-                text = ast.unparse(node)[:90]
-                if everywhere or not any(path == p and part in text for p, part in OTHER_WORDS):
-                    found.append(Hit(path, getattr(node, "lineno", 0), text))
-    return found
+    return [
+        hit
+        for hit in package.spelt_alike
+        if everywhere or not any(hit.path == path and part in hit.text for path, part in OTHER_WORDS)
+    ]
+
+
+def _of_file(package: Package, path: str) -> Iterator[Hit]:
+    """The comparisons of one file, the outermost of each."""
+    nodes = package.nodes(path)
+    inside = {
+        id(c)
+        for n in nodes
+        if isinstance(n, ast.Compare)
+        for o in [n.left, *n.comparators]
+        for c in ast.walk(o)
+    }
+    inside |= {
+        id(a)
+        for n in nodes
+        if isinstance(n, (ast.Tuple, ast.List, ast.Set))
+        for e in n.elts
+        for a in ast.walk(e)
+    }
+    for node in nodes:
+        if (
+            _compared(node)
+            and not (path.startswith(IMPLEMENTATIONS) and _by_type(node))
+            and not _own_name(path, node)
+            and (isinstance(node, ast.Compare) or id(node) not in inside)
+        ):
+            yield Hit(path, getattr(node, "lineno", 0), ast.unparse(node)[:90])
 
 
 def look_ups(package: Package) -> Mapping[str, Mapping[str, int]]:
     """Room → file → look-ups by a key that is written out: subscripts, ``get``, ``pop``, ``setdefault``."""
     found: dict[str, dict[str, int]] = {room: {} for room in ROOMS}
-    for path, tree in package.trees.items():
+    for path in package.trees:
         room = path.split("/")[0]
         if room not in ROOMS:
             continue
         count = 0
-        for node in ast.walk(tree):
+        for node in package.nodes(path):
             key: ast.AST | None = node.slice if isinstance(node, ast.Subscript) else None
             if (
                 isinstance(node, ast.Call)
@@ -293,8 +311,8 @@ def look_ups(package: Package) -> Mapping[str, Mapping[str, int]]:
 def loose_types(package: Package) -> int:
     """``Any``, ``object``, ``cast`` and ``type: ignore`` together."""
     count = sum(text.count("type: ignore") for text in package.texts.values())
-    for tree in package.trees.values():
-        for node in ast.walk(tree):
+    for path in package.trees:
+        for node in package.nodes(path):
             count += isinstance(node, ast.Name) and node.id in ("Any", "object")
             count += isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "cast"
     return count
@@ -302,7 +320,7 @@ def loose_types(package: Package) -> int:
 
 def statements(package: Package) -> int:
     """By ``ast``."""
-    return sum(isinstance(node, ast.stmt) for tree in package.trees.values() for node in ast.walk(tree))
+    return sum(isinstance(node, ast.stmt) for path in package.trees for node in package.nodes(path))
 
 
 def strategy_methods(package: Package) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,11 +60,31 @@ class Source:
     def at(self, node: ast.AST) -> str:
         return f"{self.path}:{getattr(node, 'lineno', 0)}"
 
-    def nodes(self) -> Iterator[ast.AST]:
-        return ast.walk(self.tree)
+    @cached_property
+    def _nodes(self) -> list[ast.AST]:
+        return list(ast.walk(self.tree))
 
-    def imports(self) -> Iterator[tuple[str, ast.stmt, bool]]:
+    @cached_property
+    def _imports(self) -> list[tuple[str, ast.stmt, bool]]:
+        return list(self._read_imports())
+
+    @cached_property
+    def _calls(self) -> list[tuple[str, ast.Call]]:
+        return [(dotted(node.func), node) for node in self._nodes if isinstance(node, ast.Call)]
+
+    def nodes(self) -> list[ast.AST]:
+        """Every node of the tree, as ``ast.walk`` gives them."""
+        return self._nodes
+
+    def imports(self) -> list[tuple[str, ast.stmt, bool]]:
         """(module, statement, only for type checking) of every import, wherever it stands."""
+        return self._imports
+
+    def calls(self) -> list[tuple[str, ast.Call]]:
+        """(dotted name as written, call) of every call."""
+        return self._calls
+
+    def _read_imports(self) -> Iterator[tuple[str, ast.stmt, bool]]:
         typing_only = {
             id(inner)
             for node in self.nodes()
@@ -79,12 +99,6 @@ class Source:
             elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
                 for alias in node.names:
                     yield f"{node.module}.{alias.name}", node, id(node) in typing_only
-
-    def calls(self) -> Iterator[tuple[str, ast.Call]]:
-        """(dotted name as written, call) of every call."""
-        for node in self.nodes():
-            if isinstance(node, ast.Call):
-                yield dotted(node.func), node
 
 
 def dotted(node: ast.expr) -> str:
