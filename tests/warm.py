@@ -51,8 +51,10 @@ READ_EARLY = (
     "LC_",
     "TZ",
 )
-# the second is set here, and by DeepSpeed when it is imported
-READ_LATE = ("PYTHONPATH", "PYTORCH_NVML_BASED_CUDA_CHECK")
+#: Those among them that a warm process takes over all the same. The second is set here, and by DeepSpeed when
+#: it is imported; CUDA reads the third when it is first used, which no server does, and the plan hides the
+#: devices from every child that it asks for a model's class.
+READ_LATE = ("PYTHONPATH", "PYTORCH_NVML_BASED_CUDA_CHECK", "CUDA_VISIBLE_DEVICES")
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 

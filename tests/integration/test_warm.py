@@ -135,6 +135,18 @@ def test_what_needs_a_fresh_one_gets_it(how: str, tmp_path: Path, monkeypatch: p
     assert done.communicate(timeout=60)[0].strip() == "False"
 
 
+def test_one_whose_devices_are_hidden_is_warm_too(tmp_path: Path) -> None:
+    """As the plan starts each child that it asks for a model's class."""
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import os, sys; print('torch' in sys.modules, [os.environ['CUDA_VISIBLE_DEVICES']],"
+        " sys.modules['torch'].cuda.device_count())"
+    )
+    env = worker_environment({"CUDA_VISIBLE_DEVICES": ""})
+    done = warm.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=env)
+    assert done.communicate(timeout=60)[0].strip() == "True [''] 0"
+
+
 def test_a_child_of_one_dies_with_it(tmp_path: Path) -> None:
     """The function that the supervisor runs between fork and exec is kept."""
     (tmp_path / "child.py").write_text("import time; time.sleep(100)")
