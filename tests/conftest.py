@@ -4,6 +4,7 @@ a runner.
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -33,6 +34,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config, "workerinput"
     ):  # a worker of xdist ignores Ctrl-C, and so would every process that a test starts
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Every 700 new objects it would look through all of torch, of Transformers and of the syntax trees again.
+    gc.set_threshold(50_000, 20, 20)
     # Under nohup: what a test starts must hear it all the same.
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda *_: None)
