@@ -55,7 +55,8 @@ class Finished:
 
 class Guide:
     """Runs command lines in the checkout, with this interpreter's programs first on PATH, into a run
-    directory of the test.
+    directory of the test. ``python`` is this interpreter, so that it starts warm; what torchrun and deepspeed
+    start is fresh.
     """
 
     def __init__(self, folder: Path, cache: Path) -> None:
@@ -77,6 +78,7 @@ class Guide:
 
     def start(self, line: str, extra: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
         words = shlex.split(line.replace("\\\n", " "))
+        words[0] = sys.executable if words[0] == "python" else words[0]
         environ = {**self.environ, **(extra or {})}
         return subprocess.Popen(
             words,
