@@ -18,7 +18,7 @@ from test_train import end, start, wait_for_step
 
 from paceline.core.rundir import RunDir
 
-pytestmark = [pytest.mark.integration, pytest.mark.fresh, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(280)]
 Tiny = Callable[..., dict[str, Any]]
 
 

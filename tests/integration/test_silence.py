@@ -21,7 +21,7 @@ from ranks import free_port, rank_environment
 
 from paceline.core.errors import ExitCode
 
-pytestmark = [pytest.mark.integration, pytest.mark.fresh, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 WORKER = Path(__file__).with_name("silence_worker.py")
 TIMEOUT, LEAST, QUIET = 6.0, 5.0, 2.5
 LATEST = 60.0  # a hang is what this finds; the real delay is LEAST + 1
