@@ -4,7 +4,7 @@ off one that has imported everything.
 A fresh interpreter spends 3 to 5 CPU seconds on the imports of torch, Transformers and ours before a test's
 first line; a fork spends none. It is a process like any other (a child of who asked, with its own standard
 streams, working directory, environment, session and signals), made by ``warm_server.py``. What it starts in
-turn by this interpreter is forked too. Tests that are about a process's start, its death or its memory are
+turn by this interpreter is forked too. Tests that are about a process's start or its memory are
 marked ``fresh``; ``pytest --fresh-processes`` makes every process fresh: the same results, later.
 """
 

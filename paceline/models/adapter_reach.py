@@ -1,5 +1,5 @@
 """Linear layers that an adapter cannot train: their parent reads the weight itself, without a call, or no
-gradient reaches them.
+gradient reaches them. What a parent reads cannot be packed in 4 bits either.
 """
 
 from __future__ import annotations
@@ -28,15 +28,19 @@ READ_BY_PARENT: Mapping[str, tuple[str, ...]] = {
 }
 
 
+def read_by_parent(parent: nn.Module) -> set[str]:
+    """Return the names of the linear layers in ``parent`` whose weight it reads itself."""
+    kinds = type(parent).__mro__  # a swapped class has the original among its bases
+    return {child for kind in kinds for child in READ_BY_PARENT.get(kind.__name__, ())}
+
+
 def out_of_reach(hf: nn.Module) -> list[str]:
     """Return the last two name components of the layers that no adapter reaches, sorted:
     ``router.classifier``.
     """
-    found = set()
+    found = set[str]()
     for name, module in hf.named_modules():
-        for kind in type(module).__mro__:  # a swapped class has the original among its bases
-            for child in READ_BY_PARENT.get(kind.__name__, ()):
-                found.add(f"{name.rpartition('.')[2]}.{child}")
+        found |= {f"{name.rpartition('.')[2]}.{child}" for child in read_by_parent(module)}
     for name, part in selectors(hf):
         for inner, module in part.named_modules():
             if isinstance(module, nn.Linear):

@@ -19,6 +19,7 @@ from torch import nn
 from paceline.core.errors import PacelineError
 from paceline.core.json_types import JsonObject
 from paceline.launch.outlet import redacted
+from paceline.models.adapter_reach import read_by_parent
 from paceline.models.materialise import skeleton
 from paceline.models.scalar_head import auto_class
 from paceline.models.source import code_options, load_hf_config
@@ -131,7 +132,8 @@ def _kinds(hf: HFModel, experts: frozenset[int]) -> Iterator[tuple[str, tuple[in
         elif _ONE_EXPERT.search(name) or _is_stack(owner, shape, experts):
             kind = listing.EXPERTS
         elif isinstance(module, nn.Linear):
-            kind = listing.LINEAR
+            above, _, own = owner.rpartition(".")
+            kind = listing.MATRIX if own in read_by_parent(modules[above]) else listing.LINEAR
         elif type(module).__name__ == "Conv1D":
             kind = listing.TRANSPOSED
         elif isinstance(module, (nn.Conv1d, nn.Conv2d)):

@@ -12,6 +12,7 @@ from torch import nn
 from paceline.core.errors import ConfigError
 from paceline.core.units import human_bytes
 from paceline.models import codes
+from paceline.models.adapter_reach import read_by_parent
 from paceline.models.materialise import Place, Read, block_of, own_part, quantization_of
 from paceline.plan.parts import Quantization
 
@@ -180,13 +181,16 @@ def rounded(weight: torch.Tensor, spec: Quantization) -> torch.Tensor:
 
 
 def _frozen_linears(hf: HFModel, frozen: bool = True) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
-    """Yield (parent, attribute, layer) of the trunk's plain linear layers; with ``frozen`` only of those that
-    are not trained.
+    """Yield (parent, attribute, layer) of the trunk's plain linear layers, but for those whose weight their
+    parent reads; with ``frozen`` only of those that are not trained.
     """
     head = hf.get_output_embeddings() or getattr(hf, "score", None)
     for parent in hf.modules():
+        read = read_by_parent(parent)
         for name, child in parent.named_children():
-            if type(child) is nn.Linear and child is not head and not (frozen and child.weight.requires_grad):
+            if type(child) is not nn.Linear or child is head or name in read:
+                continue
+            if not (frozen and child.weight.requires_grad):
                 yield parent, name, child
 
 

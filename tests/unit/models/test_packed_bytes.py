@@ -5,17 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from model_families import Source
+from tiny_families import tiny_config
 
 from paceline.config.schema import Config
 from paceline.config.sections.lora import LoraSection
 from paceline.models.factory import HFModelFactory
+from paceline.models.listing import _kinds
 from paceline.models.quantised import scales_of
 from paceline.plan.adapter import adapter_of
 from paceline.plan.cost.pieces import pieces_of, scale_bytes
 from paceline.plan.hardware.probe import Hardware
+from paceline.plan.model.listing import LINEAR
 from paceline.plan.model.read_shape import shape_from_config
 from paceline.plan.strategies.job import Job
+from paceline.protocols.model import BuildOptions
 from paceline.rules.planning import make_plan
 
 GIB = 2**30
@@ -79,3 +84,26 @@ def _config(given: dict[str, Any]) -> Config:
             "training": {"distributed_strategy": "single"},
         }
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "read"),
+    [
+        ("jamba", "in_proj", {"dt_proj"}),
+        ("longcat_flash", "o_proj", {"classifier"}),
+        ("mamba", "in_proj", {"dt_proj", "out_proj", "x_proj"}),
+    ],
+)
+def test_what_its_parent_reads_is_not_packed(kind: str, target: str, read: set[str]) -> None:
+    """A packed weight has another shape: the forward ended, with kernels that take weights or without."""
+    modules = pytest.importorskip("bitsandbytes.nn.modules")
+    config = tiny_config(kind)
+    adapter = adapter_of(_config({"r": 2, "target_modules": [target], "quantization_bit": 4}).lora)
+    hf = HFModelFactory(Source(config=config), adapter=adapter)().hf
+    packed = {name for name, m in hf.named_modules() if isinstance(m, modules.Linear4bit)}
+    assert packed and not any(name.rpartition(".")[2] in read for name in packed)
+    logits = hf(input_ids=torch.randint(3, config["vocab_size"], (1, 8))).logits
+    assert torch.isfinite(logits).all()
+    plain = HFModelFactory(Source(config=config))(BuildOptions(device=torch.device("meta"))).hf
+    listed = {name for name, _, listed in _kinds(plain, frozenset()) if listed == LINEAR}
+    assert {f"{name}.weight".replace(".base_layer", "") for name in packed} == listed
