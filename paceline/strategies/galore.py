@@ -103,7 +103,10 @@ class GaLoreAdamW(torch.optim.Optimizer):
 
 def basis(gradient: Tensor, rank: int, proj_type: str) -> dict[str, Tensor]:
     """Return the leading singular vectors of ``gradient`` (rows × columns), in its dtype: ``left`` (rows ×
-    rank), ``right`` (rank × columns) or both.
+    rank), ``right`` (rank × columns) or both. The largest number of each left one is positive.
+
+    A decomposition leaves both signs free, and the last digit of a gradient chose them; moments in the old
+    basis meet the new one, so that strategies, and processors, went apart by 1e-3 in a few steps.
     """
     rows, columns = gradient.shape
     std = _RIGHT if rows >= columns else _LEFT
@@ -111,7 +114,9 @@ def basis(gradient: Tensor, rank: int, proj_type: str) -> dict[str, Tensor]:
     chosen = sides.get(proj_type, {proj_type})
     low = gradient.dtype in (torch.bfloat16, torch.float16)
     left, _, right = torch.linalg.svd(gradient.float() if low else gradient, full_matrices=False)
-    found = {_LEFT: left[:, :rank], _RIGHT: right[:rank]}
+    left, right = left[:, :rank], right[:rank]
+    signs = left.gather(0, left.abs().argmax(0, keepdim=True)).sign()
+    found = {_LEFT: left * signs, _RIGHT: right * signs.T}
     return {side: found[side].to(gradient.dtype).contiguous() for side in sorted(chosen)}
 
 

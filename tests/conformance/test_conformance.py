@@ -34,14 +34,14 @@ BY_NAME = {v.name: v for v in VARIANTS}
 # every kind of training and each precision through training, resume and export; ``--slow`` takes the second
 # list too
 PAIRWISE = [
-    ("ZeRO-3", "LoRA", "fp32"),
+    ("fsdp full_shard", "LoRA", "bf16"),
     ("ddp", "QLoRA", "bf16"),
 ]
 MORE = [
+    ("ZeRO-3", "LoRA", "fp32"),
     ("pipeline interleaved", "full", "fp64"),
     ("fsdp hybrid_shard (2 × 2)", "full", "fp32"),
     ("tp, sequence parallel", "full", "bf16"),
-    ("fsdp full_shard", "LoRA", "bf16"),
     ("cp ulysses", "full", "fp64"),
     ("tp × fsdp", "full", "fp32"),
     ("ZeRO-2", "QLoRA", "fp32"),

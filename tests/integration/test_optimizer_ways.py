@@ -98,6 +98,7 @@ GALORE = {
             "optim_args": "rank=8,update_proj_gap=3,scale=1.0",
             "optim_target_modules": ["attn", "mlp"],
         },
+        section={"dtype": "float64"},  # in float32 the processor's last digit chooses a basis
     )
 }
 SMALL = {"hidden_size": 60, "intermediate_size": 96}
@@ -208,7 +209,7 @@ def test_muon(found: Found, name: str) -> None:
 
 def test_projected_gradients(found: Found) -> None:
     """Every strategy makes the steps of one process; a resume takes the saved bases. Where singular values
-    lie close, the last digit of a gradient chooses the basis (seen on one processor: 5e-4 after a new one).
+    lie close, the last digit of a gradient chooses the basis, and errors grow by orders of magnitude.
     """
     for rank in found.of("galore", GALORE):
         check_resumed(rank["galore"])
@@ -217,7 +218,7 @@ def test_projected_gradients(found: Found) -> None:
     assert alone[-1] < 0.8 * alone[0]
     for way, run in made.items():
         losses = run["losses"]
-        assert losses == pytest.approx(alone[-len(losses) :], rel=2e-3), way
+        assert losses == pytest.approx(alone[-len(losses) :], rel=1e-9), way
 
 
 def check_pure(found: Found, name: str, cases: dict[str, Any], optim: str) -> None:

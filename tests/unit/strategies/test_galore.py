@@ -55,13 +55,37 @@ def stepped(
 
 @pytest.mark.filterwarnings("ignore:This implementation of AdamW is deprecated")
 @pytest.mark.parametrize("kind", ["std", "reverse_std", "right", "left", "full"])
-def test_steps_are_those_of_the_authors_package(kind: str) -> None:
-    theirs = pytest.importorskip("galore_torch").GaLoreAdamW
+def test_steps_are_those_of_the_authors_package(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given the same signs, which a decomposition leaves free: theirs are LAPACK's."""
+    theirs, plain = pytest.importorskip("galore_torch").GaLoreAdamW, torch.linalg.svd
+
+    def signed(matrix: torch.Tensor, full_matrices: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        left, values, right = plain(matrix, full_matrices=full_matrices)
+        for number in range(len(values)):
+            if left[left[:, number].abs().argmax(), number] < 0:
+                left[:, number], right[number] = -left[:, number], -right[number]
+        return left, values, right
+
+    monkeypatch.setattr(torch.linalg, "svd", signed)
     ours = stepped(GaLoreAdamW, kind, {"projected": True})
     assert not torch.equal(ours[0], stepped(GaLoreAdamW, kind, {})[0])
     loose = 30 if kind == "full" else 1  # the order of two products, which small second moments magnify
     for a, b in zip(ours, stepped(theirs, kind, {}), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5 * loose, atol=1e-6 * loose)
+
+
+@pytest.mark.parametrize("kind", ["std", "reverse_std", "right", "left", "full"])
+def test_the_signs_of_a_basis_do_not_depend_on_how_it_is_computed(kind: str) -> None:
+    """Rows in another order have the same vectors, in that order; LAPACK's signs are others."""
+    torch.manual_seed(2)
+    gradient = torch.randn(9, 6, dtype=torch.float64)
+    expected = basis(gradient, 4, kind)
+    for _ in range(8):
+        order = torch.randperm(9)
+        found = basis(gradient[order], 4, kind)
+        for side, vectors in expected.items():
+            wanted = vectors[order] if side == "left" else vectors
+            torch.testing.assert_close(found[side], wanted, rtol=0, atol=1e-12)
 
 
 def test_a_basis_keeps_most_of_the_gradient() -> None:
