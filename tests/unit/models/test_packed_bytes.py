@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +15,8 @@ from paceline.config.schema import Config
 from paceline.config.sections.lora import LoraSection
 from paceline.models.factory import HFModelFactory
 from paceline.models.listing import _kinds
-from paceline.models.quantised import scales_of
+from paceline.models.materialise import build_on_meta, fill
+from paceline.models.quantised import packing, scales_of
 from paceline.plan.adapter import adapter_of
 from paceline.plan.cost.pieces import pieces_of, scale_bytes
 from paceline.plan.hardware.probe import Hardware
@@ -107,3 +110,33 @@ def test_what_its_parent_reads_is_not_packed(kind: str, target: str, read: set[s
     plain = HFModelFactory(Source(config=config))(BuildOptions(device=torch.device("meta"))).hf
     listed = {name for name, _, listed in _kinds(plain, frozenset()) if listed == LINEAR}
     assert {f"{name}.weight".replace(".base_layer", "") for name in packed} == listed
+
+
+def test_a_base_is_packed_a_weight_at_a_time_to_the_wholes_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of Qwen 2, whose projections have biases: empty until ``fill`` reads them, then as the whole packs."""
+    modules = pytest.importorskip("bitsandbytes.nn.modules")
+    HFModelFactory(Source(config=tiny_config("qwen2")))().hf.save_pretrained(tmp_path)
+    adapter = adapter_of(_config({"r": 2, "target_modules": ["q_proj"], "quantization_bit": 4}).lora)
+    low = torch.bfloat16  # of products, and of the biases
+    factory = HFModelFactory(Source(name_or_path=str(tmp_path)), adapter=adapter, compute_dtype=low)
+    alone: Any = SimpleNamespace(is_main=True, device=torch.device("cpu"), broadcast_json=lambda value: value)
+    options = BuildOptions(device=torch.device("cpu"), engine_casts=True, packs=True)
+    root, source = build_on_meta(factory, options, alone)
+    assert source is not None
+    for module in (source, root):
+        layers = [m for m in module.modules() if isinstance(m, modules.Linear4bit)]
+        assert layers and all(layer.weight.is_meta and layer.quant_state is None for layer in layers)
+    monkeypatch.setattr(torch.distributed, "broadcast", lambda *_: None)
+    fill(root, source, alone, torch.device("cpu"), packing(root, torch.float32))
+    whole = factory(BuildOptions(engine_casts=True))
+    expected = dict(whole.named_parameters())
+    assert {n for n, _ in root.named_parameters()} == set(expected)
+    for name, parameter in root.named_parameters():
+        assert parameter.dtype == expected[name].dtype and torch.equal(parameter, expected[name]), name
+    made = [torch.cat([s.flatten().float() for s in scales_of(module)]) for module in (root, whole)]
+    assert torch.equal(*made)
+    scratch = HFModelFactory(Source(config=tiny_config("qwen2")), adapter=adapter)  # no files to read from
+    whole, source = build_on_meta(scratch, options, alone)
+    assert source is None and not any(p.is_meta for p in whole.parameters())

@@ -15,6 +15,7 @@ from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
 from paceline.plan.cost.room import room_decisions, room_of
 from paceline.plan.cost.search import SearchSpec, layouts, search
+from paceline.plan.cost.start_reads import bytes_a_node
 from paceline.plan.cost.starts import (
     ARRIVES,
     CARD,
@@ -288,6 +289,23 @@ def test_a_node_reads_what_its_ranks_hold_and_says_how_long() -> None:
         [decision] = room_decisions(in_files, hardware, room)
         seconds = "8s" if share < 1 else "16s"
         assert decision.reason.endswith(f"of model files a node, {seconds} at 1 GB/s")
+
+
+def test_a_weight_that_is_packed_or_made_plain_is_read_whole_by_every_node() -> None:
+    """A rank keeps a shard of what it has packed; of experts in 8 bits it reads those that it holds."""
+    packs = {"r": 8, "quantization_bit": 4}
+    fp8: dict[str, Any] = {"quantised": "fp8", "file_bytes": 10**9}
+    for model, lora, stored, share in (
+        ("llama-3-8b", {"r": 8}, {}, 0.5),
+        ("llama-3-8b", packs, {}, 1.0),
+        ("llama-3-8b", {"r": 8}, fp8, 1.0),
+        ("mixtral-8x7b", {"r": 8}, fp8, 0.5),
+    ):
+        plan = plan_of(model, "16xH100", lora=lora, fsdp="full_shard", gradient_accumulation_steps=16)
+        assert plan.shape is not None
+        shape = replace(plan.shape, in_files=True, stored="bfloat16", **stored)
+        found = bytes_a_node(replace(plan, shape=shape), PARTS)
+        assert found == pytest.approx(share * (shape.file_bytes or 2 * shape.num_parameters)), (model, lora)
 
 
 def test_what_an_engine_flattens_is_there_twice_for_a_moment() -> None:
