@@ -63,10 +63,15 @@ class Run:
 
     @cached_property
     def plan(self) -> Plan:
-        """The plan that the run went by. Raises ConfigError if another version wrote it."""
+        """The plan that the run went by. Raises ConfigError if it is missing or another version wrote it."""
         from paceline.plan.plan import Plan
 
-        return Plan.from_json(json.loads(self._dir.plan_json.read_text(encoding="utf-8")))
+        try:
+            written = json.loads(self._dir.plan_json.read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError) as error:
+            what = "this run has no readable plan.json"
+            raise ConfigError(codes.API_NO_RUN(what, str(self._dir.plan_json), str(error)[:200])) from error
+        return Plan.from_json(written)
 
     @cached_property
     def result(self) -> JsonObject:

@@ -12,7 +12,8 @@ from paceline.api.run import Run, existing_run
 from paceline.config.difference import leaves
 from paceline.config.source import shown
 from paceline.core.columns import aligned
-from paceline.core.json_types import Json, JsonObject
+from paceline.core.files import listed
+from paceline.core.json_types import Json, JsonObject, as_object
 from paceline.core.rundir import RunDir
 from paceline.core.units import human_seconds
 
@@ -40,7 +41,7 @@ class RunFacts:
         history = run.history
         last = history.steps.get(history.last_step)
         evals = [one.metrics["eval_loss"] for one in history.evals.values() if "eval_loss" in one.metrics]
-        plan = json.loads((run.path / "plan.json").read_text(encoding="utf-8"))
+        plan = _plan(RunDir.at(run.path))
         return RunFacts(
             name,
             run.outcome,
@@ -53,13 +54,21 @@ class RunFacts:
         )
 
 
+def _plan(run: RunDir) -> JsonObject:
+    """Return the run's plan; empty where it is not written yet, or was deleted meanwhile."""
+    try:
+        return as_object(json.loads(run.plan_json.read_text(encoding="utf-8")))
+    except (FileNotFoundError, ValueError):
+        return {}
+
+
 def runs_below(folder: Path, depth: int = DEEPEST) -> Iterator[Path]:
     """Yield the run directories in a folder (itself, if it is one), by name."""
     if RunDir.at(folder).exists():
         yield folder
         return
-    if depth and folder.is_dir():
-        for inner in sorted(folder.iterdir()):
+    if depth:
+        for inner in listed(folder):
             if inner.is_dir() and not inner.is_symlink() and not inner.name.startswith("."):
                 yield from runs_below(inner, depth - 1)
 

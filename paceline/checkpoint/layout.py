@@ -12,6 +12,7 @@ from paceline.checkpoint.manifest import check_sizes, read_manifest
 from paceline.checkpoint.manifest_format import Manifest
 from paceline.checkpoint.ties import check_name
 from paceline.core.errors import CheckpointError
+from paceline.core.files import listed
 
 LATEST, BEST, VERIFIED = "latest", "best", "verified"  # hints beside the checkpoints: text files with a name
 _STEP = re.compile(r"step-(\d{8,15})")
@@ -133,7 +134,7 @@ def leftovers(folder: Path, found: Sequence[Found] | None = None) -> list[Path]:
 
 def leftover_hints(folder: Path) -> list[Path]:
     """Return temporary hint files that were never renamed."""
-    return sorted(path for path in folder.glob(".*") if _HINT_LEFT.fullmatch(path.name))
+    return [path for path in listed(folder, ".*") if _HINT_LEFT.fullmatch(path.name)]
 
 
 def read_hint(path: Path) -> str | None:

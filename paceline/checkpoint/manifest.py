@@ -7,6 +7,7 @@ import hashlib
 import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -59,11 +60,8 @@ _AT_ONCE = 8  # files or blocks hashed at a time
 def read_manifest(checkpoint: Path) -> Manifest:
     """Read a checkpoint's manifest. Raises CheckpointError ``checkpoint.incomplete`` if it is missing."""
     path = checkpoint / MANIFEST
-    try:
-        with open_part(checkpoint, MANIFEST) as file:
-            data = file.read(MAX_MANIFEST_BYTES + 1)
-    except FileNotFoundError:
-        raise incomplete(checkpoint, "manifest.json is missing") from None
+    with open_part(checkpoint, MANIFEST) as file:
+        data = file.read(MAX_MANIFEST_BYTES + 1)
     manifest = Manifest.from_bytes(data, str(path))
     if STATE not in manifest.files:
         raise incomplete(checkpoint, "manifest.json does not list state.json")
@@ -94,9 +92,10 @@ def check_sizes(checkpoint: Path, manifest: Manifest) -> None:
 def check_foreign(checkpoint: Path) -> None:
     """Raise CheckpointError if a file of the checkpoint's folder has the name of a pickle."""
     for folder in (checkpoint, checkpoint / HF_FOLDER):
-        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-            if path.suffix.lower() in PICKLE_SUFFIXES or path.name in _PICKLED_NAMES:
-                raise foreign_file(path)
+        with suppress(FileNotFoundError, NotADirectoryError):
+            for path in sorted(folder.iterdir()):
+                if path.suffix.lower() in PICKLE_SUFFIXES or path.name in _PICKLED_NAMES:
+                    raise foreign_file(path)
 
 
 def verify(checkpoint: Path, manifest: Manifest, *, tensors: bool = True) -> None:
@@ -152,8 +151,22 @@ def wrong_block(entry: FileEntry, block: int, grain: Grain, found: str) -> str:
 
 
 def open_part(checkpoint: Path, name: str) -> BinaryIO:
-    """Open a file of a checkpoint. Raises CheckpointError, also for a link that leads outside of it."""
-    return open_regular(_followed(checkpoint, name))
+    """Open a file of a checkpoint.
+
+    Raises CheckpointError: ``checkpoint.incomplete`` if it is missing (pruned meanwhile, too), another also
+    for a link that leads outside of it.
+    """
+    if (file := open_if_there(checkpoint, name)) is None:
+        raise incomplete(checkpoint, f"{name} is missing")
+    return file
+
+
+def open_if_there(checkpoint: Path, name: str) -> BinaryIO | None:
+    """Open a file of a checkpoint; None if it is missing. Raises CheckpointError as ``open_part``."""
+    try:
+        return open_regular(_followed(checkpoint, name))
+    except FileNotFoundError:
+        return None
 
 
 def _followed(checkpoint: Path, name: str) -> Path:

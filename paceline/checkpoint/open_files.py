@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from paceline.checkpoint import codes
-from paceline.checkpoint.manifest import open_part
+from paceline.checkpoint.manifest import open_if_there, open_part
 from paceline.checkpoint.refused import damaged, incomplete
 from paceline.core.errors import CheckpointError
 
@@ -64,10 +64,7 @@ class OpenFiles:
             self._open.move_to_end(number)
             return self._open[number]
         name = self.names[number]
-        try:
-            file = open_part(self.path, name)
-        except FileNotFoundError:
-            file = self._fetched(number, name)
+        file = open_if_there(self.path, name) or self._fetched(number, name)
         self._open[number] = file
         info = os.fstat(file.fileno())
         if info.st_size != self.sizes[number]:
@@ -97,7 +94,7 @@ class OpenFiles:
 
     def _fetched(self, number: int, name: str) -> BinaryIO:
         if self._elsewhere is None:
-            raise incomplete(self.path, f"{name} is missing") from None
+            raise incomplete(self.path, f"{name} is missing")
         if number in self._lost:
             raise self._lost[number]
         try:

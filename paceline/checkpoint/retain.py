@@ -14,6 +14,7 @@ from pathlib import Path
 from paceline.checkpoint.disk import CrashPoint, never
 from paceline.checkpoint.layout import Found, step_of, trash_name
 from paceline.checkpoint.manifest_format import MANIFEST
+from paceline.checkpoint.refused import incomplete
 from paceline.checkpoint.verified import last_verified
 
 
@@ -88,8 +89,13 @@ def discard(path: Path) -> None:
 def being_read(checkpoint: Path) -> Iterator[None]:
     """Keep ``checkpoint`` from being pruned by another process of this machine (or of a shared file system
     with locks) while it is read: files are opened as they are wanted.
+
+    Raises CheckpointError ``checkpoint.incomplete`` if there is no manifest (any more).
     """
-    fd = os.open(checkpoint / MANIFEST, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fd = os.open(checkpoint / MANIFEST, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise incomplete(checkpoint, f"{MANIFEST} is missing") from None
     try:
         _lock(fd, fcntl.LOCK_SH)
         yield

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from paceline.checkpoint import codes
-from paceline.checkpoint.manifest import open_part
+from paceline.checkpoint.manifest import open_if_there, open_part
 from paceline.checkpoint.manifest_format import HF_FOLDER, STATE, Manifest
 from paceline.checkpoint.strictjson import parse_object
 from paceline.core.errors import CheckpointError
@@ -62,11 +62,11 @@ def read_state(checkpoint: Path) -> JsonObject:
 def read_config(checkpoint: Path) -> JsonObject:
     """Read ``hf/config.json``; empty if it is missing. Raises CheckpointError."""
     path = checkpoint / HF_FOLDER / "config.json"
-    try:
-        with open_part(checkpoint, f"{HF_FOLDER}/config.json") as file:
-            return parse_object(file.read(MAX_CONFIG_BYTES + 1), str(path), max_bytes=MAX_CONFIG_BYTES)
-    except FileNotFoundError:
+    file = open_if_there(checkpoint, f"{HF_FOLDER}/config.json")
+    if file is None:
         return {}
+    with file:
+        return parse_object(file.read(MAX_CONFIG_BYTES + 1), str(path), max_bytes=MAX_CONFIG_BYTES)
 
 
 def _misplaced(checkpoint: Path, found: str) -> CheckpointError:

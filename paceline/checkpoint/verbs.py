@@ -69,6 +69,9 @@ def _verify(args: argparse.Namespace) -> int:
     for path in paths:
         with being_read(path) if (path / MANIFEST).is_file() else nullcontext():
             one = examine(path)
+        if one.found and path != Path(args.run) and not path.exists():
+            print(f"{path.name}: removed meanwhile", file=sys.stderr)  # by the run, which keeps the last ones
+            continue
         found.append(one)
         if not one.found:
             mark_verified(path)

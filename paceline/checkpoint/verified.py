@@ -27,7 +27,7 @@ def last_verified(checkpoints: Path) -> str | None:
     try:
         with open_part(checkpoints, VERIFIED) as file:
             text = file.read(_MOST).decode("ascii", "replace")
-    except (FileNotFoundError, CheckpointError):
+    except CheckpointError:
         return None
     name = text.partition(" ")[0]
     return name if is_step_name(name) and _mark_of(checkpoints / name) == text else None
@@ -38,7 +38,7 @@ def manifest_digest(checkpoint: Path) -> str | None:
     try:
         with open_part(checkpoint, MANIFEST) as file:
             return hashlib.sha256(file.read(MAX_MANIFEST_BYTES)).hexdigest()
-    except (FileNotFoundError, CheckpointError):
+    except CheckpointError:
         return None
 
 

@@ -99,6 +99,17 @@ def not_writable(folder: Path) -> str | None:
     return None if os.access(there, os.W_OK | os.X_OK) else f"{there}: {os.strerror(errno.EACCES)}"
 
 
+def listed(folder: Path, pattern: str = "*") -> list[Path]:
+    """Return the paths in ``folder`` that match ``pattern`` (as ``Path.glob``), sorted.
+
+    Empty where it is no folder, also if it is deleted meanwhile: between ``is_dir`` and ``glob`` it may be.
+    """
+    try:
+        return sorted(folder.glob(pattern))
+    except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
+        return []
+
+
 def special_files(folder: Path) -> list[str]:
     """List the special files in ``folder`` as ``name: a FIFO``; empty when the folder cannot be listed."""
     try:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.files import listed
 from paceline.core.json_types import JsonObject, as_number
 from paceline.core.rundir import RunDir
 from paceline.doctor import codes
@@ -17,9 +19,10 @@ _NAMED = 8
 def run_findings(run: RunDir) -> Iterator[Diagnostic]:
     """Compare the dumps that ranks left at a time-out (``events/flight_RANK.json``)."""
     texts = {}
-    for path in sorted(run.events_dir.glob("flight_*.json")):
-        if match := re.fullmatch(r"flight_(\d+)\.json", path.name):
-            texts[int(match[1])] = path.read_text(encoding="utf-8", errors="replace")
+    for path in listed(run.events_dir, "flight_*.json"):
+        with suppress(FileNotFoundError):  # deleted meanwhile
+            if match := re.fullmatch(r"flight_(\d+)\.json", path.name):
+                texts[int(match[1])] = path.read_text(encoding="utf-8", errors="replace")
     if len(texts) < 2:
         yield codes.DOCTOR_NO_FLIGHTS(
             "the run has no collectives of several ranks to compare",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from paceline.config.versions import KEY as VERSION
 from paceline.config.versions import newest
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError
-from paceline.core.files import no_file, not_writable
+from paceline.core.files import listed, no_file, not_writable
 from paceline.core.json_types import as_object
 from paceline.core.private import open_to_strangers
 from paceline.core.rundir import RunDir
@@ -61,10 +62,10 @@ def holds_work(run: RunDir) -> bool:
 
     A start that failed before step 1 leaves neither.
     """
-    if any(run.checkpoints.glob("step-*")):
+    if listed(run.checkpoints, "step-*"):
         return True
-    for path in run.events_dir.glob("*.jsonl"):
-        with path.open("rb") as file:
+    for path in listed(run.events_dir, "*.jsonl"):
+        with suppress(FileNotFoundError), path.open("rb") as file:  # deleted meanwhile
             if b'"kind":"step"' in file.read(_LOOK_BYTES):
                 return True
     return False

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from paceline.core.diagnostics import Diagnostic
+from paceline.core.files import listed
 from paceline.launch import codes
 
 OP = "async_io"
@@ -40,7 +41,8 @@ def owner_of(lock: Path, proc: Path = Path("/proc")) -> int | None:
         wanted = os.stat(lock)
     except OSError:
         return None
-    for opened in proc.glob("[0-9]*/fd/*"):
+    # Processes end meanwhile
+    for opened in (fd for process in listed(proc, "[0-9]*") for fd in listed(process / "fd")):
         try:
             same = os.readlink(opened).endswith(f"/{LOCK}") and os.path.samestat(os.stat(opened), wanted)
         except OSError:  # closed meanwhile, or another user's

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.core.errors import ConfigError
+from paceline.core.files import listed
 from paceline.core.rundir import RunDir
 from paceline.launch.environ import started_by
 from paceline.plan.adapter import adapter_of, adapter_parameters
@@ -90,9 +91,13 @@ def count_checkpoints(run: RunDir) -> tuple[int, int]:
     """Return (complete, incomplete) counts of checkpoint folders; a complete one has a manifest."""
     if not os.path.isdir(run.checkpoints):  # isdir: a name that is too long gives False instead of an error
         return 0, 0
-    folders = sum(1 for path in run.checkpoints.iterdir() if path.is_dir() or path.is_symlink())
-    complete = sum(1 for path in run.checkpoints.glob("*/manifest.json"))
-    return complete, folders - complete
+    complete = incomplete = 0
+    for path in listed(run.checkpoints):
+        if (path / "manifest.json").exists():
+            complete += 1
+        elif path.is_dir() or path.is_symlink():
+            incomplete += 1
+    return complete, incomplete
 
 
 def infiniband(environ: Mapping[str, str], root: Path = Path("/")) -> bool:

@@ -8,11 +8,13 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from paceline.core.diagnostics import Diagnostic
+from paceline.core.files import listed
 from paceline.runlog.redact import Redactor
 
 #: Longer than any check (``beforehand.SECONDS``, the sandbox's, a plan); after that a rank runs its own.
@@ -60,15 +62,21 @@ def _recorded(record: Path) -> tuple[Diagnostic, ...] | None:
 
 
 def _look_and_record(record: Path, look: Callable[[], Sequence[Diagnostic]]) -> tuple[Diagnostic, ...]:
-    for old in record.parent.iterdir():
-        if time.time() - old.stat().st_mtime > _KEPT_SECONDS:
-            old.unlink(missing_ok=True)
+    remove_old(record.parent)
     redact, began = Redactor.of(os.environ).diagnostic, time.time()
     found = tuple(look())
     text = json.dumps({"began": began, "found": [redact(finding).to_json() for finding in found]})
     with open(os.open(record, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
         file.write(text)
     return found
+
+
+def remove_old(folder: Path) -> None:
+    """Remove the records of starts that are long over."""
+    for old in listed(folder):
+        with suppress(FileNotFoundError):  # another start removes them, too
+            if time.time() - old.stat().st_mtime > _KEPT_SECONDS:
+                old.unlink()
 
 
 def started() -> float:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from paceline.config.load import NotLoaded, load_config
 from paceline.config.source import DEFAULTS, Source, shown
 from paceline.core.errors import ConfigError
+from paceline.core.files import listed
 from paceline.core.json_types import Json, JsonObject, as_object
 from paceline.core.rundir import RunDir
 from paceline.watch.page.folder import read_json
@@ -110,11 +112,11 @@ def _clipped(row: JsonObject) -> JsonObject:
 
 def log_names(run: RunDir) -> list[Json]:
     """Return the logs with their sizes, the whole run's first."""
-    found = sorted(run.logs.iterdir()) if run.logs.is_dir() else []
     rows: list[JsonObject] = []
-    for path in found[:2000]:
-        if LOG_NAME.fullmatch(path.name) and path.is_file():
-            rows.append({"name": path.name, "bytes": path.stat().st_size})
+    for path in listed(run.logs)[:2000]:
+        with suppress(FileNotFoundError):  # deleted meanwhile
+            if LOG_NAME.fullmatch(path.name) and path.is_file():
+                rows.append({"name": path.name, "bytes": path.stat().st_size})
     return [*sorted(rows, key=lambda row: (row["name"] != "training.log", str(row["name"])))]
 
 

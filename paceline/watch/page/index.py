@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline.core.files import listed
 from paceline.core.json_types import JsonObject
 from paceline.core.rundir import RunDir
 from paceline.watch.page.columns import LOST, Columns
@@ -99,7 +100,7 @@ class RunIndex:
         if self._looked and time.monotonic() - self._looked < 5:
             return
         self._looked = time.monotonic()
-        for path in self.run.events_dir.glob("rank-*.events.jsonl") if self.run.events_dir.is_dir() else ():
+        for path in listed(self.run.events_dir, "rank-*.events.jsonl"):
             number = path.name[5:].partition(".")[0]
             if number.isdecimal() and 0 < int(number) < 100_000:
                 self.others.setdefault(int(number), LineTail(path))

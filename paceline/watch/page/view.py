@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from paceline.core.files import listed
 from paceline.core.json_types import Json, JsonObject
 from paceline.core.rundir import RunDir
 from paceline.watch.page.columns import Columns, Series
@@ -209,8 +210,7 @@ class RunView:
 
     def _exits(self) -> list[Json]:
         rows: list[Json] = []
-        folder = self.run.events_dir
-        for path in sorted(folder.glob("exits*.json"))[:256] if folder.is_dir() else ():
+        for path in listed(self.run.events_dir, "exits*.json")[:256]:
             ranks = read_json(path).get("ranks")
             rows += [row for row in ranks if isinstance(row, dict)] if isinstance(ranks, list) else []
         bad = [row for row in rows if isinstance(row, dict) and row.get("code") != 0]

@@ -1,0 +1,69 @@
+"""Whoever reads a checkpoint that training prunes meanwhile names it; no OSError ends the reader."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vanishing import deleted_at_every_call
+
+from paceline.checkpoint import examined, layout, resume
+from paceline.checkpoint.compared import compare
+from paceline.checkpoint.listed import as_table, list_checkpoints
+from paceline.checkpoint.retain import RetentionRule
+from paceline.checkpoint.thinned import thin
+from paceline.checkpoint.verbs import main
+from paceline.checkpoint.verified import last_verified
+from paceline.core.rundir import RunDir
+
+WHOLE = Path(__file__).with_name("version_2")
+
+
+def step(run: Path) -> Path:
+    return RunDir.at(run).checkpoint(2)
+
+
+def both(run: Path) -> None:
+    with resume.open_checkpoint(step(run)) as first, resume.open_checkpoint(step(run)) as second:
+        compare(first, second)
+
+
+READERS: dict[str, Callable[[Path], Any]] = {
+    "scan": lambda run: (layout.scan(run / "checkpoints"), layout.leftovers(run / "checkpoints")),
+    "list": lambda run: as_table(list_checkpoints(run / "checkpoints")),
+    "examine": lambda run: examined.examine(step(run)),
+    "compare": both,
+    "resume": lambda run: resume.find_checkpoint("latest", RunDir.at(run)),
+    "last verified": lambda run: last_verified(run / "checkpoints"),
+    "main verify": lambda run: main(["verify", str(run)]),
+    "thin": lambda run: thin(run / "checkpoints", RetentionRule(1, None), dry=False),
+}
+
+
+def test_a_checkpoint_pruned_meanwhile_is_not_called_damaged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(WHOLE, tmp_path / "run")
+    folder = RunDir.at(tmp_path / "run").checkpoints
+    shutil.copytree(folder / "step-00000002", folder / "step-00000001")
+    of_both = examined.examine
+
+    def pruned_first(path: Path) -> examined.Examined:
+        shutil.rmtree(folder / "step-00000001", ignore_errors=True)
+        return of_both(path)
+
+    monkeypatch.setattr(examined, "examine", pruned_first)
+    main(["verify", str(tmp_path / "run"), "--json"])
+    told = capsys.readouterr()
+    assert told.err == "step-00000001: removed meanwhile\n"
+    assert "step-00000002" in told.out and "step-00000001" not in told.out
+    assert main(["verify", str(folder / "step-00000001")]) == 1
+
+
+@pytest.mark.parametrize("mode", ["the folder", "the path"])
+@pytest.mark.parametrize("name", READERS)
+def test_at_every_call(name: str, mode: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert deleted_at_every_call(READERS[name], WHOLE, tmp_path / "here", mode)
