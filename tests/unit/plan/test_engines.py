@@ -184,6 +184,13 @@ def test_pipelines(plan_of: Any) -> None:
     assert copies.engine.fsdp.sharding == "no_shard" and copies.mesh == Mesh(pp=2, dp_replicate=2)
 
 
+@pytest.mark.parametrize("asked", [None, True, False])
+def test_a_packed_base_without_files_is_made_whole_by_every_rank(plan_of: Any, asked: bool | None) -> None:
+    training = {"fsdp_config": {"cpu_ram_efficient_loading": asked}, "distributed_strategy": "fsdp"}
+    drawn = said(plan_of(training, lora={"r": 4, "quantization_bit": 4}))["fsdp start"]
+    assert ("all ranks make the model" == drawn.choice, drawn.granted) == (asked is not False, not asked)
+
+
 def test_data_parallel_takes_the_devices_of_its_one_process(plan_of: Any) -> None:
     assert plan_of({"distributed_strategy": "data_parallel"}, 1, hardware=A100).engine.to_json() == {
         "devices": 8

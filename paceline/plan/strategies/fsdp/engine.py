@@ -246,12 +246,22 @@ def _explain_main(
         findings.explain(
             "fsdp offload", "cpu", f"requested: shards and their optimizer states are in host memory{host}"
         )
-    quantised = job.lora is not None and bool(job.lora.quantization_bit)
-    _explain_start(engine.meta_start, quantised, pipeline, findings)
+    _explain_start(engine.meta_start, requested, job, pipeline, findings)
 
 
-def _explain_start(meta_start: bool, quantised: bool, pipeline: bool, findings: Findings) -> None:
+def _explain_start(
+    meta_start: bool, requested: FsdpAsked, job: Job, pipeline: bool, findings: Findings
+) -> None:
     """Explain which ranks read the weights."""
+    quantised = job.lora is not None and bool(job.lora.quantization_bit)
+    if meta_start and quantised and job.config.model.config:
+        why = (
+            "the weights of model.config are drawn, so there are no files to read a part of: every rank makes"
+            " the complete model before its layers are packed in 4 bits"
+        )
+        granted = requested.cpu_ram_efficient_loading is not True
+        findings.explain("fsdp start", "all ranks make the model", why, granted=granted)
+        return
     if meta_start and quantised:
         why = (
             "of the model's files: it packs one weight after the other in 4 bits and keeps its shard of"
