@@ -14,6 +14,8 @@ from torch import Tensor
 from paceline.core.json_types import Json
 from paceline.plan.model.quantised_base import AWQ, COMPRESSED, FBGEMM, FP8, GPTQ, MXFP4
 
+_AT_ONCE = 256  # inputs of a weight
+
 Parts = Mapping[str, Tensor]
 Settings = Mapping[str, Json]
 
@@ -62,10 +64,14 @@ def mxfp4(parts: Parts, settings: Settings) -> Tensor:
     blocks: uint8 [experts, out, in / 32, 16], scales: uint8 [experts, out, in / 32]; returns
     [experts, in, out].
     """
-    blocks, table = parts["blocks"], torch.tensor([*_E2M1, *(-x for x in _E2M1)])
-    pairs = torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(-2)  # [experts, out, in / 32, 32]
-    numbers = table.index_select(0, pairs.flatten().to(torch.int32)).view(pairs.shape)
-    return numbers.mul_(_scales(parts["scales"])[..., None]).flatten(-2).transpose(-1, -2)
+    table = torch.tensor([*_E2M1, *(-x for x in _E2M1)])
+    experts, out, groups, half = parts["blocks"].shape
+    made = torch.empty(experts, 2 * half * groups, out)
+    for expert, blocks, scales in zip(made, parts["blocks"], parts["scales"], strict=True):
+        pairs = torch.stack((blocks & 15, blocks >> 4), dim=-1)  # [out, in / 32, 16, 2]
+        numbers = table.index_select(0, pairs.flatten().to(torch.int32)).view(out, groups, -1)
+        expert.copy_(numbers.mul_(_scales(scales)[..., None]).flatten(1).t())
+    return made
 
 
 def unpacked(words: Tensor, bits: int, dim: int) -> Tensor:
@@ -82,12 +88,13 @@ def gptq(parts: Parts, settings: Settings) -> Tensor:
     qweight: int32 [in · bits / 32, out], qzeros: int32 [groups, out · bits / 32], scales: [groups, out],
     g_idx: each input's group [in]. Format ``gptq`` stores each zero less one. Returns [out, in].
     """
-    bits = int(str(settings["bits"]))
-    numbers, zeros = unpacked(parts["qweight"], bits, 0), unpacked(parts["qzeros"], bits, 1)
-    zeros = zeros + (0 if settings.get("checkpoint_format") == "gptq_v2" else 1)
-    scales = parts["scales"].to(torch.float32)
-    group = parts["g_idx"].long() if "g_idx" in parts else _groups(len(numbers), len(scales))
-    return ((numbers - zeros[group]) * scales[group]).t()
+    bits, words = int(str(settings["bits"])), parts["qweight"]
+    zeros = unpacked(parts["qzeros"], bits, 1) + (settings.get("checkpoint_format") != "gptq_v2")
+
+    def numbers(first: int, end: int) -> Tensor:
+        return unpacked(words[first * bits // 32 : end * bits // 32], bits, 0)
+
+    return _by_inputs(numbers, zeros, parts, len(words) * 32 // bits)
 
 
 def awq(parts: Parts, settings: Settings) -> Tensor:
@@ -95,10 +102,24 @@ def awq(parts: Parts, settings: Settings) -> Tensor:
 
     qweight: int32 [in, out / 8], qzeros: int32 [groups, out / 8], scales: [groups, out]. Returns [out, in].
     """
-    numbers, zeros = (_in_order(unpacked(parts[name], 4, 1)) for name in ("qweight", "qzeros"))
+
+    def numbers(first: int, end: int) -> Tensor:
+        return _in_order(unpacked(parts["qweight"][first:end], 4, 1))
+
+    return _by_inputs(numbers, _in_order(unpacked(parts["qzeros"], 4, 1)), parts, len(parts["qweight"]))
+
+
+def _by_inputs(numbers: Callable[[int, int], Tensor], zeros: Tensor, parts: Parts, num_inputs: int) -> Tensor:
+    """Return scale · (q − zero) [out, in], ``numbers(first, end)`` being q [inputs, out] of some inputs: a few
+    inputs after the other, for what each step takes would be a weight's float32 bytes several times.
+    """
     scales = parts["scales"].to(torch.float32)
-    group = _groups(len(numbers), len(scales))
-    return ((numbers - zeros[group]) * scales[group]).t()
+    group = parts["g_idx"].long() if "g_idx" in parts else _groups(num_inputs, len(scales))
+    made = torch.empty(scales.shape[1], num_inputs)
+    for first in range(0, num_inputs, _AT_ONCE):
+        of = group[first : first + _AT_ONCE]
+        made[:, first : first + len(of)] = ((numbers(first, first + len(of)) - zeros[of]) * scales[of]).t()
+    return made
 
 
 def _in_order(numbers: Tensor) -> Tensor:
@@ -117,6 +138,33 @@ def compressed(parts: Parts, settings: Settings) -> Tensor:
     """compressed-tensors: 8-bit floating point or integers, or integers packed into 32-bit words (stored plus
     half their range), with a scale for the whole, a row, a group of a row or a block.
     """
+    if "weight" in parts:
+        return _compressed(parts, settings)
+    rows, columns = parts["shape"].tolist()
+    if parts["scale"].shape[:1] not in ((), (1,), (rows,)):
+        return _compressed(parts, settings)
+    made, bits = torch.empty(rows, columns), int(str(settings.get("num_bits", 8)))
+    for first in range(0, rows, _AT_ONCE):
+        end = min(first + _AT_ONCE, rows)
+        made[first:end] = _compressed(_of_rows(parts, first, end, bits), settings)
+    return made
+
+
+def _of_rows(parts: Parts, first: int, end: int, bits: int) -> Parts:
+    """Return the parts of some outputs of a weight that is packed into words."""
+    rows, zero = int(parts["shape"][0]), parts.get("zero_point")
+    of_rows = ("packed", "scale", "zero_point")
+    cut = {
+        name: t[first:end]
+        for name, t in parts.items()
+        if name in of_rows and len(t.shape[:1]) and len(t) == rows
+    }
+    if zero is not None and zero.dtype == torch.int32:
+        cut["zero_point"] = zero[first * bits // 32 : -(-end * bits // 32)]
+    return {**parts, **cut, "shape": torch.tensor([end - first, parts["shape"][1]])}
+
+
+def _compressed(parts: Parts, settings: Settings) -> Tensor:
     weight, zero = parts.get("weight"), parts.get("zero_point")
     bits = int(str(settings.get("num_bits", 8)))
     if weight is None:

@@ -19,7 +19,7 @@ INTERPRETER = 256 * 2**20
 PEFT = 72 * 2**20
 #: Bytes that bitsandbytes needs beside a weight that it packs on a CPU, per byte of it in fp32 (measured).
 PACKING = 2.5
-#: Of a weight that is stored quantized and becomes plain (measured: fp8 2.0, mxfp4 3.3, GPTQ 5.0).
+#: Of a weight that is stored quantized and becomes plain, itself included (measured: fp8 2.0, others 1.2 to 1.4).
 UNPACKING = 2.0
 
 

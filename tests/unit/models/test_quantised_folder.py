@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -18,11 +19,12 @@ from torch import Tensor
 from paceline.checkpoint.export import export_hf
 from paceline.config.sections.model import ModelSection
 from paceline.core.errors import ConfigError
-from paceline.models import quantised_folder
+from paceline.models import dequantise, quantised_folder
 from paceline.models.dequantise import by_blocks, mxfp4
 from paceline.models.factory import READ_IN_PARTS, HFModelFactory
 from paceline.models.opened_files import OpenedFiles
 from paceline.models.slices import FolderSlices
+from paceline.plan.cost.starts import UNPACKING
 from paceline.plan.model.read_shape import shape_of
 from paceline.plan.parts import AdapterSpec
 from paceline.protocols.model import BuildOptions
@@ -200,7 +202,10 @@ def _folder(way: str, folder: Path) -> Tensors:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_weights_are_those_of_an_independent_formula(way: str, tmp_path: Path) -> None:
+def test_weights_are_those_of_an_independent_formula(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dequantise, "_AT_ONCE", 32)  # less than a weight's inputs and outputs
     expected = _folder(way, tmp_path)
     build = HFModelFactory(Source(name_or_path=str(tmp_path)))
     module = build()
@@ -217,6 +222,65 @@ def test_weights_are_those_of_an_independent_formula(way: str, tmp_path: Path) -
     assert shape.file_bytes == sum(t.nbytes for t in written.values())
     assert "quantized weights read as bfloat16" in module.notes()["tensors"]
     assert "quantization_config" not in build.saved_config
+
+
+def _words_of(rows: int, columns: int) -> Tensor:
+    return torch.randint(-(2**31), 2**31 - 1, (rows, columns), dtype=torch.int32)
+
+
+#: Stored tensors of a weight of N × N (experts: 8 of N / 2 × N / 4), and their settings.
+N = 2048
+LARGE: dict[str, Callable[[], tuple[Tensors, dict[str, Any]]]] = {
+    "fp8": lambda: (
+        {"weight": torch.zeros(N, N).to(FP8), "scale": torch.rand(N // 128, N // 128)},
+        {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    ),
+    "gptq": lambda: (
+        {
+            "qweight": _words_of(N // 8, N),
+            "qzeros": _words_of(N // 128, N // 8),
+            "scales": torch.rand(N // 128, N),
+        },
+        {"quant_method": "gptq", "bits": 4},
+    ),
+    "awq": lambda: (
+        {
+            "qweight": _words_of(N, N // 8),
+            "qzeros": _words_of(N // 128, N // 8),
+            "scales": torch.rand(N // 128, N),
+        },
+        {"quant_method": "awq", "bits": 4},
+    ),
+    "compressed-tensors": lambda: (
+        {
+            "packed": _words_of(N, N // 8),
+            "scale": torch.rand(N, N // 128),
+            "zero_point": _words_of(N // 8, N // 128),
+            "shape": torch.tensor([N, N]),
+        },
+        {"quant_method": "compressed-tensors", "num_bits": 4},
+    ),
+    "mxfp4": lambda: (
+        {
+            "blocks": torch.zeros(8, N // 4, N // 64, 16, dtype=torch.uint8),
+            "scales": torch.zeros(8, N // 4, N // 64, dtype=torch.uint8),
+        },
+        {"quant_method": "mxfp4"},
+    ),
+}
+
+
+@pytest.mark.parametrize("way", LARGE)
+def test_what_making_a_weight_plain_takes_is_planned(way: str) -> None:
+    """The plan counts ``UNPACKING`` times the weight in float32, the result included."""
+    stored, settings = LARGE[way]()
+    with torch.profiler.profile(profile_memory=True) as profile:
+        plain = dequantise.formula_of(settings)(stored, settings)
+    made: Any = profile.profiler
+    events = sorted(made.kineto_results.events(), key=lambda event: event.start_ns())
+    sizes = [event.nbytes() for event in events if event.name() == "[memory]"]
+    peak = max(itertools.accumulate(sizes)) / (4 * plain.numel())
+    assert len(sizes) > 2 and 1 <= peak <= UNPACKING + 0.05, peak
 
 
 @pytest.mark.parametrize("way", [*WAYS, "experts"])
