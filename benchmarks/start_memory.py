@@ -1,13 +1,14 @@
 """Host memory of a start beside the plan's, of a model that is larger than what one process may hold.
 
     python benchmarks/start_memory.py [--cases fsdp,zero3] [--gib 4.2] [--folder /tmp]
+        [--config '{"model_type": "glm4"}']
 
-A Llama of ``--gib`` (fp32) lies in a folder; each case builds the models of a job from it as a run's start
-does, in as many processes as it says, and ends before the first step. Counted is what the processes hold
-themselves (RssAnon and RssShmem of /proc, summed over them at the same moment, every 10 ms), against the
-plan's ``start_host``, and what one process held above what it keeps. Allowed: the plan ± 5 % + 200 MiB, and
-1 GiB above. ``read``: what all processes together read from the disk, of the folder's size; its pages are
-dropped from the page cache before. Ends with 1 where a case is outside.
+A Llama of ``--gib`` (fp32), or the family of ``--config``, lies in a folder; each case builds the models of
+a job from it as a run's start does, in as many processes as it says, and ends before the first step. Counted
+is what the processes hold themselves (RssAnon and RssShmem of /proc, summed over them at the same moment,
+every 10 ms), against the plan's ``start_host``, and what one process held above what it keeps. Allowed: the
+plan ± 5 % + 200 MiB, and 1 GiB above. ``read``: what all processes together read from the disk, of the
+folder's size; its pages are dropped from the page cache before. Ends with 1 where a case is outside.
 """
 
 from __future__ import annotations
@@ -245,8 +246,8 @@ def measure(name: str, model: Path, folder: Path) -> bool:
     return abs(apart) <= 0.05 * room.start_host + 200 * MIB and above <= GIB
 
 
-def write_model(folder: Path, gib: float, fp8: bool = False) -> Path:
-    config = layers_for(LLAMA, gib)
+def write_model(folder: Path, gib: float, fp8: bool = False, values: Mapping[str, Any] | None = None) -> Path:
+    config = layers_for({**LLAMA, **(values or {})}, gib)
     plain = HFModelFactory(Source(config=config))
     skeleton = plain(BuildOptions(device=torch.device("meta"))).hf
     saved = {**plain.saved_config, "dtype": "float32"}
@@ -262,6 +263,7 @@ def main() -> int:
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--gib", type=float, default=4.2, help="of fp32 weights")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--config", type=json.loads, help="values of model.config, as JSON")
     parser.add_argument("--rank-of", help=argparse.SUPPRESS)
     parser.add_argument("--model", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
@@ -274,7 +276,7 @@ def main() -> int:
         print("in MiB:\ncase | ranks | planned | measured | apart | before | after | above | read | time")
         within = []
         for part, fp8 in sorted({(CASES[name].part, CASES[name].fp8) for name in cases}):
-            model = write_model(scratch / "model", args.gib * part, fp8)
+            model = write_model(scratch / "model", args.gib * part, fp8, args.config)
             alike = [n for n in cases if (CASES[n].part, CASES[n].fp8) == (part, fp8)]
             within += [measure(name, model, scratch) for name in alike]
             shutil.rmtree(model)

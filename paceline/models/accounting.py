@@ -83,12 +83,15 @@ def account(model: PreTrainedModel, names: Iterable[str]) -> Account:
 @dataclass(frozen=True)
 class Join:
     """How several tensors of the files become one: ``stacked`` along a new first dimension (a layer's
-    experts), or not; then, ``part`` after ``part``, joined along ``dim`` (None: there is one part).
+    experts), or not; then, ``part`` after ``part``, joined along ``dim`` (None: there is one part). Or one
+    tensor with two dimensions ``transposed`` (``or_not``: unless it has the model's shape as it is).
     """
 
     part: int
     stacked: bool
     dim: int | None
+    transposed: tuple[int, int] | None = None
+    or_not: bool = False
 
 
 def conversions(model: PreTrainedModel, names: Iterable[str]) -> dict[str, Join | None]:
@@ -103,13 +106,16 @@ def conversions(model: PreTrainedModel, names: Iterable[str]) -> dict[str, Join 
 
 
 def _join(converters: list[WeightConverter], pattern: str) -> Join | None:
-    """Return what the converter of ``pattern`` does, if it only stacks and joins."""
-    from transformers.core_model_loading import Concatenate, MergeModulelist
+    """Return what the converter of ``pattern`` does, if it only stacks and joins, or swaps dimensions."""
+    from transformers.core_model_loading import Concatenate, MergeModulelist, Transpose
 
     found = [one for one in converters if pattern in one.source_patterns]
     if len(found) != 1 or len(found[0].target_patterns) != 1 or found[0].quantization_operation is not None:
         return None
     (converter,) = found
+    only = converter.operations[0] if len(converter.operations) == 1 else None
+    if type(only) is Transpose and len(converter.source_patterns) == 1:
+        return Join(0, False, None, (only.dim0, only.dim1), only.check_dims)
     stacks = [op for op in converter.operations if type(op) is MergeModulelist and op.dim == 0]
     joins = [op for op in converter.operations if type(op) is Concatenate and op.num_shards_attribute is None]
     if converter.operations not in ([*stacks, *joins], [*stacks[:1]]) or max(len(stacks), len(joins)) > 1:

@@ -110,8 +110,9 @@ def awq(parts: Parts, settings: Settings) -> Tensor:
 
 
 def _by_inputs(numbers: Callable[[int, int], Tensor], zeros: Tensor, parts: Parts, num_inputs: int) -> Tensor:
-    """Return scale · (q − zero) [out, in], ``numbers(first, end)`` being q [inputs, out] of some inputs: a few
-    inputs after the other, for what each step takes would be a weight's float32 bytes several times.
+    """Return scale · (q − zero) [out, in], ``numbers(first, end)`` being q [inputs, out] of some inputs.
+
+    A few inputs are made at a time: each step would take the weight's float32 bytes once more.
     """
     scales = parts["scales"].to(torch.float32)
     group = parts["g_idx"].long() if "g_idx" in parts else _groups(num_inputs, len(scales))

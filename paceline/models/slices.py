@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -35,18 +35,28 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Shape = tuple[int, ...]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class FileBlock:
     """A tensor of the files, which is the block of ``shape`` at ``offsets`` of a parameter; it may lack that
-    one's first dimensions, which are then 1.
+    one's first dimensions, which are then 1, or have two dimensions ``transposed``.
     """
 
     file: Path
     name: str
     offsets: Shape
     shape: Shape
+    transposed: tuple[int, int] | None = None
+
+    def as_stored(self, dims: Sequence[T]) -> tuple[T, ...]:
+        """Return what is given a dimension of the parameter in the order of the file's dimensions."""
+        order = [*dims]
+        if self.transposed is not None:
+            one, other = self.transposed
+            order[one], order[other] = order[other], order[one]
+        return tuple(order)
 
 
 @dataclass(frozen=True)
@@ -99,7 +109,8 @@ class FolderSlices:
         where, found = torch.unravel_index(index, shape), torch.empty(len(index))
         for block in self.places[name]:
             inside, flat = torch.ones(len(index), dtype=torch.bool), torch.zeros_like(index)
-            for at, first, number in zip(where, block.offsets, block.shape, strict=True):
+            dims = block.as_stored([*zip(where, block.offsets, block.shape, strict=True)])
+            for at, first, number in dims:
                 inside &= (at >= first) & (at < first + number)
                 flat = flat * number + (at - first)
             with _named(block.file):
@@ -148,6 +159,8 @@ class FolderSlices:
             whole = self.opened.slice_of(block.file, block.name)
             stored = len(whole.get_shape())
             where = tuple(slice(o, o + n) for o, n in zip(offsets, shape, strict=True))
+            if block.transposed is not None:
+                return whole[block.as_stored(where)].transpose(*block.transposed).contiguous()
             return (whole[where[len(shape) - stored :]] if shape else whole[()]).reshape(tuple(shape))
 
 
@@ -203,9 +216,19 @@ def folder_slices(
         found = _blocks(shape, names, stored, converted)
         if not found:
             return f"{name} is made from other tensors of the files"
-        places[name] = tuple(FileBlock(files[one], one, at, size) for one, at, size in found)
+        places[name] = tuple(
+            FileBlock(
+                files[one], one, at, size, _transposed_dims(converted.get(one), stored[one].shape, shape)
+            )
+            for one, at, size in found
+        )
     opened = OpenedFiles() if quantised is None else QuantisedFiles(quantised)
     return FolderSlices(places, {n: grown[n] for n in growing if n in grown}, opened=opened)
+
+
+def _transposed_dims(how: Join | None, have: Shape, shape: Shape) -> tuple[int, int] | None:
+    """Return which dimensions of a stored tensor of the shape ``have`` change places for one of ``shape``."""
+    return None if how is None or (how.or_not and have == shape) else how.transposed
 
 
 def _blocks(
@@ -226,6 +249,12 @@ def _blocks(
     how = joins[0]
     if how is None or len(joins) < len(names) or any(j is None or j.stacked != how.stacked for j in joins):
         return []
+    if how.transposed is not None:
+        (name, *more) = names
+        have = stored[name].shape
+        block = FileBlock(Path(), name, (0,) * len(shape), shape, _transposed_dims(how, have, shape))
+        alike = len(have) == len(shape) > max(how.transposed) and block.as_stored(shape) == have
+        return [] if more or not alike else [(name, block.offsets, shape)]
     found = list(_joined(names, stored, converted, how, shape))
     dims = range(len(shape))
     fits = all(

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from paceline.plan.model.shape import ModelShape
+from paceline.plan.model.supported import families
 
 #: Private bytes of an interpreter with torch and Transformers before any model (measured: 262 MiB).
 INTERPRETER = 256 * 2**20
@@ -19,7 +20,8 @@ INTERPRETER = 256 * 2**20
 PEFT = 72 * 2**20
 #: Bytes that bitsandbytes needs beside a weight that it packs on a CPU, per byte of it in fp32 (measured).
 PACKING = 2.5
-#: Of a weight that is stored quantized and becomes plain, itself included (measured: fp8 2.0, others 1.2 to 1.4).
+#: Of a weight that is stored quantized and becomes plain, itself included (measured: fp8 2.0, others up to
+#: 1.4).
 UNPACKING = 2.0
 
 
@@ -76,27 +78,6 @@ PARTS = LoadingSpec(False, False, "each rank reads its own part of the model's f
 _PACKED = "every process reads the model's files and packs each layer in 4 bits as it is read"
 _PACKED_PARTS = f"{_PACKED}, and keeps its part of that"
 
-#: Types whose experts lie one by one in the files and are stacked in the model, which ``models.slices``
-#: follows (held by tests/unit/models).
-STACKED = frozenset(
-    {
-        "deepseek_v2",
-        "deepseek_v3",
-        "dots1",
-        "ernie4_5_moe",
-        "flex_olmo",
-        "glm4_moe",
-        "lfm2_moe",
-        "minimax",
-        "mixtral",
-        "olmoe",
-        "phimoe",
-        "qwen2_moe",
-        "qwen3_moe",
-        "qwen3_next",
-    }
-)
-
 
 def start_of(start: LoadingSpec | None, shapes: Iterable[ModelShape], quantised: bool) -> LoadingSpec | None:
     """Return where models of these ``shapes`` start under a strategy that starts as ``start``.
@@ -122,9 +103,8 @@ def in_files(shape: ModelShape) -> bool:
     """Whether a model is certain to come from a folder whose tensors are its parameters, or are stacked and
     joined to them.
     """
-    whole = shape.exact and not shape.composite
-    plain = not shape.experts and not shape.latent
-    return shape.in_files and whole and (plain or shape.model_type in STACKED)
+    family = families().get(shape.model_type)
+    return shape.in_files and family is not None and family.parts
 
 
 def mapped(shape: ModelShape) -> bool:
@@ -132,7 +112,8 @@ def mapped(shape: ModelShape) -> bool:
     in their dtype, and stay mapped. All processes of a node share these pages, which are given back when
     memory is short.
     """
-    return in_files(shape) and bool(shape.stored) and not shape.experts and not shape.quantised
+    as_they_are = not (shape.experts or shape.latent or shape.composite or shape.quantised)
+    return in_files(shape) and shape.exact and as_they_are and bool(shape.stored)
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,9 @@ class Family:
     ``rows``: ``packed`` or ``padded``; ``sizes``, ``defaults``: defaults of its config class; ``counted``:
     its parameters are counted exactly; ``buffers``: its state includes buffers; ``carries``: its layers pass
     a state from token to token outside of attention; ``selects``: parts select an attention's keys, and no
-    gradient reaches them; ``saves``: what its layers keep for the backward over
-    what a Llama of its sizes keeps (``tests/unit/simulate/saved_activations.py``; 0: unknown).
+    gradient reaches them; ``parts``: its folder's files hold every tensor, as it is or to be joined
+    (``models.slices``), so each rank can read its own part; ``saves``: what its layers keep for the
+    backward over what a Llama of its sizes keeps (``tests/unit/simulate/saved_activations.py``; 0: unknown).
     """
 
     refused: str = ""
@@ -44,6 +45,7 @@ class Family:
     buffers: bool = False
     carries: bool = False
     selects: bool = False
+    parts: bool = False
     saves: float = 0.0
 
     @property

@@ -38,6 +38,7 @@ from paceline.core.rundir import RunDir
 from paceline.models.factory import HFModelFactory
 from paceline.models.roles import RoleModule
 from paceline.models.selectors import selectors
+from paceline.models.slices import FolderSlices
 from paceline.plan.model import supported
 from paceline.plan.model.families import SIZE_NAMES
 from paceline.plan.model.mixtures import READ
@@ -70,7 +71,7 @@ ENCODER = "an encoder, or one half of an encoder-decoder"
 class Verdict:
     """``rows``: packed, padded, or None with ``why`` it is refused. ``buffers``: whether its state has
     more than parameters; ``carries``: whether layers pass a state from token to token; ``selects``: whether
-    parts select keys.
+    parts select keys; ``parts``: whether each rank can read its own part of a folder.
     """
 
     rows: str | None
@@ -78,11 +79,13 @@ class Verdict:
     buffers: bool = False
     carries: bool = False
     selects: bool = False
+    parts: bool = False
 
     def to_json(self) -> dict[str, Any]:
         if not self.rows:
             return {"refused": self.why}
-        traits = {"buffers": self.buffers, "carries": self.carries, "selects": self.selects}
+        names = ("buffers", "carries", "selects", "parts")
+        traits = {name: getattr(self, name) for name in names}
         return {"rows": self.rows, **{name: True for name, value in traits.items() if value}}
 
 
@@ -228,7 +231,21 @@ def examine(kind: str) -> Verdict:
     with packing_supposed(kind, carries):
         packed, module = _verdict_of(config, "paceline")
     rows = "padded" if packed or module is None else "packed"
-    return Verdict(rows, buffers=buffers, carries=carries, selects=selects)
+    return Verdict(rows, "", buffers, carries, selects, in_parts(config))
+
+
+def in_parts(config: dict[str, Any]) -> bool:
+    """Whether each rank can read its own part of a folder of this model, and what it reads is the model's."""
+    with tempfile.TemporaryDirectory() as folder:
+        HFModelFactory(Source(config=config))().hf.save_pretrained(folder)
+        factory = HFModelFactory(Source(name_or_path=folder))
+        slices = factory(BuildOptions(device=torch.device("meta"), by_slices=True)).slices
+        if not isinstance(slices, FolderSlices):
+            return False
+        for name, tensor in factory().hf.named_parameters():
+            read = slices.read(name, (0,) * tensor.ndim, tensor.shape)
+            assert torch.equal(read.to(tensor.dtype), tensor), name
+    return True
 
 
 @contextmanager

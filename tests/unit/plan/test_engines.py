@@ -188,7 +188,7 @@ def test_pipelines(plan_of: Any) -> None:
 def test_a_packed_base_without_files_is_made_whole_by_every_rank(plan_of: Any, asked: bool | None) -> None:
     training = {"fsdp_config": {"cpu_ram_efficient_loading": asked}, "distributed_strategy": "fsdp"}
     drawn = said(plan_of(training, lora={"r": 4, "quantization_bit": 4}))["fsdp start"]
-    assert ("all ranks make the model" == drawn.choice, drawn.granted) == (asked is not False, not asked)
+    assert (drawn.choice == "all ranks make the model", drawn.granted) == (asked is not False, not asked)
 
 
 def test_data_parallel_takes_the_devices_of_its_one_process(plan_of: Any) -> None:

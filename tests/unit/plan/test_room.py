@@ -252,11 +252,12 @@ def test_ranks_read_their_own_parts_where_the_files_hold_every_tensor_as_it_is()
         for family in ("llama", "mixtral")
     )
     scored = replace(llama, scalar_head=True)  # the head is drawn and sent
-    assert start_of(FIRST, [llama, scored, mixtral], quantised=False) == PARTS
+    others = [replace(llama, composite="gemma3"), replace(mixtral, model_type="gpt_oss")]
+    assert start_of(FIRST, [llama, scored, mixtral, *others], quantised=False) == PARTS
     for shapes in (
         [replace(mixtral, model_type="dbrx")],
+        [replace(llama, model_type="hrm_text")],
         [llama, replace(llama, in_files=False)],
-        [replace(llama, composite="gemma3")],
     ):
         assert start_of(FIRST, shapes, quantised=False) is FIRST
         assert start_of(FIRST, shapes, quantised=True) is HOST
