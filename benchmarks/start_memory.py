@@ -117,7 +117,9 @@ def plan_of(case: Case, model: Path) -> tuple[Config, Any, Any]:
         }
     )
     hardware = probe_hardware({}, use_cpu=True, num_nodes=1)
-    job = Job(config, hardware, shape=shape_of(config.model), world_size=case.nproc, run_dir="none")
+    job = Job(
+        config, hardware, shape=shape_of(config.model, exactly=True), world_size=case.nproc, run_dir="none"
+    )
     plan = make_plan(replace(job, launcher="torchrun" if case.nproc > 1 else "single"))
     return config, plan, room_of(plan, hardware)
 

@@ -7,9 +7,11 @@ process with ``single``.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,6 +35,7 @@ from paceline.protocols.shard import Shard
 from paceline.runtime.seed import seed_for
 from paceline.runtime.world import RankEnv, World, environment
 from paceline.strategies.base import Strategy
+from paceline.strategies.deepspeed.library import library
 from paceline.strategies.handle import Handle
 from paceline.strategies.registry import make_strategy
 from paceline.strategies.runner import make_runner
@@ -113,6 +116,23 @@ def build(world: World, wanted: dict[str, Any]) -> tuple[Strategy, Handle]:
         return root
 
     return strategy, strategy.prepare(Role.POLICY, frozen_embedding, SPEC)
+
+
+@contextlib.contextmanager
+def counted(world: World) -> Iterator[list[int]]:
+    """The numbers of parameters that DeepSpeed gathers inside the context, call by call."""
+    Init, calls = library(world).zero.Init, list[int]()
+    gather = Init._all_gather
+
+    def recorded(self: Any, parameters: Any, *args: Any, **named: Any) -> Any:
+        calls.append(len(parameters))
+        return gather(self, parameters, *args, **named)
+
+    Init._all_gather = recorded
+    try:
+        yield calls
+    finally:
+        Init._all_gather = gather
 
 
 def window(step: int, strategy: Strategy) -> list[Batch]:
@@ -219,8 +239,9 @@ def run(world: World, wanted: dict[str, Any], out: Path) -> dict[str, Any]:
         plain = {key: value for key, value in wanted.items() if key != "adapter"}
         factory(plain)().hf.save_pretrained(FOLDER)
     world.barrier()
-    strategy, handle = build(world, wanted)
-    start = started(world, wanted, strategy, handle) if wanted.get("folder") else {}
+    with counted(world) if wanted.get("folder") else contextlib.nullcontext([]) as gathers:
+        strategy, handle = build(world, wanted)
+    start = started(world, wanted, strategy, handle) | {"gathers": gathers} if wanted.get("folder") else {}
     clip = wanted.get("clip", CLIP)
     steps = train(strategy, handle, range(5), clip)
     reader = gathered(world, list(strategy.export_state(handle)), out)

@@ -210,6 +210,7 @@ def check(reference: Path, out: Path, ranks: list[dict[str, Any]], wanted: dict[
         if "folder" in wanted:  # read in parts: of embedding, head and norms AutoTP leaves whole
             start = rank["start"]
             assert start["equal"] and start["note"] == READ_IN_PARTS
+            assert start["gathers"] == []  # no rank ever holds a whole parameter
             if wanted["strategy"] == "zero3":
                 whole = 1 / len(ranks) if "zero_hpz_partition_size" not in str(wanted) else 0.75
                 assert start["share"] == pytest.approx(whole, rel=0.05)
@@ -237,5 +238,5 @@ def check(reference: Path, out: Path, ranks: list[dict[str, Any]], wanted: dict[
     for name, tensor in ours.items():
         assert tensor.shape == its[name].shape, name  # a shard saved as the whole would show here
         worst = float((tensor - its[name]).abs().max())
-        assert worst < (1e-2 if low else 5e-6), f"{name}: {worst}"
+        assert worst < (1e-2 if low else 1e-5), f"{name}: {worst}"
     assert all(tensor.dtype == torch.float32 for tensor in its.values())

@@ -88,9 +88,8 @@ def room_of(plan: Plan, hardware: Hardware) -> Room | None:
         held = _model_bytes(plan, shape, adapter, kept, start, on_cpu, trained)
         if start.flattens and trained and plan.adapter is None:
             held = _with_passing(held, 2 * (states[place].parameters - master_bytes(plan)), on_cpu)
-        if gradients:
-            both = _built(plan, states[place], on_cpu, True, times=2)
-            held = _with_passing(held, both.host if on_cpu else both.card, on_cpu)
+        if gradients and not on_cpu:  # a host's pages of zeros take no room
+            held = _with_passing(held, _built(plan, states[place], on_cpu, True, times=2).card, on_cpu)
         roles.append(held)
     first = replace(start, on_card=False) if on_cpu else start
     interpreter = INTERPRETER + (PEFT if plan.adapter is not None else 0)

@@ -44,6 +44,7 @@ class ZeroParameter(nn.Parameter):
     ds_numel: int
     ds_tensor: Tensor
     ds_process_group: ProcessGroup
+    all_gather: Callable[[], None]
     partition: Callable[[], None]
     ds_active_sub_modules: set[int]
     partition_numel: Callable[[], int]
@@ -116,6 +117,8 @@ class PartitionedOptimizer(Protocol):
     _get_param_partition_rank: Callable[[nn.Parameter], int]
     _partition_all_parameters: Callable[[], None]
     _post_step: Callable[[set[str]], None]
+
+    def create_reduce_and_remove_grad_hooks(self) -> None: ...
 
 
 class OpBuilder(Protocol):

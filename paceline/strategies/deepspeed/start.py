@@ -18,6 +18,7 @@ from paceline.strategies import codes
 from paceline.strategies.deepspeed.library import library, need_async_io, without_shared_memory_op
 from paceline.strategies.deepspeed.parts import is_managed
 from paceline.strategies.deepspeed.tensor_parallel import unsharded
+from paceline.strategies.deepspeed.zero3 import hooks_without_gathering
 
 if TYPE_CHECKING:
     from paceline.protocols.model import RootModule
@@ -49,7 +50,12 @@ def start_engine(
     cut = whole(as_object(config.get("tensor_parallel")), "autotp_size", 1) > 1
     if fill is not None and not cut:
         fill()
-    with refusals(), without_shared_memory_op(), _calling(deepspeed, fill if cut else None):
+    with (
+        refusals(),
+        without_shared_memory_op(),
+        _calling(deepspeed, fill if cut else None),
+        hooks_without_gathering(),
+    ):
         managed = any(map(is_managed, root.parameters()))
         if offload_devices(config)["offload_param"] == "nvme" and not managed:
             _partition_onto_drive(deepspeed, root, config)

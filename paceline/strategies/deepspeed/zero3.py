@@ -12,7 +12,7 @@ from paceline.protocols.model import RootModule
 from paceline.strategies.deepspeed.parts import is_managed, is_partitioned
 
 if TYPE_CHECKING:
-    from paceline.strategies.deepspeed.engine import Engine
+    from paceline.strategies.deepspeed.engine import Engine, PartitionedOptimizer
 
 
 def register_head(root: RootModule) -> None:
@@ -27,6 +27,40 @@ def register_head(root: RootModule) -> None:
     head = root.hf.get_output_embeddings()
     for parameter in head.parameters(recurse=False) if head is not None else ():
         register_external_parameter(root, parameter)
+
+
+@contextmanager
+def hooks_without_gathering() -> Iterator[None]:
+    """Inside the context a new engine registers the hooks of its gradients on partitioned parameters.
+
+    DeepSpeed gathers each parameter first, so that every rank holds a whole embedding (with gloo twice) and
+    the start sends the model once more; torch's hooks (2.1) need no values.
+    """
+    from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+
+    kind: type[PartitionedOptimizer] = DeepSpeedZeroOptimizer_Stage3
+    register = kind.create_reduce_and_remove_grad_hooks
+
+    def without(optimizer: PartitionedOptimizer) -> None:
+        parameters = [parameter for group in optimizer.fp16_groups for parameter in group]
+        gathers = [parameter.all_gather for parameter in parameters]
+        for parameter in parameters:
+            parameter.all_gather = _nothing
+        try:
+            register(optimizer)
+        finally:
+            for parameter, gather in zip(parameters, gathers, strict=True):
+                parameter.all_gather = gather
+
+    kind.create_reduce_and_remove_grad_hooks = without  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        kind.create_reduce_and_remove_grad_hooks = register  # type: ignore[method-assign]
+
+
+def _nothing() -> None:
+    """Gather nothing: the parameter stays partitioned."""
 
 
 @contextmanager
