@@ -53,8 +53,15 @@ READ_EARLY = (
 )
 #: Those among them that a warm process takes over all the same. The second is set here, and by DeepSpeed when
 #: it is imported; CUDA reads the third when it is first used, which no server does, and the plan hides the
-#: devices from every child that it asks for a model's class.
-READ_LATE = ("PYTHONPATH", "PYTORCH_NVML_BASED_CUDA_CHECK", "CUDA_VISIBLE_DEVICES")
+#: devices from every child that it asks for a model's class; the last is torchrun's, for process groups.
+READ_LATE = (
+    "PYTHONPATH",
+    "PYTORCH_NVML_BASED_CUDA_CHECK",
+    "CUDA_VISIBLE_DEVICES",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+)
+#: Modules that launchers start of themselves.
+LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "deepspeed.launcher.launch")
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
@@ -99,17 +106,28 @@ class Nursery:
 
 
 def program_of(argv: Sequence[str]) -> dict[str, Any] | None:
-    """A program of ours that this interpreter is asked to run: ``-m paceline.…`` or a script; None for
-    anything else.
+    """A program that this interpreter is asked to run, with ``-u`` or without: ``-m paceline.…``, a
+    launcher's module, a script, or a program of this environment that its first line gives to this
+    interpreter; None for anything else.
     """
     words = [os.fspath(word) for word in argv]
-    if not words or words[0] != sys.executable:
-        return None
-    if words[1:2] == ["-m"] and len(words) > 2 and words[2].startswith("paceline."):
-        return {"module": words[2], "argv": words[2:]}
-    if len(words) > 1 and words[1].endswith(".py"):
-        return {"module": None, "argv": words[1:]}
+    if words[:1] != [sys.executable]:
+        return {"module": None, "argv": words, "at_once": False} if is_ours(words) else None
+    at_once = words[1:2] == ["-u"]
+    first, *more = words[1 + at_once :] or [""]
+    if first == "-m" and more and (more[0].startswith("paceline.") or more[0] in LAUNCHERS):
+        return {"module": more[0], "argv": more, "at_once": at_once}
+    if first.endswith(".py"):
+        return {"module": None, "argv": [first, *more], "at_once": at_once}
     return None
+
+
+def is_ours(words: Sequence[str]) -> bool:
+    """Whether a program is a script for this interpreter beside it, such as ``torchrun``."""
+    if not words or Path(words[0]).parent != Path(sys.executable).parent or not Path(words[0]).is_file():
+        return False
+    with Path(words[0]).open("rb") as file:
+        return file.readline().strip() == b"#!" + os.fsencode(sys.executable)
 
 
 Fresh = subprocess.Popen

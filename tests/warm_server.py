@@ -127,7 +127,7 @@ def live(wanted: Mapping[str, Any], streams: Sequence[int]) -> NoReturn:
     warm.Popen.nursery = warm.Nursery(ours, os.environ)
     subprocess.Popen = warm.Popen  # type: ignore[misc]
     os.execv = become  # type: ignore[assignment]
-    take_over(wanted["environ"])
+    take_over(wanted["environ"], wanted["at_once"])
     os.chdir(wanted["cwd"])
     end(run(wanted["module"], wanted["argv"]))
 
@@ -138,7 +138,7 @@ def become(path: str, argv: Sequence[str]) -> NoReturn:
     if program is None:
         raise OSError(f"a warm process was asked to become {argv}")
     hear_signals(warm.ignored())
-    take_over(dict(os.environ))
+    take_over(dict(os.environ), program["at_once"])
     end(run(program["module"], program["argv"]))
 
 
@@ -152,14 +152,14 @@ def hear_signals(ignored: Sequence[int]) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def take_over(environ: Mapping[str, str]) -> None:
-    """The environment (in /proc too: who looks for a process by its variables finds it), streams and
-    random numbers of a new interpreter.
+def take_over(environ: Mapping[str, str], at_once: bool) -> None:
+    """The environment (in /proc too: who looks for a process by its variables finds it), streams
+    (``at_once``: without buffers) and random numbers of a new interpreter.
     """
     write_environment(environ)
     os.environ.clear()
     os.environ.update(environ)
-    at_once = bool(environ.get("PYTHONUNBUFFERED"))
+    at_once = at_once or bool(environ.get("PYTHONUNBUFFERED"))
     files = [io.FileIO(number, mode, closefd=False) for number, mode in enumerate(("rb", "wb", "wb"))]
     out, err = files[1:] if at_once else map(io.BufferedWriter, files[1:])
     sys.stdin = io.TextIOWrapper(io.BufferedReader(files[0]), "utf-8")

@@ -55,8 +55,7 @@ class Finished:
 
 class Guide:
     """Runs command lines in the checkout, with this interpreter's programs first on PATH, into a run
-    directory of the test. ``python`` is this interpreter, so that it starts warm; what torchrun and deepspeed
-    start is fresh.
+    directory of the test. ``python`` is this interpreter, so that it starts warm.
     """
 
     def __init__(self, folder: Path, cache: Path) -> None:
@@ -78,7 +77,8 @@ class Guide:
 
     def start(self, line: str, extra: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
         words = shlex.split(line.replace("\\\n", " "))
-        words[0] = sys.executable if words[0] == "python" else words[0]
+        words[0] = shutil.which(words[0], path=self.environ["PATH"]) or words[0]
+        words[0] = sys.executable if Path(words[0]).name == "python" else words[0]
         environ = {**self.environ, **(extra or {})}
         return subprocess.Popen(
             words,

@@ -7,7 +7,7 @@ therefore refuses nothing by itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 
@@ -166,12 +166,17 @@ def _model_bytes(
     may_stay = on_cpu and start.arrives and mapped(shape) and not (trained and adapter is None)
     stays = [may_stay and _as_stored(plan, shape, piece, trained) for piece in pieces]
     pages = float(sum(p.numel for p in compress(pieces, stays)) * SIZES[shape.stored or "float32"])
-    # The last layer to be packed lies whole beside the others, before embeddings and norms come; of parts
-    # each rank keeps its own at once.
+    # The last layer to be packed lies whole beside the others, before embeddings and norms come. Of parts
+    # each rank keeps its own at once, in the model's order: what comes after that layer is not there yet.
     one = max(packed, default=0)
     scratch = (PACKING if on_cpu else 1) * 2 * one * size
     there = kept.host - pages if on_cpu else kept.card
-    passing = max(0.0, scratch + (one if start.parts else sum(packed) + scales - there))
+    if start.parts:
+        share = max(0.0, min(1.0, (there - scales) / (whole - scales))) if whole > scales else 0.0
+        later = _after_packed(pieces) * share
+        passing = max(0.0, scratch + (2 * one * size if on_cpu else 0) + one - later)
+    else:
+        passing = max(0.0, scratch + sum(packed) + scales - there)
     own = (piece for piece, stay in zip(pieces, stays, strict=True) if not stay)
     largest = max((p.numel * p.size for p in own), default=0)
     if listed and listed.quantization is not None and in_files(shape):
@@ -182,6 +187,16 @@ def _model_bytes(
     if start.parts and shape.quantised:
         host = max(host, UNPACKING * SIZES["float32"] * _largest_layer(shape))
     return ModelBytes(whole, kept.card, kept.host, read, card, float(largest), host, pages)
+
+
+def _after_packed(pieces: Sequence[Piece]) -> int:
+    """Return the bytes of the pieces after the last packed one."""
+    later = 0
+    for piece in reversed(pieces):
+        if piece.size == 1:
+            break
+        later += piece.numel * piece.size
+    return later
 
 
 def _largest_layer(shape: ModelShape) -> float:

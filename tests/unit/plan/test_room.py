@@ -309,6 +309,25 @@ def test_a_weight_that_is_packed_or_made_plain_is_read_whole_by_every_node() -> 
         assert found == pytest.approx(share * (shape.file_bytes or 2 * shape.num_parameters)), (model, lora)
 
 
+def test_a_layer_is_packed_beside_what_came_before_it_but_not_beside_the_head() -> None:
+    """Llama 3 8B's last packed weight is 4096 × 14336: 3.5 times its fp32 bytes and its packed ones, less a
+    rank's part of an untied head, which is kept too, but read after it.
+    """
+    machine = replace(CPU, host_memory_bytes=2**42, memory_bytes=2**42)
+    packs = {"r": 8, "quantization_bit": 4}
+    plan = plan_of("llama-3-8b", machine, 64, packs, distributed_strategy="fsdp", mixed_precision="no")
+    assert plan.shape is not None
+    starts = []
+    for tied in (False, True):
+        shape = replace(plan.shape, in_files=True, stored="bfloat16", tied=tied)
+        room = room_of(replace(plan, shape=shape), machine)
+        assert room is not None and room.start_host is not None
+        starts.append(room.start_host / 64)
+    head, weight = 4 * 128256 * 4096 / 64, 4096 * 14336
+    assert starts[1] - starts[0] == pytest.approx(head, rel=0.2)  # the plan keeps as much in both
+    assert starts[1] > 3.5 * 4 * weight
+
+
 def test_what_an_engine_flattens_is_there_twice_for_a_moment() -> None:
     """ZeRO-1 and 2 copy all weights into one buffer; stage 3 partitions each tensor as it comes."""
     hardware = cluster_of("8xH100").hardware()
