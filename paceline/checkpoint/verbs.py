@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -22,7 +22,7 @@ from paceline.checkpoint.thinned import thin
 from paceline.checkpoint.verified import mark_verified
 from paceline.config.object_url import STORES, is_url
 from paceline.core.diagnostics import Diagnostic, render_all
-from paceline.core.errors import ConfigError, ExitCode, PacelineError
+from paceline.core.errors import CheckpointError, ConfigError, ExitCode, PacelineError
 from paceline.core.json_types import JsonObject
 from paceline.core.rundir import RunDir
 from paceline.core.units import human_bytes
@@ -67,9 +67,11 @@ def _verify(args: argparse.Namespace) -> int:
     paths = _named(Path(args.run), args.checkpoint)
     found = []
     for path in paths:
-        with being_read(path) if (path / MANIFEST).is_file() else nullcontext():
+        with ExitStack() as stack:
+            with suppress(CheckpointError):  # no manifest (any more): it is examined all the same
+                stack.enter_context(being_read(path))
             one = examine(path)
-        if one.found and path != Path(args.run) and not path.exists():
+        if one.found and len(paths) > 1 and not path.exists():
             print(f"{path.name}: removed meanwhile", file=sys.stderr)  # by the run, which keeps the last ones
             continue
         found.append(one)
@@ -82,6 +84,8 @@ def _verify(args: argparse.Namespace) -> int:
                 else f"{path.name}: NOT sound\n{render_all(one.found)}",
                 flush=True,
             )
+    if not found:
+        raise ConfigError(_none(args.run))
     if args.json:
         print(json.dumps({"checkpoints": [one.to_json() for one in found]}, indent=1))
     return int(ExitCode.FAILED if any(one.found for one in found) else ExitCode.OK)

@@ -116,10 +116,13 @@ def _by_inputs(numbers: Callable[[int, int], Tensor], zeros: Tensor, parts: Part
     """
     scales = parts["scales"].to(torch.float32)
     group = parts["g_idx"].long() if "g_idx" in parts else _groups(num_inputs, len(scales))
+    if len(group) != num_inputs:
+        raise ValueError(f"groups of {len(group)} inputs do not fit a weight of {num_inputs}")
     made = torch.empty(scales.shape[1], num_inputs)
     for first in range(0, num_inputs, _AT_ONCE):
-        of = group[first : first + _AT_ONCE]
-        made[:, first : first + len(of)] = ((numbers(first, first + len(of)) - zeros[of]) * scales[of]).t()
+        end = min(first + _AT_ONCE, num_inputs)
+        of = group[first:end]
+        made[:, first:end] = ((numbers(first, end) - zeros[of]) * scales[of]).t()
     return made
 
 
@@ -139,30 +142,44 @@ def compressed(parts: Parts, settings: Settings) -> Tensor:
     """compressed-tensors: 8-bit floating point or integers, or integers packed into 32-bit words (stored plus
     half their range), with a scale for the whole, a row, a group of a row or a block.
     """
-    if "weight" in parts:
+    stored = parts["weight" if "weight" in parts else "packed"]
+    rows = len(stored) if "weight" in parts else int(parts["shape"][0])
+    if len(stored) != rows:
+        raise ValueError(f"{len(stored)} rows of words do not fit a weight of {rows} rows")
+    scale_rows = len(parts["scale"]) if parts["scale"].ndim else 1
+    each = 1 if scale_rows in (1, rows) else _block_of(settings, 0)
+    if stored.ndim != 2 or not each or (each > 1 and "packed" in parts and "zero_point" in parts):
         return _compressed(parts, settings)
-    rows, columns = parts["shape"].tolist()
-    if parts["scale"].shape[:1] not in ((), (1,), (rows,)):
-        return _compressed(parts, settings)
-    made, bits = torch.empty(rows, columns), int(str(settings.get("num_bits", 8)))
-    for first in range(0, rows, _AT_ONCE):
-        end = min(first + _AT_ONCE, rows)
-        made[first:end] = _compressed(_of_rows(parts, first, end, bits), settings)
+    made, bits = None, int(str(settings.get("num_bits", 8)))
+    for first in range(0, rows, step := -(-_AT_ONCE // each) * each):
+        end = min(first + step, rows)
+        plain = _compressed(_of_rows(parts, first, end, bits, rows, each), settings)
+        made = torch.empty(rows, plain.shape[1]) if made is None else made
+        made[first:end] = plain
+    assert made is not None
     return made
 
 
-def _of_rows(parts: Parts, first: int, end: int, bits: int) -> Parts:
-    """Return the parts of some outputs of a weight that is packed into words."""
-    rows, zero = int(parts["shape"][0]), parts.get("zero_point")
-    of_rows = ("packed", "scale", "zero_point")
-    cut = {
-        name: t[first:end]
-        for name, t in parts.items()
-        if name in of_rows and len(t.shape[:1]) and len(t) == rows
-    }
-    if zero is not None and zero.dtype == torch.int32:
-        cut["zero_point"] = zero[first * bits // 32 : -(-end * bits // 32)]
-    return {**parts, **cut, "shape": torch.tensor([end - first, parts["shape"][1]])}
+def _block_of(settings: Settings, dim: int) -> int:
+    """Return how many rows or columns share a scale; 0 if the settings do not say."""
+    sizes = settings.get("block_structure")
+    return int(str(sizes[dim])) if isinstance(sizes, (list, tuple)) else 0
+
+
+def _of_rows(parts: Parts, first: int, end: int, bits: int, rows: int, each: int) -> Parts:
+    """Return the parts of some outputs of a weight of which ``each`` share a row of scales."""
+    cut = dict(parts)
+    for name in parts.keys() & {"weight", "packed", "scale", "zero_point"}:
+        part = parts[name]
+        if name == "zero_point" and part.dtype == torch.int32 and "packed" in parts:
+            cut[name] = part[first * bits // 32 : -(-end * bits // 32)]
+        elif part.ndim and len(part) == rows:
+            cut[name] = part[first:end]
+        elif part.ndim and len(part) > 1:
+            cut[name] = part[first // each : -(-end // each)]
+    if "packed" in parts:
+        cut["shape"] = torch.tensor([end - first, parts["shape"][1]])
+    return cut
 
 
 def _compressed(parts: Parts, settings: Settings) -> Tensor:
@@ -177,8 +194,7 @@ def _compressed(parts: Parts, settings: Settings) -> Tensor:
     if "g_idx" in parts:  # groups of inputs in another order
         group = parts["g_idx"].long()
         scale, zero = scale[:, group], None if zero is None else zero[:, group]
-    sizes = settings.get("block_structure")
-    block = (int(str(sizes[0])), int(str(sizes[1]))) if isinstance(sizes, (list, tuple)) else None
+    block = (_block_of(settings, 0), _block_of(settings, 1)) if _block_of(settings, 0) else None
     plain = by_blocks(weight, scale, block)
     if zero is None:
         return plain

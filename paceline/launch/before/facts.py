@@ -93,7 +93,7 @@ def count_checkpoints(run: RunDir) -> tuple[int, int]:
         return 0, 0
     complete = incomplete = 0
     for path in listed(run.checkpoints):
-        if (path / "manifest.json").exists():
+        if os.path.exists(path / "manifest.json"):  # False for a folder of somebody else
             complete += 1
         elif path.is_dir() or path.is_symlink():
             incomplete += 1

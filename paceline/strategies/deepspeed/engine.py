@@ -118,8 +118,6 @@ class PartitionedOptimizer(Protocol):
     _partition_all_parameters: Callable[[], None]
     _post_step: Callable[[set[str]], None]
 
-    def create_reduce_and_remove_grad_hooks(self) -> None: ...
-
 
 class OpBuilder(Protocol):
     """Builder of a native op."""

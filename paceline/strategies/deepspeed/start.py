@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -48,13 +48,14 @@ def start_engine(
     check_packed(root, config)
     deepspeed = opened(world, config)
     cut = whole(as_object(config.get("tensor_parallel")), "autotp_size", 1) > 1
+    stage = whole(as_object(config.get("zero_optimization")), "stage", 0)
     if fill is not None and not cut:
         fill()
     with (
         refusals(),
         without_shared_memory_op(),
         _calling(deepspeed, fill if cut else None),
-        hooks_without_gathering(),
+        hooks_without_gathering() if stage == 3 else nullcontext(),
     ):
         managed = any(map(is_managed, root.parameters()))
         if offload_devices(config)["offload_param"] == "nvme" and not managed:

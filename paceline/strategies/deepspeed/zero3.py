@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from paceline.strategies.deepspeed.engine import Engine, PartitionedOptimizer
 
 
+_REGISTER = "create_reduce_and_remove_grad_hooks"
+
+
 def register_head(root: RootModule) -> None:
     """Register the head's weight for gathering in the forward of ``root``, which reads it without calling the
     head.
@@ -38,8 +41,7 @@ def hooks_without_gathering() -> Iterator[None]:
     """
     from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 
-    kind: type[PartitionedOptimizer] = DeepSpeedZeroOptimizer_Stage3
-    register = kind.create_reduce_and_remove_grad_hooks
+    register = getattr(DeepSpeedZeroOptimizer_Stage3, _REGISTER)
 
     def without(optimizer: PartitionedOptimizer) -> None:
         parameters = [parameter for group in optimizer.fp16_groups for parameter in group]
@@ -52,11 +54,11 @@ def hooks_without_gathering() -> Iterator[None]:
             for parameter, gather in zip(parameters, gathers, strict=True):
                 parameter.all_gather = gather
 
-    kind.create_reduce_and_remove_grad_hooks = without  # type: ignore[method-assign, assignment]
+    setattr(DeepSpeedZeroOptimizer_Stage3, _REGISTER, without)
     try:
         yield
     finally:
-        kind.create_reduce_and_remove_grad_hooks = register  # type: ignore[method-assign]
+        setattr(DeepSpeedZeroOptimizer_Stage3, _REGISTER, register)
 
 
 def _nothing() -> None:

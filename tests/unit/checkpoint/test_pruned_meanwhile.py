@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from vanishing import deleted_at_every_call
 
-from paceline.checkpoint import examined, layout, resume
+from paceline.checkpoint import examined, layout, refused, resume, verbs
 from paceline.checkpoint.compared import compare
 from paceline.checkpoint.listed import as_table, list_checkpoints
 from paceline.checkpoint.retain import RetentionRule
 from paceline.checkpoint.thinned import thin
 from paceline.checkpoint.verbs import main
 from paceline.checkpoint.verified import last_verified
+from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
 
 WHOLE = Path(__file__).with_name("version_2")
@@ -61,6 +62,24 @@ def test_a_checkpoint_pruned_meanwhile_is_not_called_damaged(
     assert told.err == "step-00000001: removed meanwhile\n"
     assert "step-00000002" in told.out and "step-00000001" not in told.out
     assert main(["verify", str(folder / "step-00000001")]) == 1
+
+
+@pytest.mark.parametrize("which", ["all", "step-00000002"])
+def test_what_was_asked_for_and_is_gone_was_not_verified(
+    which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(WHOLE, tmp_path / "run")
+    folder = RunDir.at(tmp_path / "run").checkpoints
+    shutil.copytree(folder / "step-00000002", folder / "step-00000001")
+
+    def gone(path: Path) -> Any:
+        for one in folder.glob("step-*"):
+            shutil.rmtree(one)
+        raise CheckpointError(refused.incomplete(path, "manifest.json is missing").diagnostics[0])
+
+    monkeypatch.setattr(verbs, "being_read", gone)
+    assert main(["verify", str(tmp_path / "run"), "--checkpoint", which]) != 0
+    assert ("removed meanwhile" in capsys.readouterr().err) == (which == "all")
 
 
 @pytest.mark.parametrize("mode", ["the folder", "the path"])

@@ -260,6 +260,18 @@ LARGE: dict[str, Callable[[], tuple[Tensors, dict[str, Any]]]] = {
         },
         {"quant_method": "compressed-tensors", "num_bits": 4},
     ),
+    "compressed-tensors, eight bits": lambda: (
+        {
+            "weight": torch.zeros(N, N, dtype=torch.int8),
+            "scale": torch.rand(N, N // 128),
+            "zero_point": torch.zeros(N, N // 128, dtype=torch.int8),
+        },
+        {"quant_method": "compressed-tensors", "num_bits": 8},
+    ),
+    "compressed-tensors, blocks": lambda: (
+        {"weight": torch.zeros(N, N).to(FP8), "scale": torch.rand(N // 128, N // 128)},
+        {"quant_method": "compressed-tensors", "num_bits": 8, "block_structure": [128, 128]},
+    ),
     "mxfp4": lambda: (
         {
             "blocks": torch.zeros(8, N // 4, N // 64, 16, dtype=torch.uint8),
@@ -281,6 +293,40 @@ def test_what_making_a_weight_plain_takes_is_planned(way: str) -> None:
     sizes = [event.nbytes() for event in events if event.name() == "[memory]"]
     peak = max(itertools.accumulate(sizes)) / (4 * plain.numel())
     assert len(sizes) > 2 and 1 <= peak <= UNPACKING + 0.05, peak
+
+
+COMPRESSED: dict[str, Any] = {"quant_method": "compressed-tensors"}
+
+
+@pytest.mark.parametrize("kind", ["row", "group", "block", "whole", "zeros", "group of inputs"])
+@pytest.mark.parametrize("rows", [1, 31, 32, 33, 200])
+def test_some_rows_at_a_time_are_those_of_all_at_once(
+    kind: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    weight = torch.randint(-128, 128, (rows, 96), generator=generator).to(torch.int8)
+    sizes = {"block": (-(-rows // 20), 4), "whole": (1,), "row": (rows, 1)}.get(kind, (rows, 3))
+    parts = {"weight": weight, "scale": torch.rand(*sizes, generator=generator)}
+    settings = {**COMPRESSED, "num_bits": 8, **({"block_structure": [20, 24]} if kind == "block" else {})}
+    if kind != "whole":
+        parts["zero_point"] = torch.randint(-9, 9, sizes, generator=generator).to(torch.int8)
+    if kind == "group of inputs":
+        parts["g_idx"] = torch.randint(0, 3, (96,), generator=generator)
+    formula, made = dequantise.formula_of(settings), []
+    for at_once in (32, 10_000):
+        monkeypatch.setattr(dequantise, "_AT_ONCE", at_once)
+        made.append(formula(parts, settings))
+    assert made[0].shape == weight.shape and torch.equal(*made)
+
+
+@pytest.mark.parametrize("length", [0, 256, 600])
+def test_groups_that_do_not_fit_are_refused(length: int) -> None:
+    parts = {"qweight": _words_of(64, 64), "qzeros": _words_of(4, 8), "scales": torch.rand(4, 64)}
+    with pytest.raises(ValueError, match="do not fit"):
+        dequantise.gptq({**parts, "g_idx": torch.zeros(length, dtype=torch.int32)}, {"bits": 4})
+    words = {"packed": _words_of(1, 4), "scale": torch.rand(1), "shape": torch.tensor([300, 32])}
+    with pytest.raises(ValueError, match="do not fit"):
+        dequantise.compressed(words, {**COMPRESSED, "num_bits": 4})
 
 
 @pytest.mark.parametrize("way", [*WAYS, "experts"])
