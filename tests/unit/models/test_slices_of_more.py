@@ -28,12 +28,15 @@ from paceline.protocols.model import BuildOptions
 
 
 def equal_by_blocks(slices: FolderSlices, name: str, tensor: Tensor) -> None:
-    """The whole, and a block in the middle of each dimension."""
+    """The whole, a block in the middle of each dimension, and some values."""
     assert torch.equal(slices.read(name, (0,) * tensor.ndim, tensor.shape).to(tensor.dtype), tensor), name
     first = [n // 3 for n in tensor.shape]
     size = [max(1, n // 2) for n in tensor.shape]
     inside = tensor[tuple(slice(o, o + n) for o, n in zip(first, size, strict=True))]
     assert torch.equal(slices.read(name, first, size).to(tensor.dtype), inside), name
+    step = max(1, tensor.numel() // 7)
+    some = slices.picked(name, tuple(tensor.shape), step, 7).to(tensor.dtype)
+    assert torch.equal(some, tensor.detach().flatten()[::step][:7]), name
 
 
 #: Dense and mixed, with experts stacked in the files or one by one, with and without a formula; and one that
