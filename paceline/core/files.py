@@ -102,7 +102,8 @@ def not_writable(folder: Path) -> str | None:
 def listed(folder: Path, pattern: str = "*") -> list[Path]:
     """Return the paths in ``folder`` that match ``pattern`` (as ``Path.glob``), sorted.
 
-    Empty where it is no folder, also if it is deleted meanwhile: between ``is_dir`` and ``glob`` it may be.
+    Empty where it is no folder or may not be read, also if it is deleted meanwhile: between ``is_dir`` and
+    ``glob`` it may be.
     """
     try:
         return sorted(folder.glob(pattern))

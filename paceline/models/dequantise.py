@@ -14,7 +14,7 @@ from torch import Tensor
 from paceline.core.json_types import Json
 from paceline.plan.model.quantised_base import AWQ, COMPRESSED, FBGEMM, FP8, GPTQ, MXFP4
 
-_AT_ONCE = 256  # inputs of a weight
+_AT_ONCE = 256  # inputs or outputs of a weight that are made plain at once
 
 Parts = Mapping[str, Tensor]
 Settings = Mapping[str, Json]
@@ -150,13 +150,11 @@ def compressed(parts: Parts, settings: Settings) -> Tensor:
     each = 1 if scale_rows in (1, rows) else _block_of(settings, 0)
     if stored.ndim != 2 or not each or (each > 1 and "packed" in parts and "zero_point" in parts):
         return _compressed(parts, settings)
-    made, bits = None, int(str(settings.get("num_bits", 8)))
+    bits = int(str(settings.get("num_bits", 8)))
+    made = torch.empty(rows, int(parts["shape"][1]) if "packed" in parts else stored.shape[1])
     for first in range(0, rows, step := -(-_AT_ONCE // each) * each):
         end = min(first + step, rows)
-        plain = _compressed(_of_rows(parts, first, end, bits, rows, each), settings)
-        made = torch.empty(rows, plain.shape[1]) if made is None else made
-        made[first:end] = plain
-    assert made is not None
+        made[first:end] = _compressed(_of_rows(parts, first, end, bits, rows, each), settings)
     return made
 
 

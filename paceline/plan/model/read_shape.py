@@ -199,6 +199,14 @@ _USUAL = {
 
 
 def _whole(value: Json, name: str, where: str, largest: int) -> int:
+    """Return a size; one a layer (Gemma 3n's files list its widths so) counts if all are the same."""
+    if (
+        name == "intermediate_size"
+        and isinstance(value, list)
+        and value
+        and value.count(value[0]) == len(value)
+    ):
+        value = value[0]
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= largest:
         what = f"{name} must be a whole number from 1 to {largest:,}"
         raise ConfigError(

@@ -17,11 +17,13 @@ from tiny_families import tiny_config
 from torch import Tensor
 from whole_models import whole_config
 
+from paceline.config.sections.model import ModelSection
 from paceline.models.composite import class_of_whole
 from paceline.models.factory import PACKED, READ_IN_PARTS, HFModelFactory
 from paceline.models.materialise import _decisions
 from paceline.models.slices import FolderSlices
 from paceline.plan.model.composite import COMPOSITES
+from paceline.plan.model.read_shape import shape_of
 from paceline.plan.model.supported import families
 from paceline.plan.parts import AdapterSpec, Quantization
 from paceline.protocols.model import BuildOptions
@@ -41,11 +43,21 @@ def equal_by_blocks(slices: FolderSlices, name: str, tensor: Tensor) -> None:
 
 #: Dense and mixed, with experts stacked in the files or one by one, with and without a formula; and one that
 #: is not read in parts.
-FEW = ("llama", "mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss", "glm4", "qwen3_next", "hrm_text")
+FEW = (
+    "llama",
+    "mixtral",
+    "qwen3_moe",
+    "deepseek_v3",
+    "gpt_oss",
+    "glm4",
+    "qwen3_next",
+    "gemma3n_text",
+    "hrm_text",
+)
 ALL = [
     pytest.param(kind, marks=() if kind in FEW else pytest.mark.slow)
     for kind, family in families().items()
-    if family.trained and kind != "gemma3n_text"  # whose small config has a width a layer
+    if family.trained
 ]
 JOINED = ("mixtral", "qwen3_moe", "deepseek_v3", "qwen3_next")
 
@@ -55,6 +67,7 @@ def test_a_family_is_read_in_parts_where_the_plan_counts_on_it(kind: str, tmp_pa
     HFModelFactory(Source(config={"model_type": kind, **tiny_config(kind)}))().hf.save_pretrained(tmp_path)
     factory = HFModelFactory(Source(name_or_path=str(tmp_path)))
     whole, empty = factory(), factory(PARTS)
+    assert shape_of(ModelSection(name_or_path=str(tmp_path))) is not None  # what it saves is read again
     assert isinstance(empty.slices, FolderSlices) == families()[kind].parts, empty.notes()["start"]
     if not isinstance(empty.slices, FolderSlices):
         return

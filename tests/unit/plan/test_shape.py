@@ -116,6 +116,8 @@ def test_an_unknown_family_is_an_estimate_and_needs_its_sizes() -> None:
         ({"num_key_value_heads": 3}, "plan.model_heads"),
         ({"num_hidden_layers": 0}, "plan.model_size"),
         ({"hidden_size": "64"}, "plan.model_size"),
+        ({"intermediate_size": [64, 96]}, "plan.model_size"),
+        ({"intermediate_size": []}, "plan.model_size"),
         ({"vocab_size": True}, "plan.model_size"),
     ],
 )
