@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -100,6 +101,7 @@ class Kept:
     def __init__(self, root: nn.Module) -> None:
         self.trunk = 0
         self.head = 0
+        self.gathered = 0
         self._root = root
         self._seen: set[int] = set()
         self._alive: list[Tensor] = []
@@ -143,6 +145,16 @@ class Kept:
             else:
                 self.trunk += storage.nbytes()
         return tensor
+
+
+def gathered_bytes(root: nn.Module) -> int:
+    """Return the bytes of the weights that FSDP2 has gathered at this moment."""
+    gathered = []
+    for module in root.modules():
+        group = module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None
+        if group is not None and group.is_unsharded:
+            gathered += [p.unsharded_param for p in group.fsdp_params]
+    return held_bytes(gathered)
 
 
 def held_bytes(tensors: Iterable[Tensor]) -> int:

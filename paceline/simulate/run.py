@@ -25,7 +25,7 @@ from paceline.protocols.batch import Batch
 from paceline.protocols.model import BuildOptions
 from paceline.protocols.roles import Output
 from paceline.runtime.world import World
-from paceline.simulate.counting import Collectives, FakeValues, Kept, held_bytes
+from paceline.simulate.counting import Collectives, FakeValues, Kept, gathered_bytes, held_bytes
 from paceline.simulate.model import FakeFactory
 from paceline.strategies.base import Strategy
 from paceline.strategies.handle import Handle
@@ -33,7 +33,8 @@ from paceline.strategies.registry import make_strategy
 
 
 def simulate(plan: Plan, config: Mapping[str, Json], chunk_bytes: int = LEAST) -> JsonObject:
-    """Simulate one step; return bytes of ``states``, ``activations`` and ``head``, and ``collectives``.
+    """Simulate one step; return bytes of ``states``, ``activations``, ``head`` and ``gathered`` (weights that
+    are whole when the backward begins), and ``collectives``.
 
     ``chunk_bytes``: of logits that the head computes at a time on the planned device.
 
@@ -51,7 +52,7 @@ def simulate(plan: Plan, config: Mapping[str, Json], chunk_bytes: int = LEAST) -
     finally:
         world.close(ok=True)
     if not whole:
-        del found["collectives"]
+        del found["collectives"], found["gathered"]
     if spec.simulated is Simulated.MODULE:
         del found["states"]
     return found
@@ -85,20 +86,28 @@ def _step(
         _optimize(handle)
         strategy.zero_grad(handle)
         _plain_last_layer(handle, plan.recompute)
-        kept, earlier, last = Kept(handle.root), Collectives(), Collectives()
-        if plan.batch.accumulation > 1:
-            with strategy.no_sync(handle), earlier:
-                _micro_step(strategy, handle, batch, plan, None)
-        with last:
+        kept, once, between = Kept(handle.root), Collectives(), Collectives()
+        # the first micro-batch may gather what all others find; those between are alike, so one is run
+        with strategy.no_sync(handle):
+            for counted in (once, between)[: plan.batch.accumulation - 1]:
+                with counted:
+                    _micro_step(strategy, handle, batch, plan, None)
+        with once:
             _micro_step(strategy, handle, batch, plan, kept)
             _optimize(handle)
         states = _states(handle)
-    times = plan.batch.accumulation - 1
-    kinds = sorted({*earlier.count, *last.count})
+    times = plan.batch.accumulation - 2
+    kinds = sorted({*once.count, *between.count})
     sent = {
-        k: [last.count[k] + times * earlier.count[k], last.bytes[k] + times * earlier.bytes[k]] for k in kinds
+        k: [once.count[k] + times * between.count[k], once.bytes[k] + times * between.bytes[k]] for k in kinds
     }
-    return {"states": states, "activations": kept.trunk, "head": kept.head, "collectives": sent}
+    return {
+        "states": states,
+        "activations": kept.trunk,
+        "head": kept.head,
+        "gathered": kept.gathered,
+        "collectives": sent,
+    }
 
 
 def _micro_step(strategy: Strategy, handle: Handle, batch: Batch, plan: Plan, kept: Kept | None) -> None:
@@ -108,6 +117,7 @@ def _micro_step(strategy: Strategy, handle: Handle, batch: Batch, plan: Plan, ke
         outputs = handle.module(local_batch, _outputs(plan))
     loss = torch.stack([v.sum() for v in outputs.values() if v.requires_grad]).sum()
     if kept:
+        kept.gathered = gathered_bytes(handle.root)
         kept.release()
     loss.backward()  # type: ignore[no-untyped-call]
 

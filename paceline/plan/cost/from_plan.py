@@ -261,6 +261,7 @@ def step_spec_of(plan: Plan, spec: SearchSpec, layout: StrategyLayout) -> StepSp
         zero=layout.zero,
         shard=(mesh.dp_shard if layout.zero else mesh.data_parallel_size) * mesh.cp,
         storage=storage,
+        gathering=layout.gathering,
         recompute=("selective" if keeps else "full") if plan.recompute else "none",
         keeps=keeps,
         flash=spec.flash,

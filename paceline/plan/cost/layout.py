@@ -23,6 +23,25 @@ class Storage:
     sent: float = 0.0
 
 
+@dataclass(frozen=True)
+class Gathering:
+    """How sharded weights are gathered for a micro-batch.
+
+    ``reshards``: a layer's weights are freed after its forward and gathered again for its backward; else all
+    of them stay. ``one_unit``: the whole model is gathered at once. ``whole_gradients``: up to these bytes
+    (fp32) a rank sums unsharded gradients over a window's micro-batches.
+    """
+
+    reshards: bool = True
+    one_unit: bool = False
+    whole_gradients: int = 0
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether all weights are gathered when the backward begins."""
+        return self.one_unit or not self.reshards
+
+
 WHOLE = Storage(weight=6.0, gradient=4.0, optimizer=8.0)  # fp32 weights plus 16-bit copies
 
 
@@ -52,6 +71,7 @@ class StrategyLayout:
     sequence_parallel: bool = True
     stages_a_rank: int = 1
     without_tp: frozenset[str] = NO_TENSOR_PLAN
+    gathering: Gathering = Gathering()
 
     @property
     def whole_copies(self) -> bool:

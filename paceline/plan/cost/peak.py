@@ -95,6 +95,29 @@ def peak_of(work: StepSpec, c: MemoryCoefficients, place: int) -> Peak:
     )
 
 
+def _unsharded(
+    work: StepSpec, c: MemoryCoefficients, whole: float, stage: StageSize, trained: float
+) -> float:
+    """Return the bytes of weights and gradients that ZeRO-3 holds unsharded in a backward."""
+    how, layer = work.gathering, work.layer_parameters / work.tp
+    weights = kept_gathered(work, whole, stage)
+    if not how.keeps_all:
+        weights = c.root_unit * weights + work.element * (2 if work.prefetch else 1) * layer
+    gradients = 4.0 * (whole if how.one_unit else layer)
+    if work.accumulation > 1 and 4.0 * trained <= how.whole_gradients:
+        gradients += 4.0 * trained
+    return weights + gradients
+
+
+def kept_gathered(work: StepSpec, whole: float, stage: StageSize) -> float:
+    """Return the bytes of weights that stay gathered from forward to backward: all, or embedding and head."""
+    if work.gathering.keeps_all:
+        if work.adapter is None:
+            return work.element * whole
+        return work.adapter.base_bytes * whole + work.element * work.adapter.parameters / work.tp
+    return work.element * (whole - stage.layers * work.layer_parameters / work.tp)
+
+
 def _answers(work: StepSpec) -> float:
     """Return the bytes of a rollout's KV cache: all concurrent sequences at full length."""
     rollout = work.answers
@@ -284,9 +307,7 @@ def _gathered(work: StepSpec, c: MemoryCoefficients, whole: float, stage: StageS
     if work.zero == 3 and work.pp > 1:
         found += (2.0 + 4.0) * whole if work.adapter is None else 2.0 * whole
     elif work.zero == 3:
-        layer = work.layer_parameters / work.tp
-        ends = work.embedding_parameters * (int(stage.embedding) + int(stage.head)) / work.tp
-        found += 2.0 * (2 if work.prefetch else 1) * layer + 4.0 * layer + c.root_unit * 2.0 * ends
+        found += _unsharded(work, c, whole, stage, reduced)
     elif work.zero == 2:
         found += 2 * 2.0 * min(reduced, c.bucket)
     elif work.dp > 1:

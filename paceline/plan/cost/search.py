@@ -226,6 +226,7 @@ def _batches(layout: StrategyLayout, spec: SearchSpec, mesh: Mesh) -> Iterator[C
                 zero=layout.zero,
                 shard=(mesh.dp_shard if layout.hybrid else dp) * mesh.cp,
                 storage=spec.states.storage(layout),
+                gathering=layout.gathering,
                 recompute=recompute,
                 flash=spec.flash,
                 scores=spec.scores,

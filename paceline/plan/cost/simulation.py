@@ -9,7 +9,7 @@ from typing import TypedDict
 from paceline.core.json_types import JsonObject
 from paceline.core.units import human_bytes
 from paceline.plan.algorithms.base import algorithm_spec
-from paceline.plan.cost.peak import head_chunks, score_bytes
+from paceline.plan.cost.peak import head_chunks, kept_gathered, score_bytes
 from paceline.plan.cost.search import Candidate
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.base import Simulated, strategy_spec
@@ -64,6 +64,7 @@ class Simulation(TypedDict, total=False):
     states: Mapping[str, int]
     activations: float
     head: float
+    gathered: float
     collectives: Mapping[str, Sequence[int]]
     failed: str
     missing: str
@@ -83,6 +84,8 @@ def compare(plan: Plan, candidate: Candidate, measured: Simulation) -> list[Comp
     chunked = algorithm_spec(plan.algorithm).sums_tokens
     head = peak.logits - head_chunks(candidate.work) if chunked and peak.logits else None
     rows.append(Compared("head, for its backward", measured.get("head"), head))
+    if measured.get("gathered"):
+        rows.append(Compared("gathered for the backward", measured["gathered"], _gathered(plan, candidate)))
     closed = strategy_spec(plan.strategy).collectives(plan)
     sent = measured.get("collectives") or {}
     for kind in sorted({*closed, *sent}):
@@ -91,6 +94,14 @@ def compare(plan: Plan, candidate: Candidate, measured: Simulation) -> list[Comp
         rows.append(Compared(f"{kind}s per step", times, expected[0], "times"))
         rows.append(Compared(f"{kind}, bytes per step", count, expected[1]))
     return rows
+
+
+def _gathered(plan: Plan, candidate: Candidate) -> float | None:
+    work, how = candidate.work, plan.engine.sharded
+    if how is None or how.wrap.unusual:
+        return None
+    [stage] = work.stages
+    return kept_gathered(work, work.stage_parameters(stage), stage)
 
 
 def _activations(plan: Plan, candidate: Candidate, measured: float | None) -> Compared:

@@ -187,7 +187,8 @@ def _context_parallel(work: StepSpec, c: SpeedCoefficients) -> float:
 def _gather(work: StepSpec, c: SpeedCoefficients, busy: float) -> float:
     """Return the exposed seconds of a layer's ZeRO-3 communication per micro-batch.
 
-    Weights are gathered for forward and backward, gradients reduce-scattered; compute hides a part.
+    Weights are gathered for forward and backward, or once a window if they stay; gradients are
+    reduce-scattered; compute hides a part.
     """
     if work.zero < 3 or work.sharers == 1:
         return 0.0
@@ -195,7 +196,9 @@ def _gather(work: StepSpec, c: SpeedCoefficients, busy: float) -> float:
     count = work.layer_parameters / work.tp
     if work.adapter:
         count *= work.adapter.base_bytes / 2
-    seconds = 2 * pass_time(group, 2.0 * count, work.machine, c)
+    passes = 1 / work.accumulation if work.gathering.keeps_all else 2
+    each = 2.0 if work.adapter else work.element
+    seconds = passes * pass_time(group, each * count, work.machine, c)
     if not work.adapter:
         seconds += pass_time(
             group, 4.0 * count if work.storage.gradient >= 4 else 2.0 * count, work.machine, c

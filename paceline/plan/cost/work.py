@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from paceline.plan.algorithms.base import AlgorithmSpec, algorithm_spec
-from paceline.plan.cost.layout import Storage
+from paceline.plan.cost.layout import Gathering, Storage
 from paceline.plan.cost.orthogonal import Orthogonal
 from paceline.plan.cost.pieces import layer_ranges
 from paceline.plan.cost.starts import LoadingSpec
@@ -99,6 +99,7 @@ class StepSpec:
     zero: int = 0
     shard: int = 0
     storage: Storage = Storage()
+    gathering: Gathering = Gathering()
     recompute: str = "none"
     keeps: tuple[str, ...] = ()
     flash: bool = True

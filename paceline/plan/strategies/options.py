@@ -74,6 +74,11 @@ class Wrap:
     classes: tuple[str, ...] = ()
     min_num_params: int = 0
 
+    @property
+    def unusual(self) -> bool:
+        """Whether units are something else than the model's layers, or the whole."""
+        return self.policy == "size" or any(not name.endswith(("Layer", "Block")) for name in self.classes)
+
 
 @dataclass(frozen=True)
 class FsdpOptions(EngineOptions):

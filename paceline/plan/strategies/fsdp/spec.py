@@ -11,7 +11,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.json_types import JsonObject
 from paceline.plan import codes
 from paceline.plan.batch import BatchSplit
-from paceline.plan.cost.layout import WHOLE, Storage, StrategyLayout
+from paceline.plan.cost.layout import WHOLE, Gathering, Storage, StrategyLayout
 from paceline.plan.cost.pieces import Piece, pieces_of, tp_share
 from paceline.plan.cost.starts import FIRST, HOST, LoadingSpec
 from paceline.plan.cost.states import by_muon, sharded_states
@@ -82,7 +82,16 @@ class Fsdp(StrategySpec):
             name: str, tp: bool = False, cp: bool = False, hybrid: bool = False, packed: bool = False
         ) -> StrategyLayout:
             return StrategyLayout(
-                name, self.name, 3, SHARDED, tp=tp, cp=cp, hybrid=hybrid, packed=packed, start=FIRST
+                name,
+                self.name,
+                3,
+                SHARDED,
+                tp=tp,
+                cp=cp,
+                hybrid=hybrid,
+                packed=packed,
+                start=FIRST,
+                gathering=_gathering(FsdpOptions()),
             )
 
         return (
@@ -95,7 +104,15 @@ class Fsdp(StrategySpec):
     def layout(self, mesh: Mesh, engine: EngineOptions) -> StrategyLayout | None:
         zero, storage = (3, SHARDED) if mesh.dp_shard > 1 else (0, WHOLE)
         offload = "all" if _own(engine).cpu_offload else "none"
-        return StrategyLayout(self.name, self.name, zero, storage, offload=offload, start=self.start(engine))
+        return StrategyLayout(
+            self.name,
+            self.name,
+            zero,
+            storage,
+            offload=offload,
+            start=self.start(engine),
+            gathering=_gathering(_own(engine)),
+        )
 
     def settings(self, work: StepSpec, mesh: Mesh) -> JsonObject:
         keys = super().settings(work, mesh)
@@ -107,44 +124,67 @@ class Fsdp(StrategySpec):
 
         Every layer is one FSDP unit; embedding, final norm and head form the root unit, which stays gathered
         from forward to backward. Gradients are reduce-scattered after every micro-batch, or once if unsharded
-        ones are small (``whole_gradient_bytes``).
+        ones are small (``whole_gradient_bytes``). Nothing is said of units of other sizes.
         """
-        shape, m = plan.shape, plan.batch.accumulation
+        shape, m, how = plan.shape, plan.batch.accumulation, _own(plan.engine)
         pieces = pieces_of(shape, plan.adapter, 4) if shape is not None else None
-        if shape is None or pieces is None or plan.mesh.dp_shard == 1:
+        if pieces is None or how.wrap.unusual:
             return {}
-        # Bytes per element, and padded sizes of layers and root unit.
+        # Bytes per element, and padded sizes of the units: the root and the layers.
         weight = 2 if plan.precision.compute in ("bfloat16", "float16") else 4
         reduce = 4 if plan.precision.reduce == "float32" else 2
-        ranks = plan.mesh.dp_shard
-        in_layers = sum(_padded(p, ranks) for p in pieces if _LAYER.search(p.name))
-        outside = sum(_padded(p, ranks) for p in pieces) - in_layers
-        trained = sum(p.numel for p in pieces if p.trained)
-        scattered = sum(_padded(p, ranks) for p in pieces if p.trained)
-        # Gathers: layers in the forward and, unless they stay gathered, the backward; the root unit once.
-        kept = _own(plan.engine).sharding in ("shard_grad_op", "no_shard", "hybrid_shard_zero2")
-        once = 4 * trained <= _own(plan.engine).whole_gradient_bytes
-        passes = 1 if kept else 2
-        gathers = (passes * shape.layers + 1, weight * (passes * in_layers + outside))
+        ranks, gathering = plan.mesh.dp_shard, _gathering(how)
+        root, layers = _units(pieces, whole=gathering.one_unit)
+        inside = sum(_padded(p, ranks) for unit in layers for p in unit)
+        trained = [[p for p in unit if p.trained] for unit in (root, *layers)]
+        scattered = sum(_padded(p, ranks) for unit in trained for p in unit)
+        reduced = sum(map(bool, trained))
+        found = {}
+        if plan.mesh.dp_replicate > 1:
+            found["all-reduce"] = (reduced, reduce * scattered // ranks)
+        if ranks == 1:
+            return found
+        # Gathers: the root once; layers in the forward and, unless they stay gathered, in the backward.
+        passes = 2 if gathering.reshards else 1
+        times = m if gathering.reshards else 1
+        gathers = (
+            passes * len(layers) + 1,
+            weight * (passes * inside + sum(_padded(p, ranks) for p in root)),
+        )
+        once = 4 * sum(p.numel for unit in trained for p in unit) <= how.whole_gradient_bytes
         scatters = 1 if once else m
-        found = {
-            "all-gather": ((1 if kept and once else m) * gathers[0], (1 if kept and once else m) * gathers[1])
-        }
+        found["reduce-scatter"] = (scatters * reduced, scatters * reduce * scattered)
+        found["all-gather"] = (times * gathers[0], times * gathers[1])
         # Muon gathers the momentum of each matrix that is cut; experts lie whole on a rank.
         cut = [p for p in pieces if p.trained and len(p.shape) == 2 and by_muon(p, plan.optimizer)]
         times, count = found["all-gather"]
         size = 2 if plan.optimizer.args.get("ns_dtype") == "bfloat16" else 4
         found["all-gather"] = (times + len(cut), count + sum(size * _padded(p, ranks) for p in cut))
-        if plan.adapter is None:
-            found["reduce-scatter"] = (scatters * (shape.layers + 1), scatters * reduce * scattered)
-            if plan.mesh.dp_replicate > 1:
-                found["all-reduce"] = (shape.layers + 1, reduce * scattered // ranks)
         return found
 
 
 def _own(engine: EngineOptions) -> FsdpOptions:
     assert isinstance(engine, FsdpOptions)
     return engine
+
+
+def _units(pieces: Sequence[Piece], whole: bool) -> tuple[list[Piece], list[list[Piece]]]:
+    """Return the pieces of the root unit and those of each layer's; ``whole``: there is the root alone."""
+    layers: dict[str, list[Piece]] = {}
+    root = []
+    for piece in pieces:
+        found = None if whole else _LAYER.search(piece.name)
+        if found is None:
+            root.append(piece)
+        else:
+            layers.setdefault(found.group(), []).append(piece)
+    return root, list(layers.values())
+
+
+def _gathering(options: FsdpOptions) -> Gathering:
+    return Gathering(
+        options.reshard_after_forward, options.wrap.policy == "none", options.whole_gradient_bytes
+    )
 
 
 def _padded(piece: Piece, ranks: int) -> int:
