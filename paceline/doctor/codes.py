@@ -27,6 +27,12 @@ DOCTOR_NO_TORCH = Code(
     "doctor.no_torch",
     "torch is not installed in this environment. Plans can be made here, but nothing can be trained.",
 )
+DOCTOR_MISMATCH = Code(
+    "doctor.mismatch",
+    "Ranks of one group called different collectives at the same place: another operation, size or dtype."
+    " They wait for each other, or read each other's bytes wrongly. A rank ran other code or had other data:"
+    " a branch that depends on the rank, or a batch of another length.",
+)
 DOCTOR_NO_FLIGHTS = Code(
     "doctor.no_flights",
     "The run's ranks left no record of their last collectives, so there is nothing to compare. Ranks with"

@@ -1,9 +1,10 @@
-"""The last collectives of a run's ranks side by side: who is behind."""
+"""The last collectives of a run's ranks side by side: who is behind, and who calls another one."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -14,6 +15,7 @@ from paceline.core.rundir import RunDir
 from paceline.doctor import codes
 
 _NAMED = 8
+_SHOWN = 4
 
 
 def run_findings(run: RunDir) -> Iterator[Diagnostic]:
@@ -31,6 +33,9 @@ def run_findings(run: RunDir) -> Iterator[Diagnostic]:
             "nothing is to be done: ranks on accelerators leave them when a collective exceeds ddp_timeout",
             Severity.NOTE,
         )
+    for line in differing_calls(texts):
+        hint = "all ranks of a group call the same collectives in the same order: see what the named rank ran"
+        yield codes.DOCTOR_MISMATCH("ranks met in different collectives", str(run.events_dir), line, hint)
     for line in compare_flights(texts):
         hint = "see the logs of the ranks that are behind, at that time"
         yield codes.DOCTOR_STUCK("the ranks waited for each other", str(run.events_dir), line, hint)
@@ -38,21 +43,63 @@ def run_findings(run: RunDir) -> Iterator[Diagnostic]:
 
 def compare_flights(texts: dict[int, str]) -> list[str]:
     """Return a line a group whose ranks are not at the same collective. ``texts``: dumps by rank."""
-    last: dict[str, dict[int, int]] = {}
+    lines = []
+    for group, ranks in _by_group(texts).items():
+        last = {rank: max(calls, default=0) for rank, calls in ranks.items()}
+        ahead = max(last.values())
+        behind = [rank for rank, number in sorted(last.items()) if number < ahead]
+        if behind:
+            places = ", ".join(f"rank {rank} at {last[rank]}" for rank in behind[:_NAMED])
+            lines.append(f"group {group}: {places}; the others at collective {ahead}")
+    return lines
+
+
+def differing_calls(texts: dict[int, str]) -> list[str]:
+    """Return a line a group: the first collective that its ranks called with different arguments.
+
+    Compared as torch's own analyzer does (``torch.distributed.flight_recorder``): sizes of an all-to-all, of a
+    scatter's input and of a gather's output differ by rank rightly.
+    """
+    lines = []
+    for group, ranks in _by_group(texts).items():
+        for number in sorted(set().union(*ranks.values())):
+            calls = {rank: calls[number] for rank, calls in sorted(ranks.items()) if number in calls}
+            usual, count = Counter(calls.values()).most_common(1)[0]
+            others = [f"rank {rank} in {call}" for rank, call in calls.items() if call != usual]
+            if others:
+                rest = (
+                    "the others" if count > 1 else f"rank {next(r for r, c in calls.items() if c == usual)}"
+                )
+                lines.append(
+                    f"group {group}, collective {number}: {', '.join(others[:_NAMED])}; {rest} in {usual}"
+                )
+                break
+    return lines
+
+
+def _by_group(texts: dict[int, str]) -> dict[str, dict[int, dict[int, str]]]:
+    """Return group → rank → number of a collective → what it was, in words."""
+    found: dict[str, dict[int, dict[int, str]]] = {}
     for rank, text in texts.items():
         for entry in _entries(text):
             named = entry.get("process_group")
             group = str(named[-1]) if isinstance(named, list) and named else "?"
-            ranks = last.setdefault(group, {})
-            ranks[rank] = max(int(as_number(entry.get("collective_seq_id") or 0)), ranks.get(rank, 0))
-    lines = []
-    for group, ranks in last.items():
-        ahead = max(ranks.values())
-        behind = [rank for rank, number in sorted(ranks.items()) if number < ahead]
-        if behind:
-            places = ", ".join(f"rank {rank} at {ranks[rank]}" for rank in behind[:_NAMED])
-            lines.append(f"group {group}: {places}; the others at collective {ahead}")
-    return lines
+            calls = found.setdefault(group, {}).setdefault(rank, {})
+            if not entry.get("is_p2p") and (number := int(as_number(entry.get("collective_seq_id") or 0))):
+                calls[number] = _call(entry)
+    return found
+
+
+def _call(entry: JsonObject) -> str:
+    """Return operation, sizes and dtypes, of which only what must be equal on all ranks."""
+    name = str(entry.get("profiling_name", "?")).split(":")[-1].split(" ")[0]
+    parts = [name]
+    for side, free in (("input", ("all_to_all", "scatter")), ("output", ("all_to_all", "gather"))):
+        sizes, dtypes = entry.get(f"{side}_sizes"), entry.get(f"{side}_dtypes")
+        if isinstance(sizes, list) and not name.startswith(free):
+            types = "/".join(sorted(set(map(str, dtypes)))) if isinstance(dtypes, list) else ""
+            parts.append(f"{side} {', '.join(map(str, sizes[:_SHOWN]))} {types}".strip())
+    return ": ".join([parts[0], ", ".join(parts[1:])]) if parts[1:] else name
 
 
 def _entries(text: str) -> list[JsonObject]:

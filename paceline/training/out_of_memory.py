@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -18,13 +19,32 @@ from paceline.runtime.device import device_memory, device_name, memory_bytes
 from paceline.runtime.world import World
 
 OUT_OF_MEMORY = "OutOfMemoryError"  # torch's, on CUDA; by name, so that torch need not be imported
-_WORDS = ("can't allocate memory", "Cannot allocate memory", "CUDA out of memory", "not enough memory")
+#: What devices, allocators and libraries print. Not: limits of locked or shared memory, and full disks.
+_SENTENCES = re.compile(
+    r"out[ -]of[ -](?:host |device |gpu )?memory|not enough memory|insufficient memory"
+    r"|(?:can't|cannot|could not|couldn't|unable to|failed to) allocate\b|_ALLOC_FAILED|MemoryAllocation"
+    r"|OutOfMemory|OUT_OF_(?:\w+_)?MEMORY|bad_alloc|bad allocation"
+    r"|allocation (?:of \d+ bytes )?failed|malloc of size \d+ failed",
+    re.IGNORECASE,
+)
+_OTHER_LIMITS = re.compile(r"\bibv_|memlock|shared memory|/dev/shm|No space left", re.IGNORECASE)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, by the exceptions of Python, of torch on CUDA and of torch's CPU allocator."""
-    named = isinstance(error, MemoryError) or type(error).__name__ == OUT_OF_MEMORY
-    return named or any(words in str(error) for words in _WORDS)
+    """Whether memory ran out: by the class of ``error`` or of its cause, or by what devices and allocators
+    print.
+    """
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        text = str(link)
+        if isinstance(link, MemoryError) or type(link).__name__ == OUT_OF_MEMORY:
+            return True
+        if _SENTENCES.search(text) and not _OTHER_LIMITS.search(text):
+            return True
+        link = link.__cause__
+    return False
 
 
 def out_of_memory_hint(plan: Plan, environ: Mapping[str, str], device: torch.device) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed.flight_recorder.components.types import MatchState, Op
 from typer.testing import CliRunner
 
 from paceline.cli import doctor as verb
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
 from paceline.doctor.checks import findings
-from paceline.doctor.flights import compare_flights, run_findings
+from paceline.doctor.flights import compare_flights, differing_calls, run_findings
 from paceline.doctor.inspect import Inspection, parse_holders, parse_pairs
 from paceline.doctor.report import as_json, text
 from paceline.plan.hardware.choose import choose
@@ -157,6 +160,65 @@ def test_a_run_that_timed_out_names_the_rank_that_is_behind(tmp_path: Path) -> N
     [finding] = run_findings(run)
     assert (finding.code, finding.severity.value) == ("doctor.no_flights", "note")
     assert compare_flights({0: _dump(1), 1: _dump(1)}) == [] == compare_flights({0: "nonsense"})
+
+
+def _op(name: str, sizes: tuple[list[list[int]], list[list[int]]], dtype: str) -> dict[str, object]:
+    """An entry as torch's recorder writes it."""
+    return {
+        "collective_seq_id": 7,
+        "p2p_seq_id": 0,
+        "is_p2p": False,
+        "process_group": ["0", "default_pg"],
+        "profiling_name": f"nccl:{name}",
+        "input_sizes": sizes[0],
+        "output_sizes": sizes[1],
+        "input_dtypes": [dtype],
+        "output_dtypes": [dtype],
+        "state": "started",
+        "time_created_ns": 1,
+    }
+
+
+def test_calls_that_differ_are_those_that_torch_s_own_analyzer_names() -> None:
+    """All pairs of 40 random calls of two ranks."""
+    pick = random.Random(36)
+    calls = []
+    for _ in range(40):
+        n, dtype = pick.choice([8, 16]), pick.choice(["Float", "BFloat16"])
+        name, sizes = pick.choice(
+            [
+                ("all_reduce", ([[n]], [[n]])),
+                ("broadcast", ([[n]], [[n]])),
+                ("_all_gather_base", ([[n]], [[2 * n]])),
+                ("_reduce_scatter_base", ([[2 * n]], [[n]])),
+                ("all_to_all", ([[n]], [[pick.choice([4, 12])]])),
+                ("reduce", ([[n]], [[n]])),
+            ]
+        )
+        calls.append(_op(name, sizes, dtype))
+    members = {"0": {0, 1}}
+    differed = 0
+    for mine, other in itertools.combinations(calls, 2):
+        judged = Op(mine, members, "0").match(Op(other, members, "0")).state
+        same = judged in (MatchState.FULLY_MATCHED, MatchState.UNDECIDED)
+        found = differing_calls({0: json.dumps({"entries": [mine]}), 1: json.dumps({"entries": [other]})})
+        assert (not found) == same or mine["profiling_name"] == "nccl:all_to_all", (mine, other, judged)
+        differed += not same
+    assert differed > 100
+
+
+def test_a_run_whose_ranks_met_in_different_sizes_has_a_problem(tmp_path: Path) -> None:
+    run = RunDir.at(tmp_path)
+    run.events_dir.mkdir()
+    for rank in range(3):
+        size = [[12 if rank == 2 else 8]]
+        run.flight(rank).write_text(json.dumps({"entries": [_op("all_reduce", (size, size), "Float")]}))
+    [finding] = run_findings(run)
+    assert finding.code == "doctor.mismatch"
+    assert finding.found == (
+        "group default_pg, collective 7: rank 2 in all_reduce: input [12] Float, output [12] Float;"
+        " the others in all_reduce: input [8] Float, output [8] Float"
+    )
 
 
 def test_no_torch_in_its_process() -> None:

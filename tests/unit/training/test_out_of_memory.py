@@ -4,11 +4,14 @@ layout, never what is set already.
 
 from __future__ import annotations
 
+import inspect
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from accelerate.utils.memory import should_reduce_batch_size
 
 from paceline.config.schema import Config
 from paceline.plan.hardware.catalogue import cluster_of
@@ -107,6 +110,62 @@ def test_a_cpu_is_told_as_well_and_by_the_real_exceptions() -> None:
         found = diagnose(error, 1, hint=lambda: "; or ".join(fits))
         assert found.code == "training.out_of_memory" and found.hint == "; or ".join(fits) and found.found
     assert not is_out_of_memory(ValueError("shapes differ"))
+
+
+def accelerate_sentences() -> list[str]:
+    """What Accelerate takes for a full device (cuDNN's sentence is another fault): read from its source, so
+    that a release that knows more fails here.
+    """
+    found = re.findall(r'^ +"(.+)",', inspect.getsource(should_reduce_batch_size), re.MULTILINE)
+    assert len(found) >= 5
+    return [text for text in found if "NOT_SUPPORTED" not in text]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *accelerate_sentences(),
+        "HIP out of memory. Tried to allocate 20.00 MiB",
+        "NPU out of memory. Tried to allocate 2 GiB",
+        "MPS backend out of memory (MPS allocated: 17.9 GB)",
+        "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "Triton Error [CUDA]: out of memory",
+        "NCCL error: unhandled cuda error, Cuda failure 2 'out of memory'",
+        "UR error: UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY",
+        "cudaErrorMemoryAllocation: out of resources",
+        "hipErrorOutOfMemory",
+        "std::bad_alloc",
+        "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: not enough memory: you tried to"
+        " allocate 8589934592 bytes.",
+        "unable to mmap 1048576 bytes from file <model.safetensors>: Cannot allocate memory (12)",
+        "[Errno 12] Cannot allocate memory",
+        "malloc of size 137438953472 failed",
+        "Unable to allocate 74.5 GiB for an array with shape (100000, 100000)",
+        "INTERNAL ASSERT FAILED: Failed to allocate 4096 bytes on device",
+    ],
+)
+def test_every_allocator_s_sentence_is_out_of_memory(text: str) -> None:
+    assert is_out_of_memory(RuntimeError(text))
+    wrapped = ValueError("the step failed")
+    wrapped.__cause__ = RuntimeError(text)
+    assert is_out_of_memory(wrapped)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory",
+        "Error: failed to extend /dev/shm/nccl-abc to 33030532 bytes, error: No space left on device (28)",
+        "out of resource: shared memory, Required: 131072, Hardware limit: 101376",
+        "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED.",
+        "an illegal memory access was encountered",
+        "expected all memory formats to be contiguous",
+    ],
+)
+def test_other_limits_are_not_out_of_memory(text: str) -> None:
+    assert not is_out_of_memory(RuntimeError(text))
 
 
 def test_where_nothing_can_be_searched_only_what_is_not_set_is_named() -> None:
