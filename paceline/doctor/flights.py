@@ -57,8 +57,8 @@ def compare_flights(texts: dict[int, str]) -> list[str]:
 def differing_calls(texts: dict[int, str]) -> list[str]:
     """Return a line a group: the first collective that its ranks called with different arguments.
 
-    Compared as torch's own analyzer does (``torch.distributed.flight_recorder``): sizes of an all-to-all, of a
-    scatter's input and of a gather's output differ by rank rightly.
+    Compared as torch's own analyzer does (``torch.distributed.flight_recorder``): sizes of an all-to-all, of
+    a scatter's input and of a gather's output differ by rank rightly.
     """
     lines = []
     for group, ranks in _by_group(texts).items():
