@@ -30,7 +30,7 @@ def import_file(
     from paceline.config.exchange.accepted import accepted, left_over
     from paceline.config.exchange.command_line import is_command, read_command
     from paceline.config.exchange.detect import SYSTEMS
-    from paceline.config.exchange.importing import import_config, import_data
+    from paceline.config.exchange.importing import import_command, import_config
     from paceline.config.exchange.report import as_json as to_json
     from paceline.config.exchange.report import as_text
     from paceline.rules import of_config
@@ -40,14 +40,7 @@ def import_file(
             codes.CLI_OPTION("there is no such system", "--from", system, f"one of: {', '.join(SYSTEMS)}")
         )
     if arguments or is_command(file):
-        command = read_command([file, *arguments])
-        found = import_data(
-            command.data,
-            command.lines,
-            command.name,
-            system or command.system,
-            algorithm or command.algorithm,
-        )
+        found = import_command(read_command([file, *arguments]), system, algorithm)
     else:
         found = import_config(file, system, algorithm)
     made, refused = accepted(

@@ -320,3 +320,8 @@ CONFIG_IMPORT_SYSTEM = Code(
     "`paceline config import` recognises a config's system by its keys; here they fit none. Name it with"
     " --from.",
 )
+CONFIG_IMPORT_COMMAND = Code(
+    "config.import_command",
+    "`paceline config import` reads one command that trains from a shell script, with the variables that the"
+    " script itself sets. Here there is none, more than one, or a variable without a value.",
+)

@@ -68,10 +68,19 @@ def _path(made: Composed, problem: Diagnostic) -> str:
 
 
 def _drop(found: Imported, path: str, problem: Diagnostic) -> None:
+    """Take out a refused setting: no key that it stood for is kept."""
     setting = found.settings.pop(path)
     says = f"{problem.what} ({problem.hint})" if problem.hint else problem.what
-    before = found.findings.get(setting.key)
-    if before is not None:
-        found.findings[setting.key] = replace(before, verdict=KeyVerdict.LOST, to=(), says=says)
-    else:
+    for key, finding in list(found.findings.items()):
+        of_it = path in finding.to and not any(stands(found, to) for to in finding.to)
+        if key == setting.key or of_it or key.startswith(f"{setting.key}."):
+            found.findings[key] = replace(finding, verdict=KeyVerdict.LOST, to=(), says=says)
+    if setting.key not in found.findings:
         found.findings[setting.key] = Finding(setting.key, setting.value, 0, KeyVerdict.LOST, (), says)
+
+
+def stands(found: Imported, to: str) -> bool:
+    """Whether one of our keys, or one of a section, is set."""
+    return any(
+        path == to or path.startswith(f"{to}.") or to.startswith(f"{path}.") for path in found.settings
+    )

@@ -7,21 +7,16 @@ from paceline.core.json_types import Json, JsonObject, as_object
 
 _CHAT = ("chat_template", "chat_template.default", "sharegpt")
 _TEXT = ("completion", "pretrain", "text")
-_NO_MATTER = (
-    "ds_type",
-    "shards",
-    "shards_idx",
-    "preprocess_shards",
-    "trust_remote_code",
-    "train_on_eos",
-    "train_on_eot",
-    "drop_system_message",
-    "roles_to_train",
-    "message_field_role",
-    "message_field_content",
-    "conversation",
-    "split_thinking",
-)
+_NO_MATTER = ("ds_type", "preprocess_shards", "trust_remote_code", "conversation")
+_TURNS = ("message_field_role", "message_field_content", "message_property_mappings")
+#: names of turns that are recognised here, by axolotl's roles
+_ROLES: dict[str, tuple[str, ...]] = {
+    "assistant": ("assistant", "gpt", "model"),
+    "user": ("user", "human"),
+    "system": ("system",),
+    "tool": ("tool", "observation", "function"),
+}
+_FIELDS = {"role": ("role", "from"), "content": ("content", "value")}
 _OWN_TEMPLATES = ("tokenizer_default", "tokenizer_default_fallback_chatml")
 
 
@@ -60,9 +55,8 @@ def _one(reading: KeyReader, at: str, item: JsonObject, algorithm: str, key: str
     if item.get("split") not in (None, "train"):
         found["split"] = item["split"]
     reading.mapped([f"{at}.{k}" for k in ("path", "name", "split", "data_files")], ("data.train",))
-    reading.nothing(
-        [f"{at}.{k}" for k in _NO_MATTER], "as rows are read here; answers with what ends them have loss"
-    )
+    reading.nothing([f"{at}.{k}" for k in _NO_MATTER], "as rows are read here")
+    _turns(reading, at, item)
     kind = item.get("type")
     word = (
         str(kind).partition(":")[0]
@@ -90,17 +84,60 @@ def _one(reading: KeyReader, at: str, item: JsonObject, algorithm: str, key: str
     return found
 
 
+def _turns(reading: KeyReader, at: str, item: JsonObject) -> None:
+    """Which turns have loss, and what their keys and roles are called."""
+    trained = item.get("roles_to_train", ["assistant"])
+    listed = [str(role) for role in trained] if isinstance(trained, list) else [str(trained)]
+    if listed and set(listed) <= set(_ROLES["assistant"]):
+        reading.nothing([f"{at}.roles_to_train"], "the assistant's turns have loss, as here")
+    else:
+        reading.lose(
+            f"{at}.roles_to_train", f"loss on turns of {', '.join(listed) or 'nobody'}: answers have it"
+        )
+    for key in ("train_on_eos", "train_on_eot"):
+        if item.get(key) in (None, "turn"):
+            reading.nothing([f"{at}.{key}"], "what ends an answer has loss, as here")
+        else:
+            reading.lose(f"{at}.{key}", f"{item[key]}: here what ends an answer has loss (turn)")
+    for key, why in (
+        ("drop_system_message", "system turns are kept: leave them out of the rows"),
+        ("split_thinking", "thoughts are split by the chat template alone"),
+        ("shards", "a part of the rows: set max_rows of the data set"),
+        ("shards_idx", "a part of the rows: set max_rows of the data set"),
+    ):
+        if item.get(key):
+            reading.lose(f"{at}.{key}", why)
+        else:
+            reading.nothing([f"{at}.{key}"], "off, as here")
+    named = dict(as_object(item.get("message_property_mappings")))
+    named |= {key: item[f"message_field_{key}"] for key in _FIELDS if item.get(f"message_field_{key}")}
+    wrong = [f"{key}: {name}" for key, name in named.items() if name not in (key, *_FIELDS.get(key, ()))]
+    for key in [key for key in _TURNS if item.get(key)]:
+        if wrong:
+            reading.lose(
+                f"{at}.{key}", f"keys of a turn are role or from, content or value; not {', '.join(wrong)}"
+            )
+        else:
+            reading.mapped([f"{at}.{key}"], ("data.train",))
+    roles = as_object(item.get("roles"))
+    names = [
+        (role, str(n))
+        for role, listed in roles.items()
+        for n in (listed if isinstance(listed, list) else [listed])
+    ]
+    unknown = [name for role, name in names if name != role and name not in _ROLES.get(role, ())]
+    if unknown:
+        reading.lose(f"{at}.roles", f"turns of {', '.join(unknown)}: a data.converter renames roles")
+
+
 def _chat(reading: KeyReader, at: str, item: JsonObject) -> JsonObject:
     """Conversations under any column; the keys of a turn are recognised."""
     turns = str(item.get("field_messages") or "messages")
     names = as_object(item.get("message_property_mappings"))
     role = str(names.get("role") or item.get("message_field_role") or "")
-    keys = [
-        f"{at}.{k}"
-        for k in ("type", "field_messages", "roles", "message_property_mappings", "chat_template", "field")
-    ]
+    keys = [f"{at}.{k}" for k in ("type", "field_messages", "roles", "chat_template", "field")]
     keys += [k for k in reading.given if k.startswith((f"{at}.message_property_mappings.", f"{at}.roles."))]
-    reading.mapped(keys, ("data.train",))
+    reading.mapped([key for key in keys if not reading.decided(key)], ("data.train",))
     if item.get("chat_template") not in (None, *_OWN_TEMPLATES):
         reading.lose(f"{at}.chat_template", "one template for all data sets: set model.chat_template")
     if role == "from" or turns == "conversations" or str(item.get("type")).startswith("sharegpt"):

@@ -1,67 +1,239 @@
-"""Command lines of TRL, LLaMA-Factory and ms-swift: the program says the system, the flags are its keys."""
+"""Command lines of TRL, LLaMA-Factory, ms-swift and axolotl, and shell scripts that hold one."""
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from paceline.config import codes
 from paceline.config.exchange import trl
+from paceline.config.reading import read_text
 from paceline.config.scalars import resolve_plain
 from paceline.config.yaml_tree import parse_yaml
+from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject
 
-_PROGRAMS = {"llamafactory-cli": "llamafactory", "lmf": "llamafactory", "trl": "trl", "swift": "swift"}
-_SCRIPTS = {f"{name}.py": name for name in trl.TRAINERS}
-_OF_TORCH = ("torchrun", "python", "python3", "accelerate", "deepspeed", "launch", "-m")
+_PROGRAMS = {
+    "llamafactory-cli": "llamafactory",
+    "lmf": "llamafactory",
+    "train_bash.py": "llamafactory",
+    "llamafactory.cli": "llamafactory",
+    "trl": "trl",
+    "swift": "swift",
+    "axolotl": "axolotl",
+    "axolotl.cli.train": "axolotl",
+}
+#: scripts by name → the system and the command or trainer
+_SCRIPTS = {f"{name}.py": ("trl", name) for name in trl.TRAINERS}
+_SWIFT = re.compile(r"(?:.*/)?swift[./]cli[./](sft|pt|rlhf)(?:\.py)?")
+_COMMANDS = (*trl.TRAINERS, "pt", "rlhf")
+_LAUNCHERS = ("torchrun", "python", "python3", "accelerate", "deepspeed", "srun", "mpirun", "nohup", "env")
+_ENDS = re.compile(r"&&?|\|\|?|;|(?:\d?>>?|2>&1|&>).*")
+_SET = re.compile(r"[A-Za-z_]\w*=")
+_VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
+_OUR_NPROC = ("nproc_per_node", "num_gpus", "num_processes", "nproc-per-node")
 
 
 @dataclass
 class Command:
-    """What a command line says: keys, the argument at which each stands (from 1), system, algorithm."""
+    """What a command line says.
+
+    ``data``: its keys; ``lines``: the argument (from 1), or the script's line, at which each stands;
+    ``environment``: variables set for it; ``config``: a file whose keys lie below its own; ``launcher``: what
+    starts it.
+    """
 
     name: str
     system: str | None = None
     algorithm: str | None = None
+    config: str | None = None
     data: JsonObject = field(default_factory=dict)
     lines: dict[str, int] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    launcher: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Word:
+    text: str
+    line: int
 
 
 def is_command(text: str) -> bool:
-    """Whether ``text`` is a command line in one string, not a file."""
-    words = text.split()
-    return len(words) > 1 and not Path(text).exists() and Path(words[0]).name in (*_PROGRAMS, *_OF_TORCH)
+    """Whether ``text`` is a command line in one string, or a shell script, and not a config."""
+    if Path(text).suffix in (".sh", ".bash") and Path(text).is_file():
+        return True
+    words = [word for word in text.split() if word != "\\" and not _SET.match(word)]
+    known = (*_PROGRAMS, *_LAUNCHERS)
+    return len(words) > 1 and not Path(text).exists() and Path(words[0]).name in known
 
 
 def read_command(arguments: Sequence[str]) -> Command:
-    """Return the keys of a command line; a config file that it names lies below them."""
-    words = shlex.split(arguments[0]) if len(arguments) == 1 else list(arguments)
-    found = Command(name="command line")
+    """Return what a command line (its words, or one string), or a shell script that holds one, says.
+
+    Raises ConfigError for a script with no such command, with several, or with unknown variables.
+    """
+    if len(arguments) == 1 and Path(arguments[0]).is_file():
+        return _of_script(arguments[0])
+    if len(arguments) == 1:
+        logical = list(_logical(arguments[0]))
+        words = [_Word(word.text, n) for n, word in enumerate(logical[0] if logical else [], 1)]
+    else:
+        words = [_Word(word, n) for n, word in enumerate(arguments, 1)]
+    return _read(words, "command line")
+
+
+def _of_script(path: str) -> Command:
+    found: list[Command] = []
+    values: dict[str, str] = {}
+    for words in _logical(read_text(path)):
+        words = [_Word(_filled(word, values, path, strict=False), word.line) for word in words]
+        names = [word.text for word in words]
+        if names and names[0] == "export":
+            words = words[1:]
+        if words and all(_SET.match(word.text) for word in words):
+            values |= dict(word.text.split("=", 1) for word in words)
+        elif _start(words) is not None:
+            words = [_Word(_filled(word, values, path, strict=True), word.line) for word in words]
+            command = _read(words, path)
+            command.environment = {**values, **command.environment}
+            found.append(command)
+    if len(found) != 1:
+        what = "the script holds several commands that train" if found else "no command here is known"
+        places = ", ".join(f"line {next(iter(one.lines.values()), 1)}" for one in found)
+        hint = "import one of them: paceline config import 'swift sft --model …' (the command in quotes)"
+        raise ConfigError(codes.CONFIG_IMPORT_COMMAND(what, f"{path}:1", places, hint))
+    return found[0]
+
+
+def _logical(text: str) -> list[list[_Word]]:
+    """Return the commands of a shell text as words with their lines; a quote may span lines."""
+    found: list[list[_Word]] = []
+    held, first = "", 1
+    lines = text.split("\n")
+    for number, line in enumerate(lines, 1):
+        first = first if held else number
+        held += line
+        if held.rstrip().endswith("\\"):
+            held = held.rstrip()[:-1] + " \n"
+            continue
+        try:
+            found.append(_words(held, first))
+            held = ""
+        except ValueError:  # an open quote
+            held += "\n"
+    if held.strip():
+        found.append(_words(f"{held}'" if held.count("'") % 2 else held, first))
+    return [words for words in found if words]
+
+
+def _words(text: str, first: int) -> list[_Word]:
+    """Return a command's words, up to a redirection or the next command. Raises ValueError: open quotes."""
+    words: list[_Word] = []
+    place = 0
+    for word in shlex.split(text, comments=True):
+        if _ENDS.fullmatch(word):
+            break
+        place = max(place, text.find(word, place))  # not found, if quotes or escapes stand inside it
+        words.append(_Word(word, first + text.count("\n", 0, place)))
+    return words
+
+
+def _filled(word: _Word, values: Mapping[str, str], path: str, *, strict: bool) -> str:
+    """Fill in the script's own variables. Raises ConfigError for others, if ``strict``."""
+
+    def value(match: re.Match[str]) -> str:
+        name = match[1] or match[3]
+        found = values.get(name, match[2])
+        if found is None and strict:
+            hint = f"write {name}=… above the command, or its value in place of it"
+            raise ConfigError(
+                codes.CONFIG_IMPORT_COMMAND(
+                    f"the variable {name} has no value in the script", f"{path}:{word.line}", word.text, hint
+                )
+            )
+        return match[0] if found is None else found
+
+    return _VARIABLE.sub(value, word.text)
+
+
+def _start(words: Sequence[_Word]) -> int | None:
+    """Return the index of the word that names the program; what stands before it is the launcher's."""
+    for index, word in enumerate(words):
+        name = Path(word.text).name
+        if name in _PROGRAMS or name in _SCRIPTS or _SWIFT.fullmatch(word.text):
+            return index
+    launched = bool(words) and any(Path(word.text).name in _LAUNCHERS for word in words)
+    scripts = [index for index, word in enumerate(words) if word.text.endswith(".py")]
+    return scripts[0] if launched and scripts else None
+
+
+def _read(words: Sequence[_Word], name: str) -> Command:
+    found = Command(name=name)
     at = 0
-    while at < len(words) and not words[at].startswith("--"):
-        _program(words[at], found)
+    while at < len(words) and _SET.match(words[at].text):
+        key, _, value = words[at].text.partition("=")
+        found.environment[key] = value
         at += 1
-    while at < len(words):
-        key, equals, value = words[at].removeprefix("--").partition("=")
-        place, values = at + 1, [value] if equals else []
+    start = _start(words)
+    if start is not None:
+        found.launcher = [word.text for word in words[at:start]]
+        _program(words[start].text, found)
+        at = start + 1
+    while at < len(words) and not words[at].text.startswith("--"):
+        _positional(words[at], found)
         at += 1
-        while not equals and at < len(words) and not words[at].startswith("--"):
-            values.append(words[at])
-            at += 1
-        found.lines[key.replace("-", "_")] = place
-        found.data[key.replace("-", "_")] = _value(values)
+    _flags(words[at:], found)
+    named = found.data.get("config")
+    if isinstance(named, str) and Path(named).suffix in (".yaml", ".yml", ".json"):
+        found.config = str(found.data.pop("config"))
     return found
 
 
 def _program(word: str, found: Command) -> None:
     name = Path(word).name
-    if name in _PROGRAMS:
+    if script := _SWIFT.fullmatch(word):
+        found.system, found.algorithm = "swift", script[1]
+    elif name in _PROGRAMS:
         found.system = _PROGRAMS[name]
     elif name in _SCRIPTS:
-        found.system, found.algorithm = "trl", _SCRIPTS[name]
-    elif name in trl.TRAINERS:
-        found.algorithm = name
+        found.system, found.algorithm = _SCRIPTS[name]
+
+
+def _positional(word: _Word, found: Command) -> None:
+    """A trainer, a config file, or ``key=value`` as LLaMA-Factory takes it."""
+    key, equals, value = word.text.partition("=")
+    if word.text in _COMMANDS:
+        found.algorithm = word.text
+    elif Path(word.text).suffix in (".yaml", ".yml", ".json"):
+        found.config = word.text
+    elif equals:
+        found.lines[key], found.data[key] = word.line, _one(value)
+
+
+def _flags(words: Sequence[_Word], found: Command) -> None:
+    at = 0
+    while at < len(words):
+        key, equals, value = words[at].text.removeprefix("--").partition("=")
+        place, values = words[at].line, [value] if equals else []
+        at += 1
+        while not equals and at < len(words) and not words[at].text.startswith("--"):
+            values.append(words[at].text)
+            at += 1
+        found.lines[key.replace("-", "_")] = place
+        found.data[key.replace("-", "_")] = _value(values)
+
+
+def processes(found: Command) -> int | None:
+    """Return how many processes a node the launcher starts, if it says so."""
+    for word, after in zip(found.launcher, [*found.launcher[1:], ""], strict=False):
+        key, _, value = word.lstrip("-").partition("=")
+        if key in _OUR_NPROC and (value or after).isdecimal():
+            return int(value or after)
+    return None
 
 
 def _value(values: Sequence[str]) -> Json:

@@ -89,8 +89,11 @@ def transformers_keys(reading: KeyReader) -> None:
 
 
 def _precision(reading: KeyReader) -> None:
-    """Decide ``bf16`` and ``fp16``; both off is float32."""
-    if any(reading.decided(key) for key in ("bf16", "fp16")):
+    """Decide ``bf16`` and ``fp16``, unless the system's translator has; both off is float32."""
+    if "training.mixed_precision" in reading.result.settings:
+        reading.mapped(
+            [key for key in ("fp16", "bf16") if not reading.decided(key)], ("training.mixed_precision",)
+        )
         return
     fp16, bf16 = reading.on("fp16"), reading.on("bf16")
     bf16 = bf16 or "training.pure_bf16" in reading.result.settings
@@ -150,6 +153,13 @@ def by_alias(reading: KeyReader, key: str) -> None:
     if value is None:
         reading.nothing(key, "it has no value")
         return
+    if isinstance(value, dict) and key not in reading.defaults and "." not in key:
+        # a block that only has a name of ours: what its keys mean there is not known
+        for name in (key, *(inner for inner in reading.given if inner.startswith(f"{key}."))):
+            reading.lose(
+                name, f"{reading.result.system} has no block {key}: write its keys at the left margin"
+            )
+        return
     homes = [home for home in _HOMES if home in homes_of(key)]
     alias = ALIASES.get(key) or (Alias(f"{homes[0]}.{key}") if homes else None)
     if alias is not None:
@@ -186,7 +196,12 @@ def _through(reading: KeyReader, key: str, alias: Alias, value: Json) -> None:
     elif isinstance(converted, Learnt):
         reading.keep(key, "training.algorithm", str(converted))
     elif not isinstance(converted, Skip):
-        reading.keep(key, home_of(reading, alias), converted)
+        path = home_of(reading, alias)
+        before = reading.result.settings.get(path)
+        if before is not None and before.line and not same(before.value, converted):
+            reading.lose(key, f"{before.key} (line {before.line}) sets {path} already")
+        else:
+            reading.keep(key, path, converted)
 
 
 def home_of(reading: KeyReader, alias: Alias) -> str:

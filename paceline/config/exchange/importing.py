@@ -8,17 +8,19 @@ from pathlib import Path
 
 from paceline.config import codes
 from paceline.config.exchange import axolotl, llamafactory, swift, trl
+from paceline.config.exchange.command_line import Command, processes
 from paceline.config.exchange.common import transformers_keys
 from paceline.config.exchange.detect import SYSTEMS, system_of
 from paceline.config.exchange.job_files import import_job
 from paceline.config.exchange.reading import KeyReader
+from paceline.config.exchange.swift_machine import ENVIRONMENT
 from paceline.config.exchange.tables import NO_TRACKERS, defaults
-from paceline.config.exchange.verdicts import Imported, KeyVerdict
+from paceline.config.exchange.verdicts import Finding, Imported, KeyVerdict, Setting
 from paceline.config.foreign.json_text import json_lines, parse_json
 from paceline.config.reading import read_text
 from paceline.config.yaml_tree import parse_yaml
 from paceline.core.errors import ConfigError
-from paceline.core.json_types import JsonObject
+from paceline.core.json_types import JsonObject, as_object
 
 
 def read_foreign(path: str) -> tuple[JsonObject, dict[str, int]]:
@@ -45,6 +47,30 @@ def import_config(path: str, system: str | None = None, algorithm: str | None = 
     return import_data(data, lines, path, system, algorithm)
 
 
+def import_command(command: Command, system: str | None = None, algorithm: str | None = None) -> Imported:
+    """Return the settings and verdicts of a command line; its flags win over a config file that it names.
+
+    Raises ConfigError.
+    """
+    data, lines, name = command.data, dict(command.lines), command.name
+    if command.config is not None:
+        below, places = read_foreign(command.config)
+        data, lines, name = below | data, places | lines, f"{command.config} and {name}"
+    chosen = system or command.system or system_of(data)
+    count = processes(command)
+    environment = dict(command.environment) | ({"NPROC_PER_NODE": str(count)} if count else {})
+    if chosen == "swift":
+        data = data | {ENVIRONMENT: {**environment, **as_object(data.get(ENVIRONMENT))}}
+    found = import_data(data, lines, name, chosen, algorithm or command.algorithm)
+    if chosen != "swift":
+        for variable, value in command.environment.items():
+            says = "of the process: set it for this run as well, if it should hold"
+            found.findings[variable] = Finding(variable, value, 1, KeyVerdict.NO_EFFECT, (), says)
+        if count:
+            found.settings["launch.nproc"] = Setting(count, "the launcher", 1)
+    return found
+
+
 def import_data(
     data: JsonObject,
     lines: Mapping[str, int],
@@ -64,7 +90,21 @@ def import_data(
         return import_job(data, lines, path, chosen)
     found = TRANSLATORS[chosen](data, lines, path, algorithm)
     _rolled_up(found)
+    _attention(found)
     return found
+
+
+def _attention(found: Imported) -> None:
+    """Context parallelism has attention of its own here: a kernel that a file names computes the same."""
+    size = found.settings.get("training.parallelism.cp_size")
+    kernel = found.settings.get("model.attn_implementation")
+    if size is None or kernel is None or not isinstance(size.value, int) or size.value < 2:
+        return
+    del found.settings["model.attn_implementation"]
+    says = f"{size.key} exchanges keys and values, for which Paceline's own kernel computes the attention"
+    if kernel.key in found.findings:
+        before = found.findings[kernel.key]
+        found.findings[kernel.key] = replace(before, verdict=KeyVerdict.NO_EFFECT, to=(), says=says)
 
 
 def _rolled_up(found: Imported) -> None:
@@ -97,8 +137,9 @@ def _axolotl(data: JsonObject, lines: Mapping[str, int], path: str, algorithm: s
 
 
 def _swift(data: JsonObject, lines: Mapping[str, int], path: str, algorithm: str | None) -> Imported:
-    reading = KeyReader("ms-swift", path, flat(data), lines, swift.swift_defaults())
-    swift.translate(reading, algorithm)
+    command = swift.command_of(data, algorithm)
+    reading = KeyReader("ms-swift", path, flat(data), lines, swift.swift_defaults(command))
+    swift.translate(reading, command)
     return reading.result
 
 

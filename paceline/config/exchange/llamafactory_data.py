@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from paceline.config.exchange.reading import KeyReader
+from paceline.config.exchange.rows import first_row
 from paceline.config.foreign.json_text import parse_json
 from paceline.config.reading import read_text
 from paceline.core.json_types import Json, JsonObject, as_object
@@ -23,6 +25,16 @@ _BUNDLED: dict[str, JsonObject] = {
     "kto_en_demo": {"file_name": "kto_en_demo.json", "formatting": "sharegpt"},
     "c4_demo": {"file_name": "c4_demo.jsonl", "columns": {"prompt": "text"}},
     "wiki_demo": {"file_name": "wiki_demo.txt", "columns": {"prompt": "text"}},
+}
+#: what the turns of ShareGPT's form are known by, there by tags
+_TAGS = {
+    "role_tag": ("from", "role"),
+    "content_tag": ("value", "content"),
+    "user_tag": ("human", "user"),
+    "assistant_tag": ("gpt", "assistant"),
+    "observation_tag": ("observation", "tool"),
+    "function_tag": ("function_call",),
+    "system_tag": ("system",),
 }
 _IMAGES = ("mllm", "video", "audio", "llava")
 _COLUMNS = {
@@ -63,28 +75,72 @@ def datasets(reading: KeyReader, stage: str) -> None:
 def _named(reading: KeyReader, key: str, path: str, names: list[str], info: JsonObject, stage: str) -> None:
     found: list[Json] = []
     unknown: list[str] = []
+    lost: list[str] = []
+    differs: list[str] = []
     limit = reading.given.get("max_samples")
+    folder = str(reading.value("dataset_dir") or "data")
     for name in names:
         entry = as_object(info.get(name)) or _BUNDLED.get(name)
         if entry is None:
             unknown.append(name)
             entry = {"file_name": name}
-        made = _data_set(entry, str(reading.value("dataset_dir") or "data"), stage)
+        made = _data_set(entry, folder, stage)
+        lost += [f"{name}: {what}" for what in unread(entry)]
+        differs += [
+            f"{name}: {what}" for what in _read_here_alone(entry, made, Path(reading.result.file).parent)
+        ]
+        if isinstance(entry.get("num_samples"), int):
+            made["max_rows"] = entry["num_samples"]
+            differs.append(f"{name}: num_samples rows are drawn at random there, and are the first here")
         found.append(made | ({"max_rows": limit} if isinstance(limit, int) else {}))
     images = [name for name in names if any(word in name for word in _IMAGES)]
     if images:
-        reading.lose(key, f"images, video and sound are not read: {', '.join(images)}")
-        reading.set(path, found, key)
-    elif unknown and not info:
+        lost.append(f"images, video and sound are not read: {', '.join(images)}")
+    if unknown and info:
+        lost.append(f"dataset_info.json does not name {', '.join(unknown)}: write the path of its rows")
+    reading.set(path, found, key)
+    if lost:
+        reading.lose(key, "; ".join(lost))
+    elif differs:
+        reading.differs(key, path, found, "; ".join(differs))
+    elif unknown:
         says = f"dataset_info.json is not here: name the files of {', '.join(unknown)}"
         reading.keep(key, path, found, says)
-    elif unknown:
-        reading.lose(key, f"dataset_info.json does not name {', '.join(unknown)}: write the path of its rows")
-        reading.set(path, found, key)
     else:
         reading.keep(key, path, found)
     if isinstance(limit, int):
         reading.mapped("max_samples", (path,))
+
+
+def unread(entry: JsonObject) -> list[str]:
+    """Return what an entry of ``dataset_info.json`` says that no data set of ours can."""
+    columns, tags = as_object(entry.get("columns")), as_object(entry.get("tags"))
+    found = [f"{key} are not read" for key in ("images", "videos", "audios") if columns.get(key)]
+    tools = columns.get("tools")
+    if tools not in (None, "", "tools", "functions"):
+        found.append(f"tools are read from the column tools, not {tools}")
+    if entry.get("folder"):
+        found.append(f"a folder of a repository ({entry['folder']}): write the path of its files")
+    if entry.get("script_url") or entry.get("cloud_file_name"):
+        found.append("rows of a script or of a cloud's store: write the path of their files")
+    found += [
+        f"turns are known by {', '.join(_TAGS[tag])}, not {tag}: {value}"
+        for tag, value in tags.items()
+        if tag in _TAGS and value not in _TAGS[tag]
+    ]
+    if entry.get("ranking") and entry.get("formatting", "alpaca") == "alpaca" and columns.get("query"):
+        found.append(f"the column {columns['query']} is a part of the prompt there: join it to the prompt")
+    return found
+
+
+def _read_here_alone(entry: JsonObject, made: JsonObject, folder: Path) -> list[str]:
+    """Return the columns that rows have and LLaMA-Factory passes over: ``columns`` does not name them."""
+    row, columns = first_row(str(made["path"]), folder), as_object(entry.get("columns"))
+    return [
+        f"the column {name} is read here; there not, as columns does not name it"
+        for name in ("system", "history", "tools")
+        if row.get(name) and name not in columns.values()
+    ]
 
 
 def _info(reading: KeyReader) -> JsonObject:
@@ -117,18 +173,39 @@ def _data_set(entry: JsonObject, folder: str, stage: str) -> JsonObject:
         return found | {"format": "text"} | ({"columns": {"text": text}} if text != "text" else {})
     if stage == "kto" and columns.get("kto_tag"):
         return found | _labelled(entry, columns)
-    if entry.get("ranking") or stage in ("dpo", "rm", "kto", "ppo"):
-        return found
-    if entry.get("formatting") == "sharegpt":
-        turns = str(columns.get("messages", "conversations"))
+    shared = _renamed(columns, {"system": "system"})
+    sharegpt = entry.get("formatting", "alpaca") != "alpaca"
+    turns = str(columns.get("messages", "conversations"))
+    if entry.get("ranking") or stage in ("dpo", "rm", "kto"):
+        halves = (
+            {}
+            if not entry.get("ranking")
+            else _renamed(columns, {"chosen": "chosen", "rejected": "rejected"})
+        )
+        prompt = {"conversations": turns} if sharegpt else {"prompt": columns.get("prompt", "instruction")}
+        named = {ours: theirs for ours, theirs in prompt.items() if ours != theirs and theirs}
+        whole = named | halves | shared
+        return found | ({"columns": whole} if whole else {})
+    if stage == "ppo":
+        return found | ({"columns": shared} if shared else {})
+    if sharegpt:
         tags = as_object(entry.get("tags"))
-        kind = "messages" if tags.get("role_tag") == "role" else "sharegpt"
+        roles = tags.get("role_tag") == "role" or entry.get("formatting") == "openai"
+        kind = "messages" if roles else "sharegpt"
         key = "messages" if kind == "messages" else "conversations"
-        return found | {"format": kind} | ({"columns": {key: turns}} if turns != key else {})
+        whole = shared | ({key: turns} if turns != key else {})
+        return found | {"format": kind} | ({"columns": whole} if whole else {})
     renamed: JsonObject = {
         _COLUMNS[k]: v for k, v in columns.items() if k in _COLUMNS and v and _COLUMNS[k] != v
     }
     return found | ({"format": "alpaca", "columns": renamed} if renamed else {"format": "alpaca"})
+
+
+def _renamed(columns: JsonObject, names: Mapping[str, str]) -> JsonObject:
+    """Return our column → the file's, for those that are named otherwise."""
+    return {
+        ours: columns[theirs] for theirs, ours in names.items() if columns.get(theirs) not in (None, "", ours)
+    }
 
 
 def _labelled(entry: JsonObject, columns: JsonObject) -> JsonObject:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from paceline.config.exchange.verdicts import Finding, Imported, KeyVerdict, Setting
 from paceline.core.json_types import Json, JsonObject
@@ -106,3 +107,14 @@ class KeyReader:
         value = self.given.get(key, self.defaults.get(key))
         found = Finding(key, value, self.line(key), verdict, to, says)  # type: ignore[arg-type]
         self.result.findings[key] = found
+
+    def older(self, key: str, name: str) -> None:
+        """Read an older name of a key as ``name``, which the file lacks."""
+        self.given[name] = self.given[key]
+        self._lines = {**self._lines, name: self.line(key)}
+        self._decide(key, KeyVerdict.MAPPED, f"an older name of {name}")
+
+    def older_done(self, key: str, name: str) -> None:
+        """Give an older name the verdict of today's."""
+        finding = self.result.findings.pop(name)
+        self.result.findings[key] = replace(finding, key=key)

@@ -9,7 +9,7 @@ import pytest
 from jinja2 import Environment
 
 from paceline.config.exchange import trl
-from paceline.config.exchange.accepted import accepted
+from paceline.config.exchange.accepted import accepted, stands
 from paceline.config.exchange.command_line import read_command
 from paceline.config.exchange.importing import TRANSLATORS, import_config, import_data
 from paceline.config.exchange.llamafactory_template import jinja
@@ -67,6 +67,8 @@ def imported(tmp_path: Path, text: str, **how: str) -> tuple[Imported, Config, s
     found = import_config(str(file), **how)
     made, problems = accepted(found, "test", of_config)
     assert problems == []
+    mapped = [f for f in found.findings.values() if f.verdict is KeyVerdict.MAPPED and f.line]
+    assert [f.key for f in mapped if not any(stands(found, to) for to in f.to)] == [], "said to be kept"
     ours = tmp_path / "ours.yaml"
     ours.write_text(made.text)
     return found, load_config(str(ours)).config, made.text

@@ -1,0 +1,327 @@
+"""Imports lose nothing silently: what is said to be kept is in the config, and what is not is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.config.exchange.accepted import accepted, left_over, stands
+from paceline.config.exchange.command_line import is_command, read_command
+from paceline.config.exchange.importing import import_command, import_config, import_data
+from paceline.config.exchange.verdicts import Imported, KeyVerdict
+from paceline.config.load import load_config
+from paceline.config.schema import Config
+from paceline.core.errors import ConfigError
+from paceline.rules import of_config
+
+LOST, MAPPED, NOTHING, DIFFERS = KeyVerdict.LOST, KeyVerdict.MAPPED, KeyVerdict.NO_EFFECT, KeyVerdict.DIFFERS
+SWIFT = """#!/bin/bash
+# fine-tune
+MODEL=base
+CUDA_VISIBLE_DEVICES=0 NPROC_PER_NODE=2 \\
+swift sft \\
+    --model $MODEL --dataset rows.jsonl \\
+    --tuner_type lora --lora_rank 8 \\
+    --torch_dtype bfloat16 --max_length 256 \\
+    --output_dir output 2>&1 | tee log.txt
+"""
+YAML = """model: base
+tuner_type: lora
+dataset: data/sw.jsonl
+torch_dtype: bfloat16
+learning_rate: 1e-4
+max_length: 128
+"""
+
+
+def checked(found: Imported, tmp_path: Path) -> Config:
+    """The config that the import becomes; all that is said to be kept stands in it."""
+    made, problems = accepted(found, "test", of_config)
+    assert problems == [] and left_over(made.text, of_config) == []
+    kept = [f for f in found.findings.values() if f.verdict is MAPPED and f.line]
+    assert [f.key for f in kept if not any(stands(found, to) for to in f.to)] == []
+    (tmp_path / "ours.yaml").write_text(made.text)
+    return load_config(str(tmp_path / "ours.yaml")).config
+
+
+def verdicts(found: Imported) -> dict[str, KeyVerdict]:
+    return {key: finding.verdict for key, finding in found.findings.items() if finding.line}
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "length", "nproc"), [("run.sh", SWIFT, 256, 2), ("sft.yaml", YAML, 128, None)]
+)
+def test_ms_swifts_sft_is_sft(tmp_path: Path, file: str, text: str, length: int, nproc: int | None) -> None:
+    path = tmp_path / file
+    path.write_text(text)
+    found = import_command(read_command([str(path)])) if file == "run.sh" else import_config(str(path))
+    assert is_command(str(path)) is (file == "run.sh")
+    config = checked(found, tmp_path)
+    assert (config.training.algorithm, config.data.train_on) == ("sft", "assistant")
+    assert (config.training.mixed_precision, config.model.dtype) == ("bf16", "bfloat16")
+    assert (config.data.max_length, config.data.on_too_long, config.launch.nproc) == (length, "skip", nproc)
+    assert config.training.gradient_accumulation_steps * (nproc or 1) == 16
+    if file == "run.sh":
+        assert found.findings["lora_rank"].line == 7 and config.model.name_or_path == "base"
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("swift sft --model $NONE --dataset d\n", "NONE"),
+        ("swift sft --model a --dataset d\nswift rlhf --model b --dataset d\n", "line 1, line 2"),
+        ("echo hello\n", "no command"),
+    ],
+)
+def test_scripts_that_cannot_be_read_are_refused(tmp_path: Path, text: str, names: str) -> None:
+    (tmp_path / "run.sh").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_command([str(tmp_path / "run.sh")])
+    assert names in caught.value.diagnostics[0].render()
+
+
+@pytest.mark.parametrize(
+    ("words", "system", "algorithm", "nproc"),
+    [
+        ("torchrun --nproc_per_node 4 src/train_bash.py --stage sft --do_train", "llamafactory", None, 4),
+        ("deepspeed --num_gpus 2 src/train_bash.py --stage dpo", "llamafactory", None, 2),
+        ("accelerate launch --config_file x.yaml --num_processes=8 sft.py --packing", "trl", "sft", 8),
+        ("python -m axolotl.cli.train CONFIG --learning-rate 1e-3", "axolotl", None, None),
+        ("torchrun --nproc_per_node=2 -m swift.cli.sft --model m", "swift", "sft", 2),
+        ("python swift/cli/rlhf.py --model m --rlhf_type kto", "swift", "rlhf", None),
+        ("trl dpo --config CONFIG --beta 0.2", "trl", "dpo", None),
+        ("FORCE_TORCHRUN=1 llamafactory-cli train CONFIG learning_rate=1e-3", "llamafactory", None, None),
+    ],
+)
+def test_command_lines_behind_launchers(
+    tmp_path: Path, words: str, system: str, algorithm: str | None, nproc: int | None
+) -> None:
+    """A launcher's options do not swallow the program, and a config that is named lies below the flags."""
+    config = tmp_path / "theirs.yaml"
+    config.write_text("seed: 5\nlearning_rate: 2e-5\n")
+    command = read_command(words.replace("CONFIG", str(config)).split())
+    assert (command.system, command.algorithm) == (system, algorithm)
+    found = import_command(command, algorithm="sft" if system == "trl" and algorithm is None else None)
+    assert (found.settings["launch.nproc"].value if nproc else None) == nproc
+    if "CONFIG" in words:
+        rate = {"1e-3": 1e-3}.get(words[-4:], 2e-5)
+        assert found.settings["training.seed"].value == 5
+        assert found.settings["training.learning_rate"].value == rate
+
+
+@pytest.mark.parametrize("system", ["trl", "swift", "llamafactory", "hf"])
+@pytest.mark.parametrize("block", ["train", "rollout", "generation", "eval", "lora"])
+def test_a_block_that_only_has_a_name_of_ours_takes_nothing_over(
+    tmp_path: Path, system: str, block: str
+) -> None:
+    rows = {"trl": "dataset_name", "hf": "max_steps"}.get(system, "dataset")
+    data: dict[str, Any] = {
+        rows: 7 if system == "hf" else "rows.jsonl",
+        block: {"temperature": 0.3, "path": "x"},
+    }
+    lines = {"model": 1, rows: 1, block: 2}
+    found = import_data(data, lines, "a.yaml", system)
+    config = checked(found, tmp_path)
+    said = verdicts(found)
+    assert {said[block], said[f"{block}.temperature"], said[f"{block}.path"]} == {LOST}
+    assert said[rows] is not LOST and (system == "hf" or "rows.jsonl" in config.data.train[0].path)
+
+
+def test_two_names_of_one_setting_are_not_both_kept(tmp_path: Path) -> None:
+    data: dict[str, Any] = {"learning_rate": 1e-4, "lr": 5e-5}
+    found = import_data(data, {"learning_rate": 1, "lr": 2}, "a.yaml", "hf")
+    assert checked(found, tmp_path).training.learning_rate == 1e-4
+    assert verdicts(found) == {"learning_rate": MAPPED, "lr": LOST}
+
+
+NEOX = {
+    "pipe_parallel_size": 1,
+    "num_layers": 12,
+    "hidden_size": 768,
+    "data_path": "d",
+    "train_iters": 9,
+    "train_micro_batch_size_per_gpu": 4,
+    "zero_optimization": {"stage": 1},
+    "deepspeed": {"enabled": True},
+    "optimizer": {"type": "Adam", "params": {"lr": 6e-4}},
+}
+LAMB = {
+    "train_micro_batch_size_per_gpu": 8,
+    "optimizer": {"type": "Lamb", "params": {"lr": 0.01}},
+    "zero_optimization": {"stage": 2},
+    "bf16": {"enabled": True},
+    "sparse_attention": {"mode": "fixed"},
+}
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_deepspeed_files_lose_what_they_lose(tmp_path: Path, indent: int | None) -> None:
+    """GPT-NeoX's model, data and schedule are lost; LAMB takes its rate with it, not the rest of the file."""
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps(NEOX, indent=indent))
+    found = import_config(str(file))
+    checked(found, tmp_path)
+    own = {"pipe_parallel_size", "num_layers", "hidden_size", "data_path", "train_iters", "deepspeed"}
+    assert {key for key, verdict in verdicts(found).items() if verdict is LOST} == own
+    file.write_text(json.dumps(LAMB, indent=indent))
+    found = import_config(str(file))
+    config = checked(found, tmp_path)
+    said = verdicts(found)
+    assert {key for key, verdict in said.items() if verdict is LOST} == {"optimizer", "sparse_attention"}
+    assert config.training.learning_rate == 5e-5 and config.training.mixed_precision == "bf16"
+    assert config.training.deepspeed["zero_optimization"] == {"stage": 2}  # type: ignore[index,call-overload]
+    assert "optimizer" not in config.training.deepspeed  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_accelerates_recomputation_is_said_once(tmp_path: Path, version: int) -> None:
+    block = f"fsdp_version: {version}\n  fsdp_activation_checkpointing: true\n"
+    file = tmp_path / "acc.yaml"
+    file.write_text(
+        f"compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nfsdp_config:\n  {block}"
+        "mixed_precision: bf16\nnum_processes: 2\n"
+    )
+    found = import_config(str(file))
+    assert checked(found, tmp_path).training.gradient_checkpointing is True
+    assert set(verdicts(found).values()) == {MAPPED, NOTHING}
+
+
+def axolotl(**item: object) -> dict[str, Any]:
+    row = {"path": "rows.jsonl", "type": "chat_template", **item}
+    return {"base_model": "m", "datasets": [row], "sequence_len": 64}
+
+
+@pytest.mark.parametrize(
+    ("item", "verdict"),
+    [
+        ({"roles_to_train": ["assistant"]}, NOTHING),
+        ({"roles_to_train": ["gpt"]}, NOTHING),
+        ({"roles_to_train": ["assistant", "user"]}, LOST),
+        ({"roles_to_train": []}, LOST),
+        ({"train_on_eos": "turn"}, NOTHING),
+        ({"train_on_eos": "all"}, LOST),
+        ({"train_on_eot": "none"}, LOST),
+        ({"drop_system_message": True}, LOST),
+        ({"shards": 10}, LOST),
+        ({"message_field_role": "from"}, MAPPED),
+        ({"message_field_role": "speaker"}, LOST),
+        ({"message_property_mappings": {"role": "from", "content": "value"}}, MAPPED),
+        ({"message_property_mappings": {"role": "who"}}, LOST),
+        ({"roles": {"assistant": ["gpt"], "user": ["human"]}}, MAPPED),
+        ({"roles": {"assistant": ["oracle"]}}, LOST),
+    ],
+)
+def test_axolotls_keys_of_turns(tmp_path: Path, item: dict[str, Any], verdict: KeyVerdict) -> None:
+    data = axolotl(**item)
+    found = import_data(data, dict.fromkeys(data, 1), "a.yaml", "axolotl")
+    checked(found, tmp_path)
+    assert found.findings[f"datasets.0.{next(iter(item))}"].verdict is verdict
+    assert (found.findings["datasets"].verdict is LOST) is (verdict is LOST)
+
+
+@pytest.mark.parametrize(
+    ("system", "data"),
+    [
+        ("axolotl", {**axolotl(), "context_parallel_size": 2, "flash_attention": True}),
+        ("axolotl", {**axolotl(), "sequence_parallel_degree": 2, "attn_implementation": "flash_attention_2"}),
+        ("swift", {"model": "m", "dataset": "d", "attn_impl": "flash_attn", "sequence_parallel_size": 2}),
+    ],
+)
+def test_context_parallelism_is_accepted_by_our_own_rules(
+    tmp_path: Path, system: str, data: dict[str, Any]
+) -> None:
+    found = import_data(data, dict.fromkeys(data, 1), "a.yaml", system)
+    assert checked(found, tmp_path).training.parallelism.cp_size == 2
+    assert NOTHING in {f.verdict for key, f in found.findings.items() if "att" in key}
+
+
+@pytest.mark.parametrize(
+    ("stage", "entry", "columns", "verdict"),
+    [
+        (
+            "sft",
+            {"formatting": "sharegpt", "columns": {"messages": "conversations", "system": "sp"}},
+            {"system": "sp"},
+            MAPPED,
+        ),
+        (
+            "sft",
+            {"columns": {"prompt": "q", "response": "a", "system": "sp"}},
+            {"instruction": "q", "output": "a", "system": "sp"},
+            MAPPED,
+        ),
+        (
+            "dpo",
+            {"ranking": True, "columns": {"prompt": "q", "chosen": "good", "rejected": "bad"}},
+            {"prompt": "q", "chosen": "good", "rejected": "bad"},
+            MAPPED,
+        ),
+        (
+            "rm",
+            {
+                "ranking": True,
+                "formatting": "sharegpt",
+                "columns": {"messages": "talk", "chosen": "c", "rejected": "r"},
+            },
+            {"conversations": "talk", "chosen": "c", "rejected": "r"},
+            MAPPED,
+        ),
+        (
+            "sft",
+            {"formatting": "sharegpt", "columns": {"messages": "conversations", "tools": "functions_of"}},
+            {},
+            LOST,
+        ),
+        ("sft", {"formatting": "sharegpt", "tags": {"user_tag": "client"}}, {}, LOST),
+        (
+            "sft",
+            {
+                "formatting": "sharegpt",
+                "tags": {
+                    "role_tag": "role",
+                    "content_tag": "content",
+                    "user_tag": "user",
+                    "assistant_tag": "assistant",
+                },
+            },
+            {"messages": "conversations"},
+            MAPPED,
+        ),
+        ("sft", {"columns": {"prompt": "q", "images": "i"}}, {"instruction": "q"}, LOST),
+        ("sft", {"num_samples": 10}, {}, DIFFERS),
+        ("sft", {"folder": "en"}, {}, LOST),
+        (
+            "dpo",
+            {"ranking": True, "columns": {"prompt": "q", "query": "more", "chosen": "c", "rejected": "r"}},
+            {"prompt": "q", "chosen": "c", "rejected": "r"},
+            LOST,
+        ),
+    ],
+)
+def test_llamafactorys_columns(
+    tmp_path: Path, stage: str, entry: dict[str, Any], columns: dict[str, str], verdict: KeyVerdict
+) -> None:
+    names = {"file_name": "rows.json", **entry}
+    (tmp_path / "dataset_info.json").write_text(json.dumps({"mine": names}))
+    data = {
+        "model_name_or_path": "m",
+        "stage": stage,
+        "dataset": "mine",
+        "dataset_dir": str(tmp_path),
+        "finetuning_type": "full",
+    }
+    found = import_data(data, dict.fromkeys(data, 1), "a.yaml", "llamafactory")
+    config = checked(found, tmp_path)
+    assert dict(config.data.train[0].columns) == columns
+    assert found.findings["dataset"].verdict is verdict
+
+
+def test_a_system_column_that_llamafactory_passes_over_is_said(tmp_path: Path) -> None:
+    (tmp_path / "rows.json").write_text(json.dumps([{"instruction": "q", "output": "a", "system": "s"}]))
+    (tmp_path / "dataset_info.json").write_text(json.dumps({"mine": {"file_name": "rows.json"}}))
+    data: dict[str, Any] = {"stage": "sft", "dataset": "mine", "dataset_dir": str(tmp_path)}
+    found = import_data(data, dict.fromkeys(data, 1), "a.yaml", "llamafactory")
+    assert found.findings["dataset"].verdict is DIFFERS
