@@ -8,9 +8,11 @@ from typing import Protocol
 from paceline.config.idle import IDLE
 from paceline.config.schema import Config, field_of
 from paceline.config.sections.training import TrainingSection
+from paceline.config.sections.training_scale import Parallelism
 from paceline.plan.hardware.kinds import CPU, CUDA, is_accelerator, kind_of
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.limits import WaitLimits
+from paceline.plan.mesh import Mesh
 from paceline.plan.model.row_kernels import row_kernels
 from paceline.plan.plan import Decision, Plan
 from paceline.plan.recomputation import KINDS
@@ -155,9 +157,24 @@ def _engine_options(training: TrainingSection, strategy: str, explain: Explain) 
             )
 
 
-def idle_decisions(config: Config) -> list[Decision]:
-    """Return a decision for each key without effect whose value differs from the default."""
+#: Keys of ``training.parallelism`` that act on one mesh axis alone; strategies speak of sequence_parallel.
+_AXIS_OF = {
+    "pp_schedule": "pp",
+    "pp_stages_per_rank": "pp",
+    "cp_method": "cp",
+    "loss_parallel": "tp",
+}
+
+
+def idle_decisions(config: Config, mesh: Mesh) -> list[Decision]:
+    """Return a decision for each key without effect, anywhere or on ``mesh``, whose value is no default."""
     found = []
+    keys = config.training.parallelism or Parallelism()
+    for name, axis in _AXIS_OF.items():
+        requested = getattr(keys, name)
+        if getattr(mesh, axis) == 1 and requested != Parallelism.model_fields[name].default:
+            reason = f"{axis}_size is 1: it acts with {axis}_size: 2 or more"
+            found.append(Decision(f"training.parallelism.{name}", str(requested).lower(), reason, False))
     for path, reason in IDLE.items():
         section, _, name = path.partition(".")
         requested, info = getattr(getattr(config, section), name), field_of(path)

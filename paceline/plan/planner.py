@@ -155,7 +155,7 @@ def _assembled(job: Job, resolved: Resolved, found: Sequence[Diagnostic]) -> Pla
         packing,
         *compute_decisions(plan),
         *option_decisions(training, hardware, plan.strategy, prompts=spec.on_policy),
-        *idle_decisions(config),
+        *idle_decisions(config, engine.mesh),
         *_warnings(found),
     )
     return replace(plan, decisions=decisions)

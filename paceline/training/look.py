@@ -7,6 +7,7 @@ Transformers.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from paceline.core.errors import DataError, PacelineError
 from paceline.data.examples import Reading
 from paceline.data.kinds.base import row_kind
 from paceline.data.look import first_examples, look_at_sets, look_at_tokenizer, missing_sets
+from paceline.data.order import check_feeds
 from paceline.data.template_look import Described, describe
 from paceline.evaluation.metrics import check_metrics
 from paceline.plan.algorithms.base import algorithm_spec
@@ -29,6 +31,7 @@ from paceline.plan.model.weights_sizes import adapter_sizes
 from paceline.plan.plan import Plan
 from paceline.training.class_numbers import class_numbers
 from paceline.training.no_prompts import no_prompts, nothing_to_answer
+from paceline.training.no_steps import no_steps
 from paceline.training.rollout.named import check_reward_folder, missing_key
 
 
@@ -50,6 +53,7 @@ def look(config: Config, environ: Mapping[str, str], plan: Plan | None = None) -
         lambda: _models(config, plan),
         lambda: [*of_data, *look_at_tokenizer(config.model, formats, reading_of(config).kind)],
         lambda: _labels(config),
+        lambda: _enough_rows(config, plan),
         lambda: _own_answers(config),
         lambda: _eval_generate(config),
         lambda: _rollout(config, environ),
@@ -133,6 +137,28 @@ def _labels(config: Config) -> Iterator[Diagnostic]:
     elif first.whole:
         columns = {name: [e.values.get(name, 0.0) for e in first.examples] for name in reading.kind.columns}
         yield from reading.kind.unlearnable(columns, "data.train")
+
+
+def _enough_rows(config: Config, plan: Plan | None) -> Iterable[Diagnostic]:
+    """Check that there is a row for each data-parallel rank and, with ``dataloader_drop_last``, for a step.
+
+    Where all rows are read here: packing makes no more of them, a weight repeats them.
+    """
+    reading, training = reading_of(config), config.training
+    if plan is None or algorithm_spec(training.algorithm).on_policy:
+        return ()
+    try:
+        first = first_examples(config.data, reading, "data.train")
+    except DataError:
+        return ()  # reported with the data sets
+    if not first.whole or not first.examples:
+        return ()
+    rows = len(first.examples) * math.ceil(max(section.weight for section in config.data.train))
+    batch = plan.batch
+    found = check_feeds(rows, batch.data_parallel_size)
+    if not found and training.dataloader_drop_last and rows < batch.global_batch:
+        return [no_steps(rows, str(batch))]
+    return found
 
 
 def _own_answers(config: Config) -> Iterator[Diagnostic]:

@@ -62,6 +62,7 @@ from paceline.training.evaluate import evaluate
 from paceline.training.loading import Loading
 from paceline.training.metrics import PeakFlops, Throughput, computed_parameters
 from paceline.training.models_of import Models
+from paceline.training.no_steps import no_steps
 from paceline.training.own_answers import own_answers
 from paceline.training.parts import Evaluation, Parts, Windows
 from paceline.training.profiles.recorder import Around, profile_of
@@ -291,17 +292,7 @@ class Session:
             source, layout.global_batch, t.num_train_epochs, t.max_steps, t.dataloader_drop_last
         )
         if epochs.total_steps == 0:
-            rows = source.num_rows(0)
-            raise DataError(
-                codes.TRAINING_NO_STEPS(
-                    "there are not enough data for one step",
-                    "training.dataloader_drop_last",
-                    f"{rows} rows for a global batch of {layout.global_batch} (micro-batch"
-                    f" {layout.micro_batch} × accumulation {layout.accumulation} × {layout.dp_size} ranks)",
-                    "set dataloader_drop_last: false (the last step is filled with rows of weight"
-                    " 0), a smaller batch, or fewer processes",
-                )
-            )
+            raise DataError(no_steps(source.num_rows(0), str(self.plan.batch)))
         found = check_feeds(source.num_rows(0), layout.dp_size)
         if found:
             raise DataError(*found)

@@ -215,6 +215,20 @@ def _socket(job: Job) -> dict[str, Any]:
 
 PAIRS = json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"})
 FAULTS: list[tuple[str, Fault, str]] = [
+    ("fewer rows than ranks", lambda job: {"launch.nproc": 9, "launch.nnodes": 1}, "data.too_few_rows"),
+    (
+        "no row for some rank, the weight counted",
+        lambda job: {
+            "launch.nproc": 5,
+            "data.train": [{"path": str(job.root / "rows.json"), "max_rows": 2, "weight": 2.0}],
+        },
+        "data.too_few_rows",
+    ),
+    (
+        "not one whole step",
+        lambda job: {"training.dataloader_drop_last": True, "training.per_device_train_batch_size": 16},
+        "training.no_steps",
+    ),
     ("no such folder", lambda job: {"model.name_or_path": "/no/such"}, "plan.model_missing"),
     ("misspelt folder", lambda job: {"model.name_or_path": "models/lama"}, "plan.model_missing"),
     (

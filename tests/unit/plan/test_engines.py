@@ -260,3 +260,31 @@ def test_every_decision_stands_in_the_text(plan_of: Any) -> None:
         assert all(d.subject in explain(plan) and d.reason for d in plan.decisions)
         assert Plan.from_json(json.loads(plan.dumps())) == plan
         assert plan.digest() != dataclasses.replace(plan, engine=NO_OPTIONS).digest()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "axis"),
+    [
+        ("pp_schedule", "gpipe", "pp"),
+        ("pp_stages_per_rank", 2, "pp"),
+        ("cp_method", "allgather", "cp"),
+        ("sequence_parallel", True, "tp"),
+        ("loss_parallel", False, "tp"),
+    ],
+)
+def test_a_key_of_an_axis_of_one_rank_is_said_to_do_nothing(
+    plan_of: Any, key: str, value: object, axis: str
+) -> None:
+    """Every key of ``training.parallelism`` but the sizes is one of these, so that a new one is judged."""
+    from paceline.config.sections.training_scale import Parallelism
+
+    assert {n for n in Parallelism.model_fields if not n.endswith("_size")} == {
+        "pp_schedule",
+        "pp_stages_per_rank",
+        "cp_method",
+        "sequence_parallel",
+        "loss_parallel",
+    }
+    plan = plan_of({"distributed_strategy": "fsdp", "parallelism": {key: value}})
+    [said] = [d for d in plan.decisions if d.subject == f"training.parallelism.{key}"]
+    assert not said.granted and axis in said.reason
