@@ -15,7 +15,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends g++ libaio-dev 
 ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 DS_BUILD_OPS=0
 RUN python3 -m venv /opt/venv
 WORKDIR /src
-COPY pyproject.toml constraints.txt README.md ./
+COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY paceline ./paceline
 ENTRYPOINT ["paceline"]
 
