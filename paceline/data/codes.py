@@ -225,6 +225,22 @@ DATA_EMPTY_FOLDER = Code(
     "data.empty_folder",
     "The data folder contains no file of a supported type. The supported suffixes are listed.",
 )
+DATA_CARD = Code(
+    "data.card",
+    "The README of the data folder says which files belong to which split (configs:), and cannot be followed:"
+    " it is not YAML, names a file that is not there or outside of the folder, or has options that nothing"
+    " here reads. Correct it, or name the files in place of the folder.",
+)
+DATA_CONFIG_NAME = Code(
+    "data.config_name",
+    "name: chooses one of several configurations of a folder with a README, or of a hub data set. It is"
+    " missing, names none of them, or stands beside something that has none.",
+)
+DATA_FILES_UNCLEAR = Code(
+    "data.files_unclear",
+    "The files of a folder do not tell which rows are meant: a split has several types of files, files whose"
+    " names say another split, files that match twice, or archives. Name the files in place of the folder.",
+)
 DATA_FILES_LEFT_OUT = Code(
     "data.files_left_out",
     "Some files of the data folder belong to another split or type and are not read; they are listed.",
@@ -300,6 +316,10 @@ DATA_NOT_CSV = Code(
 DATA_NOT_JSON = Code(
     "data.not_json",
     "The file cannot be read as JSON. Write one object per line (.jsonl), or one list of objects (.json).",
+)
+DATA_NOT_ARROW = Code(
+    "data.not_arrow",
+    "The file ends in .arrow but is not a readable Arrow file or stream. It may be truncated; copy it again.",
 )
 DATA_NOT_PARQUET = Code(
     "data.not_parquet", "The file is not Parquet, or it is truncated. Copy or create it again."

@@ -7,12 +7,14 @@ import re
 from pathlib import Path
 
 from paceline.core.diagnostics import Diagnostic
-from paceline.core.files import open_file
 from paceline.data import codes
 from paceline.data.formats import COLUMNS, PAIRS
+from paceline.data.packed import open_bytes
+from paceline.data.suffixes import kind_of
 
 _LOOKED_AT = 1 << 16  # bytes
 _LINES = 20
+_SEMICOLONS = "a table with semicolons"
 _HEADERS = (
     [frozenset(must) for must, _ in COLUMNS.values() if len(must) > 1]
     + [frozenset(p) for p in PAIRS]
@@ -25,14 +27,14 @@ def disguised(file: Path) -> Diagnostic | None:
 
     Raises OSError.
     """
-    with open_file(file) as stream:
+    with open_bytes(file) as stream:
         start = stream.read(_LOOKED_AT).decode("utf-8-sig", "ignore")
     kind = _kind(start)
-    if kind is None or file.suffix.lower() == f".{kind[0]}":
+    if kind is None or kind_of(file) == kind[0]:
         return None
     suffix, name = kind
     return codes.DATA_DISGUISED(
-        f"the file ends in '{file.suffix}' but looks like {name}: it would be read as plain text,"
+        f"the file ends in '{file.suffix}' but looks like {name}: its rows would be read as text,"
         " names and punctuation included",
         f"{file}:1",
         repr(start.strip()[:60]),
@@ -50,10 +52,14 @@ def _kind(start: str) -> tuple[str, str] | None:
         return "jsonl", "JSON lines"
     if re.match(r'\[\s*(\{\s*"|\])', text) or re.match(r'\{\s*\n\s*"[^"\n]*"\s*:', text):
         return "json", "JSON"
-    for mark, name in ((",", "CSV"), ("\t", "a table with tabs"), (";", "a table with semicolons")):
+    for mark, kind, name in (
+        (",", "csv", "CSV"),
+        ("\t", "tsv", "a table with tabs"),
+        (";", "csv", _SEMICOLONS),
+    ):
         header = {part.strip().strip('"').lower() for part in lines[0].split(mark)} if lines else set()
         if any(needed <= header for needed in _HEADERS):
-            return "csv", name
+            return kind, name
     return None
 
 

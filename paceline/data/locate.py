@@ -10,27 +10,10 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.core.files import no_file
 from paceline.data import codes
+from paceline.data.folders import readable, split_files
+from paceline.data.suffixes import kind_of
 from paceline.rules import codes as rules_codes
 
-SUFFIXES = {
-    ".json": "json",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".parquet": "parquet",
-    ".csv": "csv",
-    ".txt": "txt",
-}
-SPLITS = {
-    "train": "train",
-    "training": "train",
-    "test": "test",
-    "testing": "test",
-    "validation": "validation",
-    "valid": "validation",
-    "val": "validation",
-    "dev": "validation",
-    "eval": "validation",
-}
 SAVED = ("dataset_dict.json", "state.json")  # files that mark a folder of ``datasets.save_to_disk``
 _OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")  # module:function
 _HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
@@ -62,8 +45,14 @@ def locate(path: str, split: str, name: str | None = None) -> Located:
     except OSError as exc:
         raise DataError(codes.DATA_UNREADABLE("the data cannot be inspected", path, str(exc))) from exc
     if exists:
-        return _folder(local, split) if local.is_dir() else Located("files", (_known(local),))
+        if local.is_dir():
+            return _folder(local, split, name)
+        if name is not None:
+            raise _no_config(path, name, "a file")
+        return Located("files", (_known(local),))
     if _OWN.fullmatch(path):
+        if name is not None:
+            raise _no_config(path, name, "a function")
         return Located("own", own=path)
     if _looks_local(path):
         raise DataError(_not_there(local, path))
@@ -81,17 +70,13 @@ def _looks_local(path: str) -> bool:
     return (
         path.startswith(("/", ".", "~"))
         or path.count("/") > 1
-        or Path(path).suffix.lower() in SUFFIXES
+        or kind_of(Path(path)) is not None
         or "\\" in path
     )
 
 
 def _not_there(local: Path, path: str) -> Diagnostic:
-    beside = (
-        sorted(p.name for p in local.parent.iterdir() if p.suffix in SUFFIXES)[:8]
-        if local.parent.is_dir()
-        else []
-    )
+    beside = sorted(p.name for p in local.parent.iterdir() if kind_of(p))[:8] if local.parent.is_dir() else []
     found = (
         f"in {local.parent}: {', '.join(beside) or 'no data files'}"
         if local.parent.is_dir()
@@ -112,78 +97,37 @@ def _known(file: Path) -> Path:
                 f"this is {kind}, not a file", str(file), file.name, "give a file with rows"
             )
         )
-    if file.suffix.lower() not in SUFFIXES:
+    if kind_of(file) is None:
         raise DataError(
             codes.DATA_UNKNOWN_SUFFIX(
-                f"files that end in '{file.suffix}' cannot be read",
+                f"files that end in '{''.join(file.suffixes[-2:])}' cannot be read",
                 str(file),
                 file.name,
-                f"use a suffix that names the type: one of {', '.join(SUFFIXES)} (JSON lines"
-                " .jsonl, plain text .txt)",
+                f"use a suffix that names the type: one of {readable()} (JSON lines .jsonl, plain text .txt)",
             )
         )
     return file
 
 
-def _folder(folder: Path, split: str) -> Located:
-    # A directory of the datasets library, or else data files in any subfolder that is not hidden.
-    if any((folder / name).is_file() for name in SAVED):
+def _folder(folder: Path, split: str, name: str | None) -> Located:
+    """Return a directory of the datasets library, or else the data files of a split."""
+    if any((folder / saved).is_file() for saved in SAVED):
+        if name is not None:
+            raise _no_config(folder, name, "a folder of save_to_disk")
         return Located("saved", folder=folder)
-    inside = [
-        p
-        for p in sorted(folder.rglob("*"))
-        if p.is_file() and not any(part.startswith(".") for part in p.relative_to(folder).parts)
-    ]
-    readable = [
-        p
-        for p in inside
-        if p.suffix.lower() in SUFFIXES and p.suffix.lower() != ".txt" and p.name != "dataset_info.json"
-    ]
-    if not readable:
-        # Text files count only without other data files: they are often licences and notes.
-        readable = [p for p in inside if p.suffix.lower() == ".txt"]
-    if not readable:
-        names = ", ".join(p.name for p in inside[:8]) or "nothing"
-        raise DataError(
-            codes.DATA_EMPTY_FOLDER(
-                "the folder contains no data files",
-                str(folder),
-                names,
-                f"files that end in {', '.join(SUFFIXES)}",
-            )
-        )
-    # Keep files of the wanted split and those that name no split.
-    wanted = SPLITS.get(split.lower(), split.lower())
-    others = [p for p in readable if _split_of(p, folder) not in (None, wanted)]
-    chosen = [p for p in readable if p not in others]
-    if not chosen:
-        hint = f"split: {_split_of(readable[0], folder)} (next to path:)"
-        raise DataError(
-            codes.DATA_SPLIT_MISSING(
-                f"no file of the folder belongs to the split '{split}'",
-                str(folder),
-                ", ".join(p.name for p in readable[:8]),
-                hint,
-            )
-        )
-    # Say which files are not read.
-    left = [p for p in inside if p not in chosen]
+    found = split_files(folder, split, name)
+    left = [str(path.relative_to(folder)) for path in found.left]
     note = (
-        f"skipped (another split, or not a data file): {', '.join(p.name for p in left[:8])}"
+        f"skipped (another split, or not a data file): {', '.join(left[:8])}"
         + (f" and {len(left) - 8} more" if len(left) > 8 else "")
         if left
         else ""
     )
-    return Located("files", tuple(chosen), note=note)
+    return Located("files", found.files, note=note)
 
 
-def _split_of(file: Path, root: Path) -> str | None:
-    """Return the split in a file's or its folder's name: ``gsm8k_test.jsonl`` → test.
-
-    Prevents training on the test file.
-    """
-    for part in reversed(file.relative_to(root).with_suffix("").parts):
-        for word in re.split(r"[-_. ]", part.lower()):
-            if word in SPLITS:
-                return SPLITS[word]
-    return None
+def _no_config(path: Path | str, name: str, what: str) -> DataError:
+    hint = "remove name: (it chooses a configuration of a folder with a README, or of a hub data set)"
+    return DataError(
+        codes.DATA_CONFIG_NAME(f"{what} has no configurations", str(path), f"name: {name}", hint)
+    )

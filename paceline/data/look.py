@@ -22,7 +22,9 @@ from paceline.data.kinds.documents import DOCUMENTS
 from paceline.data.kinds.prompts import PROMPTS
 from paceline.data.locate import SAVED, is_own
 from paceline.data.looking import LOOKED_AT, DataSet, converter_named, find_sets, look
+from paceline.data.packed import is_packed
 from paceline.data.problems import Problem
+from paceline.data.suffixes import kind_of
 from paceline.data.template_look import look_through
 from paceline.data.template_problems import idle_options, no_template
 from paceline.data.tokenizer import template_text, tokenizer_files, tokenizer_folder
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 #: A JSON list must be read completely for its first row; larger ones are left to the preparation.
 MOST_BYTES = 64 << 20
+_PACKS = 8  # how much smaller a compressed file is taken to be
 _TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
 
 
@@ -167,8 +170,9 @@ def _is_looked_into(data_set: DataSet, reading: Reading | None) -> bool:
     located = data_set.located
     if reading is not None and converter_named(data_set.section, reading.converter):
         return False
-    lists = [file for file in located.files[:1] if file.suffix.lower() == ".json"]
-    return located.kind == "files" and all(file.stat().st_size <= MOST_BYTES for file in lists)
+    lists = [file for file in located.files[:1] if kind_of(file) == "json"]
+    most = {file: MOST_BYTES // (_PACKS if is_packed(file) else 1) for file in lists}
+    return located.kind == "files" and all(file.stat().st_size <= size for file, size in most.items())
 
 
 def look_at_tokenizer(

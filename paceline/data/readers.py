@@ -8,25 +8,29 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
-from paceline.core.files import open_text
+from paceline.core.files import open_file
 from paceline.data import codes
 from paceline.data.cells import Cell, RawRow, without_filled
 from paceline.data.guess import disguised
-from paceline.data.locate import SUFFIXES, Located
+from paceline.data.locate import Located
 from paceline.data.own_rows import own_rows
+from paceline.data.packed import is_packed, open_rows, reading
 from paceline.data.strict import DECODER, check_value, parse_row
+from paceline.data.suffixes import kind_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 
 MAX_LINE = 1 << 26  # characters of one row
+MAX_LIST = 1 << 32  # characters of a compressed JSON list, whose size its file does not tell
 _GIVE_UP_AFTER = 20  # consecutive unreadable lines at the start of a file: it is not JSONL
 
 
@@ -43,8 +47,10 @@ def read_rows(located: Located, split: str) -> Iterator[RawRow]:
         return
     before = 0
     for file in located.files:
-        for row in _READERS[SUFFIXES[file.suffix.lower()]](file):
-            yield row._replace(consumed=before + row.consumed)
+        with reading(file):
+            for row in _READERS[kind_of(file) or ""](file):
+                # How far a compressed file is read is known at its end.
+                yield row._replace(consumed=before + (0 if is_packed(file) else row.consumed))
         before += file.stat().st_size
 
 
@@ -53,17 +59,12 @@ def total_bytes(located: Located) -> int:
     return sum(f.stat().st_size for f in located.files)
 
 
-def _open(file: Path) -> TextIO:
-    try:
-        if file.stat().st_size == 0:
-            raise DataError(
-                codes.DATA_EMPTY("the file is empty", str(file), "0 bytes", "give a file with rows")
-            )
-        return open_text(file)
-    except OSError as exc:
-        raise DataError(
-            codes.DATA_UNREADABLE("the file cannot be read", str(file), exc.strerror or str(exc))
-        ) from exc
+@contextmanager
+def _open(file: Path) -> Iterator[TextIO]:
+    if file.stat().st_size == 0:
+        raise DataError(codes.DATA_EMPTY("the file is empty", str(file), "0 bytes", "give a file with rows"))
+    with open_rows(file) as stream:
+        yield stream
 
 
 def _not_utf8(file: Path, line: int, exc: UnicodeDecodeError) -> DataError:
@@ -124,6 +125,8 @@ def _jsonl(file: Path) -> Iterator[RawRow]:
                 raise DataError(_not_json(file, 1, repr(first), exc)) from exc
             yield RawRow(None, where, "bad_json", f"{_complaint(exc)}: {line.strip()[:60]!r}", consumed)
             continue
+        if good == 0 and (key := _nested(value)):
+            raise DataError(_in_a_list(file, number, key))
         good += 1
         yield _row(value, where, consumed)
     if good == 0 and bad:
@@ -135,6 +138,25 @@ def _jsonl(file: Path) -> Iterator[RawRow]:
                 "write one JSON object per line (.jsonl), or a list of objects (.json)",
             )
         )
+
+
+def _nested(value: Cell) -> str:
+    """Return the only key of an object whose value is a list of rows, not of turns; else nothing."""
+    if not isinstance(value, dict) or len(value) != 1:
+        return ""
+    [(key, rows)] = value.items()
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) and row for row in rows):
+        return ""
+    return key if not any({"role", "from"} & set(row) for row in rows) else ""
+
+
+def _in_a_list(file: Path, line: int, key: str) -> Diagnostic:
+    what = f"the rows stand in a list '{key}' within one object; a line, or an object of a list, is a row"
+    return codes.DATA_NOT_A_LIST(what, f"{file}:{line}", f"keys {key}", _unnest(file, key))
+
+
+def _unnest(file: Path, key: str) -> str:
+    return f"write one row per line: jq -c '.\"{key}\"[]' {file.name} > rows.jsonl"
 
 
 def _complaint(exc: Exception) -> str:
@@ -181,16 +203,17 @@ def _json(file: Path) -> Iterator[RawRow]:
 def _whole_json(file: Path, line: int, text: str, exc: Exception) -> Diagnostic:
     """Return the finding about a .json file that is neither a list nor JSON lines."""
     try:
-        with open_text(file) as stream:
+        with open_rows(file) as stream:
             value = json.load(stream)
     except (ValueError, RecursionError):
         return _not_json(file, line, repr(text.strip()[:60]), exc)
     keys = ", ".join(list(value)[:8]) if isinstance(value, dict) else type(value).__name__
+    lists = [key for key, item in value.items() if _nested({key: item})] if isinstance(value, dict) else []
     return codes.DATA_NOT_A_LIST(
         "the file contains one object, not a list of rows",
         f"{file}:{line}",
         f"keys {keys}",
-        "write a list of objects: [{…}, {…}]",
+        _unnest(file, lists[0]) if len(lists) == 1 else "write a list of objects: [{…}, {…}]",
     )
 
 
@@ -198,10 +221,13 @@ def _json_list(file: Path) -> Iterator[RawRow]:
     """Yield the objects of a JSON list, with the line where each begins."""
     with _open(file) as stream:
         try:
-            text = stream.read()
+            text = stream.read(MAX_LIST) if is_packed(file) else stream.read()
+            if stream.read(1):
+                raise DataError(_too_large(file, 1))
         except UnicodeDecodeError as exc:
             raise _not_utf8(file, 1 + exc.object[: exc.start].count(b"\n"), exc) from exc
     place, counted, line = _skip(text, text.index("[") + 1), 0, 1
+    number, before = 0, 0  # of this object, and the line of the one before
     # One object an iteration: count lines up to it, decode it, then expect a comma or the end.
     while text[place : place + 1] != "]":
         line, counted = line + text.count("\n", counted, place), place
@@ -211,8 +237,10 @@ def _json_list(file: Path) -> Iterator[RawRow]:
         except (ValueError, RecursionError) as exc:
             at = getattr(exc, "lineno", line)
             raise DataError(_not_json(file, at, repr(text[place : place + 60]), exc)) from exc
-        place = end
-        yield _row(value, f"{file}:{line}", place)
+        place, number = end, number + 1
+        # Several objects on a line are told apart by their number.
+        yield _row(value, f"{file}:{line}" + (f" (row {number})" if line == before else ""), place)
+        before = line
         place = _skip(text, place)
         if text[place : place + 1] == ",":
             place = _skip(text, place + 1)
@@ -244,11 +272,11 @@ def _skip(text: str, place: int) -> int:
     return place
 
 
-def _csv(file: Path) -> Iterator[RawRow]:
+def _csv(file: Path, delimiter: str = ",") -> Iterator[RawRow]:
     _plain(file)
     csv.field_size_limit(MAX_LINE)
     with _open(file) as stream:
-        reader = csv.reader(stream, strict=True)
+        reader = csv.reader(stream, strict=True, delimiter=delimiter)
         consumed = 0
         try:
             # The header names the columns; each name must be unique.
@@ -332,6 +360,32 @@ def _parquet(file: Path) -> Iterator[RawRow]:
         ) from exc
 
 
+def _arrow(file: Path) -> Iterator[RawRow]:
+    """Read an Arrow file, or a stream as ``datasets`` writes them."""
+    import pyarrow as pa
+
+    number = 0
+    try:
+        with open_file(file) as stream:
+            begins = stream.read(6)
+            stream.seek(0)
+            reader = pa.ipc.open_file(stream) if begins == b"ARROW1" else pa.ipc.open_stream(stream)
+            if twice := _twice(reader.schema.names):
+                raise pa.ArrowInvalid(f"two columns are named {twice[:60]!r}")
+            batches = (
+                map(reader.get_batch, range(reader.num_record_batches)) if begins == b"ARROW1" else reader
+            )
+            for batch in batches:
+                for start in range(0, batch.num_rows, 1024):
+                    for value in batch.slice(start, 1024).to_pylist():
+                        number += 1
+                        yield RawRow(without_filled(value), f"{file}:row {number}")
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as exc:
+        what = "the file is not Arrow, or it is damaged"
+        where = f"{file}:row {number + 1}" if number else str(file)
+        raise DataError(codes.DATA_NOT_ARROW(what, where, str(exc).split("\n")[0][:200])) from exc
+
+
 def _saved(folder: Path, split: str) -> Iterator[RawRow]:
     """Read a directory written by ``datasets.save_to_disk``."""
     import datasets
@@ -399,6 +453,8 @@ _READERS: dict[str, Callable[[Path], Iterator[RawRow]]] = {
     "json": _json,
     "jsonl": _jsonl,
     "csv": _csv,
+    "tsv": partial(_csv, delimiter="\t"),
+    "arrow": _arrow,
     "txt": _txt,
     "parquet": _parquet,
 }

@@ -33,8 +33,8 @@ class Dataset(Section):
 
     path: Annotated[str, BeforeValidator(to_data_path)] = Field(
         description=(
-            "A file (JSON, JSONL, Parquet, CSV, text), a folder, a `datasets` directory, a hub name, or your"
-            " own module:function that returns rows."
+            "A file (JSON, JSONL, Parquet, Arrow, CSV, TSV, text; text also as .gz, .zst, .xz, .bz2), a folder,"
+            " a `datasets` directory, a hub name, or your own module:function that returns rows."
         )
     )
     format: Annotated[str, Word(*FORMATS)] = Field(
@@ -48,8 +48,12 @@ class Dataset(Section):
             "1 everywhere the data sets are concatenated."
         ),
     )
-    split: Text = Field(default="train", description="Split of a hub data set.")
-    name: OptText = Field(default=None, description="Configuration name of a hub data set.")
+    split: Text = Field(
+        default="train", description="Split of a folder, a `datasets` directory or a hub data set."
+    )
+    name: OptText = Field(
+        default=None, description="Configuration of a folder (`configs:` in its README) or of a hub data set."
+    )
     columns: Mapping = Field(
         default={},
         description=(

@@ -27,7 +27,7 @@ DISGUISED = {
     "an indented object": (json.dumps({"rows": QA}, indent=2), "json"),
     "a table": ("instruction,input,output\na,b,c\n", "csv"),
     "a quoted table": ('"prompt","completion"\n"a","b"\n', "csv"),
-    "a table with tabs": ("question\tanswer\na\tb\n", "csv"),
+    "a table with tabs": ("question\tanswer\na\tb\n", "tsv"),
     "pairs": ("prompt,chosen,rejected\na,b,c\n", "csv"),
 }
 TEXTS = [

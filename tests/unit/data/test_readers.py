@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
+from published_folders import PACKS, TYPES
 
 from paceline.core.errors import DataError
 from paceline.data.locate import locate
@@ -24,7 +26,10 @@ def written(folder: Path, name: str) -> Path:
     import pyarrow.parquet as pq
 
     path = folder / name
-    if name.endswith(".parquet"):
+    if name.startswith("kind"):
+        data = TYPES[path.suffixes[0]](ROWS)
+        path.write_bytes(PACKS[path.suffix](data) if path.suffix in PACKS else data)
+    elif name.endswith(".parquet"):
         pq.write_table(pa.Table.from_pylist(ROWS), path)
     elif name.endswith(".csv"):
         with path.open("w", newline="", encoding="utf-8") as stream:
@@ -53,6 +58,12 @@ def written(folder: Path, name: str) -> Path:
         "bom.jsonl",
         "a.parquet",
         "a.csv",
+        "kind.tsv",
+        "kind.arrow",
+        "kind.jsonl.gz",
+        "kind.json.zst",
+        "kind.csv.xz",
+        "kind.tsv.bz2",
     ],
 )
 def test_all_kinds_of_files_give_the_same_rows(tmp_path: Path, name: str) -> None:
@@ -79,15 +90,39 @@ def test_places_are_file_and_line(tmp_path: Path) -> None:
     assert [row.where.rpartition(":")[2] for row in indented] == ["2", "6", "10", "14", "18"]
 
 
+def test_objects_of_one_line_are_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('[{"a": 1}, {"a": 2},\n{"a": 3}]')
+    assert [row.where.rpartition("/")[2] for row in rows_of(tmp_path / "a.json")] == [
+        "a.json:1",
+        "a.json:1 (row 2)",
+        "a.json:2",
+    ]
+
+
+@pytest.mark.parametrize("pack", PACKS)
+def test_compressed_files_cut_short_are_damaged(pack: str, tmp_path: Path) -> None:
+    path = written(tmp_path, f"kind.jsonl{pack}")
+    for content in (path.read_bytes()[:-9], b"{}" * 90):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=r"data\.unreadable.*damaged"):
+            rows_of(path)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "b.json"])
+def test_rows_within_one_object_get_the_command_that_takes_them_out(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(f'{{{chr(10) if name == "b.json" else ""}"data": [{{"text": "a"}}]}}')
+    with pytest.raises(DataError, match=r"data\.not_a_list(.|\n)*jq -c '\.\"data\"\[\]'"):
+        rows_of(tmp_path / name)
+
+
 def test_a_folder_leaves_other_splits_aside_and_says_so(tmp_path: Path) -> None:
     for name in ("gsm_train.jsonl", "gsm_test.jsonl", "more.jsonl"):
         (tmp_path / name).write_text(json.dumps({"text": name}) + "\n")
     (tmp_path / "README.md").write_text("about")
     located = locate(str(tmp_path), "train")
-    assert [f.name for f in located.files] == ["gsm_train.jsonl", "more.jsonl"]
-    assert "gsm_test.jsonl" in located.note
-    assert "README.md" in located.note
-    assert [f.name for f in locate(str(tmp_path), "test").files] == ["gsm_test.jsonl", "more.jsonl"]
+    assert [f.name for f in located.files] == ["gsm_train.jsonl"]
+    assert {"gsm_test.jsonl", "README.md", "more.jsonl"} <= set(re.split("[ ,]+", located.note))
+    assert [f.name for f in locate(str(tmp_path), "test").files] == ["gsm_test.jsonl"]
 
 
 @pytest.mark.parametrize(

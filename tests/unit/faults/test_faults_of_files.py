@@ -175,6 +175,25 @@ def _other_split(job: Job) -> dict[str, Any]:
     return {"data.train": [{"path": str(job.root / "data"), "split": "test"}]}
 
 
+def _named_file(job: Job) -> dict[str, Any]:
+    return {"data.train": [{"path": str(job.root / "rows.json"), "name": "main"}]}
+
+
+def _card_of_nothing(job: Job) -> dict[str, Any]:
+    (job.root / "data").mkdir()
+    (job.root / "data" / "rows.jsonl").write_text('{"text": "a"}')
+    card = "---\nconfigs: [{config_name: default, data_files: row.jsonl}]\n---\n"
+    (job.root / "data" / "README.md").write_text(card)
+    return {"data.train": str(job.root / "data")}
+
+
+def _unclear_names(job: Job) -> dict[str, Any]:
+    (job.root / "data").mkdir()
+    for name in ("Train.jsonl", "Test.jsonl"):
+        (job.root / "data" / name).write_text('{"text": "a"}')
+    return {"data.train": str(job.root / "data")}
+
+
 def _output_is_a_file(job: Job) -> None:
     (job.root / "run").write_text("x")
 
@@ -326,6 +345,10 @@ FAULTS: list[tuple[str, Fault, str]] = [
     ("SFT rows for DPO", _rows('{"text": "a"}', training__algorithm="dpo"), "data.format_pairs"),
     ("a folder without data", _folder_of_others, "data.empty_folder"),
     ("a split that is not there", _other_split, "data.split_missing"),
+    ("a name beside a file", _named_file, "data.config_name"),
+    ("a README that names no file", _card_of_nothing, "data.card"),
+    ("files whose names say another split", _unclear_names, "data.files_unclear"),
+    ("no Arrow", _rows("x", "rows.arrow"), "data.not_arrow"),
     (
         "columns that are not there",
         lambda job: {
