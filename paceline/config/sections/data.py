@@ -33,8 +33,8 @@ class Dataset(Section):
 
     path: Annotated[str, BeforeValidator(to_data_path)] = Field(
         description=(
-            "A file (JSON, JSONL, Parquet, Arrow, CSV, TSV, text; text also as .gz, .zst, .xz, .bz2), a folder,"
-            " a `datasets` directory, a hub name, or your own module:function that returns rows."
+            "A file (JSON, JSONL, Parquet, Arrow, CSV, TSV, text; text also as .gz, .zst, .xz, .bz2), a"
+            " folder, a `datasets` directory, a hub name, or your own module:function that returns rows."
         )
     )
     format: Annotated[str, Word(*FORMATS)] = Field(
