@@ -7,7 +7,7 @@ import io
 import os
 import stat
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import TextIO
 
 _KINDS = {
     stat.S_IFIFO: "a FIFO",
@@ -28,7 +28,7 @@ def no_file(path: Path) -> str | None:
         return None
 
 
-def open_file(path: Path) -> BinaryIO:
+def open_file(path: Path) -> io.BufferedReader:
     """Open a regular file for reading bytes.
 
     Raises OSError, also for a FIFO, a socket or a device, whose opening or reading might block forever.

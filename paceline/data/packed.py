@@ -24,7 +24,7 @@ def is_packed(file: Path) -> bool:
 
 
 @contextmanager
-def open_bytes(file: Path) -> Iterator[BinaryIO | io.BufferedIOBase]:
+def open_bytes(file: Path) -> Iterator[io.BufferedIOBase]:
     """Open a file for reading, decompressed where its name says so. Raises OSError as ``open_file``."""
     with open_file(file) as stream:
         unpack = _UNPACK.get(file.suffix.lower())
