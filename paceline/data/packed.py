@@ -24,7 +24,7 @@ def is_packed(file: Path) -> bool:
 
 
 @contextmanager
-def open_bytes(file: Path) -> Iterator[io.BufferedIOBase]:
+def open_bytes(file: Path) -> Iterator[io.BufferedReader]:
     """Open a file for reading, decompressed where its name says so. Raises OSError as ``open_file``."""
     with open_file(file) as stream:
         unpack = _UNPACK.get(file.suffix.lower())
@@ -42,16 +42,20 @@ def open_rows(file: Path) -> Iterator[TextIO]:
         yield text
 
 
-def _zstd(stream: BinaryIO) -> io.BufferedIOBase:
+def _buffered(stream: io.RawIOBase | io.BufferedIOBase) -> io.BufferedReader:
+    return io.BufferedReader(stream)  # type: ignore[type-var]
+
+
+def _zstd(stream: BinaryIO) -> io.BufferedReader:
     import pyarrow as pa
 
-    return io.BufferedReader(pa.CompressedInputStream(pa.PythonFile(stream, mode="r"), "zstd"))
+    return _buffered(pa.CompressedInputStream(pa.PythonFile(stream, mode="r"), "zstd"))
 
 
-_UNPACK: Mapping[str, Callable[[BinaryIO], io.BufferedIOBase]] = {
-    ".gz": lambda stream: gzip.GzipFile(fileobj=stream),
-    ".xz": lzma.LZMAFile,
-    ".bz2": bz2.BZ2File,
+_UNPACK: Mapping[str, Callable[[BinaryIO], io.BufferedReader]] = {
+    ".gz": lambda stream: _buffered(gzip.GzipFile(fileobj=stream)),
+    ".xz": lambda stream: _buffered(lzma.LZMAFile(stream)),  # noqa: SIM115
+    ".bz2": lambda stream: _buffered(bz2.BZ2File(stream)),
     ".zst": _zstd,
 }
 
