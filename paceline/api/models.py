@@ -75,6 +75,7 @@ def generate(
     ``generation:`` section has it; temperature 0 is greedy. Raises ConfigError.
     """
     from paceline.evaluation.opened import opened
+    from paceline.evaluation.prompts import prompts_of
     from paceline.generation.answer import answer
     from paceline.generation.settings import sampling_of
 
@@ -93,4 +94,4 @@ def generate(
         [*opening, {"role": "user", "content": one}] if isinstance(one, str) else [*opening, *one]
         for one in prompts
     ]
-    return answer(hf, tokenizer, conversations, sampling, batch_size=batch_size)
+    return answer(hf, tokenizer, prompts_of(tokenizer, conversations), sampling, batch_size=batch_size)

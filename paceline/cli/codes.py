@@ -40,8 +40,8 @@ CLI_PAGE_PACKAGES = Code(
 )
 CLI_SERVE_PACKAGES = Code(
     "cli.serve_packages",
-    "`paceline serve` answers with the server of Transformers, which needs packages that only it uses"
-    " (fastapi, openai, starlette, uvicorn). Install them with the line in the message.",
+    "`paceline serve` needs packages that only servers use (starlette, uvicorn). Install them with the line"
+    " in the message.",
 )
 CLI_PORT = Code(
     "cli.port",

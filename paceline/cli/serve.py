@@ -13,7 +13,7 @@ from paceline.cli.process import become
 from paceline.core.errors import ConfigError
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
-PACKAGES = ("fastapi", "openai", "starlette", "uvicorn")
+PACKAGES = ("starlette", "uvicorn")
 
 
 @app.command()
@@ -32,7 +32,7 @@ def serve(
 
     RUN may also be one checkpoint or a Hugging Face folder. What a request leaves open (temperature, top_p,
     top_k, length) is as the run's generation section has it. Chat completions, completions, responses and
-    models; by the server of Transformers.
+    models, as vLLM's server answers them; a conversation is rendered as training renders it.
     """
     missing = [package for package in PACKAGES if find_spec(package) is None]
     if missing:

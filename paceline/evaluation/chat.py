@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
 from paceline.evaluation.opened import opened
+from paceline.evaluation.prompts import prompts_of
 from paceline.generation.answer import Message, Sampling, answer_streamed
 from paceline.generation.settings import sampling_of
 from paceline.launch.ending import ended
@@ -42,7 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.prompt is not None:
             printed = PrintedAnswer()
             messages: list[Message] = [*opening, {"role": "user", "content": options.prompt}]
-            answer_streamed(model, tokenizer, messages, sampling, printed.write)
+            (prompt,) = prompts_of(tokenizer, [messages])
+            answer_streamed(model, tokenizer, prompt, sampling, printed.write)
             printed.end()
         else:
             converse(model, tokenizer, opening, sampling, sys.stdin, remember=not options.forget)
@@ -120,7 +122,8 @@ def converse(
             messages = [*history, {"role": "user", "content": text}]
             printed = PrintedAnswer("model> " if interactive else "")
             try:
-                reply = answer_streamed(model, tokenizer, messages, sampling, printed.write)
+                (prompt,) = prompts_of(tokenizer, [messages])
+                reply = answer_streamed(model, tokenizer, prompt, sampling, printed.write)
             except ConfigError as error:
                 print(error, file=sys.stderr)
                 continue

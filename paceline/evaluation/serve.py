@@ -5,11 +5,9 @@ server on loopback, behind a token, until Ctrl-C.
 from __future__ import annotations
 
 import argparse
-import logging
 import secrets
 import socket
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,14 +16,13 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
 from paceline.evaluation.opened import opened
-from paceline.evaluation.served import Served, serving_app
+from paceline.evaluation.server.app import application
+from paceline.evaluation.server.desk import Served
 from paceline.generation import codes
 from paceline.generation.answer import end_tokens
 from paceline.generation.settings import run_of, sampling_of
@@ -35,8 +32,6 @@ from paceline.launch.outlet import redacted
 
 PORT = 8766
 DTYPES = ("float32", "bfloat16", "float16")
-#: What of Transformers' server can be reached; it can also load other models and forget this one.
-ANSWERED = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 _LAST_SECONDS = 3  # for answers that are being written at Ctrl-C
 
 
@@ -87,7 +82,6 @@ def load(run: Path, name: str, dtype: str) -> Served:
             codes.GENERATION_NO_MODEL(what, str(run), type(tokenizer).__name__, "paceline chat")
         )
     torch.nn.Module.to(model, device=kind or torch.device("cpu"), dtype=getattr(torch, dtype))
-    model.generation_config.max_length = None
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (tokenizer.eos_token_id or 0)
     return Served(name, model, tokenizer, sampling, ends, pad)
 
@@ -100,22 +94,11 @@ def name_of(run: Path) -> str:
 
 def front(served: Served, token: str) -> Starlette:
     """Return the whole application: token and Host are checked before anything else is read."""
-    app, began = serving_app(served), int(time.time())
-    one = {"id": served.name, "object": "model", "created": began, "owned_by": "paceline"}
-
-    def models(request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [one]})
-
-    def health(request: Request) -> Response:
-        return JSONResponse({"status": "ok"})
-
     guards = [
         Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS, www_redirect=False),
         Middleware(Guard, token=token, refuse=refused),
     ]
-    routes = [Route("/v1/models", models), Route("/health", health)]
-    routes += [Route(path, app, methods=["POST"]) for path in ANSWERED]
-    return Starlette(routes=routes, middleware=guards)
+    return application(served, guards)
 
 
 def refused() -> Response:
@@ -127,7 +110,6 @@ def refused() -> Response:
 
 def listen(served: Served, token: str, server: socket.socket) -> None:
     """Answer on a socket that listens, until Ctrl-C or SIGTERM."""
-    logging.getLogger("transformers.cli.serving").setLevel(logging.ERROR)  # it logs each request
     config = uvicorn.Config(
         front(served, token),
         log_level="warning",

@@ -1,4 +1,4 @@
-"""Batched answers of a Hugging Face model to conversations, through the tokenizer's own chat template."""
+"""Batched answers of a Hugging Face model to prompts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from paceline.core import bounded
 from paceline.core.errors import ConfigError
 from paceline.generation import codes
 from paceline.models.hub_code import refuse_hub_attention
@@ -35,17 +34,20 @@ class Sampling:
     top_k: int = 0
 
     def arguments(self) -> dict[str, float | None]:
-        """Return the keyword arguments of ``model.generate``."""
+        """Return the keyword arguments of ``model.generate``: no penalty of the model's own takes part, as in
+        rollouts and the server.
+        """
+        own = {"max_new_tokens": self.max_new_tokens, "repetition_penalty": 1.0}
         if self.temperature <= 0:
             return {
-                "max_new_tokens": self.max_new_tokens,
+                **own,
                 "do_sample": False,
                 "temperature": None,
                 "top_p": None,
                 "top_k": None,
             }
         return {
-            "max_new_tokens": self.max_new_tokens,
+            **own,
             "do_sample": True,
             "temperature": self.temperature,
             "top_p": self.top_p,
@@ -110,19 +112,17 @@ def _config(folder: Path) -> PreTrainedConfig | None:
 def answer(
     model: HFModel,
     tokenizer: PreTrainedTokenizerBase,
-    conversations: Sequence[Sequence[Message]],
+    prompts: Sequence[list[int]],
     sampling: Sampling,
     *,
     batch_size: int = 64,
 ) -> list[str]:
-    """Return the assistant's next message in each conversation, special tokens removed.
+    """Return the answer to each prompt (token ids), special tokens removed.
 
     Greedy answers do not depend on ``batch_size``: prompts are padded on the left and the padding is masked.
-    Raises ConfigError if the tokenizer has no chat template (or one that does not terminate) or a
-    conversation leaves no room for an answer.
+    Raises ConfigError if a prompt leaves no room for an answer.
     """
-    prompts = [prompt_ids(tokenizer, messages) for messages in conversations]
-    _check_room(model, prompts, sampling)
+    _check_room(model, prompts)
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))  # sort by length: less padding
     answers = [""] * len(prompts)
     for start in range(0, len(order), batch_size):
@@ -137,11 +137,11 @@ def answer(
 def answer_streamed(
     model: HFModel,
     tokenizer: PreTrainedTokenizerBase,
-    messages: Sequence[Message],
+    prompt: list[int],
     sampling: Sampling,
     write: Callable[[str], None],
 ) -> str:
-    """Return the assistant's next message, and give its text to ``write`` part by part while it is generated.
+    """Return the answer to a prompt, and give its text to ``write`` part by part while it is generated.
 
     The same answer as ``answer`` gives. Raises ConfigError as ``answer`` does.
     """
@@ -152,51 +152,9 @@ def answer_streamed(
             if text:
                 write(text)
 
-    prompts = [prompt_ids(tokenizer, messages)]
-    _check_room(model, prompts, sampling)
+    _check_room(model, [prompt])
     stream = Stream(tokenizer, skip_prompt=True, skip_special_tokens=True)  # type: ignore[no-untyped-call]
-    return _answer_batch(model, tokenizer, prompts, sampling, stream)[0]
-
-
-def prompt_ids(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> list[int]:
-    """Return the token ids of a conversation up to the start of the assistant's message."""
-    if not getattr(tokenizer, "chat_template", None):
-        raise ConfigError(
-            codes.GENERATION_NO_CHAT_TEMPLATE(
-                "the tokenizer has no chat template",
-                "chat_template",
-                hint=(
-                    "train with model.chat_template: chatml, or the template that the model was trained with"
-                ),
-            )
-        )
-    text = _rendered(tokenizer, [dict(m) for m in messages])
-    # the template adds special tokens itself
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
-def _rendered(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]]) -> str:
-    """Render the conversation with the tokenizer's chat template. Raises ConfigError.
-
-    A template is untrusted code: it runs under the same time and memory limits as in data preparation.
-    """
-    hint = "train with model.chat_template: chatml, or use a tokenizer whose template you know"
-    try:
-        with bounded.bounded_memory(), bounded.bounded_time():
-            return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
-    except (bounded.SpentError, MemoryError) as exc:
-        spent = isinstance(exc, bounded.SpentError)
-        found = (
-            f"did not finish within {bounded.CPU_SECONDS:g} s"
-            if spent
-            else f"more than {bounded.MEMORY_BYTES >> 20} MiB"
-        )
-        what = "the chat template needs more time or memory than any conversation should"
-        raise ConfigError(codes.GENERATION_TEMPLATE_COSTLY(what, "chat_template", found, hint)) from None
-    except Exception as exc:  # noqa: BLE001  (a template may raise anything)
-        found = f"{type(exc).__name__}: {exc}"[:200]
-        what = "the chat template raised an error for this conversation"
-        raise ConfigError(codes.GENERATION_TEMPLATE_REFUSED(what, "chat_template", found, hint)) from exc
+    return _answer_batch(model, tokenizer, [prompt], sampling, stream)[0]
 
 
 @torch.inference_mode()
@@ -239,7 +197,7 @@ def end_tokens(model: HFModel, tokenizer: PreTrainedTokenizerBase, also: Sequenc
     return sorted(e for e in ends if e is not None)
 
 
-def _check_room(model: HFModel, prompts: Sequence[list[int]], sampling: Sampling) -> None:
+def _check_room(model: HFModel, prompts: Sequence[list[int]]) -> None:
     """Raise ConfigError for conversations that leave no room for a single new token."""
     limit = getattr(model.config, "max_position_embeddings", None)
     longest = max((len(p) for p in prompts), default=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,18 +20,29 @@ if TYPE_CHECKING:
 
     from paceline.generation.local import LocalEngine
 
+#: Choose the next tokens: (logits [B, V], answers so far) -> (tokens int64 [B], log-probabilities [B])
+Pick = Callable[[Tensor, WrittenAnswers], tuple[Tensor, Tensor]]
 _THIN = 0.75  # fraction of rows still generating at which finished ones are removed from the batch
 
 
 class GrowingDecoding:
     """One batch of requests being decoded; each row is a request. The host reads after every token how many
-    are unfinished.
+    are unfinished. ``pick`` chooses tokens in place of ``sampling``; ``room``: tokens of an answer that the
+    cache has room for before it grows.
     """
 
-    def __init__(self, engine: LocalEngine, requests: Sequence[Request], sampling: RolloutSampling) -> None:
-        self.engine, self.sampling = engine, sampling
+    def __init__(
+        self,
+        engine: LocalEngine,
+        requests: Sequence[Request],
+        sampling: RolloutSampling,
+        pick: Pick | None = None,
+        room: int | None = None,
+    ) -> None:
+        self.engine, self.sampling, self._pick = engine, sampling, pick or self._sample
         self.prompts = PromptBatch(requests, engine.pad_id, engine.device)
         self.longest = max(r.max_tokens for r in requests)
+        self._room = self.longest if room is None else min(room, self.longest)
         self.rows, self.place = len(requests), 0
         # Padding would enter a state: there prompts of one length are read together, the longest last.
         self._unread = by_length(self.prompts) if engine.carries_state else [self.prompts.all()]
@@ -55,8 +66,7 @@ class GrowingDecoding:
             self.answers = WrittenAnswers(self.rows, self.longest, stops, dtype, device)
             self.answers.begin(self.requests, self.rows)
         answers = self.answers
-        places = answers.place.expand(self.rows)
-        answers.append(*choose(logits, self.sampling, answers.streams[: self.rows], places))
+        answers.append(*self._pick(logits, answers))
         self.place += 1
         count = int(answers.going[: self.rows].sum())
         if count and count <= _THIN * self.rows:
@@ -68,10 +78,14 @@ class GrowingDecoding:
         assert self.answers is not None
         return self.answers.completions()
 
+    def _sample(self, logits: Tensor, answers: WrittenAnswers) -> tuple[Tensor, Tensor]:
+        places = answers.place.expand(self.rows)
+        return choose(logits, self.sampling, answers.streams[: self.rows], places)
+
     def _read_prompts(self) -> None:
         """Prefill the next prompts, each distinct one once."""
         part, engine = self._unread.pop(0), self.engine
-        cache = cache_for(engine.hf, part.ids.shape[1] + self.longest)
+        cache = cache_for(engine.hf, part.ids.shape[1] + self._room)
         self._read.append((cache, engine.forward(part.ids, part.seen, part.positions, cache)))
 
     def _begin(self) -> Tensor:
@@ -79,7 +93,7 @@ class GrowingDecoding:
         prompts = self.prompts
         caches, each = zip(*self._read, strict=True)
         self._read, logits = [], torch.cat(each)
-        self.cache = joined(caches, prompts.width + self.longest) if len(caches) > 1 else caches[0]
+        self.cache = joined(caches, prompts.width + self._room) if len(caches) > 1 else caches[0]
         if prompts.seen is not None:
             self.mask = torch.nn.functional.pad(prompts.seen, (0, self.longest), value=1)
         if prompts.repeated:

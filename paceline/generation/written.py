@@ -64,6 +64,20 @@ class WrittenAnswers:
         torch.gt(self.limits[rows], self.position[rows], out=self.going[rows])
         self.place.add_(1)
 
+    def numbers(self, rows: int) -> list[int]:
+        """Return which request each of the first ``rows`` rows answers."""
+        return [int(number) for number in self._order[:rows].tolist()]
+
+    def history(self, rows: int) -> Tensor:
+        """Return the tokens of the first ``rows`` rows so far, int64 [rows, tokens]."""
+        return self._tokens[: int(self.place), :rows].t()
+
+    def end(self, number: int) -> None:
+        """End the answer to request ``number`` after its last token."""
+        row = self._order == number
+        self.limits.masked_fill_(row, -1)
+        self.going.masked_fill_(row, False)
+
     def keep(self, rows: int, kept: int) -> Tensor:
         """Move the unfinished answers to the front of ``rows`` rows; at most ``kept`` are unfinished.
 

@@ -30,6 +30,7 @@ from paceline.core.json_types import JsonObject, as_object
 from paceline.core.private import written_into
 from paceline.core.rundir import RunDir
 from paceline.data.tokenizer import load_tokenizer
+from paceline.evaluation.prompts import prompts_of
 from paceline.generation.answer import Sampling, answer
 from paceline.launch.ending import ended
 from paceline.launch.environ import current
@@ -194,7 +195,7 @@ def write_answers(
 ) -> list[JsonObject]:
     """Generate one answer per question, without history between them."""
     conversations = [[{"role": "user", "content": q["prompt"]}] for q in questions]
-    written = answer(root.hf, tokenizer, conversations, sampling, batch_size=256)
+    written = answer(root.hf, tokenizer, prompts_of(tokenizer, conversations), sampling, batch_size=256)
     return [
         {**q, "answer": a, "correct": a.strip() == q["expected"].strip()}
         for q, a in zip(questions, written, strict=True)

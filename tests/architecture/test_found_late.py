@@ -49,6 +49,7 @@ OTHER_VERBS = (
     "evaluation/models.py",
     "evaluation/opened.py",
     "evaluation/prepared.py",
+    "evaluation/prompts.py",
     "evaluation/ranks.py",
     "evaluation/scoring.py",
     "evaluation/serve.py",

@@ -88,6 +88,7 @@ EVENTS = {
     ("paceline/training/worker.py", "self.observers.log.write"),
     ("paceline/data/build.py", "writer.write"),
     ("paceline/evaluation/generated.py", "work.write"),
+    ("paceline/evaluation/server/app.py", "stream.write"),
     ("paceline/evaluation/measured.py", "work.write"),
     ("paceline/training/answers.py", "log.write"),
     ("paceline/training/rollout/windows.py", "self.generator.write"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from support import write_tokenizer
 
 from paceline.core.errors import ConfigError
+from paceline.evaluation.prompts import prompts_of
 from paceline.generation.answer import Sampling, answer, load_folder
 
 pytest.importorskip("fastapi")
@@ -57,20 +59,26 @@ def test_the_greedy_answer_is_ours(client: Any, folder: Path, length: int | None
     """Without settings of the request as a run's own settings are: greedy, at most 128 tokens."""
     model, tokenizer = load_folder(folder)
     sampling = Sampling(length or 128)
-    (expected,) = answer(model, tokenizer, [ASKED], sampling)
+    (expected,) = answer(model, tokenizer, prompts_of(tokenizer, [ASKED]), sampling)
     more = {} if length is None else {"max_tokens": length}
     found = asked(client, **more)
-    assert found["choices"][0]["message"]["content"] == expected and len(expected) > 5
+    cut = "\ufffd"  # a character that the length cuts in two is not told
+    told = found["choices"][0]["message"]["content"]
+    assert told == expected.rstrip(cut) and len(expected) > 5
     assert found["model"] == "mine"
     assert found["usage"]["completion_tokens"] <= sampling.max_new_tokens
     body = {"input": ASKED, "max_output_tokens": sampling.max_new_tokens}
     (message,) = asked(client, "/v1/responses", **body)["output"]
-    assert message["content"][0]["text"] == expected
-    lines = client.post(CHAT, json={"messages": ASKED, "stream": True, **more}, headers=KEY).text.splitlines()
-    parts = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
-    streamed = [part["choices"][0]["delta"].get("content") or "" for part in parts if part["choices"]]
-    cut = "\ufffd"  # a character that the length cuts in two is not streamed
-    assert "".join(streamed).rstrip(cut) == expected.rstrip(cut)
+    assert message["content"][0]["text"] == told
+    *parts, last = streamed(client, CHAT, messages=ASKED, **more)
+    assert "".join(part["choices"][0]["delta"].get("content", "") for part in parts) == told
+    assert last == "[DONE]"
+
+
+def streamed(client: Any, path: str, **body: Any) -> list[Any]:
+    lines = client.post(path, json={"stream": True, **body}, headers=KEY).text.splitlines()
+    parts = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+    return [part if part == "[DONE]" else json.loads(part) for part in parts]
 
 
 def test_a_temperature_samples(client: Any) -> None:
@@ -104,18 +112,161 @@ def test_what_would_load_other_models_is_not_there(client: Any, path: str) -> No
     assert client.post(path, json={"model": "org/other"}, headers=KEY).status_code == 404
 
 
+@pytest.fixture(scope="module")
+def openai_client(client: Any) -> Any:
+    import openai
+
+    return openai.OpenAI(api_key="the-key", base_url="http://127.0.0.1/v1", http_client=client, max_retries=0)
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "http://x/y.png"}}
+
+
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [
         ({"model": "org/other"}, 404, "'mine'"),
-        ({"n": 3}, 400, "do nothing here: n"),
-        ({"logprobs": True}, 400, "logprobs"),
-        ({"generation_config": "{}"}, 400, "generation_config"),
+        ({"n": 3}, 400, "n must be 1"),
+        ({"top_logprobs": 2}, 400, "logprobs must be set"),
+        ({"generation_config": "{}", "guided_json": {"a": 1}}, 400, "generation_config, guided_json"),
+        ({"response_format": {"type": "json_object"}}, 400, "vLLM"),
+        (
+            {"messages": [{"role": "user", "content": [IMAGE]}]},
+            400,
+            r"messages\[0\].content\[0\].*'image_url'",
+        ),
+        ({"messages": [{"role": "user", "content": "a" * 999}]}, 400, "192 positions.*tokens"),
+        ({"messages": [{"role": "robot", "content": "a"}]}, 400, "developer.*'robot'"),
+        ({"messages": [{"role": "user", "content": "a", "audio": {"id": 1}}]}, 400, "audio"),
+        ({"temperature": "hot"}, 400, "temperature: .*number.*'hot'"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "template does not render"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, 400, "does not read enable_thinking"),
+        ({"logit_bias": {"999": 1}}, 400, "no token 999"),
+        ({"user": "x" * (8 << 20)}, 413, "8 MiB"),
     ],
 )
-def test_what_has_no_effect_is_refused(client: Any, body: dict[str, Any], status: int, words: str) -> None:
-    found = client.post(CHAT, json={"messages": ASKED, **body}, headers=KEY)
-    assert found.status_code == status and words in found.text
+def test_the_openai_client_shows_why(
+    openai_client: Any, body: dict[str, Any], status: int, words: str
+) -> None:
+    import openai
+
+    given = {"model": "mine", "messages": ASKED, **body}
+    for more in ({}, {"stream": True}):
+        with pytest.raises(openai.APIStatusError, match=words) as found:
+            openai_client.post("/chat/completions", body={**given, **more}, cast_to=object)
+        assert found.value.status_code == status and found.value.body["message"]
+
+
+def test_the_openai_client_reads_every_answer(openai_client: Any) -> None:
+    chat = openai_client.chat.completions.create(
+        model="mine", messages=ASKED, temperature=1, n=3, seed=1, max_tokens=5, logprobs=True, top_logprobs=2
+    )
+    assert [len(choice.logprobs.content) for choice in chat.choices] == [5, 5, 5]
+    assert len({choice.message.content for choice in chat.choices}) == 3
+    again = openai_client.chat.completions.create(
+        model="mine", messages=ASKED, temperature=1, n=3, seed=1, max_tokens=5
+    )
+    assert [c.message.content for c in again.choices] == [c.message.content for c in chat.choices]
+    text = openai_client.completions.create(
+        model="mine", prompt=["a", "b"], max_tokens=2, logprobs=1, echo=True
+    )
+    assert [choice.text[0] for choice in text.choices] == ["a", "b"]
+    response = openai_client.responses.create(model="mine", input="a", instructions="b", max_output_tokens=3)
+    assert response.status == "incomplete" and response.output_text
+    with openai_client.responses.stream(model="mine", input="a", max_output_tokens=3) as stream:
+        kinds = [event.type for event in stream]
+        told = stream.get_final_response() if kinds[-1] == "response.completed" else None
+    assert kinds[0] == "response.created" and kinds[-1] in ("response.completed", "response.incomplete")
+    assert told is None or told.output_text
+    parts = openai_client.chat.completions.create(model="mine", messages=ASKED, max_tokens=4, stream=True)
+    assert [part.choices[0].finish_reason for part in parts][-1] in ("length", "stop")
+
+
+def test_a_client_that_goes_away_frees_the_model(folder: Path) -> None:
+    """Streamed or not: the model stops within a few tokens, and answers the next one."""
+    from paceline.evaluation.serve import front, load
+
+    served = load(folder, "mine", "float32")
+    forwards = [0]
+    served.model.register_forward_pre_hook(lambda *_: forwards.__setitem__(0, forwards[0] + 1))  # type: ignore[attr-defined]
+    app = front(served, "the-key")
+
+    async def gone(stream: bool) -> None:
+        body = json.dumps(
+            {"messages": ASKED, "max_tokens": 170, "ignore_eos": True, "stream": stream}
+        ).encode()
+        headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
+        headers.append((b"authorization", b"Bearer the-key"))
+        scope = {"type": "http", "method": "POST", "path": CHAT, "headers": headers, "query_string": b""}
+        begun = forwards[0]
+        given = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> dict[str, Any]:
+            if given:
+                return given.pop()
+            while forwards[0] < begun + 5:
+                await asyncio.sleep(0.001)
+            return {"type": "http.disconnect"}
+
+        sent = []
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        await app(
+            {**scope, "asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http"}, receive, send
+        )
+        last = forwards[0]
+        await asyncio.sleep(0.2)
+        assert last - begun < 100 and forwards[0] <= last + 1, (begun, last, forwards[0])
+
+    for stream in (True, False):
+        asyncio.run(gone(stream))
+
+
+THINKING = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "<|assistant|>",
+    "fields": {
+        "reasoning_content": {"open": "<think>", "close": "</think>", "content": "text"},
+        "tool_calls": {
+            "open": "<tool_call>",
+            "close": "</tool_call>",
+            "repeats": True,
+            "content": "json",
+            "transform": {"type": "function", "function": "{content}"},
+        },
+        "content": {"content": "text"},
+    },
+}
+CALL = '<tool_call>{"name": "look", "arguments": {"city": "Rom"}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (
+            f"<think>so</think>I look{CALL}",
+            [("reasoning", "so"), ("content", "I look"), ("call", '{"city": "Rom"}')],
+        ),
+        ("just text", [("content", "just text")]),
+        (
+            '<tool_call>{"name": broken</tool_call> and more',
+            [("content", '{"name": broken</tool_call> and more')],
+        ),
+        ("<think>cut", [("reasoning", "cut")]),
+    ],
+)
+def test_an_answer_is_read_while_it_comes(text: str, parts: list[tuple[str, str]]) -> None:
+    from paceline.evaluation.server.parsing import Parser
+
+    parser = Parser(THINKING, "<|user|>a<|assistant|>", ())
+    found = [part for at in range(len(text)) for part in parser.feed(text[at])] + parser.end()
+    joined: list[tuple[str, str]] = []
+    for part in found:
+        kind, before = part.kind, joined.pop() if joined and joined[-1][0] == part.kind else (part.kind, "")
+        joined.append((kind, before[1] + part.text))
+    assert joined == parts
 
 
 def test_the_one_model_is_listed(client: Any) -> None:

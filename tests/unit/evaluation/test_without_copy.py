@@ -83,10 +83,13 @@ def no_export(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def expected_answer(checkpoint: Path, to: Path) -> str:
+    from paceline.evaluation.prompts import prompts_of
     from paceline.generation.answer import Sampling, answer
 
     export_hf(checkpoint, to)
-    (text,) = answer(*load_model(to), [[{"role": "user", "content": PROMPT}]], Sampling(8))
+    model, tokenizer = load_model(to)
+    prompts = prompts_of(tokenizer, [[{"role": "user", "content": PROMPT}]])
+    (text,) = answer(model, tokenizer, prompts, Sampling(8))
     assert text
     return text
 

@@ -14,7 +14,8 @@ from paceline.core import bounded
 from paceline.core.errors import ConfigError
 from paceline.demo.tokenizer import vocabulary, write_tokenizer
 from paceline.evaluation import chat
-from paceline.generation.answer import Sampling, answer, answer_streamed, load_folder, prompt_ids
+from paceline.evaluation.prompts import prompts_of
+from paceline.generation.answer import Sampling, answer, answer_streamed, load_folder
 
 PROMPTS = [
     "Spell 'cat' backwards.",
@@ -56,7 +57,7 @@ def conversations(prompts: list[str]) -> list[list[dict[str, str]]]:
 
 def by_hand(model: Any, tokenizer: Any, prompt: str, count: int) -> str:
     """Greedy, one token at a time, no cache, no padding."""
-    ids = prompt_ids(tokenizer, [{"role": "user", "content": prompt}])
+    (ids,) = prompts_of(tokenizer, conversations([prompt]))
     made: list[int] = []
     with torch.no_grad():
         for _ in range(count):
@@ -72,7 +73,8 @@ def test_answers_are_greedy_and_do_not_depend_on_the_batch(loaded: tuple[Any, An
     model, tokenizer = loaded
     expected = [by_hand(model, tokenizer, p, 8) for p in PROMPTS]
     assert len(set(expected)) > 1
-    assert answer(model, tokenizer, conversations(PROMPTS), Sampling(8), batch_size=batch_size) == expected
+    prompts = prompts_of(tokenizer, conversations(PROMPTS))
+    assert answer(model, tokenizer, prompts, Sampling(8), batch_size=batch_size) == expected
 
 
 def test_an_answer_is_given_part_by_part_while_it_is_generated(loaded: tuple[Any, Any]) -> None:
@@ -82,9 +84,9 @@ def test_an_answer_is_given_part_by_part_while_it_is_generated(loaded: tuple[Any
     try:
         for prompt in PROMPTS:
             parts.clear()
-            (messages,) = conversations([prompt])
+            (ids,) = prompts_of(tokenizer, conversations([prompt]))
             whole = answer_streamed(
-                model, tokenizer, messages, Sampling(24), lambda text: parts.append((forwards[0], text))
+                model, tokenizer, ids, Sampling(24), lambda text: parts.append((forwards[0], text))
             )
             assert whole == "".join(text for _, text in parts) == by_hand(model, tokenizer, prompt, 24)
     finally:
@@ -93,18 +95,19 @@ def test_an_answer_is_given_part_by_part_while_it_is_generated(loaded: tuple[Any
 
 
 def test_a_tokenizer_without_a_template_is_refused_by_name(loaded: tuple[Any, Any]) -> None:
-    model, tokenizer = loaded
+    _, tokenizer = loaded
     template, tokenizer.chat_template = tokenizer.chat_template, None
     try:
         with pytest.raises(ConfigError, match="generation.no_chat_template"):
-            answer(model, tokenizer, conversations(["hi"]), Sampling(2))
+            prompts_of(tokenizer, conversations(["hi"]))
     finally:
         tokenizer.chat_template = template
 
 
 def test_a_prompt_beyond_the_positions_is_refused(loaded: tuple[Any, Any]) -> None:
+    prompts = prompts_of(loaded[1], conversations(["a" * 100]))
     with pytest.raises(ConfigError, match="generation.too_long"):
-        answer(*loaded, conversations(["a" * 100]), Sampling(2))
+        answer(*loaded, prompts, Sampling(2))
 
 
 def test_no_prompts_no_answers(loaded: tuple[Any, Any]) -> None:
@@ -158,7 +161,7 @@ def test_a_template_is_bounded_as_in_preparation(
     tokenizer.chat_template = template
     limits = resource.getrlimit(resource.RLIMIT_AS)
     with pytest.raises(ConfigError, match=code.replace(".", r"\.")):
-        prompt_ids(tokenizer, [{"role": "user", "content": "a"}])
+        prompts_of(tokenizer, conversations(["a"]))
     assert resource.getrlimit(resource.RLIMIT_AS) == limits
 
 
@@ -168,4 +171,4 @@ def test_a_prompt_has_the_tokens_that_the_tokenizer_itself_gives(loaded: tuple[A
         direct = tokenizer.apply_chat_template(conversation, add_generation_prompt=True, return_dict=True)[
             "input_ids"
         ]
-        assert prompt_ids(tokenizer, conversation) == list(direct)
+        assert prompts_of(tokenizer, [conversation]) == [list(direct)]

@@ -1,0 +1,100 @@
+"""Conversations as the model reads them: rendered and tokenized as training does it, for chat and the server.
+
+A row of a data set and a conversation that is typed or sent give the same token ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paceline.core.errors import ConfigError
+from paceline.data.beside import with_beside
+from paceline.data.cells import Cell, RowError
+from paceline.data.formats import Example
+from paceline.data.problems import REASONS
+from paceline.data.template import CostlyTemplateError, Encoded, Encoder
+from paceline.data.turns import MESSAGE_ROLES, turns_of
+from paceline.generation import codes
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Turns = Sequence[Mapping[str, Cell]]
+_HINT = "train with model.chat_template: chatml, or use a tokenizer whose template you know"
+
+
+@dataclass(frozen=True)
+class RenderedPrompt:
+    """Token ids; ``left_out``: the fields of the conversation that the chat template does not write."""
+
+    ids: tuple[int, ...]
+    left_out: tuple[str, ...] = ()
+
+
+class PromptRenderer:
+    """The prompts of one tokenizer. ``has_template``: whether it has a chat template."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.has_template = bool(tokenizer.chat_template)
+        self._encoder = Encoder(tokenizer, "assistant")
+
+    def of_chat(
+        self, messages: Turns, beside: Mapping[str, Cell] | None = None, opening: bool = True
+    ) -> RenderedPrompt:
+        """Return a conversation up to the assistant's message; without ``opening``, as it is.
+
+        ``beside``: tools, documents, chat_template_kwargs. Raises RowError, and CostlyTemplateError.
+        """
+        turns = turns_of([dict(one) for one in messages], "role", "content", MESSAGE_ROLES)
+        example = with_beside(Example(messages=tuple(turns)), beside or {})
+        encode = self._encoder.encode_prompts if opening else self._encoder.encode_whole
+        return _prompt(encode([example])[0])
+
+    def of_text(self, text: str) -> RenderedPrompt:
+        """Return a text as training reads it, without an end. Raises RowError."""
+        return _prompt(self._encoder.encode_whole([Example(text=text)])[0])
+
+
+def _prompt(found: Encoded | RowError) -> RenderedPrompt:
+    if isinstance(found, RowError):
+        raise found
+    return RenderedPrompt(tuple(found.input_ids.tolist()), found.left_out)
+
+
+def prompts_of(tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Turns]) -> list[list[int]]:
+    """Return the token ids of conversations up to the assistant's message. Raises ConfigError."""
+    prompts = PromptRenderer(tokenizer)
+    if not prompts.has_template:
+        raise ConfigError(
+            codes.GENERATION_NO_CHAT_TEMPLATE(
+                "the tokenizer has no chat template",
+                "chat_template",
+                hint=(
+                    "train with model.chat_template: chatml, or the template that the model was trained with"
+                ),
+            )
+        )
+    return [_checked(prompts, messages) for messages in conversations]
+
+
+def _checked(prompts: PromptRenderer, messages: Turns) -> list[int]:
+    try:
+        return list(prompts.of_chat(messages).ids)
+    except CostlyTemplateError as error:
+        what = "the chat template needs more time or memory than any conversation should"
+        raise ConfigError(
+            codes.GENERATION_TEMPLATE_COSTLY(what, "chat_template", error.detail, _HINT)
+        ) from None
+    except RowError as error:
+        what = "the chat template cannot write this conversation"
+        raise ConfigError(
+            codes.GENERATION_TEMPLATE_REFUSED(what, "chat_template", explained(error), _HINT)
+        ) from error
+
+
+def explained(error: RowError) -> str:
+    """Return what is wrong with a conversation, in words."""
+    meaning = REASONS[error.reason][1] if error.reason in REASONS else error.reason
+    return f"{meaning}: {error.detail}" if error.detail else meaning

@@ -1,0 +1,266 @@
+"""One model that answers one request after the other: written in a thread, given up when nobody listens."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import torch
+
+from paceline.evaluation.prompts import PromptRenderer
+from paceline.evaluation.server.decoding import Decoder, TextRules
+from paceline.evaluation.server.errors import RequestError
+from paceline.evaluation.server.requests import CommonRequest
+from paceline.generation.answer import Sampling
+from paceline.generation.engine import Request, RolloutSampling
+from paceline.generation.local import LocalEngine
+from paceline.generation.noise import stream_of
+from paceline.generation.stateful import cache_for
+from paceline.generation.stepwise import Stepwise, TokenRules, TokenScore, TokenStep
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+    from paceline.protocols.model import HFModel
+
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
+_MOST_POSITIONS = 1 << 15  # of models that say none
+_SCORES = 1 << 28  # numbers of the log-probabilities of a whole prompt
+
+
+@dataclass(frozen=True)
+class Served:
+    """The model that is served: under one name, with the settings of requests that leave them open.
+
+    ``ends``: the tokens that end an answer.
+    """
+
+    name: str
+    model: HFModel
+    tokenizer: PreTrainedTokenizerFast
+    sampling: Sampling
+    ends: tuple[int, ...]
+    pad: int
+
+    @property
+    def positions(self) -> int:
+        """The most tokens that prompt and answer have together."""
+        text = self.model.config.get_text_config()
+        found = (getattr(text, name, None) for name in _LENGTHS)
+        return next((int(one) for one in found if isinstance(one, int) and one > 0), _MOST_POSITIONS)
+
+    @property
+    def words(self) -> int:
+        """The number of token ids that the model has."""
+        return int(self.model.config.get_text_config().vocab_size)
+
+
+@dataclass(frozen=True)
+class GenerationJob:
+    """Answers that are to be written: ``count`` of each prompt, each with its own ``lengths`` as maximum."""
+
+    prompts: list[tuple[int, ...]]
+    count: int
+    lengths: list[int]
+    rules: TokenRules
+    stops: tuple[int, ...]
+    texts: TextRules
+    seed: int
+
+
+class Delta(NamedTuple):
+    """What one more token adds to an answer (its number); the last one has a ``finish``."""
+
+    answer: int
+    text: str
+    token: int
+    logprob: float
+    likeliest: tuple[TokenScore, ...]
+    finish: str | None = None
+    stop_reason: int | str | None = None
+
+
+Deltas: TypeAlias = AsyncIterator[Delta]
+
+
+class PromptScore(NamedTuple):
+    """A prompt's token, its log-probability and rank (1: the likeliest), and the likeliest in its place."""
+
+    token: int
+    logprob: float
+    rank: int
+    likeliest: tuple[TokenScore, ...]
+
+
+class Desk:
+    """Render requests and write their answers, one request at a time, in the order in which they came.
+
+    Raises ConfigError for a model that keeps states elsewhere than in a cache.
+    """
+
+    def __init__(self, served: Served) -> None:
+        self.served = served
+        self.prompts = PromptRenderer(served.tokenizer)
+        cache_for(served.model, 1)
+        self._turn = asyncio.Lock()
+        self._model = threading.Lock()
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Wait until the model is free: a template's limits are the process's, so nothing is written then."""
+        async with self._turn:
+            yield
+
+    def job(self, request: CommonRequest, prompts: list[tuple[int, ...]]) -> GenerationJob:
+        """Return what a request asks for. Raises RequestError for what does not fit the model."""
+        served, own = self.served, self.served.sampling
+        if request.model not in (None, served.name):
+            raise RequestError(
+                f"The model {request.model!r} does not exist; there is one here: {served.name!r}",
+                "model",
+                404,
+            )
+        if request.length is not None and request.length > served.positions:
+            raise RequestError(
+                f"{request.length_name}={request.length}, but the model has {served.positions} positions",
+                request.length_name,
+            )
+        for number, prompt in enumerate(prompts):
+            if len(prompt) >= served.positions:
+                more = f" (of prompt {number})" if len(prompts) > 1 else ""
+                raise RequestError(
+                    f"the model has {served.positions} positions, the prompt{more} has {len(prompt)} tokens"
+                    " and leaves no room for an answer",
+                    "input_tokens",
+                )
+        for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
+            self.check_ids(name, list(map(int, getattr(request, name) or ())))
+        wanted = own.max_new_tokens if request.length is None else request.length
+        sampling = RolloutSampling(
+            own.temperature if request.temperature is None else request.temperature,
+            own.top_p if request.top_p is None else request.top_p,
+            own.top_k if request.top_k is None else max(0, request.top_k),
+        )
+        if sampling.temperature < 1e-5 and (request.n or 1) > 1:
+            raise RequestError(f"n must be 1 when the temperature is 0, got {request.n}", "n")
+        stops = tuple(
+            dict.fromkeys((*(request.stop_token_ids or ()), *(() if request.ignore_eos else served.ends)))
+        )
+        rules = TokenRules(
+            sampling,
+            min_p=request.min_p or 0.0,
+            presence=request.presence_penalty or 0.0,
+            frequency=request.frequency_penalty or 0.0,
+            repetition=1.0 if request.repetition_penalty is None else request.repetition_penalty,
+            bias=request.bias,
+            allowed=tuple(request.allowed_token_ids or ()),
+            least=request.min_tokens,
+            ends=tuple({*stops, *served.ends}),
+            top=request.top,
+        )
+        texts = TextRules(
+            request.stops, request.include_stop_str_in_output, request.min_tokens, request.skip_special_tokens
+        )
+        lengths = [min(wanted, served.positions - len(prompt)) for prompt in prompts]
+        seed = secrets.randbits(62) if request.seed in (None, -1) else int(request.seed or 0)
+        return GenerationJob(prompts, request.n or 1, lengths, rules, stops, texts, seed)
+
+    def check_ids(self, name: str, ids: Sequence[int]) -> None:
+        """Raise RequestError for token ids that the model does not have."""
+        wrong = [one for one in ids if not 0 <= one < self.served.words]
+        if wrong:
+            raise RequestError(
+                f"{name}: the model has no token {wrong[0]} (it has {self.served.words})", name
+            )
+
+    @asynccontextmanager
+    async def writing(self, job: GenerationJob) -> AsyncIterator[AsyncIterator[Delta]]:
+        """Yield the answers' parts as they are written; leaving the block ends the writing."""
+        loop, queue = asyncio.get_running_loop(), asyncio.Queue[Delta | BaseException | None]()
+        left = threading.Event()
+
+        def put(item: Delta | BaseException | None) -> None:
+            if not left.is_set():
+                loop.call_soon_threadsafe(queue.put_nowait, item)
+
+        def work() -> None:
+            try:
+                with self._model:  # one that was given up may be in its last forward
+                    for delta in self._written(job):
+                        if left.is_set():
+                            return
+                        put(delta)
+                put(None)
+            except BaseException as error:  # noqa: BLE001  (raised where the answer is awaited)
+                put(error)
+
+        async def parts() -> AsyncIterator[Delta]:
+            while (item := await queue.get()) is not None:
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+
+        threading.Thread(target=work, name="answers", daemon=True).start()
+        try:
+            yield parts()
+        finally:
+            left.set()
+
+    def _written(self, job: GenerationJob) -> Iterator[Delta]:
+        served = self.served
+        requests = [
+            Request(prompt, stream_of(job.seed, number, sample), length)
+            for number, (prompt, length) in enumerate(zip(job.prompts, job.lengths, strict=True))
+            for sample in range(job.count)
+        ]
+        if not any(job.lengths):
+            return
+        engine = LocalEngine(served.model, pad_id=served.pad, stop_ids=job.stops)
+        decoders = [Decoder(served.tokenizer, one.prompt, job.texts) for one in requests]
+        steps = Stepwise(engine, requests, job.rules)
+        for each in steps:
+            for step in each:
+                yield self._delta(step, decoders[step.number], job, steps)
+
+    def _delta(self, step: TokenStep, decoder: Decoder, job: GenerationJob, steps: Stepwise) -> Delta:
+        is_end = step.token in job.stops
+        stop = decoder.feed(step.token, is_end)
+        finish: str | None = None
+        reason: int | str | None = None
+        if stop is not None:
+            steps.end(step.number)
+            finish, reason = "stop", stop
+        elif is_end:
+            primary = step.token == self.served.tokenizer.eos_token_id
+            finish, reason = "stop", None if primary else step.token
+        elif step.ended:
+            finish = "length"
+        text = decoder.delta(finish is not None)
+        return Delta(step.number, text, step.token, step.logprob, step.likeliest, finish, reason)
+
+    @torch.no_grad()
+    def scores(self, prompt: tuple[int, ...], top: int) -> list[PromptScore]:
+        """Return the log-probabilities of a prompt's tokens but the first.
+
+        Raises RequestError for a prompt whose logits would not fit.
+        """
+        if len(prompt) * self.served.words > _SCORES:
+            raise RequestError(
+                "echo with logprobs: the prompt is too long for the model's vocabulary", "echo"
+            )
+        model = self.served.model
+        ids = torch.tensor([prompt], device=next(model.parameters()).device)
+        logprobs = model(input_ids=ids, use_cache=False).logits[0, :-1].float().log_softmax(-1)
+        chosen = logprobs.gather(1, ids[0, 1:, None])
+        ranks = (logprobs >= chosen).sum(1).tolist()
+        values, best = (one.tolist() for one in logprobs.topk(top, -1))
+        rows = zip(prompt[1:], chosen.squeeze(1).tolist(), ranks, best, values, strict=True)
+        return [
+            PromptScore(token, logprob, rank, tuple(map(TokenScore, tokens, numbers)))
+            for token, logprob, rank, tokens, numbers in rows
+        ]

@@ -1,0 +1,211 @@
+"""The model and the requests that are put to vLLM's server and to ours: both made from seeds."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from support import write_tokenizer
+
+POSITIONS = 192
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+Body = dict[str, Any]
+
+
+def write_model(folder: Path) -> Path:
+    """Write a Llama of two layers whose greedy answers are of letters mostly, and end now and then."""
+    import torch
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    write_tokenizer(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    config = LlamaConfig(
+        vocab_size=320,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=POSITIONS,
+        initializer_range=0.3,
+    )
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for token in range(320):
+            text = tokenizer.decode([token])
+            if not (text.isascii() and text.isprintable()) or token < 5:
+                model.lm_head.weight[token] *= 0.4
+    model.save_pretrained(folder)
+    return folder
+
+
+CONVERSATIONS: tuple[list[Body], ...] = (
+    [{"role": "user", "content": "What is 2 + 3?"}],
+    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Name a fruit."}],
+    [
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "two"},
+        {"role": "user", "content": [{"type": "text", "text": "three"}]},
+    ],
+    [{"role": "user", "content": "Übung macht den Meister"}, {"role": "assistant", "content": None}],
+    [{"role": "user", "content": "hello", "name": "Ann"}],
+)
+PROMPTS: tuple[Any, ...] = ("Hello there", ["one", "two three"], [70, 71, 72, 90], [[70, 71], [80, 81, 82]])
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Weather of a city",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+
+#: Fields with values that each API takes, and with others that it may refuse: drawn by ``generated``.
+GOOD: Mapping[str, Sequence[Any]] = {
+    "max_tokens": (1, 2, 7, 30),
+    "stop": (None, [], ["zzzz"]),
+    "frequency_penalty": (0.0, 0.7, -1.5, 2, None),
+    "presence_penalty": (0, 1.2, -2),
+    "repetition_penalty": (1.3, 0.8),
+    "logit_bias": ({"70": 100}, {"80": -100, "81": 3.5}, {"75": 7}, None),
+    "min_tokens": (0, 5, 12),
+    "ignore_eos": (True, False),
+    "stop_token_ids": ([70, 71, 72], [], None),
+    "skip_special_tokens": (False,),
+    "return_token_ids": (True,),
+    "seed": (7, -1, None),
+    "top_p": (0.5, 1),
+    "top_k": (1, 0, -1),
+    "min_p": (0.2,),
+    "user": ("me",),
+    "n": (1, None),
+    "temperature": (0, 0.0),
+    "stream": (True, False),
+    "allowed_token_ids": ([70, 71, 72, 73, 90, 91],),
+}
+GOOD_CHAT: Mapping[str, Sequence[Any]] = {
+    "logprobs": (True, False),
+    "max_completion_tokens": (3, 9),
+    "add_generation_prompt": (False, True),
+    "tools": (None,),
+    "response_format": ({"type": "text"}, None),
+    "parallel_tool_calls": (True, None),
+}
+GOOD_TEXT: Mapping[str, Sequence[Any]] = {
+    "logprobs": (0, 1, 4, None),
+    "add_special_tokens": (False,),
+    "echo": (False,),
+}
+BAD: Mapping[str, Sequence[Any]] = {
+    "temperature": (-1, 2.5, "hot", [0.5]),
+    "top_p": (0, 1.5, -0.1, "all"),
+    "top_k": (-2, 1.5, "x"),
+    "min_p": (-0.1, 1.5),
+    "max_tokens": (0, -1, 10**12, "many", 1.5, POSITIONS + 1),
+    "n": (0, -1, "two", 1.5, 10**9),
+    "stop": ("", ["a", ""], ["a", "b", "c", "d", "e"], 7, [1], {}),
+    "frequency_penalty": (2.1, -3, "x"),
+    "presence_penalty": (-2.01, 5),
+    "repetition_penalty": (0, -1),
+    "logit_bias": ({"a": 1}, {"99999": 1}, {"-1": 1}, {"5": "x"}, [1], 3),
+    "min_tokens": (-1, 99),
+    "stop_token_ids": (["x"], [99999], 5),
+    "seed": ("x", 2**70, 1.5),
+    "model": ("org/other", 5),
+    "stream_options": ({"include_usage": True},),
+    "response_format": ({"type": "yaml"}, {"type": "json_schema"}, "json"),
+    "allowed_token_ids": ([99999], []),
+    "ignore_eos": ("perhaps",),
+}
+BAD_CHAT: Mapping[str, Sequence[Any]] = {
+    "messages": (
+        None,
+        "hello",
+        [],
+        [{}],
+        ["hello"],
+        [{"content": "no role"}],
+        [{"role": "user"}],
+        [{"role": "user", "content": 5}],
+        [{"role": "user", "content": [{"type": "text"}]}],
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x/y.png"}}]}],
+        [
+            {
+                "role": "user",
+                "content": [{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}],
+            }
+        ],
+        [{"role": "user", "content": "long " * 400}],
+        [{"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}],
+    ),
+    "top_logprobs": (3, -2, "x"),
+    "tool_choice": ("auto", "always", "required", {"type": "function", "function": {"name": "f"}}),
+    "tools": ([], "x", [{}]),
+    "logprobs": ("perhaps", 7),
+    "max_completion_tokens": (0, -5, 10**9),
+}
+BAD_TEXT: Mapping[str, Sequence[Any]] = {
+    "prompt": (None, "", [], 5, ["a", 5], [99999], [-1], "long " * 400, {"a": 1}, [[]]),
+    "logprobs": (-2, 21, "x"),
+    "suffix": ("tail",),
+}
+
+
+def generated(seed: int, answers: Sequence[str]) -> list[tuple[str, Body]]:
+    """Return (path, body) of requests; stop strings are cut from ``answers``, which the model gives."""
+    draw = random.Random(seed)
+    made: list[tuple[str, Body]] = []
+    for path, good, bad in ((CHAT, GOOD_CHAT, BAD_CHAT), (TEXT, GOOD_TEXT, BAD_TEXT)):
+        pool = {**GOOD, **good}
+        for number in range(40):
+            body = _base(path, draw)
+            for name in draw.sample(sorted(pool), draw.choice((1, 2, 3))):
+                body[name] = draw.choice(pool[name])
+            if number % 3 == 0:
+                start = draw.randrange(12)
+                body["stop"] = [draw.choice(answers)[start : start + draw.choice((1, 2, 3))] or "e", "zz"]
+                body["include_stop_str_in_output"] = number % 2 == 0
+            if number % 4 == 0:
+                body |= {"stream": True, "stream_options": draw.choice((None, {"include_usage": True}))}
+            if path == CHAT and body.get("logprobs"):
+                body["top_logprobs"] = draw.choice((0, 1, 3))
+            made.append((path, body))
+        for name, values in {**BAD, **bad}.items():
+            made += [(path, {**_base(path, draw), name: value}) for value in values]
+    made += [
+        (CHAT, {"messages": CONVERSATIONS[0], "temperature": 1, "n": 3, "seed": 3, "max_tokens": 4}),
+        (CHAT, {"messages": CONVERSATIONS[0], "temperature": 0, "n": 2, "max_tokens": 4}),
+        (CHAT, {"messages": CONVERSATIONS[0], "temperature": 1, "n": 2, "max_tokens": 4, "stream": True}),
+        (CHAT, {"messages": CONVERSATIONS[0], "temperature": 0, "logprobs": True, "top_logprobs": 21}),
+        (CHAT, {"messages": CONVERSATIONS[0], "temperature": 0, "tools": [TOOL], "tool_choice": "none"}),
+        (CHAT, {**_base(CHAT, draw), "tools": [TOOL], "tool_choice": "always"}),
+        (TEXT, {"prompt": "a b", "temperature": 1, "n": 2, "logprobs": 1, "max_tokens": 3}),
+        (TEXT, {"prompt": ["a b", "c"], "temperature": 1, "n": 2, "max_tokens": 3, "stream": True}),
+        (TEXT, {"prompt": "a b", "temperature": 0, "echo": True, "max_tokens": 3}),
+        (TEXT, {"prompt": "a b", "temperature": 0, "echo": True, "max_tokens": 3, "logprobs": 2}),
+        (TEXT, {"prompt": "a b", "temperature": 0, "echo": True, "max_tokens": 0, "logprobs": 1}),
+        (TEXT, {"prompt": "a b", "temperature": 0, "max_tokens": 150, "ignore_eos": True}),
+        (TEXT, {"prompt": "word " * 46, "temperature": 0, "max_tokens": 150, "ignore_eos": True}),
+    ]
+    return made
+
+
+def _base(path: str, draw: random.Random) -> Body:
+    if path == CHAT:
+        return {"messages": draw.choice(CONVERSATIONS), "temperature": 0, "max_tokens": 12}
+    return {"prompt": draw.choice(PROMPTS), "temperature": 0, "max_tokens": 12}
+
+
+#: (method, path, headers, content) of requests that are not JSON of an object.
+RAW: tuple[tuple[str, str, dict[str, str], str], ...] = (
+    ("POST", CHAT, {"content-type": "application/json"}, "{"),
+    ("POST", CHAT, {"content-type": "application/json"}, "[1]"),
+    ("POST", CHAT, {"content-type": "application/json"}, ""),
+    ("POST", CHAT, {"content-type": "application/json"}, "null"),
+    ("POST", TEXT, {"content-type": "text/plain"}, '{"prompt": "a"}'),
+    ("POST", TEXT, {"content-type": "application/json"}, '{"prompt": "a", "temperature": NaN}'),
+    ("GET", CHAT, {}, ""),
+    ("POST", "/v1/nothing", {"content-type": "application/json"}, "{}"),
+)
