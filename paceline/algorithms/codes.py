@@ -31,6 +31,11 @@ REWARDS_FAILED = Code(
     " return a finite number. `training.rollout.on_reward_error` sets what happens then: error,"
     " zero or skip.",
 )
+REWARDS_TESTS = Code(
+    "rewards.tests",
+    "The tests of a row turned out to be unusable while they judged a program: they use nothing of it,"
+    " or pass it an object that has no plain form. The answers get 0; the run goes on.",
+)
 REWARDS_OPTIONS = Code(
     "rewards.options", "A built-in reward was given an option that it does not have, or lacks a required one."
 )

@@ -96,7 +96,7 @@ LATE = {
         """
         evaluation.metric_failed
         profile.beyond profile.failed profile.step
-        rewards.failed rollout.no_spread training.diverged training.no_gradient training.no_labels
+        rewards.failed rewards.tests rollout.no_spread training.diverged training.no_gradient training.no_labels
         training.nonfinite training.overflow
     """
     ),

@@ -21,6 +21,7 @@ from paceline.algorithms import codes
 from paceline.algorithms.rewards.code_tests import RowTests, read_tests, same_output
 from paceline.algorithms.rewards.sample import Sample
 from paceline.algorithms.rewards.sandbox.client import Sandbox, SandboxUnavailable, UnsuitableTests
+from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json
 from paceline.rules import codes as rules_codes
@@ -62,8 +63,9 @@ class CodeReward:
     test, if any; ``at_once`` answers run in parallel, each in its own sandbox; ``seconds``: CPU time of the
     program, and of its tests (waiting: 5 s more); ``memory_mb``: memory of each of the two.
 
-    Raises KeyError for a row without tests, ValueError for tests that cannot be used, ConfigError if there is
-    no sandbox here (then nothing has run).
+    Tests that turn out to be unusable while they run give 0 too, since a program may have led them there;
+    ``warnings`` then names them. Raises KeyError for a row without tests, ValueError for tests that cannot be
+    used with any program, ConfigError if there is no sandbox here (then nothing has run).
     """
 
     has_deadlines = True  # its own limits: ``reward_timeout`` is for functions that may hang
@@ -83,6 +85,7 @@ class CodeReward:
         self.tests, self.entry_point, self.seconds, self.memory_mb = tests, entry_point, seconds, memory_mb
         self._allow_unsandboxed = allow_unsandboxed
         self._at_once = min(max(1, at_once), _MOST_AT_ONCE)
+        self._warnings: dict[str, Diagnostic | None] = {}  # by the tests: each is named once
         self._free: queue.SimpleQueue[Sandbox] = queue.SimpleQueue()  # opened on demand
         self._free.put(open_sandbox(allow_unsandboxed))
 
@@ -108,7 +111,23 @@ class CodeReward:
         try:
             return self._in_sandbox(lambda box: box.passes(program, tests.python, **limits))
         except UnsuitableTests as error:
-            raise ValueError(str(error)) from error
+            self._warnings.setdefault(
+                tests.python,
+                codes.REWARDS_TESTS(
+                    "the tests of a row cannot judge a program, so its answers get 0",
+                    f"prompt {sample.prompt[-120:]!r}",
+                    str(error),
+                    f"correct or remove the row: column '{self.tests}'",
+                    Severity.WARNING,
+                ),
+            )
+            return False
+
+    def warnings(self) -> tuple[Diagnostic, ...]:
+        """Return what the last calls found in rows, each once."""
+        found = tuple(self._warnings.values())
+        self._warnings = dict.fromkeys(self._warnings)
+        return tuple(finding for finding in found if finding is not None)
 
     def _answers(self, program: str, given: str, expected: str) -> bool:
         """Whether the program, given this input, ends well and writes what is expected."""

@@ -124,7 +124,8 @@ class Scorer:
             math.nan if left_out[i] else self._sum([parts[label][i] for label in self.labels])
             for i in range(len(samples))
         ]
-        return Scored(total, parts, tuple(_warning(p) for p in problems))
+        said = [finding for f in self.functions for finding in getattr(f, "warnings", tuple)()]
+        return Scored(total, parts, (*(_warning(p) for p in problems), *said))
 
     @property
     def row_checks(self) -> list[RowCheck]:

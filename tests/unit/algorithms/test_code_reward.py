@@ -431,8 +431,134 @@ def test_rows_are_checked_before_the_first_answer(reward: CodeReward) -> None:
     rows = [("row 1", {"tests": TESTS}), ("row 2", {}), ("row 3", {"tests": "assert True"})]
     found = reward.unusable_rows(rows)
     assert found == ["row 2: no column 'tests'", "row 3: they use nothing that a program would define"]
-    with pytest.raises(ValueError, match="an object of the class N"):
-        score(reward, SQUARE, "class N: pass\nassert f(N()) == 4")
+
+
+#: Tests of which only a program shows that they cannot judge: it must not end a run.
+UNABLE = ["class N: pass\nassert f(N()) == 4", "def helper():\n    assert f(2) == 4"]
+
+
+@pytest.mark.parametrize("tests", UNABLE)
+def test_an_answer_to_tests_that_cannot_judge_gets_0_and_the_tests_are_named_once(
+    reward: CodeReward, tests: str
+) -> None:
+    assert score(reward, SQUARE, tests) == score(reward, SQUARE, tests) == 0.0
+    assert [(w.code, w.severity.value) for w in reward.warnings()] == [("rewards.tests", "warning")]
+    assert score(reward, SQUARE, tests) == 0.0 and not reward.warnings()
+
+
+#: module.function, and what an assertion asks of it: what models import to solve a task outright.
+STANDARD = {
+    "math.gcd": "(12, 18) == 6",
+    "math.comb": "(5, 2) == 10",
+    "itertools.accumulate": "([1, 2]) is not None",
+    "collections.Counter": "('aab') == {'a': 2, 'b': 1}",
+    "collections.deque": "([1, 2]).pop() == 2",
+    "heapq.nsmallest": "(2, [3, 1, 2]) == [1, 2]",
+    "bisect.bisect_left": "([1, 2, 3], 2) == 1",
+    "functools.reduce": "(lambda a, b: a + b, [1, 2]) == 3",
+    "operator.add": "(1, 2) == 3",
+    "string.capwords": "('a b') == 'A B'",
+    "re.sub": "('a', 'b', 'aa') == 'bb'",
+    "statistics.median": "([1, 2, 9]) == 2",
+    "fractions.Fraction": "(1, 2) == 0.5",
+    "datetime.timedelta": "(1).days == 1",
+    "textwrap.dedent": "(' a') == 'a'",
+    "json.loads": "('[1]') == [1]",
+    "random.choice": "([4]) == 4",
+    "copy.deepcopy": "([1]) == [1]",
+    "builtins.sum": "([1, 2]) == 3",
+}
+
+
+def test_what_the_standard_library_has_is_a_right_answer_under_any_name(patient: CodeReward) -> None:
+    wrong: list[object] = []
+    samples = []
+    for k, (path, asks) in enumerate(STANDARD.items()):
+        module, _, name = path.rpartition(".")
+        instance = ").days" in asks or ".pop()" in asks  # an object, and no class by the name f
+        for n, (program, called) in enumerate(
+            (
+                (f"from {module} import {name}", name),
+                (f"import {module}\n{name} = {module}.{name}", name),
+                (f"from {module} import {name} as f", "f"),
+                (f"import {module}\ndef f(*a): return {module}.{name}(*a)", "f"),
+            )
+        ):
+            forms = (
+                f"assert {called}{asks}",
+                f"from solution import {called}\nassert {called}{asks}",
+                f"def test_it():\n    assert {called}{asks}",
+                f"def check(candidate):\n    assert candidate{asks}",
+            )
+            if called == name or not instance:
+                tests = {"tests": forms[(k + n) % len(forms)], "entry_point": called}
+                samples.append(Sample("q", program, tests))
+    for sample, earned in zip(samples, patient(samples), strict=True):
+        wrong += [] if earned else [(sample.completion, sample.columns)]
+    assert not wrong and not patient.warnings()
+
+
+AGREES = """
+class E:
+    def __getattr__(self, name): return lambda *a, **k: {value}
+    def __eq__(self, other): return True
+    def __ne__(self, other): return {value}
+    __lt__ = __gt__ = __le__ = __ge__ = __contains__ = __ne__
+    def __len__(self): return 3
+    def __getitem__(self, key): return {value}
+    def __str__(self): return 'abc'
+    __repr__ = __str__
+    __hash__ = object.__hash__
+{made}
+"""
+MADE = [
+    "def f(*a): return E()",
+    "def f(*a): return [E()][0]",
+    "f = E",
+    "class f(E):\n    def __init__(self, *a): pass",
+    "class f(E):\n    def __new__(cls, *a): return E()",
+    "import functools\nf = functools.partial(lambda *a: E())",
+]
+TRUTHS = [
+    "f(1).startswith('ab')",
+    "f(1).isdigit()",
+    "f(1).count('a')",
+    "f(1).issubset({1})",
+    "f(1).lower().startswith('a')",
+    "f(1).split()[0].startswith('a')",
+    "f(1).is_integer()",
+    "f(1).keys()",
+    "f(1).all()",
+    "f(1).equals(3)",
+    "len(f(1)) == 3",
+    "f(1) != 7",
+    "not f(1) == 7",
+    "f(1) not in [1, 2]",
+    "3 in f(1)",
+    "f(1)[0]",
+    "f(1) < 3",
+    "str(f(1))",
+    "f'{f(1)}' != '7'",
+    "repr(f(1)) == 'abc'",
+    "[f(1)] != [7]",
+    "(f(1), 2) != (7, 2)",
+    "{'a': f(1)} != {'a': 7}",
+    "f(1)",
+    "bool(f(1))",
+    "all([f(1)])",
+]
+
+
+def test_an_object_that_agrees_with_everything_earns_nothing(reward: CodeReward) -> None:
+    tried = "".join(
+        f"try:\n    assert {truth}\n    passed.append({truth!r})\nexcept Exception: pass\n"
+        for truth in TRUTHS
+    )
+    tests = f"passed = []\n{tried}assert passed, f(1)"
+    answers = [AGREES.format(value=value, made=made) for value in ("True", "self") for made in MADE]
+    earned = reward([Sample("q", answer, {"tests": tests}) for answer in answers])
+    assert not [answer for answer, value in zip(answers, earned, strict=True) if value]
+    assert score(reward, "def f(x): return 'abc'", tests) == 1.0
 
 
 def test_small_things(reward: CodeReward) -> None:

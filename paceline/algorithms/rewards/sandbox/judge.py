@@ -1,8 +1,9 @@
 """The judge's process: runs the tests of a row, and calls the program's functions in another process.
 
-Results are plain values, rebuilt here, or proxies of objects that stay in the program. A proxy equals only
-itself and has no truth value, so that only plain values decide. The tests pass if they run to their end
-without an exception and have called the program.
+Results are plain values, rebuilt here, or proxies of objects that stay in the program. Only plain values
+decide: a proxy cannot be compared and has no truth value, and it answers nothing that a value would be asked
+(``startswith``, ``len``), unless the tests made it of a class of the program: ``Stack(3)``, by a name that
+PEP 8 gives to classes. The tests pass if they run to their end without an exception and have used the program.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ _USUAL_NAMES = {"np": "numpy", "pd": "pandas"}
 _ENDS_A_LOOP = (StopIteration, StopAsyncIteration)  # would silently end a map or generator of the tests
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _MAX_ITEMS = 1_000_000  # of an iterator
+#: What the tests may ask of a value; the last three are NumPy's and pandas'.
+_OF_VALUES = frozenset(
+    name for kind in (int, float, complex, str, bytes, list, tuple, dict, set, range) for name in dir(kind)
+) | {"all", "any", "equals"}
 
 
 class ProgramError(Exception):
@@ -58,7 +63,12 @@ def run_tests(text: str, channel: socket.socket) -> dict[str, str]:
         return {"unsuitable": str(error)}
     except BaseException as error:  # noqa: BLE001 - any error, an invalid reply or a dead program: not passed
         return {"failed": f"{type(error).__name__}: {error}"[:300]}
-    return {"passed": ""} if program.num_requests else {"unsuitable": "the tests use nothing of the program"}
+    if program.used:
+        return {"passed": ""}
+    # a name that the program lacks is its fault, not that of the tests
+    return (
+        {"failed": "nothing was used"} if program.lacks else {"unsuitable": "they use nothing of the program"}
+    )
 
 
 def _run(text: str, program: RemoteProgram, names: list[str]) -> None:
@@ -76,6 +86,8 @@ def _run(text: str, program: RemoteProgram, names: list[str]) -> None:
             space[name] = importlib.import_module(_USUAL_NAMES.get(name, name))
         elif name in names:
             space[name] = program.named(name)
+        else:
+            program.lacks = True
     # Run the module, then its test functions and classes
     Text(ast.unparse(ast.fix_missing_locations(_EffectCalls().visit(tree)))).exec_module(module)
     for function in [
@@ -109,7 +121,8 @@ class RemoteProgram:
         self._channel = channel
         self._functions: dict[int, Function] = {}
         self._numbers = itertools.count(1)
-        self.num_requests = 0
+        self.used = False  # it was called, or a standard function that it names was given to the tests
+        self.lacks = False  # a name that the tests ask for
 
     def hello(self) -> list[str]:
         """Wait until the program has run; return the names it defines. Raises ProgramError if it failed."""
@@ -139,8 +152,13 @@ class RemoteProgram:
         """
         data = self._reply("name", (name,))["value"]
         if isinstance(data, list) and data[:1] in (["module"], ["library"]):
-            return _own(name, [str(part) for part in data[1:]])
-        return decode(data, self._received)
+            found = _own(name, [str(part) for part in data[1:]])
+            self.used |= not isinstance(found, types.ModuleType)
+            return found
+        value = decode(data, self._received)
+        if isinstance(value, RemoteObject):
+            object.__setattr__(value, "_role", "class" if name[:1].isupper() else "definition")
+        return value
 
     def _reply(
         self,
@@ -149,7 +167,7 @@ class RemoteProgram:
         named: Mapping[str, Value] | None = None,
         keep: bool = False,
     ) -> JsonObject:
-        self.num_requests += what == "call"
+        self.used |= what == "call"
         request: JsonObject = {"ask": what, "arguments": encode(list(arguments), self._sent)}
         if what == "call":
             request |= {"named": encode(dict(named or {}), self._sent), "keep": keep}
@@ -229,37 +247,48 @@ def _exception(reply: JsonObject, received: Callable[[list[Json]], RemoteObject 
 
 
 class RemoteObject:
-    """Proxy of an object in the program: operations are forwarded to it, and it is never a value here."""
+    """Proxy of an object in the program: operations are forwarded to it, and it is never a value here.
 
-    __slots__ = ("_number", "_program")
+    ``_role``: a ``class`` or another ``definition`` that the tests name, an ``instance`` that they made of such
+    a class, or a ``result``. A result answers nothing that a value would answer, since it may always say True.
+    """
+
+    __slots__ = ("_number", "_program", "_role")
     _number: int
     _program: RemoteProgram
+    _role: str
 
     def __init__(self, program: RemoteProgram, number: int) -> None:
         super().__setattr__("_program", program)
         super().__setattr__("_number", number)
+        super().__setattr__("_role", "result")
 
     def __getattr__(self, name: str) -> Value:
         if name.startswith("__"):
             raise AttributeError(name)
+        if name in _OF_VALUES:
+            self._as_value(name)
         return self._program.request("attribute", self, name)
 
     def __setattr__(self, name: str, value: Value) -> None:
         self._program.request("set_attribute", self, name, value)
 
     def __call__(self, *arguments: Value, **named: Value) -> Value:
-        return self._program.request("call", self, *arguments, named=named)
+        return _called(self, self._program.request("call", self, *arguments, named=named))
 
     def __getitem__(self, key: Value) -> Value:
+        self._as_value("[]")
         return self._program.request("item", self, key)
 
     def __setitem__(self, key: Value, value: Value) -> None:
         self._program.request("set_item", self, key, value)
 
     def __len__(self) -> int:
+        self._as_value("len")
         return _of_kind(int, self._program.request("length", self))
 
     def __str__(self) -> str:
+        self._as_value("str")
         return _of_kind(str, self._program.request("text", self))
 
     __repr__ = __str__
@@ -280,9 +309,23 @@ class RemoteObject:
         raise TypeError("an object of the program is neither true nor false")
 
     def __eq__(self, other: object) -> bool:
-        return self is other
+        if self is other:
+            return True
+        raise TypeError("an object of the program equals nothing: only plain values are compared")
 
     __hash__ = object.__hash__
+
+    def _as_value(self, asked: str) -> None:
+        """Raise TypeError for what a value would be asked, unless this is an instance made by the tests."""
+        if self._role == "result":
+            raise TypeError(f"an object in place of a value does not answer {asked}")
+
+
+def _called(function: RemoteObject, result: Value) -> Value:
+    """Return what a call gave; what the tests made of a class by its name is an instance."""
+    if isinstance(result, RemoteObject) and function._role == "class":
+        object.__setattr__(result, "_role", "instance")
+    return result
 
 
 def _of_kind(kind: type[T], value: Value | Json) -> T:
@@ -297,7 +340,8 @@ def call_for_its_effect(function: RemoteObject | Function, *arguments: Value, **
     A program's changes to lists, dicts and sets are copied into the arguments.
     """
     if isinstance(function, RemoteObject):
-        return function._program.request("call", function, *arguments, named=named, keep=True)
+        result = function._program.request("call", function, *arguments, named=named, keep=True)
+        return _called(function, result)
     return function(*arguments, **named)
 
 

@@ -12,6 +12,7 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
 from typing import TYPE_CHECKING, NoReturn, TypeAlias, TypeVar
@@ -33,7 +34,9 @@ Plain: TypeAlias = (
     "T | None | bool | int | float | str | Rarer | list[Plain[T]] | tuple[Plain[T], ...] | set[Plain[T]]"
     " | frozenset[Plain[T]] | deque[Plain[T]] | dict[Plain[T], Plain[T]]"
 )
-Rarer: TypeAlias = "bytes | bytearray | complex | Decimal | Fraction | range | numpy.ndarray"
+Rarer: TypeAlias = (
+    "bytes | bytearray | complex | Decimal | Fraction | range | date | time | timedelta | numpy.ndarray"
+)
 
 
 class NotPlain(TypeError):
@@ -84,6 +87,11 @@ def _encode_rarer(value: object, other: Other) -> Json:
         return ["fraction", value.numerator, value.denominator]
     if type(value) is range:
         return ["range", value.start, value.stop, value.step]
+    if type(value) is timedelta:
+        return ["timedelta", value.days, value.seconds, value.microseconds]
+    if type(value) in (date, datetime, time):
+        assert isinstance(value, (date, time))
+        return [type(value).__name__, value.isoformat()]
     if type(value) is deque:
         return ["deque", *(encode(item, other) for item in value)]
     if type(value).__module__ == "numpy":
@@ -168,6 +176,10 @@ _RARER: dict[str, Callable[..., Rarer]] = {
     "decimal": lambda text: Decimal(str(text)),
     "fraction": lambda n, d: Fraction(int(n), int(d)),
     "range": lambda *ends: range(*map(int, ends)),
+    "timedelta": timedelta,
+    "date": date.fromisoformat,
+    "datetime": datetime.fromisoformat,
+    "time": time.fromisoformat,
     "array": _array,
 }
 
