@@ -96,8 +96,8 @@ LATE = {
         """
         evaluation.metric_failed
         profile.beyond profile.failed profile.step
-        rewards.failed rewards.tests rollout.no_spread training.diverged training.no_gradient training.no_labels
-        training.nonfinite training.overflow
+        rewards.failed rewards.tests rollout.no_spread training.diverged training.no_gradient
+        training.no_labels training.nonfinite training.overflow
     """
     ),
     "other ranks and the network: who comes, who goes, what they hold": (

@@ -3,7 +3,8 @@
 Results are plain values, rebuilt here, or proxies of objects that stay in the program. Only plain values
 decide: a proxy cannot be compared and has no truth value, and it answers nothing that a value would be asked
 (``startswith``, ``len``), unless the tests made it of a class of the program: ``Stack(3)``, by a name that
-PEP 8 gives to classes. The tests pass if they run to their end without an exception and have used the program.
+PEP 8 gives to classes. The tests pass if they run to their end without an exception and have used the
+program.
 """
 
 from __future__ import annotations
@@ -249,8 +250,8 @@ def _exception(reply: JsonObject, received: Callable[[list[Json]], RemoteObject 
 class RemoteObject:
     """Proxy of an object in the program: operations are forwarded to it, and it is never a value here.
 
-    ``_role``: a ``class`` or another ``definition`` that the tests name, an ``instance`` that they made of such
-    a class, or a ``result``. A result answers nothing that a value would answer, since it may always say True.
+    ``_role``: a ``class`` or another ``definition`` that the tests name, an ``instance`` that they made of
+    such a class, or a ``result``. A result answers nothing that a value would, since it may always say True.
     """
 
     __slots__ = ("_number", "_program", "_role")
