@@ -124,8 +124,8 @@ class Scorer:
             math.nan if left_out[i] else self._sum([parts[label][i] for label in self.labels])
             for i in range(len(samples))
         ]
-        said = [finding for f in self.functions for finding in getattr(f, "warnings", tuple)()]
-        return Scored(total, parts, (*(_warning(p) for p in problems), *said))
+        findings = [finding for f in self.functions for finding in getattr(f, "warnings", tuple)()]
+        return Scored(total, parts, (*(_warning(p) for p in problems), *findings))
 
     @property
     def row_checks(self) -> list[RowCheck]:

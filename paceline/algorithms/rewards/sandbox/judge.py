@@ -59,7 +59,7 @@ def run_tests(text: str, channel: socket.socket) -> dict[str, str]:
     program = RemoteProgram(channel)
     try:
         names = program.hello()
-        _run(text, program, names)
+        complete = _run(text, program, names)
     except Unsuitable as error:
         return {"unsuitable": str(error)}
     except BaseException as error:  # noqa: BLE001 - any error, an invalid reply or a dead program: not passed
@@ -67,12 +67,11 @@ def run_tests(text: str, channel: socket.socket) -> dict[str, str]:
     if program.used:
         return {"passed": ""}
     # a name that the program lacks is its fault, not that of the tests
-    return (
-        {"failed": "nothing was used"} if program.lacks else {"unsuitable": "they use nothing of the program"}
-    )
+    return {"unsuitable": "they use nothing of the program"} if complete else {"failed": "a name is missing"}
 
 
-def _run(text: str, program: RemoteProgram, names: list[str]) -> None:
+def _run(text: str, program: RemoteProgram, names: list[str]) -> bool:
+    """Run the tests; return whether the program has all names that they take from it."""
     tree = ast.parse(text)
     module = types.ModuleType("tests")
     sys.modules["tests"] = module
@@ -81,14 +80,13 @@ def _run(text: str, program: RemoteProgram, names: list[str]) -> None:
     space = vars(module)
     space[_CALL] = call_for_its_effect
     modules = used_as_modules(tree)
-    for name in sorted(asked_names(tree)):
+    requested = sorted(asked_names(tree))
+    for name in requested:
         # A standard module, else the program's
         if name in modules and (name in sys.stdlib_module_names or name in _USUAL_NAMES):
             space[name] = importlib.import_module(_USUAL_NAMES.get(name, name))
         elif name in names:
             space[name] = program.named(name)
-        else:
-            program.lacks = True
     # Run the module, then its test functions and classes
     Text(ast.unparse(ast.fix_missing_locations(_EffectCalls().visit(tree)))).exec_module(module)
     for function in [
@@ -97,6 +95,7 @@ def _run(text: str, program: RemoteProgram, names: list[str]) -> None:
         function()
     for kind in [v for v in space.values() if isinstance(v, type) and v.__module__ == "tests"]:
         _run_class(kind)
+    return all(name in space for name in requested)
 
 
 def _run_class(kind: type) -> None:
@@ -123,7 +122,6 @@ class RemoteProgram:
         self._functions: dict[int, Function] = {}
         self._numbers = itertools.count(1)
         self.used = False  # it was called, or a standard function that it names was given to the tests
-        self.lacks = False  # a name that the tests ask for
 
     def hello(self) -> list[str]:
         """Wait until the program has run; return the names it defines. Raises ProgramError if it failed."""
@@ -158,7 +156,7 @@ class RemoteProgram:
             return found
         value = decode(data, self._received)
         if isinstance(value, RemoteObject):
-            object.__setattr__(value, "_role", "class" if name[:1].isupper() else "definition")
+            value._become("class" if name[:1].isupper() else "definition")
         return value
 
     def _reply(
@@ -262,7 +260,7 @@ class RemoteObject:
     def __init__(self, program: RemoteProgram, number: int) -> None:
         super().__setattr__("_program", program)
         super().__setattr__("_number", number)
-        super().__setattr__("_role", "result")
+        self._become("result")
 
     def __getattr__(self, name: str) -> Value:
         if name.startswith("__"):
@@ -316,16 +314,19 @@ class RemoteObject:
 
     __hash__ = object.__hash__
 
-    def _as_value(self, asked: str) -> None:
-        """Raise TypeError for what a value would be asked, unless this is an instance made by the tests."""
+    def _become(self, role: str) -> None:
+        super().__setattr__("_role", role)
+
+    def _as_value(self, requested: str) -> None:
+        """Raise TypeError for what a value would answer, unless this is an instance made by the tests."""
         if self._role == "result":
-            raise TypeError(f"an object in place of a value does not answer {asked}")
+            raise TypeError(f"an object in place of a value does not answer {requested}")
 
 
 def _called(function: RemoteObject, result: Value) -> Value:
     """Return what a call gave; what the tests made of a class by its name is an instance."""
     if isinstance(result, RemoteObject) and function._role == "class":
-        object.__setattr__(result, "_role", "instance")
+        result._become("instance")
     return result
 
 

@@ -17,6 +17,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from paceline.algorithms.rewards.sandbox.plain import NotPlain, decode, decode_call, encode, receive, send
@@ -113,8 +114,8 @@ class Objects:
         try:
             arguments, named = decode_call(message, self._known)
             if message["ask"] == "name":
-                asked = str(arguments[0])
-                return {"value": encode(self._names[asked], lambda value: self._named(asked, value))}
+                requested = str(arguments[0])
+                return {"value": encode(self._names[requested], partial(self._named, requested))}
             value = self._handlers[str(message["ask"])](*arguments, **named)
             reply: JsonObject = {"value": encode(value, self._numbered)}
             if message.get("keep"):  # a call for its effect: send back the changed arguments
@@ -129,14 +130,16 @@ class Objects:
         self._held[number] = value
         return ["object", number]
 
-    def _named(self, asked: str, value: object) -> Json:
+    def _named(self, requested: str, value: object) -> Json:
         """Return a module or a standard definition by its own name there; else, and where it has another name
         here (``from bisect import bisect_left as f``), a reference.
         """
         if isinstance(value, types.ModuleType):
             return ["module", value.__name__]
         home, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-        known = isinstance(home, str) and name == asked and home.partition(".")[0] in sys.stdlib_module_names
+        known = (
+            isinstance(home, str) and name == requested and home.partition(".")[0] in sys.stdlib_module_names
+        )
         found = known and getattr(sys.modules.get(str(home)), str(name), None) is value
         return ["library", str(home), str(name)] if found else self._numbered(value)
 
