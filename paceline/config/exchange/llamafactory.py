@@ -69,6 +69,10 @@ def translate(reading: KeyReader) -> None:
     llamafactory_galore(reading)
     switched(reading, algorithm)
     _not_training(reading)
+    if reading.is_given("warmup_ratio") and reading.is_given("warmup_steps"):
+        says = "warmup_ratio wins over it, with the Transformers 5.6 of LLaMA-Factory 0.9.5"
+        reading.keep("warmup_ratio", "training.warmup_steps", reading.given["warmup_ratio"])
+        reading.nothing("warmup_steps", says)
     transformers_keys(reading)
     if stage == "pt":
         reading.set("data.train_on", "all", "stage", "pre-training: loss on every token")

@@ -1,47 +1,80 @@
-"""Imports of ms-swift against its own parsed arguments: recorded, or asked anew (slow, SWIFT_PYTHON)."""
+"""Imports against the other program's own parsed arguments: recorded, or asked anew (slow).
+
+``SWIFT_PYTHON`` and ``LF_PYTHON`` name interpreters with ms-swift and LLaMA-Factory; ``RECORD=1`` writes the
+answers anew.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import llamafactory_cases
 import pytest
-from swift_cases import DTYPES, MODEL, SKIPPED, TABLE, commands
+import swift_cases
 
 from paceline.config.exchange.accepted import accepted
 from paceline.config.exchange.command_line import read_command
-from paceline.config.exchange.importing import import_command
+from paceline.config.exchange.importing import import_command, import_data
 from paceline.config.exchange.verdicts import Imported, KeyVerdict
 from paceline.config.load import load_config
 from paceline.rules import of_config
 
-RECORDED = Path(__file__).parent / "recorded" / "swift_4_6_0.json"
-RESEARCH = Path(__file__).parents[3] / "research" / "swift_arguments.py"
-COUNT = 80
+HERE, RESEARCH = Path(__file__).parent, Path(__file__).parents[3] / "research"
+Table = Mapping[str, tuple[tuple[str, ...], Callable[[Mapping[str, Any]], object]]]
 
 
-def inputs(folder: Path) -> None:
+@dataclass(frozen=True)
+class Peer:
+    """A program: its generated inputs, how ours imports one, and what its answer makes of our settings."""
+
+    name: str
+    python: str
+    inputs: Callable[[Path, int], list[Any]]
+    imported: Callable[[Any], Imported]
+    table: Table
+    count: int
+
+    @property
+    def recorded(self) -> Path:
+        return HERE / "recorded" / f"{self.name}.json"
+
+
+PEERS = [
+    Peer(
+        "swift",
+        "SWIFT_PYTHON",
+        swift_cases.commands,
+        lambda words: import_command(read_command(["swift", *words])),
+        swift_cases.TABLE,
+        80,
+    ),
+    Peer(
+        "llamafactory",
+        "LF_PYTHON",
+        llamafactory_cases.files,
+        lambda given: import_data(given, dict.fromkeys(given, 1), "a.yaml", "llamafactory"),
+        llamafactory_cases.TABLE,
+        80,
+    ),
+]
+PEER = pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
+
+
+def written(folder: Path) -> None:
     """Write a model's config of each dtype, and rows."""
-    for dtype in DTYPES:
+    for dtype in swift_cases.DTYPES:
         (folder / dtype).mkdir()
-        config = {**MODEL, "dtype": dtype, "torch_dtype": dtype}
+        config = {**swift_cases.MODEL, "dtype": dtype, "torch_dtype": dtype}
         (folder / dtype / "config.json").write_text(json.dumps(config))
     turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
     (folder / "rows.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
-
-
-def imported(words: Sequence[str], folder: Path) -> tuple[Imported, dict[str, Any]]:
-    """The verdicts on `swift WORDS`, and the effective config."""
-    found = import_command(read_command(["swift", *words]))
-    made, problems = accepted(found, "test", of_config)
-    assert problems == [], words
-    file = folder / "ours.yaml"
-    file.write_text(made.text)
-    return found, load_config(str(file)).config.to_json()
+    (folder / "dataset_info.json").write_text(json.dumps({"rows": {"file_name": "rows.jsonl"}}))
 
 
 def at(config: Mapping[str, Any], path: str) -> Any:
@@ -51,54 +84,59 @@ def at(config: Mapping[str, Any], path: str) -> Any:
     return value
 
 
-def differences(words: Sequence[str], resolved: Mapping[str, Any], folder: Path) -> list[str]:
+def differences(peer: Peer, case: Any, resolved: Mapping[str, Any], folder: Path) -> list[str]:
     """What the import changes without a word."""
-    found, config = imported(words, folder)
+    found = peer.imported(case)
+    made, problems = accepted(found, "test", of_config)
+    assert problems == [], case
+    file = folder / "ours.yaml"
+    file.write_text(made.text)
+    config = load_config(str(file)).config.to_json()
     said = {key for key, f in found.findings.items() if f.verdict in (KeyVerdict.LOST, KeyVerdict.DIFFERS)}
     wrong = []
-    for path, (keys, theirs) in TABLE.items():
+    for path, (keys, theirs) in peer.table.items():
         expected = theirs(resolved)
         ours = at(config, path)
         alike = ours == expected or (isinstance(ours, (list, tuple)) and list(ours) == expected)
-        if expected is not SKIPPED and not alike and not said & set(keys):
-            wrong.append(f"{path}: {ours!r}, ms-swift has {expected!r}")
+        if expected is not swift_cases.SKIPPED and not alike and not said & set(keys):
+            wrong.append(f"{path}: {ours!r}, {peer.name} has {expected!r}")
     return wrong
 
 
-def test_every_setting_is_what_ms_swift_itself_resolves(tmp_path: Path) -> None:
-    recorded = json.loads(RECORDED.read_text())
-    inputs(tmp_path)
+@PEER
+def test_every_setting_is_what_the_other_program_resolves(tmp_path: Path, peer: Peer) -> None:
+    recorded = json.loads(peer.recorded.read_text().replace("FOLDER", str(tmp_path)))
+    written(tmp_path)
     wrong = {}
     for case in recorded:
-        words = [word.replace("FOLDER", str(tmp_path)) for word in case["words"]]
-        if found := differences(words, case["resolved"], tmp_path):
-            wrong[" ".join(case["words"])] = found
-    assert len(recorded) > COUNT / 2 and wrong == {}
+        if found := differences(peer, case["given"], case["resolved"], tmp_path):
+            wrong[str(case["given"])] = found
+    assert len(recorded) > peer.count / 2 and wrong == {}
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    "SWIFT_PYTHON" not in os.environ, reason="SWIFT_PYTHON names no interpreter with ms-swift"
-)
-def test_the_recorded_answers_are_ms_swifts(tmp_path: Path) -> None:
-    """`RECORD=1` writes them anew."""
-    inputs(tmp_path)
-    made = commands(tmp_path, COUNT)
-    (tmp_path / "commands.json").write_text(json.dumps(made))
-    call = [os.environ["SWIFT_PYTHON"], str(RESEARCH), str(tmp_path / "commands.json")]
+@PEER
+def test_the_recorded_answers_are_the_other_programs(tmp_path: Path, peer: Peer) -> None:
+    if peer.python not in os.environ:
+        pytest.skip(f"{peer.python} names no interpreter with {peer.name}")
+    written(tmp_path)
+    made = peer.inputs(tmp_path, peer.count)
+    (tmp_path / "given.json").write_text(json.dumps(made))
+    script = RESEARCH / f"{peer.name}_arguments.py"
+    call = [os.environ[peer.python], str(script), str(tmp_path / "given.json")]
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    done = subprocess.run(call, capture_output=True, text=True, check=True, env=environment)
+    done = subprocess.run(call, capture_output=True, text=True, check=True, env=environment, cwd=tmp_path)
     answers = json.loads(done.stdout.strip().splitlines()[-1])
     fresh = [
-        {"words": [w.replace(str(tmp_path), "FOLDER") for w in words], "resolved": kept(answer)}
-        for words, answer in zip(made, answers, strict=True)
+        {"given": given, "resolved": kept(answer, peer.table)}
+        for given, answer in zip(made, answers, strict=True)
         if "error" not in answer
     ]
+    lines = ",\n".join(json.dumps(case, sort_keys=True) for case in fresh).replace(str(tmp_path), "FOLDER")
     if "RECORD" in os.environ:
-        RECORDED.parent.mkdir(exist_ok=True)
-        lines = ",\n".join(json.dumps(case, sort_keys=True) for case in fresh)
-        RECORDED.write_text(f"[\n{lines}\n]\n")
-    assert json.loads(RECORDED.read_text()) == fresh
+        peer.recorded.parent.mkdir(exist_ok=True)
+        peer.recorded.write_text(f"[\n{lines}\n]\n")
+    assert json.loads(peer.recorded.read_text()) == json.loads(f"[{lines}]")
 
 
 class _Asked(dict):  # type: ignore[type-arg]
@@ -120,9 +158,9 @@ class _Asked(dict):  # type: ignore[type-arg]
         return {k: v.kept() if isinstance(v, _Asked) else v for k, v in self.items() if k in self.asked}
 
 
-def kept(answer: Mapping[str, Any]) -> dict[str, Any]:
+def kept(answer: Mapping[str, Any], table: Table) -> dict[str, Any]:
     """Only what the table reads of an answer."""
     asked = _Asked(answer)
-    for _, theirs in TABLE.values():
+    for _, theirs in table.values():
         theirs(asked)
     return asked.kept()
