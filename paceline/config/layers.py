@@ -13,7 +13,7 @@ from paceline.config.aliases import Learnt
 from paceline.config.items import NAMED_FILES, NoItem, takes_items, with_item
 from paceline.config.schema import field_of
 from paceline.config.sections.types import to_bool
-from paceline.config.source import FOREIGN, Entry, Source, shown
+from paceline.config.source import ENVIRONMENT, FOREIGN, YAML, Entry, Source, shown
 from paceline.config.spelling import same
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.json_types import Json, JsonObject, as_object, inner_object
@@ -169,6 +169,8 @@ def _written(entry: Entry) -> str:
 def _apply(entry: Entry, merged: Merged) -> None:
     before = merged.winners.get(entry.path)
     value = entry.value
+    if before is not None and _leaves_it(entry, before):
+        return
     if entry.sub and takes_items(field_of(entry.path)):
         _apply_item(entry, merged)
         return
@@ -199,6 +201,12 @@ def _apply(entry: Entry, merged: Merged) -> None:
     _trace(entry, merged)
     merged.values[entry.path] = value
     merged.winners[entry.path] = entry
+
+
+def _leaves_it(entry: Entry, before: Entry) -> bool:
+    """Whether a YAML's ``mixed_precision: auto`` leaves the choice to a file below it, or to the launcher."""
+    asked = entry.path == _PRECISION and entry.value == "auto" and entry.source.layer == YAML
+    return asked and before.source.layer in (FOREIGN, ENVIRONMENT)
 
 
 def _names_a_file(value: Json) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from paceline.config.foreign.launcher_variables import OLD, OTHERS, READ, REFUSED, SAID, SWITCHES
+from paceline.config.load import load_config
 from paceline.core.diagnostics import Severity
 
 KNOWN = {*READ, *SAID, *REFUSED, *SWITCHES, *OTHERS}
@@ -472,3 +474,36 @@ def test_an_accelerate_files_block_that_gives_way_is_said(load: Load, tmp_path: 
     )
     loaded = load("training:\n  accelerate_config: acc.yaml\n  fsdp: shard_grad_op\n")
     assert [n for n in loaded.notes if "the Accelerate file's setting is ignored" in n.what]
+
+
+@pytest.mark.parametrize(
+    "yaml", ["", "  mixed_precision: auto\n", "  mixed_precision: bf16\n", "  bf16: true\n"]
+)
+@pytest.mark.parametrize("word", ["bf16", "fp16", "no", None])
+def test_two_doors_of_one_accelerate_file_agree(tmp_path: Path, word: str | None, yaml: str) -> None:
+    """`auto` leaves the choice to the file; beside a precision in the YAML the doors rank as documented."""
+    file = tmp_path / "acc.yaml"
+    file.write_text(
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nnum_processes: 2\n"
+        + (f"mixed_precision: '{word}'\n" if word else "")
+    )
+    found = []
+    environ = {"ACCELERATE_MIXED_PRECISION": word or "no"}
+    for key, variables in ((f"  accelerate_config: {file}\n", {}), ("", environ)):
+        (tmp_path / "a.yaml").write_text(f"training:\n  seed: 1\n{yaml}{key}")
+        found.append(load_config(str(tmp_path / "a.yaml"), environ=variables).config.training.mixed_precision)
+    named = "bf16" if "bf16" in yaml else word or "no"
+    assert found == [named, "fp16" if word == "fp16" else named]
+
+
+@pytest.mark.parametrize(
+    ("block", "precision"),
+    [("bf16", "bf16"), ("fp16", "fp16"), (None, "auto")],
+)
+def test_auto_leaves_the_precision_to_deepspeeds_file(
+    tmp_path: Path, block: str | None, precision: str
+) -> None:
+    data = {"zero_optimization": {"stage": 2}} | ({block: {"enabled": True}} if block else {})
+    (tmp_path / "ds.json").write_text(json.dumps(data))
+    (tmp_path / "a.yaml").write_text("training:\n  mixed_precision: auto\n  deepspeed: ds.json\n")
+    assert load_config(str(tmp_path / "a.yaml")).config.training.mixed_precision == precision
