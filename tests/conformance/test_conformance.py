@@ -44,6 +44,7 @@ MORE = [
     ("tp, sequence parallel", "full", "bf16"),
     ("cp ulysses", "full", "fp64"),
     ("tp × fsdp", "full", "fp32"),
+    ("ZeRO-1", "QLoRA", "fp32"),
     ("ZeRO-2", "QLoRA", "fp32"),
     ("ZeRO-3, CPU offload", "full", "bf16"),
     ("DeepSpeed Ulysses", "full", "bf16"),

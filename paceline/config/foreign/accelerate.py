@@ -242,7 +242,12 @@ def _no_precision(document: Document, found: Foreign, given: Mapping[str, Json])
     named = any(data.get(key) not in (None, "") for key in ("mixed_precision", "fp16")) or data.get(
         "fp8_config"
     )
-    if "distributed_type" not in data or named or elsewhere or given.get("training.mixed_precision", "auto") != "auto":
+    if (
+        "distributed_type" not in data
+        or named
+        or elsewhere
+        or given.get("training.mixed_precision", "auto") != "auto"
+    ):
         return
     found.entries.append(document.entry("training.mixed_precision", "no", "distributed_type"))
     hint = "set mixed_precision: bf16, or training.mixed_precision"

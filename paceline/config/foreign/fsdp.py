@@ -87,8 +87,28 @@ def _one_of(choices: tuple[str, ...], also: dict[str, str]) -> Callable[[Json], 
     return convert
 
 
+def _word(value: Json) -> str:
+    """Return a word as it is spelled here: `FULL SHARD` and `full-shard` are `full_shard`."""
+    return "_".join(str(value).lower().replace("-", " ").split())
+
+
+def _words(value: Json) -> list[str]:
+    """Return the options of ``fsdp``; those of several words may be written with blanks or hyphens."""
+    text = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+    parts = text.replace(",", " ").replace("-", " ").split()
+    found: list[str] = []
+    while parts:
+        ends = (
+            n for n in range(len(parts), 0, -1) if "_".join(parts[:n]).lower() in (*SHARDINGS, "auto_wrap")
+        )
+        length = next(ends, 1)
+        found.append("_".join(parts[:length]))
+        del parts[:length]
+    return found
+
+
 def _wrap(value: Json) -> str:
-    word = _WRAP.get("none" if value in (None, False) else str(value).strip().lower())
+    word = _WRAP.get("none" if value in (None, False) else _word(value))
     if word is None:
         expected = "must be one of TRANSFORMER_BASED_WRAP, SIZE_BASED_WRAP, NO_WRAP"
         raise PydanticCustomError("paceline", "{expected}", {"expected": expected})
@@ -115,7 +135,7 @@ def sharding_of(value: Json) -> str | None:
     """Return the sharding named by a word or by Accelerate's number 1 to 5, or None."""
     if isinstance(value, bool):
         return None
-    text = str(value).strip().lower().removeprefix("_").removeprefix("shardingstrategy.")
+    text = _word(value).removeprefix("_").removeprefix("shardingstrategy.")
     if len(text) == 1 and text.isdecimal() and 1 <= int(text) <= len(SHARDINGS):
         return SHARDINGS[int(text) - 1]
     return text if text in SHARDINGS else None
@@ -183,11 +203,7 @@ class FsdpReader:
             self.sharding = "full_shard"
             return
         # Options, and at most one sharding
-        for word in (
-            str(" ".join(map(str, value)) if isinstance(value, (list, tuple)) else value)
-            .replace(",", " ")
-            .split()
-        ):
+        for word in _words(value):
             name = word.lower()
             if name == "auto_wrap":
                 self._auto_wrap = True

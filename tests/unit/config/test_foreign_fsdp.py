@@ -18,6 +18,16 @@ WORDS = {
         {"auto_wrap_policy": "transformer", "reshard_after_forward": False},
     ),
     "[full_shard, offload]": ("full_shard", {"cpu_offload": True, "reshard_after_forward": True}),
+    "full shard": ("full_shard", {"reshard_after_forward": True}),
+    "FULL-SHARD auto wrap": (
+        "full_shard",
+        {"auto_wrap_policy": "transformer", "reshard_after_forward": True},
+    ),
+    "[shard grad op, auto-wrap]": (
+        "shard_grad_op",
+        {"auto_wrap_policy": "transformer", "reshard_after_forward": False},
+    ),
+    "hybrid shard zero2": ("hybrid_shard_zero2", {"reshard_after_forward": False}),
     "hybrid_shard": ("hybrid_shard", {"reshard_after_forward": True}),
     "hybrid_shard_zero2": ("hybrid_shard_zero2", {"reshard_after_forward": False}),
     "NO_SHARD": ("no_shard", {"reshard_after_forward": False}),

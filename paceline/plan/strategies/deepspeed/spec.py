@@ -31,7 +31,7 @@ LAST_GRADIENTS = Storage(weight=2.0, gradient=6.0, optimizer=12.0)
 _STORAGE = (WHOLE, LAST_GRADIENTS, ZERO, ZERO)
 _ENGINE = "DeepSpeed's engine reads real memory: its states and communication are computed by formula"
 _CUTS_WEIGHTS = 3
-_KEEPS_PACKED = 2  # the stage at which quantized weights are neither sharded nor cast
+_KEEP_PACKED = (1, 2)  # the stages at which quantized weights are neither sharded nor cast
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class DeepSpeedSpec(StrategySpec):
         return f"zero{self._stage(engine)}"
 
     def keeps_packed(self, engine: EngineOptions) -> bool:
-        return self._stage(engine) == _KEEPS_PACKED
+        return self._stage(engine) in _KEEP_PACKED
 
     def _stage(self, engine: EngineOptions) -> int:
         """Return the stage of ``engine``, or that of the name before there are options."""
@@ -93,7 +93,7 @@ class DeepSpeedSpec(StrategySpec):
             _STORAGE[stage],
             tp=tp,
             offload=offload,
-            packed=stage == _KEEPS_PACKED and offload == "none",
+            packed=stage in _KEEP_PACKED and offload == "none",
             whole_submodules=stage < 3,
             sequence_parallel=not tp,
             without_tp=NO_TENSOR_PLAN | NO_AUTOTP,
@@ -141,7 +141,7 @@ def _zero(name: str, stage: int | None, sharding: str) -> DeepSpeedSpec:
         ),
         state_split=StateSplit.FLAT,
         float64=False,
-        quantised_base=stage == _KEEPS_PACKED,
+        quantised_base=stage in _KEEP_PACKED,
         engine_casts=True,
         needs_group=True,
         simulated=Simulated.MODULE,
