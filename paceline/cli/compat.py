@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -24,6 +24,8 @@ from paceline.cli.llamafactory_flags import are_llamafactory, from_llamafactory
 from paceline.cli.options import LauncherOption
 from paceline.cli.process import become
 from paceline.cli.start import start
+from paceline.config.aliases import ALIASES
+from paceline.config.schema import homes_of
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.tables import ALGORITHMS
@@ -53,6 +55,11 @@ DeepSpeedOption = Annotated[
     ),
 ]
 
+#: main.py's own flags
+_FLAGS = (
+    *("config", "mode", "algorithm", "resume", "resume_from_checkpoint", "deepspeed_config", "local_rank"),
+    *("deepspeed", "help"),
+)
 # Patterns of launch options that main.py has only as config keys, and of what follows a value.
 _NPROC, _PLACES, _END = (
     r"nproc(?:[-_]per[-_]node)?",
@@ -65,6 +72,9 @@ def main() -> None:
     """``main.py``, with its own flags or LLaMA-Factory's."""
     if are_llamafactory(sys.argv[1:]):
         sys.exit(reported(_train_llamafactory))
+    sys.argv[1:] = with_its_file(sys.argv[1:])
+    if (code := reported(lambda: check_flags(sys.argv[1:]))) != 0:
+        sys.exit(code)
     _run(main_command, "main.py")
 
 
@@ -172,6 +182,45 @@ def prepare_datasets_command(
     from paceline.cli.prepare import prepare_data
 
     raise typer.Exit(prepare_data(config, overrides or []))
+
+
+def with_its_file(words: Sequence[str]) -> list[str]:
+    """Return main.py's words with `--deepspeed ds.json`, as Transformers has it, as `--deepspeed_config`."""
+    found: list[str] = []
+    for word, after in zip(words, [*words[1:], ""], strict=False):
+        flag, equals, value = word.partition("=")
+        file = value if equals else after
+        named = flag == "--deepspeed" and (file.endswith(".json") or file.startswith("{"))
+        found.append(word.replace("--deepspeed", "--deepspeed_config", 1) if named else word)
+    return found
+
+
+def check_flags(words: Sequence[str]) -> None:
+    """Raise ConfigError for flags that are keys of a config here, each with the KEY=VALUE to write."""
+    found = []
+    for word, after in zip(words, [*words[1:], ""], strict=False):
+        flag, equals, value = word.partition("=")
+        name = flag[2:].replace("-", "_")
+        if not flag.startswith("--") or name in _FLAGS:
+            continue
+        given = value if equals else "true" if after.startswith("--") or not after else after
+        hint = _as_override(name, given)
+        if hint:
+            what = f"main.py has no option {flag}: what is trained stands in the YAML, or in KEY=VALUE"
+            found.append(codes.CLI_OPTION(what, "main.py", f"{flag} {given}", hint))
+    if found:
+        raise ConfigError(*found)
+
+
+def _as_override(name: str, value: str) -> str:
+    if name == "template":
+        return (
+            "leave it out: the tokenizer's own template is used; model.chat_template=… sets another (beside"
+            " --stage and --do_train, LLaMA-Factory's flags, --template NAME is read as there)"
+        )
+    homes = [home for home in ("training", "model", "data", "lora") if home in homes_of(name)]
+    path = ALIASES[name].to if name in ALIASES else f"{homes[0]}.{name}" if homes else ""
+    return f"{path}={value}" if path else ""
 
 
 def check_mode(mode: str) -> None:

@@ -167,11 +167,14 @@ def test_preparing(run: Callable[[str], int], seen: Seen) -> None:
     assert seen.prepared == (Path("config.yaml"), ["data.max_length=64"])
 
 
-def test_a_deepspeed_file_is_a_setting(run: Callable[[str], int], seen: Seen) -> None:
-    assert run("main.py --config c.yaml --deepspeed_config configs/deepspeed/zero2_with_profiling.json") == 0
+@pytest.mark.parametrize("flag", ["--deepspeed_config ", "--deepspeed ", "--deepspeed="])
+def test_a_deepspeed_file_is_a_setting(flag: str, run: Callable[[str], int], seen: Seen) -> None:
+    assert run(f"main.py --config c.yaml {flag}configs/deepspeed/zero2_with_profiling.json") == 0
     assert seen.started is not None and seen.started[1] == [
         "training.deepspeed=configs/deepspeed/zero2_with_profiling.json"
     ]
+    assert run("main.py --config c.yaml --deepspeed training.seed=1") == 0
+    assert seen.started[1] == ["training.seed=1"]
 
 
 @pytest.mark.parametrize(
@@ -179,6 +182,8 @@ def test_a_deepspeed_file_is_a_setting(run: Callable[[str], int], seen: Seen) ->
     [
         ("main.py --mode eval", "cli.mode"),
         ("main.py --algoritm sft", "--algorithm"),
+        ("main.py --config c.yaml --template qwen", "model.chat_template"),
+        ("main.py --config c.yaml --learning_rate 1e-4 --bf16", "training.learning_rate=1e-4"),
         ("scripts/run_distributed.py --nproc 4", "--nproc_per_node"),
         ("scripts/run_distributed.py --nproc_per_node four", "--nproc_per_node"),
     ],

@@ -15,7 +15,12 @@ import pytest
 from paceline.config.load import load_config
 
 ROOT = Path(__file__).resolve().parents[3]
-CONFIGS = ("config.yaml", "config_distributed_example.yaml", "config_deepspeed_example.yaml")
+CONFIGS = (
+    "config.yaml",
+    "config_distributed_example.yaml",
+    "config_deepspeed_example.yaml",
+    "config_deepspeed.yaml",
+)
 
 
 @pytest.fixture
