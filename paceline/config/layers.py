@@ -205,8 +205,8 @@ def _apply(entry: Entry, merged: Merged) -> None:
 
 def _leaves_it(entry: Entry, before: Entry) -> bool:
     """Whether a YAML's ``mixed_precision: auto`` leaves the choice to a file below it, or to the launcher."""
-    asked = entry.path == _PRECISION and entry.value == "auto" and entry.source.layer == YAML
-    return asked and before.source.layer in (FOREIGN, ENVIRONMENT)
+    requested = entry.path == _PRECISION and entry.value == "auto" and entry.source.layer == YAML
+    return requested and before.source.layer in (FOREIGN, ENVIRONMENT)
 
 
 def _names_a_file(value: Json) -> bool:
