@@ -42,10 +42,11 @@ class Prepared:
 
     vocab_size      embedding rows needed: the tokenizer's largest token id (with added tokens) + 1
     pad_token_id    token of filler rows; it has no loss
-    stop_token_ids  tokens that end an answer (end of text, end of turn), for the generation config
+    stop_token_ids  tokens that end an answer (end of text, end of turn); a base model may have others
     tokenizer_path  the tokenizer as used (added tokens, final template), to be saved with the weights
     longest         length of the longest document in tokens
     train_fingerprint  fingerprint of the training data alone, independent of the evaluation set
+    eos_token_id, bos_token_id  the tokenizer's, where it has them
     definition      how fingerprints are computed: they are comparable only if it is equal
     notes           what was assumed, left out, truncated or found to overlap; never errors
     """
@@ -65,6 +66,8 @@ class Prepared:
     from_cache: bool
     train_fingerprint: str = ""
     definition: str = ""
+    eos_token_id: int | None = None
+    bos_token_id: int | None = None
 
 
 def prepare(
@@ -283,6 +286,8 @@ def opened(store: Store, key: str, meta: Meta, data: DataSection, *, from_cache:
         vocab_size=meta["vocab_size"],
         pad_token_id=meta["pad_token_id"],
         stop_token_ids=tuple(meta["stop_token_ids"]),
+        eos_token_id=meta["eos_token_id"],
+        bos_token_id=meta["bos_token_id"],
         tokenizer_path=folder / TOKENIZER,
         longest=meta["longest"],
         max_token_id=meta["max_token_id"],

@@ -41,6 +41,8 @@ class Meta(TypedDict):
     notes: list[JsonObject]
     vocab_size: int
     pad_token_id: int
+    eos_token_id: int | None
+    bos_token_id: int | None
     stop_token_ids: list[int]
     longest: int
     max_token_id: int

@@ -19,12 +19,12 @@ from paceline.data.table import decode_labels
 from paceline.evaluation.losses import RowLosses
 from paceline.evaluation.straight import load_model
 from paceline.evaluation.work import LOSSES, PartFile, WorkFolder, WorkSettings, own_batches
-from paceline.generation.answer import end_tokens
 from paceline.generation.engine import Request, RolloutSampling
 from paceline.generation.local import LocalEngine
 from paceline.generation.noise import stream_of
 from paceline.launch.ending import ended
 from paceline.launch.outlet import redacted
+from paceline.models.special_tokens import end_tokens
 from paceline.runtime.quiet import quiet_libraries
 from paceline.runtime.spared import spare_torchao
 
@@ -87,7 +87,7 @@ def batch_answers(
 
     The noise of an answer depends on seed, row and sample alone.
     """
-    stops = end_tokens(hf, tokenizer, settings.stop_ids)
+    stops = end_tokens(hf, settings.stop_ids)
     positions = getattr(hf.config, "max_position_embeddings", None)
     engine = LocalEngine(hf, pad_id=settings.pad_id, stop_ids=stops, rows=len(prompts) * settings.samples)
     requests = [

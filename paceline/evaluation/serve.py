@@ -24,11 +24,11 @@ from paceline.evaluation.opened import opened
 from paceline.evaluation.server.app import application
 from paceline.evaluation.server.desk import Served
 from paceline.generation import codes
-from paceline.generation.answer import end_tokens
 from paceline.generation.settings import run_of, sampling_of
 from paceline.launch.ending import ended
 from paceline.launch.guarded import HOSTS, Guard, listening_on
 from paceline.launch.outlet import redacted
+from paceline.models.special_tokens import end_tokens
 
 PORT = 8766
 DTYPES = ("float32", "bfloat16", "float16")
@@ -74,7 +74,7 @@ def load(run: Path, name: str, dtype: str) -> Served:
         raise ConfigError(codes.GENERATION_OPTIONS(what, "--dtype", dtype, ", ".join(DTYPES)))
     sampling = sampling_of(run, {})
     model, tokenizer = opened(run)
-    ends = tuple(end_tokens(model, tokenizer))
+    ends = tuple(end_tokens(model))
     kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if not isinstance(model, PreTrainedModel) or not isinstance(tokenizer, PreTrainedTokenizerFast):
         what = "the server needs a tokenizer that has a tokenizer.json"

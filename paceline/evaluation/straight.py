@@ -7,6 +7,7 @@ weights. An adapter, a part of a composite, and a class of the hub's code are ex
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,10 +24,12 @@ from paceline.checkpoint.folder import (
     write_side_files,
 )
 from paceline.checkpoint.reader import CheckpointReader
+from paceline.data.template import CostlyTemplateError, Encoder
 from paceline.generation.answer import load_folder
 from paceline.models.buffers import persistent_buffers
 from paceline.models.materialise import from_config
 from paceline.models.scalar_head import auto_class
+from paceline.models.special_tokens import end_tokens
 from paceline.protocols.roles import Role
 from paceline.protocols.shard import BUFFER, PARAM
 
@@ -60,7 +63,19 @@ def load_model(folder: Path) -> tuple[HFModel, PreTrainedTokenizerBase]:
     """Return (model, tokenizer) of a Hugging Face folder, or of one that ``prepared_without_copy`` wrote, in
     fp32 and evaluation mode. Raises ConfigError and CheckpointError.
     """
-    return load_folder(folder, _read if (folder / MARK).is_file() else None)
+    hf, tokenizer = load_folder(folder, _read if (folder / MARK).is_file() else None)
+    end_where_turns_end(hf, tokenizer)
+    return hf, tokenizer
+
+
+def end_where_turns_end(hf: HFModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Add to what ends the model's answers the tokens with which its tokenizer and chat template end them, as
+    training found them.
+    """
+    found: tuple[int, ...] = ()
+    with suppress(CostlyTemplateError):  # the first conversation reports it
+        found = Encoder(tokenizer, "assistant" if tokenizer.is_fast else "all").stop_token_ids()
+    hf.generation_config.eos_token_id = end_tokens(hf, found) or None
 
 
 @torch.no_grad()

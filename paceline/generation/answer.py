@@ -12,6 +12,7 @@ import torch
 from paceline.core.errors import ConfigError
 from paceline.generation import codes
 from paceline.models.hub_code import refuse_hub_attention
+from paceline.models.special_tokens import end_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase, TextStreamer
@@ -177,24 +178,12 @@ def _answer_batch(
         ids.to(device),
         attention_mask=mask.to(device),
         pad_token_id=pad,
-        eos_token_id=end_tokens(model, tokenizer) or None,
+        eos_token_id=end_tokens(model, [tokenizer.eos_token_id]) or None,
         use_cache=True,
         streamer=streamer,
         **sampling.arguments(),
     )
     return [str(text) for text in tokenizer.batch_decode(made[:, width:], skip_special_tokens=True)]
-
-
-def end_tokens(model: HFModel, tokenizer: PreTrainedTokenizerBase, also: Sequence[int] = ()) -> list[int]:
-    """Return every token that ends an answer: the tokenizer's, the model's, the template's, and ``also``."""
-    eos = getattr(model.generation_config, "eos_token_id", None)
-    ends = {tokenizer.eos_token_id, *(eos if isinstance(eos, (list, tuple)) else [eos]), *also}
-    template = str(tokenizer.chat_template or "")
-    for word in ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>"):
-        if word in template:
-            found = tokenizer.convert_tokens_to_ids(word)
-            ends.add(None if found == tokenizer.unk_token_id else found)
-    return sorted(e for e in ends if e is not None)
 
 
 def _check_room(model: HFModel, prompts: Sequence[list[int]]) -> None:

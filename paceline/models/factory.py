@@ -45,6 +45,7 @@ from paceline.models.scalar_head import HEAD, SCALAR_ROLES, Classes, auto_class
 from paceline.models.selectors import freeze_selectors, use_compressors
 from paceline.models.slices import FolderSlices, folder_slices, read_rest
 from paceline.models.source import ModelSource, cannot_load, code_options, load_hf_config, raw_config
+from paceline.models.special_tokens import forget_defaults
 from paceline.models.stand_in import stand_in_values
 from paceline.models.state_layers import keep_documents_apart
 from paceline.models.stored_dtype import buffers_keep_dtype, stored_dtype
@@ -176,6 +177,8 @@ class HFModelFactory:
         choice = choose_attention(self._attention, self._config.to_dict(), supported)
         implementation = None if choice.implementation == "auto" else choice.implementation
         hf, slices = self._made(device, options, implementation)
+        if self._model.config is not None:
+            forget_defaults(hf, self._model.config)
         empty = slices is not None and device.type != "meta"  # its parameters will be read in parts
         name_trunk(hf)
         hf.config.use_cache = False

@@ -31,6 +31,7 @@ from paceline.core.private import written_into
 from paceline.core.rundir import RunDir
 from paceline.data.tokenizer import load_tokenizer
 from paceline.evaluation.prompts import prompts_of
+from paceline.evaluation.straight import end_where_turns_end
 from paceline.generation.answer import Sampling, answer
 from paceline.launch.ending import ended
 from paceline.launch.environ import current
@@ -157,6 +158,7 @@ def answer_run(
         model, Role.POLICY, vocab_size=len(tokenizer), seed=config.training.seed, attention="sdpa"
     )
     root = factory().eval()
+    end_where_turns_end(root.hf, tokenizer)
     scored = [AnswersAtStep(0, write_answers(root, tokenizer, questions, sampling))] if initial else []
     for checkpoint in found[-1:] if last else found:
         with open_checkpoint(checkpoint.path) as reader:

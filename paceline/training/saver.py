@@ -24,7 +24,6 @@ from paceline.training.saving import (
     adapter_of,
     exported_shards,
     hugging_face_files,
-    own_generation,
     run_state,
 )
 
@@ -50,14 +49,8 @@ class RunContents:
     ) -> None:
         self.parts, self.plan, self.prepared = parts, plan, prepared
         root = parts.handles[parts.algorithm.trains[0]].root
-        generation = {
-            **own_generation(root.hf),
-            "eos_token_id": list(prepared.stop_token_ids),
-            "pad_token_id": prepared.pad_token_id,
-        }
-        main = parts.runner.strategy.world.is_main
-        tokenizer, adapter = prepared.tokenizer_path, adapter_of(root)
-        self.files = hugging_face_files(hf_config, tokenizer, generation, adapter) if main else {}
+        main, adapter = parts.runner.strategy.world.is_main, adapter_of(root)
+        self.files = hugging_face_files(hf_config, root.hf, prepared, adapter) if main else {}
         self._beside = carried() if main else {}
 
     def state(self) -> JsonObject:

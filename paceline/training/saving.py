@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.algorithms.base import Algorithm
 from paceline.checkpoint.carried import STATE_KEY
+from paceline.checkpoint.folder import gives_scores
 from paceline.core.errors import CheckpointError
 from paceline.core.json_types import Json, JsonObject, as_object
+from paceline.data.prepare import Prepared
 from paceline.models.adapters import Adapter
+from paceline.models.special_tokens import SpecialTokens, align
 from paceline.plan.codec import to_json
 from paceline.plan.plan import Plan
 from paceline.protocols.model import RootModule
@@ -87,23 +90,26 @@ def run_state(
 
 
 def hugging_face_files(
-    hf_config: Mapping[str, Json],
-    tokenizer: Path,
-    generation: Mapping[str, Json],
-    adapter: Adapter | None = None,
+    hf_config: Mapping[str, Json], hf: HFModel, prepared: Prepared, adapter: Adapter | None = None
 ) -> dict[str, bytes]:
     """Return ``config.json``, ``generation_config.json`` and the tokenizer files, for a self-contained
     checkpoint.
 
-    With an adapter also ``adapter_config.json``, which marks the checkpoint as an adapter rather than a full
-    model.
+    What ends, begins and pads a text is the same in all of them. With an adapter also
+    ``adapter_config.json``, which marks the checkpoint as an adapter rather than a full model.
     """
     files = {
         path.name: path.read_bytes()
-        for path in sorted(tokenizer.iterdir())
+        for path in sorted(prepared.tokenizer_path.iterdir())
         if path.suffix in {".json", ".jinja", ".txt", ".model"}
     }
-    configs: dict[str, Mapping[str, Json]] = {"config.json": hf_config, "generation_config.json": generation}
+    config, generation = copy.deepcopy(dict(hf_config)), _generation(hf)
+    pad = None if gives_scores(config) else prepared.pad_token_id
+    tokens = SpecialTokens(prepared.eos_token_id, prepared.bos_token_id, pad, prepared.stop_token_ids)
+    inner = config.get("text_config")
+    part = inner if isinstance(inner, dict) and inner else config
+    align(part, hf.config.get_text_config(), generation, tokens)
+    configs: dict[str, Mapping[str, Json]] = {"config.json": config, "generation_config.json": generation}
     if adapter is not None:
         configs["adapter_config.json"] = adapter.peft
     return {
@@ -115,7 +121,7 @@ def hugging_face_files(
     }
 
 
-def own_generation(hf: HFModel) -> JsonObject:
+def _generation(hf: HFModel) -> JsonObject:
     """Return the base model's ``generation_config.json`` as ``save_pretrained`` would write it, or an empty
     dict.
     """

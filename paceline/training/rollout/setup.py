@@ -19,6 +19,7 @@ from paceline.data.table import TokenTable
 from paceline.data.tokenizer import TokenizerSpec, open_tokenizer
 from paceline.generation.engine import GenerationEngine, RolloutSampling
 from paceline.generation.local import LocalEngine
+from paceline.models.special_tokens import end_tokens
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.algorithms.rollout import no_graphs
 from paceline.plan.plan import Plan
@@ -189,7 +190,7 @@ class RolloutSetup:
         return RolloutServer(
             self.options.server,
             self.world,
-            self.prepared.stop_token_ids,
+            end_tokens(root.hf, self.prepared.stop_token_ids),
             root.hf.config.get_text_config().vocab_size,
             self.weights_folder,
             getattr(torch, self.plan.precision.compute),
@@ -218,7 +219,7 @@ def local_engine(root: RootModule, prepared: Prepared, strategy: Strategy, rows:
     return LocalEngine(
         root.hf,
         pad_id=prepared.pad_token_id,
-        stop_ids=prepared.stop_token_ids,
+        stop_ids=end_tokens(root.hf, prepared.stop_token_ids),
         rows=rows,
         agree=strategy.world.any if strategy.collective_decoding else None,
         computing=root.computing,
