@@ -124,8 +124,10 @@ def export_hf(
             if exporters.gguf:
                 write_gguf(stage, DTYPES[dtype])
             run_exporters(exporters.own, stage)
-            names = tuple(sorted(p.name for p in stage.iterdir()))
-            size = sum(p.stat().st_size for p in stage.iterdir())
+            written = {
+                p.relative_to(stage).as_posix(): p.stat().st_size for p in stage.rglob("*") if p.is_file()
+            }
+            names, size = tuple(sorted(written)), sum(written.values())
         count = sum(torch.Size(e.shape).numel() for e in entries)
         kind = "model" if not adapter else "merged model" if merge else "adapter"
         return ExportReport(

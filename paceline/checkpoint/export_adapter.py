@@ -10,8 +10,7 @@ from pathlib import Path
 from paceline.checkpoint import codes
 from paceline.checkpoint.adapter_names import NamesInWhole
 from paceline.checkpoint.carried import places_in
-from paceline.checkpoint.disk import write_fresh
-from paceline.checkpoint.folder import ADAPTER_CONFIG, MAX_CONFIG_BYTES
+from paceline.checkpoint.folder import ADAPTER_CONFIG, MAX_CONFIG_BYTES, write_kept
 from paceline.checkpoint.folder_reads import FolderReads
 from paceline.checkpoint.load_check import different_as_stored
 from paceline.checkpoint.reader import CheckpointReader
@@ -54,13 +53,11 @@ def write_adapter_files(
     """Write ``adapter_config.json`` and the tokenizer's files; ``trained``: the names of its tensors in the
     checkpoint.
     """
-    for name in reader.side_files():
-        contents = reader.side_file(name)
-        if name == ADAPTER_CONFIG and names is not None:
-            settings = parse_object(contents, str(reader.path), max_bytes=MAX_CONFIG_BYTES)
-            contents = json.dumps(names.settings(settings, trained), indent=2).encode()
-        if name not in _OF_WHOLE_MODELS:
-            write_fresh(stage / name, [contents])
+    files = {name: reader.side_file(name) for name in reader.side_files() if name not in _OF_WHOLE_MODELS}
+    if names is not None:
+        settings = parse_object(files[ADAPTER_CONFIG], str(reader.path), max_bytes=MAX_CONFIG_BYTES)
+        files[ADAPTER_CONFIG] = json.dumps(names.settings(settings, trained), indent=2).encode()
+    write_kept(stage, files)
 
 
 def check_adapter(stage: Path, entries: list[TensorEntry], where: Path) -> None:

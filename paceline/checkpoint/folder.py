@@ -15,13 +15,16 @@ from torch import Tensor
 
 from paceline.checkpoint import codes
 from paceline.checkpoint.disk import sync_folder, write_fresh
+from paceline.checkpoint.manifest_format import folders_of
 from paceline.checkpoint.reader import CheckpointReader
+from paceline.checkpoint.score_padding import pad_apart, replace_json
 from paceline.checkpoint.strictjson import parse_object
 from paceline.checkpoint.tensorfile import TensorEntry, write_tensors
 from paceline.core.errors import CheckpointError, ConfigError
 from paceline.core.json_types import Json, JsonObject
 from paceline.models.buffers import persistent_buffers
 from paceline.models.composite import WholeModel, whole_model
+from paceline.models.special_tokens import listed
 from paceline.plan.model.composite import composite_of
 
 if TYPE_CHECKING:
@@ -35,6 +38,7 @@ DTYPES: Mapping[str, torch.dtype] = {
     "float16": torch.float16,
 }
 MAX_SHARD_BYTES = 5_000_000_000
+GENERATION = "generation_config.json"
 ADAPTER_CONFIG = "adapter_config.json"  # next to a model Transformers would look for adapter weights
 SCORES = "ForSequenceClassification"  # suffix of class names that output one score per text
 MAX_CONFIG_BYTES = 16 * 1024 * 1024
@@ -132,20 +136,14 @@ def scoring(config: Mapping[str, Json], reader: CheckpointReader) -> JsonObject:
     """Return the ``config.json`` of the same trunk with a score head.
 
     For a value model, whose run saved its policy's config. A padding token that also ends answers is left
-    out, as for a reward model: the class reads the score at the last token that is not padding.
+    out, as for a reward model (``score_padding``).
     """
-    named = "generation_config.json"
-    generation = (
-        parse_object(reader.side_file(named), named, max_bytes=MAX_CONFIG_BYTES)
-        if named in reader.side_files()
-        else {}
-    )
-    pad, ends = generation.get("pad_token_id"), generation.get("eos_token_id")
-    alone = pad not in (ends if isinstance(ends, list) else [ends])
+    generation = _generation(reader)
+    pad, ends = generation.get("pad_token_id"), listed(generation.get("eos_token_id"))
     one: JsonObject = {
         "id2label": {"0": "LABEL_0"},
         "label2id": {"LABEL_0": 0},
-        "pad_token_id": pad if alone else None,
+        "pad_token_id": None if pad in ends else pad,
     }
     return {**config, **one, "architectures": [SCORES]}
 
@@ -245,18 +243,38 @@ def listed_wrong(wrong: Mapping[str, list[str]]) -> str:
 
 
 def write_side_files(stage: Path, reader: CheckpointReader, config: Mapping[str, Json], remote: bool) -> None:
-    """Write ``config.json``, the generation config and the tokenizer's files."""
-    write_fresh(
-        stage / "config.json",
-        [json.dumps(config, indent=2, ensure_ascii=False, sort_keys=True).encode() + b"\n"],
-    )
-    for name in reader.side_files():
-        if name not in ("config.json", ADAPTER_CONFIG):
-            write_fresh(stage / name, [reader.side_file(name)])
-    if "generation_config.json" not in reader.side_files() and not remote:
+    """Write ``config.json``, the generation config and the tokenizer's files; a model that scores texts
+    writes none, so it has no generation config.
+    """
+    scores, names = gives_scores(config), reader.side_files()
+    left_out = {"config.json", ADAPTER_CONFIG} | ({GENERATION} if scores else set())
+    replace_json(stage / "config.json", config)
+    write_kept(stage, {name: reader.side_file(name) for name in names if name not in left_out})
+    if scores and GENERATION in names and not remote:
+        ends = listed(_generation(reader).get("eos_token_id"))
+        held = listed(config.get("pad_token_id"))
+        if not held or held[0] in ends:
+            replace_json(stage / "config.json", {**config, "pad_token_id": pad_apart(stage, ends)})
+    elif GENERATION not in names and not remote and not scores:
         from transformers import GenerationConfig
 
         GenerationConfig.from_model_config(text_model_of(config).config).save_pretrained(str(stage))
+
+
+def write_kept(stage: Path, files: Mapping[str, bytes]) -> None:
+    """Write files into a folder that is not published yet, with the folders in it that they need."""
+    for folder in folders_of(files):
+        (stage / folder).mkdir(exist_ok=True)
+    for name, content in files.items():
+        write_fresh(stage / name, [content])
+    for folder in folders_of(files):
+        sync_folder(stage / folder)
+
+
+def _generation(reader: CheckpointReader) -> JsonObject:
+    if GENERATION not in reader.side_files():
+        return {}
+    return parse_object(reader.side_file(GENERATION), GENERATION, max_bytes=MAX_CONFIG_BYTES)
 
 
 def write_weights(stage: Path, entries: list[TensorEntry], max_shard_bytes: int) -> None:

@@ -18,8 +18,10 @@ from paceline.checkpoint.manifest_format import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
     STATE,
+    TEMPLATES_FOLDER,
     FileEntry,
     Manifest,
+    folders_of,
 )
 from paceline.checkpoint.refused import damaged, foreign_file, incomplete, scattered, unreadable
 
@@ -91,7 +93,7 @@ def check_sizes(checkpoint: Path, manifest: Manifest) -> None:
 
 def check_foreign(checkpoint: Path) -> None:
     """Raise CheckpointError if a file of the checkpoint's folder has the name of a pickle."""
-    for folder in (checkpoint, checkpoint / HF_FOLDER):
+    for folder in (checkpoint, checkpoint / HF_FOLDER, checkpoint / HF_FOLDER / TEMPLATES_FOLDER):
         with suppress(FileNotFoundError, NotADirectoryError):
             for path in sorted(folder.iterdir()):
                 if path.suffix.lower() in PICKLE_SUFFIXES or path.name in _PICKLED_NAMES:
@@ -172,7 +174,7 @@ def open_if_there(checkpoint: Path, name: str) -> BinaryIO | None:
 def _followed(checkpoint: Path, name: str) -> Path:
     """Return where a file of a checkpoint lies, through links if there are any."""
     path = checkpoint / name
-    if not path.is_symlink() and (path.parent == checkpoint or not path.parent.is_symlink()):
+    if not any((checkpoint / part).is_symlink() for part in (name, *folders_of([name]))):
         return path
     target = target_of(checkpoint, path)
     if target is None:

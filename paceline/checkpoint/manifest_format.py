@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 
 from paceline.checkpoint import codes
 from paceline.checkpoint.blocks import SHA256, Grain
@@ -20,6 +21,7 @@ from paceline.core.version import PACKAGE_VERSION
 MANIFEST = "manifest.json"
 STATE = "state.json"
 HF_FOLDER = "hf"
+TEMPLATES_FOLDER = "additional_chat_templates"  # within it: Transformers' name
 FORMAT = "paceline-checkpoint"
 VERSION = 3  # 1 had one sha256 a file and no index, 2 leaves hashed by sha256; they stay readable
 MAX_MANIFEST_BYTES = 64 * 1024 * 1024
@@ -119,9 +121,21 @@ def digest_of(content: Mapping[str, Json]) -> str:
 
 
 def is_safe_name(name: str) -> bool:
-    """Whether ``name`` is a plain file name, or one under ``hf/``, without a leading dot."""
+    """Whether ``name`` is a plain file name, or a side file's under ``hf/``."""
+    return _NAME.fullmatch(name) is not None or (
+        name.startswith(f"{HF_FOLDER}/") and is_side_name(name.removeprefix(f"{HF_FOLDER}/"))
+    )
+
+
+def is_side_name(name: str) -> bool:
+    """Whether ``name`` is a plain file name without a leading dot, or one in the folder of chat templates."""
     folder, _, base = name.rpartition("/")
-    return folder in ("", HF_FOLDER) and _NAME.fullmatch(base) is not None
+    return folder in ("", TEMPLATES_FOLDER) and _NAME.fullmatch(base) is not None
+
+
+def folders_of(names: Iterable[str]) -> list[str]:
+    """Return the folders in which files of these names lie, outer ones first."""
+    return sorted({str(parent) for name in names for parent in PurePosixPath(name).parents} - {"."})
 
 
 _KEYS = {"format", "version", "step", "sequence", "world_size", "created", "paceline_version", "files"}

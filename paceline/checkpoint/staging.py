@@ -20,7 +20,7 @@ from paceline.checkpoint.layout import (
     shard_name,
     staging_name,
 )
-from paceline.checkpoint.manifest_format import HF_FOLDER, MANIFEST, FileEntry, Manifest
+from paceline.checkpoint.manifest_format import MANIFEST, FileEntry, Manifest, folders_of
 from paceline.checkpoint.retain import discard
 from paceline.checkpoint.tensorfile import write_tensors
 from paceline.checkpoint.written import Written
@@ -52,8 +52,8 @@ class Stage:
             name = shard_name(rank, world_size)
             path = self.folder / name
             written[name] = write_tensors(path, contents.entries, contents.metadata, crash, grain)
-        if any(name.startswith(f"{HF_FOLDER}/") for name in contents.side):
-            os.mkdir(self.folder / HF_FOLDER)
+        for folder in folders_of(contents.side):
+            os.mkdir(self.folder / folder)
         for name, content in contents.side.items():
             written[name] = write_fresh(self.folder / name, [content])
         crash("files_written")
@@ -68,8 +68,8 @@ class Stage:
     def seal(self, manifest: Manifest, crash: CrashPoint) -> None:
         """Write the manifest, and make all names in the folder durable. Raises OSError."""
         write_fresh(self.folder / MANIFEST, [manifest.to_bytes()], crash)
-        if (self.folder / HF_FOLDER).is_dir():
-            sync_folder(self.folder / HF_FOLDER)
+        for folder in reversed(folders_of(manifest.files)):
+            sync_folder(self.folder / folder)
         sync_folder(self.folder)
         crash("staging_synced")
 

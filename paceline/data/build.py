@@ -75,8 +75,7 @@ def build(
         meta: JsonObject = {
             "vocab_size": vocab_size(tokenizer),
             "pad_token_id": pad_token_id(tokenizer),
-            "eos_token_id": tokenizer.eos_token_id,
-            "bos_token_id": tokenizer.bos_token_id,
+            "special_tokens": [tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id],
             "stop_token_ids": stop_tokens(setup, tokenizer),
             "longest": tally.longest,
             "max_token_id": tally.max_token_id,

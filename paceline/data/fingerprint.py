@@ -53,6 +53,7 @@ _CODE = (  # and every module of kinds/
     "turns",
     "split",
     "hashing",
+    "jinja",
 )
 
 _TEXTS = re.compile(

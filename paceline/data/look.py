@@ -16,7 +16,7 @@ from paceline.data import codes
 from paceline.data.examples import Reading, RowReader
 from paceline.data.formats import Example
 from paceline.data.glance import refused_rows
-from paceline.data.jinja import look_at_template, template_in
+from paceline.data.jinja import look_at_template, templates_in
 from paceline.data.kinds.base import RowKind
 from paceline.data.kinds.documents import DOCUMENTS
 from paceline.data.kinds.prompts import PROMPTS
@@ -226,9 +226,9 @@ def look_at_tokenizer(
     ):
         yield bad
     elif model.chat_template_kwargs:
-        used = template if template is not None else template_in(folder)
-        several = used is None and _has_template(folder)
-        if not several and (idle := idle_options(used or "", model.chat_template_kwargs)):
+        used = templates_in(folder) if template is None else {"": template}
+        unread = not used and _has_template(folder)
+        if not unread and (idle := idle_options(used.values(), model.chat_template_kwargs)):
             yield idle
 
 

@@ -27,6 +27,7 @@ from paceline.data.store import EVAL, TOKENIZER, TOKENS, TRAIN, Meta, Store, loa
 from paceline.data.table import TokenTable
 from paceline.data.tokenise import Setup
 from paceline.data.tokenizer import tokenizer_spec
+from paceline.protocols.special_tokens import SpecialTokens
 from paceline.rules import codes as rules_codes
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Prepared:
     tokenizer_path  the tokenizer as used (added tokens, final template), to be saved with the weights
     longest         length of the longest document in tokens
     train_fingerprint  fingerprint of the training data alone, independent of the evaluation set
-    eos_token_id, bos_token_id  the tokenizer's, where it has them
+    special_tokens  the tokenizer's own, where it has them, and what ends an answer
     definition      how fingerprints are computed: they are comparable only if it is equal
     notes           what was assumed, left out, truncated or found to overlap; never errors
     """
@@ -66,8 +67,7 @@ class Prepared:
     from_cache: bool
     train_fingerprint: str = ""
     definition: str = ""
-    eos_token_id: int | None = None
-    bos_token_id: int | None = None
+    special_tokens: SpecialTokens = SpecialTokens()
 
 
 def prepare(
@@ -286,8 +286,7 @@ def opened(store: Store, key: str, meta: Meta, data: DataSection, *, from_cache:
         vocab_size=meta["vocab_size"],
         pad_token_id=meta["pad_token_id"],
         stop_token_ids=tuple(meta["stop_token_ids"]),
-        eos_token_id=meta["eos_token_id"],
-        bos_token_id=meta["bos_token_id"],
+        special_tokens=_special_tokens(meta),
         tokenizer_path=folder / TOKENIZER,
         longest=meta["longest"],
         max_token_id=meta["max_token_id"],
@@ -295,6 +294,12 @@ def opened(store: Store, key: str, meta: Meta, data: DataSection, *, from_cache:
         from_cache=from_cache,
     )
     return replace(prepared, notes=(*prepared.notes, *_mixture_notes(prepared.train, data)))
+
+
+def _special_tokens(meta: Meta) -> SpecialTokens:
+    """Return the tokenizer's special tokens."""
+    eos, bos, pad = meta["special_tokens"]
+    return SpecialTokens(eos, bos, pad, tuple(meta["stop_token_ids"]))
 
 
 def _mixture_notes(train: TokenTable, data: DataSection) -> Iterator[Diagnostic]:

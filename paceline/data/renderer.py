@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from paceline.core import bounded
+from paceline.core.json_types import Json
 from paceline.data.cells import RowError
 from paceline.data.chat_form import ChatForm, form_of
 from paceline.data.formats import Example
+from paceline.data.jinja import name_for, named_templates
 from paceline.data.left_out import LeftOut
 from paceline.data.rendering import Chat, ChatTemplate
 
@@ -45,3 +47,30 @@ class Renderer:
     def text(self, example: Example) -> str:
         """Return the text of a conversation. Raises RowError."""
         return self.render(example, self.template.render)[1]
+
+
+class Renderers:
+    """The renderers of a tokenizer's chat templates, each compiled when a conversation first needs it.
+
+    ``templates``: the tokenizer's ``chat_template``, one text or several by name; rows with tools take the
+    one named ``tool_use``.
+    """
+
+    def __init__(self, templates: Json, tokens: Mapping[str, str]) -> None:
+        self.templates = named_templates(templates)
+        self._tokens = tokens
+        self._made: dict[str, Renderer] = {}
+
+    def of(self, example: Example) -> Renderer:
+        """Return the renderer of a conversation. Raises RowError."""
+        name = name_for(self.templates, tools=bool(example.tools))
+        if name is None:
+            named = ", ".join(sorted(self.templates))
+            raise RowError("template_refused", f"the tokenizer's templates ({named}) have no default")
+        return self.named(name)
+
+    def named(self, name: str) -> Renderer:
+        """Return the renderer of one template. Raises RowError."""
+        if name not in self._made:
+            self._made[name] = Renderer(self.templates[name], self._tokens)
+        return self._made[name]

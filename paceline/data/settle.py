@@ -11,6 +11,7 @@ from paceline.core.bounded import SpentError, bounded_memory, bounded_time
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import DataError
 from paceline.data import codes
+from paceline.data.jinja import named_templates
 from paceline.data.problems import ALWAYS_REFUSED, REASONS
 from paceline.data.template import CostlyTemplateError, Encoder
 from paceline.data.template_options import give_template
@@ -44,9 +45,10 @@ def settle_template(
         notes.append(codes.DATA_PLAIN_TEMPLATE(what, "model.chat_template", severity=Severity.NOTE))
         setup = replace(setup, tokenizer=replace(setup.tokenizer, chat_template=builtin_template("plain")))
         give_template(tokenizer, setup.tokenizer.chat_template, setup.tokenizer.template_options)
-    template = tokenizer.get_chat_template()
-    _check_syntax(template, setup.tokenizer.folder)
-    if wrong := idle_options(template, json.loads(setup.tokenizer.template_options)):
+    templates = named_templates(tokenizer.chat_template)
+    for template in templates.values():
+        _check_syntax(template, setup.tokenizer.folder)
+    if wrong := idle_options(templates.values(), json.loads(setup.tokenizer.template_options)):
         raise DataError(wrong)
     if setup.train_on == "assistant" and not setup.kind.answered and not tokenizer.is_fast:
         hint = "set data.train_on: all, or use a tokenizer with tokenizer.json"
@@ -100,10 +102,10 @@ def stop_tokens(setup: Setup, tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def _end_notes(setup: Setup, tokenizer: PreTrainedTokenizerBase) -> Iterator[Diagnostic]:
-    template = setup.tokenizer.chat_template or str(tokenizer.chat_template)
+    templates = "\n".join(named_templates(tokenizer.chat_template).values())
     vocabulary = tokenizer.get_vocab()
     for mark in END_MARKS:
-        if mark in template and mark not in vocabulary:
+        if mark in templates and mark not in vocabulary:
             what = f"the chat template writes {mark}, which is not a single token of this tokenizer"
             hint = f"model.add_special_tokens: ['{mark}'] (and the template's other marks)"
             yield codes.DATA_TEMPLATE_TOKEN(what, "model.chat_template", hint=hint, severity=Severity.WARNING)

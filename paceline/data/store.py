@@ -41,8 +41,7 @@ class Meta(TypedDict):
     notes: list[JsonObject]
     vocab_size: int
     pad_token_id: int
-    eos_token_id: int | None
-    bos_token_id: int | None
+    special_tokens: list[int | None]  # end of text, begin of text, padding
     stop_token_ids: list[int]
     longest: int
     max_token_id: int

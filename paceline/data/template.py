@@ -14,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core import bounded
+from paceline.core.json_types import JsonObject
 from paceline.data.answers import AnswerFinder
 from paceline.data.cells import RowError
 from paceline.data.formats import Example
-from paceline.data.renderer import Renderer
-from paceline.data.rendering import GENERATION, Rendered
+from paceline.data.renderer import Renderer, Renderers
+from paceline.data.rendering import Rendered
 from paceline.data.sandbox import Span
 from paceline.data.turns import Message
 
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 T = TypeVar("T")
+_TOOL: JsonObject = {
+    "type": "function",
+    "function": {"name": "a", "description": "b", "parameters": {"type": "object", "properties": {}}},
+}
 
 
 class Encoded(NamedTuple):
@@ -61,8 +66,7 @@ class Encoder:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, train_on: str) -> None:
         self.tokenizer = tokenizer
         self.train_on = train_on
-        self.template: str = tokenizer.get_chat_template() if tokenizer.chat_template else ""
-        self.marked = bool(GENERATION.search(self.template))
+        self.renderers = Renderers(tokenizer.chat_template, dict(tokenizer.special_tokens_map))
         added = {i: t.content for i, t in tokenizer.added_tokens_decoder.items() if t.special}
         specials = added | dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
         self._special = re.compile(
@@ -70,7 +74,7 @@ class Encoder:
         )
         self._special_ids = frozenset(specials)
         self._eos = tokenizer.eos_token_id
-        self._compiled: _Compiled | None = None
+        self._finders: dict[Renderer, AnswerFinder] = {}
 
     def encode(self, examples: Sequence[Example]) -> list[Encoded | RowError]:
         """Return one result per example, in order; a row that cannot be encoded gives its RowError.
@@ -150,7 +154,7 @@ class Encoder:
         """
         if not example.messages:
             return []
-        renderer = self._compile().renderer
+        renderer = self.renderers.of(example)
         text, turns, _ = renderer.render(example, renderer.template.render_whole)[1]
         encoding = self._tokens([text], chat=True)[0][1]
         if encoding is None or turns is None:
@@ -161,12 +165,13 @@ class Encoder:
     def stop_token_ids(self) -> tuple[int, ...]:
         """Return the tokens that end an answer: end of text, and the template's end of turn."""
         stops = {} if self._eos is None else {int(self._eos): None}
-        if self.template:
-            turns: tuple[Message, ...] = (
-                {"role": "user", "content": "a"},
-                {"role": "assistant", "content": "b"},
-            )
-            encoded = self.encode([Example(messages=turns)])[0]
+        turns: tuple[Message, ...] = (
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "b"},
+        )
+        # with a tool, too: such rows may have a template of their own
+        for tools in ((), (_TOOL,)) if self.renderers.templates else ():
+            encoded = self.encode([Example(messages=turns, tools=tools)])[0]
             trained = [] if isinstance(encoded, RowError) else encoded.input_ids[encoded.labelled].tolist()
             stops |= {i: None for i in trained[-2:] if i in self._special_ids}
         return tuple(stops)
@@ -212,11 +217,10 @@ class Encoder:
 
     def _with_spans(self, example: Example) -> RenderedText:
         """Return the conversation with the spans of the turns that have loss."""
-        compiled = self._compile()
         trained = trained_turns(example, self.train_on)
         if self.train_on == "all" and trained is None:
             return self._whole(example)
-        renderer = compiled.renderer
+        renderer = self.renderers.of(example)
         chat, rendered = renderer.render(example, renderer.template.render_whole)
         left_out = renderer.left_out.names(example, rendered.text) + idle_weights(example, self.train_on)
         if trained is None:
@@ -224,30 +228,22 @@ class Encoder:
             trained = [n for n in numbers if example.messages[n]["role"] == "assistant"]
         if self.train_on == "all":
             return RenderedText(rendered.text, _all_but(rendered, trained), left_out)
-        return RenderedText(rendered.text, compiled.finder.spans(chat, rendered, trained), left_out)
+        return RenderedText(rendered.text, self._finder(renderer).spans(chat, rendered, trained), left_out)
 
     def _whole(self, example: Example) -> RenderedText:
-        renderer = self._compile().renderer
+        renderer = self.renderers.of(example)
         text = renderer.text(example)
         return RenderedText(text, None, renderer.left_out.names(example, text))
 
     def _prompt(self, example: Example) -> RenderedText:
-        renderer = self._compile().renderer
+        renderer = self.renderers.of(example)
         _, text = renderer.render(example, lambda chat: renderer.template.render(chat, prompt=True))
         return RenderedText(text, None, renderer.left_out.names(example, renderer.text(example)))
 
-    def _compile(self) -> _Compiled:
-        """Compile the template; a template is compiled when the first conversation needs it."""
-        if self._compiled is None:
-            renderer = Renderer(self.template, dict(self.tokenizer.special_tokens_map))
-            finder = AnswerFinder(renderer.template, self._special, self.tokenizer.bos_token)
-            self._compiled = _Compiled(renderer, finder)
-        return self._compiled
-
-
-class _Compiled(NamedTuple):
-    renderer: Renderer
-    finder: AnswerFinder
+    def _finder(self, renderer: Renderer) -> AnswerFinder:
+        if renderer not in self._finders:
+            self._finders[renderer] = AnswerFinder(renderer.template, self._special, self.tokenizer.bos_token)
+        return self._finders[renderer]
 
 
 def trained_turns(example: Example, train_on: str) -> list[int] | None:

@@ -15,10 +15,10 @@ from paceline.data import codes
 from paceline.data.cells import RowError
 from paceline.data.examples import Reading, RowReader
 from paceline.data.formats import Example
-from paceline.data.jinja import template_in
+from paceline.data.jinja import TOOL_USE, name_for, named_templates, templates_in
 from paceline.data.looking import LOOKED_AT, DataSet, look
 from paceline.data.problems import Problem, Tally, refusal
-from paceline.data.renderer import Renderer
+from paceline.data.renderer import Renderers
 from paceline.data.template_facts import facts_of
 from paceline.data.template_options import with_defaults
 from paceline.data.template_problems import rendered
@@ -33,15 +33,17 @@ _TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls
 
 
 class LocalTemplate(NamedTuple):
-    """A chat template that lies here: what messages call it, its text with the config's options, tokens."""
+    """The chat templates that lie here: what messages call them, their texts by name with the config's
+    options, and tokens.
+    """
 
     name: str
-    text: str
+    texts: Mapping[str, str]
     tokens: Mapping[str, str]
 
 
 def local_template(model: ModelSection) -> LocalTemplate | None:
-    """Return the template that rows are rendered with; None if its text is not here, or there are several."""
+    """Return the templates that rows are rendered with; None if there is none here."""
     folder = tokenizer_here(model)
     if folder is None:
         return None
@@ -49,13 +51,16 @@ def local_template(model: ModelSection) -> LocalTemplate | None:
         given = template_text(model.chat_template)
     except DataError:  # reported with the tokenizer
         return None
-    text = given if given is not None else template_in(folder)
-    if not text:
+    texts = named_templates(given) if given is not None else templates_in(folder)
+    if not texts:
         return None
     named = "the tokenizer's own" if given is None else "of model.chat_template"
     if given is not None and given != model.chat_template:
         named = str(model.chat_template)
-    return LocalTemplate(named, with_defaults(text, model.chat_template_kwargs), _tokens(folder))
+    options = model.chat_template_kwargs
+    return LocalTemplate(
+        named, {name: with_defaults(text, options) for name, text in texts.items()}, _tokens(folder)
+    )
 
 
 def _tokens(folder: Path) -> dict[str, str]:
@@ -86,11 +91,17 @@ def describe(model: ModelSection, formats: Set[str]) -> Described | None:
         return None
     try:
         with bounded_memory(), bounded_time():
-            facts = facts_of(template.text, template.tokens)
+            facts = {
+                name: facts_of(template.texts[name], template.tokens).sentence()
+                for name in dict.fromkeys(name_for(template.texts, tools=tools) for tools in (False, True))
+                if name is not None
+            }
     except (RowError, SpentError, MemoryError):  # found by the tokenizer's trial, or in the preparation
         return None
     options = ", ".join(f"{name}: {json.dumps(value)}" for name, value in model.chat_template_kwargs.items())
-    return Described(template.name + (f", with {options}" if options else ""), facts.sentence())
+    of_tools = facts.pop(TOOL_USE, None)
+    said = [*facts.values(), *([f"rows with tools take '{TOOL_USE}': {of_tools}"] if of_tools else [])]
+    return Described(template.name + (f", with {options}" if options else ""), "; ".join(said))
 
 
 def look_through(
@@ -108,12 +119,12 @@ def look_through(
     lost, idle = dict[str, Tally](), dict[str, Tally]()
     try:
         with bounded_memory(), bounded_time() as start_clock:
-            renderer = Renderer(template.text, template.tokens)
+            renderers = Renderers(dict(template.texts), template.tokens)
             for row in looked.head:
                 start_clock()
                 read = Problem("", "") if row.value is None else reader.read(row.value, row.where)
                 examples = () if isinstance(read, Problem) else read
-                _tally(renderer, [one for one in examples if one.messages], row.where, lost, idle)
+                _tally(renderers, [one for one in examples if one.messages], row.where, lost, idle)
     except (RowError, SpentError, MemoryError):  # found by the tokenizer's trial, or in the preparation
         return
     first = "the first " if len(looked.head) >= LOOKED_AT else ""
@@ -132,7 +143,7 @@ def look_through(
 
 
 def _tally(
-    renderer: Renderer,
+    renderers: Renderers,
     examples: Sequence[Example],
     where: str,
     lost: dict[str, Tally],
@@ -143,6 +154,7 @@ def _tally(
     reasons: dict[str, str] = {}
     for example in examples:
         try:
+            renderer = renderers.of(example)
             names |= dict.fromkeys(renderer.left_out.names(example, renderer.text(example)))
         except RowError as error:
             for reason, detail in ((error.reason, error.detail), *error.also):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.json_types import Json
@@ -29,12 +29,14 @@ def no_template(tokenizer: str) -> Diagnostic:
     return codes.DATA_NO_CHAT_TEMPLATE(what, "model.chat_template", tokenizer, hint)
 
 
-def idle_options(template: str, options: Mapping[str, Json]) -> Diagnostic | None:
-    """Return the error for options that a valid template does not read."""
-    idle = not_read(template, options)
+def idle_options(templates: Iterable[str], options: Mapping[str, Json]) -> Diagnostic | None:
+    """Return the error for options that none of the valid templates of a tokenizer reads."""
+    texts = list(templates)
+    idle = [name for name in options if all(name in not_read(text, options) for text in texts)]
     if not idle:
         return None
     what = f"the chat template does not read {', '.join(idle)}"
-    reads = ", ".join(sorted(options_read(template) - set(options))) or "no options"
+    read = frozenset[str]().union(*map(options_read, texts))
+    reads = ", ".join(sorted(read - set(options))) or "no options"
     hint = "remove it, or set model.chat_template to a template that reads it"
     return codes.DATA_TEMPLATE_OPTION(what, "model.chat_template_kwargs", f"the template reads {reads}", hint)

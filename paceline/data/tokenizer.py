@@ -27,10 +27,12 @@ _FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template*",
+    "additional_chat_templates/*.jinja",
     "*.model",
     "*.tiktoken",
     "config.json",
 )
+_BESIDE = ("*processor_config.json", "LICENSE*", "NOTICE*", "USE_POLICY*")  # what exports keep of a model
 
 
 def tokenizer_folder(model: ModelSection) -> Path:
@@ -75,7 +77,7 @@ def tokenizer_here(model: ModelSection) -> Path | None:
 def _download(name: str, model: ModelSection) -> Path:
     from huggingface_hub import snapshot_download
 
-    patterns = [*_FILES, "*.py"] if model.trust_remote_code else list(_FILES)
+    patterns = [*_FILES, *_BESIDE, "*.py"] if model.trust_remote_code else [*_FILES, *_BESIDE]
     revision = model.revision if name == model.name_or_path else None
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
@@ -135,9 +137,8 @@ def tokenizer_spec(model: ModelSection) -> TokenizerSpec:
 def load_tokenizer(model: ModelSection) -> PreTrainedTokenizerBase:
     """Load the tokenizer as training uses it. Raises DataError.
 
-    ``add_tokens`` and ``add_special_tokens`` are added, ``chat_template`` (a built-in name, a path, or Jinja
-    text) replaces its own, and a missing pad token becomes the end-of-text token (rows are never padded; it
-    only names a filler).
+    ``add_tokens`` and ``add_special_tokens`` are added, and ``chat_template`` (a built-in name, a path, or
+    Jinja text) replaces its own.
     """
     return open_tokenizer(tokenizer_spec(model))
 
@@ -166,8 +167,6 @@ def open_tokenizer(spec: TokenizerSpec) -> PreTrainedTokenizerBase:
     if spec.add_special_tokens:
         tokenizer.add_tokens(list(spec.add_special_tokens), special_tokens=True)
     give_template(tokenizer, spec.chat_template, spec.template_options)
-    if tokenizer.pad_token is None and tokenizer.eos_token is not None:
-        tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
 

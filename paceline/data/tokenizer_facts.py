@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.core.errors import DataError
 from paceline.core.files import read_text
 from paceline.core.json_types import Json
+from paceline.data.jinja import templates_in
 from paceline.data.template_problems import END_MARKS, rendered
 from paceline.data.tokenizer import BUILTIN_TEMPLATES, template_text
 
@@ -55,23 +56,19 @@ def unsettled(folder: Path, model: ModelSection, formats: Set[str], *, learns_an
 
 def _of_template(folder: Path, model: ModelSection, tokenizer_config: Mapping[str, Json]) -> Iterator[str]:
     try:
-        # The template that will be used: from the config, the folder, or the tokenizer's config.
-        template = template_text(model.chat_template)
-        if template is None and (folder / "chat_template.jinja").is_file():
-            template = read_text(folder / "chat_template.jinja")
+        # The templates that will be used: from the config, the folder, or the tokenizer's config.
+        given = template_text(model.chat_template)
     except (DataError, OSError, ValueError):  # reported by data.look
         return
-    if template is None:
-        own = tokenizer_config.get("chat_template")
-        if own is not None and not isinstance(own, str):
-            yield "several chat templates"
-        template = own if isinstance(own, str) else ""
+    templates = templates_in(folder).values() if given is None else [given]
     missing = [
-        mark for mark in END_MARKS if mark in template and not _knows(folder, model, tokenizer_config, mark)
+        mark
+        for mark in END_MARKS
+        if any(mark in text for text in templates) and not _knows(folder, model, tokenizer_config, mark)
     ]
     if missing:
         yield f"{', '.join(missing)} in the chat template"
-    if model.chat_template not in BUILTIN_TEMPLATES and not ends_soon(template):
+    if model.chat_template not in BUILTIN_TEMPLATES and not all(map(ends_soon, templates)):
         yield "what the chat template computes"
 
 

@@ -7,27 +7,15 @@ template say it, too. All of them end an answer, wherever the model writes one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.core.json_types import Json, JsonObject
+from paceline.protocols.special_tokens import SpecialTokens
 
 if TYPE_CHECKING:
     from paceline.protocols.model import HFModel
 
 IDS = ("eos_token_id", "bos_token_id", "pad_token_id")
-
-
-@dataclass(frozen=True)
-class SpecialTokens:
-    """A tokenizer's ids (None: it has no such token); ``ends``: every token that it or its chat template ends
-    an answer with.
-    """
-
-    eos: int | None
-    bos: int | None
-    pad: int | None
-    ends: tuple[int, ...] = ()
 
 
 def listed(ids: Json) -> list[int]:

@@ -24,6 +24,7 @@ from paceline.training.saving import (
     adapter_of,
     exported_shards,
     hugging_face_files,
+    kept_files,
     run_state,
 )
 
@@ -50,7 +51,10 @@ class RunContents:
         self.parts, self.plan, self.prepared = parts, plan, prepared
         root = parts.handles[parts.algorithm.trains[0]].root
         main, adapter = parts.runner.strategy.world.is_main, adapter_of(root)
-        self.files = hugging_face_files(hf_config, root.hf, prepared, adapter) if main else {}
+        self.files: dict[str, bytes] = {}
+        if main:
+            base = kept_files(plan.config.model, prepared.tokenizer_path)
+            self.files = hugging_face_files(hf_config, root.hf, prepared, base, adapter)
         self._beside = carried() if main else {}
 
     def state(self) -> JsonObject:

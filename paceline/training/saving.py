@@ -5,16 +5,22 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.algorithms.base import Algorithm
+from paceline.checkpoint.base_files import base_files, together
 from paceline.checkpoint.carried import STATE_KEY
 from paceline.checkpoint.folder import gives_scores
+from paceline.config.sections.model import ModelSection
 from paceline.core.errors import CheckpointError
 from paceline.core.json_types import Json, JsonObject, as_object
+from paceline.data.jinja import templates_in
 from paceline.data.prepare import Prepared
 from paceline.models.adapters import Adapter
-from paceline.models.special_tokens import SpecialTokens, align
+from paceline.models.special_tokens import align
+from paceline.models.stored_dtype import weights_folder
 from paceline.plan.codec import to_json
 from paceline.plan.plan import Plan
 from paceline.protocols.model import RootModule
@@ -90,22 +96,21 @@ def run_state(
 
 
 def hugging_face_files(
-    hf_config: Mapping[str, Json], hf: HFModel, prepared: Prepared, adapter: Adapter | None = None
+    hf_config: Mapping[str, Json],
+    hf: HFModel,
+    prepared: Prepared,
+    base: Mapping[str, bytes],
+    adapter: Adapter | None = None,
 ) -> dict[str, bytes]:
-    """Return ``config.json``, ``generation_config.json`` and the tokenizer files, for a self-contained
-    checkpoint.
+    """Return ``config.json``, ``generation_config.json``, the tokenizer files and the others of the ``base``,
+    for a self-contained checkpoint.
 
     What ends, begins and pads a text is the same in all of them. With an adapter also
     ``adapter_config.json``, which marks the checkpoint as an adapter rather than a full model.
     """
-    files = {
-        path.name: path.read_bytes()
-        for path in sorted(prepared.tokenizer_path.iterdir())
-        if path.suffix in {".json", ".jinja", ".txt", ".model"}
-    }
     config, generation = copy.deepcopy(dict(hf_config)), _generation(hf)
-    pad = None if gives_scores(config) else prepared.pad_token_id
-    tokens = SpecialTokens(prepared.eos_token_id, prepared.bos_token_id, pad, prepared.stop_token_ids)
+    own = prepared.special_tokens
+    tokens = replace(own, pad=None) if gives_scores(config) else own
     inner = config.get("text_config")
     part = inner if isinstance(inner, dict) and inner else config
     align(part, hf.config.get_text_config(), generation, tokens)
@@ -113,12 +118,27 @@ def hugging_face_files(
     if adapter is not None:
         configs["adapter_config.json"] = adapter.peft
     return {
-        **files,
+        **base,
         **{
             name: json.dumps(dict(values), indent=2, ensure_ascii=False).encode()
             for name, values in configs.items()
         },
     }
+
+
+def kept_files(model: ModelSection, tokenizer: Path) -> dict[str, bytes]:
+    """Return the files of the base model's folder that its checkpoints keep: its own tokenizer as it is,
+    where nothing was added to it, else the ``tokenizer`` folder's.
+    """
+    folder = None if model.name_or_path is None else weights_folder(model.name_or_path, model.revision)
+    kept = {} if folder is None else base_files(folder)
+    changed = (
+        model.add_tokens or model.add_special_tokens or model.chat_template or model.chat_template_kwargs
+    )
+    own = model.tokenizer in (None, model.name_or_path) and not changed
+    if folder is not None and own and bool(templates_in(folder)) == bool(templates_in(tokenizer)):
+        return kept
+    return together(kept, base_files(tokenizer))
 
 
 def _generation(hf: HFModel) -> JsonObject:

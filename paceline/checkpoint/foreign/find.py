@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from paceline.checkpoint import codes
+from paceline.checkpoint.base_files import together
 from paceline.checkpoint.foreign.accelerate import is_accelerate_folder, read_accelerate
 from paceline.checkpoint.foreign.converted import Conversion, write_converted
 from paceline.checkpoint.foreign.dcp_state import is_dcp_folder, is_fsdp_folder, read_dcp, read_fsdp
@@ -122,7 +123,7 @@ def convert(
         if not 0 <= state.step < MOST_STEPS:
             raise misfit("the number of finished steps is none", str(source), str(state.step)[:40])
         written = write_converted(
-            state, names.buffers, {**side_files(beside), **side_files(source)}, source, to
+            state, names.buffers, together(side_files(beside), side_files(source)), source, to
         )
     left = tuple(
         codes.CONVERT_LEFT(f"not brought over: {text}", str(source), severity=Severity.NOTE)

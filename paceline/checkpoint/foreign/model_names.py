@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from paceline.checkpoint.base_files import base_files
 from paceline.checkpoint.folder import gives_scores, is_known, text_model_of
 from paceline.checkpoint.foreign.state import incomplete, misfit
 from paceline.checkpoint.strictjson import parse_object
@@ -29,8 +30,7 @@ class Sized(Protocol):
 
 
 MAX_CONFIG_BYTES = 16 << 20
-SIDE_SUFFIXES = (".json", ".jinja", ".txt", ".model")
-_NOT_OF_A_MODEL = ("trainer_state.json", "model.safetensors.index.json", "pytorch_model.bin.index.json")
+_CONFIGS = ("config.json", "generation_config.json", "adapter_config.json")
 _WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "module.")
 
 
@@ -140,19 +140,15 @@ def read_config(folder: Path, name: str = "config.json") -> JsonObject:
 
 
 def side_files(folder: Path) -> dict[str, bytes]:
-    """Return the config and the tokenizer's files of a folder, by name."""
-    found = {}
-    for path in sorted(folder.iterdir()):
-        if path.suffix in SIDE_SUFFIXES and path.is_file() and path.name not in _NOT_OF_A_MODEL:
-            if path.suffix == ".json" and not _is_json(path):
-                continue
-            found[path.name] = path.read_bytes()
-    return found
+    """Return the config, the tokenizer's files and what else a model's folder has, by name."""
+    own = {name: (folder / name).read_bytes() for name in _CONFIGS if (folder / name).is_file()}
+    found = {**base_files(folder), **own}
+    return {name: data for name, data in found.items() if not name.endswith(".json") or _is_json(data)}
 
 
-def _is_json(path: Path) -> bool:
+def _is_json(data: bytes) -> bool:
     try:
-        json.loads(path.read_bytes())
+        json.loads(data)
     except (ValueError, RecursionError):
         return False
     return True

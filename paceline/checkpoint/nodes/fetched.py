@@ -13,7 +13,7 @@ from paceline.checkpoint import codes
 from paceline.checkpoint.blocks import Grain
 from paceline.checkpoint.disk import named_errors, need_space, sync_folder, write_fresh
 from paceline.checkpoint.manifest import wrong_block
-from paceline.checkpoint.manifest_format import HF_FOLDER, MANIFEST, MAX_MANIFEST_BYTES, FileEntry, Manifest
+from paceline.checkpoint.manifest_format import MANIFEST, MAX_MANIFEST_BYTES, FileEntry, Manifest
 from paceline.checkpoint.nodes.wire import Place, RefusedError, asked_for
 from paceline.checkpoint.refused import damaged
 from paceline.checkpoint.verified import manifest_digest
@@ -73,8 +73,7 @@ def fetch_file(
         if final.exists():
             return []
         need_space(checkpoint, entry.bytes)
-        if name.startswith(f"{HF_FOLDER}/"):
-            final.parent.mkdir(exist_ok=True)
+        final.parent.mkdir(parents=True, exist_ok=True)
         for holder in holders:
             staged = _staged(checkpoint, name)
             try:

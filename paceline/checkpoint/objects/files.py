@@ -15,7 +15,7 @@ from paceline.checkpoint.blocks import BlockHash
 from paceline.checkpoint.disk import sync_folder, write_fresh
 from paceline.checkpoint.layout import shard_name
 from paceline.checkpoint.manifest import open_part, verify_open, wrong_block
-from paceline.checkpoint.manifest_format import HF_FOLDER, MANIFEST, FileEntry, Manifest
+from paceline.checkpoint.manifest_format import MANIFEST, FileEntry, Manifest, folders_of
 from paceline.checkpoint.objects.store import ObjectStore, ReadBack, StoreUnavailable, again
 from paceline.checkpoint.refused import damaged
 from paceline.core.errors import CheckpointError
@@ -85,14 +85,15 @@ def download(store: ObjectStore, folder: str, manifest: Manifest, content: bytes
     Every hash of the manifest is compared while the blocks arrive. On return all of it is durable. Raises
     CheckpointError and OSError.
     """
-    if any(name.startswith(f"{HF_FOLDER}/") for name in manifest.files):
-        os.mkdir(into / HF_FOLDER)
+    folders = folders_of(manifest.files)
+    for inner in folders:
+        os.mkdir(into / inner)
     with ThreadPoolExecutor(_AT_ONCE, "paceline-fetch") as pool:
         for name, entry in manifest.files.items():
             _fetch(store, f"{folder}/{name}", entry, manifest, into, name, pool)
     write_fresh(into / MANIFEST, [content])
-    if (into / HF_FOLDER).is_dir():
-        sync_folder(into / HF_FOLDER)
+    for inner in reversed(folders):
+        sync_folder(into / inner)
     sync_folder(into)
 
 

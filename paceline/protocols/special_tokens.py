@@ -1,0 +1,17 @@
+"""A tokenizer's special tokens, as models and checkpoints need them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """A tokenizer's ids (None: it has no such token); ``ends``: every token that it or its chat template ends
+    an answer with.
+    """
+
+    eos: int | None = None
+    bos: int | None = None
+    pad: int | None = None
+    ends: tuple[int, ...] = ()
