@@ -129,8 +129,7 @@ def is_safe_name(name: str) -> bool:
 
 def is_side_name(name: str) -> bool:
     """Whether ``name`` is a plain file name without a leading dot, or one in the folder of chat templates."""
-    folder, _, base = name.rpartition("/")
-    return folder in ("", TEMPLATES_FOLDER) and _NAME.fullmatch(base) is not None
+    return _NAME.fullmatch(name.removeprefix(f"{TEMPLATES_FOLDER}/")) is not None
 
 
 def folders_of(names: Iterable[str]) -> list[str]:

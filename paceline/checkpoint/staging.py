@@ -69,7 +69,8 @@ class Stage:
         """Write the manifest, and make all names in the folder durable. Raises OSError."""
         write_fresh(self.folder / MANIFEST, [manifest.to_bytes()], crash)
         for folder in reversed(folders_of(manifest.files)):
-            sync_folder(self.folder / folder)
+            if (self.folder / folder).is_dir():  # another node may have them
+                sync_folder(self.folder / folder)
         sync_folder(self.folder)
         crash("staging_synced")
 

@@ -19,14 +19,12 @@ from paceline.data.kinds.base import RowKind
 from paceline.data.looking import DataSet
 from paceline.data.problems import (
     ALWAYS_REFUSED,
-    CONVERTED_AWAY,
-    LENGTH_REASONS,
     PrepareCounts,
-    Problem,
     Tally,
     fields_unread,
     left_out,
     refusal,
+    refuses,
 )
 from paceline.data.progress import Meter, PrepareProgress, Report
 from paceline.data.readers import total_bytes
@@ -161,7 +159,7 @@ def _count(tally: _Tally, result: ChunkResult, data: DataSection, group: int) ->
         tally.max_token_id = max(tally.max_token_id, int(np.maximum(block.coded, ~block.coded).max()))
     for problem in result.skipped:
         counts.skip(problem)
-        if _refuses(problem, data):
+        if refuses(problem.reason, data.on_bad_row, data.on_too_long):
             for one in problem.each():
                 tally.refused.setdefault(one.reason, Tally()).add(one.where, one.detail)
     for problem in result.truncated:
@@ -172,16 +170,6 @@ def _count(tally: _Tally, result: ChunkResult, data: DataSection, group: int) ->
         else:
             tally.unread[result.dataset].setdefault(name, Tally()).merge(rows)
     return result.dataset
-
-
-def _refuses(problem: Problem, data: DataSection) -> bool:
-    if problem.reason == ALWAYS_REFUSED:
-        return True
-    if problem.reason == CONVERTED_AWAY:
-        return False
-    if problem.reason in LENGTH_REASONS:
-        return data.on_too_long == "refuse"
-    return data.on_bad_row == "refuse"
 
 
 def _nothing_usable(counts: PrepareCounts, setup: Setup) -> Diagnostic:

@@ -337,6 +337,13 @@ def fields_unread(unread: Mapping[str, Tally], where: str) -> list[Diagnostic]:
     return [codes.DATA_FIELDS_UNREAD(what, where, severity=Severity.NOTE, evidence=counts)]
 
 
+def refuses(reason: str, on_bad_row: str, on_too_long: str) -> bool:
+    """Whether rows that cannot be used for this reason end what reads them, or are counted and left out."""
+    if reason in (ALWAYS_REFUSED, CONVERTED_AWAY):
+        return reason == ALWAYS_REFUSED
+    return (on_too_long if reason in LENGTH_REASONS else on_bad_row) == "refuse"
+
+
 def refusal(problems: Mapping[str, Tally], rows_read: int, of: str = "") -> tuple[Diagnostic, ...]:
     """Return the errors of refused rows, one per reason; ``of`` says which rows were read (empty: all)."""
     return tuple(

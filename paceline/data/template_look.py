@@ -100,8 +100,8 @@ def describe(model: ModelSection, formats: Set[str]) -> Described | None:
         return None
     options = ", ".join(f"{name}: {json.dumps(value)}" for name, value in model.chat_template_kwargs.items())
     of_tools = facts.pop(TOOL_USE, None)
-    said = [*facts.values(), *([f"rows with tools take '{TOOL_USE}': {of_tools}"] if of_tools else [])]
-    return Described(template.name + (f", with {options}" if options else ""), "; ".join(said))
+    sentences = [*facts.values(), *([f"rows with tools take '{TOOL_USE}': {of_tools}"] if of_tools else [])]
+    return Described(template.name + (f", with {options}" if options else ""), "; ".join(sentences))
 
 
 def look_through(

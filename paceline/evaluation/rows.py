@@ -17,7 +17,7 @@ from paceline.core.json_types import JsonObject
 from paceline.data.kinds.base import RowKind
 from paceline.data.looking import find_sets
 from paceline.data.prepare import setup_of
-from paceline.data.problems import CONVERTED_AWAY, Tally, left_out, refusal
+from paceline.data.problems import Tally, left_out, refusal, refuses
 from paceline.data.sets import OpenSet, open_set
 from paceline.data.settle import settle_template, stop_tokens
 from paceline.data.tokenise import ChunkResult, Setup, tokenise_chunk
@@ -70,9 +70,7 @@ def read_file(
     refused = {
         reason: tally
         for reason, tally in rows.skipped.items()
-        if data.on_bad_row == "refuse"
-        and reason != CONVERTED_AWAY
-        and not (reason == "too_long" and data.on_too_long == "skip")
+        if refuses(reason, data.on_bad_row, data.on_too_long)
     }
     if refused:
         raise DataError(*refusal(refused, rows.rows_read))

@@ -24,7 +24,6 @@ from paceline.training.saving import (
     adapter_of,
     exported_shards,
     hugging_face_files,
-    kept_files,
     run_state,
 )
 
@@ -35,8 +34,8 @@ RESCUE_SECONDS = 30.0  # how long a rank with an error of its own waits for a sa
 class RunContents:
     """What a checkpoint of this run contains at a step.
 
-    ``hf_config`` belongs to the exported model; ``carried`` gives what of its folder an export copies, and is
-    called on rank 0.
+    ``hf_config`` belongs to the exported model; ``base`` gives the files that its checkpoints have beside it,
+    ``carried`` what of its folder an export copies. Both are called on rank 0.
     """
 
     def __init__(
@@ -46,6 +45,7 @@ class RunContents:
         prepared: Prepared,
         hf_config: Mapping[str, Json],
         *,
+        base: Callable[[], Mapping[str, bytes]],
         carried: Callable[[], JsonObject] = dict,
     ) -> None:
         self.parts, self.plan, self.prepared = parts, plan, prepared
@@ -53,8 +53,7 @@ class RunContents:
         main, adapter = parts.runner.strategy.world.is_main, adapter_of(root)
         self.files: dict[str, bytes] = {}
         if main:
-            base = kept_files(plan.config.model, prepared.tokenizer_path)
-            self.files = hugging_face_files(hf_config, root.hf, prepared, base, adapter)
+            self.files = hugging_face_files(hf_config, root.hf, prepared, base(), adapter)
         self._beside = carried() if main else {}
 
     def state(self) -> JsonObject:

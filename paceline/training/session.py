@@ -71,7 +71,7 @@ from paceline.training.rollout.setup import RolloutSetup, rollout_options
 from paceline.training.same_rows import CHECKED_STEPS, check_same_rows
 from paceline.training.same_weights import check_same_weights
 from paceline.training.saver import Published, RunContents, RunSaves
-from paceline.training.saving import adapter_of, same_base
+from paceline.training.saving import adapter_of, kept_files, same_base
 from paceline.training.schedule import learning_rate_schedule
 from paceline.training.state import TrainState, best_rule
 from paceline.training.trainer import ROLLOUT, Observer, Saves, Trainer, notify
@@ -135,7 +135,10 @@ class Session:
         t, exported = self.config.training, parts.algorithm.trains[0]
         before = {} if self.reader is None else as_object(self.reader.state.get(STATE_KEY))
         rest = partial(self.models.carried, exported, before)
-        contents = RunContents(parts, self.plan, self.prepared, self.hf_config(exported), carried=rest)
+        files = partial(kept_files, self.config.model, self.prepared.tokenizer_path)
+        contents = RunContents(
+            parts, self.plan, self.prepared, self.hf_config(exported), base=files, carried=rest
+        )
         ranks = StoreRanks.open(self.world) if self.plan.save_async else self.world
         checkpointer = Checkpointer(
             self.run, ranks, t.save_total_limit, every=t.save_keep_every, disks=self.disks
