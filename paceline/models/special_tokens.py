@@ -13,6 +13,8 @@ from paceline.core.json_types import Json, JsonObject
 from paceline.protocols.special_tokens import SpecialTokens
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
     from paceline.protocols.model import HFModel
 
 IDS = ("eos_token_id", "bos_token_id", "pad_token_id")
@@ -39,7 +41,7 @@ def forget_defaults(hf: HFModel, stated: Mapping[str, Json]) -> None:
                 setattr(generation, name, None)
 
 
-def align(config: JsonObject, read: object, generation: JsonObject, tokens: SpecialTokens) -> None:
+def align(config: JsonObject, read: PreTrainedConfig, generation: JsonObject, tokens: SpecialTokens) -> None:
     """Write a tokenizer's ids into a ``config.json`` and its ``generation_config.json``, as Transformers'
     ``align_special_tokens`` does: ids are added to what ends an answer and none is removed.
 
