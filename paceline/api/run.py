@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from paceline.api import codes
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.core.files import read_run_file
 from paceline.core.json_types import JsonObject
 from paceline.core.rundir import RunDir
 from paceline.runlog.eventlog import read_events
@@ -67,7 +68,7 @@ class Run:
         from paceline.plan.plan import Plan
 
         try:
-            written = json.loads(self._dir.plan_json.read_text(encoding="utf-8"))
+            written = json.loads(read_run_file(self._dir.plan_json))
         except (FileNotFoundError, ValueError) as error:
             what = "this run has no readable plan.json"
             raise ConfigError(codes.API_NO_RUN(what, str(self._dir.plan_json), str(error)[:200])) from error
@@ -77,7 +78,7 @@ class Run:
     def result(self) -> JsonObject:
         """``result.json``: outcome, exit code, step, checkpoint and more; empty while the run goes on."""
         try:
-            found: JsonObject = json.loads(self._dir.result_json.read_text(encoding="utf-8"))
+            found: JsonObject = json.loads(read_run_file(self._dir.result_json))
         except (FileNotFoundError, ValueError):
             return {}
         return found

@@ -12,7 +12,7 @@ from paceline.api.run import Run, existing_run
 from paceline.config.difference import leaves
 from paceline.config.source import shown
 from paceline.core.columns import aligned
-from paceline.core.files import listed
+from paceline.core.files import listed, read_run_file
 from paceline.core.json_types import Json, JsonObject, as_object
 from paceline.core.rundir import RunDir
 from paceline.core.units import human_seconds
@@ -57,7 +57,7 @@ class RunFacts:
 def _plan(run: RunDir) -> JsonObject:
     """Return the run's plan; empty where it is not written yet, or was deleted meanwhile."""
     try:
-        return as_object(json.loads(run.plan_json.read_text(encoding="utf-8")))
+        return as_object(json.loads(read_run_file(run.plan_json)))
     except (FileNotFoundError, ValueError):
         return {}
 
@@ -105,7 +105,7 @@ def config_differences(first: Run, second: Run) -> dict[str, tuple[Json, Json]]:
 
 
 def _config(run: Run) -> JsonObject:
-    found: JsonObject = json.loads((run.path / "config.json").read_text(encoding="utf-8"))
+    found: JsonObject = json.loads(read_run_file(run.path / "config.json"))
     return found
 
 

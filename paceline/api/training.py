@@ -17,6 +17,7 @@ from paceline.api.rows import Rows, dataset_setting
 from paceline.api.run import Run
 from paceline.core.diagnostics import Diagnostic, render_all
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
+from paceline.core.files import read_run_file
 from paceline.core.json_types import Json
 from paceline.core.rundir import RunDir
 from paceline.launch.environ import cache_folder
@@ -157,7 +158,7 @@ def _recorded(run: RunDir) -> tuple[Diagnostic, ...]:
     """Return the errors that the run directory tells of: those of the result, else of the launcher."""
     for path, key in ((run.result_json, "diagnostics"), (run.exits(), "cause")):
         try:
-            found = json.loads(path.read_text(encoding="utf-8")).get(key)
+            found = json.loads(read_run_file(path)).get(key)
         except (OSError, ValueError):
             continue
         rows = found if isinstance(found, list) else [found] if found else []

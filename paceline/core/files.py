@@ -9,6 +9,8 @@ import stat
 from pathlib import Path
 from typing import TextIO
 
+MAX_JSON_BYTES = 32 << 20  # of one of the files that describe a run
+_RUN_FOLDERS = ("events", "logs", "profile")  # in a run directory (``rundir.py``)
 _KINDS = {
     stat.S_IFIFO: "a FIFO",
     stat.S_IFSOCK: "a socket",
@@ -62,6 +64,53 @@ def read_text(path: Path) -> str:
     """
     with open_file(path) as file:
         return file.read().decode("utf-8")
+
+
+def open_run_file(path: Path) -> io.BufferedReader:
+    """Open a file of a run directory for reading bytes: one in it, or in a folder of it.
+
+    Anybody may have made the directory (a shared disk, an archive), so that no link is followed for the
+    file nor for the folder, else a report would show another's file. Raises OSError; FileNotFoundError also
+    where something else has the file's name: a FIFO, a link, a folder.
+    """
+    folder = path.parent
+    for part in (path, folder) if folder.name in _RUN_FOLDERS else (path,):
+        if part.is_symlink():
+            raise FileNotFoundError(errno.ENOENT, "it is a link, not a file of the run", str(part))
+    try:
+        return open_file(path)
+    except IsADirectoryError as error:
+        raise FileNotFoundError(errno.ENOENT, "it is a folder, not a file", str(path)) from error
+    except OSError as error:
+        if error.errno in (errno.EINVAL, errno.ENXIO):
+            raise FileNotFoundError(errno.ENOENT, error.strerror, str(path)) from error
+        raise
+
+
+def written_from(file: io.BufferedReader, offset: int) -> int:
+    """Return where bytes that somebody wrote begin, at ``offset`` or later: the hole of a sparse file holds
+    none, and reading a terabyte of it takes an hour.
+    """
+    number = file.fileno()
+    here = os.lseek(number, 0, os.SEEK_CUR)
+    try:
+        return os.lseek(number, offset, os.SEEK_DATA)
+    except OSError as error:  # no such byte, or a file system that knows no holes
+        return max(offset, os.fstat(number).st_size) if error.errno == errno.ENXIO else offset
+    finally:
+        os.lseek(number, here, os.SEEK_SET)  # the reader's buffer relies on it
+
+
+def read_run_file(path: Path) -> str:
+    """Read a JSON file of a run directory, at most MAX_JSON_BYTES, replacing what is no UTF-8.
+
+    Raises OSError as ``open_run_file``, also if it is longer.
+    """
+    with open_run_file(path) as file:
+        data = file.read(MAX_JSON_BYTES + 1)
+    if len(data) > MAX_JSON_BYTES:
+        raise FileNotFoundError(errno.ENOENT, f"it has more than {MAX_JSON_BYTES >> 20} MiB", str(path))
+    return data.decode("utf-8", "replace")
 
 
 def refuse_special(path: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from paceline.core.diagnostics import Diagnostic, Severity
-from paceline.core.files import listed
+from paceline.core.files import listed, read_run_file
 from paceline.core.json_types import JsonObject, as_number
 from paceline.core.rundir import RunDir
 from paceline.doctor import codes
@@ -24,7 +24,7 @@ def run_findings(run: RunDir) -> Iterator[Diagnostic]:
     for path in listed(run.events_dir, "flight_*.json"):
         with suppress(FileNotFoundError):  # deleted meanwhile
             if match := re.fullmatch(r"flight_(\d+)\.json", path.name):
-                texts[int(match[1])] = path.read_text(encoding="utf-8", errors="replace")
+                texts[int(match[1])] = read_run_file(path)
     if len(texts) < 2:
         yield codes.DOCTOR_NO_FLIGHTS(
             "the run has no collectives of several ranks to compare",

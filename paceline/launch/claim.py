@@ -15,7 +15,7 @@ from paceline.config.versions import KEY as VERSION
 from paceline.config.versions import newest
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError
-from paceline.core.files import listed, no_file, not_writable
+from paceline.core.files import listed, no_file, not_writable, open_run_file
 from paceline.core.json_types import as_object
 from paceline.core.private import open_to_strangers
 from paceline.core.rundir import RunDir
@@ -65,7 +65,7 @@ def holds_work(run: RunDir) -> bool:
     if listed(run.checkpoints, "step-*"):
         return True
     for path in listed(run.events_dir, "*.jsonl"):
-        with suppress(FileNotFoundError), path.open("rb") as file:  # deleted meanwhile
+        with suppress(FileNotFoundError), open_run_file(path) as file:  # deleted meanwhile
             if b'"kind":"step"' in file.read(_LOOK_BYTES):
                 return True
     return False

@@ -6,17 +6,20 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.files import open_run_file, written_from
 from paceline.runlog import codes
 from paceline.runlog.appended import Appended, OnRefusal
 from paceline.runlog.events import Event, Notice, from_json, json_safe, to_json
 
 MAX_LINE_BYTES = 4 * 1024 * 1024  # longer lines are skipped
+_BLOCK_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -112,20 +115,29 @@ class EventTail:
     def poll(self) -> list[Record]:
         """Return new events, oldest first; none while the file does not exist."""
         try:
-            with self.path.open("rb") as file:
+            with open_run_file(self.path) as file:
                 info = os.fstat(file.fileno())
                 inode = (info.st_dev, info.st_ino)
                 if inode != self._inode or info.st_size < self._offset:  # replaced or truncated: start over
                     self._inode, self._offset, self._rest = inode, 0, b""
-                file.seek(self._offset)
-                block = file.read()
-                self._offset += len(block)
+                return list(self._records(file))
         except FileNotFoundError:
             return []
-        *lines, self._rest = (self._rest + block).split(b"\n")
-        if len(self._rest) > MAX_LINE_BYTES:
-            self._rest = b"{"  # an overlong line: make sure that its end does not parse either
-        return [record for record in map(_parse, lines) if record is not None]
+
+    def _records(self, file: BufferedReader) -> Iterator[Record]:
+        while True:
+            begin = written_from(file, self._offset)
+            file.seek(begin)
+            block = file.read(_BLOCK_BYTES)
+            if begin > self._offset:
+                self._rest = b"{"  # the line with the hole is no event
+            self._offset = begin + len(block)
+            if not block:
+                return
+            *lines, self._rest = (self._rest + block).split(b"\n")
+            if len(self._rest) > MAX_LINE_BYTES:
+                self._rest = b"{"  # an overlong line: make sure that its end does not parse either
+            yield from (record for record in map(_parse, lines) if record is not None)
 
 
 def _parse(line: bytes) -> Record | None:

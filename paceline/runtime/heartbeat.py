@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import TypedDict
 
+from paceline.core.files import read_run_file
 from paceline.core.json_types import JsonObject
 from paceline.launch.processes import STOPPED, state_of
 
@@ -83,7 +84,7 @@ class Heartbeat:
 def read_heartbeat(path: Path) -> JsonObject | None:
     """Return the last heartbeat, or None if it is missing or unreadable."""
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(read_run_file(path))
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None

@@ -11,7 +11,7 @@ from pathlib import Path
 from paceline.config.load import NotLoaded, load_config
 from paceline.config.source import DEFAULTS, Source, shown
 from paceline.core.errors import ConfigError
-from paceline.core.files import listed
+from paceline.core.files import listed, open_run_file
 from paceline.core.json_types import Json, JsonObject, as_object
 from paceline.core.rundir import RunDir
 from paceline.watch.page.folder import read_json
@@ -93,7 +93,7 @@ def samples_of(view: RunView, before: int | None, limit: int) -> JsonObject:
     groups: list[Json] = []
     for step, are_answers, begin, length in reversed(places):
         try:
-            with view.run.events(0).open("rb") as file:
+            with open_run_file(view.run.events(0)) as file:
                 file.seek(begin)
                 data = json.loads(file.read(length), parse_constant=str)
         except (OSError, ValueError, RecursionError):
@@ -115,7 +115,7 @@ def log_names(run: RunDir) -> list[Json]:
     rows: list[JsonObject] = []
     for path in listed(run.logs)[:2000]:
         with suppress(FileNotFoundError):  # deleted meanwhile
-            if LOG_NAME.fullmatch(path.name) and path.is_file():
+            if LOG_NAME.fullmatch(path.name) and path.is_file() and not path.is_symlink():
                 rows.append({"name": path.name, "bytes": path.stat().st_size})
     return [*sorted(rows, key=lambda row: (row["name"] != "training.log", str(row["name"])))]
 
@@ -147,7 +147,7 @@ def log_page(run: RunDir, name: str, search: str, before: int | None, limit: int
 
 def _backwards(path: Path, stop: int, end: int) -> Iterator[tuple[int, str]]:
     """Yield (byte at which it begins, line) of the bytes from ``stop`` to ``end``, the last line first."""
-    with path.open("rb") as file:
+    with open_run_file(path) as file:
         rest = b""
         while end > stop:
             begin = max(stop, end - _BLOCK)

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
+from paceline.core.files import read_run_file
 from paceline.core.json_types import JsonObject
 from paceline.core.rundir import RunDir
 
 MAX_RUNS = 500
-MAX_JSON_BYTES = 32 << 20
 _DEPTH = 3
 _SKIPPED = (
     "events",
@@ -63,9 +63,7 @@ def _folders(root: Path, depth: int) -> Iterator[Path]:
 def read_json(path: Path) -> JsonObject:
     """Return a file's JSON object; empty if it is missing, half written, too large or no object."""
     try:
-        if not path.is_file() or path.stat().st_size > MAX_JSON_BYTES:
-            return {}
-        data = json.loads(path.read_text(encoding="utf-8", errors="replace"), parse_constant=str)
+        data = json.loads(read_run_file(path), parse_constant=str)
     except (OSError, ValueError, RecursionError):
         return {}
     return data if isinstance(data, dict) else {}

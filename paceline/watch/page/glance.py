@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, BinaryIO
 
+from paceline.core.files import open_run_file
 from paceline.core.json_types import Json, JsonObject, as_object
 from paceline.core.rundir import RunDir
 from paceline.watch.page.folder import changed_at, read_beat, read_json, run_id
@@ -66,7 +67,7 @@ def described(plan: Mapping[str, Json]) -> JsonObject:
 def _last_events(run: RunDir) -> dict[str, dict[str, Any]]:
     """Return the last event of each kind near the end of rank 0's file, none older than the last attempt."""
     try:
-        with run.events(0).open("rb") as file:
+        with open_run_file(run.events(0)) as file:
             size = file.seek(0, 2)
             file.seek(0)
             begun = [line for line in file.read(_TAIL_BYTES).split(b"\n")[:-1] if b'"run_started"' in line]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
+from paceline.core.files import open_run_file, written_from
 from paceline.runlog.eventlog import MAX_LINE_BYTES
 
 BLOCK_BYTES = 1 << 20
@@ -38,7 +39,7 @@ class LineTail:
         if not self.offset:
             return False
         try:
-            with self.path.open("rb") as file:
+            with open_run_file(self.path) as file:
                 size = os.fstat(file.fileno()).st_size
                 return size < self.offset or _digest(file.read(_HEAD_BYTES)) != self.head
         except OSError:
@@ -50,10 +51,13 @@ class LineTail:
         About BLOCK_BYTES at once; a line without its end waits, and one over MAX_LINE_BYTES is skipped.
         """
         try:
-            with self.path.open("rb") as file:
+            with open_run_file(self.path) as file:
                 if not self.offset:
                     self.head = _digest(file.read(_HEAD_BYTES))
-                file.seek(self.offset)
+                begin = written_from(file, self.offset)
+                self.skipping |= begin > self.offset  # the line with the hole is no event
+                self.offset = begin
+                file.seek(begin)
                 data = file.read(BLOCK_BYTES)
                 while b"\n" not in data and not self.skipping and len(data) <= MAX_LINE_BYTES:
                     more = file.read(BLOCK_BYTES)
