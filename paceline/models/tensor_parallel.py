@@ -1,5 +1,5 @@
 """Tensor parallelism by the model's own plan: ``base_model_tp_plan`` of its Hugging Face config, with the
-styles of transformers 5.
+styles of transformers 5 (``tp_families``: by one of ours).
 
 Every parameter becomes a DTensor on the tp mesh, sharded or replicated, so gradient norms, optimizers, FSDP2
 and checkpoints need no special case. Activations are plain tensors (``tp_layers``). The loss is computed in
@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from paceline.core.diagnostics import Code
 from paceline.core.errors import ConfigError
-from paceline.models import codes, tp_experts, tp_layers
+from paceline.models import codes, tp_adapters, tp_experts, tp_families, tp_layers
 from paceline.models.norms import fuse_norms
 from paceline.models.parallel_head import VocabularyPart
 from paceline.models.regions import TP_AXIS, block_of
@@ -33,6 +33,7 @@ from paceline.plan import codes as plan_codes
 from paceline.protocols.model import RootModule
 
 if TYPE_CHECKING:
+    from peft.tuners.lora import Linear
     from transformers import PreTrainedConfig
 
     from paceline.protocols.model import HFModel
@@ -55,6 +56,14 @@ def tensor_parallel_plan(config: PreTrainedConfig) -> dict[str, str]:
     """
     text = config.get_text_config()
     plan: Mapping[str, str] = getattr(text, "base_model_tp_plan", None) or {}
+    plan = plan or tp_families.PLANS.get(text.model_type, {})
+    if why := tp_families.why_not(text):
+        raise _refused(
+            plan_codes.MODELS_TP_STYLE,
+            "this model's class does not compute with shards of its weights",
+            f"model_type {text.model_type}: {why}",
+            "slow_but_exact: false in the model's config.json, or fsdp without tp_size",
+        )
     if not plan:
         raise _refused(
             plan_codes.MODELS_TP_NO_PLAN,
@@ -105,6 +114,8 @@ def apply_tensor_parallel(
         block = trunk.get_submodule(name)
         if not sharded and (read := _read_by_block(block, name, cut.styled)):
             _set_forward(block, tp_layers.with_local_children(block, read, tensors))
+        if tp_families.counts_heads(block):
+            _set_forward(block, tp_families.own_heads(block, tensors))
         _set_forward(
             block, (tp_layers.sharded_block if sharded else tp_layers.replicated_block)(block, tensors)
         )
@@ -164,7 +175,8 @@ def how_cut(root: RootModule, size: int, *, sequence_parallel: bool = False) -> 
     _check_experts(trunk, styled, size, sequence_parallel)
     for name, style in styled.items():
         module = trunk.get_submodule(name)
-        if style == LATENT or (style not in (OWN_HEADS, EXPERTS) and not isinstance(module, nn.Linear)):
+        linear = isinstance(module, nn.Linear) or tp_adapters.is_adapted(module)
+        if style == LATENT or (style not in (OWN_HEADS, EXPERTS) and not linear):
             raise _refused(
                 plan_codes.MODELS_TP_STYLE,
                 "the tensor-parallel plan names a layer that cannot be sharded as it says",
@@ -265,6 +277,9 @@ def _stack_name(plan: Mapping[str, str]) -> str:
 
 
 def _apply_style(module: nn.Module, name: str, style: str, tensors: Tensors, shares: _Shares) -> None:
+    if tp_adapters.is_adapted(module):
+        _adapt_style(module, name, style, tensors, shares)
+        return
     if style == OWN_HEADS:
         for parameter in module._parameters:
             shares.take(module, parameter, None, name)
@@ -275,12 +290,34 @@ def _apply_style(module: nn.Module, name: str, style: str, tensors: Tensors, sha
             shares.take(module, parameter, 0, name)
         _set_forward(module, tp_experts.some_experts(module, tensors))
         return
-    shares.take(module, "weight", 0 if style in COLWISE else 1, name)
-    shares.take(module, "bias", 0 if style in COLWISE else None, name)
+    _take_linear(module, name, style, shares)
     if style in COLWISE:
         _set_forward(module, tp_layers.colwise(module, tensors, gathers=style == "colwise_gather_output"))
     else:
         _set_forward(module, tp_layers.rowwise(module, tensors, splits=style == "rowwise_split_input"))
+
+
+def _take_linear(module: nn.Module, name: str, style: str, shares: _Shares) -> None:
+    shares.take(module, "weight", 0 if style in COLWISE else 1, name)
+    shares.take(module, "bias", 0 if style in COLWISE else None, name)
+
+
+def _adapt_style(layer: Linear, name: str, style: str, tensors: Tensors, shares: _Shares) -> None:
+    """Shard a linear layer together with its adapter."""
+    if style == OWN_HEADS:
+        for module in tp_adapters.inside(layer):
+            for parameter in module._parameters:
+                shares.take(module, parameter, None, name)
+        made = tp_adapters.own_heads(layer, tensors)
+    else:
+        _take_linear(layer.base_layer, name, style, shares)
+        tp_adapters.share_factors(layer, name, 0 if style in COLWISE else 1, shares.take)
+        if style in COLWISE:
+            made = tp_adapters.colwise(layer, tensors, gathers=style == "colwise_gather_output")
+        else:
+            made = tp_adapters.rowwise(layer, tensors, splits=style == "rowwise_split_input")
+    for module, forward in made.items():
+        _set_forward(module, forward)
 
 
 def _blocks(trunk: nn.Module, styled: Mapping[str, str]) -> dict[str, bool]:
@@ -294,9 +331,16 @@ def _blocks(trunk: nn.Module, styled: Mapping[str, str]) -> dict[str, bool]:
     for name, style in styled.items():
         parent = name.rpartition(".")[0]
         blocks[parent] = blocks.get(parent, False) or style == "colwise"
+    within = {
+        id(one)
+        for name in styled
+        if tp_adapters.is_adapted(layer := trunk.get_submodule(name))
+        for one in tp_adapters.inside(layer)
+    }
     for parent, sharded in blocks.items():
         for name, module in trunk.get_submodule(parent).named_modules(prefix=parent):
-            if sharded and any(p is not None for p in module._parameters.values()) and name not in styled:
+            left_out = name not in styled and id(module) not in within
+            if sharded and left_out and any(p is not None for p in module._parameters.values()):
                 raise _refused(
                     codes.MODELS_TP_PLAN_INCOMPLETE,
                     "the model's tensor-parallel plan leaves out a layer between sharded ones",

@@ -91,21 +91,22 @@ def colwise(module: nn.Module, tensors: Tensors, *, gathers: bool) -> Forward:
     return run
 
 
-def rowwise(module: nn.Module, tensors: Tensors, *, splits: bool) -> Forward:
+def rowwise(module: nn.Module, tensors: Tensors, *, splits: bool, linear: nn.Module | None = None) -> Forward:
     """Row-parallel linear layer (columns of the [out, in] weight): this rank's input features, output summed
     over the group; the bias is added once.
 
-    ``splits``: the input is replicated and is split here.
+    ``splits``: the input is replicated and is split here; ``linear``: the layer with weight and bias, if
+    ``module`` wraps it.
     """
-    forward = own_forward(module)
+    forward, linear = own_forward(module), linear or module
 
     def run(x: Tensor) -> Tensor:
         x = split(x, tensors.group, _FEATURES) if splits else x
-        with local_parameters(module, tensors.group, hide="bias"):
+        with local_parameters(linear, tensors.group, hide="bias"):
             out: Tensor = forward(x)
         cut = not splits and tensors.is_sharded(module)
         out = reduce_scatter(out, tensors.group, _TOKENS) if cut else reduce_from_tp(out, tensors.group)
-        bias = local(module._parameters.get("bias"))
+        bias = local(linear._parameters.get("bias"))
         if bias is None:
             return out
         return out + (copy_to_tp(bias, tensors.group) if cut else bias).to(out.dtype)

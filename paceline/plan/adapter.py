@@ -77,27 +77,38 @@ def check_adapter(
     found = []
     if installed("peft") is None:
         found.append(_not_installed("peft", "adapters need peft", "lora", "lora", here))
-    axes = [axis for axis in ("pp", "tp", "cp") if getattr(mesh, axis) > 1]
+    axes = [a for a in ("pp", "tp", "cp") if getattr(mesh, a) > 1 and a not in spec.adapter_axes]
     if not spec.whole_rows or axes:
         cut = ", ".join(f"{axis}={getattr(mesh, axis)}" for axis in axes)
         found.append(
             codes.PLAN_ADAPTER_STRATEGY(
-                "adapters need complete layers and rows on every rank, or shards by FSDP or ZeRO",
+                "adapters need complete layers and rows on every rank, or shards by FSDP, ZeRO or tensor"
+                " parallelism",
                 "lora",
                 f"{spec.name}{f' with {cut}' if axes else ''}",
-                "set distributed_strategy: fsdp (full_shard) or zero3 without tp, cp and pp; or"
-                " train all weights: remove the lora section",
+                "set distributed_strategy: fsdp (full_shard, with or without tp_size) or zero3, without"
+                " cp and pp; or train all weights: remove the lora section",
+            )
+        )
+    if adapter.target_parameters and mesh.tp > 1:
+        found.append(
+            codes.PLAN_ADAPTER_EXPERTS(
+                "tensor parallelism shares the experts among its ranks, but not their adapters",
+                "lora.target_parameters",
+                f"{', '.join(adapter.target_parameters)} with tp={mesh.tp}",
+                "tp_size: 1 (fsdp shards the experts), or leave target_parameters out",
             )
         )
     return (
         found
         if adapter.quantization is None
-        else [*found, *_quantised(spec, compute, engine, installed, here)]
+        else [*found, *_quantised(spec, mesh, compute, engine, installed, here)]
     )
 
 
 def _quantised(
     spec: StrategySpec,
+    mesh: Mesh,
     compute: str,
     engine: EngineOptions,
     installed: Callable[[str], ModuleSpec | None],
@@ -121,6 +132,17 @@ def _quantised(
                 "use one of"
                 f" {', '.join(sorted(s.name for s in strategy_specs() if s.quantised_base))}; or"
                 " adapters on unquantised weights: quantization_bit: null",
+            )
+        )
+    elif mesh.tp > 1 and "tp" in spec.adapter_axes:
+        found.append(
+            codes.PLAN_QUANTISED_STRATEGY(
+                "tensor parallelism cuts weights along inputs and outputs, but 4-bit weights are packed in"
+                " blocks without either",
+                "lora.quantization_bit",
+                f"{spec.label(engine)} with tp={mesh.tp}",
+                "tp_size: 1: fsdp shards the packed weights over all ranks; or adapters on unquantised"
+                " weights: quantization_bit: null",
             )
         )
     if compute == "float64":

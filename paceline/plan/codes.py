@@ -380,9 +380,9 @@ PLAN_ADAPTER_KIND = Code(
 )
 PLAN_ADAPTER_STRATEGY = Code(
     "plan.adapter_strategy",
-    "Adapters need complete layers and rows on each rank, or shards by FSDP or ZeRO; tensor,"
-    " context and pipeline parallelism are not supported. Change the strategy, or train all"
-    " weights.",
+    "Adapters need complete layers and rows on each rank, or shards by FSDP, ZeRO or tensor parallelism"
+    " (fsdp's, or DeepSpeed's AutoTP); context and pipeline parallelism are not supported. Change the"
+    " strategy, or train all weights.",
 )
 PLAN_QUANTISED_FLOAT64 = Code(
     "plan.quantised_float64", "bitsandbytes does not support float64. Set model.dtype: float32."

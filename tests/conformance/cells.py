@@ -32,6 +32,17 @@ MIXTURE = {
     "num_experts_per_tok": 2,
 }
 
+#: As the 176 B one is laid out: heads' queries, keys and values interleaved, ALiBi, tied embeddings.
+BLOOM = {
+    "model_type": "bloom",
+    "hidden_size": 32,
+    "n_layer": 4,
+    "n_head": 4,
+    "vocab_size": 320,
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+}
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -235,7 +246,7 @@ class Cell:
         }
         config: dict[str, Any] = {
             "model": {
-                "config": MIXTURE if self.algorithm.endswith(_OF_A_MIXTURE) else MODEL,
+                "config": _MODELS.get(self.algorithm.partition(",")[2], MODEL),
                 "tokenizer": tokenizer,
                 "dtype": "float64" if self.precision == "fp64" else "float32",
             },
@@ -307,6 +318,7 @@ def preferences() -> list[Cell]:
         for name in ("dpo", "kto", *REFERENCE_FREE)
         for precision in ("fp32", "fp64")
     ]
+    tp += [Cell(named["tp"], "LoRA", precision, "dpo") for precision in ("fp32", "fp64")]
     return [*cells, *tp, *(Cell(named[name], "QLoRA", "fp32", "dpo") for name in _QUANTISED)]
 
 
@@ -323,7 +335,8 @@ def rollouts() -> list[Cell]:
         for precision in ("fp32", "fp64")
         if precision == "fp32" or (named[name].native and name != "single")
     ]
-    return [*cells, *(Cell(named["tp"], "full", precision, "grpo") for precision in ("fp32", "fp64"))]
+    tp = [Cell(named["tp"], kind, p, "grpo") for kind in ("full", "LoRA") for p in ("fp32", "fp64")]
+    return [*cells, *tp]
 
 
 ALGORITHMS["distillation"] = {
@@ -401,6 +414,25 @@ def mixtures() -> list[Cell]:
     ]
 
 
+_OF_BLOOM = ", BLOOM"
+ALGORITHMS["sft" + _OF_BLOOM] = {}
+_MODELS = {_OF_A_MIXTURE[1:]: MIXTURE, _OF_BLOOM[1:]: BLOOM}
+# 384 devices in the layout of the 176 B one: pp 12 × tp 4 × dp 8 (arXiv:2211.05100)
+_AS_BLOOM = ("single", "tp", "tp × fsdp", "pp × fsdp", "pp × tp × fsdp")
+
+
+def blooms() -> list[Cell]:
+    """BLOOM in its own layout in small, and in parts of it."""
+    named = {v.name: v for v in VARIANTS}
+    cells = [
+        Cell(named[name], "full", precision, "sft" + _OF_BLOOM)
+        for name in _AS_BLOOM
+        for precision in ("fp32", "bf16", "fp64")
+        if precision != "fp64" or name != "single"
+    ]
+    return [*cells, *(Cell(named[name], "LoRA", "fp32", "sft" + _OF_BLOOM) for name in _AS_BLOOM[:3])]
+
+
 _EAGER = {"torch_compile": True, "torch_compile_backend": "aot_eager"}  # all of torch.compile but inductor
 _KEEP = {"gradient_checkpointing_kwargs": {"keep": ["attention", "matmul"]}}
 COMPILED = (
@@ -437,6 +469,7 @@ PARTS: Mapping[str, Callable[[], list[Cell]]] = {
     "rollouts": rollouts,
     "taught": taught,
     "mixtures": mixtures,
+    "blooms": blooms,
     "layers": layers,
 }
 

@@ -17,6 +17,7 @@ from cells import (
     VARIANTS,
     Cell,
     Variant,
+    blooms,
     every,
     layers,
     matrix,
@@ -45,6 +46,8 @@ MORE = [
     ("cp ulysses", "full", "fp64"),
     ("tp × fsdp", "full", "fp32"),
     ("ZeRO-1", "QLoRA", "fp32"),
+    ("tp × fsdp", "LoRA", "fp32"),
+    ("AutoTP + ZeRO-1", "LoRA", "fp32"),
     ("ZeRO-2", "QLoRA", "fp32"),
     ("ZeRO-3, CPU offload", "full", "bf16"),
     ("DeepSpeed Ulysses", "full", "bf16"),
@@ -154,8 +157,9 @@ def test_the_cells_that_must_work_do() -> None:
         for kind in ("full", "LoRA")
     }
     must |= {(a, "tp", "full", p) for a in ("dpo", "kto", "grpo") for p in ("fp32", "fp64")}
+    must |= {(a, "tp", "LoRA", p) for a in ("dpo", "grpo") for p in ("fp32", "fp64")}
     must |= {("dpo", name, "QLoRA", "fp32") for name in ("single", "ddp", "fsdp full_shard")}
-    must |= {(c.algorithm, c.variant.name, c.finetuning, c.precision) for c in layers()}
+    must |= {(c.algorithm, c.variant.name, c.finetuning, c.precision) for c in (*layers(), *blooms())}
     must |= {
         (c.algorithm, c.variant.name, c.finetuning, c.precision)
         for c in mixtures()
@@ -172,10 +176,14 @@ MUST_ADAPT = (
     "fsdp full_shard",
     "fsdp shard_grad_op",
     "fsdp hybrid_shard (2 × 2)",
+    "tp",
+    "tp, sequence parallel",
+    "tp × fsdp",
     "ZeRO-1",
     "ZeRO-2",
     "ZeRO-3",
     "ZeRO-3, CPU offload",
+    "AutoTP + ZeRO-1",
 )
 MUST_FULL = (
     "tp",

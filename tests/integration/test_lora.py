@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -168,4 +169,53 @@ def test_adapters_learn_the_same_sharded_and_in_four_bits(tmp_path: Path) -> Non
             assert (
                 cell["parameters"].keys() == reference["parameters"].keys() and len(cell["parameters"]) == 28
             )
+            assert cell["again"] == cell["steps"][5:] and cell["parameters_again"] == cell["parameters"], name
+
+
+def test_adapters_learn_the_same_beside_tensor_parallel_shards(tmp_path: Path) -> None:
+    """Dropout draws one process's mask; sequence parallelism pads rows, which are then other draws."""
+    wide = {"compute": "float64", "master": "float64"}
+    dropout = {**LORA, "dropout": 0.3}
+    ends = ["embed_tokens", "lm_head", "norm"]
+    saved = {**LORA, "target_modules": ["q_proj", "o_proj", "down_proj"], "modules_to_save": ends}
+    alone = {"lora": LORA, "dropout": dropout, "saved": saved}
+    expected = cells(
+        {n: {"strategy": "single", "mesh": {}, "adapter": a, **wide} for n, a in alone.items()},
+        1,
+        tmp_path / "one",
+    )[0]
+    sharded = {
+        "lora sp lp": {"sequence_parallel": True, "loss_parallel": True, "meta_start": True},
+        "dropout tp": {},
+        "saved lp": {"loss_parallel": True},
+    }
+    tp = {
+        name: {
+            "strategy": "fsdp",
+            "mesh": {"tp": 2},
+            "engine": engine,
+            "adapter": alone[name.split()[0]],
+            **wide,
+        }
+        for name, engine in sharded.items()
+    }
+    if find_spec("deepspeed") is not None:  # which takes peft's wrapper for a linear layer, and drops A and B
+        stage = {"zero_stage": 1, "autotp_size": 2}
+        for name in ("dropout", "saved"):
+            tp[f"{name} autotp"] = {
+                "strategy": "zero1",
+                "mesh": {"tp": 2},
+                "engine": stage,
+                "adapter": alone[name],
+            }
+    for found in cells(tp, 2, tmp_path / "two"):
+        for name, cell in found.items():
+            reference, bound = expected[name.split()[0]], 1e-6 if "autotp" in name else 1e-12
+            assert cell["steps"][-1][0] < cell["steps"][0][0] - 0.3
+            for ours, one in zip(cell["steps"], reference["steps"], strict=True):
+                assert ours == pytest.approx(one, rel=bound), name
+            assert cell["eval"] == pytest.approx(reference["eval"], rel=bound), name
+            assert cell["parameters"].keys() == reference["parameters"].keys()
+            for key, values in cell["parameters"].items():
+                assert values == pytest.approx(reference["parameters"][key], abs=10 * bound), (name, key)
             assert cell["again"] == cell["steps"][5:] and cell["parameters_again"] == cell["parameters"], name

@@ -38,6 +38,7 @@ TWO: dict[str, dict[str, Any]] = {
         **LORA,
     },
     "fsdp qlora": {**_t(**FULL), **SINGLY},
+    "tp lora": {**_t(parallelism={"tp_size": 2}), **LORA},
     "shard_grad_op": _t(fsdp="shard_grad_op", optim="rmsprop"),
     "no_shard": _t(fsdp="no_shard"),
     "offload": _t(fsdp="full_shard offload"),
@@ -63,6 +64,10 @@ TWO |= {
         optim="schedule_free_adamw", lr_scheduler_type="constant", bf16=True, **FULL
     ),
     "ddp torchao 4 bit": {**WIDE, **_t(distributed_strategy="ddp", optim="adamw_torch_4bit")},
+    "autotp lora": {  # the last: DeepSpeed starts no other engine in its process
+        **_t(deepspeed={"zero_optimization": {"stage": 1}, "tensor_parallel": {"autotp_size": 2}}),
+        **LORA,
+    },
 }
 FOUR: dict[str, dict[str, Any]] = {
     "full_shard bf16": _t(bf16=True, **FULL),
@@ -71,6 +76,7 @@ FOUR: dict[str, dict[str, Any]] = {
     "hybrid": _t(fsdp="hybrid_shard", parallelism={"dp_shard_size": 2, "dp_replicate_size": 2}),
     "cp": _t(parallelism={"dp_shard_size": 2, "cp_size": 2}),
     "tp sp": {"model": {"vocab_size": 14}, **_t(parallelism={"tp_size": 2, "sequence_parallel": True})},
+    "tp sp lora": {**_t(parallelism={"tp_size": 2, "sequence_parallel": True}), **LORA},
     "pp interleaved": {
         "model": {"num_hidden_layers": 5},
         **_t(parallelism={"pp_size": 2, "pp_schedule": "interleaved"}),

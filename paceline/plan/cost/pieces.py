@@ -164,13 +164,19 @@ def own_stages(engine: PipelineOptions, mesh: Mesh, place: int) -> OwnStages:
 def tp_share(piece: Piece, tp: int, *, vocabulary: bool) -> Piece:
     """Return the part of a tensor on one of ``tp`` ranks.
 
-    Linear layers are split by columns or rows, a layer's experts by whole experts; embedding and head by
-    vocabulary rows if ``vocabulary`` is True.
+    Linear layers are split by columns or rows, an adapter's B with the columns and its A with the rows, a
+    layer's experts by whole experts; embedding and head by vocabulary rows if ``vocabulary`` is True.
     """
     if tp == 1:
         return piece
     module, _, leaf = piece.name.rpartition(".")
     end = module.rpartition(".")[2]
+    if end in ("lora_A", "lora_B"):
+        layer = module.split(".")[-2]
+        split_factor = end == "lora_B" and layer in _COLWISE or end == "lora_A" and layer in _ROWWISE
+        if not split_factor:
+            return piece
+        end = layer
     dim: int | None = None
     if len(piece.shape) == 3 and end == "experts" or end in _COLWISE:
         dim = 0

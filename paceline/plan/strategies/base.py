@@ -62,11 +62,11 @@ class StrategySpec:
     ``whole_modules``: the forward sees unsharded weights. ``not_compiled``: why it cannot train layers
     compiled by torch.compile (empty: it can). ``state_split``: how the optimizer's state is split over
     ranks. ``whole_rows``: every rank runs unsharded layers on full rows. ``stages``: the model is
-    split into pipeline stages. ``score_axes``: mesh axes over which log-probabilities of full answers
-    and generation are supported. ``float64``: supports float64. ``bf16_masters``: supports weights
-    in bfloat16 without fp32 masters. ``fp8``: supports torchao's layers. ``loss_scale``: supports
-    fp16 loss scaling. ``engine_casts``: the engine casts weights to the compute dtype. ``needs_group``:
-    needs a process group even in one process. ``gradient_buffers``: gradients are allocated with the model,
+    split into pipeline stages. ``adapter_axes``: mesh axes over which layers with adapters are sharded.
+    ``score_axes``: mesh axes over which log-probabilities of full answers and generation are supported.
+    ``float64``: supports float64. ``bf16_masters``: supports weights in bfloat16 without fp32 masters.
+    ``fp8``: supports torchao's layers. ``loss_scale``: supports fp16 loss scaling. ``engine_casts``: the
+    engine casts weights to the compute dtype. ``needs_group``: needs a process group even in one process. ``gradient_buffers``: gradients are allocated with the model,
     not in the first backward. ``simulated``, ``not_simulated``: how much torch runs without real
     tensors, and why not the rest. ``quantised_base``: trains adapters on a 4-bit base. ``state_form``:
     its checkpoint format (None: its own). ``strategy_options``: options of a user-defined strategy
@@ -92,6 +92,7 @@ class StrategySpec:
     state_split: StateSplit = StateSplit.WHOLE
     whole_rows: bool = True
     stages: bool = False
+    adapter_axes: frozenset[str] = frozenset()
     score_axes: frozenset[str] = frozenset()
     float64: bool = True
     bf16_masters: bool = False

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
+from functools import cache
+
 from torch import nn
+from torch.distributed import ProcessGroup
 from transformers import PretrainedConfig
 
 from paceline.core.errors import ConfigError
 from paceline.models.kept_forwards import own_class
+from paceline.models.tensor_parallel import ROWWISE
+from paceline.models.tp_adapters import adapted_plan, is_adapted, share_dropout
 from paceline.plan import codes as plan_codes
 from paceline.protocols.model import RootModule
 
@@ -19,8 +26,11 @@ def prepare_root(root: RootModule, stage: int) -> None:
     recognizes layers by their exact class and silently skips subclasses. Raises ConfigError for a model
     without a plan, or for stage 0.
     """
-    config = root.hf.config
+    config = copy.copy(root.hf.config)
     check_tp_plan(config)
+    plan = dict(config.base_model_tp_plan or {})
+    # of this instance alone
+    setattr(config, "base_model_tp_plan", adapted_plan(root.hf.base_model, plan))  # noqa: B010
     if not stage:
         raise ConfigError(
             plan_codes.STRATEGY_DEEPSPEED_TP_STAGE(
@@ -30,6 +40,7 @@ def prepare_root(root: RootModule, stage: int) -> None:
                 '"stage": 1',
             )
         )
+    _open_adapters(root, plan)
     # a plain attribute, which a Module's own type does not declare
     setattr(root, "config", config)  # noqa: B010
     for module in root.modules():
@@ -37,6 +48,41 @@ def prepare_root(root: RootModule, stage: int) -> None:
             continue
         if "Router" not in own_class(module).__name__:  # whose forward chooses, too
             module.__class__ = nn.Linear
+
+
+def _open_adapters(root: RootModule, plan: Mapping[str, str]) -> None:
+    """Let AutoTP see the layer, A and B inside an adapted layer: it replaces whatever has a weight of two
+    dims, which peft's wrapper shows as its own, and would drop the adapter.
+
+    Features of row-parallel layers are dropped as one process does.
+    """
+    rows = {pattern.rpartition(".")[2] for pattern, style in plan.items() if style in ROWWISE}
+    for name, layer in [*root.named_modules()]:
+        if not is_adapted(layer):
+            continue
+        if name.rpartition(".")[2] in rows:
+            for dropout, forward in share_dropout(layer, tensor_group).items():
+                vars(dropout)["forward"] = forward
+        module: nn.Module = layer
+        module.__class__ = _without_weight(type(layer))
+
+
+@cache
+def _without_weight(kind: type[nn.Module]) -> type[nn.Module]:
+    """Return ``kind`` without peft's property ``weight``, which is that of the layer inside."""
+
+    def missing(layer: nn.Module) -> None:
+        raise AttributeError("weight")
+
+    return type(kind.__name__, (kind,), {"weight": property(missing)})
+
+
+def tensor_group() -> ProcessGroup:
+    """Return the group over which AutoTP shards."""
+    from deepspeed.utils import groups
+
+    group: ProcessGroup = groups.get_tensor_model_parallel_group()
+    return group
 
 
 def check_tp_plan(config: PretrainedConfig) -> None:

@@ -119,7 +119,14 @@ def test_what_it_goes_with() -> None:
         for d in check_adapter(qlora, strategy_spec("deepspeed"), Mesh(), "float32", DeepSpeedOptions(3))
     ] == ["zero3"]
     assert codes(qlora, "ddp", compute="float64") == ["plan.quantised_float64"]
-    assert codes(lora, "pipeline", Mesh(pp=2)) == codes(lora, mesh=Mesh(tp=2)) == ["plan.adapter_strategy"]
+    assert codes(lora, "pipeline", Mesh(pp=2)) == codes(lora, mesh=Mesh(cp=2)) == ["plan.adapter_strategy"]
+    for strategy in ("fsdp", "zero1", "zero2"):
+        assert codes(lora, strategy, Mesh(dp_shard=2, tp=2)) == []
+    assert (
+        codes(qlora, "fsdp", Mesh(tp=2)) == codes(qlora, "zero2", Mesh(tp=2)) == ["plan.quantised_strategy"]
+    )
+    experts = adapter_of(section(target_parameters=["mlp.experts.gate_up_proj"]))
+    assert codes(experts, "fsdp", Mesh(tp=2)) == ["plan.adapter_experts"]
     assert codes(lora, missing="peft") == codes(qlora, missing="bitsandbytes") == ["plan.not_installed"]
     assert codes(None, "pipeline", Mesh(pp=2)) == []
 

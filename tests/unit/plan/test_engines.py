@@ -247,7 +247,7 @@ def test_what_cannot_be_is_refused_with_what_can(
 
 
 def test_adapters_are_refused_where_layers_or_rows_are_cut(plan_of: Any) -> None:
-    for training in ({P: {"tp_size": 2}}, {P: {"cp_size": 2}}, {P: {"pp_size": 2}}):
+    for training in ({P: {"cp_size": 2}}, {P: {"pp_size": 2}}):
         assert "plan.adapter_strategy" in refused(plan_of, training, lora={"r": 4})
     assert "plan.quantised_strategy" in refused(
         plan_of, {"distributed_strategy": "zero3"}, lora={"quantization_bit": 4}

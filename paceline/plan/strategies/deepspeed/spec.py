@@ -140,6 +140,7 @@ def _zero(name: str, stage: int | None, sharding: str) -> DeepSpeedSpec:
             "DeepSpeed's engine works by hooks inside the layers, which a compiled layer does not call"
         ),
         state_split=StateSplit.FLAT,
+        adapter_axes=frozenset({"tp"}),
         float64=False,
         quantised_base=stage in _KEEP_PACKED,
         engine_casts=True,

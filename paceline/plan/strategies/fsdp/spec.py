@@ -203,6 +203,7 @@ FSDP = Fsdp(
     bf16_masters=True,
     fp8=True,
     state_split=StateSplit.SHARDS,
+    adapter_axes=frozenset({"tp"}),
     score_axes=frozenset({"tp"}),
     state_form=TORCH,
     simulated=Simulated.ALL,

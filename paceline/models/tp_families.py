@@ -1,0 +1,52 @@
+"""Tensor parallelism of families for which Transformers has no plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from paceline.models.kept_forwards import own_class
+from paceline.models.regions import block_of
+from paceline.models.tp_layers import Forward, Tensors, own_forward
+
+#: BLOOM's rows of query_key_value are a head's query, key and value after another: a block of them is whole
+#: heads (Megatron-DeepSpeed, arXiv:2211.05100, section 3.2).
+PLANS: Mapping[str, Mapping[str, str]] = {
+    "bloom": {
+        "h.*.self_attention.query_key_value": "colwise",
+        "h.*.self_attention.dense": "rowwise",
+        "h.*.mlp.dense_h_to_4h": "colwise",
+        "h.*.mlp.dense_4h_to_h": "rowwise",
+    }
+}
+
+
+def why_not(config: Any) -> str:
+    """Return what in a model's config keeps the plan above from being followed; empty if nothing does."""
+    exact = getattr(config, "slow_but_exact", False) and getattr(config, "pretraining_tp", 1) > 1
+    return "slow_but_exact reads the weights in pieces of its own" if exact else ""
+
+
+def counts_heads(block: nn.Module) -> bool:
+    """Return whether an attention computes with a number of heads that it keeps, and with biases of all
+    heads that it is given.
+    """
+    return own_class(block).__name__ == "BloomAttention"
+
+
+def own_heads(attention: nn.Module, tensors: Tensors) -> Forward:
+    """Forward of this rank's heads: it counts those alone, and takes their part of ALiBi's biases
+    [rows × heads, 1, keys].
+    """
+    forward = vars(attention).get("forward") or own_forward(attention)
+    held = vars(attention)
+    heads: int = held["num_heads"]
+    held["num_heads"] = heads // tensors.group.size()
+
+    def run(*args: Any, alibi: Tensor, **kwargs: Any) -> Any:
+        own = block_of(alibi.view(-1, heads, *alibi.shape[1:]), tensors.group, 1).flatten(0, 1)
+        return forward(*args, alibi=own, **kwargs)
+
+    return run
