@@ -60,17 +60,17 @@ class StrategySpec:
     ``training.fsdp``) that shards the same states if a required package is missing. ``sharding``:
     ``training.fsdp`` when ``auto`` chooses this strategy. ``shards_weights``: weights are sharded.
     ``whole_modules``: the forward sees unsharded weights. ``not_compiled``: why it cannot train layers
-    compiled by torch.compile (empty: it can). ``state_split``: how the optimizer's state is split over
-    ranks. ``whole_rows``: every rank runs unsharded layers on full rows. ``stages``: the model is
-    split into pipeline stages. ``adapter_axes``: mesh axes over which layers with adapters are sharded.
-    ``score_axes``: mesh axes over which log-probabilities of full answers and generation are supported.
-    ``float64``: supports float64. ``bf16_masters``: supports weights in bfloat16 without fp32 masters.
-    ``fp8``: supports torchao's layers. ``loss_scale``: supports fp16 loss scaling. ``engine_casts``: the
-    engine casts weights to the compute dtype. ``needs_group``: needs a process group even in one process. ``gradient_buffers``: gradients are allocated with the model,
-    not in the first backward. ``simulated``, ``not_simulated``: how much torch runs without real
-    tensors, and why not the rest. ``quantised_base``: trains adapters on a 4-bit base. ``state_form``:
-    its checkpoint format (None: its own). ``strategy_options``: options of a user-defined strategy
-    with defaults, which set their types; they are given in ``training.strategy_options``.
+    compiled by torch.compile (empty: it can). ``state_split``: how the optimizer's state is split over ranks.
+    ``whole_rows``: every rank runs unsharded layers on full rows. ``stages``: the model is split into
+    pipeline stages. ``adapter_axes``: mesh axes over which layers with adapters are sharded. ``score_axes``:
+    mesh axes over which log-probabilities of full answers and generation are supported. ``float64``: supports
+    float64. ``bf16_masters``: supports weights in bfloat16 without fp32 masters. ``fp8``: supports torchao's
+    layers. ``loss_scale``: supports fp16 loss scaling. ``engine_casts``: the engine casts weights to the
+    compute dtype. ``needs_group``: needs a process group even in one process. ``gradient_buffers``: gradients
+    are allocated with the model, not in the first backward. ``simulated``, ``not_simulated``: how much torch
+    runs without real tensors, and why not the rest. ``quantised_base``: trains adapters on a 4-bit base.
+    ``state_form``: its checkpoint format (None: its own). ``strategy_options``: options of a user-defined
+    strategy with defaults, which set their types; they are given in ``training.strategy_options``.
     """
 
     name: str = ""
