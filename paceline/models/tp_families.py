@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from paceline.models.kept_forwards import own_class
 from paceline.models.regions import block_of
-from paceline.models.tp_layers import Forward, Tensors, own_forward
+from paceline.models.tp_layers import Forward, Tensors, with_argument
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 #: BLOOM's rows of query_key_value are a head's query, key and value after another: a block of them is whole
 #: heads (Megatron-DeepSpeed, arXiv:2211.05100, section 3.2).
@@ -23,7 +26,7 @@ PLANS: Mapping[str, Mapping[str, str]] = {
 }
 
 
-def why_not(config: Any) -> str:
+def why_not(config: PreTrainedConfig) -> str:
     """Return what in a model's config keeps the plan above from being followed; empty if nothing does."""
     exact = getattr(config, "slow_but_exact", False) and getattr(config, "pretraining_tp", 1) > 1
     return "slow_but_exact reads the weights in pieces of its own" if exact else ""
@@ -40,13 +43,11 @@ def own_heads(attention: nn.Module, tensors: Tensors) -> Forward:
     """Forward of this rank's heads: it counts those alone, and takes their part of ALiBi's biases
     [rows × heads, 1, keys].
     """
-    forward = vars(attention).get("forward") or own_forward(attention)
     held = vars(attention)
     heads: int = held["num_heads"]
     held["num_heads"] = heads // tensors.group.size()
 
-    def run(*args: Any, alibi: Tensor, **kwargs: Any) -> Any:
-        own = block_of(alibi.view(-1, heads, *alibi.shape[1:]), tensors.group, 1).flatten(0, 1)
-        return forward(*args, alibi=own, **kwargs)
+    def own(alibi: Tensor) -> Tensor:
+        return block_of(alibi.view(-1, heads, *alibi.shape[1:]), tensors.group, 1).flatten(0, 1)
 
-    return run
+    return with_argument(attention, "alibi", own)

@@ -210,18 +210,21 @@ def own_forward(module: nn.Module) -> Forward:
     return run
 
 
-def _with_states(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Forward:
-    """Return the module's own forward, of changed hidden states [1, T, H]: the first argument, or
-    ``hidden_states``.
-    """
+def with_argument(module: nn.Module, name: str, change: Callable[[Tensor], Tensor]) -> Forward:
+    """Return the module's own forward, with the tensor that it is given by ``name``, or first, changed."""
     forward = vars(module).get("forward") or own_forward(module)  # that of a compiled layer, if it is one
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        if args and isinstance(args[0], torch.Tensor):
-            return forward(change(args[0]), *args[1:], **kwargs)
-        return forward(*args, **{**kwargs, "hidden_states": change(kwargs["hidden_states"])})
+        if name in kwargs:
+            return forward(*args, **{**kwargs, name: change(kwargs[name])})
+        return forward(change(args[0]), *args[1:], **kwargs)
 
     return run
+
+
+def _with_states(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Forward:
+    """Return the module's own forward, of changed hidden states [1, T, H]."""
+    return with_argument(module, "hidden_states", change)
 
 
 def _then(forward: Callable[P, R], change: Callable[[R], R]) -> Callable[P, R]:
