@@ -13,7 +13,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from paceline.models.attention_context import sequence_info_of
