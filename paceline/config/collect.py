@@ -9,7 +9,7 @@ from paceline.config import codes
 from paceline.config.aliases import ALIASES, SECTION_ALIASES, SKIP, Alias, NoTranslation
 from paceline.config.items import NAMED_FILES, leaf_of, takes_items
 from paceline.config.nearest import MOST_UNKNOWN
-from paceline.config.recognised import RECOGNISED
+from paceline.config.recognised import APEX_LEVEL, RECOGNISED
 from paceline.config.schema import SECTIONS, field_of, is_text, nested_model, takes_mapping
 from paceline.config.source import Entry, Source, shown
 from paceline.config.spelling import known_names, same
@@ -252,7 +252,11 @@ class Collector:
         key = RECOGNISED[name]
         value = node.data()
         written = f"{name}: {shown(name, value)}"
-        if key.accepts(value):
+        if name == "fp16_opt_level" and str(value).strip().lower() == "o0":
+            self.entries.append(Entry(APEX_LEVEL, "o0", source))
+            what = f"{name}: O0 is read as float32, as in Apex: fp16 is off"
+            self._note(codes.CONFIG_TRANSLATED, what, source, "mixed_precision: no", found=written)
+        elif key.accepts(value):
             self._note(
                 codes.CONFIG_NO_EFFECT,
                 f"{name} is ignored: {key.says}",

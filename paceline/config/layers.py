@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 from paceline.config import codes
 from paceline.config.aliases import Learnt
 from paceline.config.items import NAMED_FILES, NoItem, takes_items, with_item
+from paceline.config.recognised import APEX_LEVEL
 from paceline.config.schema import field_of
 from paceline.config.sections.types import to_bool
 from paceline.config.source import ENVIRONMENT, FOREIGN, YAML, Entry, Source, shown
@@ -88,6 +89,10 @@ def _one_precision(entries: Sequence[Entry], merged: Merged) -> list[Entry]:
     """Replace a layer's ``fp16`` and ``bf16`` by one ``mixed_precision`` entry; both true is an error."""
     flags: list[tuple[str, bool, Entry]] = []
     rest: list[Entry] = []
+    if level := next((entry for entry in entries if entry.path == APEX_LEVEL), None):
+        others = [e for e in entries if e.path not in (APEX_LEVEL, "training.fp16")]
+        on = any(e.path == "training.fp16" for e in entries)
+        entries = [*others, *([Entry("training.fp16", False, level.source)] if on else [])]
     for entry in entries:
         if entry.path not in _FLAGS:
             rest.append(entry)

@@ -57,6 +57,8 @@ _HUB = (
 _TRACKIO = "trackio reads its own variable: TRACKIO_SPACE_ID"
 _TEMPLATE = "the tokenizer's own chat template is used; model.chat_template replaces it"
 
+#: Its level O0 switches `fp16: true` off
+APEX_LEVEL = "training.fp16_opt_level"
 RECOGNISED: dict[str, Recognised] = {
     # Transformers 5.23
     "average_tokens_across_devices": _refuse(
@@ -65,7 +67,7 @@ RECOGNISED: dict[str, Recognised] = {
     "label_smoothing_factor": _refuse("label smoothing is not supported", 0, 0.0),
     "fp16_opt_level": Recognised(
         "Apex levels no longer exist: fp16 is torch's autocast with float32 master weights and a"
-        " gradient scaler (the meaning of O1)",
+        " gradient scaler (the meaning of O1); O0 computes in float32, as in Apex",
         fine=("o1",),
         known=("o0", "o2", "o3"),
     ),
@@ -108,7 +110,9 @@ RECOGNISED: dict[str, Recognised] = {
         False,
     ),
     "save_safetensors": _refuse("checkpoints are safetensors only", True),
-    "save_on_each_node": _refuse("a checkpoint is written once, to a file system shared by all nodes", False),
+    "save_on_each_node": _refuse(
+        "a checkpoint is written once; nodes without a shared disk each keep their own part of it", False
+    ),
     "enable_jit_checkpoint": _note("SIGTERM always saves a checkpoint after the current step"),
     "push_to_hub": _refuse(_HUB, False),
     "hub_token": _note(_HUB),

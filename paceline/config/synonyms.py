@@ -16,7 +16,10 @@ _RESTARTS = (
     "torchrun --max-restarts N restarts after a failure, and training.resume_from_checkpoint: auto"
     " resumes from the last checkpoint"
 )
-_EXPERTS = "expert parallelism is not supported; experts are sharded like all other weights"
+_EXPERTS = (
+    "expert parallelism is not supported as an axis of its own: parallelism.tp_size gives each process whole"
+    " experts, and otherwise they are sharded like all other weights"
+)
 _ZERO = "distributed_strategy: zero1, zero2 or zero3"
 _DEVICE = "set training.use_cpu: true, or CUDA_VISIBLE_DEVICES in the environment"
 

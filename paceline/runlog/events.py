@@ -38,7 +38,8 @@ class Step(Event):
 
     Losses are exact global means by term.
 
-    ``memory_bytes``: this rank's peak; ``mfu``: fraction of the data sheet's peak FLOP/s, or on a device
+    ``memory_bytes``: this rank's peak; ``reserved_bytes``: what the allocator held at most, on a device that
+    has one; ``mfu``: fraction of the data sheet's peak FLOP/s, or on a device
     without one ``of_product``: fraction of the speed of a matrix product timed at the start; ``skipped``:
     ``no_labels``, ``overflow`` or None.
     """
@@ -60,6 +61,7 @@ class Step(Event):
     sample_digest: str = ""
     extras: Mapping[str, float] = field(default_factory=dict)  # e.g. loss_scale
     of_product: float | None = None
+    reserved_bytes: int | None = None
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,8 @@ def step_line(event: Step, total_steps: int | None = None, eta_seconds: float | 
         )
     parts += [" ".join(used) for used in utilisation(event)]
     if event.memory_bytes is not None:
-        parts.append(f"memory {human_bytes(event.memory_bytes)}")
+        held = f" ({human_bytes(event.reserved_bytes)} reserved)" if event.reserved_bytes else ""
+        parts.append(f"memory {human_bytes(event.memory_bytes)}{held}")
     if eta_seconds is not None:
         parts.append(f"ETA {human_seconds(eta_seconds)}")
     if event.skipped:

@@ -108,6 +108,13 @@ def memory_bytes(device: torch.device) -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def reserved_bytes(device: torch.device) -> int | None:
+    """Return the most that torch's allocator has reserved from the driver; None where none is counted."""
+    module = torch.get_device_module(device) if is_accelerator(device.type) else None
+    reserved = getattr(module, "max_memory_reserved", None)
+    return int(reserved(device)) if reserved is not None else None
+
+
 def device_name(device: torch.device) -> str:
     """Return the driver's name of an accelerator; the device type where there is none."""
     if not is_accelerator(device.type):

@@ -225,6 +225,7 @@ def scalars(event: events.Step | events.Eval) -> dict[str, float]:
         "speed/mfu": event.mfu,
         "speed/of_timed_product": event.of_product,
         "memory/bytes": float(event.memory_bytes) if event.memory_bytes is not None else None,
+        "memory/reserved_bytes": float(event.reserved_bytes) if event.reserved_bytes is not None else None,
         **{f"train/{name}": value for name, value in event.extras.items()},
     }
     return {name: float(value) for name, value in numbers.items() if value is not None}

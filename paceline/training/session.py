@@ -45,7 +45,7 @@ from paceline.protocols.roles import Role
 from paceline.protocols.rollout import OnPolicyObjective
 from paceline.protocols.window import Window
 from paceline.runlog.events import Notice
-from paceline.runtime.device import memory_bytes
+from paceline.runtime.device import memory_bytes, reserved_bytes
 from paceline.runtime.late_flag import LateFlag
 from paceline.runtime.seed import seed_for
 from paceline.runtime.store_ranks import StoreRanks
@@ -367,6 +367,7 @@ class Session:
                 peak if shape else None,
             ),
             memory_bytes=lambda: memory_bytes(self.world.device),
+            reserved_bytes=lambda: reserved_bytes(self.world.device),
             agree=LateFlag(self.world),
             stop_requested=stop_requested,
             observers=observers,

@@ -101,6 +101,7 @@ class Trainer:
     observers: Iterable[Observer]
     best: BestRule
     state: TrainState = field(default_factory=TrainState)
+    reserved_bytes: Callable[[], int | None] = lambda: None
     inspect: Callable[[Window], None] | None = None  # called with every window before its step
     profile: Callable[[Window], AbstractContextManager[None]] | None = None  # around the step of a window
     evaluate: Callable[[], dict[str, float]] | None = None
@@ -214,6 +215,7 @@ class Trainer:
             tokens_per_second=self.throughput.tokens_per_second(result.tokens, seconds),
             **self.throughput.utilisation(result.tokens, seconds),
             memory_bytes=self.memory_bytes(),
+            reserved_bytes=self.reserved_bytes(),
             skipped=result.skipped,
             sample_digest=window.sample_digest,
             extras=dict(result.extras),

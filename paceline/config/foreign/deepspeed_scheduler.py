@@ -81,12 +81,12 @@ def _not_taken(teller: Teller, kind: str, params: JsonObject, known: bool) -> No
             teller.note(f"scheduler.params.{key}", what)
     if known or "training.lr_scheduler_type" in teller.given or kind.lower() in ("auto", ""):
         what = f"the scheduler {kind or '(no type)'} is ignored; training.lr_scheduler_type overrides it"
-        teller.note("scheduler.type", what, _NAMES)
+        teller.note("scheduler.type", what, "remove the block, or training.lr_scheduler_type")
         return
     reason = NO_SCHEDULE.get(
         kind.lower(), "DeepSpeed has no such scheduler, and torch's scheduler of this name is not supported"
     )
-    hint = f"use {_NAMES}, or set lr_scheduler_type in the YAML"
+    hint = f"{_NAMES}, or set lr_scheduler_type in the YAML"
     what = f"the scheduler {kind} cannot be used: {reason}"
     teller.problem(codes.ZERO_SCHEDULER, what, "scheduler.type", kind, hint)
 

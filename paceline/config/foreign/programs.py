@@ -188,6 +188,10 @@ PROGRAMS = (
 )
 
 
+#: The programs whose files `paceline config import` reads
+IMPORTED = ("axolotl", "ms-swift", "LLaMA-Factory", "TRL")
+
+
 def program_of(data: Json) -> Program | None:
     """Return the program whose file this is; None for Paceline's own or an unknown one."""
     if not isinstance(data, dict):
@@ -206,7 +210,8 @@ def another_structure(data: Json, name: str) -> Diagnostic | None:
         if isinstance(value := _at(data, path), (str, int, float))
     ]
     begins = f", which begins {', '.join(known)}" if known else ""
-    hint = f"write a Paceline YAML (docs/guide.md){begins}"
+    imported = f" (`paceline config import {name}` translates it)" if program.name in IMPORTED else ""
+    hint = f"write a Paceline YAML (docs/guide.md){begins}{imported}"
     what = f"this is a config of {program.name}, whose keys and structure are different; none of it was read"
     return codes.CONFIG_OTHER_PROGRAM(what, where=f"{name}:1", found=", ".join(list(data)[:4]), hint=hint)
 
@@ -222,7 +227,12 @@ def gathered(problems: Sequence[Diagnostic], data: Json, name: str) -> list[Diag
     keys = ", ".join(f"{p.found} (line {p.where.rpartition(':')[2]}{_near(p)})" for p in unknown)
     many = "1 of its keys has" if len(unknown) == 1 else f"{len(unknown)} of its keys have"
     what = f"this is a config of {program.name}; {many} no meaning here, the others were read"
-    hint = "remove them; docs/config.md describes the keys of training, docs/guide.md#data the data"
+    translates = (
+        f"`paceline config import {name}` translates the whole file"
+        if program.name in IMPORTED
+        else "remove them"
+    )
+    hint = f"{translates}; docs/config.md describes the keys of training, docs/guide.md#data the data"
     rest = [p for p in problems if p not in unknown]
     return [codes.CONFIG_OTHER_PROGRAM(what, where=unknown[0].where, found=keys, hint=hint), *rest]
 

@@ -232,7 +232,9 @@ def planned_candidate(plan: Plan, spec: SearchSpec) -> Candidate | None:
     )
     offload = candidate.work.offload
     if offload != "none":  # counted exactly, but on the host
-        peak = replace(peak, optimizer=0.0, parameters=peak.parameters - master_bytes(plan))
+        share = candidate.work.offloaded
+        kept = peak.optimizer * (1 - share)
+        peak = replace(peak, optimizer=kept, parameters=peak.parameters - share * master_bytes(plan))
     if offload == "all":
         peak = replace(peak, parameters=0.0, gradients=0.0)
     return replace(candidate, peak=peak)
@@ -271,6 +273,7 @@ def step_spec_of(plan: Plan, spec: SearchSpec, layout: StrategyLayout) -> StepSp
         stages_a_rank=layout.stages_a_rank,
         adapter=spec.adapter,
         offload=layout.offload,
+        offloaded=layout.offloaded,
         algorithm=plan.algorithm,
         kernels=own_kernels(spec, mesh.tp, layout.whole_submodules and not plan.precision.fp8),
         saves=saved(spec.shape) or 1.0,

@@ -50,7 +50,8 @@ class StrategyLayout:
     """One layout of a strategy, shown as ``name`` in tables and started by ``strategy``.
 
     ``zero``: ZeRO stage (0 to 3), i.e. which states are sharded. ``tp``, ``pp``, ``cp``: search these mesh
-    axes. ``hybrid``: shard within a node and replicate across nodes. ``offload``: none, optimizer or all.
+    axes. ``hybrid``: shard within a node and replicate across nodes. ``offload``: none, optimizer or all;
+    ``offloaded``: the share of the optimizer states that is (ZeRO-Offload++).
     ``start``: where the whole model is held at startup (None: not checked). ``packed``: supports 4-bit base
     weights. ``whole_submodules``: a rank computes with unsharded submodules, so kernels fused over several
     matrices run. ``without_tp``: families that it does not shard by tensors.
@@ -65,6 +66,7 @@ class StrategyLayout:
     cp: bool = False
     hybrid: bool = False
     offload: str = "none"
+    offloaded: float = 1.0
     start: LoadingSpec | None = CARD
     packed: bool = False
     whole_submodules: bool = True

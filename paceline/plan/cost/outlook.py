@@ -54,10 +54,8 @@ def outlook(candidate: Candidate, spec: SearchSpec) -> Outlook:
     each = spec.states.saved * trained_parameters(work) * (1 + work.trained_models)
     host, disk = host_bytes(work), 0.0
     if nvme and host:
-        s = work.storage
-        optimizer = (
-            host * s.optimizer / (s.optimizer + (s.weight + s.gradient if work.offload == "all" else 0.0))
-        )
+        s, offloaded = work.storage, work.storage.optimizer * work.offloaded
+        optimizer = host * offloaded / (offloaded + (s.weight + s.gradient if work.offload == "all" else 0.0))
         disk = optimizer * ("optimizer" in nvme) + (host - optimizer) * ("parameters" in nvme)
     return Outlook(
         steps=steps,

@@ -173,7 +173,7 @@ def _states(work: StepSpec, whole: float) -> tuple[float, float, float]:
     gradients = whole * s.gradient / (share if work.zero >= 2 else 1)
     optimizer = whole * s.optimizer / (share if work.zero >= 1 else 1)
     if work.offload in ("optimizer", "all"):
-        optimizer = 0.0
+        optimizer *= 1 - work.offloaded
     if work.offload == "all":
         weights = gradients = 0.0
     return weights, gradients, optimizer

@@ -232,6 +232,7 @@ def _batches(layout: StrategyLayout, spec: SearchSpec, mesh: Mesh) -> Iterator[C
                 scores=spec.scores,
                 adapter=spec.adapter,
                 offload=layout.offload,
+                offloaded=layout.offloaded,
                 sequence_parallel=layout.sequence_parallel,
                 algorithm=spec.algorithm,
                 kernels=own_kernels(spec, mesh.tp, layout.whole_submodules),
@@ -323,7 +324,7 @@ def host_bytes(work: StepSpec) -> float:
     if work.offload == "none":
         return 0.0
     whole = work.stage_parameters(work.stages[0]) * work.tp
-    per = work.storage.optimizer + (
+    per = work.storage.optimizer * work.offloaded + (
         work.storage.weight + work.storage.gradient if work.offload == "all" else 0.0
     )
     return whole * per * min(work.machine.node, work.world) / work.sharers

@@ -289,10 +289,10 @@ def _offload(work: StepSpec) -> float:
     if work.adapter:
         own = float(work.adapter.parameters)
     share = own / (work.sharers if work.zero else 1)
-    moved = share * 4.0 / work.machine.host
+    moved = share * work.offloaded * 4.0 / work.machine.host
     if work.offload == "all":
         moved += 2 * work.accumulation * share * 2.0 / work.machine.host
-    return moved + 30.0 * share * min(work.machine.node, work.world) / 100e9
+    return moved + 30.0 * share * work.offloaded * min(work.machine.node, work.world) / 100e9
 
 
 def _generation(work: StepSpec, c: SpeedCoefficients) -> float:

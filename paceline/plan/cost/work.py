@@ -110,6 +110,7 @@ class StepSpec:
     stages_a_rank: int = 1
     adapter: AdapterSize | None = None
     offload: str = "none"  # none, optimizer, all
+    offloaded: float = 1.0  # of the optimizer states, the share on the host
     cut_by_cost: bool = False
     low_precision: str = ""  # fp8, or empty
     orthogonal: Orthogonal | None = None  # Muon's matrices

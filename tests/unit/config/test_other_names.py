@@ -110,7 +110,7 @@ def test_what_asks_for_something_else_warns(load: Load, text: str, found: str) -
 
 @pytest.mark.parametrize(
     ("level", "severity"),
-    [("O1", "note"), ("o1", "note"), ("O0", "warning"), ("O2", "warning"), ("O3", "warning")],
+    [("O1", "note"), ("o1", "note"), ("O0", "note"), ("O2", "warning"), ("O3", "warning")],
 )
 def test_a_level_of_apex_is_said(load: Load, level: str, severity: str) -> None:
     (said,) = [
@@ -119,6 +119,19 @@ def test_a_level_of_apex_is_said(load: Load, level: str, severity: str) -> None:
         if "fp16_opt_level" in n.what
     ]
     assert (said.severity.value, said.where.rpartition(":")[2]) == (severity, "3")
+
+
+@pytest.mark.parametrize(
+    ("written", "precision"),
+    [
+        ("fp16: true\n  fp16_opt_level: O0", "no"),
+        ("fp16: true\n  fp16_opt_level: O1", "fp16"),
+        ("bf16: true\n  fp16_opt_level: o0", "bf16"),
+        ("fp16_opt_level: O0", "auto"),
+    ],
+)
+def test_apex_level_o0_is_float32(load: Load, written: str, precision: str) -> None:
+    assert load(f"training:\n  {written}\n").config.training.mixed_precision == precision
 
 
 @pytest.mark.parametrize("level", ["O7", "'1'", "2", "full", "true"])

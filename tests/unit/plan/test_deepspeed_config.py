@@ -17,6 +17,7 @@ from paceline.core.errors import ConfigError
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.mesh import Mesh
 from paceline.plan.plan import Plan
+from paceline.plan.strategies.base import strategy_spec
 from paceline.plan.strategies.job import Job
 from paceline.rules.planning import make_plan
 
@@ -86,6 +87,32 @@ def plan_of(tmp_path: Path) -> Any:
 
 def said(plan: Plan) -> dict[str, Any]:
     return {d.subject: d for d in plan.decisions}
+
+
+@pytest.mark.parametrize(
+    ("yaml", "taken"), [({}, True), ({"lr_scheduler_type": "cosine", "optim": "adamw_torch"}, False)]
+)
+def test_blocks_of_the_file_that_are_not_used_are_not_said_to_be_read(
+    plan_of: Any, yaml: dict[str, str], taken: bool
+) -> None:
+    block = {
+        "optimizer": {"type": "SGD" if not taken else "AdamW", "params": {}},
+        "scheduler": {"type": "WarmupLR", "params": {}},
+        "zero_optimization": {"stage": 2},
+    }
+    found = said(plan_of(block, **yaml))
+    for subject in ("deepspeed optimizer", "deepspeed scheduler"):
+        assert ("is not used" in found[subject].reason) is not taken, found[subject]
+        assert ("is read as" in found[subject].reason) is taken
+
+
+@pytest.mark.parametrize("ratio", [1.0, 0.3])
+def test_offload_s_ratio_reaches_the_forecast(plan_of: Any, ratio: float) -> None:
+    """ZeRO-Offload++: a part of the optimizer states stays on the card."""
+    place = {"device": "cpu", "ratio": ratio}
+    plan = plan_of({"zero_optimization": {"stage": 3, "offload_optimizer": place}})
+    layout = strategy_spec(plan.strategy).layout(plan.mesh, plan.engine)
+    assert layout is not None and (layout.offload, layout.offloaded) == ("optimizer", ratio)
 
 
 def has_auto(value: Any) -> bool:

@@ -14,8 +14,17 @@ from paceline.plan.cost.orthogonal import Orthogonal, orthogonal
 from paceline.plan.cost.peak import Peak, in_flight, peak_of, worst_peak
 from paceline.plan.cost.pieces import Piece
 from paceline.plan.cost.report import forecast, text
-from paceline.plan.cost.search import TIE, Candidate, SearchSpec, best_of_each, fastest, ranked, search
-from paceline.plan.cost.speed import GRAPH_LAYER, speed_of, token_flops
+from paceline.plan.cost.search import (
+    TIE,
+    Candidate,
+    SearchSpec,
+    best_of_each,
+    fastest,
+    host_bytes,
+    ranked,
+    search,
+)
+from paceline.plan.cost.speed import GRAPH_LAYER, _offload, speed_of, token_flops
 from paceline.plan.cost.work import AdapterSize, RolloutSpec, StepSpec, Storage, why_not_run
 from paceline.plan.hardware.catalogue import cluster_of
 from paceline.plan.model.catalogue import model_shape
@@ -47,6 +56,14 @@ def test_states_are_shared_out_as_each_zero_stage_says(
     assert peak.parameters == pytest.approx(weights * count)
     assert peak.gradients == pytest.approx(gradients * count)
     assert peak.optimizer == pytest.approx(optimizer * count)
+
+
+def test_a_part_of_the_optimizer_states_may_stay_on_the_card() -> None:
+    """ZeRO-Offload++'s ratio: the rest of the states is on the card, and the host and its link have less."""
+    whole, part = (work(zero=3, offload="optimizer", offloaded=ratio) for ratio in (1.0, 0.25))
+    assert peak_of(whole, C, 0).optimizer == 0.0
+    assert peak_of(part, C, 0).optimizer == pytest.approx(0.75 * peak_of(work(zero=3), C, 0).optimizer)
+    assert host_bytes(part) == pytest.approx(0.25 * host_bytes(whole)) and _offload(part) < _offload(whole)
 
 
 def test_activations_of_one_layer_by_hand() -> None:
@@ -229,7 +246,7 @@ def test_the_search_finds_what_fits_and_says_what_binds_the_rest() -> None:
 
 def test_packed_adapters_are_searched_where_they_can_be_trained() -> None:
     ask = SearchSpec(model_shape("llama-3-8b"), cluster_of("8xH100"), adapter=AdapterSize(1_000_000, 0.516))
-    assert {c.strategy for c in search(ask)} == {"ddp", "zero_redundancy", "zero2", "fsdp"}
+    assert {c.strategy for c in search(ask)} == {"ddp", "zero_redundancy", "zero1", "zero2", "fsdp"}
 
 
 def test_rows_that_cannot_be_shared_out_are_refused_with_the_nearest() -> None:

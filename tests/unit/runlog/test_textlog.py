@@ -95,3 +95,5 @@ def test_step_in_words() -> None:
         )
     )
     assert line == "step 3  loss nan  lr 5e-05  1.23K tokens/s  MFU 46%  memory 1.00 GiB  SKIPPED (overflow)"
+    held = Step(3, 0.1, 1.0, memory_bytes=1 << 30, reserved_bytes=3 << 29)
+    assert "memory 1.00 GiB (1.50 GiB reserved)" in line_of(held)

@@ -12,6 +12,7 @@ import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from paceline.config.foreign.deepspeed_verdicts import OPTIMIZERS, SCHEDULES
 from paceline.core.json_types import Json, JsonObject
 from paceline.plan import codes
 from paceline.plan.batch import BatchSplit
@@ -235,20 +236,25 @@ def _ownership(user: Mapping[str, Json], job: Job, findings: Findings) -> None:
     """
     block = user.get("optimizer")
     if isinstance(block, dict):
-        kind = block.get("type", "")
+        kind = str(block.get("type", ""))
+        taken = OPTIMIZERS.get(kind.lower().replace("_", ""), kind.lower()) == job.training.optim
         findings.explain(
             "deepspeed optimizer",
             job.training.optim,
             f"{kind or 'the block'} of the file is read as this optimizer, with the values below;"
-            " DeepSpeed receives the optimizer ready-made",
+            " DeepSpeed receives the optimizer ready-made"
+            if taken
+            else f"{kind or 'the block'} of the file is not used: training.optim says otherwise",
         )
     block = user.get("scheduler")
     if isinstance(block, dict):
+        kind = str(block.get("type", ""))
         findings.explain(
             "deepspeed scheduler",
             job.training.lr_scheduler_type,
-            f"{block.get('type', '')} of the file is read as this schedule; DeepSpeed receives the"
-            " learning rate of each step",
+            f"{kind} of the file is read as this schedule; DeepSpeed receives the learning rate of each step"
+            if SCHEDULES.get(kind.lower()) == job.training.lr_scheduler_type
+            else f"{kind or 'the block'} of the file is not used: training.lr_scheduler_type says otherwise",
         )
     if user.get("zero_force_ds_cpu_optimizer") is True:
         why = "torch's own optimizer is used, fused on a CPU as well; it resumes bit for bit"

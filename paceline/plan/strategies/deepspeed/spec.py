@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.config.optimizers import StateSplit
-from paceline.core.json_types import JsonObject
+from paceline.core.json_types import JsonObject, as_object
 from paceline.plan.batch import BatchSplit
 from paceline.plan.cost.layout import WHOLE, Storage, StrategyLayout
 from paceline.plan.cost.pieces import Piece, tp_share
@@ -83,7 +83,10 @@ class DeepSpeedSpec(StrategySpec):
     def layout(self, mesh: Mesh, engine: EngineOptions) -> StrategyLayout | None:
         optimizer, weights = (place != "none" for place in engine.places)
         offload = "all" if weights else "optimizer" if optimizer else "none"
-        return self._layout(self.name, _own(engine).zero_stage, offload=offload)
+        zero = as_object(_own(engine).config.get("zero_optimization"))
+        ratio = as_object(zero.get("offload_optimizer")).get("ratio", 1.0)
+        layout = self._layout(self.name, _own(engine).zero_stage, offload=offload)
+        return replace(layout, offloaded=float(ratio)) if isinstance(ratio, (int, float)) else layout
 
     def _layout(self, name: str, stage: int, tp: bool = False, offload: str = "none") -> StrategyLayout:
         return StrategyLayout(
