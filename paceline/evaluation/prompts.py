@@ -21,6 +21,14 @@ from paceline.generation import codes
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_EXPLAINED = {
+    "tools": "the chat template does not write tools, so the model would not see them",
+    "tool_calls": "the chat template does not write calls of tools",
+    "reasoning": "the chat template does not write reasoning",
+    "documents": "the chat template does not write documents",
+    "bad_tools": "tools must be a list of JSON schemas ({type: function, function: {name, parameters}})",
+    "empty": "the conversation has no text",
+}
 Turns = Sequence[Mapping[str, Cell]]
 _HINT = "train with model.chat_template: chatml, or use a tokenizer whose template you know"
 
@@ -96,5 +104,5 @@ def _checked(prompts: PromptRenderer, messages: Turns) -> list[int]:
 
 def explained(error: RowError) -> str:
     """Return what is wrong with a conversation, in words."""
-    meaning = REASONS[error.reason][1] if error.reason in REASONS else error.reason
+    meaning = _EXPLAINED.get(error.reason) or REASONS[error.reason][1]
     return f"{meaning}: {error.detail}" if error.detail else meaning

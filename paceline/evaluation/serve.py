@@ -45,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         served = load(run, options.name or name_of(run), options.dtype)
         with _listening(options.port) as server:
             token = secrets.token_urlsafe(24)
+            app = front(served, token)
             place = f"http://127.0.0.1:{server.getsockname()[1]}/v1"
             greedy = (
                 "greedy"
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if not served.tokenizer.chat_template:
                 print("its tokenizer has no chat template: /v1/completions only")
             print(f"  OPENAI_BASE_URL={place}\n  OPENAI_API_KEY={token}\nCtrl-C ends it", flush=True)
-            listen(served, token, server)
+            listen(app, server)
     except PacelineError as error:
         print(error, file=sys.stderr)
         return int(error.exit_code)
@@ -108,10 +109,10 @@ def refused() -> Response:
     return JSONResponse({"error": error}, 401)
 
 
-def listen(served: Served, token: str, server: socket.socket) -> None:
+def listen(app: Starlette, server: socket.socket) -> None:
     """Answer on a socket that listens, until Ctrl-C or SIGTERM."""
     config = uvicorn.Config(
-        front(served, token),
+        app,
         log_level="warning",
         access_log=False,
         lifespan="off",

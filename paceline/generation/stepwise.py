@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from paceline.generation.local import LocalEngine
     from paceline.generation.written import WrittenAnswers
 
-_GREEDY = 1e-5  # below it a temperature is greedy
+GREEDY = 1e-5  # below it a temperature is greedy
 _LEAST = 1e-2  # a lower temperature divides logits beyond fp32
 _ROOM = 1024
 
@@ -107,7 +107,7 @@ class Stepwise:
         plain = logits if logits.dtype == torch.float64 else logits.float()
         numbers, place = answers.numbers(rows), int(answers.place)
         scores = self._ruled(plain, answers, numbers, place)
-        if rules.sampling.temperature < _GREEDY:
+        if rules.sampling.temperature < GREEDY:
             tokens = largest(scores)
         else:
             scores = scores / max(rules.sampling.temperature, _LEAST)

@@ -7,7 +7,7 @@ import sys
 import time
 import traceback
 from collections.abc import AsyncIterator
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NoReturn, Protocol, TypeVar
 
 import anyio
 from starlette.applications import Starlette
@@ -22,7 +22,7 @@ from paceline.core.json_types import JsonObject
 from paceline.evaluation.server.chat import ChatAnswers
 from paceline.evaluation.server.desk import Deltas, Desk, GenerationJob, Served
 from paceline.evaluation.server.errors import RequestError
-from paceline.evaluation.server.requests import CommonRequest
+from paceline.evaluation.server.requests import ChatRequest, CommonRequest
 from paceline.evaluation.server.responses import ResponseAnswers
 from paceline.evaluation.server.text import TextAnswers
 
@@ -37,11 +37,11 @@ class Api(Protocol[A]):
     desk: Desk
     says_done: bool
 
-    def job(self, given: A) -> GenerationJob: ...
+    def job(self, request: A) -> GenerationJob: ...
 
-    async def whole(self, given: A, job: GenerationJob, deltas: Deltas) -> JsonObject: ...
+    async def whole(self, request: A, job: GenerationJob, deltas: Deltas) -> JsonObject: ...
 
-    def events(self, given: A, job: GenerationJob, deltas: Deltas) -> AsyncIterator[JsonObject]: ...
+    def events(self, request: A, job: GenerationJob, deltas: Deltas) -> AsyncIterator[JsonObject]: ...
 
 
 class Endpoint(Generic[A]):
@@ -135,12 +135,17 @@ async def read_object(request: Request) -> JsonObject:
         if len(body) > BODY_BYTES:
             raise RequestError(f"a request has at most {BODY_BYTES >> 20} MiB", status=413)
     try:
-        found = json.loads(bytes(body))
+        found = json.loads(bytes(body), parse_constant=_no_number)
+        json.dumps(found, ensure_ascii=False).encode()  # half of a surrogate pair cannot be written
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"the body is not JSON: {error}") from error
+        raise RequestError(f"the body is not JSON: {error}"[:300]) from error
     if not isinstance(found, dict):
         raise RequestError(f"the body must be a JSON object, not {type(found).__name__}")
     return found
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")
 
 
 def _refusal(error: RequestError) -> JSONResponse:
@@ -183,7 +188,7 @@ def application(served: Served, guards: list[Middleware]) -> Starlette:
         Route("/v1/models", models),
         Route("/v1/models/{name:path}", model),
         Route("/health", health),
-        Route("/v1/chat/completions", Endpoint(chat), methods=["POST"]),
+        Route("/v1/chat/completions", Endpoint[ChatRequest](chat), methods=["POST"]),
         Route("/v1/responses", Endpoint(ResponseAnswers(desk, chat)), methods=["POST"]),
         Route("/v1/completions", Endpoint(TextAnswers(desk)), methods=["POST"]),
     ]

