@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 #: What importing torchao (peft does) says in every process of parts that nothing here uses, by logger:
 #: kernels for other formats, and torch's version of pytrees. All else that these say is shown.
@@ -18,18 +19,22 @@ _OF_AN_IMPORT: dict[str, tuple[str, ...]] = {
 
 def quiet_imports() -> None:
     """Filter the loggers of torchao and torch. Imports neither; call it before they are imported."""
-    for name, beginnings in _OF_AN_IMPORT.items():
+    drop(_OF_AN_IMPORT)
+
+
+def drop(messages: Mapping[str, tuple[str, ...]]) -> None:
+    """Drop messages that contain one of these texts, by logger; once however often it is called."""
+    for name, texts in messages.items():
         logger = logging.getLogger(name)
         if not any(isinstance(known, _Without) for known in logger.filters):
-            logger.addFilter(_Without(beginnings))
+            logger.addFilter(_Without(texts))
 
 
 class _Without(logging.Filter):
-    """Drops messages with these beginnings."""
-
-    def __init__(self, beginnings: tuple[str, ...]) -> None:
+    def __init__(self, texts: tuple[str, ...]) -> None:
         super().__init__()
-        self._beginnings = beginnings
+        self._texts = texts
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return not record.getMessage().startswith(self._beginnings)
+        message = record.getMessage()
+        return not any(text in message for text in self._texts)

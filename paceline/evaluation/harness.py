@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if notes:
             print(render_all(notes), file=sys.stderr)
         spare_torchao()
-        quiet_libraries(quantised=False)
+        quiet_libraries(quantised=False, checks_weights=False)
         found = [_measured(model, names, folders, options) for model in models]
     except PacelineError as error:
         print(error, file=sys.stderr)

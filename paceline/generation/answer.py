@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -71,7 +71,7 @@ def load_folder(
                 "give a run directory, or a folder written by `paceline export RUN --to DIR`",
             )
         )
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
     refuse_hub_attention(_config(folder), str(folder))
@@ -79,17 +79,7 @@ def load_folder(
     no_bars()
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-        model = (
-            weights(folder)
-            if weights is not None
-            else AutoModelForCausalLM.from_pretrained(
-                str(folder),
-                dtype=torch.float32,
-                use_safetensors=True,
-                local_files_only=True,
-                trust_remote_code=False,
-            )
-        )
+        model = weights(folder) if weights is not None else _loaded(folder)
     except (OSError, ValueError) as error:
         found = str(error).split("\n")[0][:300]
         raise ConfigError(
@@ -98,7 +88,29 @@ def load_folder(
             )
         ) from error
     model.train(False)
-    return cast("HFModel", model), tokenizer
+    return model, tokenizer
+
+
+def _loaded(folder: Path) -> HFModel:
+    """Return the folder's model in fp32. Raises ValueError where the folder lacks weights of its class, which
+    Transformers would draw at random.
+    """
+    from transformers import AutoModelForCausalLM
+
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        str(folder),
+        dtype=torch.float32,
+        use_safetensors=True,
+        local_files_only=True,
+        trust_remote_code=False,
+        output_loading_info=True,
+    )
+    model, info = loaded  # with loading info: a pair
+    missing = sorted(info["missing_keys"])
+    if missing:
+        named = f"{', '.join(missing[:3])}{', …' if missing[3:] else ''}"
+        raise ValueError(f"its files lack {len(missing)} weights of {type(model).__name__}: {named}")
+    return cast("HFModel", model)
 
 
 def _config(folder: Path) -> PreTrainedConfig | None:

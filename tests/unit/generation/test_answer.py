@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import resource
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from paceline.core import bounded
 from paceline.core.errors import ConfigError
@@ -163,6 +165,16 @@ def test_a_template_is_bounded_as_in_preparation(
     with pytest.raises(ConfigError, match=code.replace(".", r"\.")):
         prompts_of(tokenizer, conversations(["a"]))
     assert resource.getrlimit(resource.RLIMIT_AS) == limits
+
+
+def test_a_folder_that_lacks_weights_is_refused(folder: Path, tmp_path: Path) -> None:
+    """Transformers would draw them at random, with a warning."""
+    shutil.copytree(folder, tmp_path / "model")
+    weights = load_file(tmp_path / "model/model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, tmp_path / "model/model.safetensors", {"format": "pt"})
+    with pytest.raises(ConfigError, match=r"lack 1 weights of LlamaForCausalLM: model\.layers\.1\.mlp\.up"):
+        load_folder(tmp_path / "model")
 
 
 def test_a_prompt_has_the_tokens_that_the_tokenizer_itself_gives(loaded: tuple[Any, Any]) -> None:

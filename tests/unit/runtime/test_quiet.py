@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import logging.handlers
 import os
 import subprocess
 import sys
@@ -24,6 +25,28 @@ def library_settings() -> Iterator[None]:
     yield
     logging.getLogger("bitsandbytes").setLevel(level)
     transformers_logging.enable_progress_bar() if bars else transformers_logging.disable_progress_bar()
+
+
+@pytest.mark.parametrize("checks_weights", [True, False])
+def test_a_load_report_is_shown_only_where_nobody_else_looks_at_missing_weights(
+    tmp_path: Path, library_settings: None, checks_weights: bool
+) -> None:
+    """The report itself, by the installed Transformers: its logger and its words may change."""
+    from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    LlamaForCausalLM(LlamaConfig(vocab_size=16, **sizes)).save_pretrained(tmp_path)
+    logger = logging.getLogger("transformers.modeling_utils")
+    before, logger.filters = list(logger.filters), []
+    heard = logging.handlers.BufferingHandler(100)
+    logger.addHandler(heard)
+    try:
+        quiet_libraries(quantised=False, checks_weights=checks_weights)
+        LlamaForSequenceClassification.from_pretrained(tmp_path)
+    finally:
+        logger.filters = before
+        logger.removeHandler(heard)
+    assert any("LOAD REPORT" in record.getMessage() for record in heard.buffer) is not checks_weights
 
 
 def test_loading_a_model_says_nothing(
