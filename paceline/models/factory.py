@@ -497,6 +497,8 @@ def _rows(model: ModelSource, have: int, need: int | None) -> int:
     """Return the number of embedding rows: what the tokenizer needs, padded to the multiple, but never fewer
     than the model has.
     """
+    if need is not None and model.config is not None and "vocab_size" not in model.config:
+        have = 0  # a drawn model without a size of its own takes the tokenizer's
     if need is None or need <= have:
         return have
     if model.resize_embeddings == "never":

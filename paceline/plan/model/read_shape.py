@@ -24,6 +24,7 @@ from paceline.plan.model.rope import by_length
 from paceline.plan.model.shape import PACKED, PADDED, ModelShape
 from paceline.plan.model.stored import with_carried, with_quantised, with_stored
 from paceline.plan.model.supported import Family, families, obstacle, unsupported
+from paceline.plan.model.vocabulary import with_vocabulary
 from paceline.plan.model.weights_files import MAX_CONFIG_BYTES, read_json, weights_findings
 from paceline.plan.model.weights_sizes import other_sizes
 
@@ -115,9 +116,11 @@ def shape_of(
     It is read from ``model.config``, a local folder, or the Hugging Face cache, which ``environ`` may move
     (``HF_HUB_CACHE``, ``HF_HOME``). Nothing is downloaded. Raises ConfigError for a missing folder.
     """
+    given = environ or {}
     if model.config:
-        shape = trained_shape(model.config, "model.config", attention=model.attn_implementation)
-        return counted(shape, model.config, environ or {}) if exactly else shape
+        drawn = with_vocabulary(model.config, model, _folder_of(model.tokenizer, None, given))
+        shape = trained_shape(drawn, "model.config", attention=model.attn_implementation)
+        return counted(shape, drawn, given) if exactly else shape
     # A local folder, or else the Hugging Face cache.
     name = model.name_or_path
     if not name:
@@ -132,10 +135,7 @@ def shape_of(
                 "give an existing folder, or a hub name like org/model",
             )
         )
-    given = environ or {}
-    home = Path(given.get("HF_HOME") or "~/.cache/huggingface").expanduser()
-    cache = Path(given.get("HF_HUB_CACHE") or home / "hub")
-    folder = local if local.exists() else cached_model_dir(name, model.revision, cache)
+    folder = _folder_of(name, model.revision, given)
     if folder is None:
         return None
     # Check the files before the shape, and weight shapes after it.
@@ -154,6 +154,11 @@ def shape_of(
     )
     if folder.is_dir() and not own_code and (found := other_sizes(folder, shape)):
         raise ConfigError(*found)
+    tokenizer = _folder_of(model.tokenizer, None, given) if model.tokenizer else folder
+    resized = with_vocabulary(config, model, tokenizer)
+    if resized is not config:
+        config = resized
+        shape = trained_shape(config, str(folder / "config.json"), own_code, model.attn_implementation)
     if exactly:
         code: JsonObject = {"name_or_path": name, "revision": model.revision}
         shape = counted(shape, config, given, code if own_code else None)
@@ -161,6 +166,16 @@ def shape_of(
         return shape
     shape = with_quantised(with_stored(shape, folder, config, model.trust_remote_code), folder, stored)
     return with_carried(shape, folder)
+
+
+def _folder_of(name: str | None, revision: str | None, environ: Mapping[str, str]) -> Path | None:
+    """Return a local folder or file, or the hub's folder in the cache; None if it is not here."""
+    if not name:
+        return None
+    local = Path(name).expanduser()
+    home = Path(environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
+    cache = Path(environ.get("HF_HUB_CACHE") or home / "hub")
+    return local if local.exists() else cached_model_dir(name, revision, cache)
 
 
 def trained_shape(

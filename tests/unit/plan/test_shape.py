@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from paceline.config.sections.model import ModelSection
 from paceline.core.errors import ConfigError
 from paceline.plan.codec import from_json, to_json
 from paceline.plan.model.read_shape import (
@@ -172,13 +172,7 @@ def test_a_folder_without_a_usable_config_is_named(tmp_path: Path, text: str | N
 
 
 def test_a_hub_name_is_looked_up_in_the_cache(tmp_path: Path) -> None:
-    model = SimpleNamespace(
-        config=None,
-        name_or_path="org/small",
-        revision=None,
-        attn_implementation="auto",
-        trust_remote_code=False,
-    )
+    model = ModelSection(name_or_path="org/small")
     environ = {"HF_HUB_CACHE": str(tmp_path)}
     assert shape_of(model, environ) is None
     snapshot = tmp_path / "models--org--small/snapshots/abc"
@@ -194,10 +188,8 @@ def test_a_hub_name_is_looked_up_in_the_cache(tmp_path: Path) -> None:
 
 def test_a_missing_folder_is_not_taken_for_a_hub_name() -> None:
     with pytest.raises(ConfigError, match="no such folder"):
-        shape_of(
-            SimpleNamespace(config=None, name_or_path="./nowhere", revision=None, attn_implementation="auto")
-        )
-    assert shape_of(SimpleNamespace(config=None, name_or_path=None, revision=None)) is None
+        shape_of(ModelSection(name_or_path="./nowhere"))
+    assert shape_of(ModelSection()) is None
 
 
 @pytest.mark.parametrize(
