@@ -83,6 +83,7 @@ EDGES: Mapping[str, str] = {
             "plan/model/shrink.py",
             "plan/model/supported.py",
             "plan/model/unusual.py",
+            "plan/model/vocabulary.py",
             "training/rollout/named.py",
         ),
         "a model's config.json",

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import torch
 
 from paceline.core.errors import ConfigError
 from paceline.generation import codes
 from paceline.models.hub_code import refuse_hub_attention
+from paceline.models.scalar_head import auto_class
 from paceline.models.special_tokens import end_tokens
+from paceline.protocols.roles import Role
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase, TextStreamer
@@ -95,22 +97,26 @@ def _loaded(folder: Path) -> HFModel:
     """Return the folder's model in fp32. Raises ValueError where the folder lacks weights of its class, which
     Transformers would draw at random.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig
 
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        str(folder),
+    place = str(folder)
+    config = AutoConfig.from_pretrained(place, trust_remote_code=False, local_files_only=True)
+    model, info = auto_class(Role.POLICY).from_pretrained(
+        place,
+        config=config,
+        revision="main",
         dtype=torch.float32,
+        attn_implementation=None,
         use_safetensors=True,
+        output_loading_info=True,
         local_files_only=True,
         trust_remote_code=False,
-        output_loading_info=True,
     )
-    model, info = loaded  # with loading info: a pair
     missing = sorted(info["missing_keys"])
     if missing:
         named = f"{', '.join(missing[:3])}{', …' if missing[3:] else ''}"
         raise ValueError(f"its files lack {len(missing)} weights of {type(model).__name__}: {named}")
-    return cast("HFModel", model)
+    return model
 
 
 def _config(folder: Path) -> PreTrainedConfig | None:

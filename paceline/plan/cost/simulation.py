@@ -84,8 +84,8 @@ def compare(plan: Plan, candidate: Candidate, measured: Simulation) -> list[Comp
     chunked = algorithm_spec(plan.algorithm).sums_tokens
     head = peak.logits - head_chunks(candidate.work) if chunked and peak.logits else None
     rows.append(Compared("head, for its backward", measured.get("head"), head))
-    if measured.get("gathered"):
-        rows.append(Compared("gathered for the backward", measured["gathered"], _gathered(plan, candidate)))
+    if gathered := measured.get("gathered"):
+        rows.append(Compared("gathered for the backward", gathered, _gathered(plan, candidate)))
     closed = strategy_spec(plan.strategy).collectives(plan)
     sent = measured.get("collectives") or {}
     for kind in sorted({*closed, *sent}):
