@@ -97,7 +97,11 @@ def import_(
     algorithm: Annotated[
         str | None,
         typer.Option(
-            "--algorithm", help="Of a TRL file, which names no trainer: sft, dpo, kto, reward, grpo, rloo."
+            "--algorithm",
+            help=(
+                "Of a file that names no trainer. TRL: sft, dpo, kto, reward, grpo, rloo;"
+                " ms-swift: sft, pt, rlhf."
+            ),
         ),
     ] = None,
     to: Annotated[

@@ -139,7 +139,7 @@ def _axolotl(data: JsonObject, lines: Mapping[str, int], path: str, algorithm: s
 def _swift(data: JsonObject, lines: Mapping[str, int], path: str, algorithm: str | None) -> Imported:
     command = swift.command_of(data, algorithm)
     reading = KeyReader("ms-swift", path, flat(data), lines, swift.swift_defaults(command))
-    swift.translate(reading, command)
+    swift.translate(reading, command, algorithm)
     return reading.result
 
 

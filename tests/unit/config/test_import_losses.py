@@ -69,6 +69,23 @@ def test_ms_swifts_sft_is_sft(tmp_path: Path, file: str, text: str, length: int,
 
 
 @pytest.mark.parametrize(
+    ("algorithm", "ours", "train_on"),
+    [
+        (None, "sft", "assistant"),
+        ("pt", "sft", "all"),
+        ("rlhf", "dpo", "assistant"),
+        ("kto", "kto", "assistant"),
+    ],
+)
+def test_a_file_of_ms_swift_is_read_for_the_command_that_is_named(
+    tmp_path: Path, algorithm: str | None, ours: str, train_on: str
+) -> None:
+    (tmp_path / "a.yaml").write_text(YAML)
+    config = checked(import_config(str(tmp_path / "a.yaml"), algorithm=algorithm), tmp_path)
+    assert (config.training.algorithm, config.data.train_on) == (ours, train_on)
+
+
+@pytest.mark.parametrize(
     ("text", "names"),
     [
         ("swift sft --model $NONE --dataset d\n", "NONE"),
