@@ -53,6 +53,7 @@ OTHER_VERBS = (
     "evaluation/ranks.py",
     "evaluation/scoring.py",
     "evaluation/serve.py",
+    "evaluation/server/desk.py",
     "generation/answer.py",
     "generation/settings.py",
     "training/answers.py",

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 
+from paceline.core.errors import ConfigError
 from paceline.evaluation.prompts import PromptRenderer
 from paceline.evaluation.server.decoding import Decoder, TextRules
 from paceline.evaluation.server.errors import RequestError
 from paceline.evaluation.server.requests import CommonRequest
+from paceline.generation import codes
 from paceline.generation.answer import Sampling
 from paceline.generation.engine import Request, RolloutSampling
 from paceline.generation.local import LocalEngine
@@ -107,7 +109,12 @@ class Desk:
     def __init__(self, served: Served) -> None:
         self.served = served
         self.prompts = PromptRenderer(served.tokenizer)
-        cache_for(served.model, 1)
+        try:
+            cache_for(served.model, 1)
+        except ConfigError as error:
+            what = "the server needs a model whose keys, values and states lie in Transformers' cache"
+            found, hint = type(served.model).__name__, "talk to it by `paceline chat`"
+            raise ConfigError(codes.GENERATION_STATEFUL(what, served.name, found, hint)) from error
         self._turn = asyncio.Lock()
         self._model = threading.Lock()
 

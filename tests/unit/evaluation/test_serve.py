@@ -90,6 +90,18 @@ def test_a_temperature_samples(client: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    "bound", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}, {"logit_bias": {"70": 100}}]
+)
+def test_what_leaves_one_token_is_greedy_at_any_temperature(client: Any, bound: dict[str, Any]) -> None:
+    wanted = {"max_tokens": 12, "ignore_eos": True, "return_token_ids": True, **bound}
+    found = [
+        asked(client, temperature=temperature, seed=3, **wanted)["choices"][0]["token_ids"]
+        for temperature in (0, 1e-4, 1.0)
+    ]
+    assert found[0] == found[1] == found[2] and (set(found[0]) == {70} or "logit_bias" not in bound)
+
+
+@pytest.mark.parametrize(
     ("headers", "status"),
     [
         ({}, 401),
@@ -333,6 +345,19 @@ def test_the_one_model_is_listed(client: Any) -> None:
     (one,) = client.get("/v1/models", headers=KEY).json()["data"]
     assert one["id"] == "mine"
     assert asked(client, model="mine", n=1, user="me", max_tokens=3)["model"] == "mine"
+
+
+def test_a_model_without_a_cache_is_refused_before_it_is_served(tmp_path: Path) -> None:
+    from transformers import OpenAIGPTConfig, OpenAIGPTLMHeadModel
+
+    from paceline.evaluation.serve import front, load
+
+    made = write_tokenizer(tmp_path / "gpt")
+    OpenAIGPTLMHeadModel(OpenAIGPTConfig(vocab_size=320, n_embd=16, n_layer=1, n_head=2)).save_pretrained(
+        made
+    )
+    with pytest.raises(ConfigError, match="the server needs a model whose"):
+        front(load(made, "mine", "float32"), "the-key")
 
 
 def test_a_dtype_that_there_is_not(folder: Path) -> None:
