@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import difflib
 import importlib
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
@@ -108,3 +110,10 @@ class Registry:
             f"did you mean '{near[0]}'?" if near else f"one of: {', '.join(self._entries)}, or module:Class"
         )
         raise ConfigError(self._unknown(f"there is no {self.kind} named '{name}'", found=name, hint=hint))
+
+
+def is_async(function: Callable[..., object]) -> bool:
+    """Whether a call returns a coroutine or an asynchronous generator, also of an object or a partial."""
+    plain = function.func if isinstance(function, partial) else function
+    asked = (plain, getattr(type(plain), "__call__", None))  # noqa: B004
+    return any(inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one) for one in asked)

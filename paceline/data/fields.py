@@ -157,7 +157,7 @@ class FieldReader:
                 unread[f"{column}[].{name}"] = None
             elif name in _CALLS:
                 unread |= dict.fromkeys(f"{column}[].{name}{found}" for found in unread_in_calls(turn[name]))
-        if turns.ALL_ROLES.get(str(turn.get(keys[0]))) == turns.CALL:
+        if turns.ROLE_NAMES.get(str(turn.get(keys[0]))) == turns.CALL:
             inside = unread_in_calls(turn.get(keys[1]))
             unread |= dict.fromkeys(f"{column}[].{keys[1]}{found}" for found in inside)
         thinks = False

@@ -29,6 +29,7 @@ _CODE = (  # and every module of kinds/
     "folders",
     "formats",
     "guess",
+    "json_turns",
     "left_out",
     "renderer",
     "rendering",

@@ -12,9 +12,8 @@ from paceline.core.json_types import Json, JsonObject
 from paceline.data import codes
 from paceline.data.cells import Row, RowError, as_text
 from paceline.data.turns import (
-    MESSAGE_ROLES,
-    SHAREGPT_ROLES,
     Message,
+    is_answer,
     says_something,
     turns_of,
     turns_or_text,
@@ -196,8 +195,7 @@ def _answered(rows: Sequence[Row], columns: Mapping[str, str]) -> bool:
     for name in ("messages", "conversations"):
         turns = rows[0].get(columns.get(name, name))
         if isinstance(turns, Sequence) and turns and isinstance(turns[-1], Mapping):
-            role = turns[-1].get("role", turns[-1].get("from"))
-            return SHAREGPT_ROLES.get(str(role)) == "assistant"
+            return is_answer(turns[-1])
     return False
 
 
@@ -280,12 +278,12 @@ def _prompt_completion(row: Row, columns: Mapping[str, str]) -> Example:
 
 
 def _messages(row: Row, columns: Mapping[str, str]) -> Example:
-    turns = turns_of(row.get(columns["messages"]), "role", "content", MESSAGE_ROLES)
+    turns = turns_of(row.get(columns["messages"]), "role", "content")
     return _conversation(_with_system(row, columns, turns))
 
 
 def _sharegpt(row: Row, columns: Mapping[str, str]) -> Example:
-    turns = turns_of(row.get(columns["conversations"]), "from", "value", SHAREGPT_ROLES)
+    turns = turns_of(row.get(columns["conversations"]), "from", "value")
     return _conversation(_with_system(row, columns, turns))
 
 

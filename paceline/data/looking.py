@@ -13,6 +13,7 @@ from paceline.data import codes
 from paceline.data.cells import RawRow
 from paceline.data.examples import Reading
 from paceline.data.formats import Shape
+from paceline.data.json_turns import parsed_turns
 from paceline.data.locate import Located, locate
 from paceline.data.own_rows import converted
 from paceline.data.problems import Tally, refusal
@@ -74,6 +75,7 @@ def look(data_set: DataSet, reading: Reading) -> DatasetHead:
         rows = itertools.islice(rows, section.max_rows)
     if converter := converter_named(section, reading.converter):
         rows = converted(rows, converter)
+    rows = parsed_turns(rows, section.columns)
     head: list[RawRow] = []
     for row in rows:
         head.append(row)

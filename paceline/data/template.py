@@ -186,9 +186,16 @@ class Encoder:
         coded = self.tokenizer(texts, add_special_tokens=not chat, return_attention_mask=False, verbose=False)
         encodings = coded.encodings or [None] * len(texts)
         return [
-            (np.array(ids, np.int32), encoding)
-            for ids, encoding in zip(coded["input_ids"], encodings, strict=True)
+            (np.array(ids if chat else self._marked_once(text, ids), np.int32), encoding)
+            for text, ids, encoding in zip(texts, coded["input_ids"], encodings, strict=True)
         ]
+
+    def _marked_once(self, text: str, ids: list[int]) -> list[int]:
+        """Return the tokens without the BOS and EOS that the tokenizer adds to those in the text."""
+        bos, eos = self.tokenizer.bos_token, self.tokenizer.eos_token
+        if bos and text.startswith(bos) and ids[:2] == [self.tokenizer.bos_token_id] * 2:
+            ids = ids[1:]
+        return ids[:-1] if eos and text.endswith(eos) and ids[-2:] == [self._eos] * 2 else ids
 
     def _plain(self, ids: NDArray[np.int32]) -> Encoded:
         if self._eos is not None and (len(ids) == 0 or ids[-1] != self._eos):

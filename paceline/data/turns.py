@@ -34,16 +34,13 @@ _CALLS = dict.fromkeys(("function_call", "tool_call", "tool_calls"), CALL)
 _RESULTS = dict.fromkeys(
     ("observation", "tool_response", "function_response", "function", "ipython", "tool_result"), "tool"
 )
-MESSAGE_ROLES: Mapping[str, str] = {**_CALLS, **_RESULTS, **{role: role for role in ROLES}}
-SHAREGPT_ROLES: Mapping[str, str] = {
-    **dict.fromkeys(("human", "user"), "user"),
-    **dict.fromkeys(("gpt", "assistant", "chatgpt", "bot", "model"), "assistant"),
-    **dict.fromkeys(("system",), "system"),
-    **dict.fromkeys(("tool",), "tool"),
+ROLE_NAMES: Mapping[str, str] = {
+    **{role: role for role in ROLES},
+    **dict.fromkeys(("human",), "user"),
+    **dict.fromkeys(("gpt", "chatgpt", "bot", "model"), "assistant"),
     **_CALLS,
     **_RESULTS,
 }
-ALL_ROLES: Mapping[str, str] = {**SHAREGPT_ROLES, **MESSAGE_ROLES}
 
 REASONING = ("reasoning_content", "reasoning", "thinking", "thought", "thoughts")
 #: Fields that set whether a turn has loss; the second kind also does so for turns of other roles.
@@ -54,7 +51,7 @@ READ = frozenset({*REASONING, *WEIGHTS, *TRAINS, "tool_calls", "function_call", 
 REASONING_PARTS = ("reasoning", "thinking", "analysis")
 
 
-def turns_of(turns: Cell, role_key: str, text_key: str, roles: Mapping[str, str]) -> list[Message]:
+def turns_of(turns: Cell, role_key: str, text_key: str) -> list[Message]:
     """Normalise a list of turns. Raises RowError if it is not one."""
     if turns is None:
         raise RowError("missing_column", "no turns")
@@ -67,7 +64,7 @@ def turns_of(turns: Cell, role_key: str, text_key: str, roles: Mapping[str, str]
         if text_key not in turn and all(is_empty(turn.get(name)) for name in ("tool_calls", "function_call")):
             raise RowError("bad_messages", f"turn {number} has no '{role_key}' and '{text_key}'")
         named = str(turn[role_key])
-        role = roles.get(named)
+        role = ROLE_NAMES.get(named)
         if role is None:
             raise RowError("unknown_role", f"turn {number}: '{named}'")
         message = _turn(turn, role, text_key, number)
@@ -87,7 +84,7 @@ def turns_of_any(turns: Cell) -> list[Message]:
     """Normalise a list of turns with the keys of messages or of ShareGPT. Raises RowError."""
     first = turns[0] if isinstance(turns, list) and turns else {}
     keys = ("from", "value") if isinstance(first, Mapping) and "from" in first else ("role", "content")
-    return turns_of(turns, *keys, ALL_ROLES)
+    return turns_of(turns, *keys)
 
 
 def turns_or_text(value: Cell, name: str, role: str) -> list[Message]:
@@ -168,6 +165,12 @@ def _trained(turn: Row, role: str, number: int) -> bool | None:
     if len(found) > 1:
         raise RowError("turn_weight", f"turn {number}: '{found[True]}' and '{found[False]}' disagree")
     return next(iter(found), None)
+
+
+def is_answer(turn: Cell) -> bool:
+    """Whether a turn as a row has it is the assistant's."""
+    role = turn.get("role", turn.get("from")) if isinstance(turn, Mapping) else None
+    return ROLE_NAMES.get(str(role)) == "assistant"
 
 
 def says_something(message: Message) -> bool:

@@ -18,7 +18,7 @@ from paceline.algorithms.rewards.functions import marked_number
 from paceline.config.answer_metrics import METRIC_GROUPS, written_out
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
-from paceline.core.registry import load_attr
+from paceline.core.registry import is_async, load_attr
 from paceline.evaluation import codes
 
 PerAnswer = Callable[[str, str], float]
@@ -111,6 +111,8 @@ def own_metric(name: str) -> Metric:
     """Return the user's own ``module:function`` as a metric. Raises ConfigError if it is no such function."""
     found = load_attr(name)
     try:
+        if is_async(found):
+            raise TypeError("it is a coroutine function (async def)")
         inspect.signature(found).bind("answer", "expected")
     except (TypeError, ValueError) as error:
         what, hint = f"'{name}' is no metric", "a function of (answer, expected) that returns a number"

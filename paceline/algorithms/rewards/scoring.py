@@ -17,7 +17,7 @@ from paceline.config.metrics import reward_labels
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.json_types import Json
-from paceline.core.registry import Registry
+from paceline.core.registry import Registry, is_async
 from paceline.rules import codes as rules_codes
 
 _HERE = "paceline.algorithms.rewards"
@@ -224,6 +224,13 @@ def check_reward(spec: RewardSpec, columns: Collection[str] | None = None) -> No
                 f"'{spec.name}' is not a function", where, type(function).__name__, hint
             )
         )
+    if is_async(function):
+        what = f"the reward '{spec.name}' is a coroutine function (async def), and rewards are called plainly"
+        hint = (
+            f"def {spec.name.rpartition(':')[2]}(…) without async; to wait for many answers at once,"
+            " return asyncio.run(…) of them all"
+        )
+        raise ConfigError(codes.REWARDS_NOT_A_FUNCTION(what, where, "async def", hint))
     try:
         accepted = inspect.signature(function).parameters
     except (TypeError, ValueError):  # a builtin without a signature

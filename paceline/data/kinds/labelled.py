@@ -51,7 +51,8 @@ def detect_labelled(
     )
     wrong = codes.DATA_FORMAT_LABELLED(what, where, hint=hint)
     needed = (LABEL,) if spoken else (ANSWER, LABEL)
-    return detect_answers(rows, needed, ("input", "system"), wrong, requested=requested, mapping=mapping)
+    beside = ("input", "system")
+    return detect_answers(rows, needed, beside, wrong, requested=requested, mapping=mapping, spoken=spoken)
 
 
 def normalise_labelled(row: Row, shape: Shape) -> Example:

@@ -20,7 +20,7 @@ from paceline.data.problems import Problem
 from paceline.data.readers import read_rows
 from paceline.data.template import Encoded, Encoder
 from paceline.data.tokenizer import TokenizerSpec, open_tokenizer
-from paceline.data.turns import ALL_ROLES, turns_of, turns_of_any
+from paceline.data.turns import turns_of, turns_of_any
 
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"properties": {"city": {}}}}}
 CALL = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Oslo"}}}
@@ -278,7 +278,7 @@ def test_arguments_that_the_template_does_not_write_are_refused(folder: Path) ->
 )
 def test_turns_that_cannot_be_read(turn: dict[str, Any], why: str) -> None:
     with pytest.raises(RowError) as caught:
-        turns_of([ASKED, turn], "role", "content", ALL_ROLES)
+        turns_of([ASKED, turn], "role", "content")
     assert caught.value.reason == why
 
 

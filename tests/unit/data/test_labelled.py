@@ -26,6 +26,8 @@ FORMS: list[dict[str, Any]] = [
     {"question": "q?", "answer": "yes", "label": "true", "source": "x"},
     {"instruction": "q?", "input": "", "output": "yes", "kto_tag": True},
     {"messages": [USER, GOOD], "label": True},
+    {"prompt": "q?", "completion": "yes", "label": True, "messages": [USER, GOOD]},
+    {"prompt": "q?", "question": "r?", "completion": "yes", "label": True},
     {"conversations": SHAREGPT, "kto_tag": True},  # LLaMA-Factory's
 ]
 

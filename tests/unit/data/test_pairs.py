@@ -4,6 +4,7 @@ named.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,11 @@ FORMS: list[dict[str, Any]] = [
     },
     {"prompt": "q?", "chosen": [USER, GOOD], "rejected": [USER, BAD]},  # UltraFeedback repeats the prompt
     {"prompt": [USER], "chosen": [USER, GOOD], "rejected": [USER, BAD]},
+    {"prompt": "q?", "chosen": [USER, GOOD], "rejected": [USER, BAD], "messages": [USER, GOOD], "score": 8.0},
+    {"prompt": "q?", "chosen": "yes", "rejected": "no", "messages": [USER, GOOD]},
+    {"chosen": [USER, GOOD], "rejected": [USER, BAD], "messages": [USER, GOOD]},
+    {"prompt": "q?", "question": "r?", "chosen": "yes", "rejected": "no"},
+    {"chosen": "q? yes", "rejected": "q? no"},
     {"messages": [USER, GOOD], "rejected_response": "no"},  # ms-swift
     {"messages": [USER, GOOD], "rejected_messages": [USER, BAD]},
 ]
@@ -49,7 +55,10 @@ def read(row: dict[str, Any], **mapping: str) -> tuple[Example, Example]:
 
 @pytest.mark.parametrize("row", FORMS)
 def test_every_form_gives_the_same_pair(row: dict[str, Any]) -> None:
-    chosen, rejected = read(row)
+    chosen, rejected = (
+        replace(one, messages=tuple({**t, "content": t["content"].strip()} for t in one.messages))
+        for one in read(row)
+    )
     assert chosen == Example(messages=(USER, GOOD), learn_from=1) and rejected == Example(
         messages=(USER, BAD), learn_from=1
     )
@@ -66,6 +75,23 @@ def test_conversations_that_repeat_the_prompt_may_have_a_system_turn_but_no_othe
     assert caught.value.reason == "bad_messages"
 
 
+def test_earlier_turns_that_both_answers_share_are_the_prompt_with_or_without_its_column() -> None:
+    shared = [USER, {"role": "assistant", "content": "a1"}, {"role": "user", "content": "q2"}]
+    alone = {"chosen": [*shared, GOOD], "rejected": [*shared, BAD]}
+    for asked in ({}, {"prompt": "q?"}, {"prompt": "q2"}, {"prompt": [USER]}, {"prompt": shared}):
+        assert [(one.learn_from, len(one.messages)) for one in read({**asked, **alone})] == [(3, 4)] * 2, (
+            asked
+        )
+
+
+def test_a_prompt_that_is_answered_already_and_two_different_prompts_are_refused() -> None:
+    with pytest.raises(RowError, match="ends with an answer"):
+        read({"conversations": [USER, GOOD], "chosen": "yes", "rejected": "no"})
+    history = [USER, GOOD, {"role": "user", "content": "q2"}]
+    with pytest.raises(DataError, match=r"data\.format_ambiguous.*prompt, messages"):
+        read({"prompt": "q2", "messages": history, "chosen": "yes", "rejected": "no"})
+
+
 def test_system_margin_and_named_columns() -> None:
     row = {"q": "a?", "better": "b", "worse": "c", "margin": 1.5, "system": "short"}
     chosen, rejected = read(row, prompt="q", chosen="better", rejected="worse")
@@ -74,7 +100,7 @@ def test_system_margin_and_named_columns() -> None:
     with pytest.raises(DataError, match="data.format_pairs"):
         detect_pairs([{"prompt": "a", "chosen": "b"}], where="f")
     with pytest.raises(DataError, match="data.format_ambiguous"):
-        detect_pairs([{"prompt": "a", "question": "a", "chosen": "b", "rejected": "c"}], where="f")
+        detect_pairs([{"query": "a", "question": "a", "chosen": "b", "rejected": "c"}], where="f")
 
 
 def pairs_from(rows: list[dict[str, Any]], folder: Path, **data: Any) -> Prepared:

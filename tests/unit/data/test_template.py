@@ -167,6 +167,32 @@ def test_stop_tokens_are_end_of_text_and_end_of_turn(tokenizer: Path) -> None:
     assert len(encoder(tokenizer, builtin_template("plain")).stop_token_ids()) == 1
 
 
+def test_a_text_that_has_its_bos_and_eos_gets_no_second_ones(tokenizer: Path) -> None:
+    """The judge is the tokenizer's own count: of a text without them it makes one BOS and one EOS."""
+    from tokenizers import processors
+    from transformers import AutoTokenizer
+
+    bos, eos = "<|im_start|>", "<|end|>"
+    made = AutoTokenizer.from_pretrained(str(tokenizer))
+    made.bos_token = bos
+    ids = made.bos_token_id, made.eos_token_id
+    for ends in ("", f" {eos}"):
+        special = list(zip((bos, eos), ids, strict=True))
+        made.backend_tokenizer.post_processor = processors.TemplateProcessing(
+            f"{bos} $A{ends}", None, special
+        )
+        right = [*made("hi").input_ids, *([] if ends else [made.eos_token_id])]
+        for train_on in ("all", "assistant"):
+            encoder = Encoder(made, train_on)
+            texts = ("hi", f"{bos}hi", f"hi{eos}", f"{bos}hi{eos}")
+            found = encoder.encode([Example(text=text) for text in texts])
+            assert [one.input_ids.tolist() for one in found if isinstance(one, Encoded)] == [right] * 4
+            [whole] = encoder.encode_whole([Example(text=f"{bos}hi")])
+            assert isinstance(whole, Encoded) and whole.input_ids.tolist() == made("hi").input_ids
+            [twice] = encoder.encode([Example(text=f"{bos}{bos}hi")])  # as it was written
+            assert isinstance(twice, Encoded) and twice.input_ids.tolist() == [ids[0], *right]
+
+
 def test_a_tokenizer_without_end_of_text(tmp_path: Path) -> None:
     folder = make_tokenizer(tmp_path / "no_eos", eos=None)
     assert parts(encoder(folder, ONE_EOS), TURNS[1:3])[1] == ["Hello\nthere\n"]

@@ -10,7 +10,7 @@ import pytest
 from paceline.config.answer_metrics import ANSWER_METRICS, written_out
 from paceline.core.errors import ConfigError
 from paceline.evaluation import metrics
-from paceline.evaluation.metrics import METRICS, check_metrics, pass_at, passes_of
+from paceline.evaluation.metrics import METRICS, check_metrics, own_metric, pass_at, passes_of
 from paceline.evaluation.scoring import score
 
 PAIRS = [
@@ -127,3 +127,8 @@ def test_a_slow_metric_and_one_that_ends_cost_their_own_rows_only(own: str) -> N
 
 def test_the_config_knows_every_metric_by_its_name() -> None:
     assert tuple(METRICS) == ANSWER_METRICS
+
+
+def test_a_coroutine_function_is_no_metric() -> None:
+    with pytest.raises(ConfigError, match="async def"):
+        own_metric("asyncio:open_connection")

@@ -361,7 +361,7 @@ FAULTS: list[tuple[str, Fault, str]] = [
     ("data in Latin-1", lambda job: _bytes(job, b'{"text": "\xff"}\n'), "data.not_utf8"),
     (
         "data of two formats",
-        _rows('{"prompt": "a", "question": "b", "chosen": "c", "rejected": "d"}', training__algorithm="dpo"),
+        _rows('{"query": "a", "question": "b", "chosen": "c", "rejected": "d"}', training__algorithm="dpo"),
         "data.format_ambiguous",
     ),
     (

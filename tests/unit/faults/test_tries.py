@@ -30,11 +30,16 @@ from paceline.plan.tries import (
 from paceline.training.trial import run as trial
 
 REWARDS_OF_MINE = """
+import functools
 import math
 def fine(prompts, completions, answer, **columns): return [1.0 for _ in prompts]
 def other(samples): return []
 def with_option(completions, *, bonus): return [bonus for _ in completions]
 NUMBER = 3
+async def later(prompts, completions, **columns): return [1.0 for _ in prompts]
+class Later:
+    async def __call__(self, prompts, completions, **columns): return [1.0 for _ in prompts]
+AN_OBJECT, A_PARTIAL = Later(), functools.partial(later, prompts=[])
 def asked(row): return {"prompt": row["question_of_mine"], "completion": row["answer_of_mine"]}
 def broken(row): return asked({})
 def rows(): return [{"prompt": f"Q{n}", "completion": "A"} for n in range(4)]
@@ -71,6 +76,9 @@ def tried(job: Job, settings: dict[str, Any], *names: str) -> dict[str, Any]:
         ("my_syntax:f", "core.target_module"),
         ("my_exit:f", "trial.failed"),
         ("my_rewards:NUMBER", "rewards.not_a_function"),
+        ("my_rewards:later", "rewards.not_a_function"),
+        ("my_rewards:AN_OBJECT", "rewards.not_a_function"),
+        ("my_rewards:A_PARTIAL", "rewards.not_a_function"),
         ("my_rewards:other", "rewards.signature"),
         ("my_rewards:with_option", "rewards.signature"),
     ],
