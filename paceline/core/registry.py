@@ -16,6 +16,7 @@ from paceline.core import codes
 from paceline.core.diagnostics import Code
 from paceline.core.errors import ConfigError
 from paceline.core.files import read_text
+from paceline.core.json_types import Json
 
 
 def load_attr(target: str) -> Any:
@@ -112,7 +113,7 @@ class Registry:
         raise ConfigError(self._unknown(f"there is no {self.kind} named '{name}'", found=name, hint=hint))
 
 
-def is_async(function: Callable[..., object]) -> bool:
+def is_async(function: Callable[..., Json]) -> bool:
     """Whether a call returns a coroutine or an asynchronous generator, also of an object or a partial."""
     plain = function.func if isinstance(function, partial) else function
     asked = (plain, getattr(type(plain), "__call__", None))  # noqa: B004
