@@ -34,12 +34,12 @@ _CALLS = dict.fromkeys(("function_call", "tool_call", "tool_calls"), CALL)
 _RESULTS = dict.fromkeys(
     ("observation", "tool_response", "function_response", "function", "ipython", "tool_result"), "tool"
 )
+MESSAGE_ROLES: Mapping[str, str] = {**{role: role for role in ROLES}, **_CALLS, **_RESULTS}
+#: The same, and ShareGPT's, which stand under ``role`` as well.
 ROLE_NAMES: Mapping[str, str] = {
-    **{role: role for role in ROLES},
+    **MESSAGE_ROLES,
     **dict.fromkeys(("human",), "user"),
     **dict.fromkeys(("gpt", "chatgpt", "bot", "model"), "assistant"),
-    **_CALLS,
-    **_RESULTS,
 }
 
 REASONING = ("reasoning_content", "reasoning", "thinking", "thought", "thoughts")

@@ -15,7 +15,7 @@ from paceline.data.cells import Cell, RowError
 from paceline.data.formats import Example
 from paceline.data.problems import REASONS
 from paceline.data.template import CostlyTemplateError, Encoded, Encoder
-from paceline.data.turns import MESSAGE_ROLES, turns_of
+from paceline.data.turns import turns_of
 from paceline.generation import codes
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class PromptRenderer:
 
         ``beside``: tools, documents, chat_template_kwargs. Raises RowError, and CostlyTemplateError.
         """
-        turns = turns_of([dict(one) for one in messages], "role", "content", MESSAGE_ROLES)
+        turns = turns_of([dict(one) for one in messages], "role", "content")
         example = with_beside(Example(messages=tuple(turns)), beside or {})
         encode = self._encoder.encode_prompts if opening else self._encoder.encode_whole
         return _prompt(encode([example])[0])
