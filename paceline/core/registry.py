@@ -116,5 +116,5 @@ class Registry:
 def is_async(function: Callable[..., Json]) -> bool:
     """Whether a call returns a coroutine or an asynchronous generator, also of an object or a partial."""
     plain = function.func if isinstance(function, partial) else function
-    asked = (plain, getattr(type(plain), "__call__", None))  # noqa: B004
-    return any(inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one) for one in asked)
+    called = (plain, getattr(type(plain), "__call__", None))  # noqa: B004
+    return any(inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one) for one in called)

@@ -208,9 +208,9 @@ def _with_systems(prompt: list[Message], begins: list[Message]) -> list[Message]
 
     Raises RowError if the prompt is no part of it.
     """
-    asked = [_role_and_text(turn) for turn in prompt if turn["role"] not in _SYSTEMS]
+    questions = [_role_and_text(turn) for turn in prompt if turn["role"] not in _SYSTEMS]
     found = [_role_and_text(turn) for turn in begins if turn["role"] not in _SYSTEMS]
-    if not any(found[n : n + len(asked)] == asked for n in range(len(found) - len(asked) + 1)):
+    if not any(found[n : n + len(questions)] == questions for n in range(len(found) - len(questions) + 1)):
         raise RowError("bad_messages", "the answers begin with a question that is not the prompt")
     return [turn for turn in prompt if turn["role"] in _SYSTEMS and turn not in begins] + begins
 
