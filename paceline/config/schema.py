@@ -106,7 +106,14 @@ class Config(Section):
             ) from exc
 
     def digest(self) -> str:
-        """Return the sha256 (hex) of the settings that affect the result.
+        """Return the sha256 (hex) of ``deciding``."""
+        data = self.deciding()
+        return hashlib.sha256(
+            json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+        ).hexdigest()
+
+    def deciding(self) -> JsonObject:
+        """Return the settings that affect the result.
 
         Excludes where the run writes, and how it logs, launches, caches and resumes.
         """
@@ -116,9 +123,7 @@ class Config(Section):
         for path in _NOT_IN_DIGEST:
             section, _, name = path.partition(".")
             inner_object(data, section).pop(name, None)
-        return hashlib.sha256(
-            json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-        ).hexdigest()
+        return data
 
 
 def field_of(path: str) -> FieldInfo | None:

@@ -54,6 +54,11 @@ class WaitLimits:
         """The shortest of all, in seconds."""
         return min(self.start.seconds, self.step.seconds, self.between.seconds)
 
+    @property
+    def longest(self) -> float:
+        """The longest of all, in seconds."""
+        return max(self.start.seconds, self.step.seconds, self.between.seconds)
+
     def text(self) -> str:
         """Return what the plan says of them."""
         words = f"the timeout of a collective is {self.between.seconds:g} s ({self.between.key})"

@@ -2,7 +2,8 @@
 
     failing rank   publishes its diagnostic in the store → waits until the others have read it → exits
     other ranks    see it within a second → callback (writes it to this rank's log) → acknowledge → exit
-    dead rank      its line to rank 0 is cut: named by rank 0 after ``GONE_SECONDS`` without a word
+    dead rank      its line to rank 0 is cut: named by rank 0 after ``GONE_SECONDS`` without a word; a line
+                   that merely times out is no death
     silent rank    (stopped, frozen, disconnected): a warning after ``QUIET_SECONDS``; after the limit of
                    what it was doing every rank that still runs ends the run
     late rank      (alive, but the others wait for it in a collective): the same, by ``lateness``
@@ -54,7 +55,6 @@ _READ_SECONDS = 3.0  # the failing rank waits this long for acknowledgements
 _ASK_SECONDS = 2.0
 _FOLLOW_SECONDS = 1.0  # the other ranks let the failing rank exit first
 _CALLBACK_SECONDS = 5.0
-_LATE_SECONDS = 0.1  # normal jitter of a thread's wake-up
 _BEATS_PER_SECOND = 1024  # maximum that rank 0 reads
 GONE_SECONDS = 8.0  # for the words of a rank whose line was cut; longer than an error takes to be published
 _LINE_SECONDS = 20.0
@@ -105,7 +105,8 @@ class Alarm:
         self._foreign: tuple[int, Diagnostic] | None = None
         self.silent_ranks: list[int] = []
         self._threads: list[threading.Thread] = []
-        self._presence = Presence(world.rank, world.world_size, world.secret, self._line_cut)
+        patience = max(LEAST_LIMIT_SECONDS, self._limits.longest)
+        self._presence = Presence(world.rank, world.world_size, world.secret, self._line_cut, patience)
 
     def start(self) -> Alarm:
         """Connect to the store and start watching; return self.
@@ -215,12 +216,20 @@ class Alarm:
             )
 
     def _line_cut(self, rank: int) -> None:
-        """Another rank's process is gone: what it or its launcher says of it within seconds counts first."""
-        last = time.monotonic() + GONE_SECONDS
-        while time.monotonic() < last:
+        """Another rank's process is gone: what it or its launcher says of it within seconds counts first.
+
+        One that goes on giving signs of life is not: something in between has reset the connection.
+        """
+        cut = time.monotonic()
+        while time.monotonic() < cut + GONE_SECONDS:
             if self._stop.wait(TICK_SECONDS) or self._own.is_set() or self._following.is_set():
                 return
         if self._vigil.last_beat_said_done(rank):
+            return
+        if self._vigil.heard_since(rank, cut + GONE_SECONDS / 2):
+            what = f"the line to rank {rank} was cut, but the rank lives: its death would be noticed later"
+            hint = "find what resets idle connections between the nodes (a firewall, a NAT)"
+            self._warn(codes.RUNTIME_NO_LINE(what, f"rank {rank}", "", hint, Severity.WARNING), True)
             return
         self._following.set()
         found = rank_died(rank, self._vigil.last_seen(rank))
@@ -271,7 +280,7 @@ class Alarm:
         while not self._stop.wait(TICK_SECONDS):
             now = time.monotonic()
             late, last = now - last - TICK_SECONDS, now
-            self._pulse.tick(now, late if late > _LATE_SECONDS else 0.0)
+            self._pulse.tick(now, max(0.0, late))
             self._lost_share = self._pulse.lost(now)
             if late > _STILL_SECONDS:
                 self._was_still(late, now)

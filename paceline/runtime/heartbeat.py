@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypedDict
 
@@ -15,6 +16,7 @@ from paceline.core.json_types import JsonObject
 from paceline.launch.processes import STOPPED, state_of
 
 _STALE_SECONDS = 10.0  # five beats
+_ENDED = "ZX"  # its parent has not asked for its exit code yet
 
 
 class _Doing(TypedDict):
@@ -90,24 +92,41 @@ def read_heartbeat(path: Path) -> JsonObject | None:
     return found if isinstance(found, dict) else None
 
 
-def sign_of(path: Path, now: float | None = None) -> str:
-    """Describe a silent rank by its heartbeat file: stopped, gone, silent here too, or alive.
+class Signs:
+    """Describe silent ranks by their heartbeat files, which lie at ``path_of(rank)``.
 
-    Empty if unknown.
-
-    For a reader that shares the disk with that rank.
+    For a reader that shares the disk with them. Of a rank on another host it says only whether its file has
+    changed since the call before: the clocks of two hosts are not compared.
     """
-    match read_heartbeat(path):
-        case {"pid": int(pid), "host": str(host), "time": int() | float() as written}:
-            age = (now or time.time()) - written
-        case _:
-            return ""
-    if host == socket.gethostname():
-        state = state_of(pid)
-        if not state:
-            return f"its process {pid} no longer exists"
-        if state in STOPPED:
-            return f"its process {pid} is stopped (kill -CONT {pid} continues it)"
-    if age > _STALE_SECONDS:
-        return f"its heartbeat file is {age:.0f} s old as well"
-    return "its process is alive (its heartbeat file is recent), so the network connection to it is cut"
+
+    def __init__(self, path_of: Callable[[int], Path]) -> None:
+        self._path_of = path_of
+        self._read: dict[int, tuple[float, float]] = {}  # what was last written, and when it was first seen
+
+    def __call__(self, rank: int, now: float | None = None) -> str:
+        """Return whether its process is stopped, gone, alive, or silent here too; empty if unknown.
+
+        ``now``: time.monotonic().
+        """
+        match read_heartbeat(self._path_of(rank)):
+            case {"pid": int(pid), "host": str(host), "time": int() | float() as written}:
+                pass
+            case _:
+                return ""
+        if host == socket.gethostname():
+            state = state_of(pid)
+            if not state or state in _ENDED:
+                return f"its process {pid} no longer exists"
+            if state in STOPPED:
+                return f"its process {pid} is stopped (kill -CONT {pid} continues it)"
+            return f"its process {pid} is there, in the state {state}"
+        now = time.monotonic() if now is None else now
+        before, since = self._read.get(rank, (None, now))
+        if written != before:
+            self._read[rank] = written, now
+            return "" if before is None else f"its heartbeat file is still written by process {pid} on {host}"
+        return (
+            f"its heartbeat file has not changed for {now - since:.0f} s"
+            if now - since > _STALE_SECONDS
+            else ""
+        )

@@ -1,9 +1,10 @@
 """A line from every rank to rank 0 that the kernel cuts when a process dies, whatever the backend.
 
 NCCL tells nobody that a rank is gone, and heartbeats cannot tell a dead process from one that stands still.
-An open connection can: the kernel of a dead process closes it at once, that of a stopped one keeps answering
-for it, and a lost machine stops answering probes (``TCP_USER_TIMEOUT``) after some seconds. Who connects
-proves by the run's secret that it is a rank.
+An open connection can: the kernel of a dead process closes it at once, or resets it when the network is back,
+and that of a stopped one keeps answering for it. A machine that does not answer proves nothing: a network may
+be away for a minute, so that a line which times out is only given up, and the silence of its rank has the
+run's own limit (``vigil.py``). Who connects proves by the run's secret that it is a rank.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import socket
 import threading
 from collections.abc import Callable
 
-_PROBE_AFTER, _PROBE_EVERY, _PROBES = 4, 2, 3  # seconds, seconds, times: a machine that is gone in 10 s
+_PROBE_AFTER, _PROBE_EVERY, _MOST_PROBES = 4, 15, 127  # seconds, seconds, times (Linux's most)
+#: The other machine, or its process, says that the connection is no more; all else may be the network.
+_CUT = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
 _BYE, _DIGEST, _NONCE = b"bye\n", 64, 32
 _HELLO_SECONDS, _TICK_SECONDS = 10.0, 0.5
 _LONGEST = 256
@@ -27,12 +30,15 @@ OnDeath = Callable[[int], None]
 
 class Presence:
     """One end of the lines. ``on_death(rank)`` is called, from a thread of its own, for a line that was cut
-    without a farewell: at rank 0 for each other rank, at the others for rank 0.
+    without a farewell: at rank 0 for each other rank, at the others for rank 0. An outage of less than
+    ``patience`` seconds leaves the lines open.
     """
 
-    def __init__(self, rank: int, world_size: int, secret: bytes, on_death: OnDeath) -> None:
+    def __init__(
+        self, rank: int, world_size: int, secret: bytes, on_death: OnDeath, patience: float = 1800.0
+    ) -> None:
         self._rank, self._world_size = rank, world_size
-        self._secret, self._on_death = secret, on_death
+        self._secret, self._on_death, self._patience = secret, on_death, patience
         self._stop = threading.Event()
         self._lines: dict[int, socket.socket] = {}
         self._thread: threading.Thread | None = None
@@ -51,7 +57,7 @@ class Presence:
         line = socket.create_connection((host, int(port)), timeout=_HELLO_SECONDS)
         nonce = _exactly(line, _NONCE)
         line.sendall(f"{self._rank:<10}".encode() + self._proof(nonce, self._rank))
-        _watch(line)
+        _watch(line, self._patience)
         self._lines[0] = line
         self._begin(self._listen_to_lines)
 
@@ -104,7 +110,7 @@ class Presence:
                 proof = _exactly(line, _DIGEST)
                 known = 0 < rank < self._world_size and rank not in self._lines
                 if known and hmac.compare_digest(proof, self._proof(nonce, rank)):
-                    _watch(line)
+                    _watch(line, self._patience)
                     self._lines[rank] = line
                     return rank
             except (OSError, ValueError):
@@ -113,13 +119,15 @@ class Presence:
         return None
 
     def _ended(self, rank: int) -> bool:
-        """Read what came; whether the line is over. A line without a farewell is a death."""
+        """Read what came; whether the line is over. One that is cut without a farewell is a death."""
         try:
             data = self._lines[rank].recv(_LONGEST)
+        except _CUT:
+            data = b""
         except BlockingIOError:
             return False
-        except OSError:
-            data = b""
+        except OSError:  # timed out, no route: nobody knows of the process
+            return True
         if data and not data.endswith(_BYE):
             return False
         if not data and not self._stop.is_set():
@@ -149,15 +157,15 @@ def own_address(towards: str, port: int) -> str:
     raise error
 
 
-def _watch(line: socket.socket) -> None:
-    """Let the kernel notice a machine that does not answer any more."""
+def _watch(line: socket.socket, patience: float) -> None:
+    """Let the kernel ask whether the other end is still there, and give up after ``patience`` seconds."""
     line.setblocking(False)
     line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     options = {
         "TCP_KEEPIDLE": _PROBE_AFTER,
         "TCP_KEEPINTVL": _PROBE_EVERY,
-        "TCP_KEEPCNT": _PROBES,
-        "TCP_USER_TIMEOUT": 1000 * (_PROBE_AFTER + _PROBE_EVERY * _PROBES),
+        "TCP_KEEPCNT": _MOST_PROBES,
+        "TCP_USER_TIMEOUT": min(int(1000 * patience), (1 << 31) - 1),
     }
     for name, value in options.items():
         if hasattr(socket, name):  # Linux; macOS has some of them

@@ -16,6 +16,10 @@ from paceline.runtime import codes
 
 SLOW_SHARE = 0.5  # fraction of time for which a process did not run: every step waits for it
 _CALM_SHARE = 0.2
+_LONG_SECONDS = 0.1  # a wake-up this late counts with all its time
+_SHORT_SECONDS = 0.025  # normal jitter of a thread's wake-up, also on a busy machine
+_SHORTEST_TICK = 0.25  # of whoever reports: a longer stop is no short one
+_FEW = 5
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,9 @@ class Beat:
 class Pulse:
     """Measure for how much of the last ``span_seconds`` this process did not run (stopped, starved of CPU).
 
-    A thread that wakes at fixed intervals reports by how much it was late.
+    A thread that wakes at fixed intervals reports by how much it was late. Long stops are added up. Of stops
+    that are shorter than the interval (a CPU quota) most fall between two wake-ups; there the share of the
+    wake-ups that are late is that of the time.
     """
 
     def __init__(self, span_seconds: float, now: float) -> None:
@@ -71,7 +77,20 @@ class Pulse:
     def lost(self, now: float) -> float:
         """Return that fraction; 0 until it is known."""
         known = min(self._span, now - self._begun)
-        return min(1.0, sum(late for _, late in self._late) / known) if known >= self._span / 2 else 0.0
+        if known < self._span / 2:
+            return 0.0
+        lates = [late for _, late in self._late]
+        stopped = sum(late for late in lates if late > _LONG_SECONDS) / known
+        return min(1.0, max(stopped, _share_of_short_stops(lates)))
+
+
+def _share_of_short_stops(lates: list[float]) -> float:
+    some = [late for late in lates if _SHORT_SECONDS < late <= _SHORTEST_TICK]
+    if len(some) < _FEW:
+        return 0.0
+    # A wake-up in a stop of length L is late by anything up to L; those below the jitter are missing
+    length = max(2 * sum(some) / len(some) - _SHORT_SECONDS, 2 * _SHORT_SECONDS)
+    return len(some) / len(lates) * length / (length - _SHORT_SECONDS)
 
 
 class Vigil:
@@ -90,6 +109,7 @@ class Vigil:
         self._beats: dict[int, Beat] = {}
         self._warn, self._sign = warn_seconds, sign
         self._missed: set[int] = set()  # whose silence was reported
+        self._doubted: set[int] = set()  # of whom ``sign`` was asked before: it compares with that
         self._slow: set[int] = set()  # whose slowness was reported
 
     def hear(self, rank: int, text: str | None, now: float) -> None:
@@ -137,6 +157,10 @@ class Vigil:
         )
         return "; ".join(filter(None, (seen, self._sign(rank))))
 
+    def heard_since(self, rank: int, moment: float) -> bool:
+        """Whether ``rank`` has given a sign of life after ``moment``."""
+        return self._heard.get(rank, moment) > moment
+
     def last_beat_said_done(self, rank: int) -> bool:
         """Whether the last heartbeat of ``rank`` was its last."""
         return self._is_done(rank)
@@ -144,6 +168,10 @@ class Vigil:
     def news(self, now: float) -> list[Diagnostic]:
         """Return what is new to report: silence that begins or ends, a rank that is slow."""
         found = []
+        doubted = set(self.silent(now, self._warn / 2))
+        for rank in doubted - self._doubted:
+            self._sign(rank)
+        self._doubted = doubted
         silent = set(self.silent(now, self._warn))
         for rank in sorted(silent - self._missed):
             what = f"no sign of life from rank {rank} for {now - self._heard[rank]:.0f} s"

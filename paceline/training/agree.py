@@ -6,13 +6,15 @@ Contract 8.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Generic, TypedDict, TypeVar
 
 from paceline.checkpoint.nodes.disks import Disks
+from paceline.config.schema import Config
+from paceline.config.source import shown
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
-from paceline.core.json_types import JsonObject
+from paceline.core.json_types import Json, JsonObject
 from paceline.core.version import PACKAGE_VERSION
 from paceline.runtime.world import World
 from paceline.training import codes
@@ -70,34 +72,64 @@ def on_other_disks(world: World, disks: Disks, work: Callable[[], None]) -> None
             raise ConfigError(*(Diagnostic.from_json(d) for d in found))
 
 
-def identity(config_digest: str, data_fingerprint: str) -> dict[str, str]:
+def identity(config: Config, data_fingerprint: str) -> dict[str, str]:
     """Return what must be equal on all ranks, besides what they compared before the group opened
     (``runtime.peers``).
     """
     return {
         "paceline": PACKAGE_VERSION,
         "python": ".".join(platform.python_version_tuple()[:2]),
-        "config": config_digest,
+        "config": config.digest(),
         "data": data_fingerprint,
     }
 
 
-def check_same(world: World, mine: dict[str, str]) -> None:
-    """Raise PacelineError on every rank if any differs from rank 0, naming rank, field and both values.
+def check_same(world: World, config: Config, data_fingerprint: str) -> None:
+    """Raise PacelineError on every rank if any differs from rank 0, naming rank, key and both values.
 
     Collective.
     """
-    everyone = world.all_gather_json(mine)
-    found = [
-        codes.WORLD_MISMATCH(
-            f"rank {rank} differs from rank 0 in '{key}'",
-            f"rank {rank}",
-            f"{key}: {other[key]} on rank {rank}, {everyone[0][key]} on rank 0",
-            "start all ranks with the same YAML, data, code and environment",
+    everyone = world.all_gather_json(identity(config, data_fingerprint))
+    if all(other == everyone[0] for other in everyone):
+        return
+    # Every rank sees that they differ, so that all take part
+    settings = world.all_gather_json(dict(_flat(config.deciding())), limit_bytes=PLAN_LIMIT_BYTES)
+    raise PacelineError(*(_differs(*found) for found in _differences(everyone, settings)))
+
+
+def _differences(
+    everyone: Sequence[Mapping[str, Json]], settings: Sequence[Mapping[str, Json]]
+) -> Iterator[tuple[int, str, str, str]]:
+    """Yield (rank, key, its value, rank 0's value) of all that differs; digests are opened."""
+    for rank, (facts, own) in enumerate(zip(everyone, settings, strict=True)):
+        for key, value in facts.items():
+            if value == everyone[0][key]:
+                continue
+            if key != "config":
+                yield rank, key, str(value), str(everyone[0][key])
+                continue
+            for name in dict.fromkeys((*settings[0], *own)):
+                theirs = settings[0].get(name)
+                if own.get(name) != theirs:
+                    yield rank, name, shown(name, own.get(name)), shown(name, theirs)
+
+
+def _differs(rank: int, key: str, value: str, first: str) -> Diagnostic:
+    what, hint = f"rank {rank} differs from rank 0 in {key}", "start all ranks with the same YAML and code"
+    if key == "data":
+        what = f"rank {rank} reads other data than rank 0 from the paths of the config"
+        value, first = f"fingerprint {value[:12]}", f"fingerprint {first[:12]}"
+        hint = (
+            "copy the same files (data.train, data.eval, the tokenizer) to every node, or use a shared disk"
         )
-        for rank, other in enumerate(everyone)
-        for key in mine
-        if other[key] != everyone[0][key]
-    ]
-    if found:
-        raise PacelineError(*found)
+    return codes.WORLD_MISMATCH(
+        what, f"rank {rank}", f"{key}: {value} on rank {rank}, {first} on rank 0", hint
+    )
+
+
+def _flat(data: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, Json]]:
+    for name, value in data.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

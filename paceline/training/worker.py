@@ -52,7 +52,7 @@ from paceline.runtime.cascade import is_cascade, is_timeout
 from paceline.runtime.determinism import use_deterministic_kernels
 from paceline.runtime.device import set_threads, threads_per_rank
 from paceline.runtime.flight import write_flight
-from paceline.runtime.heartbeat import sign_of
+from paceline.runtime.heartbeat import Signs
 from paceline.runtime.leaving import leave
 from paceline.runtime.mesh import limit_groups
 from paceline.runtime.presence import own_address
@@ -60,7 +60,7 @@ from paceline.runtime.quiet import quiet_libraries
 from paceline.runtime.spared import spare_torchao
 from paceline.runtime.world import RankEnv, World
 from paceline.training import codes
-from paceline.training.agree import check_same, identity, on_other_disks, share_plan
+from paceline.training.agree import check_same, on_other_disks, share_plan
 from paceline.training.failure import diagnose, exit_code_of
 from paceline.training.garbage import EVERY
 from paceline.training.observers import Observers
@@ -222,7 +222,7 @@ class Worker:
             self.peer_failed,
             on_warning=self.peer_noticed,
             doing=lambda: self.observers.heartbeat.doing() if self.observers else (0, "start"),
-            sign=lambda rank: sign_of(self.run_dir.heartbeat(rank)),
+            sign=Signs(self.run_dir.heartbeat),
             limits=self.plan.limits,
         ).start()
 
@@ -400,7 +400,7 @@ class Worker:
             self.hold()
 
         data = share_plan(world, make)
-        check_same(world, identity(self.config.digest(), self.prepared.fingerprint))
+        check_same(world, self.config, self.prepared.fingerprint)
         self.plan = Plan.from_json(data)
         self.run_dir = RunDir.at(self.plan.run_dir)
         self.disks = find_disks(world, self.run_dir.root, first_on_node=world.local_rank == 0)

@@ -15,7 +15,7 @@ from paceline.launch.secret import read_secret
 from paceline.runtime import alarm as alarms
 from paceline.runtime.alarm import Alarm
 from paceline.runtime.cascade import is_cascade, is_timeout
-from paceline.runtime.heartbeat import Heartbeat, sign_of
+from paceline.runtime.heartbeat import Heartbeat, Signs
 from paceline.runtime.leaving import leave
 from paceline.runtime.world import RankEnv, World, environment
 
@@ -35,7 +35,7 @@ def warned(diagnostic: Diagnostic, loud: bool) -> None:
 
 
 def watch(world: World) -> None:
-    sign = lambda rank: sign_of(out / f"{rank}.heartbeat")  # noqa: E731
+    sign = Signs(lambda rank: out / f"{rank}.heartbeat")
     alarm = Alarm(
         world, heard, on_warning=warned, sign=sign, doing=lambda: (steps, "sum"), quiet_seconds=quiet
     )

@@ -94,7 +94,7 @@ def _one_line(text: str) -> str:
 
 def scalar(value: Json) -> str:
     """Return a value as one line of YAML; texts that YAML would read as something else are quoted."""
-    if isinstance(value, float) and value == int(value) and abs(value) < 1e15:
+    if isinstance(value, float) and abs(value) < 1e15 and value == int(value):
         return f"{value:.1f}"
     if isinstance(value, str) and value and _plain(value):
         return value

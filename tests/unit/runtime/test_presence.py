@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import queue
 import socket
+import struct
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -59,6 +62,44 @@ def test_the_death_of_rank_0_is_seen_by_the_others(ranks: Ranks) -> None:
         pass
     ranks.cut(0)
     assert {ranks.dead.get(timeout=30) for _ in range(2)} == {(1, 0), (2, 0)}
+
+
+@pytest.mark.parametrize("number", [errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN])
+def test_a_line_that_the_network_loses_is_no_death(
+    number: int, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks.connect(1, 2)
+
+    def lost(_: int) -> bytes:
+        raise OSError(number, "lost")
+
+    end = ranks.ends[0]
+    while len(end._lines) < 2:
+        pass
+    with monkeypatch.context() as changed:
+        changed.setitem(end._lines, 1, SimpleNamespace(recv=lost))  # type: ignore[misc]
+        assert end._ended(1)
+    assert ranks.dead.empty()
+
+
+def test_a_process_that_is_gone_when_the_network_is_back_is_dead(ranks: Ranks) -> None:
+    ranks.connect(1, 2)
+    ranks.ends[1]._stop.set()
+    line = ranks.ends[1]._lines[0]
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    line.close()  # answers with a reset from now on
+    assert ranks.dead.get(timeout=30) == (0, 1)
+
+
+def test_the_kernel_waits_for_a_line_as_long_as_the_run_for_a_rank() -> None:
+    ours, theirs = (
+        Presence(0, 2, SECRET, lambda gone: None, 77.0),
+        Presence(1, 2, SECRET, lambda gone: None, 77.0),
+    )
+    theirs.connect(ours.listen("127.0.0.1"))
+    assert theirs._lines[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 77000
+    theirs.stop()
+    ours.stop()
 
 
 def test_who_does_not_know_the_secret_speaks_for_no_rank(ranks: Ranks) -> None:
