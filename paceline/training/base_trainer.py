@@ -18,6 +18,7 @@ from typing import cast
 from torch import nn
 
 from paceline.data.tokenizer import load_tokenizer
+from paceline.launch.program import importable_program
 from paceline.models.factory import HFModelFactory
 from paceline.plan.plan import Plan
 from paceline.protocols.model import ModelFactory, RootModule
@@ -63,7 +64,9 @@ class BaseTrainer(DDP):
         """
         from paceline.training.rank import main
 
-        settings = [*overrides, f"training.distributed_strategy={cls.__module__}:{cls.__qualname__}"]
+        # The checks before the start run in a process whose ``__main__`` is another program
+        module = importable_program() if cls.__module__ == "__main__" else cls.__module__
+        settings = [*overrides, f"training.distributed_strategy={module}:{cls.__qualname__}"]
         return main(["--config", str(config), *(part for setting in settings for part in ("--set", setting))])
 
 
