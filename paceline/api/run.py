@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
@@ -14,11 +15,14 @@ from paceline.api import codes
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.files import read_run_file
-from paceline.core.json_types import JsonObject
+from paceline.core.json_types import JsonObject, as_object
 from paceline.core.rundir import RunDir
 from paceline.runlog.eventlog import read_events
 from paceline.runlog.events import Error, Event, Notice
 from paceline.runlog.history import History, load_history
+from paceline.watch.page.folder import read_start
+from paceline.watch.page.glance import glance
+from paceline.watch.page.state import LIVE
 
 if TYPE_CHECKING:
     import numpy as np
@@ -90,8 +94,11 @@ class Run:
 
     @property
     def outcome(self) -> str:
-        """``completed``, ``early_stopped``, ``stopped``, ``failed`` or ``running``."""
-        return str(self.result.get("outcome") or self.history.outcome)
+        """``completed``, ``early_stopped``, ``stopped``, ``failed``, ``running`` (also while it starts), or
+        ``vanished``: its processes are gone and wrote no end. The page's state, ``paceline watch``.
+        """
+        state = as_object(glance(self._dir)["state"])["name"]
+        return "running" if state in LIVE else str(state)
 
     def events(self, rank: int = 0) -> list[Event]:
         """Return all events that a rank has written, oldest first."""
@@ -106,6 +113,14 @@ class Run:
                 found[event.diagnostic.render()] = event.diagnostic
         for error in self.history.errors:
             found[error.diagnostic.render()] = error.diagnostic
+        # An end that no rank could write into its events
+        start, written = read_start(self._dir), self.result.get("diagnostics")
+        ends = [start.cause] if start is not None and start.cause else []
+        for one in [*ends, *(written if isinstance(written, list) else ())]:
+            with suppress(KeyError, TypeError, ValueError):
+                diagnostic = Diagnostic.from_json(as_object(one))
+                if (diagnostic.code, diagnostic.what) not in {(d.code, d.what) for d in found.values()}:
+                    found[diagnostic.render()] = diagnostic
         return tuple(found.values())
 
     def arrays(self, kind: str = "steps") -> dict[str, NDArray[np.float64]]:

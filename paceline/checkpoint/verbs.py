@@ -22,7 +22,7 @@ from paceline.checkpoint.thinned import thin
 from paceline.checkpoint.verified import mark_verified
 from paceline.config.object_url import STORES, is_url
 from paceline.core.diagnostics import Diagnostic, render_all
-from paceline.core.errors import CheckpointError, ConfigError, ExitCode, PacelineError
+from paceline.core.errors import BusyError, CheckpointError, ConfigError, ExitCode, PacelineError
 from paceline.core.json_types import JsonObject
 from paceline.core.rundir import RunDir
 from paceline.core.units import human_bytes
@@ -129,7 +129,7 @@ def _prune(args: argparse.Namespace) -> int:
         with FileLock(run.lock, timeout=0):
             found = thin(run.checkpoints, RetentionRule(args.keep, args.every), dry=args.dry_run)
     except Timeout:
-        raise ConfigError(in_use(run)) from None
+        raise BusyError(in_use(run)) from None
     word = "would be removed" if args.dry_run else "removed"
     lines = [f"{name}: {word}" for name in found.removed]
     lines += [f"{name}: kept: {why}" for name, why in found.kept.items()]
@@ -148,7 +148,7 @@ def _fetch(args: argparse.Namespace) -> int:
         with FileLock(run.lock, timeout=0):
             brought = bring_named(open_store(url), url, run.checkpoints)
     except Timeout:
-        raise ConfigError(in_use(run)) from None
+        raise BusyError(in_use(run)) from None
     if brought.notes:
         print(render_all(brought.notes), file=sys.stderr)
     _answer(args, {"path": str(brought.path)}, lambda: str(brought.path))
@@ -169,7 +169,7 @@ def _upload(args: argparse.Namespace) -> int:
             path = choose(args.run, args.checkpoint, notes)
             found = send(path, run, url)
     except Timeout:
-        raise ConfigError(in_use(run)) from None
+        raise BusyError(in_use(run)) from None
     if notes or found:
         print(render_all([*notes, *found]), file=sys.stderr)
     where = f"{url}/{path.name}"
@@ -227,7 +227,7 @@ def _convert(args: argparse.Namespace) -> int:
             source = args.source.expanduser()
             found = convert(source, to, model=args.model, moments=not args.weights_only, step=args.step)
     except Timeout:
-        raise ConfigError(in_use(run)) from None
+        raise BusyError(in_use(run)) from None
     if found.left:
         print(render_all(found.left), file=sys.stderr)
     _answer(args, found.to_json(), lambda: found.as_text(str(args.to)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +10,10 @@ from typing import TYPE_CHECKING
 
 from paceline.cli.errors import print_diagnostics
 from paceline.core.collection import nothing_collected
+from paceline.core.errors import ExitCode
 from paceline.launch.before.loading import load_to_start
 from paceline.launch.options import LaunchOptions
+from paceline.launch.outlet import tolerate_loss
 
 if TYPE_CHECKING:
     from paceline.config.load import Loaded
@@ -28,6 +31,8 @@ def start(
 
     ``one_process``: use one process unless the config sets ``launch.nproc``, whatever the machine has.
     """
+    if not dry_run:
+        tolerate_loss()
     with nothing_collected():
         from paceline.launch.before.ready import made_ready
         from paceline.plan.explain import explain
@@ -43,7 +48,20 @@ def start(
             print(spec.shell_line())
         return 0
     print_diagnostics(ready.claim())
-    return ready.start()
+    code = ready.start()
+    if code == ExitCode.STOPPED and ready.leads:
+        print(f"to go on    {resuming_command(config_file, overrides, options)}", flush=True)
+    return code
+
+
+def resuming_command(config_file: Path, overrides: Sequence[str], options: LaunchOptions) -> str:
+    """Return the command line that goes on with a run that was stopped."""
+    kept = [one for one in overrides if not one.startswith("training.resume_from_checkpoint=")]
+    given = {**options.flags(), "training.resume_from_checkpoint": None}
+    named = [f"{key}={value}" for key, value in given.items() if value is not None]
+    launcher = ["--launcher", options.launcher] if options.launcher else []
+    words = ["paceline", "train", str(config_file), *kept, *named, *launcher, "--resume", "latest"]
+    return shlex.join(words)
 
 
 def _loaded(

@@ -2,6 +2,7 @@
 
 PacelineError          carries one or more diagnostics
 ├── ConfigError        the YAML, flags or data description are wrong: nothing was started (exit code 2)
+├── BusyError          another process holds what this one needs: try again later (exit code 75)
 ├── DataError          rows, files or tokens cannot be used
 └── CheckpointError    a checkpoint is missing, incomplete or does not fit
 """
@@ -20,7 +21,9 @@ class ExitCode(IntEnum):
     FAILED = 1  # an error during the run, with a diagnostic
     CONFIG = 2  # refused before any process was started
     CLOSING = 70  # the result is durable, but a process died during shutdown
-    STOPPED = 75  # stopped on request (SIGTERM, first Ctrl-C) with a checkpoint: resumable (EX_TEMPFAIL)
+    # EX_TEMPFAIL, the same command goes on later: stopped on request (SIGTERM, SIGHUP, first Ctrl-C) with a
+    # checkpoint, or the run directory is still in use
+    STOPPED = 75
     PEER_FAILED = 76  # this rank was terminated because another rank failed
     PEER_SILENT = 77  # no heartbeat from another rank or from the rendezvous store for ddp_timeout
     INTERRUPTED = 130  # second Ctrl-C: terminated at once
@@ -42,6 +45,12 @@ class ConfigError(PacelineError):
     """An invalid job, refused before any process was started."""
 
     exit_code = ExitCode.CONFIG
+
+
+class BusyError(PacelineError):
+    """Another process holds what this one needs; nothing was started, and the same command may work later."""
+
+    exit_code = ExitCode.STOPPED
 
 
 class DataError(PacelineError):

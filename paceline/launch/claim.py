@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -14,20 +16,24 @@ from filelock import FileLock, Timeout
 from paceline.config.versions import KEY as VERSION
 from paceline.config.versions import newest
 from paceline.core.diagnostics import Diagnostic, Severity
-from paceline.core.errors import ConfigError
+from paceline.core.errors import BusyError, ConfigError
 from paceline.core.files import listed, no_file, not_writable, open_run_file
 from paceline.core.json_types import as_object
 from paceline.core.private import open_to_strangers
 from paceline.core.rundir import RunDir
 from paceline.launch import codes
+from paceline.launch.record import begun_start, is_under_way
 
+WAIT_SECONDS = 15.0  # for ranks that outlive a killed launcher to save and leave
+_LOOK_SECONDS = 0.25
 _LOOK_BYTES = 1 << 20  # the first step is among the first events of a run
 
 
-def check_claim(run: RunDir, *, overwrite: bool, resume: bool) -> None:
-    """Raise ConfigError unless a run may write into ``run``.
+def check_claim(run: RunDir, *, overwrite: bool, resume: bool, wait: float = 0.0) -> None:
+    """Raise ConfigError unless a run may write into ``run``; BusyError if another one does.
 
     It may if the directory is new, is to be resumed, or is to be set aside by ``overwrite_output_dir``.
+    ``wait``: seconds for another process to leave it, as ranks do that save after their launcher was killed.
     """
     if os.path.isfile(run.root) or no_file(run.root):
         what, hint = "the output directory is a file", "name a directory instead"
@@ -39,11 +45,7 @@ def check_claim(run: RunDir, *, overwrite: bool, resume: bool) -> None:
         )
     if not run.root.is_dir():
         return
-    try:
-        with FileLock(str(run.lock), timeout=0):
-            pass
-    except Timeout:
-        raise ConfigError(in_use(run)) from None
+    _await_free(run, wait)
     if holds_work(run) and not overwrite and not resume:
         raise ConfigError(
             codes.RUN_EXISTS(
@@ -55,6 +57,28 @@ def check_claim(run: RunDir, *, overwrite: bool, resume: bool) -> None:
                 " to rename the old one",
             )
         )
+
+
+def _await_free(run: RunDir, seconds: float) -> None:
+    """Return once no run writes into the directory. Raises BusyError after ``seconds``."""
+    deadline, announced = time.monotonic() + seconds, False
+    while True:
+        try:
+            with FileLock(str(run.lock), timeout=0):
+                if not is_under_way(begun_start(run)):
+                    return
+        except Timeout:
+            pass
+        if time.monotonic() >= deadline:
+            raise BusyError(in_use(run))
+        if not announced:
+            announced = True
+            print(
+                f"{run.root} is in use by another process: waiting up to {seconds:.0f} s",
+                file=sys.stderr,
+                flush=True,
+            )
+        time.sleep(_LOOK_SECONDS)
 
 
 def holds_work(run: RunDir) -> bool:

@@ -158,6 +158,22 @@ LAUNCH_RANK_FAILED = Code(
     "A rank ended with an error and could not inform the others, so the launcher informed and ended"
     " them. See that rank's log.",
 )
+LAUNCH_RANK_LEFT = Code(
+    "launch.rank_left",
+    "A rank's process exited in the middle of the run without reporting an end or an error: a function of"
+    " yours or a library called exit or os._exit, whatever the code. The run has failed, also where that"
+    " code was 0. Raise an exception instead; a callback stops a run with should_stop.",
+)
+LAUNCH_STOPPED_EARLY = Code(
+    "launch.stopped_early",
+    "The run was stopped from outside before it could save: while it was starting, or at once by a second"
+    " Ctrl-C. What earlier saves hold is kept; --resume auto goes on from there.",
+)
+LAUNCH_OUTPUT_LOST = Code(
+    "launch.output_lost",
+    "Nothing can be written to standard output any more: its reader (head, less, a terminal) has exited, or"
+    " its disk is full. The run goes on; logs/training.log has every line.",
+)
 LAUNCH_RANK_GONE = Code(
     "launch.rank_gone",
     "With torchrun's agent, a rank's process disappeared without reporting an error: the launcher"

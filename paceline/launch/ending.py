@@ -76,6 +76,7 @@ def _answered(main: Callable[[], int]) -> int:
             f"the system refused: {why.reason}", named, str(error), why.hint
         )
         print(finding.render(), file=sys.stderr)
+        reader_gone()  # what a full standard output did not take must not fail again when Python exits
         return int(ExitCode.FAILED)
 
 

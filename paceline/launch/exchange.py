@@ -55,6 +55,11 @@ class Exchange:
         except OSError:
             self.close()
 
+    @property
+    def serves(self) -> bool:
+        """Whether workers can connect."""
+        return self._server is not None
+
     def environ(self) -> dict[str, str]:
         """Return the environment variable that tells workers where the socket is."""
         return {SOCKET: str(Path(self._folder) / "line")} if self._folder is not None else {}

@@ -29,13 +29,14 @@ class Failure:
     """A rank that failed by itself.
 
     ``code``: as ``Popen.returncode`` (negative: killed by that signal); ``at``: seconds of a monotonic clock;
-    ``finding``: None if the rank has reported its error itself.
+    ``finding``: its error; ``silent``: it reported nothing, so the launcher made the finding.
     """
 
     rank: int
     code: int
     at: float
     finding: Diagnostic | None = None
+    silent: bool = False
 
     @property
     def answer(self) -> int:
@@ -78,6 +79,24 @@ def overall_code(codes: Mapping[int, int], *, stop_signal: int | None = None) ->
     if any(code < 0 for code in values):
         return 128 + (stop_signal or signal.SIGTERM)
     return int(ExitCode.OK)
+
+
+def left_unannounced(rank: int, code: int, at: float, log: str = "") -> Failure:
+    """Return the failure of a rank that exited with ``code`` without a word to its launcher.
+
+    Every rank announces its end, so user code or a library has ended this one (``os._exit``). A code that
+    Paceline gives a meaning (finished, stopped, refused) is not taken at its word.
+    """
+    answer = int(ExitCode.FAILED) if code in (*CALM, *ECHOES, ExitCode.CONFIG) else code
+    what = (
+        f"rank {rank} exited with code {code} in the middle of the run, without reporting an end or an error"
+    )
+    hint = (
+        f"see the output above and {log or 'the log of that rank'}; a function of yours or a library may have"
+        " called os._exit: let it raise an exception, or stop a run with a callback's should_stop"
+    )
+    finding = codes.LAUNCH_RANK_LEFT(what, f"rank {rank}", f"exit code {code}", hint)
+    return Failure(rank, answer, at, finding, silent=True)
 
 
 def signal_name(number: int) -> str:

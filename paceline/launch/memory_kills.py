@@ -18,26 +18,29 @@ class MemoryKills:
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
         self._before: dict[Path, int] = {}
-        self._of: dict[int, Path] = {}
+        self._of: dict[int, list[Path]] = {}  # of each process, all groups that it was seen in
 
     def watch(self, pid: int) -> None:
         """Record the counter of ``pid``'s cgroup and its current value.
 
-        Call again if the process may have been moved.
+        Call again if the process may have been moved. A process that is dying is moved too: under v1 to the
+        root, so groups that it was seen in before count on.
         """
         path = counter_of(pid, self._proc)
-        if path is None or self._of.get(pid) == path:
+        if path is None or path in self._of.get(pid, ()):
             return
         count = _count(path)
         if count is not None:
-            self._of[pid] = path
+            self._of.setdefault(pid, []).append(path)
             self._before.setdefault(path, count)
 
     def killed(self, pid: int) -> bool | None:
         """Whether the counter of ``pid``'s cgroup has grown since ``watch``; None if it cannot be read."""
-        path = self._of.get(pid)
-        after = _count(path) if path is not None else None
-        return None if path is None or after is None else after > self._before[path]
+        paths = self._of.get(pid, [])
+        after = {path: _count(path) for path in paths}
+        if any(count is not None and count > self._before[path] for path, count in after.items()):
+            return True
+        return None if not paths or None in after.values() else False
 
 
 def counter_of(pid: int, proc: Path = Path("/proc")) -> Path | None:

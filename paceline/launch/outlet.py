@@ -6,16 +6,52 @@ wherever the text came from (a store, a log, a data row, a model's config, an ex
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import sys
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TextIO, TypeVar, cast
 
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.launch import codes
 from paceline.runlog.redact import Redactor, printable
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_LOST = (errno.EPIPE, errno.EIO, errno.EBADF, errno.ENXIO, *_FULL)  # a pipe or a terminal that is gone
+
+
+class Loss:
+    """What becomes of output that cannot be written: an error, or once it is ``tolerated`` nothing.
+
+    A run must not end since nobody reads its console. ``reason``: why output was lost; empty if none was.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self.tolerated, self.reason = stream, False, ""
+
+    def guarded(self, write: Callable[[], object]) -> None:
+        """Call ``write``; drop what it could not write, if that is tolerated."""
+        try:
+            write()
+        except OSError as error:
+            if not self.tolerated or error.errno not in _LOST:
+                raise
+            self._drop(error)
+
+    def _drop(self, error: OSError) -> None:
+        """Empty the stream's buffers into nothing; on a full disk later output is tried again."""
+        self.reason = self.reason or error.strerror or str(error)
+        number = self._stream.fileno()
+        kept, nowhere = os.dup(number), os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, number)
+        self._stream.flush()
+        if error.errno in _FULL:
+            os.dup2(kept, number)
+        os.close(kept)
+        os.close(nowhere)
 
 
 class Outlet:
@@ -25,14 +61,25 @@ class Outlet:
     (``terminal``).
     """
 
-    def __init__(self, stream: Any, redact: Callable[[str], str], *, escapes: bool = True) -> None:
+    def __init__(
+        self, stream: Any, redact: Callable[[str], str], *, escapes: bool = True, loss: Loss | None = None
+    ) -> None:
         self._stream, self._redact, self._escapes = stream, redact, escapes
+        self.loss = loss if loss is not None else Loss(stream)
 
     def write(self, text: str) -> int:
-        """Write ``text`` redacted and escaped; return the length of ``text`` as given."""
+        """Write ``text`` redacted and escaped, in the stream's encoding; return the length as given."""
         redacted_text = self._redact(text)
-        self._stream.write(printable(redacted_text, keep_newlines=True) if self._escapes else redacted_text)
+        shown = printable(redacted_text, keep_newlines=True) if self._escapes else redacted_text
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"
+        if not shown.isascii():  # LANG=C, PYTHONIOENCODING=ascii
+            shown = shown.encode(encoding, "backslashreplace").decode(encoding)
+        self.loss.guarded(lambda: self._stream.write(shown))
         return len(text)
+
+    def flush(self) -> None:
+        """Flush the stream."""
+        self.loss.guarded(self._stream.flush)
 
     def isatty(self) -> bool:
         """False unless escaping is off: colours and progress bars of libraries would be escaped."""
@@ -40,7 +87,7 @@ class Outlet:
 
     def terminal(self) -> Outlet:
         """Return the same stream without escaping."""
-        return Outlet(self._stream, self._redact, escapes=False)
+        return Outlet(self._stream, self._redact, escapes=False, loss=self.loss)
 
     def writelines(self, lines: Any) -> None:
         for line in lines:
@@ -82,6 +129,23 @@ def redacted(main: Callable[P, T]) -> Callable[P, T]:
         return result
 
     return run
+
+
+def tolerate_loss() -> None:
+    """Go on from here on where standard output or standard error cannot be written (``Loss``)."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, Outlet):
+            stream.loss.tolerated = True
+
+
+def lost_output() -> Diagnostic | None:
+    """Return a warning if standard output was lost so far."""
+    reason = sys.stdout.loss.reason if isinstance(sys.stdout, Outlet) else ""
+    if not reason:
+        return None
+    what = "standard output could not be written: lines of the console are lost, the run went on"
+    hint = "logs/training.log has every line"
+    return codes.LAUNCH_OUTPUT_LOST(what, "standard output", reason, hint, Severity.WARNING)
 
 
 def own_program() -> bool:

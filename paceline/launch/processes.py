@@ -122,6 +122,25 @@ def state_of(pid: int) -> str:
     return stat[stat.rindex(b")") + 2 :][:1].decode()
 
 
+def started_at(pid: int) -> int:
+    """Return when a process began (clock ticks since boot), by which a reused pid is told; -1 if unknown."""
+    try:
+        stat = (PROC / str(pid) / "stat").read_bytes()
+    except OSError:
+        return -1
+    fields = stat[stat.rindex(b")") + 2 :].split()
+    return -1 if fields[0] == b"Z" else int(fields[19])
+
+
+def lineage() -> set[int]:
+    """Return the pids of this process and of those that it descends from."""
+    found, pid = {os.getpid()}, os.getppid()
+    while pid > 0 and pid not in found:
+        found.add(pid)
+        pid = parent_of(pid)
+    return found
+
+
 def parent_of(pid: int) -> int:
     """Return the parent's pid; -1 if unknown."""
     try:

@@ -1,28 +1,35 @@
 """``events/exits.json``: how each rank of a node ended, and why the run has its exit code.
 
-Written by the node's launcher after all ranks have ended.
+The node's launcher begins it before it starts the ranks (``exit_code`` null, with its own pid), so that
+readers know whether a start is under way, and completes it after all ranks have ended.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ExitCode
+from paceline.core.files import read_run_file
+from paceline.core.json_types import Json, JsonObject
 from paceline.core.private import written_into
 from paceline.core.refusals import refusal_of
 from paceline.core.rundir import RunDir
 from paceline.launch import codes
-from paceline.launch.exits import Failure, signal_name
+from paceline.launch.exits import CALM, Failure, signal_name
+from paceline.launch.processes import lineage, started_at
 from paceline.runlog.events import Error
 from paceline.runlog.log import RunLog
 from paceline.runlog.redact import Redactor
 from paceline.runlog.result import write_result
 
+_ROOM = 4096  # bytes: the record is begun with so many, so that it can be completed on a full disk
 _WORDS = {
     int(ExitCode.OK): "finished",
     int(ExitCode.STOPPED): "stopped",
@@ -80,13 +87,33 @@ class LaunchRecord:
     def __init__(self, run: RunDir, node_rank: int, redact: Redactor) -> None:
         self.run, self.node_rank, self._redact = run, node_rank, redact
         self._earlier = _identity(run.result_json)  # of an earlier attempt, until rank 0 removes it
+        self._saved_before = _identity(run.latest)
+
+    def begin(self) -> None:
+        """Record that this launcher starts the run, where its directory is already there.
+
+        On several nodes rank 0 makes it; a disk that refuses will refuse the ranks too.
+        """
+        if self.run.events_dir.is_dir() and not self._is_anothers():
+            text = json.dumps({"exit_code": None, **launcher_identity(), "ranks": []}).ljust(_ROOM) + "\n"
+            with suppress(OSError), written_into(self.run.root):
+                self._publish(text)
+
+    @property
+    def saved(self) -> bool:
+        """Whether this start has published a checkpoint."""
+        return _identity(self.run.latest) not in (None, self._saved_before)
+
+    def _is_anothers(self) -> bool:
+        """Whether another launcher, which lives, has begun a start in this directory."""
+        return is_under_way(begun_start(self.run, self.node_rank))
 
     def write(self, exits: Sequence[Exit], exit_code: int, root: Failure | None) -> list[Diagnostic]:
         """Write the exits, the killed rank's error event, and a result if rank 0 wrote none.
 
         Returns the first disk error as a diagnostic.
         """
-        if not self.run.root.is_dir():
+        if not self.run.root.is_dir() or self._is_anothers():
             return []
         refused = []
         with written_into(self.run.root):
@@ -114,29 +141,109 @@ class LaunchRecord:
             "ranks": ranks,
         }
         path.parent.mkdir(exist_ok=True)
+        try:
+            self._publish(json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+        except OSError:
+            self._overwrite(path, {**data, "ranks": []})
+            raise
+
+    def _publish(self, text: str) -> None:
+        path = self.run.exits(self.node_rank)
         staged = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            staged.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            staged.write_text(text, encoding="utf-8")
             staged.replace(path)
         except OSError:
             staged.unlink(missing_ok=True)
             raise
 
+    def _overwrite(self, path: Path, data: JsonObject) -> None:
+        """Write a short form over what ``begin`` wrote, which takes no room on a full disk."""
+        for short in (data, {**data, "cause": None}):
+            text = json.dumps(short, ensure_ascii=False).encode()
+            if len(text) <= _ROOM and path.is_file() and path.stat().st_size > _ROOM:
+                with suppress(OSError), path.open("r+b") as file:
+                    file.write(text.ljust(_ROOM))
+                return
+
     def _error_event(self, exits: Sequence[Exit], exit_code: int, root: Failure | None) -> None:
-        if root is None or root.finding is None or root.code >= 0:
+        if root is None or root.finding is None or (root.code >= 0 and not root.silent):
             return
         log = RunLog(self.run, root.rank, self._redact)
         log.write(Error(root.rank, root.finding))
         log.close()
 
     def _result(self, exits: Sequence[Exit], exit_code: int, root: Failure | None) -> None:
-        if self.node_rank != 0 or root is None or exit_code == ExitCode.CONFIG:
+        """Write a result where rank 0 wrote none, or make its exit code that of the run.
+
+        A start that was refused, or stopped before rank 0 held the directory, leaves an earlier attempt's.
+        """
+        if self.node_rank != 0:
             return
-        if _identity(self.run.result_json) not in (None, self._earlier):  # rank 0 has written it
+        written = _identity(self.run.result_json)
+        findings = (root.finding,) if root is not None and root.finding is not None else ()
+        if written not in (None, self._earlier):  # rank 0 has written it
+            self._correct(exit_code, findings)
             return
-        findings = (root.finding,) if root.finding is not None else ()
-        facts = {"checkpoint": "", "rank": root.rank}
-        write_result(self.run, "failed", exit_code, facts, findings, redact=self._redact)
+        early = root is None and exit_code != ExitCode.OK
+        if written is not None and (early or exit_code in (ExitCode.CONFIG, *CALM)):
+            return
+        if exit_code == ExitCode.OK:
+            return
+        if early:
+            what = f"the run was stopped from outside before this start could save (exit code {exit_code})"
+            hint = "start it again with --resume auto"
+            findings = (codes.LAUNCH_STOPPED_EARLY(what, hint=hint, severity=Severity.WARNING),)
+        facts: dict[str, Json] = {
+            "checkpoint": self._newest(),
+            "rank": root.rank if root is not None else None,
+        }
+        outcome = "stopped" if early else "failed"
+        write_result(self.run, outcome, exit_code, facts, findings, redact=self._redact)
+
+    def _correct(self, exit_code: int, findings: Sequence[Diagnostic]) -> None:
+        """Give the result that rank 0 wrote the exit code of the run, which the launcher alone knows."""
+        try:
+            data = json.loads(read_run_file(self.run.result_json))
+            outcome, code = data.pop("outcome"), data.pop("exit_code")
+            found = [Diagnostic.from_json(one) for one in data.pop("diagnostics", ())]
+        except (OSError, ValueError, KeyError, TypeError):
+            return
+        known = {(one.code, one.what) for one in found}
+        more = [one for one in findings if (one.code, one.what) not in known]
+        if code != exit_code:
+            write_result(self.run, outcome, exit_code, data, [*more, *found], redact=self._redact)
+
+    def _newest(self) -> str:
+        """Return the path of the newest checkpoint, by its hint; empty without one."""
+        with suppress(OSError, UnicodeDecodeError):
+            name = read_run_file(self.run.latest).strip()
+            if name and (self.run.checkpoints / name).is_dir():
+                return str(self.run.checkpoints / name)
+        return ""
+
+
+def launcher_identity() -> JsonObject:
+    """Return what tells whether this process still lives: its pid, when it began, and its machine."""
+    return {"pid": os.getpid(), "began": started_at(os.getpid()), "host": socket.gethostname()}
+
+
+def begun_start(run: RunDir, node_rank: int = 0) -> JsonObject:
+    """Return the record of the last start from a node; empty without one."""
+    try:
+        data = json.loads(read_run_file(run.exits(node_rank)))
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def is_under_way(begun: Mapping[str, Json]) -> bool:
+    """Whether the launcher that began this record lives on this machine, and is none of this process's."""
+    pid = begun.get("pid")
+    if begun.get("exit_code") is not None or not isinstance(pid, int) or pid <= 0:
+        return False
+    lives = begun.get("host") == socket.gethostname() and started_at(pid) == begun.get("began") != -1
+    return lives and pid not in lineage()
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

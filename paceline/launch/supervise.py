@@ -5,7 +5,9 @@ torchrun's agent, which would itself kill them after a fixed time); a worker sav
 with 75. A further Ctrl-C kills everything and the exit code is 130. Every child has its own session, so a
 terminal's Ctrl-C reaches only the supervisor.
 
-Exit codes. Those of the workers, see ``exits``. When a rank is killed by a signal, the others are told at
+Exit codes. Those of the workers, see ``exits``. A worker announces its end; one that exits without a word
+has failed, whatever its code, and one that is killed after it makes the run's code 70 (the result is there).
+When a rank is killed by a signal, the others are told at
 once through their socket (``line.py``), write it down and exit; those that stay longer than ``WORD_SECONDS``,
 or have no socket yet, are killed. When a rank fails with its own error, the others get ``NAMED_SECONDS`` to
 hear of it from that rank (the alarm between ranks); then the launcher tells them in the same way.
@@ -32,7 +34,15 @@ from typing import Any
 from paceline.core.errors import ConfigError, ExitCode
 from paceline.launch import codes, processes
 from paceline.launch.exchange import Exchange
-from paceline.launch.exits import CALM, ECHOES, Failure, killed_diagnostic, overall_code, root_of
+from paceline.launch.exits import (
+    CALM,
+    ECHOES,
+    Failure,
+    killed_diagnostic,
+    left_unannounced,
+    overall_code,
+    root_of,
+)
 from paceline.launch.line import AGENT, SOCKET, Word
 from paceline.launch.memory_kills import MemoryKills
 from paceline.launch.record import Exit, LaunchRecord
@@ -142,6 +152,8 @@ class _Supervisor:
                 signal.signal(number, handler)
 
     def _start(self) -> None:
+        if self._record is not None:
+            self._record.begin()
         prepare = processes.die_with_parent()
         for position, spec in enumerate(self._specs):
             env = {
@@ -182,7 +194,7 @@ class _Supervisor:
         for rank, caller in self._exchange.callers.items():
             if rank == AGENT or rank in known:
                 continue
-            if caller.finding is not None and caller.code is not None and caller.code not in (*CALM, *ECHOES):
+            if caller.finding is not None and caller.code is not None and caller.code not in ECHOES:
                 self._fails(Failure(rank, caller.code, time.monotonic(), caller.finding))
             elif caller.gone and caller.code is None and self._behind_agent() and not caller.notified:
                 what = f"the process of rank {rank} disappeared without reporting an error"
@@ -211,6 +223,17 @@ class _Supervisor:
             self._codes[position] = code
             self._hear()  # its last report takes precedence over its exit code
             rank = self._specs[position].rank
+            announced = self._announced(rank)
+            if code < 0 and announced is not None and self._is_done(rank):
+                self._codes[position] = announced if -code == signal.SIGTERM else int(ExitCode.CLOSING)
+                continue
+            if code >= 0 and rank is not None and announced is None and self._expects_word(rank, code):
+                self._first_failure = self._first_failure or time.monotonic()
+                failure = left_unannounced(rank, code, time.monotonic(), self._log(rank))
+                if failure.finding is not None:
+                    self._report(failure.finding.render())
+                self._fails(failure)
+                continue
             # Exits in order, and deaths that we caused, are not failures.
             expected = self._stop_signal is not None and code == -signal.SIGTERM
             if code in CALM or expected:
@@ -233,10 +256,31 @@ class _Supervisor:
             elif code not in ECHOES:
                 self._fails(Failure(rank, code, time.monotonic()))
 
+    def _announced(self, rank: int | None) -> int | None:
+        """Return the exit code that a rank has announced; None if it has announced none."""
+        caller = self._exchange.callers.get(rank) if rank is not None else None
+        return None if caller is None else caller.code
+
+    def _is_done(self, rank: int | None) -> bool:
+        """Whether the end that a rank has announced is one in order."""
+        return self._announced(rank) in (*CALM, ExitCode.CLOSING) and rank not in {
+            failure.rank for failure in self._failures
+        }
+
+    def _expects_word(self, rank: int, code: int) -> bool:
+        """Whether a rank that exits with ``code`` ought to have announced it.
+
+        Not after a second Ctrl-C, nor one that we told to leave; nor a worker that is none of ours.
+        """
+        caller = self._exchange.callers.get(rank)
+        if code == ExitCode.INTERRUPTED or (code in ECHOES and caller is not None and caller.notified):
+            return False
+        return caller is not None or (self._record is not None and self._exchange.serves)
+
     def _fails(self, failure: Failure) -> None:
         self._failures.append(failure)
         self._first_failure = self._first_failure or failure.at
-        if failure.code < 0 and failure.finding is not None and self._word is None:
+        if (failure.code < 0 or failure.silent) and failure.finding is not None and self._word is None:
             self._word, self._word_at = Word(failure.rank, failure.answer, failure.finding), failure.at
 
     def _pass_word(self) -> None:
@@ -334,6 +378,8 @@ class _Supervisor:
 
     def _answer(self) -> int:
         """Return the exit code: that of the root cause if a rank failed by itself."""
+        if self._behind_agent() and overall_code(self._codes, stop_signal=self._stop_signal) in CALM:
+            self._left_their_agent()
         root = root_of(
             [failure for failure in self._failures if not self._behind_agent() or failure.code > 0]
         )
@@ -341,14 +387,32 @@ class _Supervisor:
             return root.answer
         code = overall_code(self._codes, stop_signal=self._stop_signal)
         if self._stop_signal is not None and code == 128 + self._stop_signal:
-            self._report("ended before the workers started their first step: this start saved nothing")
+            saved = self._record is not None and self._record.saved
+            self._report(
+                "ended without a further save: this start's newest checkpoint stays"
+                if saved
+                else "ended before the workers started their first step: this start saved nothing"
+            )
         return code
+
+    def _left_their_agent(self) -> None:
+        """Count ranks behind an agent that exited in the middle of the run, which to the agent look calm."""
+        callers = self._exchange.callers
+        codes_seen = callers[AGENT].codes if AGENT in callers else {}
+        known = {failure.rank for failure in self._failures}
+        for rank, caller in callers.items():
+            code = codes_seen.get(rank, 0)
+            if rank != AGENT and rank not in known and caller.gone and caller.code is None and code in CALM:
+                failure = left_unannounced(rank, code, time.monotonic(), self._log(rank))
+                if failure.finding is not None:
+                    self._report(failure.finding.render())
+                self._fails(failure)
 
     def _end(self, code: int) -> int:
         """Record how each rank ended."""
         if self._record is None:
             return code
-        root = self._as_the_agent_says(root_of(self._failures)) if code not in CALM else None
+        root = self._as_the_agent_says(root_of(self._failures)) if code != ExitCode.OK else None
         refused = self._record.write(self._exits(), code, root)
         for finding in refused:
             self._report(finding.render())

@@ -16,8 +16,9 @@ class Appended:
     """Append whole lines; a failed write leaves no partial line. Not thread-safe: callers hold a lock.
 
     ``on_refusal(path, error)`` is called for every line that was refused (FileNotFoundError: the file was
-    deleted; it is created again if its folder's parent still exists). ``lost``: lines lost so far. Raises
-    OSError if it cannot be opened.
+    deleted; it is created again if its folder's parent still exists). A file that was renamed (logrotate) is
+    followed by a new one under the old name. ``lost``: lines lost so far. Raises OSError if it cannot be
+    opened.
     """
 
     def __init__(self, path: Path, on_refusal: OnRefusal | None = None) -> None:
@@ -25,6 +26,7 @@ class Appended:
         self.lost = 0
         self._on_refusal = on_refusal
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._folder = _identity(path.parent)
         self._fd: int | None = self._open()
         self._torn = _ends_torn(self._fd)
 
@@ -40,8 +42,11 @@ class Appended:
         if self._fd is None:
             return False
         try:
-            if os.fstat(self._fd).st_nlink == 0:
+            there = os.fstat(self._fd)
+            if there.st_nlink == 0:
                 self._begin_again()
+            elif self._is_renamed():
+                self._reopen()
             self._write(b"\n" + line if self._torn else line)  # end an incomplete line first
         except OSError as error:
             self.lost += counts
@@ -83,6 +88,26 @@ class Appended:
         if not self.path.parent.parent.is_dir():
             return
         self.path.parent.mkdir(exist_ok=True)
+        self._folder = _identity(self.path.parent)
+        self._reopen()
+
+    def _is_renamed(self) -> bool:
+        """Whether the path no longer leads to the open file, though its folder is where it was.
+
+        A run that was moved or replaced as a whole is another matter (``runlog.place``).
+        """
+        try:
+            named = os.stat(self.path, follow_symlinks=False)
+            if (named.st_dev, named.st_ino) == self._is:
+                return False
+        except FileNotFoundError:
+            pass
+        try:
+            return self._folder == _identity(self.path.parent)
+        except OSError:
+            return False
+
+    def _reopen(self) -> None:
         fresh = self._open()
         assert self._fd is not None
         os.close(self._fd)
@@ -90,11 +115,19 @@ class Appended:
 
     def _open(self) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        return os.open(self.path, flags, 0o644)
+        fd = os.open(self.path, flags, 0o644)
+        info = os.fstat(fd)
+        self._is = (info.st_dev, info.st_ino)
+        return fd
 
     def _refused(self, error: OSError) -> None:
         if self._on_refusal is not None:
             self._on_refusal(self.path, error)
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    info = path.stat()
+    return info.st_dev, info.st_ino
 
 
 def _ends_torn(fd: int) -> bool:

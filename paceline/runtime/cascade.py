@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import traceback
+from pathlib import Path
+
 import torch.distributed as dist
 
 from paceline.core.errors import PacelineError
@@ -31,6 +34,7 @@ CASCADE_WORDS = (
     "gloo/transport",
     "childfailederror",
 )
+_TALK = ("paceline/runtime/", "paceline/checkpoint/nodes/", "torch/distributed/")  # folders of their code
 # Those of a peer that exists but does not respond
 _TIMEOUT_WORDS = ("timed out", "wait timeout", "socket timeout", "operation timeout")
 # A rank's own failures whose messages contain such words
@@ -52,9 +56,18 @@ def is_cascade(exc: BaseException) -> bool:
     text = str(exc).lower()
     if any(word in text for word in ROOT_WORDS):
         return False
-    if isinstance(exc, ConnectionError | dist.DistNetworkError | dist.DistStoreError):
+    if isinstance(exc, dist.DistNetworkError | dist.DistStoreError):
         return True
+    if isinstance(exc, ConnectionError):  # a closed pipe or a server of the user's is no rank
+        return _between_ranks(exc)
     return isinstance(exc, RuntimeError) and any(word in text for word in CASCADE_WORDS)
+
+
+def _between_ranks(exc: BaseException) -> bool:
+    """Whether an error was raised by the code through which ranks talk to each other."""
+    frames = traceback.extract_tb(exc.__traceback__)
+    inner = Path(frames[-1].filename).as_posix() if frames else ""
+    return any(part in inner for part in _TALK)
 
 
 def is_timeout(exc: BaseException) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from paceline.launch.device_settings import apply_device_settings, device_settin
 from paceline.launch.environ import current
 from paceline.launch.line import Line
 from paceline.launch.managers import standing, whole
-from paceline.launch.outlet import redacted
+from paceline.launch.outlet import redacted, tolerate_loss
 from paceline.runlog.redact import Redactor
 from paceline.runlog.stacks import stacks_to
 from paceline.runtime.leaving import leave
@@ -34,6 +35,7 @@ _LATER_SECONDS = 2.0  # how long other ranks wait while the first one reports th
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one rank. Return the exit code; never raises a named error."""
     environ = current()
+    tolerate_loss()
     stacks_to(STDERR)
     line = Line.join(environ, whole(environ.get("RANK", "0")), lambda word: leave(ExitCode.PEER_FAILED))
     code = run_rank(sys.argv[1:] if argv is None else argv, environ, line)
@@ -64,7 +66,12 @@ def run_rank(argv: Sequence[str], environ: Mapping[str, str], line: Line) -> int
         apply_device_settings(settings)
         from paceline.training.worker import worker_of  # torch, Transformers
 
-        worker = worker_of(start, env, plan, environ, line, settings)
+        try:
+            worker = worker_of(start, env, plan, environ, line, settings)
+        except (PacelineError, OSError):
+            raise
+        except (Exception, SystemExit) as exc:  # a converter or a reader of data may raise anything
+            return _failed(exc, rank, environ, line)
     except PacelineError as exc:
         if not first and not line.held:  # a foreign launcher kills all ranks once one has ended
             time.sleep(_LATER_SECONDS)
@@ -72,14 +79,21 @@ def run_rank(argv: Sequence[str], environ: Mapping[str, str], line: Line) -> int
         line.failed(exc.exit_code, exc.diagnostics[0])
         return int(exc.exit_code)
     except OSError as exc:
-        from paceline.training.failure import diagnose
-
-        finding = Redactor.of(environ).diagnostic(diagnose(exc, rank))
-        print_diagnostics([finding], rank)
-        line.failed(ExitCode.FAILED, finding)
-        return int(ExitCode.FAILED)
+        return _failed(exc, rank, environ, line)
     with written_for(Path(plan.run_dir), start.config.training.output_access):
         return worker.run()
+
+
+def _failed(error: BaseException, rank: int, environ: Mapping[str, str], line: Line) -> int:
+    """Report an error that has no diagnostic of its own; return the exit code."""
+    from paceline.training.failure import diagnose
+
+    finding = Redactor.of(environ).diagnostic(diagnose(error, rank))
+    if not isinstance(error, OSError):
+        print("".join(traceback.format_exception(error)), file=sys.stderr, flush=True)
+    print_diagnostics([finding], rank)
+    line.failed(ExitCode.FAILED, finding)
+    return int(ExitCode.FAILED)
 
 
 def place(environ: Mapping[str, str]) -> tuple[bool, int]:

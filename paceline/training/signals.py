@@ -1,4 +1,6 @@
-"""Signal handling: SIGTERM or Ctrl-C requests a stop after the current step; a second Ctrl-C exits."""
+"""Signal handling: SIGTERM, SIGHUP (a closed terminal) or Ctrl-C requests a stop after the current step; a
+second Ctrl-C exits.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ class StopSignals:
     def __init__(self) -> None:
         self.since: float | None = None
         self._interrupts = 0
-        self._previous = {s: signal.signal(s, self._on_signal) for s in (signal.SIGTERM, signal.SIGINT)}
+        numbers = [signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup's stays ignored
+            numbers.append(signal.SIGHUP)
+        self._previous = {number: signal.signal(number, self._on_signal) for number in numbers}
 
     def requested(self) -> bool:
         return self.since is not None

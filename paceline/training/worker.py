@@ -23,7 +23,7 @@ from paceline.checkpoint.nodes.disks import Disks, find_disks
 from paceline.checkpoint.nodes.resume import NodesResume
 from paceline.checkpoint.objects.deadline import AFTER_STOP_SECONDS, Deadline
 from paceline.core.diagnostics import Diagnostic
-from paceline.core.errors import CheckpointError, ExitCode, PacelineError
+from paceline.core.errors import BusyError, CheckpointError, ExitCode, PacelineError
 from paceline.core.json_types import JsonObject
 from paceline.core.private import written_for
 from paceline.core.refusals import refusal_of
@@ -36,7 +36,7 @@ from paceline.launch import codes as launch_codes
 from paceline.launch.claim import claim, in_use
 from paceline.launch.environ import cache_folder, keep_compiled_code_private
 from paceline.launch.line import Line, Word
-from paceline.launch.outlet import terminal
+from paceline.launch.outlet import lost_output, terminal
 from paceline.launch.processes import MARK
 from paceline.launch.secret import read_secret, unsigned
 from paceline.models.flash_impl import activate_flash
@@ -151,7 +151,7 @@ class Worker:
         self.prepare_seconds = prepare_seconds
         self.config = start.config
         self.run_dir = RunDir.at(plan.run_dir)
-        self.started = time.time()
+        self.started = time.monotonic()  # a clock that is set while the run goes on does not count
         server = start.config.training.rollout.server if start.config.training.rollout else None
         self.redact = Redactor.of(environ, *((server.api_key_env or "",) if server else ()))
         self.observers: Observers | None = None
@@ -196,22 +196,23 @@ class Worker:
             self.finish(world, outcome, int(code))
         except BaseException as exc:  # noqa: BLE001 - whatever it is, the other ranks must hear its name
             return self.fail(world, alarm, exc)
-        # Everything is durable: leave the world, then print the summary
+        # Everything is durable: leave the world, then print the summary, which a signal cuts short
         alarm.stop()
-        signals.restore()
         closed = world.close(ok=True)
+        final = int(code) if closed else int(ExitCode.CLOSING)
+        self.line.ended(final)
         if world.rank == 0:
             print_summary(
                 self.run_dir,
                 self.checkpoint,
                 plot=bool(self.config.training.report_to),
                 answers=not algorithm_spec(self.plan.algorithm).scalar_head,
+                hurries=signals.requested,
             )
-        final = int(code) if closed else int(ExitCode.CLOSING)
+        signals.restore()
         # Destructors of C++ threads sometimes abort an exiting process; what a hung tracker left hangs it
         left = self.trainer is not None and self.trainer.saves is not None and self.trainer.saves.uploads_left
         if world.world_size > 1 or left or (self.observers is not None and self.observers.abandoned):
-            self.line.ended(final)
             leave(final)
         return final
 
@@ -427,7 +428,7 @@ class Worker:
         try:
             self.lock.acquire(timeout=0)
         except Timeout:
-            raise PacelineError(in_use(self.run_dir)) from None
+            raise BusyError(in_use(self.run_dir)) from None
         self.run_dir.result_json.unlink(missing_ok=True)
 
     def published(self, event: events.CheckpointSaved, notes: Sequence[Diagnostic]) -> None:
@@ -467,14 +468,14 @@ class Worker:
         state = self.trainer.state
         if self.on_nodes is not None:
             self.on_nodes.close()
-        found = self.trainer.learning.at_end()
+        found = [*self.trainer.learning.at_end(), *filter(None, (lost_output(),))]
         for diagnostic in found:
             self.observers.note(diagnostic)
         self.observers.check_place()
         if world.rank == 0:
             self.write_result(outcome, code, found)
         self.observers.finish(
-            events.Finished(outcome, state.step, time.time() - self.started), self.checkpoint
+            events.Finished(outcome, state.step, time.monotonic() - self.started), self.checkpoint
         )
         self.trainer.runner.strategy.close()
         world.barrier()
@@ -504,7 +505,7 @@ class Worker:
         state = self.trainer.state.to_json() if self.trainer else {}
         return {
             **state,
-            "seconds": round(time.time() - self.started, 3),
+            "seconds": round(time.monotonic() - self.started, 3),
             "checkpoint": self.checkpoint,
             "world_size": self.plan.world_size,
             "strategy": self.plan.strategy,
@@ -582,13 +583,12 @@ class Worker:
         trace = "".join(traceback.format_exception(error)) if error is not None else ""
         if self.observers is not None:
             self.observers.failed(events.Error(rank, finding), trace)
-            if self.observers.rank == 0:
-                try:
-                    write_result(self.run_dir, "failed", code, self.facts(), (finding,), redact=self.redact)
-                except OSError as exc:  # the same disk may have ended the run; that error is already reported
-                    print(
-                        f"{self.run_dir.result_json} could not be written: {exc}", file=sys.stderr, flush=True
-                    )
-            self.observers.close()
         elif trace and not isinstance(error, PacelineError):
             print(trace, file=sys.stderr, flush=True)
+        if self.env.rank == 0 and self.lock is not None and self.lock.is_locked:  # it is this run's directory
+            try:
+                write_result(self.run_dir, "failed", code, self.facts(), (finding,), redact=self.redact)
+            except OSError as exc:  # the same disk may have ended the run; that error is already reported
+                print(f"{self.run_dir.result_json} could not be written: {exc}", file=sys.stderr, flush=True)
+        if self.observers is not None:
+            self.observers.close()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from paceline.config.source import DEFAULTS
 from paceline.core.diagnostics import Diagnostic, Severity
-from paceline.core.errors import ConfigError
+from paceline.core.errors import ConfigError, PacelineError
 from paceline.launch import codes
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _folder(loaded: Loaded, run: RunDir) -> Iterator[Diagnostic]:
     t = loaded.config.training
     try:
         check_claim(run, overwrite=t.overwrite_output_dir, resume=bool(t.resume_from_checkpoint))
-    except ConfigError as error:
+    except PacelineError as error:
         yield from error.diagnostics
 
 

@@ -185,7 +185,7 @@ def found_for_ranks(
     On the first node also those of the run directory.
     """
     from paceline.launch.before.objects import from_object_storage
-    from paceline.launch.claim import check_claim
+    from paceline.launch.claim import WAIT_SECONDS, check_claim
 
     training = loaded.config.training
     try:
@@ -195,9 +195,8 @@ def found_for_ranks(
         found = (*brought, *found)
         if first_node:
             run = RunDir.at(loaded.config.run_directory())
-            check_claim(
-                run, overwrite=training.overwrite_output_dir, resume=bool(training.resume_from_checkpoint)
-            )
+            resume = bool(training.resume_from_checkpoint)
+            check_claim(run, overwrite=training.overwrite_output_dir, resume=resume, wait=WAIT_SECONDS)
     except ConfigError as error:
         return error.diagnostics
     return tuple(d for d in found if d.code not in OF_ANOTHER_RUN)

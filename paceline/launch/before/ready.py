@@ -17,7 +17,7 @@ from paceline.core.private import written_for
 from paceline.core.rundir import RunDir
 from paceline.launch.before.objects import from_object_storage
 from paceline.launch.before.planned import cluster_of, merged, planned
-from paceline.launch.claim import check_claim, claim
+from paceline.launch.claim import WAIT_SECONDS, check_claim, claim
 from paceline.launch.options import LaunchOptions
 from paceline.launch.spec import LaunchSpec, malloc_settings, worker_argv
 from paceline.launch.start import launch, launcher_for, make_specs
@@ -175,7 +175,12 @@ def made_ready(
     training = loaded.config.training
     if cluster.node_rank == 0:
         resume = bool(training.resume_from_checkpoint)
-        check_claim(RunDir.at(plan.run_dir), overwrite=training.overwrite_output_dir, resume=resume)
+        check_claim(
+            RunDir.at(plan.run_dir),
+            overwrite=training.overwrite_output_dir,
+            resume=resume,
+            wait=WAIT_SECONDS if starts else 0.0,
+        )
     settings = malloc_settings(os.environ) if plan.device == "cpu" else {}
     return Ready(loaded, options, plan, warnings, cluster, launcher, cores, settings, config_file, overrides)
 
@@ -190,7 +195,8 @@ def _brought(loaded: Loaded) -> tuple[Diagnostic, ...]:
     if leads and (config.training.checkpoint_url or is_url(config.training.resume_from_checkpoint)):
         t = config.training
         run = RunDir.at(config.run_directory())
-        check_claim(run, overwrite=t.overwrite_output_dir, resume=bool(t.resume_from_checkpoint))
+        resume = bool(t.resume_from_checkpoint)
+        check_claim(run, overwrite=t.overwrite_output_dir, resume=resume, wait=WAIT_SECONDS)
     return from_object_storage(config, leads=leads, several=config.launch.nnodes > 1)
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
 from paceline.core.files import read_run_file
-from paceline.core.json_types import JsonObject
+from paceline.core.json_types import JsonObject, as_object
 from paceline.core.rundir import RunDir
+from paceline.launch.processes import started_at
 
 MAX_RUNS = 500
 _DEPTH = 3
@@ -75,6 +77,31 @@ def changed_at(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return 0.0
+
+
+@dataclass(frozen=True)
+class LastStart:
+    """The launcher's record of the last start: when it was written (unix seconds), the exit code (None: not
+    ended yet), the error that ended it, and whether its launcher lives (None: only another machine knows).
+    """
+
+    time: float
+    exit_code: int | None
+    cause: JsonObject
+    lives: bool | None
+
+
+def read_start(run: RunDir) -> LastStart | None:
+    """Return the record of the last start from the first node; None without one."""
+    data = read_json(run.exits())
+    code = data.get("exit_code")
+    if code is not None and not isinstance(code, int):
+        return None
+    pid, began, here = data.get("pid"), data.get("began"), data.get("host") == socket.gethostname()
+    if code is None and not isinstance(pid, int):
+        return None
+    lives = started_at(pid) == began != -1 if isinstance(pid, int) and here else None
+    return LastStart(changed_at(run.exits()), code, as_object(data.get("cause")), lives)
 
 
 @dataclass(frozen=True)

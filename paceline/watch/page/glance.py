@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 from paceline.core.files import open_run_file
 from paceline.core.json_types import Json, JsonObject, as_object
 from paceline.core.rundir import RunDir
-from paceline.watch.page.folder import changed_at, read_beat, read_json, run_id
+from paceline.watch.page.folder import changed_at, read_beat, read_json, read_start, run_id
 from paceline.watch.page.state import LIVE, state_of_run
 
 _TAIL_BYTES = 64 << 10
@@ -35,6 +35,7 @@ def glance(run: RunDir) -> JsonObject:
         last_step=last,
         step_seconds=_float(step.get("step_seconds")),
         now=time.time(),
+        start=read_start(run),
     )
     return {
         **row,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from paceline.core.errors import ExitCode
 from paceline.core.json_types import Json, JsonObject
 from paceline.launch.processes import STOPPED, state_of
-from paceline.watch.page.folder import LastBeat
+from paceline.watch.page.folder import LastBeat, LastStart
 
 FRESH_SECONDS = 15.0  # heartbeats come every 2 s; a file server may hold them back for some
 _MISSED_SECONDS = 5.0  # where no process has the heartbeat's pid; it may be another container's
@@ -25,11 +27,12 @@ StateName = Literal[
     "paused",  # its process is stopped by a signal
     "completed",  # it ended as planned
     "early_stopped",  # it ended because evaluations no longer improved
-    "stopped",  # it was stopped on request, with a checkpoint
+    "stopped",  # it was stopped on request
     "failed",  # it ended with an error
     "vanished",  # no process gives a sign of life, and no end was written
     "gone",  # the folder no longer exists
 ]
+_ASK = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 _ENDED: tuple[StateName, ...] = ("completed", "early_stopped", "stopped", "failed")
 LIVE: tuple[StateName, ...] = ("planned", "starting", "running", "quiet", "paused")
 
@@ -62,15 +65,22 @@ def state_of_run(
     step_seconds: float,
     now: float,
     host: str = "",
+    start: LastStart | None = None,
 ) -> RunState:
     """Return the state at ``now`` (unix seconds).
 
     ``beat``: rank 0's heartbeat; ``result``: result.json and the time of its change; ``finished``: the last
-    attempt's last event; ``step_seconds``: a typical step's. ``host``: this machine's name.
+    attempt's last event; ``step_seconds``: a typical step's. ``host``: this machine's name. ``start``: the
+    launcher's record, which knows of ends that no rank could write.
     """
     resumed = beat is not None and beat.phase != "ended" and beat.time > result_time + FRESH_SECONDS
-    if not resumed and (outcome := _end(result)):
+    begun = start is not None and start.exit_code is None and start.lives and start.time > result_time
+    if not (resumed or begun) and (outcome := _end(result)):
         return RunState(outcome)
+    # The launcher has the last word on a start whose ranks wrote no end
+    if start is not None and start.exit_code is not None and (beat is None or start.time + 1 > beat.time):
+        return RunState(_end(finished) or _of_start(start))
+    dead = start is not None and start.exit_code is None and start.lives is False
     # A process that lives, or does not
     if beat is not None and beat.phase != "ended":
         age = max(0.0, now - beat.time)
@@ -86,9 +96,19 @@ def state_of_run(
         return RunState(outcome)
     if has_errors:
         return RunState("failed")
+    if beat is None and start is not None and not dead:
+        return RunState("starting", max(0.0, now - start.time))
     if beat is None:
-        return RunState("vanished" if last_step else "planned")
+        return RunState("vanished" if last_step or dead else "planned")
     return RunState("vanished", max(0.0, now - beat.time), beat.phase)
+
+
+def _of_start(start: LastStart) -> StateName:
+    """Return the state of a run of whose end only the launcher knows."""
+    if start.exit_code in (ExitCode.OK, ExitCode.CLOSING):
+        return "completed"
+    requested = (ExitCode.STOPPED, ExitCode.INTERRUPTED, *(128 + int(number) for number in _ASK))
+    return "stopped" if start.exit_code in requested and not start.cause else "failed"
 
 
 def _end(record: Mapping[str, Json]) -> StateName | None:

@@ -14,7 +14,7 @@ from paceline.core.json_types import Json, JsonObject
 from paceline.core.rundir import RunDir
 from paceline.watch.page.columns import Columns, Series
 from paceline.watch.page.explanations import explanations
-from paceline.watch.page.folder import LastBeat, changed_at, read_beat, read_json, run_id
+from paceline.watch.page.folder import LastBeat, changed_at, read_beat, read_json, read_start, run_id
 from paceline.watch.page.glance import described
 from paceline.watch.page.index import RunIndex
 from paceline.watch.page.reduce import Reduced, reduced
@@ -63,6 +63,7 @@ class RunView:
                 last_step=index.last_step,
                 step_seconds=each or 0.0,
                 now=time.time(),
+                start=read_start(self.run),
             )
             if not self.run.root.is_dir():
                 state = type(state)("gone")
@@ -121,12 +122,15 @@ class RunView:
             rows, left_out = self._index.findings.rows(), self._index.findings.left_out
         known = {(row["code"], row["what"]) for row in rows}
         written = read_json(self.run.result_json).get("diagnostics")
-        for found in written if isinstance(written, list) else ():
+        start = read_start(self.run)
+        causes = [start.cause] if start is not None and start.cause else []
+        for found in [*causes, *(written if isinstance(written, list) else ())]:
             if isinstance(found, dict) and (found.get("code"), found.get("what")) not in known:
                 texts = {
                     n: str(found.get(n, "")) for n in ("code", "what", "where", "found", "hint", "severity")
                 }
                 rows.insert(0, {**texts, "is_error": found.get("severity") == "error", "count": 1})
+                known.add((texts["code"], texts["what"]))
         explained: list[Json] = [{**row, "explanation": explanations(str(row["code"]))} for row in rows]
         return {"findings": explained, "left_out": left_out, "exits": self._exits()}
 

@@ -209,7 +209,7 @@ def test_a_damaged_checkpoint_and_a_running_run_are_not_uploaded(
     run, url = RunDir.at(tmp_path / "a"), f"file://{tmp_path}/store"
     state = save(run, 1) / "state.json"
     with FileLock(run.lock):
-        assert verbs(["upload", str(run.root), url]) == ExitCode.CONFIG
+        assert verbs(["upload", str(run.root), url]) == ExitCode.STOPPED
     assert "run.in_use" in capsys.readouterr().err
     assert verbs(["upload", str(run.root), f"{url}/step-00000001"]) == ExitCode.CONFIG
     state.write_bytes(state.read_bytes()[:-1] + b" ")

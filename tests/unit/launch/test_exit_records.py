@@ -100,6 +100,20 @@ def test_the_kill_is_read_from_either_version_of_the_cgroup(
     assert memory.killed(7) is True
 
 
+def test_a_dying_process_is_counted_where_it_lived(tmp_path: Path) -> None:
+    """Under v1 the kernel shows a dying process in the root group, and may be asked at that very moment."""
+    (tmp_path / "sys/job").mkdir(parents=True)
+    for group in ("", "job/"):
+        (tmp_path / f"sys/{group}memory.oom_control").write_text("oom_kill 0\n")
+    proc = fake_proc(tmp_path, "4:memory:/job\n", V1)
+    memory = MemoryKills(proc)
+    memory.watch(7)
+    (tmp_path / "sys/job/memory.oom_control").write_text("oom_kill 1\n")
+    (proc / "7/cgroup").write_text("4:memory:/\n")
+    memory.watch(7)
+    assert memory.killed(7) is True
+
+
 @pytest.mark.parametrize("text", [None, "", "oom_kill_disable 0\nunder_oom 0\n", "oom_kill many\n"])
 def test_where_no_count_can_be_read_it_is_not_known(tmp_path: Path, text: str | None) -> None:
     (tmp_path / "sys").mkdir()

@@ -197,3 +197,16 @@ def test_inodes_that_are_used_up_are_no_full_disk(tmp_path: Path, monkeypatch: p
 
 def test_a_connection_s_error_is_not_a_disk_s() -> None:
     assert refusal_of(ConnectionResetError(errno.ECONNRESET, "reset")) is None
+
+
+def test_a_log_that_is_rotated_goes_on_under_its_name(tmp_path: Path) -> None:
+    log, said, _ = opened(tmp_path, 0)
+    log.message("before")
+    path = log.training_text.path  # type: ignore[union-attr]
+    path.rename(path.with_suffix(".log.1"))
+    log.message("after")
+    path.write_text("")  # copied and truncated
+    log.message("later")
+    log.close()
+    assert "later" in path.read_text() and "before" in path.with_suffix(".log.1").read_text()
+    assert said == [] and log.lost() is None
