@@ -32,7 +32,7 @@ class Loss:
     def __init__(self, stream: TextIO) -> None:
         self._stream, self.tolerated, self.reason = stream, False, ""
 
-    def guarded(self, write: Callable[[], object]) -> None:
+    def guarded(self, write: Callable[[], int | None]) -> None:
         """Call ``write``; drop what it could not write, if that is tolerated."""
         try:
             write()
