@@ -53,14 +53,15 @@ def one_of(rng: random.Random, *, several: bool = True) -> Any:
     )
 
 
-def make_base(folder: Path, seed: int) -> Base:
+def make_base(folder: Path, seed: int, writes: int | None = None) -> Base:
     """Write a base with weights, tokenizer and the rest."""
     rng = random.Random(seed)
     layout = LAYOUTS[seed % len(LAYOUTS)]
     marks = ("</s>", "<|im_end|>", "<|eot|>")
     ends = (rng.choice(marks), rng.choice(marks))
     config, generation = one_of(rng), rng.choice([None, {"eos_token_id": one_of(rng), "temperature": 0.7}])
-    writes = rng.choice([FIRST + 1, FIRST + 4, FIRST + 5, 65, 66, 67])
+    chosen = rng.choice([FIRST + 1, FIRST + 4, FIRST + 5, 65, 66, 67])
+    writes = chosen if writes is None else writes
     _write_model(folder, config, one_of(rng, several=False), generation, writes)
     _write_tokenizer(folder, rng, layout, ends)
     for name, content in {**BESIDE, **LEFT}.items():
