@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from paceline.core.rundir import RunDir
-from paceline.plan.hardware.kinds import CUDA, kind_of
+from paceline.plan.hardware.kinds import CPU, CUDA, kind_of
 from paceline.plan.hardware.nodes import driver_version, installed_wheel
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+# oneDNN's cache of compiled kernels and torch's own: each keeps 1,024, and another shape is another kernel
+PRIMITIVES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+_PRIMITIVES_KEPT = "64"  # a step on rows of one length needs about 20
 FLIGHT_ENTRIES = "2000"  # collectives that torch's flight recorder remembers
 # GeForce cards without peer-to-peer copies, which drivers before this one offered to NCCL all the same
 _WITHOUT_P2P, _TELLS_P2P = ("RTX 40", "RTX 4090"), (550, 40)
@@ -25,13 +28,16 @@ def device_settings(
     *,
     deterministic: bool = False,
 ) -> dict[str, tuple[str, str]]:
-    """Return (value, reason) by variable, for a rank that computes on ``device``; empty on a CPU.
+    """Return (value, reason) by variable, for a rank that computes on ``device``.
 
     ``root``: where ``/proc`` and ``/sys`` lie; ``deterministic``: ``training.full_determinism``.
     """
     kind, found = kind_of(device), dict[str, tuple[str, str]]()
+    if kind is CPU:
+        why = "rows of varying length do not fill the memory with kernels for each length"
+        found |= dict.fromkeys(PRIMITIVES, (_PRIMITIVES_KEPT, why))
     if kind is not CUDA:
-        return found
+        return {name: setting for name, setting in found.items() if name not in environ}
     on_windows = (root / "dev/dxg").exists()
     if not installed_wheel().hip and not on_windows and not any(name in environ for name in ALLOCATOR):
         why = "rows of varying length do not fragment the allocator's memory"

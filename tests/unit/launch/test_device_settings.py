@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,23 @@ from paceline.core.rundir import RunDir
 from paceline.launch import device_settings as module
 from paceline.launch.device_settings import apply_device_settings, device_settings
 from paceline.plan.hardware.seen import Wheel
+
+PRODUCTS = """
+import torch
+
+def used():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+def product(rows):
+    torch.nn.functional.linear(torch.ones(rows, 256, dtype=torch.bfloat16), weight)
+
+weight = torch.ones(512, 256, dtype=torch.bfloat16)
+product(1), product(900)
+before = used()
+for rows in range(2, 702):
+    product(rows)
+print(used() - before)
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +51,17 @@ def test_cuda_has_the_allocator_and_the_flight_recorder(tmp_path: Path) -> None:
         "TORCH_FR_DUMP_TEMP_FILE": "/run/x/events/nccl_trace_rank_",
     }
     assert set(settings(tmp_path, world_size=1)) == {"PYTORCH_ALLOC_CONF"}
-    assert settings(tmp_path, device="cpu") == settings(tmp_path, device="xpu") == {}
+    assert settings(tmp_path, device="xpu") == {}
+
+
+def test_rows_of_many_lengths_do_not_fill_a_cpus_memory_with_kernels(tmp_path: Path) -> None:
+    """700 lengths of a row in bfloat16: 480 MiB of compiled products where nothing bounds them."""
+    own = {"LRU_CACHE_CAPACITY": "7", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "8"}
+    assert settings(tmp_path, "cpu", **own) == {}
+    environ = {**os.environ, **settings(tmp_path, "cpu"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", PRODUCTS], env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 160 << 20
 
 
 def test_what_the_user_set_stays(tmp_path: Path) -> None:
