@@ -155,7 +155,9 @@ def _of_adapter(reader: CheckpointReader, role: str, dtype: str) -> _Content:
 
     def fill(stage: Path, max_shard_bytes: int, against: Path | None) -> None:
         write_adapter_files(stage, reader=reader, trained=trained, names=part)
-        _write_adapter(stage, entries, against)
+        write_tensors(stage / WEIGHTS, entries, {"format": "pt"})
+        if against is not None:
+            check_adapter(stage, entries, reader)
 
     return _Content(entries, fill)
 
@@ -199,13 +201,6 @@ def _check_dtype(dtype: str) -> None:
         raise ConfigError(
             codes.EXPORT_DTYPE("the export does not support this dtype", "--dtype", dtype, ", ".join(DTYPES))
         )
-
-
-def _write_adapter(stage: Path, entries: list[TensorEntry], checked: Path | None) -> None:
-    """Write an adapter's weights; with ``checked``, load the folder and compare it with that checkpoint."""
-    write_tensors(stage / WEIGHTS, entries, {"format": "pt"})
-    if checked is not None:
-        check_adapter(stage, entries, checked)
 
 
 def _role(reader: CheckpointReader, requested: str) -> str:

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from paceline.checkpoint import codes
 from paceline.checkpoint.adapter_names import NamesInWhole
 from paceline.checkpoint.carried import places_in
-from paceline.checkpoint.folder import ADAPTER_CONFIG, MAX_CONFIG_BYTES, write_kept
+from paceline.checkpoint.folder import (
+    ADAPTER_CONFIG,
+    MAX_CONFIG_BYTES,
+    config_of,
+    is_known,
+    text_model_of,
+    whole_of,
+    write_kept,
+)
 from paceline.checkpoint.folder_reads import FolderReads
 from paceline.checkpoint.load_check import different_as_stored
 from paceline.checkpoint.reader import CheckpointReader
@@ -19,6 +30,7 @@ from paceline.checkpoint.tensorfile import TensorEntry
 from paceline.core.errors import CheckpointError
 from paceline.core.json_types import JsonObject, as_object
 from paceline.models.adapters import WEIGHTS, adapted_modules, peft_key
+from paceline.models.arrival import shapes_standing_in
 
 _OF_WHOLE_MODELS = ("config.json", "generation_config.json")
 
@@ -60,18 +72,44 @@ def write_adapter_files(
     write_kept(stage, files)
 
 
-def check_adapter(stage: Path, entries: list[TensorEntry], where: Path) -> None:
-    """Read the folder's settings with peft, and compare every tensor. Raises CheckpointError."""
-    from peft import PeftConfig
-
-    kind = PeftConfig.from_pretrained(str(stage)).peft_type
+def check_adapter(stage: Path, entries: list[TensorEntry], reader: CheckpointReader) -> None:
+    """Compare every tensor of the folder, and have peft load it. Raises CheckpointError."""
     stored = places_in(stage / WEIGHTS, stage)
     wrong = sorted({e.name for e in entries} ^ set(stored))
     with FolderReads() as files:
         wrong += different_as_stored([e for e in entries if e.name in stored], stored, files)
-    if wrong or kind != "LORA":
+    if wrong := wrong or _peft_misses(stage, reader):
         what = "peft loads other weights than were written; the export was removed"
-        raise CheckpointError(codes.EXPORT_LOAD_CHECK(what, str(where), f"{kind}: {', '.join(wrong[:5])}"))
+        raise CheckpointError(codes.EXPORT_LOAD_CHECK(what, str(reader.path), ", ".join(wrong[:5])))
+
+
+def _peft_misses(stage: Path, reader: CheckpointReader) -> list[str]:
+    """Return what goes wrong when peft loads the folder on its base, whose own weights have no storage."""
+    from peft import PeftModel, get_peft_model_state_dict
+    from safetensors.torch import load_file
+
+    config = config_of(reader, "float32")
+    if not is_known(config):  # its class is code from the hub, which is not run here
+        return []
+    whole = whole_of(config)
+    base = text_model_of(config) if whole is None else whole.skeleton
+    try:
+        with warnings.catch_warnings(record=True), shapes_standing_in(base, on=True):
+            model = PeftModel.from_pretrained(
+                base, str(stage), low_cpu_mem_usage=True, is_trainable=True, torch_device="cpu"
+            )
+            loaded = get_peft_model_state_dict(model, save_embedding_layers=False)
+    except (ValueError, KeyError, RuntimeError, TypeError, AttributeError) as error:
+        return [f"peft: {type(error).__name__}: {error}"[:300]]
+    written = load_file(stage / WEIGHTS)
+    return sorted(
+        name
+        for name in set(loaded) | set(written)
+        if name not in loaded
+        or name not in written
+        or loaded[name].is_meta
+        or not torch.equal(loaded[name], written[name].to(loaded[name].dtype))
+    )
 
 
 def base_of(reader: CheckpointReader) -> JsonObject:

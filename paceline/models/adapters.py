@@ -43,6 +43,7 @@ from paceline.models.expert_adapters import (
 from paceline.models.selectors import selectors
 from paceline.plan.model.composite import text_name
 from paceline.plan.parts import AdapterSpec
+from paceline.plan.peft_settings import scale_of, untied
 from paceline.runtime.seed import seed_for
 
 if TYPE_CHECKING:
@@ -113,7 +114,10 @@ def add_adapter(
     if rows is not None and rows[1] > rows[0] and not _all_trained(hf.get_input_embeddings()):
         raise ConfigError(_new_rows(rows))
     trained = {name: plain_name(name) for name, p in hf.named_parameters() if p.requires_grad}
-    if spec.start and fingerprint is not None:
+    trained_ties = {other: name for other, name in ties(hf).items() if name in trained}
+    if spec.unties and trained_ties:
+        raise ConfigError(untied(", ".join(spec.modules_to_save)))
+    if spec.start and (fingerprint is not None or (Path(spec.start) / WEIGHTS).is_file()):
         load_adapter(hf, Path(spec.start), trained)
     count = sum(p.numel() for p in hf.parameters() if p.requires_grad)
     whole = sum(p.numel() for p in hf.parameters())
@@ -125,7 +129,6 @@ def add_adapter(
         note += f"; none on {', '.join(beyond)}: no adapter would train there"
     if experts:
         note += f"; on the experts of {experts} layers it is computed on the routed tokens"
-    trained_ties = {other: name for other, name in ties(hf).items() if name in trained}
     identity = {**base, "fingerprint": fingerprint, "ties": trained_ties}
     return Adapter(spec, trained, _peft_config(config, saved, base, bool(trained_ties)), identity, note)
 
@@ -191,10 +194,10 @@ def merging(hf: HFModel, spec: AdapterSpec, trained: Collection[str]) -> dict[st
     for module in sorted(adapted_modules(iter(trained))):
         if is_experts(hf, module):
             name = experts_parameter(hf, spec.target_parameters, module)
-            step: Step = partial(merge_experts, is_transposed(hf, module), scale(spec), module)
+            step: Step = partial(merge_experts, is_transposed(hf, module), scale_of(spec, module), module)
         else:
             name = f"{module}.weight"
-            step = partial(_add_product, _transposed(hf, module), scale(spec), module)
+            step = partial(_add_product, _transposed(hf, module), scale_of(spec, module), module)
         steps.setdefault(places[name], []).append(step)
     for name in trained:
         if ".lora_" not in name:
@@ -220,11 +223,6 @@ def _copy_in(name: str, weight: Tensor, trained: Mapping[str, Tensor]) -> None:
     weight.copy_(trained[name])
 
 
-def scale(spec: AdapterSpec) -> float:
-    """alpha / r, or alpha / sqrt(r) (rsLoRA, Kalajdzievski 2023, arXiv:2312.03732)."""
-    return float(spec.alpha) / (float(spec.r) ** 0.5 if spec.use_rslora else float(spec.r))
-
-
 @torch.no_grad()
 def base_fingerprint(hf: HFModel, slices: FolderSlices | None = None) -> str | None:
     """Return a sha256 (hex) over names, shapes and up to 1,024 evenly spaced float32 values of every
@@ -246,35 +244,41 @@ def base_fingerprint(hf: HFModel, slices: FolderSlices | None = None) -> str | N
 
 @torch.no_grad()
 def load_adapter(hf: HFModel, folder: Path, trained: Mapping[str, str]) -> None:
-    """Load the weights of a peft folder into the injected model, in place.
+    """Load the weights of a peft folder into the injected model, in place; on meta only compare.
 
     Raises ConfigError ``models.adapter_weights`` unless the file holds every trained parameter, each of the
     right shape, and nothing else (but other names of tied weights).
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    from safetensors import SafetensorError, safe_open
 
     file = folder / WEIGHTS
+    named = hf.named_parameters()
+    places = {plain: p for name, p in named if (plain := trained.get(name)) is not None}
     try:
-        stored = load_file(file)
+        with safe_open(file, "pt") as stored:
+            # The names and shapes must match exactly: peft itself would load a part without an error.
+            keys = {_stored_name(key): key for key in stored.keys()}  # noqa: SIM118 - it is no mapping
+            shapes = {n: tuple(stored.get_slice(key).get_shape()) for n, key in keys.items()}
+            _compare(file, {n: tuple(p.shape) for n, p in places.items()}, shapes, ties(hf))
+            for name, parameter in places.items():
+                if not parameter.is_meta:
+                    parameter.copy_(stored.get_tensor(keys[name]))
     except (OSError, SafetensorError) as error:
         raise ConfigError(_no_weights(file, str(error).split("\n")[0])) from error
-    # The names and shapes must match exactly: peft itself would load a part without an error.
-    found = {_stored_name(key): tensor for key, tensor in stored.items()}
-    places = {
-        plain: parameter
-        for name, parameter in hf.named_parameters()
-        if (plain := trained.get(name)) is not None
+
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def _compare(file: Path, needed: Shapes, found: Shapes, other_names: Collection[str]) -> None:
+    wrong = {
+        "missing": sorted(set(needed) - set(found)),
+        "unknown": sorted(set(found) - set(needed) - set(other_names)),
+        "have another shape": sorted(n for n in set(needed) & set(found) if needed[n] != found[n]),
     }
-    missing, unknown = sorted(set(places) - set(found)), sorted(set(found) - set(places) - set(ties(hf)))
-    wrong = sorted(n for n in set(places) & set(found) if places[n].shape != found[n].shape)
-    for what, names in (("missing", missing), ("unknown", unknown), ("have another shape", wrong)):
-        if names:
-            raise ConfigError(
-                _no_weights(file, f"{what}: {', '.join(names[:4])}{' …' if len(names) > 4 else ''}")
-            )
-    for name, parameter in places.items():
-        parameter.copy_(found[name])
+    if any(wrong.values()):
+        said = (f"{w}: {', '.join(n[:4])}{' …' if len(n) > 4 else ''}" for w, n in wrong.items() if n)
+        raise ConfigError(_no_weights(file, "; ".join(said)))
 
 
 def ties(hf: HFModel) -> dict[str, str]:
@@ -315,21 +319,40 @@ def _inject(hf: HFModel, spec: AdapterSpec, seed: int) -> LoraConfig:
         lora_alpha=spec.alpha,  # type: ignore[arg-type]  # a fraction is as good
         lora_dropout=spec.dropout,
         target_modules=targets[0] if alone else targets,
-        exclude_modules=beyond or None,
+        exclude_modules=_excluded(spec, beyond),
         bias=spec.bias,  # type: ignore[arg-type]
         use_rslora=spec.use_rslora,
         task_type=_task(hf),
         target_parameters=list(spec.target_parameters) or None,
+        rank_pattern=dict(spec.rank_pattern),
+        alpha_pattern=dict(spec.alpha_pattern),
+        layers_to_transform=list(spec.layers_to_transform) or None,
+        layers_pattern=list(spec.layers_pattern) or None,
     )
     # A is drawn from the seed on the CPU, so that it is equal on every rank.
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         torch.manual_seed(seed_for(seed, role="adapter"))
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False")  # peft corrects it
+        warnings.filterwarnings("ignore", message="You have passed exclude_modules")  # none is a layer: fine
         try:
             inject_adapter_in_model(config, hf, adapter_name=NAME)
         except ValueError as error:
             raise ConfigError(_targets(spec, hf, str(error))) from error
+    config.exclude_modules = _excluded(replace(spec, modules_to_save=()), beyond)  # as files say it
     return config
+
+
+def _excluded(spec: AdapterSpec, beyond: list[str]) -> str | list[str] | None:
+    """Return peft's ``exclude_modules``: the spec's own, what no adapter reaches, and what is trained in full
+    (named to peft as such, it would be copied).
+    """
+    own = list(spec.exclude_modules)
+    pattern = own.pop() if len(own) == 1 and is_pattern(own[0]) else None
+    if pattern is None and not spec.modules_to_save:
+        return list(dict.fromkeys([*own, *beyond])) or None
+    parts = [rf"(.*\.)?{re.escape(name)}" for name in (*own, *beyond)]
+    parts += [rf"(.*\.)?{name}(\..*)?" for name in spec.modules_to_save]
+    return "|".join([*([] if pattern is None else [f"(?:{pattern})"]), *parts])
 
 
 def _check_parameters(hf: HFModel, spec: AdapterSpec) -> None:
@@ -423,7 +446,19 @@ def _train_whole(hf: HFModel, wanted: Iterable[str]) -> list[str]:
     selecting = {id(inner) for _, part in selectors(hf) for inner in part.modules()}
     # Unfreeze what is named; remember the tensors, so that their tied names are found below.
     for target in wanted:
-        hits = [m for n, m in hf.named_modules() if n == target or n.endswith(f".{target}")]
+        named = [
+            (n, m) for n, m in hf.named_modules() if n.endswith(target)
+        ]  # as peft: "norm" names them all
+        hits = [m for _, m in named]
+        if both := [n for n, m in named if any(map(_is_adapted, m.modules()))]:
+            raise ConfigError(
+                codes.MODELS_ADAPTER_MODULES_TO_SAVE(
+                    "a module is trained in full, or it has an adapter",
+                    "lora.modules_to_save",
+                    f"{target} names {both[0]}, which has an adapter",
+                    f"name {target} in full, or leave it out of target_modules",
+                )
+            )
         if hits and all(id(m) in selecting for m in hits):
             raise ConfigError(
                 codes.MODELS_ADAPTER_MODULES_TO_SAVE(
@@ -448,9 +483,7 @@ def _train_whole(hf: HFModel, wanted: Iterable[str]) -> list[str]:
         saved.add(target)
     for name in ties(hf):  # the other name of a tied weight
         module = name.rpartition(".")[0]
-        if id(hf.get_parameter(name)) in own and not any(
-            module == s or module.endswith(f".{s}") for s in saved
-        ):
+        if id(hf.get_parameter(name)) in own and not any(module.endswith(s) for s in saved):
             saved.add(module.rpartition(".")[2])
     return sorted(saved)
 

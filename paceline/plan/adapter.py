@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import util
 from importlib.machinery import ModuleSpec
@@ -14,29 +13,28 @@ from paceline.config.sections.lora import LoraSection
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError
 from paceline.core.files import read_text
-from paceline.core.json_types import Json, as_object
-from paceline.core.patterns import is_pattern
+from paceline.core.json_types import as_object
 from paceline.core.units import human_count
 from paceline.plan import codes
 from paceline.plan.expert_adapters import expert_parameters
 from paceline.plan.mesh import Mesh
-from paceline.plan.model.composite import text_name
 from paceline.plan.model.parameters import is_linear, parameters_of
 from paceline.plan.model.read_shape import ModelShape
 from paceline.plan.model.weights_sizes import linears
 from paceline.plan.parts import AdapterSpec, Quantization
+from paceline.plan.peft_settings import ALL_LINEAR, is_target, rank_of, with_settings
 from paceline.plan.plan import Decision
 from paceline.plan.strategies.base import StrategySpec, strategy_specs
 from paceline.plan.strategies.options import NO_OPTIONS, EngineOptions
 
-ALL_LINEAR = "all-linear"
 MAX_CONFIG_BYTES = 1024 * 1024
 
 
 def adapter_of(lora: LoraSection | None) -> AdapterSpec | None:
     """Return ``Plan.adapter`` for the config's ``lora`` section; None without one.
 
-    With ``adapter_name_or_path`` rank, scale and targets come from that folder's ``adapter_config.json``.
+    With ``adapter_name_or_path`` rank, scale, layers and dropout come from that folder's
+    ``adapter_config.json``.
     Raises ConfigError if it cannot be read, is not LoRA, or uses unsupported settings.
     """
     if lora is None:
@@ -45,7 +43,7 @@ def adapter_of(lora: LoraSection | None) -> AdapterSpec | None:
     adapter = AdapterSpec(
         r=lora.r,
         alpha=2 * lora.r if lora.alpha is None else lora.alpha,
-        dropout=lora.dropout,
+        dropout=lora.dropout or 0.0,
         target_modules=lora.target_modules,
         modules_to_save=lora.modules_to_save,
         target_parameters=lora.target_parameters,
@@ -54,7 +52,8 @@ def adapter_of(lora: LoraSection | None) -> AdapterSpec | None:
         quantization=Quantization(bits, lora.quantization_type, lora.double_quant) if bits else None,
     )
     if lora.adapter_name_or_path:
-        return _started(Path(lora.adapter_name_or_path).expanduser(), adapter)
+        found = _started(Path(lora.adapter_name_or_path).expanduser(), adapter)
+        return found if lora.dropout is None else replace(found, dropout=lora.dropout)
     return adapter
 
 
@@ -184,7 +183,7 @@ def adapter_decisions(adapter: AdapterSpec | None, shape: ModelShape | None) -> 
             Decision(
                 "lora.adapter_name_or_path",
                 str(adapter.start),
-                "rank, scale and targets are read from its config",
+                "rank, scale, layers and dropout are read from its config",
             )
         )
     if adapter.modules_to_save:
@@ -211,13 +210,11 @@ def adapter_parameters(shape: ModelShape, adapter: AdapterSpec) -> int | None:
     of_layer = linears(shape)
     if of_layer is None or adapter.bias != "none":
         return None
-    targets = adapter.target_modules
-    rank = adapter.r
     count = 0
     for layer in range(shape.layers):
         for name, (inside, outside) in of_layer.items():
-            if matches(targets, f"model.layers.{layer}.{name}"):
-                count += rank * (inside + outside)
+            if is_target(adapter, full := f"model.layers.{layer}.{name}"):
+                count += rank_of(adapter, full) * (inside + outside)
     count += expert_parameters(shape, adapter) if adapter.target_parameters else 0
     saved = {"embed_tokens", "lm_head"} & set(adapter.modules_to_save)
     if set(adapter.modules_to_save) - saved:
@@ -230,23 +227,11 @@ def _of_listing(shape: ModelShape, adapter: AdapterSpec) -> int | None:
     """Return the trained parameters of a model whose class listed its own."""
     if adapter.modules_to_save or adapter.bias != "none":
         return None
-    adapted = (
-        p
-        for p in parameters_of(shape)
-        if is_linear(shape, p) and matches(adapter.target_modules, p.name.rpartition(".")[0])
-    )
+    linear = ((p, p.name.rpartition(".")[0]) for p in parameters_of(shape) if is_linear(shape, p))
+    adapted = (rank_of(adapter, name) * sum(p.shape) for p, name in linear if is_target(adapter, name))
     head = shape.head_outputs * shape.hidden_size if shape.scalar_head else 0  # new: trained in full
     experts = expert_parameters(shape, adapter) if adapter.target_parameters else 0
-    return head + experts + sum(adapter.r * sum(p.shape) for p in adapted)
-
-
-def matches(targets: Sequence[str], name: str) -> bool:
-    """Whether a linear layer is a target, as peft decides: by name suffix, by one regex, or all."""
-    if list(targets) == [ALL_LINEAR]:
-        return True
-    if len(targets) == 1 and is_pattern(targets[0]):
-        return re.fullmatch(targets[0], name) is not None
-    return any(name == target or name.endswith(f".{target}") for target in targets)
+    return head + experts + sum(adapted)
 
 
 def _started(folder: Path, adapter: AdapterSpec) -> AdapterSpec:
@@ -266,64 +251,7 @@ def _started(folder: Path, adapter: AdapterSpec) -> AdapterSpec:
                 " from the hub first: hf download NAME --local-dir DIR",
             )
         ) from error
-    # Only plain LoRA is supported.
-    rank, alpha, targets = config.get("r"), config.get("lora_alpha"), _names(config.get("target_modules"))
-    other = sorted(key for key in _PLAIN if config.get(key))
-    if (
-        config.get("peft_type") != "LORA"
-        or not isinstance(rank, int)
-        or rank <= 0
-        or not isinstance(alpha, (int, float))
-        or not (targets or _names(config.get("target_parameters")))
-        or other
-    ):
-        raise ConfigError(
-            codes.PLAN_ADAPTER_KIND(
-                "this adapter is not plain LoRA",
-                "lora.adapter_name_or_path",
-                f"{file}: peft_type {config.get('peft_type')}"
-                + (f", {', '.join(other)} set" if other else ""),
-                "use an adapter with r, lora_alpha and target_modules only",
-            )
-        )
-    return replace(
-        adapter,
-        r=rank,
-        alpha=alpha,
-        target_modules=targets,
-        modules_to_save=_names(config.get("modules_to_save")),
-        target_parameters=_names(config.get("target_parameters")),
-        bias=str(config.get("bias") or "none"),
-        use_rslora=bool(config.get("use_rslora")),
-        start=str(folder.absolute()),
-    )
-
-
-def _names(value: Json) -> tuple[str, ...]:
-    """Return the names of a setting that holds one or a list of them, as the language model names them."""
-    if isinstance(value, str):
-        return (text_name(value),) if value else ()
-    return tuple(sorted(text_name(str(one)) for one in value)) if isinstance(value, list) else ()
-
-
-# peft settings that change what an adapter computes, or its placement, beyond plain LoRA. Not among them is
-# exclude_modules: a folder's tensors are compared with the model's when they are read.
-_PLAIN = (
-    "use_dora",
-    "use_qalora",
-    "lora_bias",
-    "rank_pattern",
-    "alpha_pattern",
-    "layers_to_transform",
-    "layer_replication",
-    "trainable_token_indices",
-    "alora_invocation_tokens",
-    "loftq_config",
-    "corda_config",
-    "eva_config",
-    "arrow_config",
-    "use_bdlora",
-)
+    return replace(with_settings(adapter, config, str(file)), start=str(folder.absolute()))
 
 
 def _not_installed(package: str, what: str, where: str, extra: str, here: bool) -> Diagnostic:

@@ -47,7 +47,8 @@ class Quantization:
 class AdapterSpec:
     """LoRA of rank ``r``, with peft's names. ``start``: folder of the adapter weights to start from.
 
-    ``quantization``: of the frozen base layers; ``target_parameters``: tensors of fused experts, by suffix.
+    ``quantization``: of the frozen base layers; ``target_parameters``: tensors of fused experts, by suffix;
+    what follows it comes from peft's folders alone.
     """
 
     r: int
@@ -60,6 +61,12 @@ class AdapterSpec:
     start: str | None = None
     quantization: Quantization | None = None
     target_parameters: tuple[str, ...] = field(default=(), metadata=UNLESS_DEFAULT)
+    exclude_modules: tuple[str, ...] = field(default=(), metadata=UNLESS_DEFAULT)
+    rank_pattern: Mapping[str, int] = field(default_factory=dict, metadata=UNLESS_DEFAULT)
+    alpha_pattern: Mapping[str, float] = field(default_factory=dict, metadata=UNLESS_DEFAULT)
+    layers_to_transform: tuple[int, ...] = field(default=(), metadata=UNLESS_DEFAULT)
+    layers_pattern: tuple[str, ...] = field(default=(), metadata=UNLESS_DEFAULT)
+    unties: bool = field(default=False, metadata=UNLESS_DEFAULT)  # a tied weight that is trained in full
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
-from paceline.plan.adapter import ALL_LINEAR
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.attention import PACKABLE, family_packs
 from paceline.plan.model.config_json import model_config
 from paceline.plan.model.families import FAMILY_SIZES, NO_LINEARS
 from paceline.plan.model.unusual import unusual
+from paceline.plan.peft_settings import ALL_LINEAR
 from paceline.plan.plan import Plan
 
 REWARDS, STRATEGY, COMPILE, MODEL = "reward functions", "strategy class", "compile backend", "model class"
@@ -56,7 +56,9 @@ def _of_model(config: Config, plan: Plan | None, environ: Mapping[str, str]) -> 
     m, lora, reasons = config.model, config.lora, []
     if m.attn_implementation not in _ATTENTION:
         reasons.append(f"attention {m.attn_implementation}")
-    if lora is not None and (tuple(lora.target_modules) != (ALL_LINEAR,) or lora.modules_to_save):
+    if lora is not None and (
+        tuple(lora.target_modules) != (ALL_LINEAR,) or lora.modules_to_save or lora.adapter_name_or_path
+    ):
         reasons.append("adapter targets")
     if m.trust_remote_code:
         reasons.append("its own code")

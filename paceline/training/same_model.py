@@ -22,8 +22,16 @@ from paceline.training import codes
 _EXPORT = "run paceline export RUN --to DIR and start a new run with model.name_or_path: DIR"
 _SIZES = ("hidden_size", "layers", "heads", "kv_heads", "head_dim", "intermediate")  # the vocabulary may grow
 _WHOLE = "modules_to_save"
-_EXPERTS = "target_parameters"  # left out where there are none
 _ADAPTER = ("r", "alpha", "use_rslora", "target_modules", _WHOLE, "bias")
+# left out where there are none
+_UNLESS_DEFAULT = (
+    "target_parameters",
+    "exclude_modules",
+    "rank_pattern",
+    "alpha_pattern",
+    "layers_to_transform",
+    "layers_pattern",
+)
 # any shape large enough to be quantised: optimizers of one class with as many bytes for it are compatible
 _MATRIX = (64, 128)
 
@@ -101,8 +109,9 @@ def _adapters(state: JsonObject, now: JsonObject | None, *, tied: bool) -> list[
         return []
     # Ignore differences that the run itself makes: saved modules, and alpha that follows the rank
     other = [key for key in _ADAPTER if key in before and _shown(before[key]) != _shown(now[key])]
-    if _names(before.get(_EXPERTS)) != _names(now.get(_EXPERTS)):
-        before, now, other = {_EXPERTS: [], **before}, {_EXPERTS: [], **now}, [*other, _EXPERTS]
+    for key in _UNLESS_DEFAULT:
+        if (before.get(key) or None) != (now.get(key) or None):
+            before, now, other = {key: [], **before}, {key: [], **now}, [*other, key]
     if _same_whole(_names(before.get(_WHOLE)), _names(now[_WHOLE]), tied=tied) and _WHOLE in other:
         other.remove(_WHOLE)
     if other[:2] == ["r", "alpha"]:  # alpha defaults to twice the rank

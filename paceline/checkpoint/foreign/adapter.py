@@ -46,7 +46,7 @@ def adapter_state(
     for given, tensor in weights.items():
         name = adapter_name(given)
         module = name.rpartition(".")[0]
-        full = ".modules_to_save." in given and any(f".{module}".endswith(f".{one}") for one in whole)
+        full = ".modules_to_save." in given and module.endswith(tuple(whole))
         if _FACTOR in name or full or name in mine:
             kept[name] = tensor
     modules = {name.rpartition(".")[0] for name in names.parameters}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from paceline.checkpoint.contents import Contents
 from paceline.checkpoint.disk import named_errors
 from paceline.checkpoint.examined import Alone
+from paceline.checkpoint.folder import ADAPTER_CONFIG
 from paceline.checkpoint.foreign.mark import CONVERTED
 from paceline.checkpoint.foreign.state import ForeignState, LazyTensor
 from paceline.checkpoint.manifest_format import HF_FOLDER, STATE
@@ -20,11 +21,10 @@ from paceline.checkpoint.names import TensorName
 from paceline.checkpoint.store import Checkpointer
 from paceline.checkpoint.strictjson import dump_object
 from paceline.checkpoint.tensorfile import TensorEntry, in_order, starts_of
-from paceline.config.sections.lora import LoraSection
 from paceline.core.json_types import Json, JsonObject
 from paceline.core.rundir import RunDir
-from paceline.plan.adapter import adapter_of
 from paceline.plan.codec import to_json
+from paceline.plan.peft_settings import spec_of
 from paceline.protocols.shard import BUFFER, PARAM
 from paceline.strategies.state import SCALER
 
@@ -84,9 +84,7 @@ def _state(state: ForeignState, folder: Path) -> JsonObject:
     if state.optimizer:
         found["optimizer"] = {"name": state.optimizer, "args": {}}
     if state.adapter is not None:
-        spec = adapter_of(LoraSection(adapter_name_or_path=str(folder)))
-        assert spec is not None
-        found["adapter"] = to_json(replace(spec, start=None))
+        found["adapter"] = to_json(spec_of(state.adapter, str(folder / ADAPTER_CONFIG)))
         base = state.adapter.get("base_model_name_or_path")
         found["base_model"] = {"name_or_path": str(base or ""), "fingerprint": "", "ties": {}}
     return found

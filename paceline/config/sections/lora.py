@@ -10,8 +10,8 @@ from pydantic_core import PydanticCustomError
 
 from paceline.config.sections.types import (
     Bool,
-    Float,
     Int,
+    OptFloat,
     OptInt,
     OptPath,
     Section,
@@ -51,7 +51,12 @@ class LoraSection(Section):
         ge=1,
         description="Scaling numerator alpha (scale = alpha / r); twice the rank when empty.",
     )
-    dropout: Float = Field(default=0.0, ge=0, lt=1, description="Dropout on the adapters' input.")
+    dropout: OptFloat = Field(
+        default=None,
+        ge=0,
+        lt=1,
+        description="Dropout on the adapters' input; when empty that of adapter_name_or_path, else 0.",
+    )
     target_modules: Annotated[tuple[str, ...], BeforeValidator(to_targets)] = Field(
         default=("all-linear",),
         description=(
@@ -68,7 +73,11 @@ class LoraSection(Section):
         ),
     )
     modules_to_save: Texts = Field(
-        default=(), description="Modules trained in full in addition to the adapters (embed_tokens, lm_head)."
+        default=(),
+        description=(
+            "Modules trained in full in addition to the adapters, by the ends of their names as in peft:"
+            " [embed_tokens, lm_head]; norm is every norm. They get no adapter."
+        ),
     )
     bias: Annotated[str, Word("none", "all", "lora_only")] = Field(
         default="none", description="Which biases are trained."
@@ -84,6 +93,7 @@ class LoraSection(Section):
     adapter_name_or_path: OptPath = Field(
         default=None,
         description=(
-            "Folder of a peft adapter to continue training; its rank, alpha and target modules are used."
+            "Folder of a peft adapter (LoRA on the unchanged base) to continue training; its rank, alpha and"
+            " layers are used."
         ),
     )

@@ -6,12 +6,12 @@ import math
 import re
 from dataclasses import dataclass, replace
 
-from paceline.plan.adapter import matches
 from paceline.plan.expert_adapters import expert_factors, is_adapted
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.parameters import SCORE, Parameter, is_linear, is_transposed, parameters_of
 from paceline.plan.model.read_shape import ModelShape
 from paceline.plan.parts import AdapterSpec
+from paceline.plan.peft_settings import is_target, rank_of
 from paceline.plan.strategies.options import PipelineOptions
 
 # Column-wise (dim 0), row-wise (dim 1) modules in Transformers 5.23's ``base_model_tp_plan``, by last name.
@@ -82,9 +82,9 @@ def pieces_of(
         module, _, leaf = parameter.name.rpartition(".")
         linear = is_linear(shape, parameter)
         made.append(_frozen(parameter, adapter, master_bytes, linear))
-        if linear and matches(adapter.target_modules, module):
+        if linear and is_target(adapter, module):
             outside, inside = parameter.shape[::-1] if is_transposed(shape, parameter) else parameter.shape
-            rank = adapter.r
+            rank = rank_of(adapter, module)
             made.append(Piece(f"{module}.lora_A.weight", (rank, inside), True, True, master_bytes))
             made.append(Piece(f"{module}.lora_B.weight", (outside, rank), True, True, master_bytes))
         if is_adapted(parameter, adapter):

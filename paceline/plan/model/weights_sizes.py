@@ -12,6 +12,7 @@ from paceline.plan.model.composite import beside_text
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.model.weights_files import StoredTensor, header_of, weights_of
 from paceline.plan.parts import AdapterSpec
+from paceline.plan.peft_settings import rank_of, untied
 
 LLAMA_LIKE = frozenset(
     {"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "mixtral", "qwen3_moe"}
@@ -86,9 +87,14 @@ def _misfits(tensors: Mapping[str, StoredTensor], shape: ModelShape) -> Iterator
         yield f"{len(layers)} layers, but num_hidden_layers is {shape.layers}"
 
 
+TIED = ("model.embed_tokens", "lm_head")  # one weight in models that tie them
+
+
 def adapter_sizes(folder: Path, adapter: AdapterSpec, shape: ModelShape) -> list[Diagnostic]:
     """Return adapter weights that do not match the model or their own ``adapter_config.json``."""
-    inside, rank = linears(shape), adapter.r
+    inside, whole = linears(shape), adapter.modules_to_save
+    if adapter.unties and shape.tied and any(name.endswith(whole) for name in TIED):
+        return [untied(", ".join(whole))]
     if inside is None:
         return []
     try:
@@ -102,6 +108,7 @@ def adapter_sizes(folder: Path, adapter: AdapterSpec, shape: ModelShape) -> list
         if place is None or linear not in inside or half not in ("A.weight", "B.weight"):
             continue
         a, b = inside[linear]
+        rank = rank_of(adapter, f"model.layers.{place[1]}.{linear}")
         fits = [rank, a] if half == "A.weight" else [b, rank]
         if int(place[1]) >= shape.layers:
             wrong.append(f"{name}, but the model has {shape.layers} layers")

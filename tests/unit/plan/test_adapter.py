@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -152,11 +153,15 @@ def test_an_adapter_to_train_on_from_says_its_own_rank(tmp_path: Path) -> None:
         True,
     )
     assert found.start == str(tmp_path) and found.bias == "none"
-    assert adapter(**{**plain, "exclude_modules": ["indexer.wq_b"]}) == found  # which layers: the tensors say
+    assert adapter(**plain, exclude_modules=["wq_b"]) == replace(found, exclude_modules=("wq_b",))
+    assert adapter(**plain, lora_dropout=0.1) == replace(found, dropout=0.1)
     for change in (
         {"peft_type": "IA3"},
         {"use_dora": True},
-        {"rank_pattern": {"q_proj": 2}},
+        {"rank_pattern": {"q_proj": 2}, "target_parameters": ["experts.down_proj"]},
+        {"rank_pattern": ["q_proj"]},
+        {"an_option_of_tomorrow": 1},
+        {"init_lora_weights": "pissa"},
         {"target_modules": None},
     ):
         with pytest.raises(ConfigError, match="plan.adapter_kind"):
