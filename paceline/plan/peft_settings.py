@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from math import isfinite
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
@@ -102,7 +103,7 @@ def with_settings(adapter: AdapterSpec, settings: JsonObject, where: str) -> Ada
     return replace(
         adapter,
         r=int(as_number(settings["r"])),
-        alpha=as_number(settings["lora_alpha"]),
+        alpha=_number(settings["lora_alpha"]),
         dropout=float(as_number(settings.get("lora_dropout") or 0.0)),
         target_modules=names(settings.get("target_modules")),
         exclude_modules=names(settings.get("exclude_modules")),
@@ -210,12 +211,17 @@ def _numbers(value: Json) -> dict[str, float]:
     )
 
 
+def _number(value: Json) -> float:
+    number = as_number(value)
+    return int(number) if number.is_integer() else number
+
+
 def _is_whole(value: Json) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _is_number(value: Json) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
 
 
 def is_target(adapter: AdapterSpec, name: str) -> bool:
