@@ -92,7 +92,7 @@ EDGES: Mapping[str, str] = {
         ("plan/model/folder.py", "plan/model/weights_files.py"),
         "headers and indices of safetensors files",
     ),
-    "plan/adapter.py": "peft's adapter_config.json",
+    "plan/peft_settings.py": "peft's adapter_config.json",
     "plan/hardware/catalogue.py": "a user's hardware file",
     "plan/hardware/nodes.py": "properties of nodes that Linux writes, and a wheel's version file",
     "plan/hardware/smi.py": "columns of nvidia-smi and rocm-smi",

@@ -277,8 +277,8 @@ def _compare(file: Path, needed: Shapes, found: Shapes, other_names: Collection[
         "have another shape": sorted(n for n in set(needed) & set(found) if needed[n] != found[n]),
     }
     if any(wrong.values()):
-        said = (f"{w}: {', '.join(n[:4])}{' …' if len(n) > 4 else ''}" for w, n in wrong.items() if n)
-        raise ConfigError(_no_weights(file, "; ".join(said)))
+        reports = (f"{w}: {', '.join(n[:4])}{' …' if len(n) > 4 else ''}" for w, n in wrong.items() if n)
+        raise ConfigError(_no_weights(file, "; ".join(reports)))
 
 
 def ties(hf: HFModel) -> dict[str, str]:
