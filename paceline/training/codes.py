@@ -211,8 +211,13 @@ TRAINING_METRIC_FOR_BEST_MODEL = Code(
 )
 TRAINING_BEST_CHECKPOINT = Code(
     "training.best_checkpoint",
-    "The best checkpoint should be loaded at the end, but it no longer exists. Keep more with"
-    " training.save_total_limit.",
+    "The best checkpoint should be loaded at the end, but it is neither in the run's folder nor beside the"
+    " checkpoint that is resumed from. Bring it back, or set training.load_best_model_at_end: false.",
+)
+TRAINING_NOTHING_LEFT = Code(
+    "training.nothing_left",
+    "The checkpoint that is resumed from has all steps, or early stopping ended its run: nothing is trained."
+    " To train on, raise max_steps, num_train_epochs or early_stopping_patience.",
 )
 TRAINING_EVAL_ROWS = Code(
     "training.eval_rows",

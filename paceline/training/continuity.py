@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from paceline.checkpoint.foreign.mark import CONVERTED
 from paceline.config.optimizers import BUILT, StateSplit
@@ -14,6 +15,7 @@ from paceline.plan.plan import Plan
 from paceline.plan.strategies.base import state_form, strategy_spec
 from paceline.plan.strategies.state_form import why_unreadable
 from paceline.training import codes
+from paceline.training.state import TrainState
 
 STRATEGY_LABEL = "strategy_label"  # where a checkpoint's state has it
 # What a resumed run must not change: the samples and their order.
@@ -132,3 +134,29 @@ def not_compared(state: JsonObject, definition: str) -> Diagnostic | None:
     hint = "continue only if data.train, the tokenizer, the chat template and the lengths have not changed"
     found = f"{saved or 'an earlier definition'} in the checkpoint, {definition} now"
     return codes.RESUME_DATA_NOT_COMPARED(what, "data.train", found, hint, Severity.WARNING)
+
+
+def best_is_gone(best: Path) -> Diagnostic:
+    """Return the finding that the best checkpoint is not there for ``load_best_model_at_end``."""
+    return codes.TRAINING_BEST_CHECKPOINT(
+        "the best checkpoint so far is not there, and load_best_model_at_end makes it the run's result",
+        "training.load_best_model_at_end",
+        f"{best} does not exist, nor is it beside the checkpoint that is resumed from",
+        "load_best_model_at_end: false; or put the folder back (a larger save_total_limit keeps it)",
+    )
+
+
+def nothing_left(ended: str, state: TrainState, total: int) -> Diagnostic:
+    """Return the note that a resumed run had ``ended`` already."""
+    if ended == "completed":
+        what, hint = (
+            "all steps were trained: nothing is left to do",
+            "to train on, raise max_steps or num_train_epochs",
+        )
+    else:
+        what, hint = (
+            "early stopping ended this run: it does not train on",
+            "to train on, raise early_stopping_patience",
+        )
+    found = f"step {state.step} of {total}, {state.evals_without_gain} evaluations without a gain"
+    return codes.TRAINING_NOTHING_LEFT(what, "training.resume_from_checkpoint", found, hint, Severity.NOTE)

@@ -23,7 +23,7 @@ from paceline.config.object_url import is_url, parse_url
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import PacelineError
-from paceline.core.json_types import JsonObject
+from paceline.core.json_types import JsonObject, as_object
 from paceline.core.rundir import RunDir
 from paceline.core.units import human_bytes
 from paceline.data.fingerprint import definition
@@ -35,6 +35,7 @@ from paceline.plan.plan import Plan
 from paceline.training import codes
 from paceline.training.continuity import (
     FIXED,
+    best_is_gone,
     keep_global_batch,
     not_compared,
     of_another_program,
@@ -78,6 +79,11 @@ def look_at_checkpoint(config: Config, environ: Mapping[str, str], plan: Plan | 
         return
     # The same training: algorithm, model sizes, optimizer, strategy, global batch
     yield _chosen(path, manifest.total_bytes)
+    best = as_object(state.get("train")).get("best_step")
+    if config.training.load_best_model_at_end and isinstance(best, int) and not several:
+        there = run.checkpoint(best)
+        if not there.is_dir() and not (path.parent / there.name).is_dir():
+            yield best_is_gone(there)
     if plan is not None:
         other = other_training(state, plan, saved)
         yield from other

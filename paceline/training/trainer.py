@@ -122,8 +122,11 @@ class Trainer:
     def train(self) -> str:
         """Train to the end. Collective.
 
-        Returns ``completed``, ``early_stopped`` or (by a signal) ``stopped``, both with a checkpoint.
+        Returns ``completed``, ``early_stopped`` or (by a signal) ``stopped``, both with a checkpoint. A run
+        that was resumed after its last step, or after early stopping, trains nothing.
         """
+        if (ended := self.ended()) is not None:
+            return ended
         with (
             contextlib.closing(self.algorithm.windows(self.windows, self.handles)) as windows,
             collected_between_steps() as garbage,
@@ -141,6 +144,12 @@ class Trainer:
             self._record()
         self._settle(wait=True, must_succeed=True)
         return "completed"
+
+    def ended(self) -> str | None:
+        """Return how the run had ended already when it was resumed; None if something is left to train."""
+        if self.state.step >= self.cadence.total_steps:
+            return "completed"
+        return "early_stopped" if self.state.step and self.best.exhausted(self.state) else None
 
     def _step(self, window: Window) -> None:
         if self.inspect is not None:

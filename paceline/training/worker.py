@@ -61,6 +61,7 @@ from paceline.runtime.spared import spare_torchao
 from paceline.runtime.world import RankEnv, World
 from paceline.training import codes
 from paceline.training.agree import check_same, on_other_disks, share_plan
+from paceline.training.continuity import best_is_gone, nothing_left
 from paceline.training.failure import diagnose, exit_code_of
 from paceline.training.garbage import EVERY
 from paceline.training.observers import Observers
@@ -159,6 +160,7 @@ class Worker:
         self.alarm: Alarm | None = None
         self.lock: FileLock | None = None
         self.checkpoint = ""
+        self.beside = self.run_dir.checkpoints  # of the one that is resumed from
         self.disks = Disks.one(env.world_size)
         self.on_nodes: NodesResume | None = None
 
@@ -254,6 +256,7 @@ class Worker:
         )
         reader = resumes.reader
         self.checkpoint = str(reader.path) if reader else ""
+        self.beside = self.run_dir.checkpoints if reader is None else reader.path.parent
         if self.on_nodes is not None:
             for note in self.on_nodes.notes:
                 self.observers.note(note)
@@ -277,6 +280,8 @@ class Worker:
         )
         self.say_data()
         self.say_models(trainer, (*session.notes,))
+        if (ended := trainer.ended()) is not None:
+            self.observers.note(nothing_left(ended, trainer.state, total))
         if self.config.training.eval_on_start and trainer.evaluate is not None and trainer.state.step == 0:
             trainer.measure()
         outcome = trainer.train()
@@ -448,13 +453,9 @@ class Worker:
             return
         best = self.run_dir.checkpoint(trainer.state.best_step)
         if not world.any(best.is_dir()):
-            raise CheckpointError(
-                codes.TRAINING_BEST_CHECKPOINT(
-                    "the best checkpoint no longer exists",
-                    str(best),
-                    hint="keep it with a larger training.save_total_limit",
-                )
-            )
+            best = self.beside / best.name
+        if not world.any(best.is_dir()):
+            raise CheckpointError(best_is_gone(self.run_dir.checkpoint(trainer.state.best_step)))
         if world.rank == 0 and self.observers is not None:
             self.observers.message(
                 f"best: step {trainer.state.best_step},"

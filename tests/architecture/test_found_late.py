@@ -136,7 +136,7 @@ LATE = {
         checkpoint.permission checkpoint.read_only checkpoint.save_failed
         checkpoint.unreadable data.cache_damaged data.cache_rebuilt data.worker_died rollout.server_weights
         run.checkpoint_gone run.folder_gone run.result_lost runlog.events_lost runlog.lost
-        training.best_checkpoint training.out_of_memory
+        training.nothing_left training.out_of_memory
         training.plan_file training.plan_ranks training.system_refused
     """
     ),

@@ -42,8 +42,10 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(beforehand, "_run_child", asked)
 
 
-def save(job: Job, settings: dict[str, Any] | None = None, step: int = 2) -> Path:
-    """The folder of a checkpoint of ``job`` under ``settings``; weights of one small tensor."""
+def save(job: Job, settings: dict[str, Any] | None = None, step: int = 2, best: int | None = None) -> Path:
+    """The folder of a checkpoint of ``job`` under ``settings``; weights of one small tensor. ``best``: the
+    step of the best one.
+    """
     plan, _ = planned(load(job.yaml(settings or {}), ()), imports=False)
     config = plan.config
     kind = row_kind(algorithm_spec(plan.algorithm).rows)
@@ -54,7 +56,7 @@ def save(job: Job, settings: dict[str, Any] | None = None, step: int = 2) -> Pat
     assert rows is not None
     adapter = None if plan.adapter is None else SimpleNamespace(spec=plan.adapter, base={"fingerprint": "f"})
     state = run_state(
-        TrainState(step=step),
+        TrainState(step=step, best_step=best, best_metric=best and 1.0),
         None,
         plan,
         rows,

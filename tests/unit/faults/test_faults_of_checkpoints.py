@@ -73,6 +73,26 @@ def test_a_harmed_checkpoint_is_named_by_plan(job: Job, harm: str) -> None:
     assert wrong(found) == {"resume.only_incomplete"} and found["resume.only_incomplete"].hint
 
 
+def test_a_best_checkpoint_that_is_gone_is_named_before_the_start(job: Job) -> None:
+    """In the run's folder or beside what is resumed from it is found; without the wish nobody asks."""
+    best = {"training.load_best_model_at_end": True, "training.save_strategy": "best"}
+    ask = {
+        **best,
+        "training.eval_strategy": "steps",
+        "training.eval_steps": 1,
+        "data.eval": str(job.root / "rows.json"),
+    }
+    folder = save(job, step=2, best=1)
+    found = job.found({**ask, RESUME: str(folder)})
+    assert (
+        "training.best_checkpoint" in wrong(found)
+        and "step-00000001" in found["training.best_checkpoint"].found
+    )
+    assert "training.best_checkpoint" not in wrong(job.found({RESUME: str(folder)}))
+    save(job, step=1)
+    assert "training.best_checkpoint" not in wrong(job.found({**ask, RESUME: str(folder)}))
+
+
 def test_a_newer_manifest_is_named_as_newer(job: Job) -> None:
     folder = save(job)
     _json(folder / "manifest.json", version=VERSION + 1)

@@ -194,3 +194,15 @@ def test_a_callback_that_asks_to_stop_ends_it_early_and_a_signal_stops_it() -> N
         trainer.stop_requested = lambda: signalled and trainer.state.step == 2  # noqa: B023
         trainer.saves = saves
         assert (trainer.train(), trainer.state.step, saves.steps) == (outcome, 2, [2])
+
+
+@pytest.mark.parametrize(
+    ("step", "gainless", "outcome"), [(3, 2, "early_stopped"), (12, 0, "completed"), (3, 1, None)]
+)
+def test_a_resumed_run_that_had_ended_trains_nothing(step: int, gainless: int, outcome: str | None) -> None:
+    trainer = trainer_of(Runner(SICK["no gradient for eleven of twelve steps"][0]), 12, [])
+    trainer.best = BestRule(patience=2)
+    trainer.state.step, trainer.state.evals_without_gain = step, gainless
+    assert trainer.ended() == outcome
+    if outcome is not None:
+        assert (trainer.train(), trainer.state.step) == (outcome, step)
