@@ -81,6 +81,7 @@ def evaluate(
     max_rows: options.MaxRows = None,
     batch_size: options.BatchSize = 8,
     nproc: options.Nproc = None,
+    strategy: options.Strategy = "copies",
     dtype: options.Dtype = "float32",
     as_json: AsJson = False,
     plot: Picture = None,
@@ -115,6 +116,7 @@ def evaluate(
         "judge_prompt": judge_prompt,
         "batch_size": batch_size,
         "nproc": nproc,
+        "strategy": strategy,
         "dtype": dtype,
     }
     code, found = evaluated(job, call)

@@ -34,6 +34,15 @@ RowFormat = Annotated[str, typer.Option("--format", help="Format of the rows, as
 Split = Annotated[str, typer.Option(help="Split of a data set of several.")]
 MaxRows = Annotated[int | None, typer.Option(min=1, help="Read only so many rows.")]
 Nproc = Annotated[int | None, typer.Option(min=1, help="Processes [default: one a GPU, one on a CPU].")]
+Strategy = Annotated[
+    str,
+    typer.Option(
+        help=(
+            "How the processes hold the model: copies, or parts of one that is larger than a card: tp (heads"
+            " and columns are divided) or fsdp (layers are gathered one after the other)."
+        )
+    ),
+]
 BatchSize = Annotated[
     int, typer.Option(min=1, help="Rows computed together; the same batches on any number of processes.")
 ]

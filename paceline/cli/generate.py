@@ -29,6 +29,7 @@ def generate(
     max_rows: options.MaxRows = None,
     batch_size: options.BatchSize = 8,
     nproc: options.Nproc = None,
+    strategy: options.Strategy = "copies",
     dtype: options.Dtype = "float32",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that exists.")] = False,
 ) -> None:
@@ -50,6 +51,7 @@ def generate(
         "seed": seed,
         "batch_size": batch_size,
         "nproc": nproc,
+        "strategy": strategy,
         "dtype": dtype,
         "to": to,
         "overwrite": overwrite,

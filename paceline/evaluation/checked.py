@@ -15,6 +15,8 @@ from paceline.evaluation.job import EvaluationJob
 from paceline.evaluation.judge_prompt import judge_prompt
 from paceline.evaluation.metrics import check_metrics
 from paceline.evaluation.models import NamedModel, check_model, config_of, named_models
+from paceline.evaluation.ranks import number_of_ranks
+from paceline.evaluation.work import COPIES, SHARED
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -56,6 +58,15 @@ def _check_options(job: EvaluationJob) -> None:
         found.append(
             codes.EVALUATION_JOB("there is no such dtype here", "--dtype", job.dtype, ", ".join(DTYPES))
         )
+    if job.strategy not in (COPIES, *SHARED):
+        what = "there is no such way to share a model here"
+        found.append(codes.EVALUATION_JOB(what, "--strategy", job.strategy, ", ".join((COPIES, *SHARED))))
+    elif job.strategy in SHARED and number_of_ranks(job.nproc) == 1:
+        what = "a model is shared among several processes, but there is one"
+        found.append(codes.EVALUATION_JOB(what, "--strategy", job.strategy, "--nproc 2"))
+    elif job.strategy in SHARED and job.dtype == "float16":
+        what = "a model that is shared computes in float32 or bfloat16"
+        found.append(codes.EVALUATION_JOB(what, "--dtype", job.dtype, "--dtype bfloat16"))
     if not (job.losses or job.metrics or job.judge or job.to):
         hint = "--metrics exact_match, or leave out --no-losses"
         found.append(codes.EVALUATION_JOB("nothing is to be measured", "--no-losses", hint=hint))

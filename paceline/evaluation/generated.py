@@ -23,7 +23,7 @@ from paceline.evaluation.prepared import read_task, settings_of
 from paceline.evaluation.rank import Report
 from paceline.evaluation.ranks import compute_on_ranks, number_of_ranks
 from paceline.evaluation.rows import FileRows
-from paceline.evaluation.work import ANSWERS, WorkFolder, WorkSettings, num_batches
+from paceline.evaluation.work import ANSWERS, COPIES, WorkFolder, WorkSettings, num_batches
 
 
 def generate_rows(job: EvaluationJob, notes: list[Diagnostic], report: Report) -> JsonObject:
@@ -59,7 +59,8 @@ def generate_rows(job: EvaluationJob, notes: list[Diagnostic], report: Report) -
 def _generated(
     model: NamedModel, job: EvaluationJob, to: Path, partial: Path, notes: list[Diagnostic], report: Report
 ) -> JsonObject:
-    with model.folder() as folder:
+    copies = job.strategy == COPIES
+    with model.folder(copies) as folder:
         config = config_of(model, folder, job)
         rows = read_task(ANSWERS, config, notes, keep_inputs=True)
         settings = settings_of(job, config, {ANSWERS: rows}, folder, (ANSWERS,))
@@ -68,7 +69,7 @@ def _generated(
         before = len(work.done(ANSWERS))
         work.write(settings)
         work.write_rows(ANSWERS, rows.documents, rows.numbers)
-        compute_on_ranks(work, number_of_ranks(job.nproc, batches), report)
+        compute_on_ranks(work, number_of_ranks(job.nproc, batches if copies else None), report)
         results = cast("list[list[JsonObject]]", work.results(ANSWERS, len(rows.documents), job.batch_size))
     staged = to.with_name(f".{to.name}.staged")
     with open(staged, "w", encoding="utf-8") as file:

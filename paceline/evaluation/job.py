@@ -22,6 +22,7 @@ class EvaluationJob:
     seed         of the sampling noise
     batch_size   rows computed together: the same batches on any number of processes
     nproc        processes; None: one a GPU, one on a CPU
+    strategy     copies: each process has the whole model; tp, fsdp: a part of it
     to           the file of generated rows
     judge        a model that scores answers
     """
@@ -36,6 +37,7 @@ class EvaluationJob:
     seed: int = 0
     batch_size: int = 8
     nproc: int | None = None
+    strategy: str = "copies"
     dtype: str = "float32"
     to: str | None = None
     overwrite: bool = False

@@ -23,7 +23,7 @@ from paceline.evaluation.rank import Report
 from paceline.evaluation.ranks import compute_on_ranks, number_of_ranks
 from paceline.evaluation.rows import FileRows
 from paceline.evaluation.scoring import Scores, score
-from paceline.evaluation.work import ANSWERS, LOSSES, WorkFolder, num_batches
+from paceline.evaluation.work import ANSWERS, COPIES, LOSSES, WorkFolder, num_batches
 
 _LARGEST_EXPONENT = 700.0
 
@@ -38,7 +38,8 @@ class Answered(NamedTuple):
 
 def measure(model: NamedModel, job: EvaluationJob, notes: list[Diagnostic], report: Report) -> JsonObject:
     """Return the numbers of one model. Raises PacelineError."""
-    with model.folder() as folder, tempfile.TemporaryDirectory(prefix="paceline-evaluate-") as scratch:
+    copies = job.strategy == COPIES
+    with model.folder(copies) as folder, tempfile.TemporaryDirectory(prefix="paceline-evaluate-") as scratch:
         config = config_of(model, folder, job)
         work = WorkFolder(Path(scratch))
         found: JsonObject = {"name": model.name, "path": str(model.path), "step": model.step}
@@ -49,7 +50,7 @@ def measure(model: NamedModel, job: EvaluationJob, notes: list[Diagnostic], repo
         for task, rows in files.items():
             work.write_rows(task, rows.documents, rows.numbers)
         batches = max(num_batches(len(rows.documents), job.batch_size) for rows in files.values())
-        compute_on_ranks(work, number_of_ranks(job.nproc, batches), report)
+        compute_on_ranks(work, number_of_ranks(job.nproc, batches if copies else None), report)
         for task, rows in files.items():
             results = work.results(task, len(rows.documents), job.batch_size)
             found |= (

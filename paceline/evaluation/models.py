@@ -41,17 +41,17 @@ class NamedModel:
     step: int | None
 
     @contextmanager
-    def folder(self) -> Iterator[Path]:
+    def folder(self, straight: bool = True) -> Iterator[Path]:
         """Yield it as a Hugging Face folder: its own, one without weights that names the checkpoint
-        (``straight``), or an export; both last as long as this.
+        (``straight``, if asked), or an export; both last as long as this.
         """
         if self.run is None:
-            with model_folder(self.path) as folder:
+            with model_folder(self.path, straight) as folder:
                 yield folder
             return
         with tempfile.TemporaryDirectory(prefix="paceline-model-") as scratch, being_read(self.path):
             folder = Path(scratch) / "model"
-            if not prepared_without_copy(self.path, folder):
+            if not (straight and prepared_without_copy(self.path, folder)):
                 export_hf(self.path, folder, "float32", merge=True, load_back=False)
             yield folder
 

@@ -31,7 +31,7 @@ def opened(run: Path) -> tuple[HFModel, PreTrainedTokenizerBase]:
 
 
 @contextmanager
-def model_folder(run: Path) -> Iterator[Path]:
+def model_folder(run: Path, straight: bool = True) -> Iterator[Path]:
     """Yield a folder for ``straight.load_model``: ``run`` itself if it is a Hugging Face folder, else one
     without weights that names the checkpoint, or an export where that cannot be. Raises ConfigError and
     CheckpointError.
@@ -54,7 +54,7 @@ def model_folder(run: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="paceline-model-") as scratch:
         folder = Path(scratch) / "model"
         checkpoint = _checkpoint_of(run)
-        if checkpoint is not None:
+        if straight and checkpoint is not None:
             with being_read(checkpoint):
                 if prepared_without_copy(checkpoint, folder):
                     yield folder

@@ -50,6 +50,7 @@ def settings_of(
         generation.top_k,
         job.samples,
         job.seed,
+        job.strategy,
     )
 
 

@@ -11,14 +11,16 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from paceline.core.errors import PacelineError
 from paceline.core.json_types import Json
 from paceline.data.table import decode_labels
 from paceline.evaluation.losses import RowLosses
 from paceline.evaluation.straight import load_model
-from paceline.evaluation.work import LOSSES, PartFile, WorkFolder, WorkSettings, own_batches
+from paceline.evaluation.work import COPIES, LOSSES, PartFile, WorkFolder, WorkSettings, own_batches
 from paceline.generation.engine import Request, RolloutSampling
 from paceline.generation.local import LocalEngine
 from paceline.generation.noise import stream_of
@@ -55,6 +57,11 @@ def compute(work: WorkFolder, rank: int, world_size: int, report: Report = lambd
     quiet_libraries(quantised=False)
     settings = work.settings()
     device = own_device(rank)
+    if settings.strategy != COPIES:
+        from paceline.evaluation.sharded import compute_sharded
+
+        compute_sharded(work, device.type, report)
+        return
     hf, tokenizer = load_model(Path(settings.model))
     hf.to(device=device, dtype=getattr(torch, settings.dtype))  # type: ignore[call-arg]  # moves it in place
     hf.generation_config.max_length = None
@@ -66,14 +73,28 @@ def compute(work: WorkFolder, rank: int, world_size: int, report: Report = lambd
         with closing(PartFile(work.part(task, rank, world_size))) as part:
             for batch, rows in own:
                 if batch not in done:
-                    results: Sequence[Json]
-                    if task == LOSSES:
-                        results = [list(one) for one in losses(documents[rows])]
-                    else:
-                        prompts = [tuple(decode_labels(one)[0].tolist()) for one in documents[rows]]
-                        results = batch_answers(hf, tokenizer, prompts, numbers[rows], settings)
-                    part.append(batch, results)
+                    part.append(
+                        batch,
+                        row_results(task, hf, tokenizer, losses, documents[rows], numbers[rows], settings),
+                    )
                 report(task, rows.stop, len(documents))
+
+
+def row_results(
+    task: str,
+    hf: HFModel,
+    tokenizer: PreTrainedTokenizerBase,
+    losses: RowLosses,
+    documents: Sequence[NDArray[np.int32]],
+    numbers: Sequence[int],
+    settings: WorkSettings,
+    agree: Callable[[bool], bool] | None = None,
+) -> list[Json]:
+    """Return the results of a batch's rows; ``agree``: of ``LocalEngine``, if a forward is a collective."""
+    if task == LOSSES:
+        return [list(one) for one in losses(documents)]
+    prompts = [tuple(decode_labels(one)[0].tolist()) for one in documents]
+    return batch_answers(hf, tokenizer, prompts, numbers, settings, agree)
 
 
 def batch_answers(
@@ -82,6 +103,7 @@ def batch_answers(
     prompts: Sequence[tuple[int, ...]],
     numbers: Sequence[int],
     settings: WorkSettings,
+    agree: Callable[[bool], bool] | None = None,
 ) -> list[Json]:
     """Return the answers of each prompt: ``settings.samples`` objects with text, tokens and ended.
 
@@ -89,7 +111,9 @@ def batch_answers(
     """
     stops = end_tokens(hf, settings.stop_ids)
     positions = getattr(hf.config, "max_position_embeddings", None)
-    engine = LocalEngine(hf, pad_id=settings.pad_id, stop_ids=stops, rows=len(prompts) * settings.samples)
+    engine = LocalEngine(
+        hf, pad_id=settings.pad_id, stop_ids=stops, rows=len(prompts) * settings.samples, agree=agree
+    )
     requests = [
         Request(
             prompt,

@@ -12,20 +12,24 @@ import torch
 from paceline.core.errors import ExitCode, PacelineError
 from paceline.evaluation import codes
 from paceline.evaluation.rank import Report, compute
-from paceline.evaluation.work import WorkFolder
+from paceline.evaluation.work import COPIES, WorkFolder
 from paceline.launch.environ import current
 from paceline.launch.exits import signal_name
+from paceline.launch.ports import free_port
 from paceline.launch.processes import die_with_parent
+from paceline.launch.secret import handed_out
 from paceline.launch.spec import import_path, module_argv, thread_count
 
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 10.0
 
 
-def number_of_ranks(requested: int | None, batches: int) -> int:
-    """Return how many processes compute so many batches: as requested, else one a GPU, or one on a CPU."""
+def number_of_ranks(requested: int | None, batches: int | None = None) -> int:
+    """Return how many processes compute so many batches (None: all share one model): as requested, else one a
+    GPU, or one on a CPU.
+    """
     here = torch.accelerator.device_count() if torch.accelerator.is_available() else 1
-    return max(1, min(requested or here, batches))
+    return max(1, requested or here if batches is None else min(requested or here, batches))
 
 
 def compute_on_ranks(work: WorkFolder, world_size: int, report: Report) -> None:
@@ -35,20 +39,23 @@ def compute_on_ranks(work: WorkFolder, world_size: int, report: Report) -> None:
         return
     here = current()
     environ = {**here, **import_path(here), **thread_count(here, os.cpu_count() or 1, world_size)}
-    ranks = [
-        subprocess.Popen(
-            module_argv("paceline.evaluation.rank", str(work.folder), str(rank), str(world_size)),
-            stdin=subprocess.DEVNULL,
-            stdout=sys.stderr,
-            env=environ,
-            preexec_fn=die_with_parent(),
-        )
-        for rank in range(world_size)
-    ]
-    try:
-        failed = _first_failure(ranks)
-    finally:
-        _end(ranks)
+    meets = work.settings().strategy != COPIES
+    port = free_port() if meets else 0
+    with handed_out(here, 1, world_size if meets else 1) as secret:
+        ranks = [
+            subprocess.Popen(
+                module_argv("paceline.evaluation.rank", str(work.folder), str(rank), str(world_size)),
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr,
+                env={**environ, **secret, **(_meeting(rank, world_size, port) if meets else {})},
+                preexec_fn=die_with_parent(),
+            )
+            for rank in range(world_size)
+        ]
+        try:
+            failed = _first_failure(ranks)
+        finally:
+            _end(ranks)
     if failed is None:
         return
     code = ranks[failed].returncode
@@ -58,6 +65,13 @@ def compute_on_ranks(work: WorkFolder, world_size: int, report: Report) -> None:
     if code == ExitCode.CONFIG:
         error.exit_code = ExitCode.CONFIG
     raise error
+
+
+def _meeting(rank: int, world_size: int, port: int) -> dict[str, str]:
+    """Return the variables by which processes that share a model meet."""
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
+    named = {name: str(value) for name, value in (numbers | {"MASTER_PORT": port}).items()}
+    return {**named, "MASTER_ADDR": "127.0.0.1"}
 
 
 def _first_failure(ranks: list[subprocess.Popen[bytes]]) -> int | None:

@@ -20,11 +20,14 @@ from numpy.typing import NDArray
 from paceline.core.json_types import Json
 
 LOSSES, ANSWERS = "losses", "answers"
+COPIES, SHARED = "copies", ("tp", "fsdp")
 
 
 @dataclass(frozen=True)
 class WorkSettings:
-    """How rows are computed. ``tasks``: LOSSES, ANSWERS or both; ``model``: a Hugging Face folder."""
+    """How rows are computed. ``tasks``: LOSSES, ANSWERS or both; ``model``: a Hugging Face folder;
+    ``strategy``: COPIES, or how the processes share the model (SHARED).
+    """
 
     tasks: tuple[str, ...]
     model: str
@@ -38,6 +41,7 @@ class WorkSettings:
     top_k: int
     samples: int
     seed: int
+    strategy: str = COPIES
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,72 @@
+"""A model shared among processes answers and scores as one process does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from support import write_rows, write_tokenizer
+
+from paceline.core.errors import ConfigError
+from paceline.evaluation.checked import checked
+from paceline.evaluation.generated import generate_rows
+from paceline.evaluation.job import EvaluationJob
+from paceline.evaluation.measured import measure
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(280)]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    place = tmp_path_factory.mktemp("shared")
+    write_rows(place / "rows.json", 10)
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "vocab_size": 320}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512}
+    LlamaForCausalLM(LlamaConfig(**sizes, **heads, initializer_range=0.3)).save_pretrained(place / "model")
+    AutoTokenizer.from_pretrained(write_tokenizer(place / "tokenizer")).save_pretrained(place / "model")
+    return place
+
+
+def job(place: Path, strategy: str, to: str = "", nproc: int = 2) -> EvaluationJob:
+    return EvaluationJob(
+        models=(str(place / "model"),),
+        data={"path": str(place / "rows.json")},
+        overrides=("generation.max_new_tokens=8", "generation.temperature=0.7"),
+        metrics=("f1",),
+        samples=2,
+        seed=3,
+        nproc=nproc,
+        strategy=strategy,
+        batch_size=4,
+        to=to or None,
+    )
+
+
+@pytest.mark.parametrize("strategy", ["tp", pytest.param("fsdp", marks=pytest.mark.slow)])
+def test_a_shared_model_answers_and_scores_as_one_process(place: Path, strategy: str) -> None:
+    found = {}
+    for way, nproc in (("copies", 1), (strategy, 2)):
+        to = place / f"{way}-{strategy}.jsonl"
+        generate_rows(job(place, way, str(to), nproc), [], lambda *_: None)
+        one = job(place, way, nproc=nproc)
+        found[way] = (measure(checked(one, [])[0], one, [], lambda *_: None), to.read_text())
+    (alone, answers), (shared, others) = found.values()
+    assert others == answers and len({json.loads(line)["generated"] for line in answers.splitlines()}) > 5
+    assert alone.keys() == shared.keys() and alone["loss"] == pytest.approx(shared["loss"], rel=2e-6)
+    assert {k: v for k, v in alone.items() if k not in ("loss", "perplexity")} == {
+        k: v for k, v in shared.items() if k not in ("loss", "perplexity")
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [({"nproc": 1}, "--nproc 2"), ({"strategy": "zero3"}, "copies, tp, fsdp")],
+)
+def test_what_cannot_be_shared_is_refused_first(place: Path, change: dict[str, object], found: str) -> None:
+    with pytest.raises(ConfigError, match=found):
+        checked(EvaluationJob(**{**vars(job(place, "tp")), **change}), [])  # type: ignore[arg-type]
