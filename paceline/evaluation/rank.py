@@ -60,7 +60,7 @@ def compute(work: WorkFolder, rank: int, world_size: int, report: Report = lambd
     if settings.strategy != COPIES:
         from paceline.evaluation.sharded import compute_sharded
 
-        compute_sharded(work, device.type, report)
+        compute_sharded(work, device.type, report, row_results)
         return
     hf, tokenizer = load_model(Path(settings.model))
     hf.to(device=device, dtype=getattr(torch, settings.dtype))  # type: ignore[call-arg]  # moves it in place

@@ -6,6 +6,7 @@ All processes compute the same rows, each with its part of the model: ``tp`` div
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,8 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.config.sections.model import ModelSection
+from paceline.core.json_types import Json
 from paceline.evaluation.losses import RowLosses
-from paceline.evaluation.rank import Report, row_results
 from paceline.evaluation.work import PartFile, WorkFolder, WorkSettings, own_batches
 from paceline.launch.environ import current
 from paceline.launch.secret import read_secret
@@ -34,8 +35,14 @@ if TYPE_CHECKING:
     from paceline.protocols.model import HFModel
 
 
-def compute_sharded(work: WorkFolder, device: str, report: Report) -> None:
-    """Compute the batches that are not done yet, together with the other processes of the work. Collective.
+def compute_sharded(
+    work: WorkFolder,
+    device: str,
+    report: Callable[[str, int, int], None],
+    row_results: Callable[..., list[Json]],
+) -> None:
+    """Compute the batches that are not done yet by ``rank.row_results``, together with the other processes of
+    the work. Collective.
 
     Raises ConfigError for a model that cannot be shared so.
     """

@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.json_types import Json
+from paceline.plan.strategies.fsdp.spec import FSDP
 
 LOSSES, ANSWERS = "losses", "answers"
-COPIES, SHARED = "copies", ("tp", "fsdp")
+COPIES, SHARED = "copies", ("tp", FSDP.name)
 
 
 @dataclass(frozen=True)
