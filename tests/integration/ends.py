@@ -45,6 +45,7 @@ class End:
 
 LEFT, KILLED, EARLY = "launch.rank_left", "launch.worker_killed", "launch.stopped_early"
 STOP = (signal.SIGTERM,)
+SHORT = {"max_steps": 8}
 ENDS = (
     End("completed", 0, "completed"),
     End("completed on two ranks", 0, "completed", nproc=2),
@@ -53,8 +54,17 @@ ENDS = (
     End("exit code 75 in the middle", 1, "failed", LEFT, act="os._exit(75)"),
     End("exit code 2 in the middle", 1, "failed", LEFT, act="os._exit(2)"),
     End("exit code 3 in the middle", 3, "failed", LEFT, act="os._exit(3)"),
-    End("exit code 0 behind torchrun", 1, "failed", LEFT, act="os._exit(0)", on=1, nproc=2, way="agent"),
-    End("SystemExit in a callback", 0, "completed", "callback.failed", act="sys.exit(0)"),
+    End(
+        "exit code 0 behind torchrun",
+        1,
+        "failed",
+        "launch.rank_gone",
+        act="os._exit(0)",
+        on=1,
+        nproc=2,
+        way="agent",
+    ),
+    End("SystemExit in a callback", 0, "completed", "callback.failed", act="sys.exit(0)", training=SHORT),
     End("SIGKILL", 137, "failed", KILLED, act="os.kill(os.getpid(), 9)"),
     End("SIGSEGV on rank 1", 139, "failed", KILLED, act="os.kill(os.getpid(), 11)", on=1, nproc=2),
     End("out of memory", 137, "failed", "launch.out_of_memory", way="little_memory"),
@@ -73,14 +83,11 @@ ENDS = (
         "ASCII",
         0,
         "completed",
-        environ={"LANG": "C", "LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"},
+        environ={"LANG": "C", "PYTHONIOENCODING": "ascii"},
         training={"run_name": "Größe"},
     ),
-    End("python -OO", 0, "completed", environ={"PYTHONOPTIMIZE": "2"}),
-    End("rotated logs", 0, "completed", way="rotated"),
-    End(
-        "a full disk", 1, "failed", "", way="full_disk", training={"save_strategy": "steps", "save_steps": 3}
-    ),
+    End("rotated logs", 0, "completed", way="rotated", training={"max_steps": 300}),
+    End("a disk that is too small", 2, "", "", "save.disk", way="full_disk"),
     End("a read-only disk", 2, "", "", "run.not_writable", way="read_only"),
     End("the launcher is killed", 75, "stopped", way="launcher_killed"),
     End("all are killed", -9, "vanished", way="all_killed"),
