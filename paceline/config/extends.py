@@ -14,6 +14,7 @@ from paceline.config.yaml_tree import Node, parse_yaml
 from paceline.core.errors import ConfigError
 
 KEY = "extends"
+_SUFFIXES = (".yaml", ".yml", ".json")
 
 
 def trees(path: str | None, environ: Mapping[str, str]) -> list[tuple[str, Node]]:
@@ -55,13 +56,29 @@ def _chain(path: str, tree: Node, above: tuple[str, ...] = ()) -> list[tuple[str
         if not file.is_file():
             hint = f"give a path relative to {Path(path).parent}/"
             raise ConfigError(codes.CONFIG_EXTENDS(f"{file} does not exist", place, name, hint))
-        inner = parse_yaml(read_text(str(file)), str(file))
+        inner = _parsed(file)
         if inner is None:
             continue
         if wrong := not_a_config(inner.data(), str(file)) or another_structure(inner.data(), str(file)):
             raise ConfigError(wrong)
         found += _chain(str(file), inner, mine)
     return [*found, (path, _without(tree))]
+
+
+def _parsed(file: Path) -> Node | None:
+    """Parse a file that a config extends.
+
+    Raises ConfigError, with the line at fault only where the name is a YAML file's: whoever may write a config
+    and sees its messages must not read any other file by them.
+    """
+    try:
+        return parse_yaml(read_text(str(file)), str(file))
+    except ConfigError as error:
+        if file.suffix.lower() in _SUFFIXES:
+            raise
+        hint = f"name a file of {', '.join(_SUFFIXES)}; its lines are shown only then"
+        place = error.diagnostics[0].where
+        raise ConfigError(codes.CONFIG_EXTENDS("extends: names no YAML", place, str(file), hint)) from None
 
 
 def _without(tree: Node) -> Node:
