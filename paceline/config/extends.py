@@ -68,8 +68,8 @@ def _chain(path: str, tree: Node, above: tuple[str, ...] = ()) -> list[tuple[str
 def _parsed(file: Path) -> Node | None:
     """Parse a file that a config extends.
 
-    Raises ConfigError, with the line at fault only where the name is a YAML file's: whoever may write a config
-    and sees its messages must not read any other file by them.
+    Raises ConfigError, with the line at fault only where the name is a YAML file's: who may write a config
+    and see its messages must not read any other file by them.
     """
     try:
         return parse_yaml(read_text(str(file)), str(file))
