@@ -91,6 +91,8 @@ def _verified(
         f"{plan.strategy} ({plan.mesh}) against {reference.name} on {reference.nproc} process(es): {steps}"
         f" steps in {plan.precision.compute}, {_size(requested.config)}\n"
     )
+    if plan.strategy == reference.name:
+        report("the strategy is its own reference: equal runs show only that they repeat\n")
     # Train both, and compare their parameters
     _train(reference, folder)
     _train(requested, folder)

@@ -305,10 +305,9 @@ def _inject(hf: HFModel, spec: AdapterSpec, seed: int) -> LoraConfig:
         if alone
         else [t for t in targets if not any(n == t or n.endswith(f".{t}") for n, _ in hf.named_modules())]
     )
-    if idle and len(idle) < len(targets):  # peft would silently adapt only those it finds
-        raise ConfigError(
-            _targets(spec, hf, f"no layer is named {' or '.join(idle)}", "some targets match no layer")
-        )
+    if idle:  # peft would silently adapt only those it finds
+        what = f"{'some' if len(idle) < len(targets) else 'the'} targets match no layer"
+        raise ConfigError(_targets(spec, hf, f"no layer is named {' or '.join(idle)}", what))
     beyond = out_of_reach(hf)
     if not alone and (named := [t for t in targets if not _reached(hf, t, beyond)]):
         what = "no adapter trains a layer whose weight the class reads itself, or that no gradient reaches"

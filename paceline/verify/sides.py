@@ -100,8 +100,11 @@ def probes(requested: Side, folder: str) -> list[Side]:
 
 
 def reference_for(plan: Plan) -> str:
-    """Return the reference: ``ddp`` over the data-parallel ranks; ``single`` if there is only one."""
-    return DDP.name if plan.mesh.data_parallel_size > 1 else DDP.alone
+    """Return the reference: ``ddp`` over the data-parallel ranks; ``single`` if there is only one, or if
+    ``ddp`` itself is to be verified.
+    """
+    replicated = plan.mesh.data_parallel_size > 1 and plan.strategy != DDP.name
+    return DDP.name if replicated else DDP.alone
 
 
 def _small(plan: Plan, model_config: Mapping[str, Json], steps: int) -> JsonObject:
