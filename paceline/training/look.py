@@ -32,7 +32,7 @@ from paceline.plan.plan import Plan
 from paceline.training.class_numbers import class_numbers
 from paceline.training.no_prompts import no_prompts, nothing_to_answer
 from paceline.training.no_steps import no_steps
-from paceline.training.rollout.named import check_reward_folder, missing_key
+from paceline.training.rollout.named import check_reward_folder, check_server
 
 
 @dataclass(frozen=True)
@@ -213,9 +213,8 @@ def _rollout(config: Config, environ: Mapping[str, str]) -> Iterator[Diagnostic]
     judge = algorithm_spec(t.algorithm).model_named(config.training, "reward")
     if judge is not None and (Path(judge) / "config.json").is_file():
         yield from check_reward_folder(Path(judge))
-    missing = missing_key(t.rollout.server.api_key_env, environ) if t.rollout.server is not None else None
-    if missing is not None:
-        yield replace(missing, where="training.rollout.server", found=f"api_key_env: {missing.found}")
+    if t.rollout.server is not None:
+        yield from check_server(t.rollout.server, environ)
 
 
 def reading_of(config: Config) -> Reading:

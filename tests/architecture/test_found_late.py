@@ -110,7 +110,6 @@ LATE = {
         runtime.ranks_missing runtime.rendezvous
         runtime.store_forged runtime.store_lost runtime.store_open runtime.store_secret runtime.store_silent
         training.rows_differ training.weights_differ world.mismatch world.peer_lost
-        rollout.server_answer rollout.server_status rollout.server_unreachable
         tracker.dropped tracker.failed tracker.slow tracker.unsent
         callback.failed callback.slow callback.stops
         checkpoint.apart checkpoint.holder_damaged checkpoint.not_fetched checkpoint.not_shared data.hub

@@ -1,16 +1,21 @@
-"""Checks without torch of what a rollout names: the reward model's folder, a server's key."""
+"""Checks without torch of what a rollout names: the reward model's folder, the generation server."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from paceline.core.diagnostics import Diagnostic
+from paceline.config.sections.rollout import ServerOptions
+from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.files import read_text
+from paceline.generation import codes as generation_codes
 from paceline.training import codes
 
 _REWARDS = "training.rollout.rewards"
+_SERVER = "training.rollout.server"
+_SECONDS = 5.0  # for one answer that costs a server nothing
 
 
 def check_reward_folder(folder: Path) -> Iterator[Diagnostic]:
@@ -47,3 +52,42 @@ def missing_key(name: str | None, environ: Mapping[str, str]) -> Diagnostic | No
         return None
     what, hint = "the environment variable with the server's key is not set", f"export {name}=… on every node"
     return codes.ROLLOUT_SERVER_NO_KEY(what, "training.rollout.server.api_key_env", name, hint)
+
+
+def check_server(server: ServerOptions, environ: Mapping[str, str]) -> Iterator[Diagnostic]:
+    """Ask the server for its models: warn where it does not answer (it may start later), refuse what it
+    refuses, and a model that it does not serve.
+    """
+    missing = missing_key(server.api_key_env, environ)
+    if missing is not None:
+        yield replace(missing, where=_SERVER, found=f"api_key_env: {missing.found}")
+        return
+    import httpx
+
+    key = environ.get(server.api_key_env or "")
+    place = f"{server.url.rstrip('/')}/v1/models"
+    try:
+        with httpx.Client(trust_env=False, timeout=_SECONDS) as client:
+            answer = client.get(place, headers={"Authorization": f"Bearer {key}"} if key else {})
+        served = answer.json().get("data") if answer.status_code == httpx.codes.OK else None
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        found, hint = (
+            f"{place}: {type(error).__name__}: {error}",
+            "start it before the run, or correct the url",
+        )
+        what = "the generation server does not answer yet"
+        yield generation_codes.ROLLOUT_SERVER_UNREACHABLE(what, _SERVER, found, hint, Severity.WARNING)
+        return
+    except (ValueError, AttributeError):
+        served = None
+    names = [model.get("id") for model in served or () if isinstance(model, dict)]
+    if not isinstance(served, list):
+        found, hint = f"{place}: HTTP {answer.status_code}", "correct the url, or the key behind api_key_env"
+        yield generation_codes.ROLLOUT_SERVER_STATUS(
+            "the generation server does not list its models", _SERVER, found, hint
+        )
+    elif (server.model not in names) if server.model else len(names) != 1:
+        found = f"it serves {', '.join(map(str, names)) or 'none'}; model: {server.model or '(not set)'}"
+        yield generation_codes.ROLLOUT_SERVER_ANSWER(
+            "the generation server does not serve the model", _SERVER, found, f"{_SERVER}.model: NAME"
+        )

@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
@@ -80,3 +82,56 @@ def test_what_is_sound_is_let_through(job: Job, monkeypatch: pytest.MonkeyPatch)
             "rewards.model",
             "rollout.server_no_key",
         }, found
+
+
+class _Models(BaseHTTPRequestHandler):
+    """A server that lists ``served``, to those who know the key."""
+
+    served: tuple[str, ...] = ()
+
+    def do_GET(self) -> None:
+        known = self.headers.get("Authorization") == "Bearer right"
+        self.send_response(200 if known else 401)
+        self.end_headers()
+        self.wfile.write(json.dumps({"data": [{"id": name} for name in self.served]}).encode())
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("key", "model", "served", "code"),
+    [
+        ("right", None, ("policy",), None),
+        ("right", "policy", ("other", "policy"), None),
+        ("wrong", None, ("policy",), "rollout.server_status"),
+        ("right", None, ("a", "b"), "rollout.server_answer"),
+        ("right", "policy", ("other",), "rollout.server_answer"),
+        ("right", None, (), "rollout.server_answer"),
+    ],
+)
+def test_the_server_is_asked_before_the_start(
+    job: Job,
+    key: str,
+    model: str | None,
+    served: tuple[str, ...],
+    code: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    in_this_process(monkeypatch)
+    monkeypatch.setenv("OF_THE_SERVER", key)
+    with HTTPServer(("127.0.0.1", 0), type("Served", (_Models,), {"served": served})) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        options = {
+            "url": f"http://127.0.0.1:{server.server_port}",
+            "api_key_env": "OF_THE_SERVER",
+            "model": model,
+        }
+        found = job.found(rollout(job, ["exact_match"], server=options))
+        server.shutdown()
+        thread.join()
+    assert {c for c in found if c.startswith("rollout.server")} == ({code} if code else set())
+    assert code is None or (found[code].severity.value == "error" and "right" not in found[code].render())
+    found = job.found(rollout(job, ["exact_match"], server=options))  # it is gone: it may start later
+    assert found["rollout.server_unreachable"].severity.value == "warning"
