@@ -233,7 +233,7 @@ def _batches(layout: StrategyLayout, spec: SearchSpec, mesh: Mesh) -> Iterator[C
                 adapter=spec.adapter,
                 offload=layout.offload,
                 offloaded=layout.offloaded,
-                sequence_parallel=layout.sequence_parallel,
+                sequence_parallel=layout.sequence_parallel and spec.shape.shards_tokens,
                 algorithm=spec.algorithm,
                 kernels=own_kernels(spec, mesh.tp, layout.whole_submodules),
                 saves=saved(spec.shape) or 1.0,

@@ -79,6 +79,11 @@ class ModelShape:
     why_about: str = field(default="", metadata=UNLESS_DEFAULT)
 
     @property
+    def shards_tokens(self) -> bool:
+        """Whether sequence parallelism can shard its tokens between blocks (``models.tensor_parallel``)."""
+        return self.rows == PACKED and not self.experts and not self.carries
+
+    @property
     def experts(self) -> int:
         """Experts per layer; 0 for a dense model."""
         return self.mixture.experts if self.mixture else 0

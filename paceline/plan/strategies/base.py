@@ -173,7 +173,8 @@ class StrategySpec:
         sizes: JsonObject = {f"{axis}_size": size for axis, size in mesh.to_json().items() if size > 1}
         return {
             "distributed_strategy": self.name,
-            "parallelism": sizes | ({"sequence_parallel": True} if work.tp > 1 else {}),
+            "parallelism": sizes
+            | ({"sequence_parallel": True} if work.tp > 1 and work.sequence_parallel else {}),
         }
 
     def collectives(self, plan: Plan) -> dict[str, tuple[int, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,9 @@ from paceline.plan.cost.speed import GRAPH_LAYER, _offload, speed_of, token_flop
 from paceline.plan.cost.work import AdapterSize, RolloutSpec, StepSpec, Storage, why_not_run
 from paceline.plan.hardware.catalogue import cluster_of
 from paceline.plan.model.catalogue import model_shape
+from paceline.plan.model.read_shape import shape_from_config
 from paceline.plan.parts import OptimizerSpec
+from paceline.plan.strategies.base import strategy_spec
 
 C = memory_coefficients()
 S = speed_coefficients()
@@ -386,3 +389,23 @@ def test_generation_is_predicted_for_the_share_of_rows_that_is_generated() -> No
         for share in (1.0, 0.5)
     ]
     assert 0 < times[1] == pytest.approx(times[0] / 2)
+
+
+@pytest.mark.parametrize(
+    ("config", "shards"),
+    [
+        ({"model_type": "llama", "vocab_size": 32000}, True),
+        ({"model_type": "bloom", "n_layer": 30, "n_head": 32, "vocab_size": 250880}, False),  # padded rows
+    ],
+)
+def test_sequence_parallelism_is_suggested_only_where_the_model_can_do_it(
+    config: dict[str, Any], shards: bool
+) -> None:
+    shape = shape_from_config({"hidden_size": 4096, **config})
+    found = [c for c in search(SearchSpec(shape, cluster_of("16xH100"), 2048)) if c.work.tp > 1]
+    assert found
+    for candidate in found:
+        keys = strategy_spec(candidate.layout.strategy).settings(candidate.work, candidate.mesh)
+        sizes = keys.get("parallelism")
+        assert not isinstance(sizes, dict) or ("sequence_parallel" in sizes) is shards
+        assert shards or not candidate.work.sequence_parallel
