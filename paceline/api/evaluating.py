@@ -69,6 +69,7 @@ def evaluate(
     judge: Model | None = None,
     batch_size: int = 8,
     nproc: int | None = None,
+    strategy: str = "copies",
     dtype: str = "float32",
     quiet: bool = False,
 ) -> list[Evaluation]:
@@ -78,7 +79,8 @@ def evaluate(
     best, all, step-N). ``data``: a path, or rows as ``train`` takes them. ``metrics``: names, or imported
     functions of (answer, expected). ``samples``: answers a row, for pass@k. ``judge``: a model that scores
     the answers. ``overrides``: keys of data, generation and model, e.g. ``{"generation.temperature": 0.7}``.
-    ``nproc``: processes, one a GPU if None; every row counts once on any number of them. Raises ConfigError,
+    ``nproc``: processes, one a GPU if None; every row counts once on any number of them. ``strategy``:
+    copies; or tp or fsdp: the processes share one model, which is larger than a card. Raises ConfigError,
     DataError, and PacelineError if a process fails.
     """
     given = [models] if isinstance(models, (str, PathLike)) else list(models)
@@ -97,6 +99,7 @@ def evaluate(
         "judge": None if judge is None else os.fspath(judge),
         "batch_size": batch_size,
         "nproc": nproc,
+        "strategy": strategy,
         "dtype": dtype,
     }
     found = _report("evaluate", job, quiet)
