@@ -56,16 +56,16 @@ def look_at_sets(
                 [data_set] = find_sets(key, (section,))
                 found += () if imports else _misspelt(key, section, data_set)
                 needed = bool(_imported(section, reading.converter))
-                if needed if imports else _is_looked_into(data_set, reading):
+                if needed if imports else is_looked_into(data_set, reading):
                     looked = look(data_set, reading)
                     formats.add(looked.shape.format)
                     wrong = refused_rows(looked, reading) if data.on_bad_row == "refuse" else []
                     if model is not None and not wrong:
                         refuses = data.on_bad_row == "refuse"
                         wrong = list(look_through(model, data_set, reading, refuses=refuses))
-                    found += (_at(key, section, finding) for finding in wrong)
+                    found += (at_key(key, section, finding) for finding in wrong)
             except DataError as error:
-                found += (_at(key, section, finding) for finding in error.diagnostics)
+                found += (at_key(key, section, finding) for finding in error.diagnostics)
     return frozenset(formats), found
 
 
@@ -90,7 +90,7 @@ def missing_sets(data: DataSection, key: str) -> Iterator[Diagnostic]:
             [data_set] = find_sets(key, (section,))
             yield from _misspelt(key, section, data_set)
         except DataError as error:
-            yield from (_at(key, section, finding) for finding in error.diagnostics)
+            yield from (at_key(key, section, finding) for finding in error.diagnostics)
 
 
 def _misspelt(key: str, section: Dataset, data_set: DataSet) -> Iterator[Diagnostic]:
@@ -114,7 +114,7 @@ def columns_of(data: DataSection) -> frozenset[str] | None:
     names = {"answer", "prompt"}
     for section in data.train:
         [data_set] = find_sets("data.train", (section,))
-        if not _is_looked_into(data_set, None):
+        if not is_looked_into(data_set, None):
             return None
         head = look(data_set, Reading("all", PROMPTS, converter=data.converter)).head
         names |= {name for row in head for name in row.value or ()}
@@ -142,7 +142,7 @@ def first_examples(data: DataSection, reading: Reading, *keys: str) -> FirstExam
     sections = {"data.train": data.train, "data.eval": data.eval or ()}
     for key, section in [(name, one) for name in keys or sections for one in sections[name]]:
         [data_set] = find_sets(key, (section,))
-        if not _is_looked_into(data_set, reading):
+        if not is_looked_into(data_set, reading):
             whole = everywhere = False
             continue
         looked = look(data_set, reading)
@@ -154,7 +154,7 @@ def first_examples(data: DataSection, reading: Reading, *keys: str) -> FirstExam
     return FirstExamples(found, whole, everywhere)
 
 
-def _at(key: str, section: Dataset, finding: Diagnostic) -> Diagnostic:
+def at_key(key: str, section: Dataset, finding: Diagnostic) -> Diagnostic:
     """Move a finding to the config key; the file becomes part of ``found``."""
     file = finding.where or section.path
     # rows name their place
@@ -162,7 +162,7 @@ def _at(key: str, section: Dataset, finding: Diagnostic) -> Diagnostic:
     return replace(finding, where=key, found=found if finding.found else file)
 
 
-def _is_looked_into(data_set: DataSet, reading: Reading | None) -> bool:
+def is_looked_into(data_set: DataSet, reading: Reading | None) -> bool:
     """Whether the first rows can be read quickly; Arrow and hub data sets need other libraries.
 
     With ``reading``: also without the user's own code.

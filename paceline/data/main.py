@@ -22,7 +22,7 @@ from paceline.core.json_types import JsonObject, as_object
 from paceline.core.private import written_for
 from paceline.core.units import human_count, human_seconds
 from paceline.data import codes
-from paceline.data.kinds.base import row_kind
+from paceline.data.kinds.base import RowKind, row_kind
 from paceline.data.order import epoch_documents
 from paceline.data.pack import best_fit_decreasing, efficiency
 from paceline.data.prepare import Prepared, prepare
@@ -82,19 +82,25 @@ def rate(progress: PrepareProgress) -> str:
     return f"{progress.rows:,} rows{speed}{left}"
 
 
-def summary(prepared: Prepared, *, seq_len: int, packing: bool, seed: int, seconds: float) -> list[str]:
-    """Return the fate of the rows as lines of text."""
+def summary(
+    prepared: Prepared, kind: RowKind, *, seq_len: int, packing: bool, seed: int, seconds: float
+) -> list[str]:
+    """Return the fate of the rows, which are of ``kind``, as lines of text."""
     counts = prepared.counts
+    tokens = f"{human_count(counts.tokens)}, {human_count(counts.labels)} of them carry loss"
+    if kind.answered:
+        tokens = (
+            f"{human_count(counts.tokens)} of prompts: the answers, which the model generates, carry loss"
+        )
+    elif not kind.learns_tokens:
+        tokens = f"{human_count(counts.tokens)}: the loss is that of each row's class"
     lines = [
         (
             f"rows      {counts.rows_read:,} read, {counts.rows_used:,} used, {counts.rows_skipped:,}"
             f" skipped, {counts.rows_truncated:,} truncated"
         ),
         f"documents {counts.train_documents:,} for training, {counts.eval_documents:,} held out",
-        (
-            f"tokens    {human_count(counts.tokens)}, {human_count(counts.labels)} of them carry"
-            f" loss; the longest document has {prepared.longest:,}"
-        ),
+        f"tokens    {tokens}; the longest document has {prepared.longest:,}",
     ]
     if packing:
         table = prepared.train
@@ -110,6 +116,7 @@ def summary(prepared: Prepared, *, seq_len: int, packing: bool, seed: int, secon
 def run(config: Config, cache: Path, console: Console) -> None:
     """Prepare the data of ``config`` and print a summary. Raises PacelineError."""
     seed = config.training.seed if config.data.seed is None else config.data.seed
+    kind = row_kind(algorithm_spec(config.training.algorithm).rows)
     started = time.monotonic()
     with written_for(cache, config.training.output_access), Bar(console) as bar:
         prepared = prepare(
@@ -118,7 +125,7 @@ def run(config: Config, cache: Path, console: Console) -> None:
             seed=seed,
             cache_dir=cache,
             report=bar,
-            kind=row_kind(algorithm_spec(config.training.algorithm).rows),
+            kind=kind,
         )
     for note in prepared.notes:
         print(note.render())
@@ -126,6 +133,7 @@ def run(config: Config, cache: Path, console: Console) -> None:
     order_seed = config.training.seed if config.training.data_seed is None else config.training.data_seed
     for line in summary(
         prepared,
+        kind,
         seq_len=config.data.max_length,
         packing=config.data.packing,
         seed=order_seed,

@@ -70,7 +70,7 @@ def of_config(config: Config, provenance: Mapping[str, Source]) -> tuple[Diagnos
 
 
 #: Warnings that allow ``paceline plan`` but not a start.
-AT_START = frozenset({codes.XLA_NOT_RUN.name, codes.MODEL_OFFLINE.name})
+AT_START = frozenset({codes.XLA_NOT_RUN.name, codes.MODEL_OFFLINE.name, codes.HUB_UNREACHABLE.name})
 
 
 def at_start(found: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:

@@ -9,6 +9,12 @@ MODEL_OFFLINE = Code(
     "The model is on the hub, its files are not in this machine's cache, and HF_HUB_OFFLINE forbids"
     " downloading them. A start is refused; `paceline plan` still works.",
 )
+HUB_UNREACHABLE = Code(
+    "hub.unreachable",
+    "A model, tokenizer or data set is on the hub, not in this machine's cache, and the hub"
+    " (HF_ENDPOINT), or the proxy to it, does not answer. A start is refused; `paceline plan` still"
+    " works. Check the network, download it elsewhere first, or name a folder.",
+)
 MODEL_MISSING = Code(
     "model.missing",
     "model.name_or_path (pretrained weights) or model.config (from scratch) defines the model to train.",

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.config.schema import Config
+from paceline.data.examples import Reading
 from paceline.data.kinds.base import row_kind
+from paceline.data.length_look import doubtful_sets
 from paceline.data.tokenizer import tokenizer_here
 from paceline.data.tokenizer_facts import most_tokens, same_files, unsettled
 from paceline.plan.algorithms.base import algorithm_spec
@@ -29,6 +31,9 @@ def open_questions(config: Config, plan: Plan | None, formats: Set[str]) -> dict
     kind = row_kind(spec.rows)
     learns = kind.trained_tokens(config.data.train_on) == "assistant" and not kind.answered
     reasons, found = unsettled(folder, config.model, formats, learns_answers=learns), dict[str, str]()
+    reading = Reading(config.data.train_on, kind, config.data.strict, config.data.converter)
+    if any(doubtful_sets(config.data, config.model, reading)):
+        reasons.append("rows that data.max_length may leave out")
     adds = config.model.add_tokens or config.model.add_special_tokens
     for reader in readers_of(config):
         if adds or not same_files(folder, reader.folder):

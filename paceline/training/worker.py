@@ -381,6 +381,7 @@ class Worker:
         seed = t.seed if t.data_seed is None else t.data_seed
         for line in summary(
             self.prepared,
+            row_kind(algorithm_spec(self.plan.algorithm).rows),
             seq_len=self.plan.seq_len,
             packing=self.plan.packing,
             seed=seed,

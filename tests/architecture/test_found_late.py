@@ -158,7 +158,7 @@ LATE = {
         data.answer_cut_off data.bad_tool_call data.bad_tools data.documents data.turn_left_out
         data.bad_csv data.bad_json data.bad_label data.bad_margin data.bad_messages
         data.images data.missing_column data.no_answer
-        data.not_an_object data.not_finite data.not_text data.prompt_too_long data.reasoning data.same_answers
+        data.not_an_object data.not_finite data.not_text data.prompt_too_long data.reasoning
         data.template_not_incremental
         data.template_refused data.too_long data.tool_calls data.tools data.turn_weight data.unknown_role
         data.unknown_field

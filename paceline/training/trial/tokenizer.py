@@ -13,6 +13,7 @@ from paceline.config.schema import Config, field_of
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import PacelineError
 from paceline.data.kinds.base import row_kind
+from paceline.data.length_look import doubtful_sets, lost_rows
 from paceline.data.prepare import setup_of
 from paceline.data.settle import settle_template, stop_tokens
 from paceline.data.tokenizer import load_tokenizer, open_tokenizer
@@ -23,7 +24,10 @@ from paceline.training.same_tokens import check_teacher_tokens
 
 
 def try_tokenizer(config: Config, formats: Set[str]) -> Iterator[Diagnostic]:
-    """Yield what the preparation would warn about or refuse before it reads rows; these have ``formats``."""
+    """Yield what the preparation would warn about or refuse before it reads rows; these have ``formats``.
+
+    Also the rows that ``data.max_length`` would end the start for.
+    """
     key = "model.tokenizer" if config.model.tokenizer else "model.name_or_path"
     for part in (_rendering, _judging):
         try:
@@ -33,6 +37,10 @@ def try_tokenizer(config: Config, formats: Set[str]) -> Iterator[Diagnostic]:
                 _at("model.chat_template" if config.model.chat_template else key, d)
                 for d in error.diagnostics
             )
+            return
+    setup = setup_of(config.data, config.model, row_kind(algorithm_spec(config.training.algorithm).rows))
+    setup, _ = settle_template(setup, open_tokenizer(setup.tokenizer), formats)
+    yield from lost_rows(setup, config.data, list(doubtful_sets(config.data, config.model, setup.reading)))
 
 
 def _rendering(config: Config, formats: Set[str]) -> list[Diagnostic]:

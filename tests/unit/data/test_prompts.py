@@ -16,7 +16,8 @@ from transformers import AutoTokenizer
 from paceline.core.errors import DataError
 from paceline.data.cells import RowError
 from paceline.data.formats import Example
-from paceline.data.kinds.prompts import detect_prompts, normalise_prompt
+from paceline.data.kinds.prompts import PROMPTS, detect_prompts, normalise_prompt
+from paceline.data.main import summary
 from paceline.data.prepare import Prepared
 from paceline.data.source import PackedSource
 
@@ -114,6 +115,9 @@ def test_prepared_prompts(tmp_path: Path) -> None:
     assert again.from_cache and again.fingerprint == prepared.fingerprint
     changed = prompts_from([*rows[:-1], {**rows[-1], "level": 99}], tmp_path, validation_split=4)
     assert changed.fingerprint != prepared.fingerprint
+    said = "\n".join(summary(prepared, PROMPTS, seq_len=64, packing=False, seed=0, seconds=0.1))
+    assert "of prompts: the answers, which the model generates, carry loss; the longest" in said
+    assert "0 of them" not in said
 
 
 def test_a_prompt_as_long_as_the_limit_is_left_out_and_counted(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ FOREIGN_OPTIONS = frozenset(
         "--local_rank",
         "--module",
         "--logdir",
+        "--repo-type",  # of hf
         "--strict",
         "--stage",  # of LLaMA-Factory's and TRL's command lines, which config import reads
         "--model_name_or_path",

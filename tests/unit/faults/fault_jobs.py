@@ -114,9 +114,15 @@ class Job:
         self, settings: Settings | None = None, *overrides: str, **options: Any
     ) -> dict[str, Diagnostic]:
         """Code → finding of the plan, refused or not."""
+        return {d.code: d for d in self.all_found(settings, *overrides, **options)}
+
+    def all_found(
+        self, settings: Settings | None = None, *overrides: str, **options: Any
+    ) -> tuple[Diagnostic, ...]:
+        """All findings of the plan, refused or not."""
         try:
             loaded = load(self.yaml(settings or {}), overrides)
             _, said = planned(loaded, **options)
         except ConfigError as error:
-            return {d.code: d for d in error.diagnostics}
-        return {d.code: d for d in said}
+            return error.diagnostics
+        return said

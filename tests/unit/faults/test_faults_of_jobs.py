@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -211,6 +212,36 @@ def test_what_changes_nothing_or_is_not_here_is_warned_of(
     monkeypatch.delenv("HF_HUB_OFFLINE")
     sound = {"model.revision": None, "training.weight_decay": 0.1, "training.adam_epsilon": 1e-6}.get(key)
     assert code not in job.found(settings if sound is None and key != "model.revision" else {key: sound})
+
+
+HUB = {
+    "model.name_or_path": "some-org/some-model",
+    "model.tokenizer": "some-model",
+    "data.train": "some-org/SomeRows",
+}
+
+
+@pytest.mark.parametrize("through", ["HF_ENDPOINT", "https_proxy"])
+def test_a_hub_that_does_not_answer_is_known_in_seconds(
+    job: Job, through: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from paceline.rules import at_start
+
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_ENDPOINT", "https_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        monkeypatch.setenv(through, f"http://127.0.0.1:{port}")
+        assert "hub.unreachable" not in job.found(HUB)
+    found = [d for d in job.all_found(HUB) if d.code == "hub.unreachable"]  # nobody listens there now
+    assert [(d.found, d.severity.value) for d in found] == [(name, "warning") for name in HUB.values()]
+    assert all(f"127.0.0.1:{port}" in d.what for d in found) and len(at_start(found)) == len(HUB)
+    (tmp_path / "datasets" / "some-org___some_rows").mkdir(parents=True)
+    (tmp_path / "hub" / "models--some-model").mkdir(parents=True)
+    only = {name: value for name, value in HUB.items() if name != "model.name_or_path"}
+    assert "hub.unreachable" not in job.found(only)
 
 
 def test_the_address_of_a_model_is_told_as_its_name(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

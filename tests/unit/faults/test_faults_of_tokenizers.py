@@ -76,6 +76,15 @@ def _saved(job: Job, damage: bool) -> Settings:
     return {"data.train": str(folder)}
 
 
+def _equal_pairs(job: Job) -> Settings:
+    """Two of 300 pairs differ after max_length alone."""
+    rows = [{"prompt": f"Q{n}", "chosen": "yes", "rejected": "no"} for n in range(300)]
+    for n in (170, 271):
+        rows[n] |= {"chosen": "the same words " * 40 + "yes", "rejected": "the same words " * 40 + "no"}
+    (job.root / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {"training.algorithm": "dpo", "data.train": str(job.root / "pairs.jsonl")}
+
+
 FAULTS: list[tuple[str, str, Callable[[Job], Settings]]] = [
     ("data.no_eos", "warning", _no_eos),
     ("data.no_offsets", "error", _slow),
@@ -83,6 +92,7 @@ FAULTS: list[tuple[str, str, Callable[[Job], Settings]]] = [
     ("data.template_costly", "error", _costly),
     ("rewards.tokenizer", "error", _judge),
     ("algorithm.teacher_tokens", "error", _teacher),
+    ("data.same_answers", "error", _equal_pairs),
     ("data.not_a_dataset", "error", lambda job: _saved(job, True)),
 ]
 
