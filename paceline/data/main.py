@@ -89,9 +89,7 @@ def summary(
     counts = prepared.counts
     tokens = f"{human_count(counts.tokens)}, {human_count(counts.labels)} of them carry loss"
     if kind.answered:
-        tokens = (
-            f"{human_count(counts.tokens)} of prompts: the answers, which the model generates, carry loss"
-        )
+        tokens = f"{human_count(counts.tokens)} of prompts: the answers that the model generates carry loss"
     elif not kind.learns_tokens:
         tokens = f"{human_count(counts.tokens)}: the loss is that of each row's class"
     lines = [

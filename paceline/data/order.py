@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.diagnostics import Diagnostic
-from paceline.data import codes
 from paceline.data.hashing import hash_values, permutation, stream_key
 from paceline.data.pack import PACK_ALGORITHM, Bins, best_fit_decreasing, one_each
 
@@ -93,18 +91,3 @@ def positions_for(
 def step_positions(step: int, global_batch: int, num_rows: int) -> range:
     """Return the positions of a full step over all ranks, without fillers: [sG, (s+1)G) < ``num_rows``."""
     return range(step * global_batch, min((step + 1) * global_batch, num_rows))
-
-
-def check_feeds(num_rows: int, dp_size: int, *, what: str = "training") -> list[Diagnostic]:
-    """Return a finding if there are fewer rows than data-parallel ranks: some would never get a row."""
-    if num_rows >= dp_size:
-        return []
-    return [
-        codes.DATA_TOO_FEW_ROWS(
-            f"{num_rows} {what} row{'s' if num_rows != 1 else ''} cannot be divided among"
-            f" {dp_size} processes: some would never get one",
-            "data.train" if what == "training" else "data.eval",
-            f"{num_rows} rows (documents packed together count as one), {dp_size} processes",
-            f"use at most --nproc {max(num_rows, 1)}, data.packing: false, or more data",
-        )
-    ]

@@ -19,9 +19,9 @@ from paceline.config.sections.classification import ClassificationOptions
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError, PacelineError
 from paceline.data.examples import Reading
+from paceline.data.feeds import check_feeds
 from paceline.data.kinds.base import row_kind
 from paceline.data.look import first_examples, look_at_sets, look_at_tokenizer, missing_sets
-from paceline.data.order import check_feeds
 from paceline.data.template_look import Described, describe
 from paceline.evaluation.metrics import check_metrics
 from paceline.plan.algorithms.base import algorithm_spec

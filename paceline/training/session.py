@@ -27,8 +27,8 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError, ConfigError, DataError
 from paceline.core.json_types import JsonObject, as_object
 from paceline.core.rundir import RunDir
+from paceline.data.feeds import check_feeds
 from paceline.data.kinds.base import row_kind
-from paceline.data.order import check_feeds
 from paceline.data.prepare import Prepared, check_token_range
 from paceline.data.source import PackedSource
 from paceline.models.malloc import configure_malloc, return_freed_memory

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
-from urllib.request import getproxies_environment, proxy_bypass_environment
+from urllib.request import getproxies, proxy_bypass
 
 from paceline.core.diagnostics import Code, Diagnostic, Severity
 from paceline.launch import codes
@@ -92,10 +92,10 @@ def unreachable(environ: Mapping[str, str]) -> str:
     """
     endpoint = environ.get("HF_ENDPOINT") or "https://huggingface.co"
     to = urlsplit(endpoint)
-    proxies = {scheme: url for scheme, url in getproxies_environment().items() if scheme != "no"}
+    proxies = {scheme: url for scheme, url in getproxies().items() if scheme != "no"}
     proxy = proxies.get(to.scheme) or proxies.get("all")
     by = urlsplit(proxy if "//" in proxy else f"//{proxy}") if proxy else to
-    if proxy and proxy_bypass_environment(to.netloc):
+    if proxy and proxy_bypass(to.netloc):
         by = to
     place = by.netloc.rpartition("@")[2]  # without a password
     found = [f"{place}: no answer within {SECONDS:.0f} s"]

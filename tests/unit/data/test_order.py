@@ -10,8 +10,9 @@ import torch
 from data_fixtures import make_table
 
 from paceline.core.errors import DataError
+from paceline.data.feeds import check_feeds
 from paceline.data.hashing import permutation
-from paceline.data.order import check_feeds, epoch_documents, positions_for, step_positions, steps_per_epoch
+from paceline.data.order import epoch_documents, positions_for, step_positions, steps_per_epoch
 from paceline.data.source import PackedSource, build_batch
 from paceline.protocols.batch import IGNORE_INDEX
 

@@ -116,7 +116,7 @@ def test_prepared_prompts(tmp_path: Path) -> None:
     changed = prompts_from([*rows[:-1], {**rows[-1], "level": 99}], tmp_path, validation_split=4)
     assert changed.fingerprint != prepared.fingerprint
     said = "\n".join(summary(prepared, PROMPTS, seq_len=64, packing=False, seed=0, seconds=0.1))
-    assert "of prompts: the answers, which the model generates, carry loss; the longest" in said
+    assert "of prompts: the answers that the model generates carry loss; the longest" in said
     assert "0 of them" not in said
 
 
