@@ -122,7 +122,8 @@ LAUNCH_STORE_UNSIGNED = Code(
     "launch.store_unsigned",
     "Ranks on several nodes, or started by another program, have no common secret, so anyone who"
     " can reach their port can send messages as a rank and end the run. Set a secret on every node"
-    " with PACELINE_STORE_SECRET_FILE or PACELINE_STORE_SECRET.",
+    " with PACELINE_STORE_SECRET_FILE or PACELINE_STORE_SECRET. Several nodes do not start without,"
+    " unless launch.allow_unsigned_store is true.",
 )
 LAUNCH_TORCH_DEBUG = Code(
     "launch.torch_debug",

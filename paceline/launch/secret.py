@@ -66,10 +66,13 @@ def read_secret(environ: Mapping[str, str]) -> bytes:
     return text.strip().encode("utf-8", "surrogateescape")
 
 
-def unsigned(environ: Mapping[str, str], num_nodes: int, processes: int, *, ours: bool) -> Diagnostic | None:
-    """Return the warning that messages between ranks are not signed; None if they are.
+def unsigned(
+    environ: Mapping[str, str], num_nodes: int, processes: int, *, ours: bool, allowed: bool
+) -> Diagnostic | None:
+    """Return the finding that messages between ranks are not signed; None if they are.
 
-    ``ours``: Paceline's own launcher starts the ranks.
+    It is an error on several nodes, whose port is open to others, and a warning if ``allowed``
+    (``launch.allow_unsigned_store``) or on one. ``ours``: Paceline's own launcher starts the ranks.
     """
     if named(environ) or processes == 1 or (ours and num_nodes == 1):
         return None
@@ -82,6 +85,9 @@ def unsigned(environ: Mapping[str, str], num_nodes: int, processes: int, *, ours
         "anyone who can reach the port where the ranks connect can end the run with forged"
         f" messages: {why}, and no secret is set"
     )
+    if num_nodes > 1 and not allowed:
+        hint = f"{_HINT}; in a network that you trust: launch.allow_unsigned_store: true"
+        return codes.LAUNCH_STORE_UNSIGNED(what, FILE, "not set", hint)
     return codes.LAUNCH_STORE_UNSIGNED(what, FILE, "not set", _HINT, Severity.WARNING)
 
 

@@ -22,8 +22,8 @@ from rich.console import Console
 from paceline.checkpoint.nodes.disks import Disks, find_disks
 from paceline.checkpoint.nodes.resume import NodesResume
 from paceline.checkpoint.objects.deadline import AFTER_STOP_SECONDS, Deadline
-from paceline.core.diagnostics import Diagnostic
-from paceline.core.errors import BusyError, CheckpointError, ExitCode, PacelineError
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.errors import BusyError, CheckpointError, ConfigError, ExitCode, PacelineError
 from paceline.core.json_types import JsonObject
 from paceline.core.private import written_for
 from paceline.core.refusals import refusal_of
@@ -170,6 +170,7 @@ class Worker:
         Every error becomes one named diagnostic, on this rank and on the others.
         """
         try:
+            self.refuse_unsigned()
             world = World.open(
                 self.env,
                 device=self.plan.device,
@@ -295,13 +296,23 @@ class Worker:
             self.load_best(world, trainer)
         return outcome
 
+    def unsigned(self) -> Diagnostic | None:
+        """Return the finding that messages are not signed; None if our own launcher has reported it."""
+        if MARK in self.environ:
+            return None
+        env, allowed = self.env, self.config.launch.allow_unsigned_store
+        return unsigned(self.environ, env.num_nodes, env.world_size, ours=False, allowed=allowed)
+
+    def refuse_unsigned(self) -> None:
+        """Raise ConfigError, before this rank waits for others, where the store must not be unsigned."""
+        found = self.unsigned()
+        if found is not None and found.severity is Severity.ERROR:
+            raise ConfigError(found)
+
     def say_start(self, world: World) -> None:
         """Log what this rank found here: free memory, links, variables set, kernels that are activated."""
         assert self.observers is not None
-        reported = MARK in self.environ  # our own launcher has reported it
-        open_port = (
-            None if reported else unsigned(self.environ, world.num_nodes, world.world_size, ours=False)
-        )
+        open_port = self.unsigned()
         if world.rank == 0:
             set_here = [f"set       {name}={value}: {why}" for name, (value, why) in self.settings.items()]
             free = world.free_bytes

@@ -166,6 +166,7 @@ def test_the_launcher_script_with_torchrun(guide: Guide) -> None:
 @pytest.mark.parametrize("flag", ["", "--use_torchrun"])
 def test_two_nodes_on_loopback(flag: str, guide: Guide) -> None:
     port = free_port()
+    guide.environ["PACELINE_STORE_SECRET"] = "0123456789abcdef"
     nodes = [
         guide.start(
             f"python scripts/run_distributed.py {flag} --nproc_per_node 1 --nnodes 2 --node_rank {node}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from paceline.config.sections.types import (
+    Bool,
     Int,
     OptInt,
     Section,
@@ -25,4 +26,9 @@ class LaunchSection(Section):
     master_addr: Text = Field(default="127.0.0.1", description="Address of node 0.")
     master_port: OptInt = Field(
         default=None, description="Port on node 0; a free one is chosen when empty (one node only)."
+    )
+    allow_unsigned_store: Bool = Field(
+        default=False,
+        description="Start on several nodes without a secret (`PACELINE_STORE_SECRET_FILE`); whoever reaches"
+        " the port where the ranks connect can then end the run.",
     )

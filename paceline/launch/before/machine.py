@@ -54,15 +54,18 @@ def meeting_place(loaded: Loaded, processes: int, *, met: bool = False) -> list[
     from paceline.launch.secret import read_secret, unsigned
 
     source = loaded.provenance.get("launch.master_addr")
+    section = loaded.config.launch
+    allowed = section.allow_unsigned_store
+    open_port = None if met else unsigned(os.environ, section.nnodes, processes, ours=True, allowed=allowed)
+    findings = [*filter(None, (open_port,))]
     try:
         read_secret(os.environ)  # raises
-        if met:
-            return []
-        open_port = unsigned(os.environ, loaded.config.launch.nnodes, processes, ours=True)
-        findings = check_address(_cluster(loaded), named=source is not None and source.layer != DEFAULTS)
+        if not met:
+            named = source is not None and source.layer != DEFAULTS
+            findings += check_address(_cluster(loaded), named=named)
     except ConfigError as error:
-        return list(error.diagnostics)
-    return [*findings, *filter(None, (open_port,))]
+        findings += error.diagnostics
+    return findings
 
 
 def _cluster(loaded: Loaded) -> Cluster:

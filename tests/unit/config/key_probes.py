@@ -390,6 +390,15 @@ def launch(tree: Tree) -> Any:
     return cluster_of(config, SimpleNamespace(world_size=processes * nodes, num_nodes=nodes, device="cpu"))  # type: ignore[arg-type]
 
 
+def store(tree: Tree) -> Any:
+    """What a start on several nodes without a secret says."""
+    from paceline.launch.before.machine import meeting_place
+
+    with mock.patch.dict("os.environ", clear=True):
+        loaded = SimpleNamespace(config=Config.from_json(plain(tree)), provenance={})
+        return meeting_place(loaded, 2)  # type: ignore[arg-type]
+
+
 def device(tree: Tree) -> Any:
     """What the run finds itself on, on a machine with a GPU."""
     from paceline.plan.hardware import probe as hardware

@@ -419,4 +419,5 @@ TABLE: dict[str, Key | Read] = {
     **under("generation", p.chat, {}, max_new_tokens=3, temperature=0.5, top_p=0.5, top_k=3),
     **under("launch", p.launch, {}, nproc=3, node_rank=1, master_addr="10.0.0.1", master_port=29511),
     "launch.nnodes": Key(p.launch, 2),
+    "launch.allow_unsigned_store": Key(p.store, True, {"launch.nnodes": 2}),
 }

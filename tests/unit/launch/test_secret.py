@@ -5,9 +5,12 @@ nobody else's eyes.
 from __future__ import annotations
 
 import contextlib
+import re
 import stat
 import sys
 from collections.abc import Callable
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import pytest
 from support import write_yaml
 
 from paceline.cli.main import main as command
+from paceline.core.diagnostics import Severity
 from paceline.core.errors import ConfigError
 from paceline.launch.secret import FILE, VALUE, handed_out, read_secret, unsigned
 from paceline.launch.spec import Cluster
@@ -95,20 +99,25 @@ def test_a_secret_that_is_none_is_refused_by_name(case: str, tmp_path: Path) -> 
 
 
 def test_whoever_goes_without_is_told() -> None:
-    assert unsigned({}, 1, 8, ours=True) is None and unsigned({}, 1, 1, ours=False) is None
-    assert unsigned({VALUE: GOOD}, 4, 8, ours=False) is None
-    for nodes, ours in ((2, True), (1, False), (2, False)):
-        found = unsigned({}, nodes, 8, ours=ours)
-        assert found is not None and found.code == "launch.store_unsigned" and FILE in found.hint
+    quiet = partial(unsigned, allowed=False)
+    assert quiet({}, 1, 8, ours=True) is None and quiet({}, 1, 1, ours=False) is None
+    assert quiet({VALUE: GOOD}, 4, 8, ours=False) is None
+    for nodes, ours, allowed in product((1, 2), (True, False), (True, False)):
+        found = unsigned({}, nodes, 8, ours=ours, allowed=allowed)
+        assert (found is None) == (nodes == 1 and ours)
+        if found is not None:
+            assert found.code == "launch.store_unsigned" and FILE in found.hint
+            assert (found.severity is Severity.ERROR) == (nodes == 2 and not allowed)
 
 
 @pytest.mark.parametrize(
-    ("nodes", "environ", "said"), [(1, {}, False), (2, {}, True), (2, {VALUE: GOOD}, False)]
+    ("nodes", "environ", "said"),
+    [(1, {}, ""), (2, {}, "error"), (2, {VALUE: GOOD}, ""), (2, {"allowed": "yes"}, "warning")],
 )
 def test_the_plan_says_that_nobody_has_named_a_secret(
     nodes: int,
     environ: dict[str, str],
-    said: bool,
+    said: str,
     tiny: Callable[..., Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -118,11 +127,13 @@ def test_the_plan_says_that_nobody_has_named_a_secret(
         monkeypatch.setenv(name, value)
     config = tiny()
     config["launch"] = {"nproc": 2, "nnodes": nodes, "master_addr": "10.0.0.1", "master_port": 29500}
+    config["launch"]["allow_unsigned_store"] = "allowed" in environ
     with contextlib.suppress(SystemExit):
         command(["plan", str(write_yaml(tmp_path / "c.yaml", config))])
     told = capsys.readouterr()
-    assert "Plan " in told.out, told.err
-    assert ("launch.store_unsigned" in told.err + told.out) is said and GOOD not in told.out + told.err
+    assert ("Plan " in told.out) == (said != "error"), told.err
+    assert re.findall(r"(\w+)\[launch.store_unsigned\]", told.err + told.out) == [said] * bool(said)
+    assert GOOD not in told.out + told.err
 
 
 def test_the_plan_refuses_a_secret_that_cannot_be_used(
