@@ -29,6 +29,6 @@ class LaunchSection(Section):
     )
     allow_unsigned_store: Bool = Field(
         default=False,
-        description="Start on several nodes without a secret (`PACELINE_STORE_SECRET_FILE`); whoever reaches"
-        " the port where the ranks connect can then end the run.",
+        description="Start on several nodes without a secret (`PACELINE_STORE_SECRET_FILE`); anyone who"
+        " can reach the port where the ranks connect can then end the run.",
     )
