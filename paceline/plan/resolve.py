@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from paceline.config.foreign.deepspeed_batch import batch_of
@@ -47,20 +48,31 @@ class ResolvedEngine:
     decisions: tuple[Decision, ...]
 
 
-def _engine(chosen: StrategyChoice, job: Job, precision: Precision) -> ResolvedEngine:
-    spec, findings = strategy_spec(chosen.strategy), Findings()
-    mesh = spec.mesh(job, findings)
+@dataclass(frozen=True)
+class _Divided:
+    """What is known once the mesh is: enough for most checks, also if the strategy refuses its options."""
+
+    mesh: Mesh
+    batch: BatchSplit
+    decisions: tuple[Decision, ...]
+
+
+def _divided(chosen: StrategyChoice, job: Job) -> _Divided:
+    findings, t = Findings(), job.training
+    mesh = strategy_spec(chosen.strategy).mesh(job, findings)
     findings.raise_if_refused()
-    t = job.training
     requested = t.per_device_train_batch_size, t.gradient_accumulation_steps
     micro, accumulation, from_total = batch_of(t.deepspeed, *requested, mesh.data_parallel_size)
     batch = split_batch(micro, accumulation, mesh.data_parallel_size)
-    about_mesh = tuple(findings.decisions)
-    options = spec.options(job, mesh, batch, precision, findings)
+    about = (Decision("train_batch_size", str(batch.global_batch), from_total),) if from_total else ()
+    return _Divided(mesh, batch, (*findings.decisions, *about))
+
+
+def _engine(chosen: StrategyChoice, job: Job, precision: Precision, cut: _Divided) -> ResolvedEngine:
+    findings = Findings()
+    options = strategy_spec(chosen.strategy).options(job, cut.mesh, cut.batch, precision, findings)
     findings.raise_if_refused()
-    about = findings.decisions[len(about_mesh) :]
-    decision = (Decision("train_batch_size", str(batch.global_batch), from_total),) if from_total else ()
-    return ResolvedEngine(mesh, batch, options, (*about_mesh, *decision, *about))
+    return ResolvedEngine(cut.mesh, cut.batch, options, (*cut.decisions, *findings.decisions))
 
 
 @dataclass(frozen=True)
@@ -111,9 +123,12 @@ def resolve(chosen: StrategyChoice | None, job: Job, found: list[Diagnostic]) ->
     found += check_full_eval(run)
     found += check_targets(optimizer, shape)
     # The strategy's mesh, batch and options, and what they do not go together with.
-    engine = None
+    cut, engine = None, None
     if chosen is not None and not any(d.code.startswith("plan.world") for d in found):
-        engine = attempt(lambda: _engine(chosen, job.sharded(chosen.sharding), precision), found)
+        sharded = job.sharded(chosen.sharding)
+        cut = attempt(lambda: _divided(chosen, sharded), found)
+        if cut is not None:
+            engine = attempt(partial(_engine, chosen, sharded, precision, cut), found)
     if chosen is not None and engine is not None:
         here = job.hardware.packages is not None
         found += check_adapter(
@@ -121,15 +136,15 @@ def resolve(chosen: StrategyChoice | None, job: Job, found: list[Diagnostic]) ->
         )
     found += check_expert_adapters(run, shape)
     found += check_router(shape, router, adapters=job.lora is not None)
-    if engine is not None:
-        run = replace(run, mesh=engine.mesh)
-        found += check_family(shape, engine.mesh)
-        found += check_router_loss(shape, router.loss, engine.mesh, compiled=run.compiled)
+    if cut is not None:
+        run = replace(run, mesh=cut.mesh)
+        found += check_family(shape, cut.mesh)
+        found += check_router_loss(shape, router.loss, cut.mesh, compiled=run.compiled)
     found += check_bf16_weights(run)
     found += check_fp8(run, job.hardware)
     rollout = None
-    if engine is not None and job.algorithm.on_policy:
-        rollout = rollout_sizes(job.algorithm, training, engine.batch)
+    if cut is not None and job.algorithm.on_policy:
+        rollout = rollout_sizes(job.algorithm, training, cut.batch)
         found += check_rollout(rollout)
     if errors(found) or chosen is None or engine is None:
         raise ConfigError(*errors(found))

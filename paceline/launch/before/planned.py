@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from paceline.config import codes as config_codes
+from paceline.config.doubt import sure
 from paceline.config.source import COMMAND_LINE
 from paceline.core.diagnostics import Diagnostic, Severity, errors
 from paceline.core.errors import ConfigError
@@ -146,10 +147,10 @@ def _machine(
 
 def with_plan(error: NotLoaded) -> ConfigError:
     """Combine a config's loading errors with all that ``planned`` finds, if every unknown key must mean one
-    known key; else ``with_files``.
+    known key; else ``with_files``, with what the plan says of the sound part on this machine.
     """
     if error.doubt:
-        return with_files(error)
+        return with_files(error, _without_files)
     try:
         planned(error.partial)
     except ConfigError as further:
@@ -157,16 +158,59 @@ def with_plan(error: NotLoaded) -> ConfigError:
     return error
 
 
-def with_files(error: NotLoaded) -> ConfigError:
-    """Combine a config's loading errors with those of its rules and of the files named by its sound part."""
-    from paceline.config.doubt import whatever_was_meant
-    from paceline.launch.before.beforehand import looked_in_doubt
+def _of_rules(loaded: Loaded, doubt: frozenset[str], config: Config) -> Sequence[Diagnostic]:
+    """Return the errors of the rules that hold on any machine."""
     from paceline.rules import of_config
 
+    return of_config(config, provenance=loaded.provenance)
+
+
+def with_files(
+    error: NotLoaded,
+    judge: Callable[[Loaded, frozenset[str], Config], Sequence[Diagnostic]] = _of_rules,
+) -> ConfigError:
+    """Combine a config's loading errors with those that ``judge`` and the named files give its sound part."""
+    from paceline.config.doubt import whatever_was_meant
+    from paceline.launch.before.beforehand import looked_in_doubt
+
     sound = error.partial
-    surely = whatever_was_meant(partial(of_config, provenance=sound.provenance), sound.config, error.doubt)
+    surely = whatever_was_meant(partial(judge, sound, error.doubt), sound.config, error.doubt)
     found = [*error.diagnostics, *surely]
     return ConfigError(*merged(found, looked_in_doubt(sound.config, error.doubt), sound.provenance))
+
+
+#: Without these no plan says anything that is surely true once the config is mended.
+_SHAPING = (
+    *("launch.nproc", "launch.nnodes", "model", "lora.quantization_bit", "data.train", "data.eval"),
+    *("training.deepspeed", "training.parallelism", "training.fsdp", "training.fsdp_config"),
+    *("training.distributed_strategy", "training.rollout"),
+)
+#: Where a ZeRO stage moves its states shapes nothing but memory.
+_OFFLOAD = "training.deepspeed.zero_optimization.offload_"
+
+
+def _without_files(loaded: Loaded, doubt: frozenset[str], config: Config) -> Sequence[Diagnostic]:
+    """Return the errors of the rules and the plan on this machine, or of the rules alone if a doubted key
+    may be any of a section's, or decides the plan's shape.
+    """
+    from paceline.config.schema import field_of
+    from paceline.launch.start import launcher_for
+    from paceline.plan.strategies.job import Job
+    from paceline.rules.planning import try_plan
+
+    ruled = _of_rules(loaded, doubt, config)
+    others_in_doubt = frozenset(key for key in doubt if not key.startswith(_OFFLOAD))
+    if not all(map(field_of, others_in_doubt)) or not sure(others_in_doubt, *_SHAPING):
+        return ruled
+    meant = replace(loaded, config=config)
+    hardware, _, processes = _machine(meant, None, None)
+    shape, others = _shape(config, None, False)[0], _others(config, False)[0]
+    world, nodes, launcher = processes.world_size, processes.num_nodes, launcher_for(processes, None)
+    job = Job(config, hardware, world, nodes, launcher, config.run_directory(), shape, others, False)
+    tried = try_plan(job, provenance=loaded.provenance)
+    # What stands at a doubted key is about the value that took its place, or is said already.
+    found = [d for d in (*errors(tried.ruled), *tried.problems) if sure(doubt, d.where)]
+    return merged(ruled, found, loaded.provenance)
 
 
 @dataclass(frozen=True)
