@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from paceline.api import codes
 from paceline.config.source import ARGUMENT
 from paceline.core.errors import ConfigError
-from paceline.core.json_types import Json, JsonObject
+from paceline.core.json_types import NO_UTF8, Json, JsonObject
 
 if TYPE_CHECKING:
     from paceline.config.load import Loaded
@@ -46,7 +46,8 @@ class GivenConfig:
             return
         with tempfile.TemporaryDirectory(prefix="paceline-config-") as folder:
             path = Path(folder) / "run.yaml"
-            path.write_text(json.dumps(self.tree, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            text = json.dumps(self.tree, indent=1, ensure_ascii=False) + "\n"
+            path.write_bytes(text.encode("utf-8", NO_UTF8))
             yield path
 
 

@@ -23,6 +23,7 @@ from paceline.core.rundir import RunDir
 from paceline.launch.environ import cache_folder
 from paceline.launch.managers import standing
 from paceline.launch.options import LaunchOptions
+from paceline.launch.program import keep_docstrings
 
 if TYPE_CHECKING:
     from paceline.launch.before.ready import Ready
@@ -66,6 +67,7 @@ def train(
     Raises ConfigError before anything is started, PacelineError with the run's diagnostics when it fails, and
     KeyboardInterrupt when it was interrupted twice.
     """
+    keep_docstrings()
     names, objects = split_callbacks(callbacks)
     hearing = Hearing(on_event, objects)
     flags: dict[str, Json] = {

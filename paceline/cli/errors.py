@@ -11,10 +11,12 @@ from paceline.cli import codes
 from paceline.core.diagnostics import Diagnostic, render_all
 from paceline.core.errors import ExitCode, PacelineError
 from paceline.launch.ending import READER_GONE, EndedBySignal, reader_gone
+from paceline.launch.program import keep_docstrings
 
 
 def reported(run: Callable[[], Any]) -> int:
     """Call ``run`` and return its exit code; report anything it raises on stderr."""
+    keep_docstrings()
     try:
         return _as_code(run())
     except EndedBySignal:

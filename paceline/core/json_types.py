@@ -10,6 +10,8 @@ from typing import TypeAlias
 Json: TypeAlias = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 #: An object of parsed JSON.
 JsonObject: TypeAlias = dict[str, Json]
+#: How JSON is encoded: a lone surrogate, as a file name in no encoding has, becomes its escape of JSON.
+NO_UTF8 = "backslashreplace"
 
 
 def as_object(value: Json) -> JsonObject:

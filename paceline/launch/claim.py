@@ -18,7 +18,7 @@ from paceline.config.versions import newest
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import BusyError, ConfigError
 from paceline.core.files import listed, no_file, not_writable, open_run_file
-from paceline.core.json_types import as_object
+from paceline.core.json_types import NO_UTF8, as_object
 from paceline.core.private import open_to_strangers
 from paceline.core.rundir import RunDir
 from paceline.launch import codes
@@ -149,7 +149,8 @@ def claim(
             run.config_yaml.write_bytes(redact(text).encode("utf-8", "surrogateescape"))
         config = {VERSION: newest(), **as_object(plan.get("config"))}
         for path, data in ((run.config_json, config), (run.plan_json, plan)):
-            path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            text = json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+            path.write_bytes(text.encode("utf-8", NO_UTF8))
     except OSError as exc:
         raise ConfigError(
             codes.RUN_NOT_WRITABLE(

@@ -27,3 +27,9 @@ def importable_program() -> str:
             os.environ["PYTHONPATH"] = f"{folder}{os.pathsep}{given}" if given else folder
     sys.modules.setdefault(name, program)
     return name
+
+
+def keep_docstrings() -> None:
+    """Have the processes that this one starts keep docstrings, without which Transformers makes no model."""
+    if sys.flags.optimize > 1 and "PYTHONOPTIMIZE" in os.environ:
+        os.environ["PYTHONOPTIMIZE"] = "1"

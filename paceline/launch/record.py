@@ -17,7 +17,7 @@ from pathlib import Path
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ExitCode
 from paceline.core.files import read_run_file
-from paceline.core.json_types import Json, JsonObject
+from paceline.core.json_types import NO_UTF8, Json, JsonObject
 from paceline.core.private import written_into
 from paceline.core.refusals import refusal_of
 from paceline.core.rundir import RunDir
@@ -151,7 +151,7 @@ class LaunchRecord:
         path = self.run.exits(self.node_rank)
         staged = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            staged.write_text(text, encoding="utf-8")
+            staged.write_bytes(text.encode("utf-8", NO_UTF8))
             staged.replace(path)
         except OSError:
             staged.unlink(missing_ok=True)
@@ -160,7 +160,7 @@ class LaunchRecord:
     def _overwrite(self, path: Path, data: JsonObject) -> None:
         """Write a short form over what ``begin`` wrote, which takes no room on a full disk."""
         for short in (data, {**data, "cause": None}):
-            text = json.dumps(short, ensure_ascii=False).encode()
+            text = json.dumps(short, ensure_ascii=False).encode("utf-8", NO_UTF8)
             if len(text) <= _ROOM and path.is_file() and path.stat().st_size > _ROOM:
                 with suppress(OSError), path.open("r+b") as file:
                     file.write(text.ljust(_ROOM))

@@ -14,6 +14,7 @@ from typing import Any
 
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.files import open_run_file, written_from
+from paceline.core.json_types import NO_UTF8
 from paceline.runlog import codes
 from paceline.runlog.appended import Appended, OnRefusal
 from paceline.runlog.events import Event, Notice, from_json, json_safe, to_json
@@ -84,7 +85,7 @@ class EventLog:
     def _line(self, event: Event) -> bytes:
         data = {"time": round(self._clock(), 6), "rank": self.rank, **json_safe(to_json(event), self._redact)}
         text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        return text.encode("utf-8", "backslashreplace") + b"\n"
+        return text.encode("utf-8", NO_UTF8) + b"\n"
 
     def _lost_diagnostic(self) -> Diagnostic:
         return codes.RUNLOG_EVENTS_LOST(

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.core.diagnostics import Diagnostic
+from paceline.core.json_types import NO_UTF8
 from paceline.core.rundir import RunDir
 from paceline.runlog.redact import Redactor
 
@@ -33,7 +34,7 @@ def write_result(
     data = redact.data({"outcome": outcome, "exit_code": int(exit_code), **facts, "diagnostics": found})
     staged = run.result_json.with_suffix(".json.tmp")
     try:
-        with staged.open("w", encoding="utf-8") as file:
+        with staged.open("w", encoding="utf-8", errors=NO_UTF8) as file:
             json.dump(data, file, indent=2, ensure_ascii=False)
             file.write("\n")
             file.flush()

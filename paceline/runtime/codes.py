@@ -20,6 +20,11 @@ RUNTIME_DEVICE_SHARED = Code(
     " one:"
     " request one card per task, or all cards in every task.",
 )
+RUNTIME_DOCSTRINGS = Code(
+    "runtime.docstrings",
+    "Python runs with -OO (PYTHONOPTIMIZE=2), which removes docstrings, but Transformers makes its models"
+    " with theirs and cannot load one without. Use -O (PYTHONOPTIMIZE=1), or neither.",
+)
 RUNTIME_FIRST_REDUCE = Code(
     "runtime.first_reduce",
     "Before the first step every axis of the mesh sums a number over its ranks, with a limit of one minute."

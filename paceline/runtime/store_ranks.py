@@ -9,6 +9,7 @@ import json
 import time
 from typing import TypeVar
 
+from paceline.core.json_types import NO_UTF8
 from paceline.runtime.meeting import connect_store, name_of
 from paceline.runtime.signed import SignedStore
 from paceline.runtime.world import World
@@ -51,7 +52,8 @@ class StoreRanks:
         """
         self._meeting += 1
         mine, joint = self._key(self._meeting, self.rank), self._joint(self._meeting)
-        self._store.set(mine, json.dumps(value, separators=(",", ":"), ensure_ascii=False))
+        text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+        self._store.set(mine, text.encode("utf-8", NO_UTF8).decode())
         if self.rank == 0:
             keys = [self._key(self._meeting, rank) for rank in range(self.world_size)]
             texts = self._awaited(keys)

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
+from paceline.core.json_types import NO_UTF8
 from paceline.launch.managers import OWN_DEVICES
 from paceline.plan.hardware.kinds import CPU, CUDA, KINDS, is_accelerator, kind_of
 from paceline.runtime import codes
@@ -353,7 +354,7 @@ def _group_error(exc: Exception, env: RankEnv, backend: str) -> PacelineError:
 
 
 def _encode(value: object) -> bytes:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8", NO_UTF8)
 
 
 def _bytes_tensor(data: bytes, size: int) -> torch.Tensor:

@@ -22,6 +22,7 @@ from paceline.launch.managers import standing, whole
 from paceline.launch.outlet import redacted, tolerate_loss
 from paceline.runlog.redact import Redactor
 from paceline.runlog.stacks import stacks_to
+from paceline.runtime import codes
 from paceline.runtime.leaving import leave
 from paceline.runtime.rank_env import RankEnv
 from paceline.training.print_diagnostics import print_diagnostics
@@ -48,6 +49,7 @@ def run_rank(argv: Sequence[str], environ: Mapping[str, str], line: Line) -> int
     first, on_node = place(environ)
     rank = on_node
     try:
+        refuse_without_docstrings()
         start = parse_start(argv, environ)
         rank = 0  # bad variables may concern this process alone, so report them
         env = RankEnv.from_environ(environ, start.local_rank)
@@ -82,6 +84,14 @@ def run_rank(argv: Sequence[str], environ: Mapping[str, str], line: Line) -> int
         return _failed(exc, rank, environ, line)
     with written_for(Path(plan.run_dir), start.config.training.output_access):
         return worker.run()
+
+
+def refuse_without_docstrings() -> None:
+    """Raise ConfigError where this interpreter has removed what Transformers reads."""
+    if sys.flags.optimize > 1:
+        what = "docstrings are removed (python -OO), but Transformers makes no model without its own"
+        hint = "PYTHONOPTIMIZE=1, or python -O"
+        raise ConfigError(codes.RUNTIME_DOCSTRINGS(what, "PYTHONOPTIMIZE", str(sys.flags.optimize), hint))
 
 
 def _failed(error: BaseException, rank: int, environ: Mapping[str, str], line: Line) -> int:

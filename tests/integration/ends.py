@@ -16,6 +16,10 @@ class Act:
     def on_step_end(self, event):
         if self.due and event.step == self.at:
             exec(self.what)
+def held(row):
+    while "RANK" in os.environ:
+        time.sleep(0.1)
+    return row
 """
 
 
@@ -86,8 +90,18 @@ ENDS = (
         environ={"LANG": "C", "PYTHONIOENCODING": "ascii"},
         training={"run_name": "Größe"},
     ),
+    End("no docstrings", 0, "completed", environ={"PYTHONOPTIMIZE": "2"}),
+    End("a file's name that no encoding has", 0, "completed", environ={"LC_ALL": "C", "PYTHONUTF8": "0"}),
     End("rotated logs", 0, "completed", way="rotated", training={"max_steps": 300}),
-    End("a disk that is too small", 2, "", "", "save.disk", way="full_disk"),
+    End(
+        "a disk that is too small",
+        2,
+        "",
+        "",
+        "save.disk",
+        way="full_disk",
+        training={"save_strategy": "steps", "save_steps": 3},
+    ),
     End("a read-only disk", 2, "", "", "run.not_writable", way="read_only"),
     End("the launcher is killed", 75, "stopped", way="launcher_killed"),
     End("all are killed", -9, "vanished", way="all_killed"),

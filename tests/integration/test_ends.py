@@ -298,7 +298,10 @@ def config_of(end: End, tiny: Callable[..., dict[str, Any]], folder: Path) -> di
         "report_to": "tensorboard" if end.way == "while_drawing" else "none",
         **end.training,
     }
-    return tiny(**given)
+    config = tiny(**given)
+    if end.way == "stopped_early":
+        config["data"]["converter"] = "own_acts:held"
+    return config
 
 
 @pytest.mark.parametrize(
@@ -334,3 +337,10 @@ def test_an_end_is_the_same_to_every_reader(
         result = json.loads(start.run.result_json.read_text())
         assert (result["outcome"], result["exit_code"]) == (end.outcome, code)
         assert result.get("seconds", 0) >= 0
+
+
+def test_a_rank_without_docstrings_is_refused_before_it_loads_anything() -> None:
+    """Another launcher starts it as it likes; Paceline's own lowers the level (a row above)."""
+    argv = [sys.executable, "-OO", "-m", "paceline.training.rank", "--config", "there_is_none.yaml"]
+    ran = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 2 and "error[runtime.docstrings] PYTHONOPTIMIZE" in ran.stderr, ran.stderr

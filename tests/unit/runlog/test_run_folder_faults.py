@@ -5,6 +5,7 @@ known.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 from pathlib import Path
@@ -16,11 +17,14 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
 from paceline.core.refusals import refusal_of
 from paceline.core.rundir import RunDir
+from paceline.launch.claim import claim
 from paceline.runlog.appended import Appended
 from paceline.runlog.eventlog import read_events
 from paceline.runlog.events import Finished, Notice
 from paceline.runlog.log import RunLog
 from paceline.runlog.place import Place
+from paceline.runlog.redact import Redactor
+from paceline.runlog.result import write_result
 from paceline.training.failure import diagnose
 
 EVENT = Finished("completed", 1, 1.0)
@@ -210,3 +214,12 @@ def test_a_log_that_is_rotated_goes_on_under_its_name(tmp_path: Path) -> None:
     log.close()
     assert "later" in path.read_text() and "before" in path.with_suffix(".log.1").read_text()
     assert said == [] and log.lost() is None
+
+
+def test_a_file_name_in_no_encoding_is_written_as_it_is(tmp_path: Path) -> None:
+    """As under ``LC_ALL=C PYTHONUTF8=0``, where Python has the bytes of ``größe.yaml`` as surrogates."""
+    run, name = RunDir.at(tmp_path / "run"), b"gr\xc3\xb6\xc3\x9fe.yaml".decode("ascii", "surrogateescape")
+    claim(run, plan={"file": name}, config_file=None, overwrite=False, resume=False)
+    write_result(run, "completed", 0, {"file": name}, redact=Redactor.of({}))
+    for path in (run.plan_json, run.result_json):
+        assert json.loads(path.read_text(encoding="utf-8"))["file"] == name
