@@ -119,7 +119,7 @@ LATE = {
         """
         launch.other_processes launch.restarts runtime.env_local_rank runtime.env_missing runtime.env_number
         runtime.env_port runtime.env_rank
-        runtime.env_two_launchers runtime.env_uneven
+        runtime.docstrings runtime.env_two_launchers runtime.env_uneven
     """
     ),
     "object storage, of which a plan says nothing: `paceline train` looks there itself as it starts": (
