@@ -116,7 +116,11 @@ def tokenise_chunk(setup: Setup, chunk: Chunk) -> ChunkResult:
         problem = next((p for one in results if (p := _unusable(one, row.where, setup))), None)
         cut = [_cut(one, setup.max_length) for one in results if isinstance(one, Encoded)]
         if problem is None and setup.kind.same([one.input_ids for one in cut]):
-            problem = Problem("same_answers", row.where, "after truncation or rendering")
+            full = [one.input_ids for one in results if isinstance(one, Encoded)]
+            why = "as the template writes them"
+            if not setup.kind.same(full):
+                why = f"in their first {setup.max_length} tokens: increase data.max_length"
+            problem = Problem("same_answers", row.where, why)
         if problem is not None:
             skipped.append(problem)
             continue

@@ -111,6 +111,13 @@ def test_a_fault_is_found_by_plan(
     assert found[code].severity.value == severity and (found[code].hint or found[code].found)
 
 
+def test_a_pair_that_is_cut_says_so(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried_here(monkeypatch)
+    found = job.found(_equal_pairs(job))["data.same_answers"]
+    assert "2 of 300 rows" in found.what
+    assert "pairs.jsonl:171: in their first 64 tokens: increase data.max_length" in found.found
+
+
 LOOPS = "{% for i in range(3) %}{% endfor %}{% for turn in messages %}{{ turn.content }}{% endfor %}"
 
 
