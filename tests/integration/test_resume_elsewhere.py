@@ -117,7 +117,15 @@ def test_every_strategy_reads_what_the_others_have_saved(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("source", "target"), [("single", "zero3"), ("zero3", "fsdp full_shard"), ("fsdp full_shard", "single")]
+    ("source", "target"),
+    [
+        ("single", "zero3"),
+        ("zero3", "fsdp full_shard"),
+        ("fsdp full_shard", "single"),
+        ("single", "fsdp tp"),
+        ("fsdp tp", "single"),
+        ("fsdp tp", "fsdp full_shard"),
+    ],
 )
 @pytest.mark.parametrize("kind", ["lora", "bf16"])
 def test_an_adapter_and_bf16(
