@@ -75,7 +75,8 @@ def from_llamafactory(arguments: Sequence[str], environ: Mapping[str, str]) -> F
 
 def _checked(command: Command) -> None:
     """Raise ConfigError for main.py's own flags among them, and for a run that would not train."""
-    mixed = [name for name in _OURS if name in command.data]
+    named = {*command.data, *(["config"] if command.config else [])}
+    mixed = [name for name in _OURS if name in named]
     if mixed:
         raise ConfigError(
             codes.CLI_TWO_COMMAND_LINES(

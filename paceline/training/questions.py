@@ -47,7 +47,7 @@ def open_questions(config: Config, plan: Plan | None, formats: Set[str]) -> dict
         and (plan.adapter or config.model.resize_embeddings == "never")
     ):
         needed = most_tokens(folder, config.model)
-        if needed is None or needed > plan.shape.vocab:
+        if needed is None or plan.shape.resized or needed > plan.shape.vocab:
             found[MODEL] = "embedding rows for all tokens"
     return found
 

@@ -20,6 +20,7 @@ NEEDS: dict[str, Callable[[], bool]] = {
     "DeepSpeed": lambda: find_spec("deepspeed") is not None,
     "DeepSpeed and 4 devices": lambda: False,
     "an NVIDIA card": lambda: False,  # tests/gpu
+    "an NVIDIA card and DCGM": lambda: False,
     "a browser": lambda: False,  # tests/unit/watch opens the page in one
     "iftop, root and several nodes": lambda: False,
     "InfiniBand": lambda: False,

@@ -159,6 +159,7 @@ def shape_of(
     if resized is not config:
         config = resized
         shape = trained_shape(config, str(folder / "config.json"), own_code, model.attn_implementation)
+        shape = replace(shape, resized=True)
     if exactly:
         code: JsonObject = {"name_or_path": name, "revision": model.revision}
         shape = counted(shape, config, given, code if own_code else None)

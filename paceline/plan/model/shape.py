@@ -35,7 +35,7 @@ class ModelShape:
     ``carried``: tensors of its folder that are not trained; ``composite``: type of the model with further
     parts of which this is the language model (empty: it is all). ``quantised``: how its folder's weights
     are quantized (empty: they are not), ``dequantised_bytes``: their size in bfloat16, and ``file_bytes``:
-    that of the folder's tensors.
+    that of the folder's tensors. ``resized``: ``vocab`` counts rows beyond its folder's.
     """
 
     model_type: str
@@ -75,6 +75,7 @@ class ModelShape:
     quantised: str = field(default="", metadata=UNLESS_DEFAULT)
     dequantised_bytes: int = field(default=0, metadata=UNLESS_DEFAULT)
     file_bytes: int = field(default=0, metadata=UNLESS_DEFAULT)
+    resized: bool = field(default=False, metadata=UNLESS_DEFAULT)
     listing: Listing | None = field(default=None, metadata=UNLESS_DEFAULT)
     why_about: str = field(default="", metadata=UNLESS_DEFAULT)
 

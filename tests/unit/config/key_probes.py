@@ -268,6 +268,7 @@ def calls(*names: str) -> Callable[[Callable[[Tree], Any]], Callable[[Tree], Any
     "training.session.Checkpointer",
     "training.session.open_uploads",
     "training.saver.hugging_face_files",
+    "training.session.kept_files",
     "training.saver.exported_shards",
     "training.saver.run_state",
     "training.session.Session.trainer",
@@ -306,6 +307,7 @@ def rollout(tree: Tree) -> Any:
     of = session(tree)
     own = ALGORITHMS.load(of.plan.algorithm)(**of.algorithm_options())
     root = mock.Mock()
+    root.hf.generation_config.eos_token_id = 1
     made = of.rollouts(runner(of), own, {Role.POLICY: SimpleNamespace(root=root)}, CUT)  # type: ignore[dict-item]
     made.scorer.row_checks = ()
     made.windows(SimpleNamespace(table=Table()), EPOCHS, 0, None)  # type: ignore[arg-type]

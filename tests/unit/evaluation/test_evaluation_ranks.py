@@ -10,10 +10,11 @@ import pytest
 from paceline.core.errors import ExitCode, PacelineError
 from paceline.evaluation import ranks
 from paceline.evaluation.ranks import compute_on_ranks
-from paceline.evaluation.work import WorkFolder
+from paceline.evaluation.work import LOSSES, WorkFolder, WorkSettings
 
 # A rank as ``launch.ending`` makes it: SIGTERM ends it with 128 + 15.
 # Many short sleeps: a signal that comes just before a long one would wait for its end.
+SETTINGS = WorkSettings((LOSSES,), "none", "float32", 1, 0, (), 1, 0.0, 1.0, 0, 1, 0)
 WAITS = """import signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 for _ in range(1200):
@@ -26,7 +27,9 @@ def end(programs: dict[int, str], world_size: int, folder: Path, monkeypatch: py
         return (sys.executable, "-c", programs[int(rank)])
 
     monkeypatch.setattr(ranks, "module_argv", argv)
-    compute_on_ranks(WorkFolder(folder), world_size, lambda *_: None)
+    work = WorkFolder(folder)
+    work.write(SETTINGS)
+    compute_on_ranks(work, world_size, lambda *_: None)
 
 
 @pytest.mark.parametrize(
