@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import get_args, get_origin
 
 from pydantic import BeforeValidator, ValidationError
@@ -174,9 +175,19 @@ def sections() -> Iterator[tuple[str, type[Section]]]:
         todo += [(key, found) for key, found in inner if found is not None]
 
 
+@cache
+def _homes() -> dict[str, tuple[str, ...]]:
+    """The sections of each key's name: a file may have thousands of keys to ask for."""
+    found: dict[str, tuple[str, ...]] = {}
+    for path, model in sections():
+        for name in model.model_fields:
+            found[name] = (*found.get(name, ()), path)
+    return found
+
+
 def homes_of(name: str) -> list[str]:
     """Return all sections that have a key of this name; nested ones with dots (``training.rollout``)."""
-    return [path for path, model in sections() if name in model.model_fields]
+    return [*_homes().get(name, ())]
 
 
 def takes_mapping(info: FieldInfo) -> bool:
