@@ -2,15 +2,16 @@
 log-probabilities of the likeliest tokens.
 
 The order is vLLM's (v1/sample/sampler.py): allowed tokens, least length, biases, penalties, temperature,
-min-p, top-k, top-p. Log-probabilities are those of the model, before any of it.
+min-p, top-k, top-p. Log-probabilities are those of the model, before any of it; under a grammar, of the
+tokens that it allows.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -30,6 +31,18 @@ _LEAST = 1e-2  # a lower temperature divides logits beyond fp32
 _ROOM = 1024
 
 
+class TokenGrammar(Protocol):
+    """What one answer may be, moved on by its tokens."""
+
+    def allowed(self) -> Tensor:
+        """Return which token may come next: bool [V]."""
+        ...
+
+    def take(self, token: int) -> None:
+        """Take the next token."""
+        ...
+
+
 @dataclass(frozen=True)
 class TokenRules:
     """How tokens are chosen.
@@ -38,6 +51,7 @@ class TokenRules:
     allowed   the only token ids that are chosen, if any are named
     least     number of tokens before which none of ``ends`` is chosen
     top       number of likeliest tokens whose log-probabilities are wanted; None: no log-probabilities
+    grammar   makes the grammar of an answer; None: any tokens
     """
 
     sampling: RolloutSampling
@@ -50,6 +64,7 @@ class TokenRules:
     least: int = 0
     ends: tuple[int, ...] = ()
     top: int | None = None
+    grammar: Callable[[], TokenGrammar] | None = None
 
 
 class TokenScore(NamedTuple):
@@ -77,6 +92,7 @@ class Stepwise:
         self._hf = engine.hf
         self._decoding = GrowingDecoding(engine, requests, rules.sampling, self._pick, _ROOM)
         self._chosen: list[tuple[int, int, float, tuple[TokenScore, ...]]] = []
+        self._grammars = [rules.grammar() for _ in requests] if rules.grammar else []
 
     @torch.no_grad()
     def __iter__(self) -> Iterator[list[TokenStep]]:
@@ -106,6 +122,8 @@ class Stepwise:
         rules, rows = self.rules, len(logits)
         plain = logits if logits.dtype == torch.float64 else logits.float()
         numbers, place = answers.numbers(rows), int(answers.place)
+        if self._grammars:
+            plain = self._held(plain, answers, numbers)
         scores = self._ruled(plain, answers, numbers, place)
         if rules.sampling.temperature < GREEDY:
             tokens = largest(scores)
@@ -119,7 +137,20 @@ class Stepwise:
             tokens = largest(keep_likeliest(scores, rules.sampling) + noise)
         logprobs = plain.gather(1, tokens[:, None]).squeeze(1) - plain.logsumexp(-1)
         self._note(plain, tokens, logprobs, answers, numbers)
+        if self._grammars:
+            for number, token, *_ in self._chosen:
+                self._grammars[number].take(token)
         return tokens, logprobs
+
+    def _held(self, plain: Tensor, answers: WrittenAnswers, numbers: list[int]) -> Tensor:
+        """Return logits with -inf for tokens that the grammar of an answer that goes on does not allow."""
+        going = answers.going[: len(numbers)].tolist()
+        free = torch.ones(plain.shape[-1], dtype=torch.bool)
+        allowed = [
+            self._grammars[number].allowed() if on else free
+            for number, on in zip(numbers, going, strict=True)
+        ]
+        return plain.masked_fill(~torch.stack(allowed).to(plain.device), -torch.inf)
 
     def _ruled(self, plain: Tensor, answers: WrittenAnswers, numbers: list[int], place: int) -> Tensor:
         """Return logits after all that also decides a greedy choice."""

@@ -36,6 +36,8 @@ class ChatAnswers:
         """Render a request; ``given``: the one that it was made from. Raises RequestError."""
         prompt = self.prompt(request)
         job = self.desk.job(given or request, [prompt.ids])
+        if request.is_formed:
+            self._check_formed(job)
         if self._template(request) is not None:  # whose marks are special tokens
             job = replace(job, texts=job.texts._replace(skip_special=False))
         return job
@@ -67,7 +69,20 @@ class ChatAnswers:
                 print(f"the chat template does not write {name} of requests", file=sys.stderr)
         return found
 
+    def _check_formed(self, job: GenerationJob) -> None:
+        """Raise RequestError where the prompt opens something else than content."""
+        template, tokenizer = response_template(self.desk.served, calls=False), self.desk.served.tokenizer
+        parser = Parser(template, "" if template is None else str(tokenizer.decode(list(job.prompts[0]))), ())
+        if [*parser.feed("{}"), *parser.end()] != [MessagePart("content", "{}")]:
+            raise RequestError(
+                "response_format holds from the first token on, but the prompt opens reasoning: turn it off"
+                " by chat_template_kwargs, if the chat template can",
+                "response_format",
+            )
+
     def _template(self, request: ChatRequest) -> JsonObject | None:
+        if request.is_formed:  # all of the answer is content
+            return None
         return response_template(
             self.desk.served, calls=bool(request.tools) and request.tool_choice != "none"
         )

@@ -16,6 +16,7 @@ from paceline.core.errors import ConfigError
 from paceline.evaluation.prompts import PromptRenderer
 from paceline.evaluation.server.decoding import Decoder, TextRules
 from paceline.evaluation.server.errors import RequestError
+from paceline.evaluation.server.grammar import Grammars
 from paceline.evaluation.server.requests import CommonRequest
 from paceline.generation import codes
 from paceline.generation.answer import Sampling
@@ -115,6 +116,7 @@ class Desk:
             what = "the server needs a model whose keys, values and states lie in Transformers' cache"
             found, hint = type(served.model).__name__, "talk to it by `paceline chat`"
             raise ConfigError(codes.GENERATION_STATEFUL(what, served.name, found, hint)) from error
+        self._grammars = Grammars(served.tokenizer, served.words, served.ends)
         self._turn = asyncio.Lock()
         self._model = threading.Lock()
 
@@ -172,6 +174,7 @@ class Desk:
             least=request.min_tokens,
             ends=tuple({*stops, *served.ends}),
             top=request.top,
+            grammar=self._grammars.of(request.response_format),
         )
         texts = TextRules(
             request.stops, request.include_stop_str_in_output, request.min_tokens, request.skip_special_tokens

@@ -20,6 +20,7 @@ from pydantic import (
 
 from paceline.core.json_types import Json, JsonObject
 from paceline.evaluation.server.errors import RequestError, misread
+from paceline.evaluation.server.grammar import schema_of
 
 MOST_ANSWERS = 128  # prompts × n of one request
 MOST_LOGPROBS = 20
@@ -160,18 +161,21 @@ class CommonRequest(BaseModel):
             )
 
     def _check_format(self) -> None:
-        kind = "text" if self.response_format is None else self.response_format.get("type")
-        if kind not in ("text", "json_object", "json_schema", "structural_tag"):
-            raise RequestError(
-                f"response_format.type must be text, json_object or json_schema, got {kind!r}",
-                "response_format",
-            )
-        if kind != "text":
-            raise RequestError(
-                f"response_format {kind!r} is not enforced here: ask for the form in a message, or serve the"
-                " exported folder with vLLM",
-                "response_format",
-            )
+        """Raise RequestError for a form that is none, or beside what could leave no token to be chosen."""
+        if not self.is_formed:
+            return
+        for name in ("allowed_token_ids", "ignore_eos", "min_tokens"):
+            if getattr(self, name):
+                raise RequestError(
+                    f"{name} and response_format exclude each other: the form says which tokens may come"
+                    " and where the answer ends",
+                    name,
+                )
+
+    @property
+    def is_formed(self) -> bool:
+        """Whether the answer is to have the form of a JSON schema. Raises RequestError."""
+        return schema_of(self.response_format) is not None
 
     @property
     def bias(self) -> dict[int, float]:
@@ -222,6 +226,12 @@ class ChatRequest(CommonRequest):
                 raise RequestError(f"tools[{number}].function.name must be a text, got {tool!r:.80}", "tools")
         if self.tool_choice not in (None, "none") and not self.tools:
             raise RequestError("when using tool_choice, tools must be set", "tool_choice")
+        if self.tools and self.tool_choice != "none" and self.is_formed:
+            raise RequestError(
+                "a form and calls of tools exclude each other: leave response_format or tools out, or set"
+                ' tool_choice to "none"',
+                "response_format",
+            )
         if self.tool_choice not in (None, "none", "auto"):
             raise RequestError(
                 'a call of a tool cannot be forced here: tool_choice may be "auto" or "none"', "tool_choice"

@@ -46,6 +46,8 @@ class ResponsesRequest(CommonRequest):
     def check(self) -> None:
         wanted = (self.text or {}).get("format")
         self.response_format = wanted if isinstance(wanted, dict) else None
+        if self.response_format and "json_schema" not in self.response_format:  # the API has it flat
+            self.response_format = {"type": self.response_format.get("type"), "json_schema": wanted}
         super().check()
         if self.truncation not in (None, "disabled"):
             raise RequestError("nothing is cut here: truncation may only be 'disabled'", "truncation")
@@ -68,7 +70,7 @@ class ResponsesRequest(CommonRequest):
 
 
 _RESPONSES = frozenset({"instructions", "max_output_tokens", "tools", "tool_choice", "reasoning"}) | {
-    *("text", "truncation", "metadata", "response_format")
+    *("text", "truncation", "metadata")
 }
 
 

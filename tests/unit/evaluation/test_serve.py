@@ -141,7 +141,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "http://x/y.png"}}
         ({"n": 3}, 400, "n must be 1"),
         ({"top_logprobs": 2}, 400, "logprobs must be set"),
         ({"generation_config": "{}", "guided_json": {"a": 1}}, 400, "generation_config, guided_json"),
-        ({"response_format": {"type": "json_object"}}, 400, "vLLM"),
+        ({"response_format": {"type": "yaml"}}, 400, "json_schema, got 'yaml'"),
         (
             {"messages": [{"role": "user", "content": [IMAGE]}]},
             400,
@@ -167,6 +167,13 @@ def test_the_openai_client_shows_why(
         with pytest.raises(openai.APIStatusError, match=words) as found:
             openai_client.post("/chat/completions", body={**given, **more}, cast_to=object)
         assert found.value.status_code == status and found.value.body["message"]
+
+
+def test_a_form_without_its_package_names_the_pip_line(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.evaluation.server.grammar.find_spec", lambda name: None)
+    body = {"messages": ASKED, "response_format": {"type": "json_object"}}
+    found = client.post(CHAT, json=body, headers=KEY)
+    assert found.status_code == 400 and "pip install 'paceline[serve]'" in found.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
