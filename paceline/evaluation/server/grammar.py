@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from pydantic import JsonValue
 from torch import Tensor
 
-from paceline.core.json_types import Json
 from paceline.evaluation.server.errors import RequestError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _FIELD = "response_format"
 _LONG = 300  # characters of an explanation
 
 
-def schema_of(form: Mapping[str, object] | None) -> Json:
+def schema_of(form: Mapping[str, JsonValue] | None) -> JsonValue:
     """Return the JSON schema of a ``response_format``; None: any text. Raises RequestError."""
     kind = "text" if form is None else form.get("type")
     if form is None or kind == "text":
@@ -91,7 +91,7 @@ class Grammars:
         except ValueError as error:
             raise RequestError(f"{_FIELD}: llguidance cannot read the tokenizer: {error}"[:_LONG]) from error
 
-    def of(self, form: Mapping[str, object] | None) -> Callable[[], Grammar] | None:
+    def of(self, form: Mapping[str, JsonValue] | None) -> Callable[[], Grammar] | None:
         """Return what makes an answer's grammar. Raises RequestError for a schema that cannot be held."""
         schema = schema_of(form)
         if schema is None:
