@@ -16,7 +16,7 @@ from paceline.api.own_parts import Part, importable_name, named_parts, split_cal
 from paceline.api.rows import Rows, dataset_setting
 from paceline.api.run import Run
 from paceline.core.diagnostics import Diagnostic, render_all
-from paceline.core.errors import ConfigError, ExitCode, PacelineError
+from paceline.core.errors import BusyError, ConfigError, ExitCode, PacelineError
 from paceline.core.files import read_run_file
 from paceline.core.json_types import Json
 from paceline.core.rundir import RunDir
@@ -145,6 +145,8 @@ def _one_rank(source: GivenConfig, nproc: int | None, hearing: Hearing, quiet: b
 def _ended(run: RunDir, code: int, finding: Diagnostic | None, problems: Iterable[Diagnostic]) -> Run:
     """Return the run, or raise what ended it."""
     _print(problems)
+    if code == ExitCode.STOPPED and finding is not None:
+        raise BusyError(finding)
     if code in RAN:
         return Run(run.root)
     if code == ExitCode.INTERRUPTED:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from paceline.cli.errors import print_diagnostics
 from paceline.core.collection import nothing_collected
-from paceline.core.errors import ExitCode
+from paceline.core.errors import BusyError, ExitCode
 from paceline.launch.before.loading import load_to_start
 from paceline.launch.options import LaunchOptions
 from paceline.launch.outlet import tolerate_loss
@@ -48,7 +48,10 @@ def start(
             print(spec.shell_line())
         return 0
     print_diagnostics(ready.claim())
-    code = ready.start()
+    try:
+        code = ready.start()
+    except BusyError as lost:  # its rank has said so
+        return int(lost.exit_code)
     if code == ExitCode.STOPPED and ready.leads:
         print(f"to go on    {resuming_command(config_file, overrides, options)}", flush=True)
     return code

@@ -31,7 +31,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-from paceline.core.errors import ConfigError, ExitCode
+from paceline.core.errors import BusyError, ConfigError, ExitCode
 from paceline.launch import codes, processes
 from paceline.launch.exchange import Exchange
 from paceline.launch.exits import (
@@ -87,7 +87,7 @@ def run(
     ``environ``: what the children inherit; ``record``: where their exits are recorded; ``output``: the file
     descriptor of their standard output and error (None: this process's); ``asks_to_stop``: whether this
     process wants a graceful stop, as a signal asks for. Raises ConfigError if a process cannot be started;
-    those already started are ended first.
+    those already started are ended first. Raises BusyError if another run took the directory meanwhile.
     """
     return _Supervisor(specs, environ, report, record, output, asks_to_stop).run()
 
@@ -409,7 +409,13 @@ class _Supervisor:
                 self._fails(failure)
 
     def _end(self, code: int) -> int:
-        """Record how each rank ended."""
+        """Record how each rank ended.
+
+        Raises BusyError where a rank found another run's lock: nothing is written into that run's directory.
+        """
+        for one in self._failures:
+            if one.finding is not None and one.finding.code == codes.RUN_IN_USE.name:
+                raise BusyError(one.finding)
         if self._record is None:
             return code
         root = self._as_the_agent_says(root_of(self._failures)) if code != ExitCode.OK else None

@@ -10,8 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 from support import ROOT, worker_environment, write_yaml
 
+import paceline
+from paceline.api import training
+from paceline.core.errors import BusyError
 from paceline.core.rundir import RunDir
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(200)]
@@ -45,3 +49,21 @@ def test_the_trainer_of_the_guide_runs_under(
     assert plan["world_size"] == (1 if way == "python" else 2)
     assert plan["config"]["training"]["distributed_strategy"] == "custom_trainer:CustomDistributedTrainer"
     assert json.loads(run.result_json.read_text())["outcome"] == "completed"
+
+
+def test_a_start_that_loses_the_race_for_the_directory_raises_as_the_command_line_answers(
+    tiny: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process takes the lock between the claim and the rank's own."""
+    started = training._started
+    lock = FileLock(str(RunDir.at(tmp_path / "run").lock))
+
+    def late(*args: Any) -> int:
+        with lock:
+            return started(*args)
+
+    monkeypatch.setattr(training, "_started", late)
+    monkeypatch.setenv("PACELINE_LEDGER", "off")
+    with pytest.raises(BusyError) as lost:
+        paceline.train(tiny(max_steps=2, use_cpu=True), nproc=1, quiet=True)
+    assert lost.value.exit_code == 75 and lost.value.diagnostics[0].code == "run.in_use"
