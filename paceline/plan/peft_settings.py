@@ -235,6 +235,20 @@ def is_target(adapter: AdapterSpec, name: str) -> bool:
     return _named(adapter.target_modules, name) and _in_layers(adapter, name)
 
 
+def is_saved(adapter: AdapterSpec, parameter: str, tied_head: bool) -> bool:
+    """Whether ``modules_to_save`` trains a parameter in full: it ends the name of a module around it.
+
+    ``tied_head``: the parameter is also the head's weight.
+    """
+    parts = parameter.split(".")[:-1]
+    around = [".".join(parts[: end + 1]) for end in range(len(parts))]
+    return any(
+        name.endswith(saved)
+        for saved in adapter.modules_to_save
+        for name in (*around, *["lm_head"] * tied_head)
+    )
+
+
 def _named(given: tuple[str, ...], name: str) -> bool:
     """Whether ``name`` is named by its end, or by the one regular expression."""
     if len(given) == 1 and is_pattern(given[0]):

@@ -116,12 +116,13 @@ def adapter_work(shape: ModelShape, adapter: AdapterSpec | None) -> AdapterSize 
     """Return LoRA's trained parameters and bytes per base weight; None without an adapter."""
     if adapter is None:
         return None
-    pieces = pieces_of(shape, replace(adapter, modules_to_save=(), bias="none"), 4) or ()
+    pieces = [p for p in pieces_of(shape, replace(adapter, bias="none"), 4) or () if p.trained]
+    factors = sum(p.numel for p in pieces if ".lora_" in p.name)
     quantization = adapter.quantization
     base = 2.0
     if quantization:
         base = quantization.bits / 8 + (0.016 if quantization.double_quant else 0.0625)
-    return AdapterSize(sum(p.numel for p in pieces if p.trained), base)
+    return AdapterSize(factors, base, sum(p.numel for p in pieces) - factors)
 
 
 def search_spec_of(

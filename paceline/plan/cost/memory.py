@@ -39,8 +39,7 @@ def keeps_copies(hardware: Hardware, compute: str) -> bool:
 def model_states(plan: Plan, rank: int) -> ModelStates | None:
     """Return the states that ``rank`` keeps under ``plan``, summed over all models.
 
-    None if unknown: the model's size, the strategy's states, or an adapter with biases or
-    ``modules_to_save``.
+    None if unknown: the model's size, the strategy's states, or an adapter with biases.
     """
     if plan.shape is None or plan.memory is None:
         return None

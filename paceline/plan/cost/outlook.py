@@ -72,5 +72,5 @@ def outlook(candidate: Candidate, spec: SearchSpec) -> Outlook:
 def trained_parameters(work: StepSpec) -> float:
     """Return the parameters of one trained model: all, or adapter and modules trained in full."""
     if work.adapter is not None:
-        return float(work.adapter.parameters + work.adapter.full_modules)
+        return float(work.adapter.trained)
     return float(work.shape.num_parameters)

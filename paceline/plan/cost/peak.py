@@ -114,7 +114,7 @@ def kept_gathered(work: StepSpec, whole: float, stage: StageSize) -> float:
     if work.gathering.keeps_all:
         if work.adapter is None:
             return work.element * whole
-        return work.adapter.base_bytes * whole + work.element * work.adapter.parameters / work.tp
+        return work.adapter.base_bytes * whole + work.element * work.adapter.trained / work.tp
     return work.element * (whole - stage.layers * work.layer_parameters / work.tp)
 
 
@@ -164,7 +164,7 @@ def _states(work: StepSpec, whole: float) -> tuple[float, float, float]:
     s, adapter = work.storage, work.adapter
     if adapter is not None:
         part = whole * work.tp / work.shape.num_parameters / work.tp
-        trained = (adapter.parameters + adapter.full_modules) * part
+        trained = adapter.trained * part
         quantised = work.shape.layers * work.layer_parameters * part
         frozen = quantised * adapter.base_bytes + adapter.end_bytes * (whole - quantised)
         weights = frozen / (share if work.zero == 3 else 1) + trained * s.weight
@@ -295,7 +295,7 @@ def _gathered(work: StepSpec, c: MemoryCoefficients, whole: float, stage: StageS
     """Return the bytes of temporarily gathered tensors: sequence shards, ZeRO-3's weights, buckets."""
     h = work.shape.hidden_size
     found = 0.0
-    reduced = whole if work.adapter is None else float(work.adapter.parameters + work.adapter.full_modules)
+    reduced = whole if work.adapter is None else float(work.adapter.trained)
     if work.tp > 1 and work.sequence_parallel:
         each, ends = c.gathered, c.gathered_ends
         # measured in pipelines: almost none with two stages, more with larger groups, little beyond two nodes

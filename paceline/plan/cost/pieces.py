@@ -11,7 +11,7 @@ from paceline.plan.mesh import Mesh
 from paceline.plan.model.parameters import SCORE, Parameter, is_linear, is_transposed, parameters_of
 from paceline.plan.model.read_shape import ModelShape
 from paceline.plan.parts import AdapterSpec
-from paceline.plan.peft_settings import is_target, rank_of
+from paceline.plan.peft_settings import is_saved, is_target, rank_of
 from paceline.plan.strategies.options import PipelineOptions
 
 # Column-wise (dim 0), row-wise (dim 1) modules in Transformers 5.23's ``base_model_tp_plan``, by last name.
@@ -30,6 +30,7 @@ _COLWISE = frozenset(
     }
 )
 _ROWWISE = frozenset({"o_proj", "down_proj", "dense", "fc2", "dense_4h_to_h"})
+_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
 _NORM = re.compile(r"norm|ln_[12f]\b|ln_f", re.IGNORECASE)
 _VOCABULARY = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "lm_head.weight", "lm_head.bias")
 
@@ -68,18 +69,21 @@ def pieces_of(
 ) -> tuple[Piece, ...] | None:
     """Return all tensors of the model, or of the pipeline ``stages``, in the order of ``named_parameters()``.
 
-    None if they cannot be listed: an adapter that trains biases or ``modules_to_save``.
+    None if they cannot be listed: an adapter that trains biases.
     """
     listed = parameters_of(shape)
     if stages is not None:
         listed = _of_stages(listed, shape, stages.own, stages.count)
     if adapter is None:
         return tuple(Piece(p.name, p.shape, True, p.decays, master_bytes) for p in listed)
-    if adapter.modules_to_save or adapter.bias != "none":
+    if adapter.bias != "none":
         return None
     made: list[Piece] = []
     for parameter in listed:
         module, _, leaf = parameter.name.rpartition(".")
+        if is_saved(adapter, parameter.name, shape.tied and parameter.name.endswith(_EMBEDDINGS)):
+            made.append(Piece(parameter.name, parameter.shape, True, parameter.decays, master_bytes))
+            continue
         linear = is_linear(shape, parameter)
         made.append(_frozen(parameter, adapter, master_bytes, linear))
         if linear and is_target(adapter, module):

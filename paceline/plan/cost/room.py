@@ -157,8 +157,8 @@ def _model_bytes(
         return ModelBytes(0, kept.card, kept.host)
     size = SIZES[plan.precision.master]
     read = float(SIZES[shape.stored or "float32"] * shape.num_parameters)
-    # What else an adapter trains is not counted: at least this is needed.
-    listed = adapter and replace(adapter, modules_to_save=(), bias="none")
+    # Trained biases are not counted: at least this is needed.
+    listed = adapter and replace(adapter, bias="none")
     pieces = pieces_of(shape, listed, size) or ()
     packed = [p.numel for p in pieces if p.size == 1]
     scales = scale_bytes(shape, listed)

@@ -213,7 +213,7 @@ def _reduce(work: StepSpec, c: SpeedCoefficients, whole: float, compute: float) 
     weights is not hidden.
     """
     if work.adapter:
-        whole = work.adapter.parameters / work.shape.num_parameters * whole
+        whole = work.adapter.trained / work.shape.num_parameters * whole
     found = 0.0
     each = c.reduce_bytes
     # Replicated weights: reduce-scatter gradients, then all-gather gradients or (ZeRO-1, 2) weights.
@@ -249,7 +249,7 @@ def _send(work: StepSpec, c: SpeedCoefficients) -> float:
 def _optimizer(work: StepSpec, c: SpeedCoefficients) -> float:
     """Return the optimizer step's seconds: Adam moves about 30 bytes per parameter, plus a fixed cost."""
     if work.adapter:
-        own = float(work.adapter.parameters)
+        own = float(work.adapter.trained)
     else:
         own = work.largest_stage
     if work.zero:
@@ -287,7 +287,7 @@ def _offload(work: StepSpec) -> float:
         return 0.0
     own = work.largest_stage
     if work.adapter:
-        own = float(work.adapter.parameters)
+        own = float(work.adapter.trained)
     share = own / (work.sharers if work.zero else 1)
     moved = share * work.offloaded * 4.0 / work.machine.host
     if work.offload == "all":

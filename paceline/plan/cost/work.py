@@ -51,8 +51,13 @@ class AdapterSize:
 
     parameters: int
     base_bytes: float = 2.0
-    full_modules: int = 0  # parameters of embedding and head trained in full
+    full_modules: int = 0  # parameters of embedding, head and others trained in full
     end_bytes: float = 2.0  # per weight of embedding, head and norms; 4 if upcast to fp32 (4-bit base)
+
+    @property
+    def trained(self) -> int:
+        """All trained parameters."""
+        return self.parameters + self.full_modules
 
 
 @dataclass(frozen=True)
