@@ -64,7 +64,7 @@ NEEDED: dict[str, tuple[str, ...]] = {
 }
 #: Schedules that follow measured losses: a resumed run could not repeat them.
 STATEFUL = ("reduce_lr_on_plateau", "greedy")
-_ABOVE_0 = ("cycle_first_step_size", "lr_range_test_step_size", "timescale")
+_ABOVE_0 = ("cycle_first_step_size", "lr_range_test_step_size", "timescale", "total_num_steps")
 
 
 def unmet(name: str, options: Mapping[str, Json], learning_rate: float, max_steps: int | None) -> str:

@@ -44,7 +44,7 @@ ROLE_NAMES: Mapping[str, str] = {
 
 REASONING = ("reasoning_content", "reasoning", "thinking", "thought", "thoughts")
 #: Fields that set whether a turn has loss; the second kind also does so for turns of other roles.
-WEIGHTS = ("weight", "loss_weight", "loss")
+WEIGHTS = ("weight", "loss_weight", "loss", "loss_mask")
 TRAINS = ("train", "training", "trainable", "train_on_turn")
 #: Fields of a turn that are read, beside its role and its content.
 READ = frozenset({*REASONING, *WEIGHTS, *TRAINS, "tool_calls", "function_call", "tool_call_id", "name"})

@@ -180,6 +180,7 @@ def test_what_the_rules_let_pass_runs(load: Load, name: str) -> None:
         ("warmup_stable_decay", "{num_decay_steps: 10, decay_type: steep}"),
         ("polynomial", "{lr_end: 1.0}"),
         ("one_cycle", "{}"),
+        ("warmup_decay_lr", "{total_num_steps: 0}"),
         ("linear", "{num_cycles: 1}"),
         ("cosine", "{num_cycles: many}"),
         ("warmup_lr", "{warmup_type: cubic}"),

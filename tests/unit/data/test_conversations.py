@@ -258,6 +258,15 @@ def test_a_call_in_a_turn_of_its_own_keeps_its_loss(folder: Path) -> None:
     assert len(learnt) == 2 and not any("tool_call" in piece for piece in learnt)
 
 
+@pytest.mark.parametrize("name", ["weight", "loss_weight", "loss", "loss_mask", "train", "trainable"])
+def test_every_name_of_a_turn_s_loss_acts(folder: Path, name: str) -> None:
+    """verl's ``loss_mask: 0`` was named as a field that is not read, and its answer trained."""
+    unlearnt = {"role": "assistant", "content": "I look.", name: 0}
+    turns = [ASKED, unlearnt, {"role": "user", "content": "And?"}, {**ANSWERED, name: 1}]
+    learnt = "".join(parts(encoder(folder, THINKS), {"messages": turns})[1])
+    assert "I look." not in learnt and ANSWERED["content"] in learnt
+
+
 def test_arguments_that_the_template_does_not_write_are_refused(folder: Path) -> None:
     names = THINKS.replace("{{ call.function.arguments | tojson }}", "")
     found = reason(encoder(folder, names), {"messages": OPENAI, "tools": [TOOL]})
