@@ -58,6 +58,7 @@ NAME = "default"  # peft's name of the one adapter
 PEFT_PREFIX = "base_model.model."
 WEIGHTS = "adapter_model.safetensors"
 _FACTOR = re.compile(rf"(\.lora_[AB])\.{NAME}\.weight$")
+_MERGED = "merge the adapter into its base (merge_and_unload of peft), and start from that folder"
 _BASE = re.compile(r"(\.base_layer)+\.")
 _PIECE_BYTES = 16 * 2**20  # of a product that is added to a weight
 SAMPLED = 1024  # values of each tensor that are hashed into a fingerprint
@@ -105,7 +106,7 @@ def add_adapter(
     fingerprint = base_fingerprint(hf, slices)
     with shapes_standing_in(hf, on=slices is not None), standing_in(hf, dtype):
         config = _inject(hf, spec, seed)
-    _check_layers(hf)
+    _check_layers(hf, bool(spec.start))
     experts = route_adapters(hf) if spec.target_parameters else 0
     saved = _train_whole(hf, spec.modules_to_save)
     for parameter in hf.parameters():
@@ -410,9 +411,9 @@ def _task(hf: HFModel) -> str:
     return "SEQ_CLS" if type(hf).__name__.endswith("ForSequenceClassification") else "CAUSAL_LM"
 
 
-def _check_layers(hf: HFModel) -> None:
+def _check_layers(hf: HFModel, started: bool) -> None:
     """Check that adapters wrap only linear layers (``nn.Linear``, GPT-2's ``Conv1D``) of the trunk; let them
-    compute in their input's dtype.
+    compute in their input's dtype. ``started``: the adapter is a folder's.
     """
     from peft.tuners.lora import Linear, LoraLayer
     from peft.tuners.lora.layer import ParamWrapper
@@ -429,8 +430,10 @@ def _check_layers(hf: HFModel) -> None:
                     "adapters can only be added to linear layers of the trunk",
                     "lora.target_modules",
                     f"{name} ({kind})",
-                    f"target_modules: [{', '.join(trunk_linears(hf))}]; modules_to_save trains embeddings and"
-                    " the head in full",
+                    _MERGED
+                    if started
+                    else f"target_modules: [{', '.join(_linear_names(hf))}]; modules_to_save trains embeddings"
+                    " and the head in full",
                 )
             )
         module.cast_input_dtype_enabled = False
@@ -521,13 +524,18 @@ def _transposed(hf: HFModel, module: str) -> bool:
 def _targets(
     spec: AdapterSpec, hf: HFModel, message: str, what: str = "peft finds no layer to adapt"
 ) -> Diagnostic:
-    linear = sorted({n.rpartition(".")[2] for n, m in hf.named_modules() if isinstance(m, nn.Linear)})
     return codes.MODELS_ADAPTER_TARGETS(
         what,
         "lora.target_modules",
         f"{', '.join(spec.target_modules)}: {message.splitlines()[0][:200]}",
-        f"use all-linear, or some of {', '.join(linear[:12])}",
+        _MERGED if spec.start else f"use all-linear, or some of {', '.join(_linear_names(hf)[:12])}",
     )
+
+
+def _linear_names(hf: HFModel) -> list[str]:
+    """Return the last names of the model's linear layers, also where adapters wrap them already."""
+    plain = (plain_name(f"{n}.weight") for n, m in hf.named_modules() if isinstance(m, nn.Linear))
+    return sorted({name.split(".")[-2] for name in plain} - {"default"})
 
 
 def _new_rows(rows: tuple[int, int]) -> Diagnostic:

@@ -232,7 +232,11 @@ class SavingFields(Section):
         default=500.0, description="Steps between checkpoints (a fraction of all steps if below 1)."
     )
     save_total_limit: OptInt = Field(
-        default=None, description="Number of checkpoints to keep, deleting the oldest; all when empty."
+        default=None,
+        description=(
+            "Number of checkpoints to keep, deleting the oldest; all when empty. The best, and the last one"
+            " that was verified, stay besides."
+        ),
     )
     save_keep_every: OptInt = Field(
         default=None,
