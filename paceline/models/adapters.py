@@ -432,8 +432,8 @@ def _check_layers(hf: HFModel, started: bool) -> None:
                     f"{name} ({kind})",
                     _MERGED
                     if started
-                    else f"target_modules: [{', '.join(_linear_names(hf))}]; modules_to_save trains embeddings"
-                    " and the head in full",
+                    else f"target_modules: [{', '.join(_linear_names(hf))}]; modules_to_save trains"
+                    " embeddings and the head in full",
                 )
             )
         module.cast_input_dtype_enabled = False
