@@ -15,7 +15,8 @@ import paceline
 STABLE = {
     "checkpoints": "run",
     "evaluate": (
-        "models data *overrides checkpoints metrics losses samples seed judge batch_size nproc dtype quiet"
+        "models data *overrides checkpoints metrics losses samples seed judge batch_size nproc strategy dtype"
+        " quiet"
     ),
     "export": "run to *checkpoint dtype role merge overwrite exporters max_shard_size",
     "generate": "model prompts *system max_new_tokens temperature top_p top_k batch_size",

@@ -194,6 +194,7 @@ def test_accelerate(load, refuse, tmp_path):
         "node_rank": 1,
         "master_addr": "10.0.0.1",
         "master_port": 29501,
+        "allow_unsigned_store": False,
     }
     assert (
         load("training: {accelerate_config: acc.yaml, bf16: false}").config.training.mixed_precision == "no"

@@ -47,6 +47,9 @@ LIMITS = {
     "quantised_base": Limit(
         "quantised_base=False", "plan.quantised_strategy", lora={"quantization_bit": 4}, machine="h100"
     ),
+    "adapter_axes": Limit(
+        "axes=frozenset({'tp'})", "plan.adapter_strategy", {"parallelism": {"tp_size": 2}}, lora={}
+    ),
     "requires": Limit("requires=('a_package_of_nobody',)", "plan.deepspeed_missing"),
     "fp8": Limit("fp8=False", "prec.fp8", {"fp8": True, "mixed_precision": "bf16"}, machine="h100"),
     "bf16_masters": Limit(

@@ -171,7 +171,8 @@ def test_autotp_needs_a_plan_and_a_stage() -> None:
     root = nn.Module()
     root.hf = SimpleNamespace(config=SimpleNamespace(model_type="gpt2"))  # type: ignore[assignment]
     assert code_of(lambda: prepare_root(root, 1)) == "strategy.deepspeed_tp_plan"
-    root.hf = SimpleNamespace(config=SimpleNamespace(base_model_tp_plan={"layers.*.q": "colwise"}))  # type: ignore[assignment]
+    planned = SimpleNamespace(base_model_tp_plan={"layers.*.q": "colwise"})
+    root.hf = SimpleNamespace(config=planned, base_model=nn.Module())  # type: ignore[assignment]
     assert code_of(lambda: prepare_root(root, 0)) == "strategy.deepspeed_tp_stage"
 
 
@@ -180,7 +181,8 @@ def test_autotp_cuts_linear_layers_and_leaves_routers_what_they_choose() -> None
         pass
 
     root = nn.Module()
-    root.hf = SimpleNamespace(config=SimpleNamespace(base_model_tp_plan={"layers.*.q": "colwise"}))  # type: ignore[assignment]
+    planned = SimpleNamespace(base_model_tp_plan={"layers.*.q": "colwise"})
+    root.hf = SimpleNamespace(config=planned, base_model=nn.Module())  # type: ignore[assignment]
     root.linear, root.gate = ComputeLinear(2, 2), SomeRouter(2, 2)
     prepare_root(root, 1)
     assert (type(root.linear), type(root.gate)) == (nn.Linear, SomeRouter)
