@@ -53,7 +53,7 @@ def check_claim(run: RunDir, *, overwrite: bool, resume: bool, wait: float = 0.0
                 "training.output_dir",
                 str(run.root),
                 "set training.resume_from_checkpoint=latest to resume it,"
-                " training.experiment_name=NEW for a new run, or training.overwrite_output_dir=true"
+                " training.output_dir=NEW for a new run, or training.overwrite_output_dir=true"
                 " to rename the old one",
             )
         )

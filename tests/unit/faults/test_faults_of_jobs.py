@@ -12,8 +12,12 @@ from typing import Any
 import pytest
 from fault_jobs import Job, write_weights
 
+from paceline.cli.options import load
 from paceline.config.trackers import TRACKERS
+from paceline.core.errors import ConfigError
+from paceline.core.rundir import RunDir
 from paceline.launch.before import beforehand
+from paceline.launch.claim import check_claim
 from paceline.plan.packages import check_packages
 
 CPU_FP16 = {"training.mixed_precision": "fp16", "launch.nproc": 2}
@@ -327,3 +331,16 @@ def test_for_other_hardware_packages_are_notes(job: Job, monkeypatch: pytest.Mon
     assert "data.missing" not in found and "plan.not_installed" not in {
         c for c, d in found.items() if d.severity.value == "error"
     }
+
+
+def test_the_remedy_for_a_run_that_is_there_leads_elsewhere(job: Job) -> None:
+    """``experiment_name`` was named, which acts only where no ``output_dir`` is set."""
+    run = RunDir.at(job.root / "run")
+    (run.checkpoints / "step-00000001").mkdir(parents=True)
+    with pytest.raises(ConfigError) as caught:
+        check_claim(run, overwrite=False, resume=False)
+    [finding] = caught.value.diagnostics
+    (remedy,) = [part.split()[0] for part in finding.hint.split(", ") if part.endswith("for a new run")]
+    for settings in ({}, {"training.experiment_name": "mine"}):
+        loaded = load(job.yaml(settings), [remedy])
+        assert RunDir.at(loaded.config.run_directory()).root != run.root
