@@ -136,9 +136,13 @@ def shape_of(
             )
         )
     folder = _folder_of(name, model.revision, given)
-    if folder is None:
-        return None
-    # Check the files before the shape, and weight shapes after it.
+    return None if folder is None else _stored_shape(model, folder, given, exactly)
+
+
+def _stored_shape(model: ModelSection, folder: Path, environ: Mapping[str, str], exactly: bool) -> ModelShape:
+    """Return the shape of a model that is on this machine: the files are checked before it, their shapes
+    after it.
+    """
     stored = config_from_path(folder)
     config = plain_config(stored)
     own_code = "auto_map" in config and model.trust_remote_code
@@ -146,23 +150,18 @@ def shape_of(
         raise ConfigError(*found)
     if wrong := quantised_base(stored, "model.name_or_path", own_code):
         raise ConfigError(*wrong)
-    shape = trained_shape(
-        config,
-        str(folder / "config.json" if folder.is_dir() else folder),
-        own_code,
-        model.attn_implementation,
-    )
+    where = str(folder / "config.json" if folder.is_dir() else folder)
+    shape = trained_shape(config, where, own_code, model.attn_implementation)
     if folder.is_dir() and not own_code and (found := other_sizes(folder, shape)):
         raise ConfigError(*found)
-    tokenizer = _folder_of(model.tokenizer, None, given) if model.tokenizer else folder
+    tokenizer = _folder_of(model.tokenizer, None, environ) if model.tokenizer else folder
     resized = with_vocabulary(config, model, tokenizer)
     if resized is not config:
         config = resized
-        shape = trained_shape(config, str(folder / "config.json"), own_code, model.attn_implementation)
-        shape = replace(shape, resized=True)
+        shape = replace(trained_shape(config, where, own_code, model.attn_implementation), resized=True)
     if exactly:
-        code: JsonObject = {"name_or_path": name, "revision": model.revision}
-        shape = counted(shape, config, given, code if own_code else None)
+        code: JsonObject = {"name_or_path": model.name_or_path, "revision": model.revision}
+        shape = counted(shape, config, environ, code if own_code else None)
     if not folder.is_dir():
         return shape
     shape = with_quantised(with_stored(shape, folder, config, model.trust_remote_code), folder, stored)
