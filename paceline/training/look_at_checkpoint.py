@@ -31,6 +31,7 @@ from paceline.data.kinds.base import row_kind
 from paceline.data.prepare import train_fingerprint_of
 from paceline.launch.environ import cache_folder
 from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.model.vocabulary import is_here
 from paceline.plan.plan import Plan
 from paceline.training import codes
 from paceline.training.continuity import (
@@ -93,6 +94,7 @@ def look_at_checkpoint(config: Config, environ: Mapping[str, str], plan: Plan | 
         yield from _findings_of(lambda: other_strategy(state, plan))
         yield from requantised(state, plan)
         yield from cost_of_move(state, plan, manifest)
+        yield from _other_rows(config, plan, saved)
     if converted := of_another_program(state):
         yield from converted
         return
@@ -107,6 +109,20 @@ def look_at_checkpoint(config: Config, environ: Mapping[str, str], plan: Plan | 
     except PacelineError as error:
         for finding in error.diagnostics:
             yield replace(finding, where=_KEYS[finding.where])
+
+
+def _other_rows(config: Config, plan: Plan, saved: JsonObject) -> Iterator[Diagnostic]:
+    """Find a drawn model that has another vocabulary than the checkpoint's, whose rows cannot be read."""
+    before, now = saved.get("vocab_size"), plan.shape.vocab if plan.shape else None
+    if (
+        config.model.config
+        and is_here(config.model.tokenizer)
+        and None not in (before, now)
+        and before != now
+    ):
+        what = "the checkpoint's embedding has another number of rows than the model that this run draws"
+        hint = f"vocab_size: {before} in model.config, and the tokenizer it was saved with"
+        yield codes.RESUME_OTHER_MODEL(what, plan.model_key, f"{before} in the checkpoint, {now} now", hint)
 
 
 def _is_elsewhere(where: str, url: str | None, run: RunDir) -> bool:

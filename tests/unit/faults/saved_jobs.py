@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -69,7 +70,9 @@ def save(job: Job, settings: dict[str, Any] | None = None, step: int = 2, best: 
     write_safetensors(folder / SHARD)
     (folder / "state.json").write_bytes(dump_object(state, "state.json"))
     (folder / "hf" / "config.json").write_bytes(
-        (Path(config.model.name_or_path or "") / "config.json").read_bytes()
+        json.dumps(config.model.config).encode()
+        if config.model.config
+        else (Path(config.model.name_or_path or "") / "config.json").read_bytes()
     )
     write_manifest(folder, step)
     return folder

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_jobs import Job
+from fault_jobs import LLAMA, Job
 from saved_jobs import SHARD, in_this_process, save, write_manifest
 from support import write_rows, write_tokenizer
 
@@ -127,6 +127,12 @@ def test_train_reads_every_byte_and_starts_nothing(job: Job, monkeypatch: pytest
 
 
 LORA = {"lora.r": 2}
+SIZES = {key: value for key, value in LLAMA.items() if key != "vocab_size"}
+DRAWN = {
+    "model.name_or_path": None,
+    "model.tokenizer": "models/llama",
+    "model.config": {**SIZES, "vocab_size": 2000},
+}
 PAIRS = [{"prompt": f"say {i}", "chosen": "b", "rejected": "c"} for i in range(8)]
 CHANGES: list[tuple[str, Settings, Settings, str, str]] = [
     ("data", {}, {"data.train": "rows2.json"}, "checkpoint.other_run", "data.train"),
@@ -209,6 +215,15 @@ def test_what_a_resume_may_not_change_is_said_by_plan(
     if key in {**settings}:
         assert key.rpartition(".")[2] in line[int(place.rpartition(":")[2]) - 1], place
     assert found[code].hint and " in the checkpoint" in found[code].found or code == "resume.adapter"
+
+
+def test_rows_of_a_drawn_model_stay(job: Job) -> None:
+    """Without a size of its own it takes the tokenizer's; before this release it took its family's."""
+    folder = save(job, DRAWN)
+    assert wrong(job.found({**DRAWN, RESUME: str(folder)})) == set()
+    found = job.found({**DRAWN, "model.config": SIZES, RESUME: str(folder)})
+    assert wrong(found) == {"resume.other_model"}
+    assert found["resume.other_model"].hint.startswith("vocab_size: 2000 in model.config")
 
 
 ALLOWED: list[tuple[str, Settings, Settings]] = [
