@@ -1,11 +1,14 @@
 # Each target does its own set-up (.venv, versions of constraints.txt); Python 3.11 or newer is all that must be there.
 BIN := $(or $(PACELINE_VENV),.venv)/bin
 
-.PHONY: help setup demo test check docs conformance moves families gpu-check clean
+.PHONY: help setup demo test test-full test-record soak check docs conformance moves families gpu-check clean
 
 help:
 	@echo "make demo    train a small model on two processes and see what it learnt (under 3 minutes after the installation)"
 	@echo "make test    format, lint, types and the test suite: what CI runs"
+	@echo "make test-full     the sweeps too: before a release"
+	@echo "make soak          everything: the soaks and other programs in environments of their own too (hours)"
+	@echo "make test-record   the suite, and tests/seconds.json anew (on a quiet machine)"
 	@echo "make check   format, lint and types only"
 	@echo "make setup   the virtual environment only"
 	@echo "make docs    the documentation as a site in English and Chinese, outputs/site/index.html; any warning is an error"
@@ -23,6 +26,15 @@ demo: setup
 
 test:
 	@.ci/run
+
+test-full: setup
+	@scripts/test --full
+
+soak: setup
+	@scripts/test --slow
+
+test-record: setup
+	@scripts/test --full --record-seconds
 
 check: setup
 	@scripts/check

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import clock
 import pytest
 import warm
 from support import TINY_LLAMA, Run, run_process, write_rows, write_tokenizer
@@ -27,6 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--random-order", type=int, metavar="SEED", help="files in another order, and the tests of each"
     )
+    parser.addoption("--record-seconds", action="store_true", help="write tests/seconds.json")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -34,6 +36,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config, "workerinput"
     ):  # a worker of xdist ignores Ctrl-C, and so would every process that a test starts
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    elif config.getoption("--record-seconds"):
+        config.pluginmanager.register(clock.Recorder())
     # Every 700 new objects it would look through all of torch, of Transformers and of the syntax trees again.
     gc.set_threshold(50_000, 20, 20)
     # Under nohup: what a test starts must hear it all the same.
@@ -45,6 +49,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Files stay whole: what their fixtures hold is made once."""
     seed = config.getoption("--random-order")
     if seed is None:
+        items[:] = clock.longest_first(items, clock.recorded_seconds())
         return
     draw, files = random.Random(seed), {}  # type: ignore[var-annotated]
     for item in items:
