@@ -1,7 +1,7 @@
 """The seconds of each test file: recorded by ``make test-record``, read to run the longest files first.
 
-``pytest-xdist`` hands files to workers in the order of collection; a long file that starts last keeps one worker
-busy while the others wait.
+``pytest-xdist`` hands files to workers in the order of collection; a long file that starts last keeps one
+worker busy while the others wait.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ RECORD = Path(__file__).with_name("seconds.json")
 
 
 def longest_first(items: list[pytest.Item], seconds: dict[str, float]) -> list[pytest.Item]:
-    """Files in the order of their recorded seconds; the tests of a file stay in order. A file that is not in the
-    record comes first: how long it takes is not known.
+    """Return the tests in the order of their files' seconds, longest first; those of a file stay in order.
+
+    A file that is not in the record comes first: how long it takes is not known.
     """
 
     def key(item: pytest.Item) -> float:
@@ -32,7 +33,8 @@ def recorded_seconds() -> dict[str, float]:
 
 
 class Recorder:
-    """Adds up what each file's tests take (set-up, call and tear-down; seconds) and writes ``RECORD`` at the end.
+    """Add up what each file's tests take (set-up, call, tear-down; seconds); write ``RECORD`` at the end.
+
     Files that did not run keep their value; files that are gone lose it.
     """
 

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline.checkpoint.folder import MAX_CONFIG_BYTES, text_model_of, whole_of
+from paceline.checkpoint.folder import text_model_of, whole_of
 from paceline.checkpoint.reader import CheckpointReader
 from paceline.checkpoint.strictjson import parse_object
+from paceline.core.files import MAX_CONFIG_BYTES
 from paceline.core.json_types import JsonObject
 
 if TYPE_CHECKING:

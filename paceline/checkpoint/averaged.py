@@ -18,10 +18,11 @@ from torch import Tensor
 
 from paceline.checkpoint import codes
 from paceline.checkpoint.export_adapter import is_adapter
-from paceline.checkpoint.folder import ADAPTER_CONFIG, MAX_CONFIG_BYTES
+from paceline.checkpoint.folder import ADAPTER_CONFIG
 from paceline.checkpoint.reader import CheckpointReader
 from paceline.checkpoint.strictjson import parse_object
 from paceline.core.errors import CheckpointError
+from paceline.core.files import MAX_CONFIG_BYTES
 from paceline.core.json_types import JsonObject, as_number, as_object
 from paceline.protocols.shard import BUFFER, PARAM
 

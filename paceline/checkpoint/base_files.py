@@ -10,6 +10,7 @@ from pathlib import Path
 
 from paceline.checkpoint.links import target_of
 from paceline.checkpoint.manifest_format import TEMPLATES_FOLDER, is_side_name
+from paceline.core.files import read_bytes
 
 _SUFFIXES = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".py")
 _TEXTS = re.compile(r"(licen[cs]e|copying|notice|use_policy|acceptable_use).*", re.IGNORECASE)
@@ -27,7 +28,7 @@ _MOST_BYTES = 256 << 20
 
 def base_files(folder: Path) -> dict[str, bytes]:
     """Return the files that are kept, by their names in the folder. Raises OSError."""
-    return {name: path.read_bytes() for name, path in _kept(folder)}
+    return {name: read_bytes(path) for name, path in _kept(folder)}
 
 
 def _kept(folder: Path) -> Iterator[tuple[str, Path]]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.checkpoint.tensorfile import Slot, read_header
+from paceline.core.files import open_file
 from paceline.core.json_types import JsonObject
 from paceline.plan.model.weights_files import weights_of
 
@@ -58,7 +59,7 @@ def places_of(folder: Path, where: Path) -> dict[str, TensorBytes]:
 
 def places_in(path: Path, where: Path) -> dict[str, TensorBytes]:
     """Return every tensor of a safetensors file. Raises OSError and CheckpointError."""
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         slots, _, _ = read_header(file, where, str(path))
     return {name: TensorBytes(path, slot) for name, slot in slots.items()}
 
@@ -74,7 +75,7 @@ def digest_of(places: Mapping[str, TensorBytes]) -> str:
 
 
 def _blocks(place: TensorBytes) -> Iterator[bytes]:
-    with open(place.file, "rb") as file:
+    with open_file(place.file) as file:
         file.seek(place.slot.start)
         left = place.slot.end - place.slot.start
         while left:

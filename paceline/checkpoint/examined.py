@@ -10,13 +10,14 @@ import torch
 
 from paceline.checkpoint import codes
 from paceline.checkpoint.export_adapter import is_adapter
-from paceline.checkpoint.folder import MAX_CONFIG_BYTES, check_names, is_known
+from paceline.checkpoint.folder import check_names, is_known
 from paceline.checkpoint.names import TensorName
 from paceline.checkpoint.reader import CheckpointReader
 from paceline.checkpoint.strictjson import parse_object
 from paceline.checkpoint.together import Alone
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
+from paceline.core.files import MAX_CONFIG_BYTES
 from paceline.core.json_types import JsonObject
 from paceline.protocols.roles import Role
 from paceline.protocols.shard import BUFFER, PARAM

@@ -15,7 +15,6 @@ from paceline.checkpoint.adapter_names import NamesInWhole
 from paceline.checkpoint.carried import places_in
 from paceline.checkpoint.folder import (
     ADAPTER_CONFIG,
-    MAX_CONFIG_BYTES,
     config_of,
     is_known,
     text_model_of,
@@ -28,6 +27,7 @@ from paceline.checkpoint.reader import CheckpointReader
 from paceline.checkpoint.strictjson import parse_object
 from paceline.checkpoint.tensorfile import TensorEntry
 from paceline.core.errors import CheckpointError
+from paceline.core.files import MAX_CONFIG_BYTES
 from paceline.core.json_types import JsonObject, as_object
 from paceline.models.adapters import WEIGHTS, adapted_modules, peft_key
 from paceline.models.arrival import shapes_standing_in

@@ -11,6 +11,7 @@ from paceline.checkpoint.carried import STATE_KEY, TensorBytes, digest_of, place
 from paceline.checkpoint.reader import CheckpointReader
 from paceline.checkpoint.tensorfile import TensorEntry, read_rows
 from paceline.core.errors import CheckpointError
+from paceline.core.files import open_file, read_bytes
 from paceline.core.json_types import as_object
 from paceline.models.stored_dtype import weights_folder
 
@@ -51,7 +52,7 @@ def carried_files(reader: CheckpointReader) -> dict[str, bytes]:
     revision = state.get("revision")
     folder = weights_folder(str(state.get("name_or_path")), None if revision is None else str(revision))
     found = (folder / name for name in _PROCESSORS)
-    return {path.name: path.read_bytes() for path in found if path.is_file()}
+    return {path.name: read_bytes(path) for path in found if path.is_file()}
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class _Load:
     place: TensorBytes
 
     def __call__(self) -> Tensor:
-        with open(self.place.file, "rb") as file:
+        with open_file(self.place.file) as file:
             rows = self.place.slot.shape[0] if self.place.slot.shape else 1
             return read_rows(file, self.place.slot, 0, rows)
 

@@ -14,6 +14,7 @@ from paceline.checkpoint import codes
 from paceline.checkpoint.strictjson import parse_object
 from paceline.config.sections.own import EXPORTERS, NO_EXPORTER, own_name
 from paceline.core.errors import CheckpointError, ConfigError
+from paceline.core.files import read_run_file
 from paceline.core.registry import load_attr
 from paceline.core.rundir import RunDir
 
@@ -73,7 +74,7 @@ def _of_run(checkpoint: Path) -> Sequence[str]:
     """Return ``training.exporters`` of the run that the checkpoint lies in; nothing if it lies in none."""
     file = RunDir.at(checkpoint.resolve().parent.parent).config_json
     try:
-        stored = parse_object(file.read_bytes(), str(file), max_bytes=_MOST_BYTES).get("training")
+        stored = parse_object(read_run_file(file).encode(), str(file), max_bytes=_MOST_BYTES).get("training")
     except OSError:
         return ()
     named = stored.get("exporters") if isinstance(stored, dict) else None

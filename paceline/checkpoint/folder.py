@@ -21,6 +21,7 @@ from paceline.checkpoint.score_padding import pad_apart, replace_json
 from paceline.checkpoint.strictjson import parse_object
 from paceline.checkpoint.tensorfile import TensorEntry, write_tensors
 from paceline.core.errors import CheckpointError, ConfigError
+from paceline.core.files import MAX_CONFIG_BYTES
 from paceline.core.json_types import Json, JsonObject
 from paceline.models.buffers import persistent_buffers
 from paceline.models.composite import WholeModel, whole_model
@@ -41,7 +42,6 @@ MAX_SHARD_BYTES = 5_000_000_000
 GENERATION = "generation_config.json"
 ADAPTER_CONFIG = "adapter_config.json"  # next to a model Transformers would look for adapter weights
 SCORES = "ForSequenceClassification"  # suffix of class names that output one score per text
-MAX_CONFIG_BYTES = 16 * 1024 * 1024
 _PIECE = 1024 * 1024  # values
 
 

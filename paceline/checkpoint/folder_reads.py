@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from paceline.checkpoint.tensorfile import Slot, read_header, read_rows
+from paceline.core.files import open_file
 from paceline.models.opened_files import StoredSlice, TensorFiles
 
 _OPEN = 16  # files at a time
@@ -47,7 +48,7 @@ class FolderReads(TensorFiles):
         if file not in self._files:
             while len(self._files) >= _OPEN:
                 self._files.pop(next(iter(self._files))).close()
-            self._files[file] = open(file, "rb")  # noqa: SIM115  (``close`` closes it)
+            self._files[file] = open_file(file)
         return self._files[file]
 
     def close(self) -> None:

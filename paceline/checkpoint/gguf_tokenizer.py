@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from paceline.checkpoint import codes
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
+from paceline.core.files import read_text
 from paceline.core.json_types import Json, JsonObject, as_object
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def tokenizer_of(folder: Path, vocab_size: int) -> JsonObject:
     from transformers import AutoTokenizer
 
     path = folder / "tokenizer.json"
-    data: JsonObject = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    data: JsonObject = json.loads(read_text(path)) if path.is_file() else {}
     model = as_object(data.get("model"))
     split = _split(as_object(data.get("pre_tokenizer")))
     is_pieces, pieces = bool(model.get("byte_fallback")), model.get("vocab")
@@ -87,7 +88,7 @@ def tokenizer_of(folder: Path, vocab_size: int) -> JsonObject:
             m if isinstance(m, str) else " ".join(map(str, _listed(m))) for m in _listed(model["merges"])
         ],
         "split": "default" if is_pieces else split,
-        "template": template.read_text(encoding="utf-8") if template.is_file() else "",
+        "template": read_text(template) if template.is_file() else "",
     }
 
 

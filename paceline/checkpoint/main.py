@@ -22,6 +22,7 @@ from paceline.checkpoint.strictjson import parse_object
 from paceline.config.object_url import ObjectUrl, is_url, parse_url
 from paceline.core.diagnostics import Diagnostic, render_all
 from paceline.core.errors import CheckpointError, ConfigError, ExitCode, PacelineError
+from paceline.core.files import MAX_JSON_BYTES, read_run_file
 from paceline.core.rundir import RunDir
 from paceline.core.units import bytes_of, human_bytes, human_count
 from paceline.launch.ending import ended
@@ -210,7 +211,9 @@ def _step(run: RunDir, which: str) -> Path:
 
 def _named_by_result(run: RunDir) -> Path | None:
     try:
-        data = parse_object(run.result_json.read_bytes(), str(run.result_json), max_bytes=16 * 1024 * 1024)
+        data = parse_object(
+            read_run_file(run.result_json).encode(), str(run.result_json), max_bytes=MAX_JSON_BYTES
+        )
     except (OSError, CheckpointError):
         return None
     name = Path(str(data.get("checkpoint") or "")).name

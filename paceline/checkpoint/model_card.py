@@ -8,7 +8,7 @@ from pathlib import Path, PurePath
 from typing import Protocol
 
 from paceline.checkpoint.export import ExportReport
-from paceline.checkpoint.folder import ADAPTER_CONFIG, MAX_CONFIG_BYTES, gives_scores
+from paceline.checkpoint.folder import ADAPTER_CONFIG, gives_scores
 from paceline.checkpoint.reader import CheckpointReader
 from paceline.checkpoint.strictjson import parse_object
 from paceline.config.difference import leaves
@@ -16,6 +16,7 @@ from paceline.config.schema import Config
 from paceline.config.sections.training_steps import LoggingFields
 from paceline.config.source import shown
 from paceline.core.errors import PacelineError
+from paceline.core.files import MAX_CONFIG_BYTES, read_bytes, read_run_file
 from paceline.core.json_types import Json, as_object
 from paceline.core.rundir import RunDir
 from paceline.core.units import human_bytes, human_count
@@ -148,11 +149,11 @@ def _losses(history: History, last: int) -> Iterable[str]:
 def _use(report: ExportReport, repo: str) -> str:
     """Return a snippet that loads the repository with the class that its own files name."""
     if report.kind == "adapter":
-        settings = parse_object((report.path / ADAPTER_CONFIG).read_bytes(), repo, max_bytes=MAX_CONFIG_BYTES)
+        settings = parse_object(read_bytes(report.path / ADAPTER_CONFIG), repo, max_bytes=MAX_CONFIG_BYTES)
         scores = settings.get("task_type") == "SEQ_CLS"
         package, prefix = "peft", "AutoPeftModelFor"
     else:
-        settings = parse_object((report.path / _CONFIG).read_bytes(), repo, max_bytes=MAX_CONFIG_BYTES)
+        settings = parse_object(read_bytes(report.path / _CONFIG), repo, max_bytes=MAX_CONFIG_BYTES)
         scores, package, prefix = gives_scores(settings), "transformers", "AutoModelFor"
     name = prefix + ("SequenceClassification" if scores else "CausalLM")
     lines = (f"from {package} import {name}", "", f'model = {name}.from_pretrained("{repo}")')
@@ -183,7 +184,7 @@ def _public(text: str) -> str:
 
 def _plan_of(run: RunDir) -> Plan | None:
     try:
-        return Plan.from_json(json.loads(run.plan_json.read_text(encoding="utf-8")))
+        return Plan.from_json(json.loads(read_run_file(run.plan_json)))
     except (OSError, ValueError, KeyError, TypeError, PacelineError):  # alone, or another version's
         return None
 

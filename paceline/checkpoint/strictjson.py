@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from paceline.checkpoint import codes
 from paceline.core.errors import CheckpointError
-from paceline.core.json_types import Json, JsonObject
+from paceline.core.json_types import Json, JsonObject, unique_keys
 
 
 def parse_object(
@@ -22,7 +22,7 @@ def parse_object(
     if len(data) > max_bytes:
         raise _refused(where, f"{len(data)} bytes, at most {max_bytes} are read")
     try:
-        value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=unique_keys, parse_constant=_no_constant)
     except (ValueError, RecursionError) as exc:
         raise _refused(where, f"{type(exc).__name__}: {exc}"[:300]) from None
     if not isinstance(value, dict):
@@ -51,13 +51,6 @@ def _lines(value: Json | Mapping[str, Json], levels: int) -> str:
         f"{json.dumps(key, ensure_ascii=False)}:{_lines(child, levels - 1)}" for key, child in value.items()
     )
     return "{\n" + ",\n".join(inner) + "\n}"
-
-
-def _unique(pairs: list[tuple[str, Json]]) -> JsonObject:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key appears twice in one object")
-    return found
 
 
 def _no_constant(text: str) -> NoReturn:

@@ -17,29 +17,13 @@ from paceline.checkpoint.blocks import Grain
 from paceline.checkpoint.disk import CrashPoint, never, write_fresh
 from paceline.checkpoint.manifest_format import FileEntry
 from paceline.checkpoint.refused import damaged
-from paceline.checkpoint.strictjson import parse_object
-from paceline.core.json_types import Json, JsonObject, as_object
+from paceline.core import safetensors_header
+from paceline.core.json_types import Json
+from paceline.core.safetensors_header import MAX_HEADER_BYTES, STORED_DTYPES
 
-MAX_HEADER_BYTES = 64 * 1024 * 1024
-MAX_DIMS = 16
-
+#: torch's dtype of a header's word, for those that torch has
 DTYPES: Mapping[str, torch.dtype] = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "F8_E8M0": torch.float8_e8m0fnu,
-    "I64": torch.int64,
-    "U64": torch.uint64,
-    "U32": torch.uint32,
-    "U16": torch.uint16,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
+    word: getattr(torch, name) for word, (name, _) in STORED_DTYPES.items() if name
 }
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -112,36 +96,17 @@ def read_header(file: BinaryIO, checkpoint: Path, name: str) -> tuple[dict[str, 
     Raises CheckpointError unless the tensors fill the file exactly, without gaps or overlaps.
     """
 
-    def need(condition: bool, what: str) -> None:
-        if not condition:
-            raise damaged(checkpoint, name, what[:300])
-
-    # Length, then header, then every slot against the file's size.
-    size = os.fstat(file.fileno()).st_size
-    need(size >= 8, f"{size} bytes are not a safetensors file")
-    length = int.from_bytes(os.pread(file.fileno(), 8, 0), "little")
-    need(
-        length <= min(MAX_HEADER_BYTES, size - 8),
-        f"a header of {length} bytes in a file of {size} is not a safetensors header",
-    )
-    raw = os.pread(file.fileno(), length, 8)
-    need(raw[:1] == b"{", "the header is not a safetensors header")
-    header = parse_object(raw, str(checkpoint / name), max_bytes=MAX_HEADER_BYTES, max_depth=5)
-    metadata = as_object(given := header.pop("__metadata__", {}))
-    texts = {key: value for key, value in metadata.items() if isinstance(value, str)}
-    need(metadata == given and texts == metadata, "__metadata__ contains something other than text")
-    slots: dict[str, Slot] = {}
-    for key, info in header.items():
-        slot = _slot(as_object(info), 8 + length)
-        need(slot is not None, f"the entry of tensor {key!r}: {json.dumps(info)}")
-        assert slot is not None
-        slots[key] = slot
-    end = 8 + length
-    for key, slot in sorted(slots.items(), key=lambda item: (item[1].start, item[1].end)):
-        need(slot.start == end, f"tensor {key!r} overlaps another or leaves a gap")
-        end = slot.end
-    need(end == size, f"the tensors end at byte {end}, but the file at {size}")
-    return slots, texts, 8 + length
+    try:
+        header = safetensors_header.read_header(file)
+    except ValueError as error:
+        raise damaged(checkpoint, name, str(error)[:300]) from None
+    if unknown := {t.dtype for t in header.tensors.values()} - DTYPES.keys():
+        raise damaged(checkpoint, name, f"torch has no dtype {', '.join(sorted(unknown))}")
+    slots = {
+        key: Slot(DTYPES[t.dtype], t.shape, header.start + t.span[0], header.start + t.span[1])
+        for key, t in header.tensors.items()
+    }
+    return slots, header.metadata, header.start
 
 
 def read_rows(file: BinaryIO, slot: Slot, first: int, count: int) -> Tensor:
@@ -200,32 +165,6 @@ def _header(entries: Sequence[TensorEntry], metadata: Mapping[str, str]) -> byte
     if len(text) > MAX_HEADER_BYTES:
         raise ValueError(f"a header of {len(text)} bytes: too many tensors for one file")
     return len(text).to_bytes(8, "little") + text
-
-
-def _slot(info: JsonObject, base: int) -> Slot | None:
-    """Return the slot of one header entry, or None if it is invalid (Python integers cannot overflow)."""
-    if set(info) != {"dtype", "shape", "data_offsets"}:
-        return None
-    dtype = DTYPES.get(str(info["dtype"]))
-    shape, offsets = _sizes(info["shape"]), _sizes(info["data_offsets"])
-    if (
-        dtype is None
-        or shape is None
-        or offsets is None
-        or len(shape) > MAX_DIMS
-        or len(offsets) != 2
-        or offsets[1] - offsets[0] != prod(shape) * dtype.itemsize
-    ):
-        return None
-    return Slot(dtype, tuple(shape), base + offsets[0], base + offsets[1])
-
-
-def _sizes(value: Json) -> list[int] | None:
-    """Return non-negative integers, or None for anything else."""
-    if not isinstance(value, list):
-        return None
-    sizes = [n for n in value if type(n) is int and 0 <= n < 1 << 53]
-    return sizes if len(sizes) == len(value) else None
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

@@ -11,10 +11,10 @@ from paceline.checkpoint.manifest import open_if_there, open_part
 from paceline.checkpoint.manifest_format import HF_FOLDER, STATE, Manifest
 from paceline.checkpoint.strictjson import parse_object
 from paceline.core.errors import CheckpointError
+from paceline.core.files import MAX_CONFIG_BYTES
 from paceline.core.json_types import Json, JsonObject
 
 MAX_STATE_BYTES = 256 * 1024 * 1024
-MAX_CONFIG_BYTES = 4 * 1024 * 1024
 _NAMED = re.compile(r"(?:\.replaced-)?step-(\d{8,15})(?:-[0-9a-f]+)?")
 _SHARD = re.compile(r"shard-\d+-of-(\d+)\.safetensors")
 

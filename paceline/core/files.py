@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TextIO
 
 MAX_JSON_BYTES = 32 << 20  # of one of the files that describe a run
+MAX_CONFIG_BYTES = 16 << 20  # of a model's or an adapter's JSON config
+MAX_INDEX_BYTES = 256 << 20  # of the index of a model's weight files
 _RUN_FOLDERS = ("events", "logs", "profile")  # in a run directory (``rundir.py``)
 _KINDS = {
     stat.S_IFIFO: "a FIFO",
@@ -57,13 +59,18 @@ def open_text(path: Path) -> TextIO:
     return io.TextIOWrapper(open_file(path), encoding="utf-8-sig", newline="")
 
 
+def read_bytes(path: Path) -> bytes:
+    """Read a whole file. Raises OSError as ``open_file`` does."""
+    with open_file(path) as file:
+        return file.read()
+
+
 def read_text(path: Path) -> str:
     """Read a whole file as UTF-8.
 
     Raises OSError as ``open_file`` does, and ValueError when it is not UTF-8.
     """
-    with open_file(path) as file:
-        return file.read().decode("utf-8")
+    return read_bytes(path).decode("utf-8")
 
 
 def open_run_file(path: Path) -> io.BufferedReader:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
@@ -12,6 +13,26 @@ Json: TypeAlias = None | bool | int | float | str | Sequence["Json"] | Mapping[s
 JsonObject: TypeAlias = dict[str, Json]
 #: How JSON is encoded: a lone surrogate, as a file name in no encoding has, becomes its escape of JSON.
 NO_UTF8 = "backslashreplace"
+
+
+def parse_json(data: bytes, *, unique: bool = False) -> Json:
+    """Parse UTF-8 JSON; with ``unique`` a key that appears twice in one object is an error.
+
+    Raises ValueError, also if nested too deeply.
+    """
+    try:
+        return json.loads(data.decode("utf-8"), object_pairs_hook=unique_keys if unique else None)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def unique_keys(pairs: list[tuple[str, Json]]) -> JsonObject:
+    """Return the object of ``pairs``. Raises ValueError for a key that appears twice."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"a key appears twice: {next(n for n in names if names.count(n) > 1)!r:.80}")
+    return found
 
 
 def as_object(value: Json) -> JsonObject:

@@ -18,6 +18,7 @@ import torch
 
 from paceline.core.diagnostics import Diagnostic, render_all
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
+from paceline.core.files import read_text
 from paceline.core.json_types import Json, JsonObject
 from paceline.evaluation import codes
 from paceline.evaluation.checked import DTYPES
@@ -74,7 +75,7 @@ def tasks_of(given: str) -> tuple[list[str], list[str]]:
             names.append(one)
             continue
         file = Path(one).expanduser()
-        named = _NAME.search(file.read_text(encoding="utf-8")) if file.is_file() else None
+        named = _NAME.search(read_text(file)) if file.is_file() else None
         if named is None:
             what, hint = "this is no file of a task", "a YAML file with the line task: NAME"
             raise ConfigError(codes.EVALUATION_LM_EVAL(what, "--lm-eval", one, hint))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from paceline.core.errors import ConfigError
+from paceline.core.files import read_text
 from paceline.evaluation import codes
 from paceline.evaluation.job import EvaluationJob
 
@@ -28,7 +29,7 @@ def judge_prompt(job: EvaluationJob) -> str:
     if job.judge_prompt is None:
         return PROMPT
     try:
-        text = Path(job.judge_prompt).expanduser().read_text(encoding="utf-8")
+        text = read_text(Path(job.judge_prompt).expanduser())
     except (OSError, UnicodeDecodeError) as error:
         what = "the judge's prompt cannot be read"
         raise ConfigError(codes.EVALUATION_JOB(what, "--judge-prompt", str(error), "a text file")) from error

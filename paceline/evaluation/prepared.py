@@ -9,6 +9,7 @@ from pathlib import Path
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
+from paceline.core.files import read_text
 from paceline.data.kinds.documents import DOCUMENTS
 from paceline.data.kinds.prompts import PROMPTS
 from paceline.evaluation import codes
@@ -55,9 +56,7 @@ def settings_of(
 
 
 def _check_room(folder: Path, rows: FileRows) -> None:
-    positions = json.loads((folder / "config.json").read_text(encoding="utf-8")).get(
-        "max_position_embeddings"
-    )
+    positions = json.loads(read_text(folder / "config.json")).get("max_position_embeddings")
     longest = max(range(len(rows.documents)), key=lambda at: len(rows.documents[at]))
     length = len(rows.documents[longest])
     if isinstance(positions, int) and length >= positions:

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from paceline.config.sections.generation import GenerationSection
 from paceline.core.errors import ConfigError
+from paceline.core.files import read_run_file
 from paceline.core.json_types import JsonObject
 from paceline.core.rundir import RunDir
 from paceline.generation import codes
@@ -57,7 +58,7 @@ def _section(run: RunDir) -> JsonObject:
 def stored_config(run: RunDir) -> JsonObject:
     """Return the config that a run was started with. Raises ConfigError if it cannot be read."""
     try:
-        found = json.loads(run.config_json.read_text(encoding="utf-8"))
+        found = json.loads(read_run_file(run.config_json))
         if not isinstance(found, dict):
             raise ValueError("not a JSON object")
     except (OSError, ValueError) as error:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError
+from paceline.core.files import open_file
 from paceline.launch import codes
 
 FILE = "PACELINE_STORE_SECRET_FILE"
@@ -93,7 +94,7 @@ def unsigned(
 
 def _content(path: str) -> str:
     try:
-        with Path(path).expanduser().open("rb") as file:
+        with open_file(Path(path).expanduser()) as file:
             info = os.fstat(file.fileno())
             if not stat.S_ISREG(info.st_mode):
                 raise _refused("the store secret is not a file", "a folder or a device")

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.core.safetensors_header import StoredTensor, header_of
 from paceline.core.units import human_bytes
 from paceline.models.accounting import Account, account, listed, refusals
 from paceline.models.composite import WholeModel
 from paceline.models.quantised_folder import QuantisedFolder
 from paceline.models.stored_dtype import weights_folder
 from paceline.plan import codes as plan_codes
-from paceline.plan.model.weights_files import StoredTensor, header_of, weights_of
+from paceline.plan.model.weights_files import weights_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

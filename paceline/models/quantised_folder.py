@@ -17,6 +17,7 @@ from torch import Tensor
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import JsonObject, as_object
+from paceline.core.safetensors_header import StoredTensor, header_of
 from paceline.models import codes
 from paceline.models.accounting import listed
 from paceline.models.dequantise import formula_of, plain_shape
@@ -25,7 +26,7 @@ from paceline.models.source import ModelSource, raw_config
 from paceline.models.stored_dtype import weights_folder
 from paceline.plan.model.quantised_base import settings_of
 from paceline.plan.model.quantised_names import PackedNames, packed_names
-from paceline.plan.model.weights_files import StoredTensor, header_of, weights_of
+from paceline.plan.model.weights_files import weights_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -12,7 +12,7 @@ from pathlib import Path
 from paceline.config.sections.lora import LoraSection
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError
-from paceline.core.files import read_text
+from paceline.core.files import MAX_CONFIG_BYTES, read_text
 from paceline.core.json_types import as_object
 from paceline.core.units import human_count
 from paceline.plan import codes
@@ -26,8 +26,6 @@ from paceline.plan.peft_settings import ALL_LINEAR, is_target, rank_of, with_set
 from paceline.plan.plan import Decision
 from paceline.plan.strategies.base import StrategySpec, strategy_specs
 from paceline.plan.strategies.options import NO_OPTIONS, EngineOptions
-
-MAX_CONFIG_BYTES = 1024 * 1024
 
 
 def adapter_of(lora: LoraSection | None) -> AdapterSpec | None:
@@ -239,7 +237,7 @@ def _started(folder: Path, adapter: AdapterSpec) -> AdapterSpec:
     file = folder / "adapter_config.json"
     try:
         if file.stat().st_size > MAX_CONFIG_BYTES:
-            raise ValueError("larger than 1 MiB")
+            raise ValueError(f"larger than {MAX_CONFIG_BYTES >> 20} MiB")
         config = as_object(json.loads(read_text(file)))
     except (OSError, ValueError) as error:
         raise ConfigError(

@@ -26,6 +26,7 @@ from paceline.checkpoint.reader import CheckpointReader
 from paceline.checkpoint.resume import open_checkpoint
 from paceline.config.schema import Config
 from paceline.core.errors import CheckpointError, ConfigError, DataError, ExitCode, PacelineError
+from paceline.core.files import read_run_file, read_text
 from paceline.core.json_types import JsonObject, as_object
 from paceline.core.private import written_into
 from paceline.core.rundir import RunDir
@@ -100,7 +101,7 @@ def read_questions(path: Path) -> list[dict[str, str]]:
     """Return prompts with their expected answers. Raises DataError naming the line that is not a question."""
     rows: list[dict[str, str]] = []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_text(path).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             codes.TRAINING_QUESTIONS("the questions cannot be read", str(path), str(error))
@@ -170,7 +171,7 @@ def answer_run(
 def load_run_config(run: RunDir) -> Config:
     """Return the effective config that the run was started with. Raises ConfigError."""
     try:
-        return Config.from_json(json.loads(run.config_json.read_text(encoding="utf-8")))
+        return Config.from_json(json.loads(read_run_file(run.config_json)))
     except (OSError, ValueError) as error:
         raise ConfigError(
             codes.TRAINING_NO_RUN(

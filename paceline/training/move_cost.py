@@ -7,8 +7,8 @@ from math import prod
 from paceline.checkpoint.manifest_format import Manifest
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.json_types import JsonObject, as_number
+from paceline.core.safetensors_header import STORED_DTYPES
 from paceline.core.units import human_bytes
-from paceline.plan.model.weights_files import STORED_BITS
 from paceline.plan.plan import Plan
 from paceline.training import codes
 from paceline.training.continuity import STRATEGY_LABEL, shard_layout, strategy_label
@@ -44,9 +44,7 @@ def _peak(plan: Plan, manifest: Manifest) -> str:
 def _largest_read(plan: Plan, manifest: Manifest) -> int:
     """Bytes of the largest tensor, or of a rank's shard of it."""
     index = manifest.tensors or {}
-    whole = max(
-        (prod(rows.shape) * STORED_BITS.get(rows.dtype, 64) // 8 for rows in index.values()), default=0
-    )
+    whole = max((prod(rows.shape) * STORED_DTYPES[rows.dtype][1] // 8 for rows in index.values()), default=0)
     return -(-whole // prod(shard_layout(plan)))
 
 

@@ -8,15 +8,36 @@ import ast
 
 from sources import sources
 
-#: The rooms that read before a start, in the command itself or in its look.
-ROOMS = ("core", "config", "plan", "data")
-LOOKS = ("training/look.py", "training/rollout/named.py")
+#: The rooms that read what others wrote: configs, models, data, runs, checkpoints.
+ROOMS = ("core", "config", "plan", "data", "checkpoint", "evaluation", "generation")
+LOOKS = ("launch/secret.py", "training/answers.py", "training/look.py", "training/rollout/named.py")
 #: Files that open others without it, and why.
 OWN = {
     "core/files.py": "it is the door",
     "core/bounded.py": "/proc",
     "config/foreign/deepspeed_normal.py": "Paceline's own table",
     "config/exchange/tables.py": "Paceline's own tables",
+    "checkpoint/disk.py": "a folder",
+    "checkpoint/layout.py": "a part of a checkpoint: O_NOFOLLOW and O_NONBLOCK",
+    "checkpoint/load_check.py": "what this export wrote",
+    "checkpoint/manifest.py": "a part of a checkpoint: O_NOFOLLOW and O_NONBLOCK",
+    "checkpoint/nodes/disks.py": "a folder",
+    "checkpoint/nodes/resume.py": "opens no file",
+    "checkpoint/objects/claims.py": "/proc",
+    "checkpoint/objects/opened.py": "what this run wrote",
+    "checkpoint/objects/start.py": "what this run's own start wrote",
+    "checkpoint/objects/uploads.py": "opens no file",
+    "checkpoint/objects/writer.py": "opens no file",
+    "checkpoint/retain.py": "a checkpoint of this run, to lock it",
+    "checkpoint/score_padding.py": "what this export wrote",
+    "checkpoint/store.py": "opens no file",
+    "evaluation/generated.py": "what an earlier process of this command wrote",
+    "evaluation/judge.py": "what this command wrote",
+    "evaluation/main.py": "what this command's own start wrote",
+    "evaluation/scoring.py": "what this command wrote",
+    "evaluation/sharded.py": "opens no file",
+    "evaluation/straight.py": "what this command wrote",
+    "evaluation/work.py": "what this command wrote",
     "config/reading.py": "/dev/stdin and a shell's <(…), which have a writer",
     "plan/hardware/probe.py": "/proc and /sys",
     "plan/hardware/nodes.py": "/sys, and the installed torch's own version.py",

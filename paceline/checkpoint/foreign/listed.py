@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from paceline.core.safetensors_header import STORED_DTYPES
+
 #: A storage's class in a file of torch, and safetensors' word for its dtype.
 STORAGES = {
     "torch.DoubleStorage": "F64",
@@ -16,20 +18,7 @@ STORAGES = {
     "torch.BoolStorage": "BOOL",
 }
 #: torch's dtypes, and safetensors' words.
-DTYPE_WORDS = {
-    "torch.float64": "F64",
-    "torch.float32": "F32",
-    "torch.float16": "F16",
-    "torch.bfloat16": "BF16",
-    "torch.int64": "I64",
-    "torch.int32": "I32",
-    "torch.int16": "I16",
-    "torch.int8": "I8",
-    "torch.uint8": "U8",
-    "torch.bool": "BOOL",
-    "torch.float8_e4m3fn": "F8_E4M3",
-    "torch.float8_e5m2": "F8_E5M2",
-}
+DTYPE_WORDS = {f"torch.{name}": word for word, (name, _) in STORED_DTYPES.items() if name}
 REBUILD_TENSOR = ("torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor")
 REBUILD_PARAMETER = ("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state")
 REBUILD_TYPE = "torch._tensor._rebuild_from_type_v2"  # (function, class, its arguments, attributes)

@@ -12,6 +12,7 @@ from paceline.checkpoint.base_files import base_files
 from paceline.checkpoint.folder import gives_scores, is_known, text_model_of
 from paceline.checkpoint.foreign.state import incomplete, misfit
 from paceline.checkpoint.strictjson import parse_object
+from paceline.core.files import MAX_CONFIG_BYTES, open_file, read_bytes
 from paceline.core.json_types import JsonObject
 from paceline.models.adapters import PEFT_PREFIX
 from paceline.models.buffers import persistent_buffers
@@ -29,7 +30,6 @@ class Sized(Protocol):
     def shape(self) -> tuple[int, ...]: ...
 
 
-MAX_CONFIG_BYTES = 16 << 20
 _CONFIGS = ("config.json", "generation_config.json", "adapter_config.json")
 _WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "module.")
 
@@ -132,7 +132,7 @@ def read_config(folder: Path, name: str = "config.json") -> JsonObject:
     """Return a JSON file of a folder. Raises CheckpointError."""
     path = folder / name
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             data = file.read(MAX_CONFIG_BYTES + 1)
     except OSError as exc:
         raise incomplete(f"{name} cannot be read", str(path), exc.strerror or "") from None
@@ -141,7 +141,7 @@ def read_config(folder: Path, name: str = "config.json") -> JsonObject:
 
 def side_files(folder: Path) -> dict[str, bytes]:
     """Return the config, the tokenizer's files and what else a model's folder has, by name."""
-    own = {name: (folder / name).read_bytes() for name in _CONFIGS if (folder / name).is_file()}
+    own = {name: read_bytes(folder / name) for name in _CONFIGS if (folder / name).is_file()}
     found = {**base_files(folder), **own}
     return {name: data for name, data in found.items() if not name.endswith(".json") or _is_json(data)}
 

@@ -36,6 +36,7 @@ from paceline.checkpoint.foreign.trainer import (
     place_of,
 )
 from paceline.checkpoint.foreign.values import PickledCall, PickledDict, Value, as_dict, as_list, as_shape
+from paceline.core.files import read_text
 
 _OPTIMIZER = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
@@ -84,7 +85,7 @@ def deepspeed_folder(folder: Path) -> Path | None:
     try:
         if any(_OPTIMIZER.fullmatch(path.name) for path in folder.iterdir()):
             return folder
-        tag = (folder / "latest").read_text("utf-8")[:200].strip()
+        tag = read_text(folder / "latest")[:200].strip()
     except (OSError, UnicodeDecodeError):
         return None
     inner = folder / tag

@@ -13,6 +13,7 @@ from paceline.checkpoint import codes
 from paceline.checkpoint.disk import replace_text
 from paceline.checkpoint.together import CheckpointWorld, together
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.files import read_run_file
 from paceline.core.rundir import RunDir
 
 _LOOKS, _BETWEEN_SECONDS = 4, 0.25  # a network file system may show a new name late
@@ -63,7 +64,7 @@ class Disks:
 def were_one(run: RunDir) -> bool:
     """Whether all nodes of the last start that had several saw this run directory."""
     try:
-        return run.disks.read_text(encoding="ascii").strip() == "1"
+        return read_run_file(run.disks).strip() == "1"
     except (OSError, ValueError):
         return False
 

@@ -16,6 +16,7 @@ from paceline.checkpoint.together import Alone
 from paceline.config.object_url import ObjectUrl
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
+from paceline.core.files import read_run_file
 from paceline.core.rundir import RunDir
 
 
@@ -30,7 +31,7 @@ def send(checkpoint: Path, run: RunDir, url: ObjectUrl) -> list[Diagnostic]:
     manifest, head = read_manifest(checkpoint), read_head(store, str(url))[1]
     if head is not None and head.checkpoints:
         newest = head.checkpoints[-1]
-        own = run.run_id.is_file() and last_run(store) == run.run_id.read_text(encoding="ascii").strip()
+        own = run.run_id.is_file() and last_run(store) == read_run_file(run.run_id).strip()
         if own and (newest.name, newest.sequence) == (checkpoint.name, manifest.sequence):
             return []
         if not own or newest.sequence >= manifest.sequence:

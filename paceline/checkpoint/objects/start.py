@@ -22,6 +22,7 @@ from paceline.checkpoint.resume import AUTO
 from paceline.config.object_url import is_url, parse_url
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import PacelineError
+from paceline.core.files import read_run_file
 from paceline.core.json_types import Json
 from paceline.core.private import written_for
 from paceline.core.rundir import RunDir
@@ -71,7 +72,7 @@ def _own_url(text: str, run: RunDir, job: StartRequest) -> Iterator[Diagnostic]:
     quick = open_store(url, patient=False)
     if leads:
         check_store(quick, url)
-        name = run.run_id.read_text(encoding="ascii").strip() if run.run_id.is_file() else ""
+        name = read_run_file(run.run_id).strip() if run.run_id.is_file() else ""
         wait_until_free(quick, url, name, Lease())
     if resume in (LATEST, AUTO):
         apart = several and not were_one(run)

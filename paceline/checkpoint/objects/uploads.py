@@ -25,6 +25,7 @@ from paceline.checkpoint.together import CheckpointWorld, together
 from paceline.config.object_url import ObjectUrl, parse_url
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError
+from paceline.core.files import read_run_file
 from paceline.core.rundir import RunDir
 from paceline.core.units import human_bytes, human_seconds
 
@@ -49,7 +50,7 @@ def run_id(run: RunDir) -> str:
     """Return the run's own name, made at its first call in a run directory. Raises OSError."""
     if not run.run_id.is_file():
         replace_text(run.run_id, os.urandom(8).hex() + "\n")
-    return run.run_id.read_text(encoding="ascii").strip()
+    return read_run_file(run.run_id).strip()
 
 
 @dataclass(frozen=True)

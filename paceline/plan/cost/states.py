@@ -8,13 +8,15 @@ from dataclasses import fields, replace
 from paceline.config.optimizer_bytes import one
 from paceline.config.optimizer_bytes import projected as of_projection
 from paceline.config.optimizers import BUILT
+from paceline.core.safetensors_header import STORED_DTYPES
 from paceline.plan.cost.pieces import Piece
 from paceline.plan.model.autocast import under_autocast
 from paceline.plan.model.parameters import orthogonalised, projected
 from paceline.plan.parts import ModelStates, OptimizerSpec
 from paceline.plan.plan import Plan
 
-SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+#: bytes of an element, by torch's name of the dtype
+SIZES = {name: bits // 8 for name, bits in STORED_DTYPES.values() if name}
 
 
 def sum_of(states: Sequence[ModelStates]) -> ModelStates:

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.core.errors import ConfigError
+from paceline.core.files import MAX_CONFIG_BYTES
 from paceline.core.json_types import JsonObject
 from paceline.plan import codes
 from paceline.plan.model.read_shape import cached_model_dir
-from paceline.plan.model.weights_files import MAX_CONFIG_BYTES, read_json
+from paceline.plan.model.weights_files import read_json
 
 if TYPE_CHECKING:
     from paceline.config.sections.model import ModelSection

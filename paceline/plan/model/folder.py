@@ -10,15 +10,14 @@ from shlex import quote
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
-from paceline.core.files import open_file, read_text, special_files
+from paceline.core.files import MAX_INDEX_BYTES, read_text, special_files
+from paceline.core.safetensors_header import header_of
 from paceline.plan import codes
 from paceline.plan.model.read_shape import config_from_path
 
 _INDEX = "model.safetensors.index.json"
 _ADDRESS = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co|hf-mirror\.com)/([\w.-]+/[\w.-]+)")
 _PICKLES = ("*.bin", "*.pt", "*.pth")
-_MAX_HEADER_BYTES = 100_000_000  # what the safetensors library reads
-_MAX_INDEX_BYTES = 64 * 1024 * 1024
 #: Transformers reads the pickles itself (torch.load with weights_only) and writes safetensors
 _CONVERT = (
     'python -c "import sys; from transformers import AutoModelForCausalLM as M, AutoTokenizer as T;'
@@ -119,7 +118,7 @@ def _weights(folder: Path, key: str) -> Iterator[Diagnostic]:
 def _shards(folder: Path, index: Path, key: str) -> Iterator[Diagnostic]:
     """Check that every shard named in the index exists and is complete."""
     try:
-        text = read_text(index) if index.stat().st_size <= _MAX_INDEX_BYTES else ""
+        text = read_text(index) if index.stat().st_size <= MAX_INDEX_BYTES else ""
         named = sorted({str(place) for place in json.loads(text)["weight_map"].values()})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         what, found = "the index of the weights cannot be read", f"{type(error).__name__}: {error}"
@@ -179,16 +178,6 @@ def _no_weights(folder: Path, key: str, convert: str) -> Diagnostic:
 def damage(file: Path) -> str | None:
     """Return what is wrong with a safetensors file, by header and size; None if they match."""
     try:
-        size = file.stat().st_size
-        with open_file(file) as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            if size < 8 or not 2 <= length <= min(_MAX_HEADER_BYTES, size - 8):
-                return f"{size} bytes, which is not a safetensors file"
-            header = json.loads(stream.read(length))
-        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        return f"{type(error).__name__}: {error}"[:200]
-    need = 8 + length + max(ends, default=0)
-    if not ends:
-        return "it contains no tensor"
-    return None if need == size else f"{size:,} bytes instead of {need:,}"
+        return None if header_of(file) else "it contains no tensor"
+    except (OSError, ValueError) as error:
+        return str(error)[:200]

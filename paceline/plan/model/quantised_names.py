@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from paceline.core.json_types import Json
+from paceline.core.safetensors_header import StoredTensor
 from paceline.plan.model.quantised_base import PackedWeight, layouts
-from paceline.plan.model.weights_files import StoredTensor
 
 
 @dataclass(frozen=True)

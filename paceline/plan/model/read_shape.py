@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.core.errors import ConfigError
-from paceline.core.files import read_text
+from paceline.core.files import MAX_CONFIG_BYTES, read_text
 from paceline.core.json_types import Json, JsonObject
 from paceline.plan import codes
 from paceline.plan.model.ask_class import counted
@@ -25,7 +25,7 @@ from paceline.plan.model.shape import PACKED, PADDED, ModelShape
 from paceline.plan.model.stored import with_carried, with_quantised, with_stored
 from paceline.plan.model.supported import Family, families, obstacle, unsupported
 from paceline.plan.model.vocabulary import with_vocabulary
-from paceline.plan.model.weights_files import MAX_CONFIG_BYTES, read_json, weights_findings
+from paceline.plan.model.weights_files import read_json, weights_findings
 from paceline.plan.model.weights_sizes import other_sizes
 
 if TYPE_CHECKING:

@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from paceline.core.json_types import Json
+from paceline.core.safetensors_header import header_of
 from paceline.plan.model.composite import beside_text
 from paceline.plan.model.parameters import SCORE
 from paceline.plan.model.quantised_base import method_of, settings_of
 from paceline.plan.model.quantised_names import packed_names
 from paceline.plan.model.shape import ModelShape
-from paceline.plan.model.weights_files import header_of, weights_of
+from paceline.plan.model.weights_files import weights_of
 
 _SMALL = {"BF16": "bfloat16", "F16": "float16"}
 FLOATS = frozenset({*_SMALL, "F32", "F64"})  # dtypes of which any part is a tensor's values

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from paceline.core.diagnostics import Diagnostic
+from paceline.core.safetensors_header import StoredTensor, header_of
 from paceline.plan import codes
 from paceline.plan.model.composite import beside_text
 from paceline.plan.model.shape import ModelShape
-from paceline.plan.model.weights_files import StoredTensor, header_of, weights_of
+from paceline.plan.model.weights_files import weights_of
 from paceline.plan.parts import AdapterSpec
 from paceline.plan.peft_settings import rank_of, untied
 

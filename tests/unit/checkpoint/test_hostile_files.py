@@ -325,7 +325,7 @@ HEADERS: dict[str, bytes] = {
     "dtype": tensor_file({KEY: {**GOOD, "dtype": "PICKLE"}}),
     "dtype_list": tensor_file({KEY: {**GOOD, "dtype": ["F32"]}}),
     "extra_key": tensor_file({KEY: {**GOOD, "code": "x"}}),
-    "many_dims": tensor_file({KEY: {**GOOD, "shape": [1] * 40 + [2]}}),
+    "many_dims": tensor_file({KEY: {**GOOD, "shape": [1] * 64 + [2]}}),
     "deep": tensor_file(b'{"a":' + b"[" * 3000 + b"]" * 3000 + b"}"),
     "metadata": tensor_file({"__metadata__": {"a": 1}, KEY: GOOD}),
     "name": tensor_file({"w": GOOD}),

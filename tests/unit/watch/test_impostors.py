@@ -15,8 +15,13 @@ import pytest
 from page_runs import begin, notice, samples, step, write_run
 from test_deleted_meanwhile import READERS, a_run
 
+from paceline.checkpoint.exporters import exporters_of
+from paceline.checkpoint.main import choose
+from paceline.checkpoint.nodes.disks import were_one
 from paceline.core.errors import PacelineError
 from paceline.core.rundir import RunDir
+from paceline.generation.settings import stored_config
+from paceline.training.answers import load_run_config
 from paceline.watch.page import documents
 from paceline.watch.page.report import report_data
 from paceline.watch.page.view import RunView
@@ -55,6 +60,16 @@ def report(run: RunDir, cache: Path) -> object:
         return [report_data(view), logs, named]
     finally:
         view.close()
+
+
+#: What exports, evaluates and serves a run reads first.
+OTHERS: dict[str, Callable[[RunDir, Path], Any]] = {
+    "export's checkpoint": lambda run, cache: choose(run.root, "result", []),
+    "export's functions": lambda run, cache: exporters_of(None, run.checkpoint(3)),
+    "generation's config": lambda run, cache: stored_config(run),
+    "answers' config": lambda run, cache: load_run_config(run),
+    "the disks": lambda run, cache: were_one(run),
+}
 
 
 def fifo(path: Path, elsewhere: Path) -> None:
@@ -185,7 +200,7 @@ def test_a_folder_that_is_a_link_shows_nothing_of_what_it_leads_to(name: str, tm
 
 
 def read_all(run: RunDir, beside: Path, what: str) -> None:
-    readers: dict[str, Callable[[RunDir, Path], Any]] = {**READERS, "report": report}
+    readers: dict[str, Callable[[RunDir, Path], Any]] = {**READERS, "report": report, **OTHERS}
     for reader, read in readers.items():
         with in_time(f"{reader}: {what}"), suppress(PacelineError):
             assert SECRET not in repr(read(run, beside / f"cache-{reader}")), f"{reader}: {what}"
