@@ -89,20 +89,18 @@ _SWITCHES = {
     "diffusion": (("diffusion",), "diffusion models are not supported"),
     "use_eaft": (("use_eaft", "eaft_"), "the EAFT loss is not supported"),
     "kd_trainer": (("kd_",), "set algorithm: distillation"),
-    "neftune_noise_alpha": (
-        ("neftune_noise_alpha", "noisy_embedding_alpha"),
-        "NEFTune noise is not supported",
-    ),
+    "neftune_noise_alpha": (("neftune_noise_alpha",), "NEFTune noise is not supported"),
+    "noisy_embedding_alpha": (("noisy_embedding_alpha",), "NEFTune noise is not supported"),
     "quantize_moe_experts": (("quantize_moe_experts",), "quantised experts are not supported"),
     "model_quantization_config": (
         ("model_quantization_config",),
         "bases that are stored quantised are not supported",
     ),
     "loss_watchdog_threshold": (("loss_watchdog_",), ""),
-    "overrides_of_model_config": (
-        ("overrides_of_model_config", "model_config"),
-        "set the model's config.json",
-    ),
+    "overrides_of_model_config": (("overrides_of_model_config",), "set the model's config.json"),
+    "model_config": (("model_config",), "set the model's config.json"),  # axolotl's alias of it
+    "overrides_of_model_kwargs": (("overrides_of_model_kwargs",), "arguments of from_pretrained"),
+    "model_kwargs": (("model_kwargs",), "arguments of from_pretrained"),
     "use_pose": (("use_pose", "pose_"), "PoSE is not supported"),
     "freeze_mm_modules": (("freeze_mm_modules", "image_", "role_boundaries"), "images are not read"),
     "nvfp4_merge_aware": (("nvfp4_",), "NVFP4 bases are not supported"),

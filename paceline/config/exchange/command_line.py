@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,9 +31,15 @@ _SCRIPTS = {f"{name}.py": ("trl", name) for name in trl.TRAINERS}
 _SWIFT = re.compile(r"(?:.*/)?swift[./]cli[./](sft|pt|rlhf)(?:\.py)?")
 _COMMANDS = (*trl.TRAINERS, "pt", "rlhf")
 _LAUNCHERS = ("torchrun", "python", "python3", "accelerate", "deepspeed", "srun", "mpirun", "nohup", "env")
-_ENDS = re.compile(r"&&?|\|\|?|;|(?:\d?>>?|2>&1|&>).*")
 _SET = re.compile(r"[A-Za-z_]\w*=")
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
+#: What a shell tells apart. A comment begins a word: ``alpaca#500`` has none.
+_SHELL = re.compile(
+    r"""(?P<single>'[^']*')|(?P<double>"(?:\\.|[^"\\])*")|(?P<escaped>\\.)|(?P<command>\$\(|`)"""
+    r"""|(?P<comment>(?:^|(?<=[\s;&|]))\#[^\n]*)|(?P<redirect>(?:(?<=\s)\d)?(?:&>>?|>>?|<)&?\s*[^\s;&|<>]+)"""
+    r"""|(?P<end>[;&|])|(?P<variable>\$(?:\{\w+(?::?-[^}]*)?\}|\w+))""",
+    re.S | re.M,
+)
 _OUR_NPROC = ("nproc_per_node", "num_gpus", "num_processes", "nproc-per-node")
 
 
@@ -79,8 +85,8 @@ def read_command(arguments: Sequence[str]) -> Command:
     if len(arguments) == 1 and Path(arguments[0]).is_file():
         return _of_script(arguments[0])
     if len(arguments) == 1:
-        logical = list(_logical(arguments[0]))
-        words = [_Word(word.text, n) for n, word in enumerate(logical[0] if logical else [], 1)]
+        first = next(iter(_commands(arguments[0])), ("", 1))
+        words = [_Word(word.text, n) for n, word in enumerate(_words(*first), 1)]
     else:
         words = [_Word(word, n) for n, word in enumerate(arguments, 1)]
     return _read(words, "command line")
@@ -89,15 +95,21 @@ def read_command(arguments: Sequence[str]) -> Command:
 def _of_script(path: str) -> Command:
     found: list[Command] = []
     values: dict[str, str] = {}
-    for words in _logical(read_text(path)):
-        words = [_Word(_filled(word, values, path, strict=False), word.line) for word in words]
+    for text, line in _commands(read_text(path)):
+        words = _words(_filled(text, values), line)
         names = [word.text for word in words]
         if names and names[0] == "export":
             words = words[1:]
+        if words and words[0].text.startswith("--") and found:
+            what = "the command ends before these arguments, so that its program never gets them"
+            hint = "remove the comment or the empty line above, or end the line before it with a backslash"
+            raise ConfigError(
+                codes.CONFIG_IMPORT_COMMAND(what, f"{path}:{words[0].line}", words[0].text, hint)
+            )
         if words and all(_SET.match(word.text) for word in words):
             values |= dict(word.text.split("=", 1) for word in words)
         elif _start(words) is not None:
-            words = [_Word(_filled(word, values, path, strict=True), word.line) for word in words]
+            _refuse_unknown(text, values, path, line)
             command = _read(words, path)
             command.environment = {**values, **command.environment}
             found.append(command)
@@ -109,55 +121,91 @@ def _of_script(path: str) -> Command:
     return found[0]
 
 
-def _logical(text: str) -> list[list[_Word]]:
-    """Return the commands of a shell text as words with their lines; a quote may span lines."""
-    found: list[list[_Word]] = []
+def _commands(text: str) -> Iterator[tuple[str, int]]:
+    """Yield the commands of a shell text, and the line at which each begins; a quote may span lines."""
     held, first = "", 1
-    lines = text.split("\n")
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(text.split("\n"), 1):
         first = first if held else number
+        if line.lstrip().startswith("#") and _is_closed(held):
+            line = ""  # a comment ends the command, also where the line before it is continued
         held += line
         if held.rstrip().endswith("\\"):
             held = held.rstrip()[:-1] + " \n"
-            continue
-        try:
-            found.append(_words(held, first))
+        elif _is_closed(held):
+            yield from _simple(held, first)
             held = ""
-        except ValueError:  # an open quote
+        else:
             held += "\n"
     if held.strip():
-        found.append(_words(f"{held}'" if held.count("'") % 2 else held, first))
-    return [words for words in found if words]
+        yield from _simple(held if _is_closed(held) else f"{held}'", first)
+
+
+def _simple(text: str, first: int) -> Iterator[tuple[str, int]]:
+    """Yield the commands between ``;``, ``&&``, ``||``, ``|`` and ``&``, each with its line."""
+    start = 0
+    for end in [*(m.start() for m in _SHELL.finditer(text) if m["end"]), len(text)]:
+        yield text[start:end], first + text.count("\n", 0, start)
+        start = end + 1
+
+
+def _is_closed(text: str) -> bool:
+    """Whether no quote is open at the end."""
+    try:
+        _split(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _split(text: str) -> list[str]:
+    """Return the words of ``text``, no redirections or comments. Raises ValueError for an open quote."""
+    return shlex.split(_SHELL.sub(lambda m: "" if m["comment"] or m["redirect"] else m[0], text))
 
 
 def _words(text: str, first: int) -> list[_Word]:
-    """Return a command's words, up to a redirection or the next command. Raises ValueError: open quotes."""
+    """Return a command's words with their lines. Raises ValueError: open quotes."""
     words: list[_Word] = []
     place = 0
-    for word in shlex.split(text, comments=True):
-        if _ENDS.fullmatch(word):
-            break
+    for word in _split(text):
         place = max(place, text.find(word, place))  # not found, if quotes or escapes stand inside it
         words.append(_Word(word, first + text.count("\n", 0, place)))
     return words
 
 
-def _filled(word: _Word, values: Mapping[str, str], path: str, *, strict: bool) -> str:
-    """Fill in the script's own variables. Raises ConfigError for others, if ``strict``."""
+def _filled(text: str, values: Mapping[str, str]) -> str:
+    """Return a command with the script's own variables filled in, as a shell does: not in single quotes."""
 
-    def value(match: re.Match[str]) -> str:
-        name = match[1] or match[3]
-        found = values.get(name, match[2])
-        if found is None and strict:
-            hint = f"write {name}=… above the command, or its value in place of it"
-            raise ConfigError(
-                codes.CONFIG_IMPORT_COMMAND(
-                    f"the variable {name} has no value in the script", f"{path}:{word.line}", word.text, hint
-                )
-            )
-        return match[0] if found is None else found
+    def fill(match: re.Match[str]) -> str:
+        if not (match["double"] or match["variable"]):
+            return match[0]
+        special = r'["\\]' if match["double"] else r"""['"\\;&|<>#]"""
+        return _VARIABLE.sub(lambda variable: _value_of(variable, values, special), match[0])
 
-    return _VARIABLE.sub(value, word.text)
+    return _SHELL.sub(fill, text)
+
+
+def _value_of(variable: re.Match[str], values: Mapping[str, str], special: str) -> str:
+    """Return a variable's value, with ``special`` characters escaped; what stands there, if it has none."""
+    found = values.get(variable[1] or variable[3], variable[2])
+    return variable[0] if found is None else re.sub(special, r"\\\g<0>", found)
+
+
+def _refuse_unknown(text: str, values: Mapping[str, str], path: str, first: int) -> None:
+    """Raise ConfigError for a variable without a value, and for another command's output."""
+    for match in _SHELL.finditer(text):
+        if not (match["double"] or match["variable"] or match["command"]):
+            continue
+        unset = (m for m in _VARIABLE.finditer(match[0]) if values.get(m[1] or m[3], m[2]) is None)
+        name = next((m[1] or m[3] for m in unset), None)
+        command = match["command"] or (match["double"] and re.search(r"\$\(|(?<!\\)`", match[0]))
+        if not command and name is None:
+            continue
+        what = f"the variable {name} has no value in the script"
+        hint = f"write {name}=… above the command, or its value in place of it"
+        if command:
+            what, hint = "an argument is what another command prints", "write the value in place of it"
+        line = first + text.count("\n", 0, match.start())
+        raise ConfigError(codes.CONFIG_IMPORT_COMMAND(what, f"{path}:{line}", match[0], hint))
 
 
 def _start(words: Sequence[_Word]) -> int | None:

@@ -448,3 +448,19 @@ def test_axolotls_loss_watchdog_is_a_callback_here(patience: int | None, given: 
     assert found.findings["loss_watchdog_patience"].verdict in (KeyVerdict.MAPPED, KeyVerdict.NO_EFFECT)
     off = import_data(as_object({**data, "loss_watchdog_threshold": None}), {}, "a.yaml", "axolotl")
     assert "training.callbacks" not in off.settings
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("noisy_embedding_alpha", 5),
+        ("model_config", {"rope_theta": 9}),
+        ("model_kwargs", {"device_map": "auto"}),
+        ("overrides_of_model_config", {"rope_theta": 9}),
+    ],
+)
+def test_what_axolotl_reads_by_another_name_is_named_as_lost(key: str, value: object) -> None:
+    """Its schema renames them (``schemas/validation.py``, aliases of ``RemappedParameters``)."""
+    data = as_object({"base_model": "some/model", key: value})
+    found = import_data(data, dict.fromkeys(data, 1), "a.yaml", "axolotl")
+    assert found.findings[key].verdict is KeyVerdict.LOST
