@@ -1,4 +1,4 @@
-"""A shell script's command means what bash makes of it: the program that is started gets the same arguments."""
+"""A script's command means what bash makes of it: the program gets the same arguments."""
 
 from __future__ import annotations
 
