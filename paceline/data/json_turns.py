@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from paceline.data.cells import Cell, RawRow
+from paceline.data.cells import Cell, RawRow, RowError
 from paceline.data.strict import parse_row
 
 #: Columns whose text may be turns.
@@ -13,38 +13,46 @@ _COLUMNS = (
     *("messages", "conversations", "prompt", "question", "query", "problem", "instruction"),
     *("completion", "response", "output", "answer", "chosen", "rejected", "rejected_messages"),
 )
+_WRAPPED = ("messages", "conversations")
 _PAIRS = ({"role", "content"}, {"from", "value"}, {"role", "tool_calls"})
-_BEGINS = re.compile(r"""\s*(?:\[\s*)?\{\s*(["'])(?:role|from|content|value)\1\s*:""")
+_BEGINS = re.compile(r"""\s*(?:\[\s*)?\{\s*(["'])(?:role|from|content|value|messages|conversations)\1\s*:""")
 
 
 def parsed_turns(rows: Iterable[RawRow], mapping: Mapping[str, str]) -> Iterator[RawRow]:
     """Yield the rows with turns in place of texts that are turns; one that begins so and is none is named."""
     names = (*_COLUMNS, *mapping.values())
     for row in rows:
-        texts = (
-            {name: row.value[name] for name in names if isinstance(row.value.get(name), str)}
-            if row.value
-            else {}
-        )
-        if row.value is None or not any(_BEGINS.match(str(text)) for text in texts.values()):
-            yield row
-            continue
         found: dict[str, Cell] = {}
-        for name, text in texts.items():
-            if (quote := _BEGINS.match(str(text))) is None:
-                continue
-            try:
-                turns = parse_row(str(text))
-            except (ValueError, RecursionError):
-                python = " (it is Python's notation; write JSON)" if quote[1] == "'" else ""
-                detail = (
-                    f"'{name}' is a text that begins like turns and is not JSON{python}: {str(text)[:40]!r}"
-                )
-                row = row._replace(value=None, reason="bad_messages", detail=detail)
-                break
-            if all(map(_is_turn, turns if isinstance(turns, list) else [turns])):
-                found[name] = turns
-        yield row if row.value is None else row._replace(value={**row.value, **found})
+        try:
+            for name in names:
+                value = _parsed(name, row.value.get(name)) if row.value is not None else None
+                if value is not None:
+                    found[name] = value
+        except RowError as error:
+            yield row._replace(value=None, reason=error.reason, detail=error.detail)
+            continue
+        yield row if row.value is None or not found else row._replace(value={**row.value, **found})
+
+
+def _parsed(name: str, value: Cell) -> Cell:
+    """Return the turns that the text ``value`` holds; None for any other value. Raises RowError."""
+    read = value
+    if isinstance(value, str) and (quote := _BEGINS.match(value)) is not None:
+        try:
+            read = parse_row(value)
+        except (ValueError, RecursionError) as error:
+            python = " (it is Python's notation; write JSON)" if quote[1] == "'" else ""
+            what = f"'{name}' is a text that begins like turns and is not JSON{python}: {value[:40]!r}"
+            raise RowError("bad_messages", what) from error
+    for key in _WRAPPED:
+        if isinstance(read, Mapping) and _are_turns(read.get(key)):
+            what = f"'{name}' is an object with '{key}': write that list as '{name}', and tools as 'tools'"
+            raise RowError("bad_messages", what)
+    return read if read is not value and _are_turns(read if isinstance(read, list) else [read]) else None
+
+
+def _are_turns(value: Cell) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(_is_turn, value))
 
 
 def _is_turn(value: Cell) -> bool:

@@ -109,7 +109,7 @@ REASONS: Mapping[str, tuple[Code, str, str]] = {
         "a turn has an unknown role",
         "use system, user, assistant, tool (ShareGPT: system, human, gpt, observation)",
     ),
-    "empty": (codes.DATA_EMPTY, "the row has no text", "remove the row"),
+    "empty": (codes.DATA_EMPTY, "the row has no text, or no question", "write it, or remove the row"),
     "no_answer": (
         codes.DATA_NO_ANSWER,
         "there is no answer to train on",

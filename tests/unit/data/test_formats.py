@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -130,6 +131,18 @@ def test_rows_that_cannot_be_used_say_why(row: dict, reason: str) -> None:
     with pytest.raises(RowError) as caught:
         normalise(row, shape)
     assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize("asked", [[], [""], ["system"], ["system", ""]])
+def test_a_conversation_without_a_question_is_learnt_as_trl_learns_it(asked: list[str]) -> None:
+    """Only a conversation in which nothing but an empty question comes before the answer is refused."""
+    turns = [{"role": "system" if text else "user", "content": text and "Be brief"} for text in asked]
+    read = partial(normalise, {"messages": [*turns, ASKED[1]]}, detect([{"messages": ASKED}], where="f"))
+    if asked == [""]:
+        with pytest.raises(RowError, match="the question is empty"):
+            read()
+    else:
+        assert [m["role"] for m in read().messages] == [*(t["role"] for t in turns), "assistant"]
 
 
 def test_the_prompt_is_what_comes_before_the_first_answer() -> None:

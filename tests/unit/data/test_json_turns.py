@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from data_fixtures import make_tokenizer, prepared_from
@@ -37,8 +39,21 @@ def test_what_begins_like_turns_and_is_no_json_is_named_with_its_line(text: str,
         prepared_from(path, make_tokenizer(tmp_path / "t"), tmp_path / "c", model={"chat_template": "chatml"})
 
 
+@pytest.mark.parametrize("wrap", [json.dumps, dict])
+def test_turns_within_an_object_are_named(wrap: Callable[[object], Any]) -> None:
+    [row] = parsed_turns([RawRow({"chosen": wrap({"messages": TURNS, "tools": []})}, "f:1")], {})
+    assert row.value is None and "write that list as 'chosen'" in row.detail
+
+
 @pytest.mark.parametrize(
-    "text", ['{"role": "admin"}', '[{"name": "f", "arguments": {}}]', '{"content": "x"}', "[1]"]
+    "text",
+    [
+        '{"messages": ["Hello"]}',
+        '{"role": "admin"}',
+        '[{"name": "f", "arguments": {}}]',
+        '{"content": "x"}',
+        "[1]",
+    ],
 )
 def test_answers_that_are_json_stay_text(text: str) -> None:
     [row] = parsed_turns([RawRow({"completion": text}, "f:1")], {})
