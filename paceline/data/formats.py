@@ -333,8 +333,8 @@ def _conversation(messages: list[Message]) -> Example:
         raise RowError("no_answer", "no turn of the assistant")
     if not all(says_something(m) for m in answers):
         raise RowError("no_answer", "an answer is empty")
-    asked = [m for m in messages if m["role"] != "assistant"]
-    if asked and not any(says_something(m) for m in asked):
+    context = [m for m in messages if m["role"] != "assistant"]
+    if context and not any(says_something(m) for m in context):
         raise RowError("empty", "the question is empty")
     return Example(messages=tuple(messages))
 
