@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import resource
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import ClassVar
 
-CPU_SECONDS = 10.0  # per conversation; the slowest published template takes milliseconds
+CPU_SECONDS = 10.0  # of a program in this process, beyond what its work is worth
+BLOCK_SECONDS = 0.25  # what a block is worth: large templates are compiled in 0.1 s
 MEMORY_BYTES = 1 << 30  # on top of what the process has mapped on entry
 
 
@@ -20,6 +24,13 @@ class SpentError(BaseException):
 
     Not an ``Exception``: Jinja's compiler swallows those while it folds constants.
     """
+
+
+def limit_of(error: SpentError | MemoryError) -> str:
+    """Return the limit that a program met, in words."""
+    if isinstance(error, SpentError):
+        return f"it took more than {CPU_SECONDS:g} s of CPU time"
+    return f"it took more than {MEMORY_BYTES >> 20} MiB"
 
 
 @contextmanager
@@ -43,23 +54,64 @@ def bounded_memory() -> Iterator[None]:
 
 
 @contextmanager
-def bounded_time() -> Iterator[Callable[[], None]]:
-    """Raise SpentError inside the block after CPU_SECONDS of this process's CPU time.
+def bounded_time(programs: Iterable[str]) -> Iterator[None]:
+    """Raise SpentError inside the block once ``programs`` (their texts) have used up their CPU time.
 
-    Yields a function that restarts the timer. Has no effect outside the main thread, since only that one
-    receives signals.
+    They have CPU_SECONDS in this process, in all blocks together: what was found costly ends at once in the
+    next block. Each block pays BLOCK_SECONDS back, and ``grant`` what one execution is worth. Has no effect
+    outside the main thread, since only that one receives signals.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: None
+        yield
         return
+    account = _Account(programs)
     before = signal.signal(signal.SIGVTALRM, _ring)
     try:
         with _lost_in_silence():
-            _start()
-            yield _start
+            _Account.open = account
+            account.start(BLOCK_SECONDS)
+            yield
     finally:
+        _Account.open = None
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        account.charge()
         signal.signal(signal.SIGVTALRM, before)
+
+
+def grant(seconds: float) -> None:
+    """Pay the programs of the block around this the CPU time that their next execution is worth.
+
+    Raises SpentError.
+    """
+    account = _Account.open
+    if account is not None and threading.current_thread() is threading.main_thread():
+        if account.charge() < 0:  # the clock counts in ticks, and may ring too late
+            raise SpentError
+        account.start(seconds)
+
+
+class _Account:
+    """The CPU time of one set of programs. ``open``: that of the block in which the main thread is."""
+
+    spent: ClassVar[dict[str, float]] = {}
+    open: ClassVar[_Account | None] = None
+
+    def __init__(self, programs: Iterable[str]) -> None:
+        self._key = hashlib.sha256("\0".join(sorted(programs)).encode("utf-8", "surrogatepass")).hexdigest()
+        self._since = time.thread_time()
+
+    def charge(self) -> float:
+        """Add the CPU time since the clock was set; return what is left."""
+        spent = self.spent.get(self._key, 0.0) + time.thread_time() - self._since
+        self.spent[self._key] = min(spent, CPU_SECONDS)
+        return CPU_SECONDS - spent
+
+    def start(self, worth: float) -> None:
+        """Pay ``worth`` seconds back, and set the clock to what is left."""
+        self.spent[self._key] = spent = max(0.0, self.spent.get(self._key, 0.0) - worth)
+        self._since = time.thread_time()
+        # It repeats every 0.1 s: an exception raised inside a destructor is lost
+        signal.setitimer(signal.ITIMER_VIRTUAL, max(CPU_SECONDS - spent, 0.001), 0.1)
 
 
 @contextmanager
@@ -76,11 +128,6 @@ def _lost_in_silence() -> Iterator[None]:
         yield
     finally:
         sys.unraisablehook = before
-
-
-def _start() -> None:
-    # It repeats every 0.1 s: an exception raised inside a destructor is lost
-    signal.setitimer(signal.ITIMER_VIRTUAL, CPU_SECONDS, 0.1)
 
 
 def _ring(number: int, frame: FrameType | None) -> None:

@@ -144,9 +144,9 @@ DATA_TEMPLATE_REFUSED = Code(
 )
 DATA_TEMPLATE_COSTLY = Code(
     "data.template_costly",
-    "The chat template does not terminate, or needs gigabytes for one conversation. A template is a"
-    " program by the tokenizer's author, and runs with limits on CPU time and memory; set another"
-    " one in model.chat_template.",
+    "The chat template does not terminate, takes far more CPU time than conversations need (10 s beyond"
+    " that, in all), or gigabytes for one of them. A template is a program by the tokenizer's author, and"
+    " runs within these limits; set another one in model.chat_template.",
 )
 DATA_TEMPLATE_NOT_INCREMENTAL = Code(
     "data.template_not_incremental",

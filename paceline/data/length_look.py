@@ -22,7 +22,7 @@ from paceline.data.examples import Reading, RowReader
 from paceline.data.formats import Example, Shape
 from paceline.data.look import at_key, is_looked_into
 from paceline.data.looking import LOOKED_AT, DatasetHead, find_sets, look
-from paceline.data.problems import LENGTH_REASONS, Problem, Tally, left_out, refusal, refuses
+from paceline.data.problems import ALWAYS_REFUSED, LENGTH_REASONS, Problem, Tally, left_out, refusal, refuses
 from paceline.data.renderer import Renderers
 from paceline.data.template_look import local_template
 
@@ -96,7 +96,7 @@ def _written_around(model: ModelSection) -> int:
         return 0
     question = Example(messages=({"role": "user", "content": ""},))
     try:
-        with bounded_memory(), bounded_time():
+        with bounded_memory(), bounded_time(template.texts.values()):
             text = Renderers(dict(template.texts), template.tokens).of(question).text(question)
     except (RowError, SpentError, MemoryError):
         return 0
@@ -131,7 +131,7 @@ def lost_rows(setup: Setup, data: DataSection, found: Sequence[Doubtful]) -> Ite
         result = tokenise_chunk(setup, Chunk(0, one.shape, rows, len(rows), 0, []))
         lost = dict[str, Tally]()
         for problem in result.skipped:
-            if problem.reason in (_EQUAL, *LENGTH_REASONS):
+            if problem.reason in (_EQUAL, ALWAYS_REFUSED, *LENGTH_REASONS):
                 lost.setdefault(problem.reason, Tally()).add(problem.where, problem.detail)
         refused = {
             reason: t for reason, t in lost.items() if refuses(reason, data.on_bad_row, data.on_too_long)

@@ -156,6 +156,8 @@ def first_examples(data: DataSection, reading: Reading, *keys: str) -> FirstExam
 
 def at_key(key: str, section: Dataset, finding: Diagnostic) -> Diagnostic:
     """Move a finding to the config key; the file becomes part of ``found``."""
+    if finding.code == codes.DATA_TEMPLATE_COSTLY.name:
+        return finding  # no fault of the rows: it names the template's key
     file = finding.where or section.path
     # rows name their place
     found = finding.found if finding.found.startswith(file) else f"{file}: {finding.found}"

@@ -142,7 +142,7 @@ REASONS: Mapping[str, tuple[Code, str, str]] = {
     ),
     "template_costly": (
         codes.DATA_TEMPLATE_COSTLY,
-        "the chat template does not terminate, or needs more memory than any conversation should",
+        "the chat template does not terminate, or takes more time or memory than conversations should",
         (
             "set model.chat_template to another one, such as chatml; a template is a program by its"
             " author, and this one was stopped"

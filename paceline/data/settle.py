@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Set
+from collections.abc import Collection, Iterator, Set
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from paceline.core.bounded import SpentError, bounded_memory, bounded_time
+from paceline.core.bounded import SpentError, bounded_memory, bounded_time, limit_of
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import DataError
 from paceline.data import codes
 from paceline.data.jinja import named_templates
-from paceline.data.problems import ALWAYS_REFUSED, REASONS
 from paceline.data.template import CostlyTemplateError, Encoder
 from paceline.data.template_options import give_template
-from paceline.data.template_problems import END_MARKS, idle_options, no_template, rendered
+from paceline.data.template_problems import END_MARKS, costly, idle_options, no_template, rendered
 from paceline.data.tokenise import Setup
 from paceline.data.tokenizer import builtin_template
 
@@ -46,8 +46,7 @@ def settle_template(
         setup = replace(setup, tokenizer=replace(setup.tokenizer, chat_template=builtin_template("plain")))
         give_template(tokenizer, setup.tokenizer.chat_template, setup.tokenizer.template_options)
     templates = named_templates(tokenizer.chat_template)
-    for template in templates.values():
-        _check_syntax(template, setup.tokenizer.folder)
+    _check_syntax(templates.values(), setup.tokenizer.folder)
     if wrong := idle_options(templates.values(), json.loads(setup.tokenizer.template_options)):
         raise DataError(wrong)
     if setup.train_on == "assistant" and not setup.kind.answered and not tokenizer.is_fast:
@@ -64,8 +63,8 @@ def settle_template(
     return setup, [*notes, *_end_notes(setup, tokenizer)]
 
 
-def _check_syntax(template: str, where: str) -> None:
-    """Raise DataError if the template is not valid Jinja.
+def _check_syntax(templates: Collection[str], where: str) -> None:
+    """Raise DataError if a template is not valid Jinja, or is costly already.
 
     A template that refuses a conversation is that row's problem.
     """
@@ -74,8 +73,11 @@ def _check_syntax(template: str, where: str) -> None:
     from paceline.data.sandbox import environment
 
     try:
-        with bounded_memory(), bounded_time():
-            environment().from_string(template).render(messages=[], tools=None, documents=None)
+        with bounded_memory(), bounded_time(templates):
+            for template in templates:
+                compiled = environment().from_string(template)
+                with suppress(Exception):  # an empty conversation may be refused; only rows count
+                    compiled.render(messages=[], tools=None, documents=None)
     except TemplateSyntaxError as exc:
         where, found = f"chat template of {where}, line {exc.lineno}", exc.message or str(exc)
         hint = "set model.chat_template to correct Jinja, or to a built-in name such as chatml"
@@ -83,14 +85,9 @@ def _check_syntax(template: str, where: str) -> None:
             codes.DATA_BAD_CHAT_TEMPLATE("the chat template is not valid Jinja", where, found, hint)
         ) from exc
     except (SpentError, MemoryError) as exc:
-        raise DataError(_costly(where, type(exc).__name__)) from exc
-    except Exception:  # noqa: BLE001  (an empty conversation may be refused; only rows count)
+        raise DataError(costly(f"chat template of {where}", limit_of(exc))) from exc
+    except Exception:  # noqa: BLE001  (a template may raise anything; only rows count)
         return
-
-
-def _costly(where: str, found: str) -> Diagnostic:
-    code, what, hint = REASONS[ALWAYS_REFUSED]
-    return code(what, f"chat template of {where}", found, hint)
 
 
 def stop_tokens(setup: Setup, tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -98,7 +95,7 @@ def stop_tokens(setup: Setup, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     try:
         return list(Encoder(tokenizer, setup.train_on).stop_token_ids())
     except CostlyTemplateError as exc:
-        raise DataError(_costly(setup.tokenizer.folder, exc.detail)) from exc
+        raise DataError(costly(f"chat template of {setup.tokenizer.folder}", exc.detail)) from exc
 
 
 def _end_notes(setup: Setup, tokenizer: PreTrainedTokenizerBase) -> Iterator[Diagnostic]:

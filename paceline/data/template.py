@@ -134,17 +134,14 @@ class Encoder:
         done: list[tuple[int, T | RowError]] = []
         number = 0
         try:
-            with bounded.bounded_memory(), bounded.bounded_time() as start_clock:
+            with bounded.bounded_memory(), bounded.bounded_time(self.renderers.templates.values()):
                 for number, example in examples:  # noqa: B007
-                    start_clock()
                     try:
                         done.append((number, render(example)))
                     except RowError as error:
                         done.append((number, error))
-        except bounded.SpentError:
-            raise CostlyTemplateError(f"did not finish within {bounded.CPU_SECONDS:g} s", number) from None
-        except MemoryError:
-            raise CostlyTemplateError(f"more than {bounded.MEMORY_BYTES >> 20} MiB", number) from None
+        except (bounded.SpentError, MemoryError) as error:
+            raise CostlyTemplateError(bounded.limit_of(error), number) from None
         return done
 
     def turns_of_tokens(self, example: Example) -> list[int | None]:

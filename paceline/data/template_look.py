@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from paceline.core.bounded import SpentError, bounded_memory, bounded_time
+from paceline.core.bounded import SpentError, bounded_memory, bounded_time, limit_of
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import DataError
 from paceline.core.files import read_text
@@ -21,7 +21,7 @@ from paceline.data.problems import Problem, Tally, refusal
 from paceline.data.renderer import Renderers
 from paceline.data.template_facts import facts_of
 from paceline.data.template_options import with_defaults
-from paceline.data.template_problems import rendered
+from paceline.data.template_problems import costly, rendered
 from paceline.data.tokenizer import template_text, tokenizer_here
 
 if TYPE_CHECKING:
@@ -77,6 +77,13 @@ def _tokens(folder: Path) -> dict[str, str]:
     return found
 
 
+def template_key(model: ModelSection) -> str:
+    """Return the key of the config that names the chat template."""
+    if model.chat_template:
+        return "model.chat_template"
+    return "model.tokenizer" if model.tokenizer else "model.name_or_path"
+
+
 class Described(NamedTuple):
     """The chat template in the plan: ``choice``, and ``reason``, what it writes."""
 
@@ -90,7 +97,7 @@ def describe(model: ModelSection, formats: Set[str]) -> Described | None:
     if template is None:
         return None
     try:
-        with bounded_memory(), bounded_time():
+        with bounded_memory(), bounded_time(template.texts.values()):
             facts = {
                 name: facts_of(template.texts[name], template.tokens).sentence()
                 for name in dict.fromkeys(name_for(template.texts, tools=tools) for tools in (False, True))
@@ -118,14 +125,16 @@ def look_through(
     reader = RowReader(looked.shape, reading)
     lost, idle = dict[str, Tally](), dict[str, Tally]()
     try:
-        with bounded_memory(), bounded_time() as start_clock:
+        with bounded_memory(), bounded_time(template.texts.values()):
             renderers = Renderers(dict(template.texts), template.tokens)
             for row in looked.head:
-                start_clock()
                 read = Problem("", "") if row.value is None else reader.read(row.value, row.where)
-                examples = () if isinstance(read, Problem) else read
-                _tally(renderers, [one for one in examples if one.messages], row.where, lost, idle)
-    except (RowError, SpentError, MemoryError):  # found by the tokenizer's trial, or in the preparation
+                examples = [] if isinstance(read, Problem) else [one for one in read if one.messages]
+                _tally(renderers, examples, row.where, lost, idle)
+    except RowError:  # found by the tokenizer's trial, or in the preparation
+        return
+    except (SpentError, MemoryError) as error:
+        yield costly(template_key(model), f"{row.where}: {limit_of(error)}")
         return
     first = "the first " if len(looked.head) >= LOOKED_AT else ""
     if refuses:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Set
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.json_types import Json
 from paceline.data import codes
+from paceline.data.problems import ALWAYS_REFUSED, REASONS
 from paceline.data.template_options import not_read, options_read
 from paceline.data.tokenizer import BUILTIN_TEMPLATES
 
@@ -27,6 +28,12 @@ def no_template(tokenizer: str) -> Diagnostic:
     )
     what = "the tokenizer has no chat template, but the data are conversations"
     return codes.DATA_NO_CHAT_TEMPLATE(what, "model.chat_template", tokenizer, hint)
+
+
+def costly(where: str, found: str) -> Diagnostic:
+    """Return the error for a template that takes too much time or memory."""
+    code, what, hint = REASONS[ALWAYS_REFUSED]
+    return code(what, where, found, hint)
 
 
 def idle_options(templates: Iterable[str], options: Mapping[str, Json]) -> Diagnostic | None:

@@ -29,9 +29,9 @@ GENERATION_RUN_CONFIG = Code(
 )
 GENERATION_TEMPLATE_COSTLY = Code(
     "generation.template_costly",
-    "The model's chat template does not terminate, or needs gigabytes for one conversation. A"
-    " template is a program by the tokenizer's author, and runs with limits on CPU time and memory,"
-    " here as in preparation; use another one.",
+    "The model's chat template does not terminate, takes far more CPU time than conversations need, or"
+    " gigabytes for one of them. A template is a program by the tokenizer's author, and runs with limits"
+    " on CPU time and memory, here as in preparation; use another one.",
 )
 GENERATION_TEMPLATE_REFUSED = Code(
     "generation.template_refused",

@@ -8,15 +8,24 @@ import resource
 import signal
 import sys
 import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from data_fixtures import QA, make_tokenizer, prepared_from, write_jsonl
 
+from paceline.config.sections.data import DataSection
+from paceline.config.sections.model import ModelSection
 from paceline.core import bounded
+from paceline.core.diagnostics import Severity
 from paceline.core.errors import DataError
+from paceline.data import rendering
 from paceline.data.cells import RowError
+from paceline.data.examples import Reading
 from paceline.data.formats import Example
+from paceline.data.kinds.documents import DOCUMENTS
+from paceline.data.look import look_at_sets
 from paceline.data.template import CostlyTemplateError, Encoder
 from paceline.data.tokenizer import TokenizerSpec, builtin_template, open_tokenizer
 
@@ -50,6 +59,20 @@ STRANGE = [
 ]
 
 
+#: Each takes 0.03 to 0.2 s for a row and is below every limit for one; none costs anything without a row.
+SLOW = {
+    "loops": "{% for i in range(400) %}{% for j in range(4000) %}{% endfor %}{% endfor %}",
+    "ranges": "{% set x = range(99999) | map('string') | sort | join %}",
+    "products": "{% set x = range(60) | map('string') | list * 9000 %}{% set x = x | join %}",
+    "macros": (
+        "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{% set x = m(13) %}"
+    ),
+    "longer texts": (
+        "{% set ns = namespace(s='') %}{% for i in range(9000) %}{% set ns.s = ns.s ~ i %}{% endfor %}"
+    ),
+}
+
+
 @pytest.fixture(autouse=True)
 def _tight(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounded, "CPU_SECONDS", 0.2)
@@ -68,6 +91,51 @@ def test_a_costly_template_is_refused_by_name(kind: str, tokenizer: Path) -> Non
     assert resource.getrlimit(resource.RLIMIT_AS) == limits
     assert signal.getsignal(signal.SIGVTALRM) == handler
     assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0, 0)
+
+
+@pytest.mark.parametrize("kind", [*SLOW, "an honest one"])
+def test_rows_and_passes_share_one_budget(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row is below the limit; 64 of them, looked at and prepared, take little more than it."""
+    monkeypatch.setattr(bounded, "CPU_SECONDS", 0.3)
+    monkeypatch.setattr(bounded, "BLOCK_SECONDS", 0.02)
+    monkeypatch.setattr(rendering, "RENDERING_SECONDS", 0.001)
+    honest = builtin_template("chatml") + "{# " + kind + " #}"
+    text = honest + "{% if messages and messages[0].content == 'Q' %}" + SLOW.get(kind, "") + "{% endif %}"
+    folder = make_tokenizer(tmp_path / "t", chat_template=text)
+    rows = write_jsonl(tmp_path / "rows.jsonl", [{"messages": list(TURNS)}] * 64)
+    data, model = DataSection(train=str(rows)), ModelSection(tokenizer=str(folder))
+    coder = Encoder(open_tokenizer(TokenizerSpec(str(folder))), "assistant")
+    spent = time.process_time()
+    _, found = look_at_sets(data, Reading("assistant", DOCUMENTS), model=model)
+    refused = 0
+    for _ in range(4):
+        try:
+            coder.encode([Example(messages=TURNS)] * 64)
+        except CostlyTemplateError:
+            refused += 1
+    spent = time.process_time() - spent
+    costly = kind in SLOW
+    assert [d.code for d in found if d.severity is Severity.ERROR] == ["data.template_costly"] * costly
+    assert refused == 4 * costly
+    assert not costly or spent < 2 * bounded.CPU_SECONDS, f"{spent:.2f} s"
+
+
+@pytest.mark.parametrize(("share", "rows"), [(0.9, 100_000), (1.5, 20_000)])
+def test_what_counts_is_the_time_beyond_what_rows_are_worth(
+    share: float, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock of our own: each of 100,000 rows takes ``share`` of what it is worth, in many passes."""
+    monkeypatch.setattr(bounded, "CPU_SECONDS", 10.0)
+    clock = [0.0]
+    monkeypatch.setattr(time, "thread_time", lambda: clock[0])
+    done, worth = 0, 0.001
+    for _ in range(10):
+        with suppress(bounded.SpentError), bounded.bounded_time([f"a template at {share}"]):
+            for _ in range(10_000):
+                bounded.grant(worth)
+                clock[0] += share * worth
+                done += 1
+    assert 0.95 * rows < done < 1.3 * rows
 
 
 @pytest.mark.parametrize("template", STRANGE)
@@ -150,7 +218,7 @@ def test_a_ring_that_a_destructor_swallows_is_not_reported(monkeypatch: pytest.M
             finally:
                 ended.append("by the clock")
 
-    with pytest.raises(bounded.SpentError), bounded.bounded_time():
+    with pytest.raises(bounded.SpentError), bounded.bounded_time(["a destructor"]):
         Slow()
         while True:
             pass

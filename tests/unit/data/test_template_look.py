@@ -121,14 +121,16 @@ def test_nothing_is_said_where_no_template_is_needed_or_known(tmp_path: Path) ->
     assert describe(hub.model, frozenset({"messages"})) is None
 
 
-def test_a_costly_or_broken_template_is_left_to_the_trial(
+def test_a_costly_template_is_refused_where_it_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from paceline.core import bounded
 
     monkeypatch.setattr(bounded, "CPU_SECONDS", 0.2)
     loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-    assert looked(tmp_path, loop, [{"messages": [ASKED, ANSWERED]}]) == ([], None)
+    (finding,), described = looked(tmp_path, loop, [{"messages": [ASKED, ANSWERED]}])
+    assert (finding.code, finding.where) == ("data.template_costly", "model.tokenizer")
+    assert "rows.jsonl:1: it took more than 0.2 s of CPU time" in finding.found and described is None
 
 
 def test_the_look_imports_no_torch() -> None:
