@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import NoReturn
 
+from paceline.core.package import ROOT
 from paceline.launch.ending import EndedBySignal
 from paceline.launch.spec import module_argv
 
 ENTERED = "paceline.launch.entered"  # handles signals while the module is imported
-ROOT = Path(__file__).resolve().parents[2]  # the package's parent folder: a checkout or site-packages
 
 
 def reach_package() -> None:

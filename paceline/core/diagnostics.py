@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from importlib import import_module
-from pathlib import Path
 from typing import Any
+
+from paceline.core.package import PACKAGE
 
 
 class Severity(str, Enum):
@@ -84,7 +85,7 @@ class Code:
 
 def all_codes() -> dict[str, Code]:
     """Return every room's codes by name. Imports each ``codes.py``, but not torch."""
-    rooms = sorted(path.parent.name for path in Path(__file__).parents[1].glob("*/codes.py"))
+    rooms = sorted(path.parent.name for path in PACKAGE.glob("*/codes.py"))
     tables = [vars(import_module(f"paceline.{room}.codes")) for room in rooms]
     return {code.name: code for table in tables for code in table.values() if isinstance(code, Code)}
 

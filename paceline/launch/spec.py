@@ -6,9 +6,8 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
-import paceline
+from paceline.core.package import ROOT
 
 WORKER_MODULE = "paceline.training.rank"
 
@@ -68,11 +67,10 @@ def import_path(environ: Mapping[str, str]) -> dict[str, str]:
 
     Empty if it is in site-packages.
     """
-    root = str(Path(next(iter(paceline.__path__))).resolve().parent)
     given = environ.get("PYTHONPATH", "")
-    if Path(root).name in ("site-packages", "dist-packages") or root in given.split(":"):
+    if ROOT.name in ("site-packages", "dist-packages") or str(ROOT) in given.split(":"):
         return {}
-    return {"PYTHONPATH": f"{root}:{given}" if given else root}
+    return {"PYTHONPATH": f"{ROOT}:{given}" if given else str(ROOT)}
 
 
 def thread_count(environ: Mapping[str, str], cores: int, nproc: int) -> dict[str, str]:

@@ -8,18 +8,16 @@ import inspect
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-import paceline
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, PacelineError
+from paceline.core.package import PACKAGE
 from paceline.plan import codes
 
 S = TypeVar("S")
 P = ParamSpec("P")
-_PACKAGE = str(Path(paceline.__file__).parent)
-_NOT_THEIRS = (_PACKAGE, *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
+_NOT_THEIRS = (str(PACKAGE), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
 
 
 def guarded(spec: S, key: str) -> S:
@@ -57,7 +55,7 @@ def _may_be_none(cls: type, name: str) -> bool:
 
 
 def _is_ours(cls: type) -> bool:
-    return cls.__module__.partition(".")[0] == paceline.__name__
+    return cls.__module__.partition(".")[0] == PACKAGE.name
 
 
 def _call(method: Callable[P, object], name: str, key: str, may_be_none: bool) -> Callable[P, object]:

@@ -7,7 +7,6 @@ import select
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 from paceline.checkpoint import codes
 from paceline.checkpoint.foreign.child import LENGTH
@@ -15,8 +14,8 @@ from paceline.checkpoint.foreign.coded import MAX_ANSWER, decode, parse_answer
 from paceline.checkpoint.foreign.machine import MAX_BYTES
 from paceline.checkpoint.foreign.values import Refused, Value
 from paceline.core.errors import CheckpointError
+from paceline.core.package import ROOT
 
-_ROOT = Path(__file__).resolve().parents[3]  # the folder that holds the package
 _BOOT = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -35,7 +34,7 @@ class PickleReader:
     """
 
     def __init__(self) -> None:
-        argv = [sys.executable, "-I", "-S", "-c", _BOOT, str(_ROOT)]
+        argv = [sys.executable, "-I", "-S", "-c", _BOOT, str(ROOT)]
         environment = {"LC_ALL": "C.UTF-8"}
         self._child = subprocess.Popen(
             argv,

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import paceline
+from paceline.core.package import PACKAGE, ROOT
 from paceline.plan.codec import from_json, to_json
 from paceline.plan.hardware.kinds import KINDS
 from paceline.plan.hardware.nodes import driver_version
@@ -55,8 +55,7 @@ def ask_torch(
 
 
 def _query_child(environ: Mapping[str, str]) -> tuple[TorchAnswer | None, str]:
-    root = str(Path(next(iter(paceline.__path__))).resolve().parent)
-    path = os.pathsep.join(filter(None, (root, environ.get("PYTHONPATH", ""))))
+    path = os.pathsep.join(filter(None, (str(ROOT), environ.get("PYTHONPATH", ""))))
     try:
         done = subprocess.run(
             [sys.executable, "-m", PROBE_MODULE],
@@ -106,8 +105,7 @@ def _kept(record: Path) -> TorchAnswer | None:
 
 def _asker() -> str:
     """What asks, and in which words it answers: another release's answer may be a wrong one."""
-    package = Path(next(iter(paceline.__path__)))
-    sources = (package / "runtime" / "probe.py", package / "plan" / "hardware" / "seen.py")
+    sources = (PACKAGE / "runtime" / "probe.py", PACKAGE / "plan" / "hardware" / "seen.py")
     return hashlib.sha256("".join(map(_text, sources)).encode()).hexdigest()
 
 

@@ -20,9 +20,9 @@ from importlib import util
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import paceline
 from paceline.core.cache import cache_folder
 from paceline.core.json_types import Json, JsonObject
+from paceline.core.package import ROOT
 from paceline.plan.codec import from_json, to_json
 from paceline.plan.model.counts import with_counts
 from paceline.plan.model.listing import Listing
@@ -72,8 +72,7 @@ def listing_of(
 
 
 def _ask_child(request: JsonObject, environ: Mapping[str, str]) -> tuple[Listing | None, str]:
-    root = str(Path(next(iter(paceline.__path__))).resolve().parent)
-    path = os.pathsep.join(filter(None, (root, environ.get("PYTHONPATH", ""))))
+    path = os.pathsep.join(filter(None, (str(ROOT), environ.get("PYTHONPATH", ""))))
     try:
         done = subprocess.run(
             [sys.executable, "-m", MODULE],

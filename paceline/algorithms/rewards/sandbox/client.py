@@ -22,11 +22,10 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from paceline.algorithms.rewards.sandbox.server import MAX_MESSAGE, ProgramRequest
+from paceline.core.package import ROOT
 
-_ROOT = Path(__file__).resolve().parents[4]  # the folder that holds the package
 # Preload the modules that most programs import; remove the package from the path.
 _BOOT = """
 import sys
@@ -113,7 +112,7 @@ class Sandbox:
         self._peer = mine
         with theirs:
             server = subprocess.Popen(
-                [sys.executable, "-s", "-P", "-B", "-c", _BOOT, str(theirs.fileno()), str(_ROOT)],
+                [sys.executable, "-s", "-P", "-B", "-c", _BOOT, str(theirs.fileno()), str(ROOT)],
                 cwd="/",
                 env=_ENVIRONMENT,
                 stdin=subprocess.DEVNULL,
