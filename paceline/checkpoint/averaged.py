@@ -100,10 +100,16 @@ class AveragedReader(CheckpointReader):
         return 0 if name.endswith(_DOWN) else 1 if name.endswith(_UP) else None
 
     def _widened(self, settings: JsonObject, alpha: str) -> JsonObject:
-        """Return an adapter's settings with N times its rank and the same scale."""
+        """Return an adapter's settings with N times its ranks and the same scales."""
         grown = math.sqrt(self.count) if settings.get("use_rslora") else self.count
         rank, of = as_number(settings["r"]), as_number(settings[alpha])
-        return {**settings, "r": int(rank) * self.count, alpha: of * grown}
+        ranks, alphas = (as_object(settings.get(key)) for key in _PATTERNS)
+        wider: JsonObject = {"r": int(rank) * self.count, alpha: of * grown}
+        if ranks:
+            wider["rank_pattern"] = {key: int(as_number(r)) * self.count for key, r in ranks.items()}
+        if alphas:
+            wider["alpha_pattern"] = {key: as_number(a) * grown for key, a in alphas.items()}
+        return {**settings, **wider}
 
     def _check(self, other: CheckpointReader) -> None:
         """Refuse a checkpoint that cannot be averaged with the first."""
@@ -122,6 +128,11 @@ class AveragedReader(CheckpointReader):
                 raise self._refused(other, f"'{n.name}' has another shape", f"{shape} and {of_other}")
         if as_object(self.state.get("adapter")).get("target_parameters"):
             raise self._refused(other, "adapters on fused experts are not averaged", "lora.target_parameters")
+        if init := as_object(self.state.get("adapter")).get("init_lora_weights"):
+            what = (
+                "adapters that began with a part of the base weights are not averaged: average merged exports"
+            )
+            raise self._refused(other, what, f"lora.init_lora_weights: {init}")
 
     def _refused(self, other: CheckpointReader, what: str, found: str) -> CheckpointError:
         return CheckpointError(
@@ -134,4 +145,5 @@ class AveragedReader(CheckpointReader):
         )
 
 
+_PATTERNS = ("rank_pattern", "alpha_pattern")
 _OF_ONE_RUN = {"base_model": "the bases of the adapters", "adapter": "the adapters"}

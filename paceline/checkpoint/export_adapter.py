@@ -85,7 +85,7 @@ def check_adapter(stage: Path, entries: list[TensorEntry], reader: CheckpointRea
 
 def _peft_misses(stage: Path, reader: CheckpointReader) -> list[str]:
     """Return what goes wrong when peft loads the folder on its base, whose own weights have no storage."""
-    from peft import PeftModel, get_peft_model_state_dict
+    from peft import LoraConfig, PeftModel, get_peft_model_state_dict
     from safetensors.torch import load_file
 
     config = config_of(reader, "float32")
@@ -95,8 +95,13 @@ def _peft_misses(stage: Path, reader: CheckpointReader) -> list[str]:
     base = text_model_of(config) if whole is None else whole.skeleton
     try:
         with warnings.catch_warnings(record=True), shapes_standing_in(base, on=True):
+            settings = LoraConfig.from_pretrained(str(stage))
+            settings.init_lora_weights, settings.inference_mode = (
+                True,
+                False,
+            )  # weights it has none to decompose
             model = PeftModel.from_pretrained(
-                base, str(stage), low_cpu_mem_usage=True, is_trainable=True, torch_device="cpu"
+                base, str(stage), config=settings, low_cpu_mem_usage=True, torch_device="cpu"
             )
             loaded = get_peft_model_state_dict(model, save_embedding_layers=False)
     except (ValueError, KeyError, RuntimeError, TypeError, AttributeError) as error:

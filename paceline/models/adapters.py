@@ -31,6 +31,7 @@ from paceline.core.json_types import Json, JsonObject
 from paceline.core.patterns import is_pattern
 from paceline.core.units import human_count
 from paceline.models import codes
+from paceline.models.adapter_inits import decompose, remainder
 from paceline.models.adapter_reach import out_of_reach
 from paceline.models.arrival import shapes_standing_in, standing_in
 from paceline.models.expert_adapters import (
@@ -43,7 +44,7 @@ from paceline.models.expert_adapters import (
 from paceline.models.selectors import selectors
 from paceline.plan.model.composite import text_name
 from paceline.plan.parts import AdapterSpec
-from paceline.plan.peft_settings import scale_of, untied
+from paceline.plan.peft_settings import rank_of, scale_of, untied
 from paceline.runtime.seed import seed_for
 
 if TYPE_CHECKING:
@@ -96,7 +97,8 @@ def add_adapter(
     slices: FolderSlices | None = None,
 ) -> Adapter:
     """Inject the adapters and freeze the rest; initialize from the seed (A uniform, B zero: outputs do not
-    change) or from a folder's weights.
+    change), from the base weights (``init_lora_weights``), which keep the remainder, or from a folder's
+    weights.
 
     ``base`` names the model (``name_or_path``, ``revision``); ``rows`` are the (old, new) embedding rows if
     they were resized; what is trained gets ``dtype``; ``slices``: where the files have the parameters that
@@ -108,6 +110,10 @@ def add_adapter(
         config = _inject(hf, spec, seed)
     _check_layers(hf, bool(spec.start))
     experts = route_adapters(hf) if spec.target_parameters else 0
+    first = ""
+    if spec.init_lora_weights:
+        first = decompose(hf, spec.init_lora_weights)
+        config.init_lora_weights = spec.init_lora_weights  # type: ignore[assignment]
     saved = _train_whole(hf, spec.modules_to_save)
     for parameter in hf.parameters():
         if parameter.requires_grad:
@@ -126,6 +132,8 @@ def add_adapter(
         f"LoRA r {spec.r} on {', '.join(spec.target_modules)}: {human_count(count)} of"
         f" {human_count(whole)} parameters are trained"
     )
+    if first:
+        note += f"; {first}"
     if beyond := out_of_reach(hf):
         note += f"; none on {', '.join(beyond)}: no adapter would train there"
     if experts:
@@ -184,8 +192,9 @@ Step = Callable[[Tensor, Mapping[str, Tensor]], None]  # what the trained tensor
 
 def merging(hf: HFModel, spec: AdapterSpec, trained: Collection[str]) -> dict[str, list[Step]]:
     """Return by name how the weights of the plain model ``hf`` (they may be on meta) become those with the
-    adapters merged: W + scale · B A, in W's dtype, and what was trained in full copied in. Call the steps of
-    a weight in their order, without gradients.
+    adapters merged: W + scale · B A, in W's dtype, and what was trained in full copied in. From W is first
+    taken what the adapter began with, if it was (``init_lora_weights``). Call the steps of a weight in their
+    order, without gradients.
 
     ``trained``: plain names. Raises KeyError for one that the model does not have.
     """
@@ -198,12 +207,29 @@ def merging(hf: HFModel, spec: AdapterSpec, trained: Collection[str]) -> dict[st
             step: Step = partial(merge_experts, is_transposed(hf, module), scale_of(spec, module), module)
         else:
             name = f"{module}.weight"
+            if spec.init_lora_weights:
+                taken = partial(
+                    _keep_remainder,
+                    _transposed(hf, module),
+                    spec.init_lora_weights,
+                    rank_of(spec, module),
+                    scale_of(spec, module),
+                )
+                steps.setdefault(places[name], []).append(taken)
             step = partial(_add_product, _transposed(hf, module), scale_of(spec, module), module)
         steps.setdefault(places[name], []).append(step)
     for name in trained:
         if ".lora_" not in name:
             steps.setdefault(places[name], []).append(partial(_copy_in, name))
     return steps
+
+
+def _keep_remainder(
+    transposed: bool, init: str, rank: int, scale: float, weight: Tensor, trained: Mapping[str, Tensor]
+) -> None:
+    """Take from ``weight`` what the adapter began with."""
+    left = remainder(weight.t() if transposed else weight, init, rank, scale)
+    weight.copy_(left.t() if transposed else left)
 
 
 def _add_product(

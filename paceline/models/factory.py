@@ -288,6 +288,8 @@ class HFModelFactory:
             return brought
         if self.tensors is None:
             return "there are no files"
+        if self._adapter is not None and self._adapter.init_lora_weights:
+            return f"{self._adapter.init_lora_weights} decomposes whole weights"
         grows = self._rows > self._load_config().get_text_config().vocab_size
         whole = None if self._whole is None else self._whole.skeleton
         growing = vocabulary_names(hf) if grows else ()

@@ -21,7 +21,7 @@ from paceline.plan.mesh import Mesh
 from paceline.plan.model.parameters import is_linear, parameters_of
 from paceline.plan.model.read_shape import ModelShape
 from paceline.plan.model.weights_sizes import linears
-from paceline.plan.parts import AdapterSpec, Quantization
+from paceline.plan.parts import AdapterSpec, Quantization, decomposes
 from paceline.plan.peft_settings import ALL_LINEAR, is_target, rank_of, with_settings
 from paceline.plan.plan import Decision
 from paceline.plan.strategies.base import StrategySpec, strategy_specs
@@ -47,6 +47,7 @@ def adapter_of(lora: LoraSection | None) -> AdapterSpec | None:
         target_parameters=lora.target_parameters,
         bias=lora.bias,
         use_rslora=lora.use_rslora,
+        init_lora_weights=lora.init_lora_weights,
         quantization=Quantization(bits, lora.quantization_type, lora.double_quant) if bits else None,
     )
     if lora.adapter_name_or_path:
@@ -94,6 +95,16 @@ def check_adapter(
                 "lora.target_parameters",
                 f"{', '.join(adapter.target_parameters)} with tp={mesh.tp}",
                 "tp_size: 1 (fsdp shards the experts), or leave target_parameters out",
+            )
+        )
+    if adapter.quantization is not None and decomposes(adapter):
+        found.append(
+            codes.PLAN_ADAPTER_KIND(
+                "an adapter that begins with a part of the base weights needs them in full precision, before"
+                " they are packed in 4 bits",
+                "lora.quantization_bit",
+                f"{adapter.quantization.bits} beside init_lora_weights: {adapter.init_lora_weights}",
+                "quantization_bit: null; or an adapter on the unchanged base (init_lora_weights: true)",
             )
         )
     return (
@@ -184,6 +195,12 @@ def adapter_decisions(adapter: AdapterSpec | None, shape: ModelShape | None) -> 
                 "rank, scale, layers and dropout are read from its config",
             )
         )
+    if decomposes(adapter):
+        why = (
+            "peft takes the adapter's first values out of each weight, which keeps the rest; they are read"
+            " whole, and decomposed on the host"
+        )
+        made.append(Decision("lora.init_lora_weights", str(adapter.init_lora_weights), why))
     if adapter.modules_to_save:
         made.append(Decision("lora.modules_to_save", ", ".join(adapter.modules_to_save), "trained in full"))
     # The 4-bit base.

@@ -375,9 +375,9 @@ PLAN_ADAPTER_FOLDER = Code(
 )
 PLAN_ADAPTER_KIND = Code(
     "plan.adapter_kind",
-    "The adapter is not plain LoRA on the unchanged base: it is of another method, uses options that are"
-    " not supported, or changed the base when it was made (PiSSA, OLoRA and others). Save it with peft as"
-    " plain LoRA, or merge it with peft and train the merged model.",
+    "The adapter is not LoRA on a base that is known: it is of another method, uses options that are not"
+    " supported, or changed the base by what is not saved with it (CorDA, LoRA-GA and others). Save it with"
+    " peft as plain LoRA, or merge it with peft and train the merged model.",
 )
 PLAN_ADAPTER_STRATEGY = Code(
     "plan.adapter_strategy",

@@ -48,7 +48,8 @@ class AdapterSpec:
     """LoRA of rank ``r``, with peft's names. ``start``: folder of the adapter weights to start from.
 
     ``quantization``: of the frozen base layers; ``target_parameters``: tensors of fused experts, by suffix;
-    what follows it comes from peft's folders alone.
+    ``init_lora_weights``: pissa or olora, whose first factors are taken out of the base weights; what follows
+    it comes from peft's folders alone.
     """
 
     r: int
@@ -61,12 +62,18 @@ class AdapterSpec:
     start: str | None = None
     quantization: Quantization | None = None
     target_parameters: tuple[str, ...] = field(default=(), metadata=UNLESS_DEFAULT)
+    init_lora_weights: str | None = field(default=None, metadata=UNLESS_DEFAULT)
     exclude_modules: tuple[str, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     rank_pattern: Mapping[str, int] = field(default_factory=dict, metadata=UNLESS_DEFAULT)
     alpha_pattern: Mapping[str, float] = field(default_factory=dict, metadata=UNLESS_DEFAULT)
     layers_to_transform: tuple[int, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     layers_pattern: tuple[str, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     unties: bool = field(default=False, metadata=UNLESS_DEFAULT)  # a tied weight that is trained in full
+
+
+def decomposes(adapter: AdapterSpec | None) -> bool:
+    """Whether the adapter begins with a part of each weight under it, which a process must read whole."""
+    return adapter is not None and adapter.init_lora_weights is not None
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,8 @@ REFUSED = frozenset(
 )
 #: Initial values that leave the base as it was: the saved factors are all there is.
 _INITS = frozenset({"gaussian", "eva", "orthogonal"})
+#: Those that change the base by a decomposition of its weights, which gives the same one each time.
+DECOMPOSITIONS = frozenset({"pissa", "olora"})
 _CONVERT = (
     "save it once with peft as plain LoRA (save_pretrained with path_initial_model_for_weight_conversion), or"
     " merge it with peft (merge_and_unload) and train the merged model"
@@ -93,7 +95,7 @@ def with_settings(adapter: AdapterSpec, settings: JsonObject, where: str) -> Ada
     if wrong:
         raise ConfigError(
             codes.PLAN_ADAPTER_KIND(
-                "this adapter is not plain LoRA on the unchanged base",
+                "this adapter is not LoRA on a base that is known",
                 KEY,
                 f"{where}: {'; '.join(wrong)}",
                 _hint(settings),
@@ -111,6 +113,7 @@ def with_settings(adapter: AdapterSpec, settings: JsonObject, where: str) -> Ada
         target_parameters=names(settings.get("target_parameters")),
         bias=str(settings.get("bias") or "none"),
         use_rslora=bool(settings.get("use_rslora")),
+        init_lora_weights=_decomposition(settings),
         rank_pattern={key: int(number) for key, number in ranks.items()},
         alpha_pattern=alphas,
         layers_to_transform=tuple(
@@ -151,8 +154,11 @@ def _wrong(settings: JsonObject) -> list[str]:
         found.append(f"lora_dropout is {dropout!r}"[:80])
     if not (names(settings.get("target_modules")) or names(settings.get("target_parameters"))):
         found.append("target_modules names nothing")
-    if not (init is None or isinstance(init, bool) or str(init).lower() in _INITS):
+    decomposed = _decomposition(settings)
+    if not (init is None or isinstance(init, bool) or str(init).lower() in _INITS or decomposed):
         found.append(f"init_lora_weights is {init!r}: {_init_means(str(init).lower())}"[:200])
+    if decomposed and settings.get("target_parameters"):
+        found.append(f"init_lora_weights is {init!r} beside target_parameters: peft has none for experts")
     for key in ("rank_pattern", "alpha_pattern"):
         fits = _is_whole if key == "rank_pattern" else _is_number
         given = settings.get(key)
@@ -166,11 +172,17 @@ def _wrong(settings: JsonObject) -> list[str]:
     return found + [f"{key} is set" for key in sorted(settings) if key not in known and settings[key]]
 
 
+def _decomposition(settings: JsonObject) -> str | None:
+    """Return which of ``DECOMPOSITIONS`` the adapter began with; peft takes OLoRA in any case of letters."""
+    init = str(settings.get("init_lora_weights"))
+    return "olora" if init.lower() == "olora" else init if init in DECOMPOSITIONS else None
+
+
 def _init_means(init: str) -> str:
     if init.startswith("pissa_niter"):
         return "it changed the base by a random approximation, which nobody can repeat"
-    if init.startswith(("pissa", "olora", "corda", "lora_ga", "loftq")):
-        return "it changed the base when it was made, and the base here is the unchanged one"
+    if init.startswith(("corda", "lora_ga", "loftq")):
+        return "it changed the base by what is not saved with it, and the base here is the unchanged one"
     if init == "mica":
         return "one of its factors must not be trained"
     return "what it does to the base is not known"
@@ -178,7 +190,8 @@ def _init_means(init: str) -> str:
 
 def _hint(settings: JsonObject) -> str:
     init = settings.get("init_lora_weights", True)
-    if settings.get("peft_type") == "LORA" and isinstance(init, str) and init.lower() not in _INITS:
+    unknown = isinstance(init, str) and init.lower() not in _INITS and not _decomposition(settings)
+    if settings.get("peft_type") == "LORA" and unknown:
         return _CONVERT
     return (
         "use an adapter of peft_type LORA without these settings; or merge it with peft and train the result"

@@ -72,7 +72,10 @@ class Models:
         """
         named = self._named(role)
         if named is None:
-            return self._factory(role, self.config.model, self.plan.adapter, frozen=True)
+            adapter = self.plan.adapter
+            if adapter is not None and adapter.init_lora_weights and not adapter.start:
+                adapter = None  # the whole is what it began as
+            return self._factory(role, self.config.model, adapter, frozen=True)
         spec = algorithm_spec(self.plan.algorithm)
         if role.value in spec.same_tokens:
             check_teacher_tokens(

@@ -25,6 +25,7 @@ _WHOLE = "modules_to_save"
 _ADAPTER = ("r", "alpha", "use_rslora", "target_modules", _WHOLE, "bias")
 # left out where there are none
 _UNLESS_DEFAULT = (
+    "init_lora_weights",
     "target_parameters",
     "exclude_modules",
     "rank_pattern",

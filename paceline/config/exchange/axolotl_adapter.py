@@ -16,7 +16,7 @@ _NOT_BUILT = {
     "peft_use_dora": "DoRA is not supported",
     "peft_layers_to_transform": "adapters on some layers alone are not supported",
     "peft_layer_replication": "replicated layers are not supported",
-    "peft_init_lora_weights": "adapters start at zero",
+    "peft_init_lora_weights": "adapters begin at zero, or as PiSSA's and OLoRA's (pissa, olora)",
     "peft": "LoftQ's initial weights are not supported",
     "loraplus_lr_ratio": "LoRA+ is not supported: both factors use one learning rate",
     "lora_rank_pattern": "one rank for all adapters is what is supported",
@@ -50,6 +50,8 @@ def adapter(reading: KeyReader) -> None:
         if not reading.is_given("lora_alpha"):
             reading.set("lora.alpha", 8, "lora_alpha", "peft's default")
         _targets(reading)
+        if (init := reading.value("peft_init_lora_weights")) in (True, "pissa", "olora"):
+            reading.keep("peft_init_lora_weights", "lora.init_lora_weights", init)
         if reading.on("peft_use_rslora"):
             reading.keep("peft_use_rslora", "lora.use_rslora", True)
         if bits:
@@ -102,6 +104,8 @@ def _options(reading: KeyReader) -> None:
     for key, why in _NOT_BUILT.items():
         prefixes = _WITH.get(key, (f"{key}.",))
         keys = [k for k in reading.given if k == key or k.startswith(prefixes)]
+        if reading.decided(key):
+            continue
         if not reading.on(key):
             reading.nothing([k for k in keys if not reading.decided(k)], f"{key} is off")
             continue

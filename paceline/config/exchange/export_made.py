@@ -50,6 +50,8 @@ def _adapter(config: Config, system: str) -> JsonObject:
         if bits:
             found |= {"quantization_bit": bits, "quantization_type": lora.quantization_type}
             found["double_quantization"] = lora.double_quant
+        if lora.init_lora_weights == "pissa":
+            found |= {"pissa_init": True, "pissa_iter": -1}
         return found
     found = {"adapter": "qlora" if bits else "lora", "lora_alpha": alpha}
     found |= {"lora_target_linear": True} if every else {"lora_target_modules": list(lora.target_modules)}

@@ -93,6 +93,7 @@ _AXOLOTL = {
     "lora.modules_to_save": "lora_modules_to_save",
     "lora.target_parameters": "lora_target_parameters",
     "lora.use_rslora": "peft_use_rslora",
+    "lora.init_lora_weights": "peft_init_lora_weights",
     "lora.adapter_name_or_path": "lora_model_dir",
 }
 NAMES = {"trl": _TRL, "llamafactory": _LLAMAFACTORY, "axolotl": _AXOLOTL}

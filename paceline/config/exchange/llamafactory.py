@@ -125,6 +125,9 @@ def _tuning(reading: KeyReader, stage: str) -> None:
         reading.keep("additional_target", "lora.modules_to_save", [part.strip() for part in extra])
     if reading.on("use_rslora"):
         reading.keep("use_rslora", "lora.use_rslora", True)
+    if reading.on("pissa_init") and reading.value("pissa_iter") == -1:
+        reading.keep("pissa_init", "lora.init_lora_weights", "pissa")
+        reading.mapped("pissa_iter", ("lora.init_lora_weights",))
     if reading.is_given("quantization_bit"):
         reading.keep("quantization_bit", "lora.quantization_bit", reading.given["quantization_bit"])
         reading.keep("quantization_type", "lora.quantization_type", reading.value("quantization_type"))

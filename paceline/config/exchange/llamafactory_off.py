@@ -24,7 +24,7 @@ _SWITCHES = {
     "use_eaft_loss": ("eaft_", "the EAFT loss is not supported"),
     "use_unsloth": ("unsloth_", "Unsloth is not used"),
     "use_dora": ("dora_", "DoRA is not supported; plain LoRA and rsLoRA are"),
-    "pissa_init": ("pissa_", "PiSSA changes the base weights at the start; here adapters start at zero"),
+    "pissa_init": ("pissa_", "PiSSA's fast approximation is random; the exact one is read (pissa_iter: -1)"),
     "shift_attn": ("shift_", "shifted sparse attention is not supported"),
     "use_swanlab": ("swanlab_", "SwanLab reads it from its own variables"),
     "enable_torch_profiler": ("profiler_", "training.profile: {steps: …} records single steps"),

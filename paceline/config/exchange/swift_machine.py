@@ -140,8 +140,10 @@ def tuner(reading: KeyReader) -> bool:
     for key, ours in (("modules_to_save", "modules_to_save"), ("target_parameters", "target_parameters")):
         if reading.is_given(key):
             reading.keep(key, f"lora.{ours}", reading.given[key])
-    if reading.text("init_weights") != "true":
-        reading.lose("init_weights", "adapters start as peft's own, at zero (init_weights: true)")
+    if (init := reading.text("init_weights")) in ("pissa", "olora"):
+        reading.keep("init_weights", "lora.init_lora_weights", init)
+    elif init != "true":
+        reading.lose("init_weights", "adapters begin at zero, or as PiSSA's and OLoRA's (true, pissa, olora)")
     for key, why in (
         ("use_dora", "DoRA"),
         ("lorap_lr_ratio", "LoRA+"),

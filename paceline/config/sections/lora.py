@@ -42,6 +42,17 @@ def _bits(value: Json) -> int | None:
     return optional(to_int)(value) or None  # 0: not quantised
 
 
+def _init(value: Json) -> str | None:
+    """Return pissa or olora, or None for peft's ``true``."""
+    text = str(value).strip().lower()
+    if value is None or text in ("", "true"):
+        return None
+    if text in ("pissa", "olora"):
+        return text
+    random = " (it is random: no two starts have the same base)" if text.startswith("pissa_niter") else ""
+    raise PydanticCustomError("paceline", "{expected}", {"expected": f"must be pissa, olora or true{random}"})
+
+
 class LoraSection(Section):
     """Train low-rank adapters instead of all weights; on when the section is present."""
 
@@ -83,6 +94,13 @@ class LoraSection(Section):
         default="none", description="Which biases are trained."
     )
     use_rslora: Bool = Field(default=False, description="Scale by alpha / sqrt(r) instead of alpha / r.")
+    init_lora_weights: Annotated[str | None, BeforeValidator(_init)] = Field(
+        default=None,
+        description=(
+            "pissa or olora: the adapters begin with a part of the base weights, which keep the rest, as in"
+            " peft; when empty they begin at zero (peft's true)."
+        ),
+    )
     quantization_bit: Annotated[int | None, BeforeValidator(_bits)] = Field(
         default=None, description="4: quantise the frozen weights to 4 bits (QLoRA)."
     )
@@ -93,7 +111,7 @@ class LoraSection(Section):
     adapter_name_or_path: OptPath = Field(
         default=None,
         description=(
-            "Folder of a peft adapter (LoRA on the unchanged base) to continue training; its rank, alpha and"
-            " layers are used."
+            "Folder of a peft adapter (LoRA, PiSSA, OLoRA) to continue training; its rank, alpha, layers and"
+            " init_lora_weights are used."
         ),
     )

@@ -19,7 +19,7 @@ from paceline.plan import codes
 from paceline.plan.job_to_check import JobToCheck
 from paceline.plan.model.read_shape import ModelShape, scoring
 from paceline.plan.own_spec import guarded
-from paceline.plan.parts import AdapterSpec, OtherModel
+from paceline.plan.parts import AdapterSpec, OtherModel, decomposes
 from paceline.plan.plan import Decision, Plan
 
 Training = TrainingSection
@@ -277,7 +277,9 @@ def algorithm_specs() -> tuple[AlgorithmSpec, ...]:
 def switched_off(adapter: Adapter, named: str | None) -> bool:
     """Whether the reference is the policy with its adapter disabled.
 
-    True if no reference model is ``named``, and the adapter was newly initialized without
-    ``modules_to_save``.
+    True if no reference model is ``named``, and nothing is trained but a new adapter beside the unchanged
+    base.
     """
-    return adapter is not None and not named and not adapter.start and not adapter.modules_to_save
+    if adapter is None or named or adapter.start or decomposes(adapter):
+        return False
+    return not adapter.modules_to_save and adapter.bias == "none"

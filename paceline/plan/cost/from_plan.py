@@ -21,7 +21,7 @@ from paceline.plan.hardware.catalogue import FULL_PRECISION, AcceleratorCluster,
 from paceline.plan.hardware.kinds import is_accelerator
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.read_shape import ModelShape
-from paceline.plan.parts import AdapterSpec
+from paceline.plan.parts import AdapterSpec, decomposes
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.base import strategy_spec
 
@@ -122,7 +122,8 @@ def adapter_work(shape: ModelShape, adapter: AdapterSpec | None) -> AdapterSize 
     base = 2.0
     if quantization:
         base = quantization.bits / 8 + (0.016 if quantization.double_quant else 0.0625)
-    return AdapterSize(factors, base, sum(p.numel for p in pieces) - factors)
+    full = sum(p.numel for p in pieces) - factors
+    return AdapterSize(factors, base, full, decomposed=decomposes(adapter))
 
 
 def search_spec_of(
@@ -284,7 +285,7 @@ def step_spec_of(plan: Plan, spec: SearchSpec, layout: StrategyLayout) -> StepSp
         orthogonal=spec.orthogonal,
         frozen_size=spec.frozen_size,
         further_forwards=spec.further_forwards,
-        start=start_of(layout.start, [spec.shape], quantised=False),
+        start=start_of(layout.start, [spec.shape], quantised=False, decomposed=decomposes(plan.adapter)),
         master=float(SIZES.get(plan.precision.master, 4)),
     )
 

@@ -36,7 +36,7 @@ from paceline.plan.cost.states import SIZES
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.parameters import parameters_of
 from paceline.plan.model.shape import ModelShape
-from paceline.plan.parts import AdapterSpec, ModelStates
+from paceline.plan.parts import AdapterSpec, ModelStates, decomposes
 from paceline.plan.plan import Decision, Plan
 from paceline.plan.strategies.base import strategy_spec
 
@@ -163,7 +163,8 @@ def _model_bytes(
     packed = [p.numel for p in pieces if p.size == 1]
     scales = scale_bytes(shape, listed)
     whole = float(sum(p.numel * p.size for p in pieces) + scales)
-    may_stay = on_cpu and start.arrives and mapped(shape) and not (trained and adapter is None)
+    from_files = mapped(shape) and not decomposes(adapter)
+    may_stay = on_cpu and start.arrives and from_files and not (trained and adapter is None)
     stays = [may_stay and _as_stored(plan, shape, piece, trained) for piece in pieces]
     pages = float(sum(p.numel for p in compress(pieces, stays)) * SIZES[shape.stored or "float32"])
     # The last layer to be packed lies whole beside the others, before embeddings and norms come. Of parts
@@ -181,8 +182,10 @@ def _model_bytes(
     largest = max((p.numel * p.size for p in own), default=0)
     if listed and listed.quantization is not None and in_files(shape):
         read = float(max(largest, one * size))  # a tensor at a time, packed as it is read
-    elif mapped(shape):
+    elif from_files:
         read = float(largest)
+    elif decomposes(adapter):  # what is left of a weight is made in fp32, on the host
+        read = float(SIZES["float32"] * shape.num_parameters)
     card, host = (0.0, passing) if on_cpu else (passing, 0.0)
     if start.parts and shape.quantised:
         host = max(host, UNPACKING * SIZES["float32"] * _largest_layer(shape))
@@ -334,7 +337,7 @@ def _start(plan: Plan) -> LoadingSpec | None:
     start = strategy_spec(plan.strategy).start(plan.engine)
     shapes = [s for s in (plan.shape, *(model.shape for model in plan.models.values())) if s is not None]
     quantised = plan.adapter is not None and plan.adapter.quantization is not None
-    return start_of(start, shapes, quantised)
+    return start_of(start, shapes, quantised, decomposes(plan.adapter))
 
 
 def _startable(plan: Plan) -> str:

@@ -241,7 +241,9 @@ def _batches(layout: StrategyLayout, spec: SearchSpec, mesh: Mesh) -> Iterator[C
                 orthogonal=spec.orthogonal,
                 frozen_size=spec.frozen_size,
                 further_forwards=spec.further_forwards,
-                start=start_of(layout.start, [spec.shape], _quantised(spec.adapter)),
+                start=start_of(
+                    layout.start, [spec.shape], _quantised(spec.adapter), _decomposed(spec.adapter)
+                ),
                 master=2.0 if spec.states.bf16_weights else 4.0,
             )
             replicated = layout.zero == 0
@@ -274,6 +276,10 @@ def predicted(layout: StrategyLayout, work: StepSpec, mesh: Mesh, spec: SearchSp
 
 def _quantised(adapter: AdapterSize | None) -> bool:
     return adapter is not None and adapter.base_bytes < 2
+
+
+def _decomposed(adapter: AdapterSize | None) -> bool:
+    return adapter is not None and adapter.decomposed
 
 
 def start_bytes(work: StepSpec) -> tuple[float, float]:

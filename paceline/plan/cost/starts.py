@@ -79,16 +79,19 @@ _PACKED = "every process reads the model's files and packs each layer in 4 bits 
 _PACKED_PARTS = f"{_PACKED}, and keeps its part of that"
 
 
-def start_of(start: LoadingSpec | None, shapes: Iterable[ModelShape], quantised: bool) -> LoadingSpec | None:
+def start_of(
+    start: LoadingSpec | None, shapes: Iterable[ModelShape], quantised: bool, decomposed: bool = False
+) -> LoadingSpec | None:
     """Return where models of these ``shapes`` start under a strategy that starts as ``start``.
 
     Where rank 0 sends shards it reads nothing itself if the files hold every tensor (``models.slices``), also
-    below adapters. A fresh head of scores is drawn and sent. A base that is ``quantised`` cannot be sent in
+    below adapters; not where adapters begin with what is ``decomposed`` of whole weights. A fresh head of
+    scores is drawn and sent. A base that is ``quantised`` cannot be sent in
     shards: each rank packs one weight after the other and keeps its shard of it, or reads the whole.
     """
     if start is None:
         return None
-    certain = all(map(in_files, shapes))
+    certain = not decomposed and all(map(in_files, shapes))
     if quantised and certain and start.one_reads and not start.packs_on_card:
         return replace(PARTS, words=_PACKED_PARTS)
     if quantised:

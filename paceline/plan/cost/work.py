@@ -53,6 +53,7 @@ class AdapterSize:
     base_bytes: float = 2.0
     full_modules: int = 0  # parameters of embedding, head and others trained in full
     end_bytes: float = 2.0  # per weight of embedding, head and norms; 4 if upcast to fp32 (4-bit base)
+    decomposed: bool = False  # it begins with a part of each weight
 
     @property
     def trained(self) -> int:

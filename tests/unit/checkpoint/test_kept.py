@@ -25,6 +25,9 @@ from paceline.checkpoint.verbs import main
 from paceline.checkpoint.verified import last_verified, mark_verified
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
+from paceline.plan.codec import from_json
+from paceline.plan.parts import AdapterSpec
+from paceline.plan.peft_settings import rank_of, scale_of
 from paceline.protocols.shard import Shard
 
 Save = Callable[..., Path]
@@ -222,8 +225,9 @@ def test_the_mean_of_weights(run: RunDir) -> None:
 @pytest.mark.parametrize("rslora", [False, True])
 def test_the_mean_of_adapters_is_the_mean_of_what_they_add(run: RunDir, rslora: bool) -> None:
     made = torch.Generator().manual_seed(2)
-    spec = {"r": 2, "alpha": 8.0, "use_rslora": rslora}
-    files = {"adapter_config.json": json.dumps({"r": 2, "lora_alpha": 8, "use_rslora": rslora}).encode()}
+    same = {"r": 3, "use_rslora": rslora, "rank_pattern": {"m": 2}, "alpha_pattern": {"m": 8.0, "n": 5.0}}
+    spec = {**same, "alpha": 1.0}
+    files = {"adapter_config.json": json.dumps({**same, "lora_alpha": 1}).encode()}
     state = {"adapter": spec, "base_model": {"fingerprint": "f"}}
     pairs = [(torch.randn(2, 6, generator=made), torch.randn(4, 2, generator=made)) for _ in range(3)]
     paths = [
@@ -233,16 +237,19 @@ def test_the_mean_of_adapters_is_the_mean_of_what_they_add(run: RunDir, rslora: 
         for step, (a, b) in enumerate(pairs)
     ]
 
-    def added(rank: int, alpha: float, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return alpha / (math.sqrt(rank) if rslora else rank) * (b.double() @ a.double())
-
-    expected = sum(added(2, 8.0, a, b) for a, b in pairs) / 3
+    expected = 8.0 / (math.sqrt(2) if rslora else 2) * sum(b.double() @ a.double() for a, b in pairs) / 3
     with AveragedReader(paths) as reader:
         settings, own = json.loads(reader.side_file("adapter_config.json")), reader.state["adapter"]
         a, b = (reader.read("policy", f"m.lora_{x}.weight", "param") for x in "AB")
         assert a.shape == reader.shape("policy", "m.lora_A.weight", "param") == (6, 6)
-    assert isinstance(own, dict) and (settings["r"], settings["lora_alpha"]) == (own["r"], own["alpha"])
-    assert torch.allclose(added(settings["r"], settings["lora_alpha"], a, b), expected, atol=1e-6)  # type: ignore[arg-type]
+    assert isinstance(own, dict)
+    wider = from_json(AdapterSpec, own)
+    assert rank_of(wider, "m") == 6 and settings["lora_alpha"] == own["alpha"]
+    assert torch.allclose(scale_of(wider, "m") * (b.double() @ a.double()), expected, atol=1e-6)
+    begun = {**state, "adapter": {**spec, "init_lora_weights": "pissa"}}
+    pissa = [Checkpointer(run, OneRank()).save(s, [whole("w", torch.ones(1))], begun, files) for s in (7, 8)]
+    with pytest.raises(CheckpointError, match=r"checkpoint\.cannot_average[\s\S]*init_lora_weights: pissa"):
+        AveragedReader(pissa)
     other = Checkpointer(run, OneRank()).save(
         9,
         [whole("m.lora_A.weight", a[:2]), whole("m.lora_B.weight", b[:, :2])],

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
+import runpy
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +38,7 @@ from tests.unit.models.tiny_families import tiny_config
 
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings("ignore")  # peft's own, of settings that it ignores
+CASE = Path(__file__).resolve().parents[4] / "shared" / "cases" / "turn3" / "adapters" / "make.py"
 IDS = torch.tensor([[5, 17, 40, 3, 61, 22, 9, 80]])
 CONFIGS = {**FAMILIES, **{kind: tiny_config(kind) for kind in ("mixtral", "qwen2_moe")}}
 EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
@@ -47,6 +50,9 @@ FOLLOWED: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"init_lora_weights": False, "lora_alpha": 3}),
     ("llama", {"init_lora_weights": "gaussian", "r": 3, "use_rslora": True}),
     ("llama", {"init_lora_weights": "orthogonal", "exclude_modules": ["q_proj", "layers.1.mlp.up_proj"]}),
+    ("llama", {"init_lora_weights": "pissa", "use_rslora": True, **PATTERNS}),
+    ("llama", {"init_lora_weights": "OLoRA", "lora_alpha": 3, "bias": "all", "modules_to_save": ["norm"]}),
+    ("gpt2", {"init_lora_weights": "pissa", "target_modules": ["c_attn", "c_proj"]}),
     ("llama", {"exclude_modules": r".*layers\.0.*", "modules_to_save": ["norm"]}),
     ("llama", {"modules_to_save": ["q_proj"], **PATTERNS, "use_rslora": True}),
     ("llama", {"modules_to_save": ["mlp", "lm_head"], "bias": "all", "fan_in_fan_out": True}),
@@ -62,10 +68,7 @@ FOLLOWED: list[tuple[str, dict[str, Any]]] = [
 ]
 ALORA = {"alora_invocation_tokens": [3]}
 TURNED_DOWN: list[tuple[str, dict[str, Any]]] = [
-    *[
-        ("init_lora_weights", {"init_lora_weights": init})
-        for init in ("pissa", "olora", "pissa_niter_4", "mica")
-    ],
+    *[("init_lora_weights", {"init_lora_weights": init}) for init in ("pissa_niter_4", "mica")],
     *[(key, {key: True}) for key in ("use_dora", "lora_bias")],
     ("trainable_token_indices", {"trainable_token_indices": [1, 2]}),
     ("alora_invocation_tokens", ALORA),
@@ -87,7 +90,7 @@ def logits(model: Any) -> torch.Tensor:
 
 
 def close(one: torch.Tensor, other: torch.Tensor, what: str, bound: float = 2e-6) -> None:
-    assert (one - other).abs().max().item() < bound, what
+    assert (one - other).abs().max().item() < bound * max(1.0, other.abs().max().item()), what
 
 
 @pytest.fixture(scope="module")
@@ -139,26 +142,26 @@ def learn(model: Any) -> None:
         parameter.data = parameter.data.float().double()  # as exports hold it
 
 
-@pytest.mark.parametrize(("family", "settings"), FOLLOWED, ids=lambda value: str(value)[:60])
-def test_what_is_followed_is_peft_s_model(
-    family: str, settings: dict[str, Any], bases: dict[str, Path], tmp_path: Path
-) -> None:
-    base, folder = bases[family], tmp_path / "peft"
-    made_by_peft(base, folder, settings)
+def holds(base: Path, folder: Path, to: Path, bound: float = 2e-6) -> torch.Tensor:
+    """Load peft's ``folder``, train a step, export, merge, load again: each time the logits of ``PeftModel``.
+    Return those of the folder as it is. ``bound``: after the step, whose weights are rounded.
+    """
     theirs = peft.PeftModel.from_pretrained(base_model(base), folder, is_trainable=True).double()
     spec = adapter_of(LoraSection(adapter_name_or_path=str(folder)))
     assert spec is not None
     shape = shape_from_config(json.loads((base / "config.json").read_text()))
-    assert adapter_sizes(folder, spec, shape) == []
+    if found := adapter_sizes(folder, spec, shape):
+        raise ConfigError(*found)
     build = HFModelFactory(
         Source(name_or_path=str(base)), adapter=spec, master_dtype=torch.float64, compute_dtype=torch.float64
     )
     module = build(BuildOptions(fused=False))
-    close(logits(module.hf), logits(theirs), "loaded")
+    loaded = logits(module.hf)
+    close(loaded, logits(theirs), "loaded")
     learn(theirs.train())
     learn(module.hf.train())
     want = logits(theirs)
-    close(logits(module.hf), want, "trained")
+    close(logits(module.hf), want, "trained", bound)
     trained = dict(module.plain_named_parameters())
     counted = adapter_parameters(shape, spec)
     assert counted is None or counted == sum(p.numel() for p in trained.values())
@@ -172,18 +175,114 @@ def test_what_is_followed_is_peft_s_model(
     files = {"config.json": build.saved_config, "adapter_config.json": dict(module.adapter.peft)}
     sides = {name: json.dumps(value).encode() for name, value in files.items()}
     shards = [whole(name, p.detach()) for name, p in trained.items()]
-    checkpoint = Checkpointer(RunDir.at(tmp_path / "run"), OneRank()).save(1, shards, state, sides)
-    assert export_hf(checkpoint, tmp_path / "adapter").load_checked
-    back = peft.PeftModel.from_pretrained(base_model(base, torch.float64), tmp_path / "adapter").double()
-    close(logits(back), want, "exported")
-    export_hf(checkpoint, tmp_path / "merged", merge=True)
-    close(logits(base_model(tmp_path / "merged", torch.float64)), want, "merged", 2e-5)  # sums in float32
-    again = adapter_of(LoraSection(adapter_name_or_path=str(tmp_path / "adapter")))
-    assert again is not None and again.unties is spec.unties
+    checkpoint = Checkpointer(RunDir.at(to / "run"), OneRank()).save(1, shards, state, sides)
+    assert export_hf(checkpoint, to / "adapter").load_checked
+    back = peft.PeftModel.from_pretrained(base_model(base), to / "adapter").double()
+    close(logits(back), want, "exported", bound)
+    export_hf(checkpoint, to / "merged", merge=True)
+    close(
+        logits(base_model(to / "merged", torch.float64)), want, "merged", max(2e-5, bound)
+    )  # sums in float32
+    again = adapter_of(LoraSection(adapter_name_or_path=str(to / "adapter")))
+    assert again is not None
     onward = HFModelFactory(Source(name_or_path=str(base)), adapter=again, master_dtype=torch.float64)
     assert all(
         torch.equal(p, trained[n]) for n, p in onward(BuildOptions(fused=False)).plain_named_parameters()
     )
+    return loaded
+
+
+@pytest.mark.parametrize(("family", "settings"), FOLLOWED, ids=lambda value: str(value)[:60])
+def test_what_is_followed_is_peft_s_model(
+    family: str, settings: dict[str, Any], bases: dict[str, Path], tmp_path: Path
+) -> None:
+    made_by_peft(bases[family], tmp_path / "peft", settings)
+    holds(bases[family], tmp_path / "peft", tmp_path)
+
+
+@pytest.mark.skipif(not CASE.is_file(), reason="../shared is not here")
+@pytest.mark.parametrize("kind", ["lora", "pissa", "olora"])
+def test_an_adapter_that_is_new_computes_what_its_base_computes(
+    kind: str, tokenizer_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", [str(CASE), str(tmp_path), kind, str(tokenizer_dir)])
+    runpy.run_path(str(CASE))
+    loaded = holds(tmp_path / "base", tmp_path / kind, tmp_path / "ours")
+    close(loaded, logits(base_model(tmp_path / "base", torch.float64)), "new", 2e-5)  # first made in float32
+
+
+def drawn(draw: random.Random) -> tuple[str, dict[str, Any]]:
+    """A family and settings of ``LoraConfig``, any of which may be one that is refused."""
+    family = draw.choice(["llama", "llama", "llama_tied", "qwen2", "qwen2_moe", "mixtral"])
+    one: Any = draw.choice
+
+    def some(of: list[str], most: int = 3) -> list[str]:
+        return draw.sample(of, draw.randint(1, most))
+
+    linear = ["q_proj", "k_proj", "v_proj", "o_proj"]
+    linear += [] if family in ("qwen2_moe", "mixtral") else ["gate_proj", "up_proj", "down_proj"]
+    layers = [f"layers.{one([0, 1])}.self_attn.{name}" for name in some(linear[:4])]
+    made: dict[str, Any] = {
+        "r": one([1, 2, 4, 6]),
+        "lora_alpha": draw.randint(1, 9),
+        "use_rslora": one([True, False]),
+        "bias": one(["none", "none", "all", "lora_only"]),
+        "init_lora_weights": one(
+            [True, False, "gaussian", "orthogonal", "pissa", "olora", "pissa_niter_2", "mica"]
+        ),
+        "target_modules": one(
+            [some(linear), layers, r".*\.(q|v|o)_proj", r".*layers\.1\..*_proj", "all-linear"]
+        ),
+    }
+    further: dict[str, Any] = {
+        "rank_pattern": {key: one([1, 2, 3, 5]) for key in some([*linear, *layers, r"layers\.0.*"])},
+        "alpha_pattern": {key: one([1, 2.5, 7]) for key in some([*linear, *layers, "^model.layers.1.*"])},
+        "exclude_modules": one([some(linear[1:], 2), layers[:1], r".*layers\.0.*k_proj"]),
+        "modules_to_save": some(
+            ["norm", "lm_head", "embed_tokens", "q_proj", "self_attn", "layers.1", "input_layernorm", "gate"],
+            2,
+        ),
+        "layers_to_transform": one([0, [1], [0, 1]]),
+        "ensure_weight_tying": True,
+    }
+    refused = dict.fromkeys(("use_dora", "lora_bias"), True) | {"trainable_token_indices": [1, 2]}
+    made |= {key: value for key, value in further.items() if draw.random() < 0.35}
+    made |= {key: value for key, value in refused.items() if draw.random() < 0.05}
+    if family == "mixtral":  # whose further layers are experts, which peft takes by target_parameters
+        made |= {"target_modules": some(linear)} | (
+            {"target_parameters": EXPERTS} if one([True, False]) else {}
+        )
+    if "layers_to_transform" in made and one([True, False]):
+        made["layers_pattern"] = "layers"
+    return family, made
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(12), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(12, 240))]
+)
+def test_any_combination_is_peft_s_model_or_refused_by_name(
+    seed: int, bases: dict[str, Path], tmp_path: Path
+) -> None:
+    draw = random.Random(seed)
+    while True:  # until peft itself takes what is drawn
+        family, settings = drawn(draw)
+        try:
+            made_by_peft(bases[family], tmp_path / "peft", settings)
+            peft.PeftModel.from_pretrained(base_model(bases[family]), tmp_path / "peft")
+            break
+        except (ValueError, TypeError, RuntimeError, AttributeError, KeyError):
+            continue
+    never = settings.keys() & REFUSED
+    if settings["init_lora_weights"] in ("pissa_niter_2", "mica"):
+        never |= {"init_lora_weights"}
+    try:
+        holds(bases[family], tmp_path / "peft", tmp_path, bound=1e-4)
+    except ConfigError as error:
+        said = " ".join(f"{found.where} {found.found}" for found in error.diagnostics)
+        at_times = {"modules_to_save", "target_parameters", "init_lora_weights"} & settings.keys()
+        assert all(key in said for key in never) and (never or any(key in said for key in at_times)), error
+    else:
+        assert not never
 
 
 @pytest.mark.parametrize(("named", "settings"), TURNED_DOWN, ids=lambda value: str(value)[:40])

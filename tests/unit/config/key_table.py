@@ -407,6 +407,7 @@ TABLE: dict[str, Key | Read] = {
         modules_to_save=["lm_head"],
         bias="all",
         use_rslora=True,
+        init_lora_weights="pissa",
         quantization_bit=4,
     ),
     "lora.target_parameters": Key(

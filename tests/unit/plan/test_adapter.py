@@ -12,6 +12,7 @@ import pytest
 from paceline.config.sections.lora import LoraSection
 from paceline.core.errors import ConfigError
 from paceline.plan.adapter import adapter_decisions, adapter_of, adapter_parameters, check_adapter
+from paceline.plan.algorithms.base import switched_off
 from paceline.plan.codec import from_json, to_json
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.read_shape import ModelShape, shape_from_config
@@ -161,13 +162,36 @@ def test_an_adapter_to_train_on_from_says_its_own_rank(tmp_path: Path) -> None:
         {"rank_pattern": {"q_proj": 2}, "target_parameters": ["experts.down_proj"]},
         {"rank_pattern": ["q_proj"]},
         {"an_option_of_tomorrow": 1},
-        {"init_lora_weights": "pissa"},
+        {"init_lora_weights": "pissa_niter_4"},
         {"target_modules": None},
     ):
         with pytest.raises(ConfigError, match="plan.adapter_kind"):
             adapter(**{**plain, **change})
+    begun = adapter(**plain, init_lora_weights="OLoRA")
+    assert begun is not None and begun == replace(found, init_lora_weights="olora")
+    qlora = replace(begun, quantization=Quantization(4))
+    assert codes(begun, "fsdp") == [] and codes(qlora, "fsdp") == ["plan.adapter_kind"]
     with pytest.raises(ConfigError, match="plan.adapter_folder"):
         adapter_of(section(adapter_name_or_path=str(tmp_path / "none")))
+
+
+@pytest.mark.parametrize(
+    ("section_of", "off"),
+    [
+        ({}, True),
+        ({"target_modules": "q_proj", "dropout": 0.1}, True),
+        ({"modules_to_save": ["lm_head"]}, False),
+        ({"bias": "lora_only"}, False),
+    ],
+)
+def test_the_reference_is_the_policy_without_its_adapter_where_no_more_is_trained(
+    section_of: dict[str, Any], off: bool
+) -> None:
+    """Trained biases and modules stay when an adapter is switched off, and so does a changed base."""
+    adapter = adapter_of(section(**section_of))
+    assert adapter is not None
+    assert switched_off(adapter, None) == off and not switched_off(adapter, "another")
+    assert not switched_off(replace(adapter, init_lora_weights="pissa"), None)
 
 
 def test_shapes_without_a_head_of_their_own_count_it_once() -> None:

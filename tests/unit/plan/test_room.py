@@ -266,6 +266,7 @@ def test_ranks_read_their_own_parts_where_the_files_hold_every_tensor_as_it_is()
     packed = start_of(HOST, [llama], quantised=True)
     assert packed is not None and packed.words != HOST.words and replace(packed, words=HOST.words) == HOST
     assert start_of(CARD, [llama], quantised=False) is CARD
+    assert start_of(FIRST, [llama], quantised=False, decomposed=True) is FIRST
     roles = [ModelBytes(800.0, 10.0, 1.0), ModelBytes(800.0, 10.0, 1.0)]
     assert card_peak(PARTS, roles) == 20 and host_peak(PARTS, roles, 4) == 8 + 4 * INTERPRETER
 

@@ -1,0 +1,84 @@
+"""Adapters that begin with a part of the base weights, which keep the remainder W - scale · B A: PiSSA
+(Meng et al. 2024, arXiv:2404.02948) with the largest singular values, OLoRA (Büyükakyüz 2024,
+arXiv:2406.01775) with the first columns of a QR decomposition.
+
+peft computes them, in fp32 and on the host, so that the remainder is the one that ``PeftModel`` computes each
+time it loads such an adapter: a file of an adapter holds B and A alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.core.units import human_seconds
+from paceline.models import codes
+
+if TYPE_CHECKING:
+    from peft.tuners.lora import Linear
+
+    from paceline.protocols.model import HFModel
+
+NAME = "default"  # peft's name of the one adapter
+_INITS: dict[str, Callable[[Linear], None]] = {
+    "pissa": lambda layer: layer.pissa_init(NAME, "pissa"),  # type: ignore[no-untyped-call]
+    "olora": lambda layer: layer.olora_init(NAME),  # type: ignore[no-untyped-call]
+}
+
+
+def decompose(hf: HFModel, init: str) -> str:
+    """Give every adapter of ``hf`` its part of the weight under it, in place; return a line for the log.
+    Layers on meta are only checked.
+
+    Raises ConfigError ``models.adapter_target`` for a layer that cannot be decomposed so.
+    """
+    from peft.tuners.lora import Linear
+
+    layers = {name: module for name, module in hf.named_modules() if isinstance(module, Linear)}
+    for name, layer in layers.items():
+        _check(name, layer, init)
+    start = time.monotonic()
+    for layer in layers.values():
+        weight = layer.get_base_layer().get_parameter("weight")
+        if not weight.is_meta:
+            weight.data = weight.data.to(torch.float32, copy=True)  # it may be mapped from a file
+            with torch.no_grad():
+                _INITS[init](layer)
+            weight.data = weight.data.contiguous()
+    took = human_seconds(time.monotonic() - start)
+    return f"their first values are taken out of the base weights ({init}), in {took}"
+
+
+@torch.no_grad()
+def remainder(weight: Tensor, init: str, rank: int, scale: float) -> Tensor:
+    """Return what is left of ``weight`` ([out, in]) under an adapter of this rank and scale, in fp32."""
+    from peft import LoraConfig
+    from peft.tuners.lora import Linear
+
+    base = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    base.weight = nn.Parameter(weight.to(torch.float32, copy=True), requires_grad=False)
+    layer = Linear(base, NAME, LoraConfig(r=rank, lora_alpha=1), r=rank, lora_alpha=1)
+    layer.scaling[NAME] = scale
+    _INITS[init](layer)
+    return base.weight.data
+
+
+def _check(name: str, layer: Linear, init: str) -> None:
+    base = layer.get_base_layer()
+    what, shape = f"{name} ({type(base).__name__})", base.get_parameter("weight").shape
+    if layer.fan_in_fan_out and init == "olora":
+        raise ConfigError(_cannot("peft decomposes a weight of [in, out] the wrong way round", what, "pissa"))
+    if (rank := layer.r[NAME]) > min(shape):
+        what += f" of {' x '.join(map(str, shape))}, r {rank}"
+        raise ConfigError(_cannot("a weight has no more parts than its smaller side", what, "true"))
+
+
+def _cannot(why: str, found: str, instead: str) -> Diagnostic:
+    hint = f"init_lora_weights: {instead}; or target_modules without this layer"
+    return codes.MODELS_ADAPTER_TARGET(why, "lora.init_lora_weights", found, hint)
