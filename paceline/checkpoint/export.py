@@ -46,6 +46,7 @@ from paceline.checkpoint.reader import CheckpointReader
 from paceline.checkpoint.retain import being_read
 from paceline.checkpoint.tensorfile import TensorEntry, write_tensors
 from paceline.core.errors import CheckpointError, ConfigError
+from paceline.core.json_types import as_object
 from paceline.models.adapters import WEIGHTS
 from paceline.protocols.roles import Role
 from paceline.protocols.shard import BUFFER, PARAM
@@ -67,6 +68,7 @@ class ExportReport:
     load_checked: bool
     kind: str = "model"
     num_carried: int = 0  # tensors copied unchanged from the model that the run started from
+    init: str = ""  # of an adapter that began with a part of the base weights: pissa or olora
 
 
 def export_hf(
@@ -130,8 +132,10 @@ def export_hf(
             names, size = tuple(sorted(written)), sum(written.values())
         count = sum(torch.Size(e.shape).numel() for e in entries)
         kind = "model" if not adapter else "merged model" if merge else "adapter"
+        begun = as_object(reader.state.get("adapter")).get("init_lora_weights") if kind == "adapter" else None
+        init = str(begun or "")
         return ExportReport(
-            to, reader.step, dtype, len(entries), count, size, names, checked, kind, len(carried)
+            to, reader.step, dtype, len(entries), count, size, names, checked, kind, len(carried), init
         )
 
 

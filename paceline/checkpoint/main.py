@@ -149,6 +149,11 @@ def _print(checkpoint: Path, report: ExportReport, where: str) -> None:
         f"{report.num_tensors} tensors{beside}, {human_count(report.num_parameters)} parameters,"
         f" {report.dtype}, {human_bytes(report.num_bytes)}; {checked}"
     )
+    if report.init:
+        print(
+            f"it began with a part of the base weights ({report.init}), which peft takes out of them when it"
+            " loads it; programs that do not (vLLM) need the model that --merge writes"
+        )
 
 
 def shard_bytes(text: str) -> int:

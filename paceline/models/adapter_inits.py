@@ -9,7 +9,6 @@ time it loads such an adapter: a file of an adapter holds B and A alone.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,10 +25,7 @@ if TYPE_CHECKING:
     from paceline.protocols.model import HFModel
 
 NAME = "default"  # peft's name of the one adapter
-_INITS: dict[str, Callable[[Linear], None]] = {
-    "pissa": lambda layer: layer.pissa_init(NAME, "pissa"),  # type: ignore[no-untyped-call]
-    "olora": lambda layer: layer.olora_init(NAME),  # type: ignore[no-untyped-call]
-}
+_GIVEN = {"pissa": (NAME, "pissa"), "olora": (NAME,)}  # to the layer's method of this kind
 
 
 def decompose(hf: HFModel, init: str) -> str:
@@ -49,7 +45,7 @@ def decompose(hf: HFModel, init: str) -> str:
         if not weight.is_meta:
             weight.data = weight.data.to(torch.float32, copy=True)  # it may be mapped from a file
             with torch.no_grad():
-                _INITS[init](layer)
+                getattr(layer, f"{init}_init")(*_GIVEN[init])
             weight.data = weight.data.contiguous()
     took = human_seconds(time.monotonic() - start)
     return f"their first values are taken out of the base weights ({init}), in {took}"
@@ -65,7 +61,7 @@ def remainder(weight: Tensor, init: str, rank: int, scale: float) -> Tensor:
     base.weight = nn.Parameter(weight.to(torch.float32, copy=True), requires_grad=False)
     layer = Linear(base, NAME, LoraConfig(r=rank, lora_alpha=1), r=rank, lora_alpha=1)
     layer.scaling[NAME] = scale
-    _INITS[init](layer)
+    getattr(layer, f"{init}_init")(*_GIVEN[init])
     return base.weight.data
 
 

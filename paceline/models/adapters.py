@@ -113,7 +113,6 @@ def add_adapter(
     first = ""
     if spec.init_lora_weights:
         first = decompose(hf, spec.init_lora_weights)
-        config.init_lora_weights = spec.init_lora_weights  # type: ignore[assignment]
     saved = _train_whole(hf, spec.modules_to_save)
     for parameter in hf.parameters():
         if parameter.requires_grad:
@@ -139,7 +138,9 @@ def add_adapter(
     if experts:
         note += f"; on the experts of {experts} layers it is computed on the routed tokens"
     identity = {**base, "fingerprint": fingerprint, "ties": trained_ties}
-    return Adapter(spec, trained, _peft_config(config, saved, base, bool(trained_ties)), identity, note)
+    settings = _peft_config(config, saved, base, bool(trained_ties))
+    settings["init_lora_weights"] = spec.init_lora_weights or True
+    return Adapter(spec, trained, settings, identity, note)
 
 
 @contextmanager

@@ -113,7 +113,7 @@ def with_settings(adapter: AdapterSpec, settings: JsonObject, where: str) -> Ada
         target_parameters=names(settings.get("target_parameters")),
         bias=str(settings.get("bias") or "none"),
         use_rslora=bool(settings.get("use_rslora")),
-        init_lora_weights=_decomposition(settings),
+        init_lora_weights=_decomposition(_init(settings)),
         rank_pattern={key: int(number) for key, number in ranks.items()},
         alpha_pattern=alphas,
         layers_to_transform=tuple(
@@ -141,7 +141,7 @@ def untied(modules: str) -> Diagnostic:
 
 def _wrong(settings: JsonObject) -> list[str]:
     """Return what of the settings cannot be followed, each by its name."""
-    kind, init = settings.get("peft_type"), settings.get("init_lora_weights", True)
+    kind, init, experts = settings.get("peft_type"), _init(settings), settings.get("target_parameters")
     if kind != "LORA":
         return [f"peft_type is {kind}"]
     found = []
@@ -152,19 +152,19 @@ def _wrong(settings: JsonObject) -> list[str]:
     dropout = settings.get("lora_dropout") or 0.0
     if not (_is_number(dropout) and 0 <= as_number(dropout) < 1):
         found.append(f"lora_dropout is {dropout!r}"[:80])
-    if not (names(settings.get("target_modules")) or names(settings.get("target_parameters"))):
+    if not (names(settings.get("target_modules")) or names(experts)):
         found.append("target_modules names nothing")
-    decomposed = _decomposition(settings)
+    decomposed = _decomposition(init)
     if not (init is None or isinstance(init, bool) or str(init).lower() in _INITS or decomposed):
         found.append(f"init_lora_weights is {init!r}: {_init_means(str(init).lower())}"[:200])
-    if decomposed and settings.get("target_parameters"):
+    if decomposed and experts:
         found.append(f"init_lora_weights is {init!r} beside target_parameters: peft has none for experts")
     for key in ("rank_pattern", "alpha_pattern"):
         fits = _is_whole if key == "rank_pattern" else _is_number
         given = settings.get(key)
         if given and not (isinstance(given, dict) and all(map(fits, given.values()))):
             found.append(f"{key} is no mapping to numbers")
-        if given and settings.get("target_parameters"):
+        if given and experts:
             found.append(f"{key} is set beside target_parameters")
     if not all(isinstance(one, int) for one in _listed(settings.get("layers_to_transform"))):
         found.append("layers_to_transform holds something other than numbers")
@@ -172,10 +172,14 @@ def _wrong(settings: JsonObject) -> list[str]:
     return found + [f"{key} is set" for key in sorted(settings) if key not in known and settings[key]]
 
 
-def _decomposition(settings: JsonObject) -> str | None:
-    """Return which of ``DECOMPOSITIONS`` the adapter began with; peft takes OLoRA in any case of letters."""
-    init = str(settings.get("init_lora_weights"))
-    return "olora" if init.lower() == "olora" else init if init in DECOMPOSITIONS else None
+def _init(settings: JsonObject) -> Json:
+    return settings.get("init_lora_weights", True)
+
+
+def _decomposition(init: Json) -> str | None:
+    """Return which of ``DECOMPOSITIONS`` it is, if any; peft takes OLoRA in any case of letters."""
+    word = str(init)
+    return "olora" if word.lower() == "olora" else word if word in DECOMPOSITIONS else None
 
 
 def _init_means(init: str) -> str:
@@ -189,9 +193,8 @@ def _init_means(init: str) -> str:
 
 
 def _hint(settings: JsonObject) -> str:
-    init = settings.get("init_lora_weights", True)
-    unknown = isinstance(init, str) and init.lower() not in _INITS and not _decomposition(settings)
-    if settings.get("peft_type") == "LORA" and unknown:
+    init = _init(settings)
+    if isinstance(init, str) and init.lower() not in _INITS and _decomposition(init) is None:
         return _CONVERT
     return (
         "use an adapter of peft_type LORA without these settings; or merge it with peft and train the result"

@@ -57,7 +57,10 @@ def _of_model(config: Config, plan: Plan | None, environ: Mapping[str, str]) -> 
     if m.attn_implementation not in _ATTENTION:
         reasons.append(f"attention {m.attn_implementation}")
     if lora is not None and (
-        tuple(lora.target_modules) != (ALL_LINEAR,) or lora.modules_to_save or lora.adapter_name_or_path
+        tuple(lora.target_modules) != (ALL_LINEAR,)
+        or lora.modules_to_save
+        or lora.adapter_name_or_path
+        or lora.init_lora_weights
     ):
         reasons.append("adapter targets")
     if m.trust_remote_code:

@@ -24,8 +24,9 @@ _SIZES = ("hidden_size", "layers", "heads", "kv_heads", "head_dim", "intermediat
 _WHOLE = "modules_to_save"
 _ADAPTER = ("r", "alpha", "use_rslora", "target_modules", _WHOLE, "bias")
 # left out where there are none
+_INIT = "init_lora_weights"
 _UNLESS_DEFAULT = (
-    "init_lora_weights",
+    _INIT,
     "target_parameters",
     "exclude_modules",
     "rank_pattern",
@@ -112,7 +113,8 @@ def _adapters(state: JsonObject, now: JsonObject | None, *, tied: bool) -> list[
     other = [key for key in _ADAPTER if key in before and _shown(before[key]) != _shown(now[key])]
     for key in _UNLESS_DEFAULT:
         if (before.get(key) or None) != (now.get(key) or None):
-            before, now, other = {key: [], **before}, {key: [], **now}, [*other, key]
+            none: JsonObject = {key: "true" if key == _INIT else []}
+            before, now, other = none | before, none | now, [*other, key]
     if _same_whole(_names(before.get(_WHOLE)), _names(now[_WHOLE]), tied=tied) and _WHOLE in other:
         other.remove(_WHOLE)
     if other[:2] == ["r", "alpha"]:  # alpha defaults to twice the rank

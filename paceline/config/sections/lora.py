@@ -49,8 +49,9 @@ def _init(value: Json) -> str | None:
         return None
     if text in ("pissa", "olora"):
         return text
-    random = " (it is random: no two starts have the same base)" if text.startswith("pissa_niter") else ""
-    raise PydanticCustomError("paceline", "{expected}", {"expected": f"must be pissa, olora or true{random}"})
+    random = text.startswith("pissa_niter")
+    why = ": an approximation by random numbers leaves another base at each start" if random else ""
+    raise PydanticCustomError("paceline", "{expected}", {"expected": f"must be pissa, olora or true{why}"})
 
 
 class LoraSection(Section):

@@ -185,7 +185,7 @@ def _model_bytes(
     elif from_files:
         read = float(largest)
     elif decomposes(adapter):  # what is left of a weight is made in fp32, on the host
-        read = float(SIZES["float32"] * shape.num_parameters)
+        read = 4.0 * shape.num_parameters
     card, host = (0.0, passing) if on_cpu else (passing, 0.0)
     if start.parts and shape.quantised:
         host = max(host, UNPACKING * SIZES["float32"] * _largest_layer(shape))
