@@ -4,7 +4,7 @@ that the model does not know yet.
     PYTHONPATH=examples paceline train config.yaml \\
         training.algorithm=custom_algorithm_spec:SPEC training.algorithm_options.gamma=1.0 --nproc 2
 
-An algorithm subclasses ``paceline.algorithms.base.Algorithm`` (or a finished one, as here). It says what
+An algorithm subclasses ``paceline.extend.Algorithm`` (or a finished one, as here). It says what
 the model must compute, the weight of each of its loss terms in a micro-batch, and the terms themselves as
 SUMS: the mean over the global batch, gradients, strategies, evaluation, checkpoints and resume come with
 it. Its options are its arguments; ``custom_algorithm_spec`` names them with their defaults.
@@ -16,9 +16,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from paceline.algorithms.sft import SFT, TERM
-from paceline.protocols.batch import Batch
-from paceline.protocols.roles import Output, Role
+from paceline.extend import SFT, Batch, Output, Role
 
 
 class Focal(SFT):
@@ -36,7 +34,7 @@ class Focal(SFT):
     def losses(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
         """One term, weighted by labelled tokens as SFT's is."""
         logprobs = outputs[Output.LOGPROBS.value]
-        return {TERM: -((1 - logprobs.exp()) ** self.gamma * logprobs).sum()}
+        return {"nll": -((1 - logprobs.exp()) ** self.gamma * logprobs).sum()}
 
     def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
         """None beside the loss."""

@@ -4,7 +4,7 @@
         training.distributed_strategy=custom_strategy:CompressedDDP training.strategy_options.dtype=float16
         --nproc 2
 
-A strategy subclasses ``paceline.strategies.base.Strategy`` (or a finished one, as here) and says how a module
+A strategy subclasses ``paceline.extend.Strategy`` (or a finished one, as here) and says how a module
 is wrapped (``wrap``) or how a window ends (``finish``); losses, evaluation, checkpoints and resume come with
 it. ``self.options`` is ``training.strategy_options``, ``self.world`` the process group, ``self.plan``
 everything that was decided.
@@ -16,8 +16,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.protocols.roles import Role
-from paceline.strategies.ddp import DDP
+from paceline.extend import DDP, Role
 
 HOOKS = {"float16": fp16_compress_hook, "bfloat16": bf16_compress_hook}  # torch takes bfloat16 with nccl only
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from paceline.training.base_trainer import BaseTrainer
+from paceline.extend import BaseTrainer
 
 
 class CustomDistributedTrainer(BaseTrainer):

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoModel, AutoTokenizer
 
-from paceline.strategies.replicas import ParallelInference
+from paceline.extend import ParallelInference
 
 ROWS = 16  # texts a forward
 

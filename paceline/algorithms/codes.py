@@ -6,7 +6,7 @@ from paceline.core.diagnostics import Code
 
 ALGORITHM_NOT_AN_ALGORITHM = Code(
     "algorithm.not_an_algorithm",
-    "The class named in a spec's implementation is not a subclass of paceline.algorithms.base:Algorithm.",
+    "The class named in a spec's implementation is not a subclass of paceline.extend:Algorithm.",
 )
 
 REWARD_UNKNOWN = Code(

@@ -7,7 +7,7 @@ from paceline.core.diagnostics import Code
 ALGORITHM_NO_SPEC = Code(
     "algorithm.no_spec",
     "training.algorithm: module:SPEC names an object that is not an AlgorithmSpec. Create one with"
-    " paceline.plan.algorithms.base; it names the class that implements the algorithm.",
+    " paceline.extend; it names the class that implements the algorithm.",
 )
 CLASSIFICATION_LABELS = Code(
     "classification.labels",

@@ -25,7 +25,7 @@ STRATEGY_FSDP_WRAP_CLASS = Code(
 STRATEGY_NOT_A_STRATEGY = Code(
     "strategy.not_a_strategy",
     "The class named in distributed_strategy is not a subclass of"
-    " paceline.strategies.base:Strategy, or overrides methods that are no longer called: its"
+    " paceline.extend:Strategy, or overrides methods that are no longer called: its"
     " arithmetic would silently be skipped.",
 )
 STRATEGY_NOTHING_TO_TRAIN = Code(

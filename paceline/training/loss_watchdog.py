@@ -10,7 +10,7 @@ class LossWatchdog:
 
     Under ``training`` in a config::
 
-        callbacks: [{name: "paceline.training.loss_watchdog:LossWatchdog", options: {threshold: 5.0}}]
+        callbacks: [{name: "paceline.extend:LossWatchdog", options: {threshold: 5.0}}]
 
     A loss that is no number ends every run by itself.
     """

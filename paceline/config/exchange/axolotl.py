@@ -72,7 +72,7 @@ _SAME = {
 }
 
 
-_WATCHDOG = "paceline.training.loss_watchdog:LossWatchdog"  # what stops a run there after three steps, too
+_WATCHDOG = "paceline.extend:LossWatchdog"  # what stops a run there after three steps, too
 
 
 def axolotl_defaults() -> dict[str, object]:

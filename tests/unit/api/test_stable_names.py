@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import paceline
+import paceline.extend
+from paceline.core.registry import load_attr
 
 #: Name → its parameters. A name or parameter that goes away, or moves, needs a new major version.
 STABLE = {
@@ -78,6 +81,41 @@ def test_a_class_has_these_attributes(name: str) -> None:
     assert " ".join(sorted(own | fields | given)) == CLASSES[name]
 
 
+#: What docs and examples handed out before ``paceline.extend``: configs and programs have it.
+EARLIER = {
+    "paceline.algorithms.base:Algorithm": "Algorithm",
+    "paceline.algorithms.sft:SFT": "SFT",
+    "paceline.core.diagnostics:Code": "Code",
+    "paceline.data.kinds.base:RowKind": "RowKind",
+    "paceline.generation.engine:GenerationEngine": "GenerationEngine",
+    "paceline.plan.algorithms.base:AlgorithmSpec": "AlgorithmSpec",
+    "paceline.plan.strategies.base:StrategySpec": "StrategySpec",
+    "paceline.plan.strategies.replicated:DDP": "DDP_SPEC",
+    "paceline.protocols.batch:Batch": "Batch",
+    "paceline.protocols.roles:Role": "Role",
+    "paceline.strategies.base:Strategy": "Strategy",
+    "paceline.strategies.ddp:DDP": "DDP",
+    "paceline.strategies.replicas:ParallelInference": "ParallelInference",
+    "paceline.training.base_trainer:BaseTrainer": "BaseTrainer",
+    "paceline.training.loss_watchdog:LossWatchdog": "LossWatchdog",
+}
+
+
+@pytest.mark.parametrize("name", EARLIER)
+def test_a_name_that_was_handed_out_still_works(name: str) -> None:
+    assert load_attr(name) is getattr(paceline.extend, EARLIER[name])
+
+
+def test_every_name_to_extend_is_there_and_only_these_stand_in_docs_and_examples() -> None:
+    assert all(getattr(paceline.extend, name) is not None for name in paceline.extend.__all__)
+    root = Path(__file__).resolve().parents[3]
+    pages = [*root.glob("docs/*.md"), *root.glob("examples/*.py"), *root.glob("README*.md")]
+    pattern = re.compile(
+        r"(?:from|import) (paceline\.(?!extend)[\w.]+)|(paceline\.(?!extend)[\w.]+:[A-Z]\w+)"
+    )
+    assert [(p.name, found) for p in pages for found in pattern.findall(p.read_text("utf-8"))] == []
+
+
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="trian"):
         paceline.trian  # type: ignore[attr-defined]  # noqa: B018
@@ -100,7 +138,7 @@ def test_a_room_of_a_functions_name_is_the_function_too_whichever_comes_first() 
 def test_importing_the_library_costs_little_and_imports_no_torch() -> None:
     """CPU time of this process's own import, not the clock's: 0.1 s are asked, about 0.005 are used."""
     program = (
-        "import sys, time\nbefore = time.process_time()\nimport paceline\n"
+        "import sys, time\nbefore = time.process_time()\nimport paceline.extend\n"
         "spent = time.process_time() - before\n"
         "heavy = {'torch', 'transformers', 'numpy', 'pydantic', 'datasets'} & set(sys.modules)\n"
         "print(spent < 0.1, sorted(heavy))\n"

@@ -441,7 +441,7 @@ def test_axolotls_loss_watchdog_is_a_callback_here(patience: int | None, given: 
     found = import_data(as_object(data), dict.fromkeys(data, 1), "a.yaml", "axolotl")
     [written] = found.settings["training.callbacks"].value  # type: ignore[misc]
     assert written == {
-        "name": "paceline.training.loss_watchdog:LossWatchdog",
+        "name": "paceline.extend:LossWatchdog",
         "options": {"threshold": 5.0, **given},
     }
     assert found.findings["loss_watchdog_threshold"].verdict is KeyVerdict.MAPPED

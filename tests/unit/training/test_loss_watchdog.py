@@ -10,7 +10,7 @@ from paceline.runlog.events import Step
 from paceline.training.callbacks import OwnPart, check_callback
 from paceline.training.loss_watchdog import LossWatchdog
 
-NAME = "paceline.training.loss_watchdog:LossWatchdog"
+NAME = "paceline.extend:LossWatchdog"
 
 
 @pytest.mark.parametrize(

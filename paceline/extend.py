@@ -1,0 +1,70 @@
+"""What your own strategies, algorithms, rewards, trainers and row kinds derive from.
+
+These names are stable; the modules that define them are not. Each is imported when it is first used, and
+this module imports no torch: a spec is imported where the plan is made (``docs/strategies.md``,
+``docs/guide.md``).
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paceline.algorithms.base import Algorithm as Algorithm
+    from paceline.algorithms.rewards.sample import Sample as Sample
+    from paceline.algorithms.sft import SFT as SFT
+    from paceline.core.diagnostics import Code as Code
+    from paceline.core.diagnostics import Diagnostic as Diagnostic
+    from paceline.core.diagnostics import Severity as Severity
+    from paceline.data.kinds.base import RowKind as RowKind
+    from paceline.generation.engine import GenerationEngine as GenerationEngine
+    from paceline.plan.algorithms.base import AlgorithmSpec as AlgorithmSpec
+    from paceline.plan.strategies import replicated
+    from paceline.plan.strategies.base import StrategySpec as StrategySpec
+    from paceline.protocols.batch import Batch as Batch
+    from paceline.protocols.roles import Output as Output
+    from paceline.protocols.roles import Role as Role
+    from paceline.strategies.base import Strategy as Strategy
+    from paceline.strategies.ddp import DDP as DDP
+    from paceline.strategies.replicas import ParallelInference as ParallelInference
+    from paceline.training.base_trainer import BaseTrainer as BaseTrainer
+    from paceline.training.loss_watchdog import LossWatchdog as LossWatchdog
+
+    DDP_SPEC = replicated.DDP
+
+_HOMES = {
+    "SFT": "paceline.algorithms.sft:SFT",
+    "Algorithm": "paceline.algorithms.base:Algorithm",
+    "AlgorithmSpec": "paceline.plan.algorithms.base:AlgorithmSpec",
+    "BaseTrainer": "paceline.training.base_trainer:BaseTrainer",
+    "Batch": "paceline.protocols.batch:Batch",
+    "Code": "paceline.core.diagnostics:Code",
+    "DDP": "paceline.strategies.ddp:DDP",
+    "DDP_SPEC": "paceline.plan.strategies.replicated:DDP",
+    "Diagnostic": "paceline.core.diagnostics:Diagnostic",
+    "GenerationEngine": "paceline.generation.engine:GenerationEngine",
+    "LossWatchdog": "paceline.training.loss_watchdog:LossWatchdog",
+    "Output": "paceline.protocols.roles:Output",
+    "ParallelInference": "paceline.strategies.replicas:ParallelInference",
+    "Role": "paceline.protocols.roles:Role",
+    "RowKind": "paceline.data.kinds.base:RowKind",
+    "Sample": "paceline.algorithms.rewards.sample:Sample",
+    "Severity": "paceline.core.diagnostics:Severity",
+    "Strategy": "paceline.strategies.base:Strategy",
+    "StrategySpec": "paceline.plan.strategies.base:StrategySpec",
+}
+__all__ = [*_HOMES]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, _, attribute = _HOMES[name].partition(":")
+    found: object = getattr(import_module(module), attribute)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return list(__all__)
