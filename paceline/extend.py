@@ -61,9 +61,7 @@ def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, _, attribute = _HOMES[name].partition(":")
-    found: object = getattr(import_module(module), attribute)
-    globals()[name] = found
-    return found
+    return globals().setdefault(name, getattr(import_module(module), attribute))
 
 
 def __dir__() -> list[str]:

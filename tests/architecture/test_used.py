@@ -13,8 +13,6 @@ from sources import Source, sources
 
 #: Names for users' own programs, and why.
 STABLE = {
-    "BaseTrainer": "the guide's base class of a user's own trainer (docs/guide.md)",
-    "ParallelInference": "C66: nn.DataParallel's inference for a user's program; examples/embed_corpus.py",
 }
 #: Called by a library that the class is handed to, or read by scripts/ and tests/ as a part of what is
 #: generated.
