@@ -11,9 +11,6 @@ from collections.abc import Iterator
 
 from sources import Source, sources
 
-#: Names for users' own programs, and why.
-STABLE = {
-}
 #: Called by a library that the class is handed to, or read by scripts/ and tests/ as a part of what is
 #: generated.
 CALLED_BY_OTHERS = {
@@ -79,12 +76,12 @@ def unused(files: tuple[Source, ...]) -> list[str]:
 
 
 def test_every_public_name_is_used_by_the_package() -> None:
-    dead = [name for name in unused(sources()) if name not in {*STABLE, *CALLED_BY_OTHERS}]
+    dead = [name for name in unused(sources()) if name not in {*CALLED_BY_OTHERS}]
     assert dead == [], "connect them, or delete them with their tests"
 
 
 def test_the_lists_hold_nothing_that_is_used() -> None:
-    assert sorted({*STABLE, *CALLED_BY_OTHERS} - {*unused(sources())}) == []
+    assert sorted({*CALLED_BY_OTHERS} - {*unused(sources())}) == []
 
 
 def test_a_dead_wire_is_seen() -> None:
