@@ -161,6 +161,22 @@ def test_results_keep_the_order_of_the_rows(tokenizer: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["plain", "alpaca"])
+def test_an_answer_that_has_its_eos_gets_no_second_one(name: str, tokenizer: Path) -> None:
+    """As TRL adds one to a completion; the end stays labelled."""
+    coder = encoder(tokenizer, builtin_template(name))
+    rows = [
+        Example(messages=(TURNS[1], {"role": "assistant", "content": f"so{end}"})) for end in ("", "<|end|>")
+    ]
+    once, given = coder.encode(rows)
+    assert isinstance(once, Encoded) and isinstance(given, Encoded)
+    assert (
+        given.input_ids.tolist() == once.input_ids.tolist()
+        and once.input_ids[-1] == coder.tokenizer.eos_token_id
+    )
+    assert given.labelled.tolist() == once.labelled.tolist() and given.labelled[-1]
+
+
 def test_stop_tokens_are_end_of_text_and_end_of_turn(tokenizer: Path) -> None:
     coder = encoder(tokenizer, builtin_template("chatml"))
     assert coder.tokenizer.convert_ids_to_tokens(list(coder.stop_token_ids())) == ["<|end|>", "<|im_end|>"]
