@@ -8,11 +8,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline.checkpoint.folder import text_model_of, whole_of
+from paceline.checkpoint.folder import ADAPTER_CONFIG, text_model_of, whole_of
 from paceline.checkpoint.reader import CheckpointReader
 from paceline.checkpoint.strictjson import parse_object
 from paceline.core.files import MAX_CONFIG_BYTES
 from paceline.core.json_types import JsonObject
+from paceline.plan.peft_settings import alpha_of, names_module, rank_of, spec_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -36,8 +37,10 @@ class NamesInWhole:
 
     def settings(self, peft: JsonObject, trained: Iterable[str]) -> JsonObject:
         """Return ``adapter_config.json`` for the class with all parts. ``trained``: names of the adapter's
-        tensors. Each layer is named in full: a suffix would match the tower's layers too.
+        tensors. Each layer is named in full, also where its rank or alpha is another: a suffix would match
+        the tower's layers too, and a pattern might match none.
         """
+        spec = spec_of(peft, ADAPTER_CONFIG)
         experts = tuple(str(p).rpartition(".")[0] for p in _listed(peft.get("target_parameters")))
         layers = {name.removesuffix(".lora_A.weight") for name in trained if name.endswith(".lora_A.weight")}
         targets = [
@@ -48,10 +51,13 @@ class NamesInWhole:
         whole = {
             self.of(module)
             for module in self.modules
-            for saved in _listed(peft.get("modules_to_save"))
-            if module == saved or module.endswith(f".{saved}")
+            if names_module(_listed(peft.get("modules_to_save")), module)
         }
-        return {**peft, "target_modules": sorted(targets), "modules_to_save": sorted(whole) or None}
+        ranks = {self.of(one): rank_of(spec, one) for one in layers if rank_of(spec, one) != spec.r}
+        alphas = {self.of(one): alpha_of(spec, one) for one in layers if alpha_of(spec, one) != spec.alpha}
+        by_name: JsonObject = dict.fromkeys(("exclude_modules", "layers_to_transform", "layers_pattern"))
+        by_name |= {"target_modules": sorted(targets), "modules_to_save": sorted(whole) or None}
+        return {**peft, **by_name, "rank_pattern": {**ranks}, "alpha_pattern": {**alphas}}
 
 
 def names_in_whole(reader: CheckpointReader) -> NamesInWhole | None:

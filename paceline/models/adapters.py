@@ -44,7 +44,7 @@ from paceline.models.expert_adapters import (
 from paceline.models.selectors import selectors
 from paceline.plan.model.composite import text_name
 from paceline.plan.parts import AdapterSpec
-from paceline.plan.peft_settings import rank_of, scale_of, untied
+from paceline.plan.peft_settings import names_module, no_adapter_in, rank_of, scale_of, untied
 from paceline.runtime.seed import seed_for
 
 if TYPE_CHECKING:
@@ -378,7 +378,7 @@ def _excluded(spec: AdapterSpec, beyond: list[str]) -> str | list[str] | None:
     if pattern is None and not spec.modules_to_save:
         return list(dict.fromkeys([*own, *beyond])) or None
     parts = [rf"(.*\.)?{re.escape(name)}" for name in (*own, *beyond)]
-    parts += [rf"(.*\.)?{name}(\..*)?" for name in spec.modules_to_save]
+    parts += map(no_adapter_in, spec.modules_to_save)
     return "|".join([*([] if pattern is None else [f"(?:{pattern})"]), *parts])
 
 
@@ -475,9 +475,7 @@ def _train_whole(hf: HFModel, wanted: Iterable[str]) -> list[str]:
     selecting = {id(inner) for _, part in selectors(hf) for inner in part.modules()}
     # Unfreeze what is named; remember the tensors, so that their tied names are found below.
     for target in wanted:
-        named = [
-            (n, m) for n, m in hf.named_modules() if n.endswith(target)
-        ]  # as peft: "norm" names them all
+        named = [(n, m) for n, m in hf.named_modules() if names_module((target,), n)]
         hits = [m for _, m in named]
         if both := [n for n, m in named if any(map(_is_adapted, m.modules()))]:
             raise ConfigError(
@@ -512,7 +510,7 @@ def _train_whole(hf: HFModel, wanted: Iterable[str]) -> list[str]:
         saved.add(target)
     for name in ties(hf):  # the other name of a tied weight
         module = name.rpartition(".")[0]
-        if id(hf.get_parameter(name)) in own and not any(module.endswith(s) for s in saved):
+        if id(hf.get_parameter(name)) in own and not names_module(saved, module):
             saved.add(module.rpartition(".")[2])
     return sorted(saved)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from math import isfinite
 
@@ -243,7 +243,7 @@ def _is_number(value: Json) -> bool:
 def is_target(adapter: AdapterSpec, name: str) -> bool:
     """Whether a linear layer of the trunk gets an adapter (peft's ``check_target_module_exists``)."""
     if _named(adapter.exclude_modules, name) or any(
-        re.match(rf"(^|.*\.){saved}($|\..*)", name) for saved in adapter.modules_to_save
+        re.fullmatch(no_adapter_in(saved), name) for saved in adapter.modules_to_save
     ):
         return False
     if list(adapter.target_modules) == [ALL_LINEAR]:
@@ -252,17 +252,27 @@ def is_target(adapter: AdapterSpec, name: str) -> bool:
 
 
 def is_saved(adapter: AdapterSpec, parameter: str, tied_head: bool) -> bool:
-    """Whether ``modules_to_save`` trains a parameter in full: it ends the name of a module around it.
+    """Whether ``modules_to_save`` trains a parameter in full: it names a module around it.
 
     ``tied_head``: the parameter is also the head's weight.
     """
     parts = parameter.split(".")[:-1]
     around = [".".join(parts[: end + 1]) for end in range(len(parts))]
-    return any(
-        name.endswith(saved)
-        for saved in adapter.modules_to_save
-        for name in (*around, *["lm_head"] * tied_head)
-    )
+    return any(names_module(adapter.modules_to_save, name) for name in (*around, *["lm_head"] * tied_head))
+
+
+def names_module(saved: Collection[str], module: str) -> bool:
+    """Whether ``modules_to_save`` names a module, as peft does: by any end of its name, so that ``norm`` is
+    every norm (``_set_trainable``).
+    """
+    return module.endswith(tuple(saved))
+
+
+def no_adapter_in(saved: str) -> str:
+    """Return the pattern of the modules that get no adapter, as a name of ``modules_to_save`` is a whole part
+    of theirs (``check_target_module_exists``).
+    """
+    return rf"(.*\.)?{saved}(\..*)?"
 
 
 def _named(given: tuple[str, ...], name: str) -> bool:
@@ -290,9 +300,12 @@ def scale_of(adapter: AdapterSpec, layer: str) -> float:
     ``layer``.
     """
     rank = float(rank_of(adapter, layer))
-    return float(_by_pattern(adapter.alpha_pattern, layer, adapter.alpha)) / (
-        rank**0.5 if adapter.use_rslora else rank
-    )
+    return alpha_of(adapter, layer) / (rank**0.5 if adapter.use_rslora else rank)
+
+
+def alpha_of(adapter: AdapterSpec, layer: str) -> float:
+    """Return the numerator of the scale of the adapter on ``layer``."""
+    return float(_by_pattern(adapter.alpha_pattern, layer, adapter.alpha))
 
 
 def _by_pattern(patterns: Mapping[str, float], layer: str, otherwise: float) -> float:

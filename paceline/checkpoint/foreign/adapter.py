@@ -10,6 +10,7 @@ from pathlib import Path
 from paceline.checkpoint.foreign.model_names import ModelNames, adapter_name, read_config
 from paceline.checkpoint.foreign.state import ForeignState, LazyTensor, misfit
 from paceline.checkpoint.foreign.trainer import ADAPTER_CONFIG, adapter_decaying, adapter_order
+from paceline.plan.peft_settings import names_module
 
 _FACTOR = ".lora_"
 
@@ -46,7 +47,7 @@ def adapter_state(
     for given, tensor in weights.items():
         name = adapter_name(given)
         module = name.rpartition(".")[0]
-        full = ".modules_to_save." in given and module.endswith(tuple(whole))
+        full = ".modules_to_save." in given and names_module(whole, module)
         if _FACTOR in name or full or name in mine:
             kept[name] = tensor
     modules = {name.rpartition(".")[0] for name in names.parameters}

@@ -13,7 +13,7 @@ from paceline.plan.model.composite import beside_text
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.model.weights_files import weights_of
 from paceline.plan.parts import AdapterSpec
-from paceline.plan.peft_settings import rank_of, untied
+from paceline.plan.peft_settings import names_module, rank_of, untied
 
 LLAMA_LIKE = frozenset(
     {"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "mixtral", "qwen3_moe"}
@@ -94,7 +94,7 @@ TIED = ("model.embed_tokens", "lm_head")  # one weight in models that tie them
 def adapter_sizes(folder: Path, adapter: AdapterSpec, shape: ModelShape) -> list[Diagnostic]:
     """Return adapter weights that do not match the model or their own ``adapter_config.json``."""
     inside, whole = linears(shape), adapter.modules_to_save
-    if adapter.unties and shape.tied and any(name.endswith(whole) for name in TIED):
+    if adapter.unties and shape.tied and any(names_module(whole, name) for name in TIED):
         return [untied(", ".join(whole))]
     if inside is None:
         return []

@@ -127,6 +127,10 @@ def test_an_adapter_leaves_merged_into_the_whole(tmp_path: Path) -> None:
     )
 
 
+PATTERNS = {
+    "rank_pattern": {"^model.layers.0.*": 1, "v_proj": 3},
+    "alpha_pattern": {"layers.1.self_attn.q_proj": 1.5, "^model.layers.0.*v_proj": 9},
+}
 EXPERTS = {"target_parameters": ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")}
 
 
@@ -135,6 +139,15 @@ EXPERTS = {"target_parameters": ("mlp.experts.gate_up_proj", "mlp.experts.down_p
     [
         ("gemma3", {"modules_to_save": ("embed_tokens",)}),  # its tower has layers named q_proj, too
         ("qwen3_vl_moe", EXPERTS),
+        ("gemma3", {"modules_to_save": ("norm",), **PATTERNS}),
+        (
+            "qwen2_5_vl",
+            {
+                "layers_to_transform": (1,),
+                "exclude_modules": (r".*1\.self_attn\.v.*",),
+                "init_lora_weights": "pissa",
+            },
+        ),
         pytest.param("llama4", {}, marks=pytest.mark.slow),
         pytest.param("llava", {}, marks=pytest.mark.slow),
     ],
