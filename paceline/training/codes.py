@@ -216,8 +216,9 @@ TRAINING_BEST_CHECKPOINT = Code(
 )
 TRAINING_NOTHING_LEFT = Code(
     "training.nothing_left",
-    "The checkpoint that is resumed from has all steps, or early stopping ended its run: nothing is trained."
-    " To train on, raise max_steps, num_train_epochs or early_stopping_patience.",
+    "The checkpoint that is resumed from has all steps, or early stopping or a callback ended its run:"
+    " nothing is trained. To train on, raise max_steps, num_train_epochs or early_stopping_patience, or"
+    " remove the callback.",
 )
 TRAINING_EVAL_ROWS = Code(
     "training.eval_rows",

@@ -153,6 +153,11 @@ def nothing_left(ended: str, state: TrainState, total: int) -> Diagnostic:
             "all steps were trained: nothing is left to do",
             "to train on, raise max_steps or num_train_epochs",
         )
+    elif state.stopped_by_callback:
+        what, hint = (
+            "a callback ended this run: it does not train on",
+            "to train on, remove the callback from training.callbacks, or resume from an earlier checkpoint",
+        )
     else:
         what, hint = (
             "early stopping ended this run: it does not train on",

@@ -322,7 +322,9 @@ class Session:
                     damage = error
             self.reader = self.former(damage)
         algorithm.load_state(as_object(self.reader.state.get("algorithm")))
-        return TrainState.from_json(as_object(self.reader.state["train"]))
+        state = TrainState.from_json(as_object(self.reader.state["train"]))
+        state.stopped_by_callback &= bool(self.config.training.callbacks)  # none is left to end it
+        return state
 
     def trainer(
         self,

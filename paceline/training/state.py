@@ -28,6 +28,7 @@ class TrainState:
     trained_steps: int = 0  # those with an update, and so a gradient norm
     steps_without_gradient: int = 0  # of those; see ``training.learning``
     first_loss: float | None = None
+    stopped_by_callback: bool = False  # which ended the run after this step
 
     def to_json(self) -> JsonObject:
         return asdict(self)

@@ -123,7 +123,7 @@ class Trainer:
         """Train to the end. Collective.
 
         Returns ``completed``, ``early_stopped`` or (by a signal) ``stopped``, both with a checkpoint. A run
-        that was resumed after its last step, or after early stopping, trains nothing.
+        that was resumed after its last step, or after it was ended early, trains nothing.
         """
         if (ended := self.ended()) is not None:
             return ended
@@ -149,7 +149,8 @@ class Trainer:
         """Return how the run had ended already when it was resumed; None if something is left to train."""
         if self.state.step >= self.cadence.total_steps:
             return "completed"
-        return "early_stopped" if self.state.step and self.best.exhausted(self.state) else None
+        early = self.state.stopped_by_callback or self.best.exhausted(self.state)
+        return "early_stopped" if self.state.step and early else None
 
     def _step(self, window: Window) -> None:
         if self.inspect is not None:
@@ -234,6 +235,8 @@ class Trainer:
         """Agree on stopping, then evaluate and save when due. Collective."""
         step = self.state.step
         stop = self.agree(self.stop_requested() or self.should_stop())
+        signalled = stop and self.any_rank(self.stop_requested())
+        self.state.stopped_by_callback = stop and not signalled
         if stop:
             self._record()
         self._settle(wait=False)
@@ -243,7 +246,7 @@ class Trainer:
             improved, exhausted = self.run_evaluation()
         if self.saves is not None and (stop or exhausted or self.cadence.saves(step, epoch_end, improved)):
             self._save(step, must_succeed=stop or exhausted or step == self.cadence.total_steps)
-        if stop and self.any_rank(self.stop_requested()):
+        if signalled:
             return "stopped"
         exhausted |= stop
         return "early_stopped" if exhausted and step < self.cadence.total_steps else None

@@ -17,6 +17,7 @@ from paceline.plan.algorithms.base import algorithm_specs
 from paceline.protocols.window import StepResult, UnreadResult, Window
 from paceline.runlog import events
 from paceline.training.cadence import Cadence
+from paceline.training.continuity import nothing_left
 from paceline.training.learning import IN_A_ROW, Learning
 from paceline.training.metrics import Throughput
 from paceline.training.state import BestRule, TrainState
@@ -194,6 +195,10 @@ def test_a_callback_that_asks_to_stop_ends_it_early_and_a_signal_stops_it() -> N
         trainer.stop_requested = lambda: signalled and trainer.state.step == 2  # noqa: B023
         trainer.saves = saves
         assert (trainer.train(), trainer.state.step, saves.steps) == (outcome, 2, [2])
+        assert trainer.ended() == (None if signalled else outcome), "what a resume from there finds"
+        if not signalled:
+            assert (trainer.train(), trainer.state.step) == (outcome, 2)
+            assert "a callback ended" in nothing_left(outcome, trainer.state, 12).what
 
 
 @pytest.mark.parametrize(
