@@ -15,7 +15,7 @@ from paceline.core.files import open_file, read_text, special_files
 from paceline.data import codes
 from paceline.data.examples import Reading, RowReader
 from paceline.data.formats import Example
-from paceline.data.glance import refused_rows
+from paceline.data.glance import refused_rows, skipped_rows
 from paceline.data.jinja import look_at_template, templates_in
 from paceline.data.kinds.base import RowKind
 from paceline.data.kinds.documents import DOCUMENTS
@@ -51,6 +51,7 @@ def look_at_sets(
     formats: set[str] = set()
     found: list[Diagnostic] = []
     for key, sections in (("data.train", data.train), ("data.eval", data.eval or ())):
+        empty: list[tuple[Dataset, tuple[Diagnostic, ...]]] = []
         for section in sections:
             try:
                 [data_set] = find_sets(key, (section,))
@@ -60,12 +61,20 @@ def look_at_sets(
                     looked = look(data_set, reading)
                     formats.add(looked.shape.format)
                     wrong = refused_rows(looked, reading) if data.on_bad_row == "refuse" else []
+                    if data.on_bad_row != "refuse" and (none := skipped_rows(looked, reading)):
+                        empty.append((section, none))
                     if model is not None and not wrong:
                         refuses = data.on_bad_row == "refuse"
                         wrong = list(look_through(model, data_set, reading, refuses=refuses))
                     found += (at_key(key, section, finding) for finding in wrong)
             except DataError as error:
                 found += (at_key(key, section, finding) for finding in error.diagnostics)
+        if empty and len(empty) == len(sections):
+            what = "no row can be used"
+            found.append(
+                codes.DATA_NO_USABLE_ROWS(what, key, "all of them are skipped", "the reasons follow")
+            )
+            found += (at_key(key, section, one) for section, reasons in empty for one in reasons)
     return frozenset(formats), found
 
 

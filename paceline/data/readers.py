@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -127,6 +128,8 @@ def _jsonl(file: Path) -> Iterator[RawRow]:
             continue
         if good == 0 and (key := _nested(value)):
             raise DataError(_in_a_list(file, number, key))
+        if good == 0 and isinstance(value, dict) and (orient := _orientation(value)):
+            raise DataError(_frame(file, number, value, orient))
         good += 1
         yield _row(value, where, consumed)
     if good == 0 and bad:
@@ -148,6 +151,27 @@ def _nested(value: Cell) -> str:
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) and row for row in rows):
         return ""
     return key if not any({"role", "from"} & set(row) for row in rows) else ""
+
+
+def _orientation(value: Cell) -> str:
+    """Return the ``orient`` with which pandas' ``DataFrame.to_json`` writes such an object; "" for a row."""
+    if not isinstance(value, dict) or not value:
+        return ""
+    if value.keys() in ({"columns", "index", "data"}, {"schema", "data"}):
+        return "table" if "schema" in value else "split"
+    inner = [set(item) for item in value.values() if isinstance(item, dict)]
+    if len(inner) < len(value) or not inner[0]:
+        return ""
+    if value.keys() <= {str(n) for n in range(len(value))}:
+        return "index"
+    return "columns" if all(keys == {str(n) for n in range(len(inner[0]))} for keys in inner) else ""
+
+
+def _frame(file: Path, line: int, keys: Iterable[str], orient: str) -> Diagnostic:
+    what = "the file is one table, as pandas' to_json writes it; a line, or an object of a list, is a row"
+    read = f"pandas.read_json('{file.name}', orient='{orient}')"
+    hint = f"write it anew: {read}.to_json('rows.jsonl', orient='records', lines=True)"
+    return codes.DATA_NOT_A_LIST(what, f"{file}:{line}", f"keys {', '.join(islice(keys, 8))}", hint)
 
 
 def _in_a_list(file: Path, line: int, key: str) -> Diagnostic:

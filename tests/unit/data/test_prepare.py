@@ -13,8 +13,11 @@ import numpy as np
 import pytest
 from data_fixtures import QA, make_tokenizer, prepared_from, write_jsonl
 
+from paceline.config.sections.data import DataSection
 from paceline.core.diagnostics import Severity
 from paceline.core.errors import DataError
+from paceline.data.examples import Reading
+from paceline.data.look import look_at_sets
 from paceline.data.main import main
 from paceline.data.prepare import Prepared, check_token_range
 from paceline.data.source import PackedSource
@@ -220,6 +223,22 @@ def test_what_cannot_be_prepared_is_named(
         prepare(data, ModelSection(**model), seed=1, cache_dir=tmp_path / "cache")
     assert caught.value.diagnostics[0].code == code
     assert all(d.hint or d.found for d in caught.value.diagnostics)
+
+
+@pytest.mark.parametrize("sets", [["bad"], ["bad", "good"], ["bad", "bad"], ["mixed"], ["mixed", "bad"]])
+def test_sets_of_which_no_row_is_left_are_found_by_the_look_too(
+    sets: list[str], tokenizer: Path, tmp_path: Path
+) -> None:
+    bad, good = {"text": ""}, {"text": "tide"}
+    rows = {"bad": [bad] * 3, "good": [good], "mixed": [bad, good]}
+    paths = [write_jsonl(tmp_path / f"{n}.jsonl", rows[name]) for n, name in enumerate(sets)]
+    try:
+        prepared_from(paths, tokenizer, tmp_path / "cache", on_bad_row="skip")
+        expected = []
+    except DataError as error:
+        expected = [d.code for d in error.diagnostics]
+    _, found = look_at_sets(DataSection(train=paths, on_bad_row="skip"), Reading())
+    assert list(dict.fromkeys(d.code for d in found)) == expected
 
 
 def test_no_labels_at_all(tokenizer: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import csv
 import json
 import re
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from published_folders import PACKS, TYPES
@@ -106,6 +107,24 @@ def test_compressed_files_cut_short_are_damaged(pack: str, tmp_path: Path) -> No
         path.write_bytes(content)
         with pytest.raises(DataError, match=r"data\.unreadable.*damaged"):
             rows_of(path)
+
+
+@pytest.mark.parametrize("orient", ["columns", "index", "split", "table"])
+def test_a_frame_of_pandas_is_named_with_what_reads_it(
+    orient: Literal["columns", "index"], tmp_path: Path
+) -> None:
+    """pandas is the judge: what the remedy says gives the rows."""
+    import pandas
+
+    path = tmp_path / "frame.json"
+    pandas.DataFrame(ROWS).to_json(path, orient=orient)
+    with pytest.raises(DataError, match=r"data\.not_a_list") as caught:
+        rows_of(path)
+    named = re.search(r"orient='(\w+)'", caught.value.diagnostics[0].hint)
+    assert named is not None
+    again = pandas.read_json(path, orient=named[1])  # type: ignore[call-overload]
+    again.to_json(tmp_path / "rows.jsonl", orient="records", lines=True)
+    assert [row.value for row in rows_of(tmp_path / "rows.jsonl")] == ROWS
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "b.json"])
