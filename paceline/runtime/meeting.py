@@ -6,7 +6,10 @@ import contextlib
 import datetime
 import socket
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch.distributed as dist
 
@@ -15,16 +18,21 @@ from paceline.core.errors import PacelineError
 from paceline.runtime import codes
 from paceline.runtime.bounded import within
 from paceline.runtime.rank_env import RankEnv
+from paceline.runtime.refusal import HEAR_SECONDS, Refusals, other_secret
 from paceline.runtime.signed import SignedStore, fingerprint
 
+T = TypeVar("T")
+REPORT_SECONDS = 30.0  # how often a node says for whom it waits
 _GRACE_SECONDS = 5.0  # we wait a little longer than torch's timeout, to get torch's own error
 _BACKLOG = 4096
 
 
-def connect_store(env: RankEnv, timeout_seconds: float, *, may_host: bool = True) -> dist.Store:
+def connect_store(
+    env: RankEnv, timeout_seconds: float, *, may_host: bool = True, report_seconds: float = REPORT_SECONDS
+) -> dist.Store:
     """Connect to the run's store, with this attempt's key prefix.
 
-    Rank 0 hosts it unless torchrun's agent does.
+    Rank 0 hosts it unless torchrun's agent does. A node that waits says so every ``report_seconds``.
 
     torchrun passes the same store to every attempt, so the keys carry the restart count and those of a failed
     attempt are not read (as ``torch.distributed.rendezvous`` does for the process group's own keys). Raises
@@ -32,19 +40,29 @@ def connect_store(env: RankEnv, timeout_seconds: float, *, may_host: bool = True
     """
     host = may_host and env.rank == 0 and not env.agent_store
 
-    def connect() -> dist.Store:
-        return dist.TCPStore(
+    def connect(seconds: float) -> dist.Store:
+        store = dist.TCPStore(
             env.meeting_host,
             env.master_port,
             env.world_size,
             is_master=host,
-            timeout=datetime.timedelta(seconds=timeout_seconds),
+            timeout=datetime.timedelta(seconds=seconds),
             wait_for_workers=False,
             master_listen_fd=listener(env.meeting_host, env.master_port) if host else None,
         )
+        store.set_timeout(datetime.timedelta(seconds=timeout_seconds))
+        return store
+
+    def report(waited: float) -> None:
+        place = f"{env.meeting_host}:{env.master_port}"
+        _report(env, f"rank 0, which does not answer at {place}", waited, timeout_seconds)
 
     try:
-        store = within(timeout_seconds + _GRACE_SECONDS, connect, "connecting to the store")
+        store = within(
+            timeout_seconds + _GRACE_SECONDS,
+            lambda: _patiently(connect, timeout_seconds, report, timeout_seconds if host else report_seconds),
+            "connecting to the store",
+        )
     except (RuntimeError, ValueError, OSError) as exc:  # TimeoutError is an OSError
         raise _store_error(exc, env, host) from exc
     return dist.PrefixStore(name_of(env), store)
@@ -103,72 +121,145 @@ class Arrival:
         return f"alive/{rank}"
 
 
-def arrive(store: dist.Store, env: RankEnv, timeout_seconds: float, secret: bytes) -> None:
-    """Wait until every rank has arrived.
+def arrive(
+    store: dist.Store,
+    env: RankEnv,
+    timeout_seconds: float,
+    secret: bytes,
+    *,
+    report_seconds: float = REPORT_SECONDS,
+) -> None:
+    """Wait until every rank has arrived, or one is refused.
 
-    Raises PacelineError: ``runtime.ranks_missing`` with the missing ranks, ``runtime.store_secret``.
+    A node that waits says for whom every ``report_seconds``. Raises PacelineError: ``runtime.ranks_missing``
+    with the missing ranks, ``runtime.store_secret``, or whatever another rank was refused for.
     """
-    signed, keys, wait = (
+    signed, keys, refusals = (
         SignedStore(store, secret, name_of(env)),
         Arrival(),
-        datetime.timedelta(seconds=timeout_seconds),
+        _refusals(store, env, secret),
     )
 
-    def meet() -> None:
+    def meet(seconds: float) -> None:
+        store.wait([keys.all], datetime.timedelta(seconds=seconds))
+
+    def report(waited: float) -> None:
+        _report(env, _shown(_absent(store, env)) or "nobody", waited, timeout_seconds)
+
+    def compare_and_meet() -> None:
+        compare_secrets(store, env, secret, timeout_seconds, report_seconds=report_seconds)
         signed.set(keys.of(env.rank), "{}")
         if store.add(keys.count, 1) == env.world_size:
             store.set(keys.all, "1")
-        store.wait([keys.all], wait)
+        _patiently(meet, timeout_seconds, report, report_seconds)
+        refusals.raise_any()
 
     try:
-        within(
-            timeout_seconds + _GRACE_SECONDS,
-            lambda: _compare_secrets(store, env, secret, wait),
-            "the first rank",
-        )
-        within(timeout_seconds + _GRACE_SECONDS, meet, "waiting for all ranks")
+        within(2 * timeout_seconds + _GRACE_SECONDS, compare_and_meet, "waiting for all ranks")
     except (RuntimeError, TimeoutError) as exc:
         raise _missing(store, env, timeout_seconds) from exc
 
 
-def _compare_secrets(store: dist.Store, env: RankEnv, secret: bytes, wait: datetime.timedelta) -> None:
-    """Check that this rank has rank 0's secret; otherwise ranks would silently ignore each other."""
+def refuse(env: RankEnv, secret: bytes, error: PacelineError, timeout_seconds: float = HEAR_SECONDS) -> None:
+    """Tell the ranks that wait for this one that it does not come, and why. Never raises."""
+    if env.world_size == 1:
+        return
+    with contextlib.suppress(PacelineError, RuntimeError, OSError):  # TimeoutError is an OSError
+        store = connect_store(env, timeout_seconds)
+        refusals = _refusals(store, env, secret, timeout_seconds)
+        within(
+            timeout_seconds, lambda: compare_secrets(store, env, secret, timeout_seconds), "the first rank"
+        )
+        within(2 * timeout_seconds, lambda: refusals.publish(error), "telling the others")
+
+
+def compare_secrets(
+    store: dist.Store,
+    env: RankEnv,
+    secret: bytes,
+    timeout_seconds: float,
+    *,
+    report_seconds: float = REPORT_SECONDS,
+) -> None:
+    """Check that this rank has rank 0's secret; otherwise ranks would silently ignore each other.
+
+    Raises PacelineError (``runtime.store_secret``), which the others hear, too.
+    """
     mine = fingerprint(secret) or "none"
     if env.rank == 0:
         store.set("secret", mine)
-    store.wait(["secret"], wait)
+    _patiently(
+        lambda seconds: store.wait(["secret"], datetime.timedelta(seconds=seconds)),
+        timeout_seconds,
+        lambda waited: _report(env, "rank 0", waited, timeout_seconds),
+        report_seconds,
+    )
     theirs = store.get("secret").decode("ascii", "replace")[:64]
     if theirs != mine:
+        _refusals(store, env, secret).publish_other_secret(mine)
         shown = {"none": "none"}
-        raise PacelineError(
-            codes.RUNTIME_STORE_SECRET(
-                f"rank {env.rank} and rank 0 have different secrets for their messages",
-                "PACELINE_STORE_SECRET_FILE",
-                f"rank {env.rank}: {shown.get(mine, 'one')}, rank 0: {shown.get(theirs, 'another')}",
-                "set the same secret on every node (PACELINE_STORE_SECRET_FILE or PACELINE_STORE_SECRET)",
-            )
-        )
+        raise other_secret(env.rank, shown.get(mine, "one"), shown.get(theirs, "another"))
+
+
+def _refusals(store: dist.Store, env: RankEnv, secret: bytes, hear_seconds: float = HEAR_SECONDS) -> Refusals:
+    signed, hosts = SignedStore(store, secret, name_of(env)), env.rank == 0 and not env.agent_store
+    return Refusals(store, signed, env.rank, env.world_size, Arrival().all, hosts, hear_seconds)
+
+
+def _patiently(
+    call: Callable[[float], T], seconds: float, report: Callable[[float], None], every: float
+) -> T:
+    """Return ``call(patience)``. After each ``every`` seconds ``report`` the waiting time."""
+    begun = time.monotonic()
+    while True:
+        since = time.monotonic()
+        patience = max(0.1, min(every, seconds - (since - begun)))
+        try:
+            return call(patience)
+        except (RuntimeError, OSError):
+            now = time.monotonic()
+            if now - since < 0.9 * patience or now - begun > seconds - 0.1:
+                raise
+            report(now - begun)
+
+
+def _report(env: RankEnv, whom: str, waited: float, limit: float) -> None:
+    """Say on the first rank of each node for whom it waits."""
+    if env.local_rank == 0:
+        until = f"training.start_timeout: {limit:.0f} s"
+        line = f"rank {env.rank} of {env.world_size} has waited {waited:.0f} s for {whom} ({until})"
+        print(line, file=sys.stderr, flush=True)
 
 
 def _missing(store: dist.Store, env: RankEnv, timeout_seconds: float) -> PacelineError:
+    missing = _absent(store, env)
+    return PacelineError(
+        codes.RUNTIME_RANKS_MISSING(
+            f"not all of the {env.world_size} ranks connected within {timeout_seconds:.0f} s",
+            found=f"missing: {_shown(missing) or 'the host of the store'}",
+            hint="see the logs of the missing ranks; training.start_timeout sets how long to wait",
+            evidence={"missing": missing},
+        )
+    )
+
+
+def _absent(store: dist.Store, env: RankEnv) -> list[int]:
+    """Return the ranks that have not arrived; none where the store itself is gone."""
     try:
         here = within(
             _GRACE_SECONDS,
             lambda: [store.check([Arrival.of(r)]) for r in range(env.world_size)],
             "who is here",
         )
-        missing = [rank for rank, came in enumerate(here) if not came]
     except (RuntimeError, TimeoutError):
-        missing = []  # the store itself is gone
-    shown = ", ".join(map(str, missing[:16])) + (" …" if len(missing) > 16 else "")
-    return PacelineError(
-        codes.RUNTIME_RANKS_MISSING(
-            f"not all of the {env.world_size} ranks connected within {timeout_seconds:.0f} s",
-            found=f"missing: {shown or 'the host of the store'}",
-            hint="see the logs of the missing ranks; training.start_timeout sets how long to wait",
-            evidence={"missing": missing},
-        )
-    )
+        return []
+    return [rank for rank, came in enumerate(here) if not came]
+
+
+def _shown(ranks: list[int]) -> str:
+    """Return ranks in words; empty for none."""
+    listed = ", ".join(map(str, ranks[:16])) + (" …" if len(ranks) > 16 else "")
+    return f"rank{'s' * (len(ranks) > 1)} {listed}" if ranks else ""
 
 
 def _store_error(exc: Exception, env: RankEnv, host: bool) -> PacelineError:

@@ -24,7 +24,7 @@ from paceline.runtime.affinity import bind_to_card
 from paceline.runtime.bounded import within
 from paceline.runtime.device import free_memory, pick_device, synchronize
 from paceline.runtime.first_reduce import first_reduce
-from paceline.runtime.meeting import arrive, connect_store
+from paceline.runtime.meeting import arrive, connect_store, refuse
 from paceline.runtime.peers import agree_on_devices, own_facts
 from paceline.runtime.rank_env import RankEnv
 
@@ -100,9 +100,13 @@ class World:
         ``runtime.rendezvous``, ``runtime.ranks_missing``, ``runtime.store_secret``, ``runtime.device``,
         ``runtime.ranks_differ``, ``runtime.device_shared``, ``runtime.first_reduce``.
         """
-        chosen = pick_device(
-            device, env.local_rank, indices=device_indices, alone=env.launcher in OWN_DEVICES
-        )
+        try:
+            chosen = pick_device(
+                device, env.local_rank, indices=device_indices, alone=env.launcher in OWN_DEVICES
+            )
+        except PacelineError as exc:
+            refuse(env, secret, exc)
+            raise
         if is_accelerator(chosen.type):
             torch.accelerator.set_device_index(chosen.index or 0)
         free_bytes, bound = free_memory(chosen), bind_to_card(chosen)

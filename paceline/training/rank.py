@@ -20,6 +20,7 @@ from paceline.launch.environ import current
 from paceline.launch.line import Line
 from paceline.launch.managers import standing, whole
 from paceline.launch.outlet import redacted, tolerate_loss
+from paceline.launch.secret import read_secret
 from paceline.runlog.redact import Redactor
 from paceline.runlog.stacks import stacks_to
 from paceline.runtime import codes
@@ -47,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run_rank(argv: Sequence[str], environ: Mapping[str, str], line: Line) -> int:
     """Start and run the worker of this rank. ``line`` is the connection to its launcher."""
     first, on_node = place(environ)
-    rank = on_node
+    rank, env = on_node, RankEnv()
     try:
         refuse_without_docstrings()
         start = parse_start(argv, environ)
@@ -78,6 +79,7 @@ def run_rank(argv: Sequence[str], environ: Mapping[str, str], line: Line) -> int
         if not first and not line.held:  # a foreign launcher kills all ranks once one has ended
             time.sleep(_LATER_SECONDS)
         print_diagnostics(exc.diagnostics, rank, only_first=True)
+        _report_to_other_nodes(env, environ, exc)
         line.failed(exc.exit_code, exc.diagnostics[0])
         return int(exc.exit_code)
     except OSError as exc:
@@ -92,6 +94,19 @@ def refuse_without_docstrings() -> None:
         what = "docstrings are removed (python -OO), but Transformers makes no model without its own"
         hint = "PYTHONOPTIMIZE=1, or python -O"
         raise ConfigError(codes.RUNTIME_DOCSTRINGS(what, "PYTHONOPTIMIZE", str(sys.flags.optimize), hint))
+
+
+def _report_to_other_nodes(env: RankEnv, environ: Mapping[str, str], error: PacelineError) -> None:
+    """Tell the other nodes, whose launchers do not know of it, that this one does not come."""
+    if env.num_nodes == 1:
+        return
+    from paceline.runtime.meeting import refuse  # torch
+
+    try:
+        secret = read_secret(environ)
+    except ConfigError:
+        secret = b""
+    refuse(env, secret, error)
 
 
 def _failed(error: BaseException, rank: int, environ: Mapping[str, str], line: Line) -> int:

@@ -54,6 +54,7 @@ from paceline.runtime.device import set_threads, threads_per_rank
 from paceline.runtime.flight import write_flight
 from paceline.runtime.heartbeat import Signs
 from paceline.runtime.leaving import leave
+from paceline.runtime.meeting import refuse
 from paceline.runtime.mesh import limit_groups
 from paceline.runtime.presence import own_address
 from paceline.runtime.quiet import quiet_libraries
@@ -307,7 +308,9 @@ class Worker:
         """Raise ConfigError, before this rank waits for others, where the store must not be unsigned."""
         found = self.unsigned()
         if found is not None and found.severity is Severity.ERROR:
-            raise ConfigError(found)
+            error = ConfigError(found)
+            refuse(self.env, b"", error)  # another node may have a secret
+            raise error
 
     def say_start(self, world: World) -> None:
         """Log what this rank found here: free memory, links, variables set, kernels that are activated."""

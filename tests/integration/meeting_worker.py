@@ -1,4 +1,4 @@
-"""A rank that meets others: one of them says that it is something else, or stays away."""
+"""A rank that meets others: one of them is something else, is refused, comes late or stays away."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from paceline.core.errors import PacelineError
-from paceline.runtime import first_reduce, peers, world
+from paceline.runtime import codes, first_reduce, meeting, peers, world
 from paceline.runtime.leaving import leave
 from paceline.runtime.rank_env import RankEnv
 
@@ -21,8 +21,25 @@ if scenario == "absent":
     first_reduce.first_reduce.__defaults__ = (3.0,)  # type: ignore[misc]
     if env.rank == 1:
         world.World.try_links = lambda *_: time.sleep(600)  # type: ignore[assignment,method-assign]
+me, secret = f"rank {env.rank}", b""
+if scenario.startswith("refused"):  # with which secrets, by rank
+
+    def refused(*_: object, **__: object) -> None:
+        raise PacelineError(codes.RUNTIME_DEVICE("this device is broken", found=me))
+
+    _, whose, *secrets = scenario.split()
+    secret = secrets[env.rank].encode() if secrets else b""
+    if env.rank == int(whose):
+        world.pick_device = refused  # type: ignore[attr-defined]
+if scenario.startswith("late"):
+    for call in (meeting.connect_store, meeting.arrive):
+        assert call.__kwdefaults__ is not None
+        call.__kwdefaults__["report_seconds"] = 0.2
+    if env.rank == int(scenario.split()[1]):
+        while not (out / "said").exists():  # until the other one has said for whom it waits
+            time.sleep(0.05)
 try:
-    made = world.World.open(env, device="cpu", timeout_seconds=1800.0)
+    made = world.World.open(env, device="cpu", timeout_seconds=1800.0, secret=secret)
 except PacelineError as error:
     (out / f"{env.rank}.json").write_text(json.dumps([d.to_json() for d in error.diagnostics]))
     leave(3)

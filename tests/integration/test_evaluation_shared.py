@@ -9,11 +9,13 @@ import pytest
 import torch
 from support import write_rows, write_tokenizer
 
-from paceline.core.errors import ConfigError
+from paceline.core.errors import ConfigError, PacelineError
+from paceline.evaluation import ranks
 from paceline.evaluation.checked import checked
 from paceline.evaluation.generated import generate_rows
 from paceline.evaluation.job import EvaluationJob
 from paceline.evaluation.measured import measure
+from paceline.launch.secret import FILE
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(280)]
 
@@ -61,6 +63,28 @@ def test_a_shared_model_answers_and_scores_as_one_process(place: Path, strategy:
     assert {k: v for k, v in alone.items() if k not in ("loss", "perplexity")} == {
         k: v for k, v in shared.items() if k not in ("loss", "perplexity")
     }
+
+
+@pytest.mark.parametrize("other", ["b" * 32, pytest.param("", marks=pytest.mark.slow)], ids=["wrong", "none"])
+def test_a_process_without_the_secret_of_the_others_is_refused_by_name(
+    other: str, place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Neither waits for the time-out, half an hour; nothing is computed with a stranger."""
+    file, meeting = place / "other-secret", ranks._meeting
+    file.write_text(other)
+    file.chmod(0o600)
+
+    def changed(rank: int, *numbers: int) -> dict[str, str]:
+        return meeting(rank, *numbers) | ({FILE: str(file) if other else ""} if rank else {})
+
+    monkeypatch.setattr(ranks, "_meeting", changed)
+    to = place / "strangers.jsonl"
+    with pytest.raises(PacelineError, match="evaluation.rank"):
+        generate_rows(job(place, "tp", str(to)), [], lambda *_: None)
+    told = capfd.readouterr().err
+    assert "error[runtime.store_secret]" in told and "rank 1 and rank 0 have different secrets" in told
+    assert other not in told or not other
+    assert not to.exists()
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -19,6 +20,7 @@ from paceline.launch.before.objects import from_object_storage
 from paceline.launch.before.planned import cluster_of, merged, planned
 from paceline.launch.claim import WAIT_SECONDS, check_claim, claim
 from paceline.launch.options import LaunchOptions
+from paceline.launch.other_nodes import reported_to_other_nodes
 from paceline.launch.spec import LaunchSpec, malloc_settings, worker_argv
 from paceline.launch.start import launch, launcher_for, make_specs
 from paceline.launch.supervise import report_to_stderr
@@ -86,12 +88,12 @@ class Ready:
         training, run_dir = self.loaded.config.training, self.run_dir
         resume = bool(training.resume_from_checkpoint)
         if resume and self.leads:
-            with_lines(
-                lambda: check_bytes(
-                    str(training.resume_from_checkpoint), run_dir, several=self.plan.num_nodes > 1
-                ),
-                self.loaded.provenance,
-            )
+            several = self.plan.num_nodes > 1
+            with reported_to_other_nodes(self.loaded.config.launch):
+                with_lines(
+                    lambda: check_bytes(str(training.resume_from_checkpoint), run_dir, several=several),
+                    self.loaded.provenance,
+                )
         if self.plan.num_nodes > 1:
             return ()
         with written_for(run_dir.root, training.output_access):
@@ -162,8 +164,16 @@ def made_ready(
     """Check and plan a run on this machine; if it ``starts``, first bring the checkpoint to resume from onto
     its disk.
 
-    Raises ConfigError with all that can be refused before a process starts or a file is written.
+    Raises ConfigError with all that can be refused before a process starts or a file is written; other nodes
+    that wait for this one hear it.
     """
+    with reported_to_other_nodes(loaded.config.launch) if starts else nullcontext():
+        return _made_ready(loaded, options, config_file, overrides, starts)
+
+
+def _made_ready(
+    loaded: Loaded, options: LaunchOptions, config_file: Path | None, overrides: Sequence[str], starts: bool
+) -> Ready:
     brought = with_lines(lambda: _brought(loaded), loaded.provenance) if starts else ()
     plan, warnings = planned(loaded, launcher=options.launcher)
     warnings = (*brought, *warnings)

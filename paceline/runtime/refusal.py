@@ -1,0 +1,92 @@
+"""What a rank that is refused before all have met tells those that wait for it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import torch.distributed as dist
+
+from paceline.core.errors import ExitCode, PacelineError
+from paceline.runtime import codes
+from paceline.runtime.message import failure_message, parsed_failure
+from paceline.runtime.signed import SignedStore
+
+_ERROR, _OTHER_SECRET, _HEARD = "refused", "refused/secret", "refused/heard"
+HEAR_SECONDS = 20.0  # how long the store's host stays for ranks that are on their way
+
+
+class PeerRefusedError(PacelineError):
+    """This rank ends because another one was refused."""
+
+    exit_code = ExitCode.PEER_FAILED
+
+
+class Refusals:
+    """Refusals, through the store.
+
+    ``wakes``: the key for which the ranks that have come are waiting; ``hosts``: the store ends with this
+    process, which stays ``hear_seconds`` at most for the others to hear.
+    """
+
+    def __init__(
+        self,
+        store: dist.Store,
+        signed: SignedStore,
+        rank: int,
+        world_size: int,
+        wakes: str,
+        hosts: bool,
+        hear_seconds: float = HEAR_SECONDS,
+    ) -> None:
+        self._store, self._signed, self._rank, self._world_size = store, signed, rank, world_size
+        self._wakes, self._hosts, self._hear_seconds = wakes, hosts, hear_seconds
+
+    def publish(self, error: PacelineError) -> None:
+        """Publish this rank's error, and wake those that wait."""
+        self._signed.set_first(_ERROR, failure_message(self._rank, error.diagnostics[0], error.exit_code))
+        self._wake()
+
+    def publish_other_secret(self, fingerprint: str) -> None:
+        """Say that this rank has another secret, so that nothing it signs would be believed."""
+        self._store.set(_OTHER_SECRET, f"{self._rank} {fingerprint}")
+        self._wake()
+
+    def raise_any(self) -> None:
+        """Raise PeerRefusedError if a rank was refused."""
+        message = parsed_failure(self._signed.get(_ERROR))
+        if message is not None:
+            self._hear()
+            rank, found = message
+            what = f"rank {rank} was refused, so this one ends as well: {found.what}"
+            raise PeerRefusedError(replace(found, what=what))
+        if self._store.check([_OTHER_SECRET]):
+            text = self._store.get(_OTHER_SECRET).decode("ascii", "replace")
+            self._hear()
+            rank_text, _, theirs = text.partition(" ")
+            rank = int(rank_text) if rank_text.isascii() and rank_text.isdigit() else -1
+            first = "none" if self._store.get("secret") == b"none" else "another"
+            raise other_secret(rank, "none" if theirs == "none" else "one", first)
+
+    def _wake(self) -> None:
+        self._store.set(self._wakes, "0")
+        self._hear()
+
+    def _hear(self) -> None:
+        """Count this rank as one that knows; the store's host waits for the others."""
+        self._store.add(_HEARD, 1)
+        deadline = time.monotonic() + self._hear_seconds
+        while self._hosts and time.monotonic() < deadline and self._store.add(_HEARD, 0) < self._world_size:
+            time.sleep(0.05)
+
+
+def other_secret(rank: int, its: str, first: str) -> PacelineError:
+    """Return the error of a rank whose secret is not rank 0's; each ``none``, or a word."""
+    return PacelineError(
+        codes.RUNTIME_STORE_SECRET(
+            f"rank {rank} and rank 0 have different secrets for their messages",
+            "PACELINE_STORE_SECRET_FILE",
+            f"rank {rank}: {its}, rank 0: {first}",
+            "set the same secret on every node (PACELINE_STORE_SECRET_FILE or PACELINE_STORE_SECRET)",
+        )
+    )
