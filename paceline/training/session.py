@@ -322,9 +322,7 @@ class Session:
                     damage = error
             self.reader = self.former(damage)
         algorithm.load_state(as_object(self.reader.state.get("algorithm")))
-        state = TrainState.from_json(as_object(self.reader.state["train"]))
-        state.stopped_by_callback &= bool(self.config.training.callbacks)  # none is left to end it
-        return state
+        return TrainState.from_json(as_object(self.reader.state["train"]))
 
     def trainer(
         self,
@@ -343,6 +341,8 @@ class Session:
         shape = self.plan.shape
         peak = PeakFlops.of(self.world.device, self.plan.precision.compute)
         piece = self.plan.mesh.coordinates(self.world.rank).cp  # other tokens, other dropout masks
+        if not t.callbacks:  # none is left of those that ended the run
+            parts.state.stopped_by_callback = False
         return Trainer(
             runner=parts.runner,
             algorithm=parts.algorithm,

@@ -184,7 +184,10 @@ def test_a_checkpoint_of_deepspeed_goes_on(
 
 
 @pytest.mark.slow
-def test_an_adapter_of_peft_goes_on(tmp_path: Path, tokenizer_dir: Path, paceline: Paceline) -> None:
+@pytest.mark.parametrize("init", [True, "pissa", "olora"])
+def test_an_adapter_of_peft_goes_on(
+    tmp_path: Path, tokenizer_dir: Path, paceline: Paceline, init: bool | str
+) -> None:
     from peft import LoraConfig, get_peft_model
 
     base = tmp_path / "base"
@@ -193,12 +196,15 @@ def test_an_adapter_of_peft_goes_on(tmp_path: Path, tokenizer_dir: Path, pacelin
     settings: dict[str, Any] = {"r": 4, "target_modules": ["q_proj", "v_proj", "down_proj"]}
     model = get_peft_model(
         LlamaForCausalLM.from_pretrained(base),
-        LoraConfig(**settings, lora_alpha=16, lora_dropout=0.0, task_type="CAUSAL_LM"),
+        LoraConfig(
+            **settings, lora_alpha=16, lora_dropout=0.0, init_lora_weights=init, task_type="CAUSAL_LM"
+        ),  # type: ignore[arg-type]
     )
-    expected = trained_by_transformers(tmp_path / "hf", tokenizer_dir, model=model, learning_rate=0.1)
-    lora = {**settings, "alpha": 16, "dropout": 0.0}
+    rate = 0.1 if init is True else 0.01
+    expected = trained_by_transformers(tmp_path / "hf", tokenizer_dir, model=model, learning_rate=rate)
+    lora = {**settings, "alpha": 16, "dropout": 0.0, "init_lora_weights": init}
     source = tmp_path / f"hf/checkpoint-{SAVED}"
-    assert near(continued(paceline, tmp_path, source, base, lora=lora, learning_rate=0.1), expected)
+    assert near(continued(paceline, tmp_path, source, base, lora=lora, learning_rate=rate), expected)
 
 
 @pytest.mark.slow
