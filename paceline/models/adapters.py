@@ -558,9 +558,11 @@ def _targets(
 
 
 def _linear_names(hf: HFModel) -> list[str]:
-    """Return the last names of the model's linear layers, also where adapters wrap them already."""
-    plain = (plain_name(f"{n}.weight") for n, m in hf.named_modules() if isinstance(m, nn.Linear))
-    return sorted({name.split(".")[-2] for name in plain} - {"default"})
+    """Return the last names of the trunk's linear layers, also where adapters wrap them already."""
+    head = hf.get_output_embeddings()
+    linear = (n for n, m in hf.named_modules() if isinstance(m, nn.Linear) and m is not head)
+    own = (name for name in linear if not any(part.startswith("lora_") for part in name.split(".")))
+    return sorted({plain_name(f"{name}.weight").split(".")[-2] for name in own} - {"default"})
 
 
 def _new_rows(rows: tuple[int, int]) -> Diagnostic:

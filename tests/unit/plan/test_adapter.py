@@ -11,7 +11,13 @@ import pytest
 
 from paceline.config.sections.lora import LoraSection
 from paceline.core.errors import ConfigError
-from paceline.plan.adapter import adapter_decisions, adapter_of, adapter_parameters, check_adapter
+from paceline.plan.adapter import (
+    adapter_decisions,
+    adapter_of,
+    adapter_parameters,
+    check_adapter,
+    unused_decisions,
+)
 from paceline.plan.algorithms.base import switched_off
 from paceline.plan.codec import from_json, to_json
 from paceline.plan.mesh import Mesh
@@ -167,6 +173,10 @@ def test_an_adapter_to_train_on_from_says_its_own_rank(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match="plan.adapter_kind"):
             adapter(**{**plain, **change})
+    given = section(r=8, target_modules=["k_proj"], use_rslora=True, adapter_name_or_path=str(tmp_path))
+    adapter(**plain)
+    unused = {d.subject: (d.choice, d.granted) for d in unused_decisions(given, adapter_of(given))}
+    assert unused == {"lora.target_modules": ("[k_proj]", False)}  # 8 is the default, rslora is the adapter's
     begun = adapter(**plain, init_lora_weights="OLoRA")
     assert begun is not None and begun == replace(found, init_lora_weights="olora")
     qlora = replace(begun, quantization=Quantization(4))
