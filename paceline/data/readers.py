@@ -5,6 +5,7 @@ A line that cannot be read is a problem of that row; a file that cannot be read 
 
 from __future__ import annotations
 
+import codecs
 import csv
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -74,9 +75,21 @@ def _not_utf8(file: Path, line: int, exc: UnicodeDecodeError) -> DataError:
             "the file is not UTF-8 text",
             f"{file}:{line}",
             f"byte {exc.object[exc.start]:#04x}",
-            f"iconv -t UTF-8 -o NEW {file.name}",
+            f"iconv -f {_charset(file, exc.object[exc.start : exc.start + 400])} -t UTF-8 {file.name} > NEW; -f names the encoding that the file has",
         )
     )
+
+
+def _charset(file: Path, text: bytes) -> str:
+    """Return what a file's first bytes say of its encoding, else one that can read ``text``."""
+    with open_file(file) as stream:
+        if stream.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            return "UTF-16"
+    try:
+        codecs.getincrementaldecoder("GB18030")().decode(text)
+    except UnicodeDecodeError:
+        return "CP1252"
+    return "GB18030"
 
 
 def _lines(file: Path) -> Iterator[tuple[int, str, int]]:
@@ -105,7 +118,7 @@ def _too_large(file: Path, line: int) -> Diagnostic:
 def _binary(file: Path, line: int) -> Diagnostic:
     found = "a NUL character: the file is binary, or UTF-16"
     return codes.DATA_NOT_UTF8(
-        "the file is not UTF-8 text", f"{file}:{line}", found, f"iconv -f UTF-16 -t UTF-8 -o NEW {file.name}"
+        "the file is not UTF-8 text", f"{file}:{line}", found, f"iconv -f UTF-16 -t UTF-8 {file.name} > NEW"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import subprocess
 from pathlib import Path
 from typing import Literal
 
@@ -107,6 +108,19 @@ def test_compressed_files_cut_short_are_damaged(pack: str, tmp_path: Path) -> No
         path.write_bytes(content)
         with pytest.raises(DataError, match=r"data\.unreadable.*damaged"):
             rows_of(path)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "gbk", "cp1252"])
+def test_the_remedy_for_another_encoding_works(encoding: str, tmp_path: Path) -> None:
+    """iconv is the judge: it writes the rows that were meant."""
+    row = {"text": "Café, naïve – déjà vu" if encoding == "cp1252" else "你好，世界。这是一个测试。"}
+    (tmp_path / "rows.jsonl").write_bytes(json.dumps(row, ensure_ascii=False).encode(encoding))
+    with pytest.raises(DataError, match=r"data\.not_utf8") as caught:
+        rows_of(tmp_path / "rows.jsonl")
+    command = caught.value.diagnostics[0].hint.partition("; ")[0]
+    subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
+    (tmp_path / "NEW").rename(tmp_path / "new.jsonl")
+    assert rows_of(tmp_path / "new.jsonl")[0].value == row
 
 
 @pytest.mark.parametrize("orient", ["columns", "index", "split", "table"])
