@@ -70,12 +70,13 @@ def _open(file: Path) -> Iterator[TextIO]:
 
 
 def _not_utf8(file: Path, line: int, exc: UnicodeDecodeError) -> DataError:
+    charset = _charset(file, exc.object[exc.start : exc.start + 400])
     return DataError(
         codes.DATA_NOT_UTF8(
             "the file is not UTF-8 text",
             f"{file}:{line}",
             f"byte {exc.object[exc.start]:#04x}",
-            f"iconv -f {_charset(file, exc.object[exc.start : exc.start + 400])} -t UTF-8 {file.name} > NEW; -f names the encoding that the file has",
+            f"iconv -f {charset} -t UTF-8 {file.name} > NEW; -f names the encoding that the file has",
         )
     )
 
