@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from dataclasses import replace
 from importlib import util
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -216,25 +216,6 @@ def adapter_decisions(adapter: AdapterSpec | None, shape: ModelShape | None) -> 
             )
         )
     return tuple(made)
-
-
-def unused_decisions(lora: LoraSection | None, adapter: AdapterSpec | None) -> Iterator[Decision]:
-    """Yield a decision for each setting of ``lora`` that the folder's adapter has otherwise."""
-    if lora is None or adapter is None or not adapter.start:
-        return
-    given, used = lora.model_dump(), asdict(adapter)
-    for name in sorted(given.keys() & used.keys()):
-        if given[name] not in (LoraSection.model_fields[name].default, used[name]):
-            reason = (
-                f"the adapter of adapter_name_or_path has {_words(used[name])}, and is trained on as it is"
-            )
-            yield Decision(f"lora.{name}", _words(given[name]), reason, granted=False)
-
-
-def _words(value: bool | int | str | Sequence[str] | None) -> str:
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(str, value))}]"
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def adapter_parameters(shape: ModelShape, adapter: AdapterSpec) -> int | None:

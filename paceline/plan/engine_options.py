@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Protocol
 
 from paceline.config.idle import IDLE
 from paceline.config.schema import Config, field_of
+from paceline.config.sections.lora import LoraSection
 from paceline.config.sections.training import TrainingSection
 from paceline.config.sections.training_scale import Parallelism
 from paceline.plan.hardware.kinds import CPU, CUDA, is_accelerator, kind_of
@@ -14,6 +16,7 @@ from paceline.plan.hardware.probe import Hardware
 from paceline.plan.limits import WaitLimits
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.row_kernels import row_kernels
+from paceline.plan.parts import AdapterSpec
 from paceline.plan.plan import Decision, Plan
 from paceline.plan.recomputation import KINDS
 from paceline.plan.strategies.base import strategy_spec
@@ -166,8 +169,10 @@ _AXIS_OF = {
 }
 
 
-def idle_decisions(config: Config, mesh: Mesh) -> list[Decision]:
-    """Return a decision for each key without effect, anywhere or on ``mesh``, whose value is no default."""
+def idle_decisions(config: Config, mesh: Mesh, adapter: AdapterSpec | None) -> list[Decision]:
+    """Return a decision for each key without effect whose value is no default: anywhere, on ``mesh``, or
+    where ``adapter`` is a folder's.
+    """
     found = []
     keys = config.training.parallelism or Parallelism()
     for name, axis in _AXIS_OF.items():
@@ -180,4 +185,12 @@ def idle_decisions(config: Config, mesh: Mesh) -> list[Decision]:
         requested, info = getattr(getattr(config, section), name), field_of(path)
         if info is not None and requested != info.default:
             found.append(Decision(path, str(requested).lower(), reason, False))
+    started = config.lora is not None and adapter is not None and bool(adapter.start)
+    has = asdict(adapter) if started and adapter else {}
+    for name, value in config.lora.model_dump().items() if config.lora and started else ():
+        if name in has and value not in (LoraSection.model_fields[name].default, has[name]):
+            both = (value, has[name])
+            given, used = (f"[{', '.join(v)}]" if isinstance(v, tuple) else str(v).lower() for v in both)
+            reason = f"the adapter of adapter_name_or_path has {used}, and is trained on as it is"
+            found.append(Decision(f"lora.{name}", given, reason, False))
     return found

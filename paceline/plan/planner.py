@@ -12,7 +12,7 @@ from paceline.core.diagnostics import Diagnostic, errors
 from paceline.core.errors import ConfigError
 from paceline.core.version import PACKAGE_VERSION
 from paceline.plan import codes
-from paceline.plan.adapter import adapter_decisions, unused_decisions
+from paceline.plan.adapter import adapter_decisions
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.algorithms.rollout import (
     RolloutSizes,
@@ -155,8 +155,7 @@ def _assembled(job: Job, resolved: Resolved, found: Sequence[Diagnostic]) -> Pla
         packing,
         *compute_decisions(plan),
         *option_decisions(training, hardware, plan.strategy, prompts=spec.on_policy),
-        *idle_decisions(config, engine.mesh),
-        *unused_decisions(config.lora, plan.adapter),
+        *idle_decisions(config, engine.mesh, plan.adapter),
         *_warnings(found),
     )
     return replace(plan, decisions=decisions)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from paceline.config.schema import Config
 from paceline.config.sections.lora import LoraSection
 from paceline.core.errors import ConfigError
 from paceline.plan.adapter import (
@@ -16,10 +17,10 @@ from paceline.plan.adapter import (
     adapter_of,
     adapter_parameters,
     check_adapter,
-    unused_decisions,
 )
 from paceline.plan.algorithms.base import switched_off
 from paceline.plan.codec import from_json, to_json
+from paceline.plan.engine_options import idle_decisions
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.read_shape import ModelShape, shape_from_config
 from paceline.plan.parts import AdapterSpec, Quantization
@@ -175,7 +176,8 @@ def test_an_adapter_to_train_on_from_says_its_own_rank(tmp_path: Path) -> None:
             adapter(**{**plain, **change})
     given = section(r=8, target_modules=["k_proj"], use_rslora=True, adapter_name_or_path=str(tmp_path))
     adapter(**plain)
-    unused = {d.subject: (d.choice, d.granted) for d in unused_decisions(given, adapter_of(given))}
+    config = Config.from_json({"lora": given.model_dump(mode="json")})
+    unused = {d.subject: (d.choice, d.granted) for d in idle_decisions(config, Mesh(), adapter_of(given))}
     assert unused == {"lora.target_modules": ("[k_proj]", False)}  # 8 is the default, rslora is the adapter's
     begun = adapter(**plain, init_lora_weights="OLoRA")
     assert begun is not None and begun == replace(found, init_lora_weights="olora")
