@@ -113,6 +113,7 @@ class FieldReader:
         self._weighs = weighs
         self._strict = strict
         self._conversations = shape.format != TEXT
+        self._listed = weighs and shape.format in ("messages", "sharegpt")
 
     def look(self, row: Row, where: str) -> list[Lost]:
         """Return what would be lost of this row, each reason once; count its other unread fields."""
@@ -127,6 +128,9 @@ class FieldReader:
                 lost.setdefault("tools", f"'{name}'")
             elif name in REFUSED_OF_ROWS:
                 lost.setdefault(REFUSED_OF_ROWS[name], f"'{name}'")
+            elif name in turns.LOSS_LISTS and isinstance(value, list) and not self._keeps_rows:
+                if not (self._listed and name in turns.TURN_LISTS):
+                    lost.setdefault("turn_weight", f"'{name}': a list of the whole row")
             elif not self._keeps_rows:
                 unread[name] = None
         for name in self._used:

@@ -17,6 +17,7 @@ from paceline.data.turns import (
     says_something,
     turns_of,
     turns_or_text,
+    with_listed,
 )
 
 TEXT = "text"  # the format without a conversation
@@ -278,12 +279,14 @@ def _prompt_completion(row: Row, columns: Mapping[str, str]) -> Example:
 
 
 def _messages(row: Row, columns: Mapping[str, str]) -> Example:
-    turns = turns_of(row.get(columns["messages"]), "role", "content")
+    name = columns["messages"]
+    turns = turns_of(with_listed(row.get(name), row, name), "role", "content")
     return _conversation(_with_system(row, columns, turns))
 
 
 def _sharegpt(row: Row, columns: Mapping[str, str]) -> Example:
-    turns = turns_of(row.get(columns["conversations"]), "from", "value")
+    name = columns["conversations"]
+    turns = turns_of(with_listed(row.get(name), row, name), "from", "value")
     return _conversation(_with_system(row, columns, turns))
 
 

@@ -48,7 +48,31 @@ WEIGHTS = ("weight", "loss_weight", "loss", "loss_mask")
 TRAINS = ("train", "training", "trainable", "train_on_turn")
 #: Fields of a turn that are read, beside its role and its content.
 READ = frozenset({*REASONING, *WEIGHTS, *TRAINS, "tool_calls", "function_call", "tool_call_id", "name"})
+#: Lists of a whole row: of these, those that mean turns may have one item a turn; the others mean tokens.
+TURN_LISTS = (*WEIGHTS, *TRAINS, "loss_masks", "weights", "train_mask")
+_OF_TOKENS = ("completion_mask", "assistant_mask", "assistant_masks", "response_mask", "prompt_mask")
+LOSS_LISTS = frozenset({*TURN_LISTS, *_OF_TOKENS})
 REASONING_PARTS = ("reasoning", "thinking", "analysis")
+
+
+def with_listed(turns: Cell, row: Row, column: str) -> Cell:
+    """Return turns, each with its item of the row's lists (``loss_mask: [0, 1]``).
+
+    Raises RowError where a list does not have one item a turn, or a turn itself says otherwise.
+    """
+    for name in TURN_LISTS if isinstance(turns, list) else ():
+        values = row.get(name)
+        if name == column or not isinstance(values, list) or not values:
+            continue
+        if len(values) != len(turns):
+            raise RowError("turn_weight", f"'{name}' has {len(values)} items beside {len(turns)} turns")
+        key, made = name if name in READ else WEIGHTS[0], []
+        for number, (turn, value) in enumerate(zip(turns, values, strict=True), 1):
+            if isinstance(turn, Mapping) and turn.get(key, value) not in (value, None):
+                raise RowError("turn_weight", f"turn {number}: it and the row's '{name}' disagree")
+            made.append({**turn, key: value} if isinstance(turn, Mapping) else turn)
+        turns = made
+    return turns
 
 
 def turns_of(turns: Cell, role_key: str, text_key: str) -> list[Message]:

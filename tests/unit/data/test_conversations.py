@@ -14,6 +14,7 @@ from paceline.data.beside import with_beside
 from paceline.data.cells import RowError
 from paceline.data.examples import Reading, RowReader
 from paceline.data.formats import Example, Shape
+from paceline.data.kinds.documents import DOCUMENTS
 from paceline.data.kinds.pairs import PAIRS
 from paceline.data.locate import locate
 from paceline.data.problems import Problem
@@ -265,6 +266,31 @@ def test_every_name_of_a_turn_s_loss_acts(folder: Path, name: str) -> None:
     turns = [ASKED, unlearnt, {"role": "user", "content": "And?"}, {**ANSWERED, name: 1}]
     learnt = "".join(parts(encoder(folder, THINKS), {"messages": turns})[1])
     assert "I look." not in learnt and ANSWERED["content"] in learnt
+
+
+@pytest.mark.parametrize("name", ["weight", "loss_mask", "train", "weights", "loss_masks"])
+def test_a_row_s_list_of_losses_acts_as_its_turns(folder: Path, name: str) -> None:
+    """Such a list was noted as a field that is not read, and every answer trained."""
+    turns = [ASKED, {"role": "assistant", "content": "I look."}, {"role": "user", "content": "And?"}, ANSWERED]
+    learnt = "".join(parts(encoder(folder, THINKS), {"messages": turns, name: [0, 0, 0, 1]})[1])
+    assert "I look." not in learnt and ANSWERED["content"] in learnt
+
+
+@pytest.mark.parametrize(
+    ("row", "detail"),
+    [
+        ({"messages": [ASKED, ANSWERED], "weights": [0, 1, 1]}, "3 items beside 2 turns"),
+        ({"messages": [ASKED, ANSWERED], "train": [0, 0.5]}, "turn 2: "),
+        ({"messages": [ASKED, ANSWERED], "assistant_masks": [0, 0, 1]}, "'assistant_masks'"),
+        ({"prompt": "a", "completion": "b", "loss_mask": [0, 1]}, "'loss_mask'"),
+        ({"text": "a b", "loss_mask": [0, 1]}, "'loss_mask'"),
+        ({"messages": [ASKED, {**ANSWERED, "loss": 0}], "loss": [0, 1]}, "turn 2"),
+    ],
+)
+def test_lists_of_losses_that_cannot_act_are_refused(row: dict[str, Any], detail: str) -> None:
+    shape = DOCUMENTS.detect([row], where="x", requested="auto", mapping=None)
+    found = RowReader(shape, Reading()).read(row, "here")
+    assert isinstance(found, Problem) and found.reason == "turn_weight" and detail in found.detail
 
 
 def test_arguments_that_the_template_does_not_write_are_refused(folder: Path) -> None:
