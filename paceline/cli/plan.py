@@ -174,6 +174,7 @@ def _of_config(
     from paceline.cli.joined import rehearsed
     from paceline.launch.options import LaunchOptions
     from paceline.plan.hardware.catalogue import cluster_of
+    from paceline.plan.own_code import own_code
 
     needs_one_subject(model)
     options = LaunchOptions(nproc=nproc, nnodes=nnodes)
@@ -183,6 +184,12 @@ def _of_config(
         else load_to_start(path, overrides, rehearsed(options).flags())
     )
     cluster = cluster_of(hardware) if hardware else None
+    if imports and (code := own_code(loaded.config, Path.cwd())):
+        typer.echo(
+            f"plan now runs your own code, to check it, in a separate process: {'; '.join(code)}."
+            " --no-imports leaves that out.",
+            err=True,
+        )
     found = planned_run(loaded, cluster, imports=imports)
     print_diagnostics(found.warnings)
     simulated = None

@@ -60,13 +60,14 @@ def with_listed(turns: Cell, row: Row, column: str) -> Cell:
 
     Raises RowError where a list does not have one item a turn, or a turn itself says otherwise.
     """
-    for name in TURN_LISTS if isinstance(turns, list) else ():
+    for name in TURN_LISTS:
         values = row.get(name)
-        if name == column or not isinstance(values, list) or not values:
+        if name == column or not isinstance(values, list) or not values or not isinstance(turns, list):
             continue
         if len(values) != len(turns):
             raise RowError("turn_weight", f"'{name}' has {len(values)} items beside {len(turns)} turns")
-        key, made = name if name in READ else WEIGHTS[0], []
+        key = name if name in READ else WEIGHTS[0]
+        made: list[Cell] = []
         for number, (turn, value) in enumerate(zip(turns, values, strict=True), 1):
             if isinstance(turn, Mapping) and turn.get(key, value) not in (value, None):
                 raise RowError("turn_weight", f"turn {number}: it and the row's '{name}' disagree")

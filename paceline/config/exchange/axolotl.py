@@ -63,7 +63,6 @@ _SAME = {
     "deepspeed": "training.deepspeed",
     "metric_for_best_model": "training.metric_for_best_model",
     "greater_is_better": "training.greater_is_better",
-    "load_best_model_at_end": "training.load_best_model_at_end",
     "early_stopping_patience": "training.early_stopping_patience",
     "logging_steps": "training.logging_steps",
     "optim_args": "training.optim_args",
@@ -141,7 +140,11 @@ def _watchdog(reading: KeyReader) -> None:
 
 def _precision(reading: KeyReader) -> None:
     bf16, adapters = reading.value("bf16"), reading.is_given("adapter")
-    fp16 = (reading.on("fp16") or reading.on("float16")) and not reading.given.get("bf16")
+    fp16 = (reading.on("fp16") or reading.on("float16")) and reading.given.get("bf16") in (
+        None,
+        False,
+        "auto",
+    )
     word = (
         "fp16"
         if fp16
@@ -155,7 +158,7 @@ def _precision(reading: KeyReader) -> None:
     reading.set("training.mixed_precision", word, key)
     dtype = {"fp16": "float16", "bf16": "bfloat16", "auto": "bfloat16"}.get(word)
     keys = ("bf16", "fp16", "bfloat16", "float16", "float32", "torch_dtype")
-    given = [name for name in keys if reading.given.get(name)]
+    given = [name for name in keys if reading.given.get(name) and not (fp16 and name == "bf16")] or ["bf16"]
     if dtype and adapters:
         reading.set("model.dtype", dtype, key)
     elif dtype:

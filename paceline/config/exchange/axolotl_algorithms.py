@@ -35,10 +35,8 @@ def algorithm_of(reading: KeyReader) -> str:
 
 def _options(reading: KeyReader, algorithm: str) -> None:
     own: dict[str, str] = {}
-    if algorithm in ("dpo", "kto", "simpo", "orpo"):
-        own["rl_beta"] = own["dpo_beta"] = f"training.{algorithm}.beta"
-    if algorithm == "orpo":
-        own["orpo_alpha"] = "training.orpo.beta"
+    if algorithm in ("dpo", "kto", "simpo", "orpo", "grpo"):
+        _beta(reading, f"training.{algorithm}.beta")
     if algorithm == "dpo":
         own |= {
             "rpo_alpha": "training.dpo.rpo_alpha",
@@ -50,6 +48,7 @@ def _options(reading: KeyReader, algorithm: str) -> None:
         else:  # axolotl 0.19 trains with TRL 1.9
             reading.nothing("dpo_label_smoothing", SMOOTHED)
     if algorithm == "simpo":
+        reading.set("training.simpo.cpo_alpha", 1.0, "cpo_alpha", "TRL's default")
         own |= {"simpo_gamma": "training.simpo.simpo_gamma", "cpo_alpha": "training.simpo.cpo_alpha"}
     if algorithm == "kto":
         own |= {
@@ -65,17 +64,25 @@ def _options(reading: KeyReader, algorithm: str) -> None:
     reading.nothing(("dpo_use_liger_kernel", "dpo_padding_free", "dpo_use_logits_to_keep"), KERNEL)
     if algorithm != "grpo":
         reading.nothing(
-            [k for k in reading.given if k.partition(".")[0] in ("trl", "vllm")],
+            [k for k in reading.given if k.partition(".")[0] in ("trl", "vllm") and k != "trl.beta"],
             f"it does not act with {algorithm}",
         )
     else:
         _grpo(reading)
 
 
+def _beta(reading: KeyReader, path: str) -> None:
+    """Of several betas axolotl takes the first of these, for every algorithm."""
+    given = [key for key in ("trl.beta", "rl_beta", "orpo_alpha", "dpo_beta") if reading.is_given(key)]
+    if given:
+        reading.keep(given[0], path, reading.given[given[0]])
+    reading.nothing(given[1:], f"{given[0]} wins over it" if given else "")
+    reading.nothing(("orpo_alpha",), "beta decides") if "orpo_alpha" not in given else None
+
+
 def _grpo(reading: KeyReader) -> None:
     inner = ("num_generations", "max_completion_length", "temperature", "top_p", "top_k")
     loss = (
-        "beta",
         "epsilon",
         "epsilon_high",
         "loss_type",
@@ -87,9 +94,17 @@ def _grpo(reading: KeyReader) -> None:
         for name in names:
             if reading.is_given(f"trl.{name}"):
                 reading.keep(f"trl.{name}", f"{path}.{name}", reading.given[f"trl.{name}"])
-    reading.set("training.grpo.use_bias_correction_kl", True, "trl", "TRL's default")
+    name = "trl.use_bias_correction_kl"  # axolotl 0.19 trains with TRL 1.9
+    if not reading.is_given("trl.num_generations"):
+        reading.set("training.rollout.num_generations", 8, "trl.num_generations", "TRL's default")
+    if reading.is_given("trl") and not reading.is_given("trl.max_completion_length"):
+        says = "axolotl hands on no limit (the model's generation config decides); here it is 256 tokens"
+        reading.differs("trl.max_completion_length", "training.rollout.max_completion_length", 256, says)
+    reading.set("training.grpo.use_bias_correction_kl", reading.on(name), name, "off by default in TRL 1.9")
+    reading.mapped(name, ("training.grpo.use_bias_correction_kl",))
     if "trl.scale_rewards" in reading.given:
-        word = "group" if reading.on("trl.scale_rewards") else "none"
+        given = reading.given["trl.scale_rewards"]
+        word = given if isinstance(given, str) else "group" if given else "none"
         reading.keep("trl.scale_rewards", "training.grpo.scale_rewards", word)
     says = "the training processes generate the answers themselves, from the same distribution"
     reading.nothing([k for k in reading.given if k.startswith(("trl.vllm", "trl.use_vllm", "vllm"))], says)
@@ -99,4 +114,10 @@ def _grpo(reading: KeyReader) -> None:
             key,
             "reward functions are written as training.rollout.rewards (module:function, docs/rollouts.md)",
         )
+    reading.nothing("trl.use_liger_loss", KERNEL)
+    for key in [k for k in reading.open_keys() if k.startswith("trl.")]:
+        if not reading.on(key) or (key, reading.given[key]) == ("trl.repetition_penalty", 1.0):
+            reading.nothing(key, "off, as here")
+        else:
+            reading.lose(key, f"what TRL does with {key.partition('.')[2]} is not supported")
     reading.mapped("trl", ("training.grpo", "training.rollout"))

@@ -81,6 +81,13 @@ def _one(reading: KeyReader, at: str, item: JsonObject, algorithm: str, key: str
         )
     elif word:
         reading.lose(f"{at}.type", f"the prompt strategy {word} is axolotl's; convert the rows to messages")
+    for inner, value in item.items():
+        if reading.decided(f"{at}.{inner}"):
+            continue
+        if value in (None, False, "", [], {}):
+            reading.nothing(f"{at}.{inner}", "off, as here")
+        else:
+            reading.lose(f"{at}.{inner}", f"what axolotl does with {inner} of a data set is not supported")
     return found
 
 

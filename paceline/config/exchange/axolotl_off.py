@@ -177,14 +177,9 @@ def _images(reading: KeyReader) -> None:
 
 
 def _batch(reading: KeyReader) -> None:
-    """An older ``batch_size`` stands for accumulation: rows of a step over the micro-batch."""
-    whole, micro = reading.given["batch_size"], reading.value("micro_batch_size")
-    if (
-        isinstance(whole, int)
-        and isinstance(micro, int)
-        and not reading.is_given("gradient_accumulation_steps")
-        and whole % micro == 0
-    ):
-        reading.keep("batch_size", "training.gradient_accumulation_steps", whole // micro)
-    else:
-        reading.lose("batch_size", "gradient_accumulation_steps decides")
+    """axolotl 0.19 reads an older ``batch_size`` nowhere: its gradient_accumulation_steps has a default."""
+    steps = reading.value("gradient_accumulation_steps") or 1
+    reading.nothing(
+        "batch_size",
+        f"gradient_accumulation_steps ({steps}) decides in axolotl 0.19: set it, if this is not meant",
+    )

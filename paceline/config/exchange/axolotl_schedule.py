@@ -14,6 +14,12 @@ def schedule(reading: KeyReader) -> None:
     _warmup(reading)
     _evaluation(reading)
     _saves(reading)
+    _best(reading)
+    if reading.is_given("rl"):
+        reading.result.settings.pop("training.dataloader_drop_last", None)
+        reading.nothing("dataloader_drop_last", "axolotl 0.19 passes it to supervised runs only")
+    elif reading.on("sample_packing") and reading.given.get("eval_sample_packing") is False:
+        reading.set("training.dataloader_drop_last", True, "eval_sample_packing", "axolotl's own choice")
 
 
 def _rate(reading: KeyReader) -> None:
@@ -110,9 +116,27 @@ def _evaluation(reading: KeyReader) -> None:
             "training.eval_strategy",
             "no",
             "evals_per_epoch",
-            "axolotl evaluates never for one part an epoch of one",
+            "axolotl never evaluates where one evaluation is asked for in the whole run",
         )
     reading.mapped(keys, ("training.eval_strategy", "training.eval_steps"))
+
+
+def _best(reading: KeyReader) -> None:
+    """axolotl loads the best weights unless told not to, if a save always falls on an evaluation."""
+    key, path = "load_best_model_at_end", "training.load_best_model_at_end"
+    rows = reading.is_given("test_datasets") != bool(reading.given.get("val_set_size"))
+    settings = reading.result.settings
+    save, evaluate = (settings.get(f"training.{name}_steps") for name in ("save", "eval"))
+    a, b = (setting.value if setting else None for setting in (save, evaluate))
+    on = reading.given.get(key) is not False or reading.is_given("early_stopping_patience")
+    fits = isinstance(a, (int, float)) and isinstance(b, (int, float)) and b > 0 and a % b == 0
+    of_sft = not reading.is_given("rl")
+    reading.set(path, on and rows and fits and of_sft, key)
+    if reading.on(key) and not (rows and fits and of_sft):
+        says = "axolotl loads the last weights: it loads the best ones of a supervised run whose save_steps"
+        reading.nothing(key, f"{says} are a multiple of eval_steps")
+    else:
+        reading.mapped(key, (path,))
 
 
 def _saves(reading: KeyReader) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from paceline.config.exchange.common import CHUNKED, HUB, transformers_keys
@@ -12,7 +13,7 @@ from paceline.config.exchange.llamafactory_v1 import ktransformers, megatron, ve
 from paceline.config.exchange.low_rank import llamafactory_galore
 from paceline.config.exchange.reading import KeyReader
 from paceline.config.exchange.tables import NO_TRACKERS, defaults
-from paceline.core.json_types import Json
+from paceline.core.json_types import Json, JsonObject, as_object
 
 _STAGES = {"sft": "sft", "pt": "sft", "rm": "reward", "dpo": "dpo", "kto": "kto", "ppo": "ppo"}
 _OWN = ("FreezeArguments", "LoraArguments", "RLHFArguments")
@@ -73,6 +74,7 @@ def translate(reading: KeyReader) -> None:
         says = "warmup_ratio wins over it, with the Transformers 5.6 of LLaMA-Factory 0.9.5"
         reading.keep("warmup_ratio", "training.warmup_steps", reading.given["warmup_ratio"])
         reading.nothing("warmup_steps", says)
+    _stable_decay(reading)
     transformers_keys(reading)
     if stage == "pt":
         reading.set("data.train_on", "all", "stage", "pre-training: loss on every token")
@@ -83,6 +85,30 @@ def _algorithm(reading: KeyReader, stage: str) -> str:
     algorithm = loss if loss in ("orpo", "simpo") else _STAGES.get(stage, stage)
     reading.keep("stage", "training.algorithm", algorithm)
     return algorithm
+
+
+def _stable_decay(reading: KeyReader) -> None:
+    """Its default of ``warmup_stable_decay``: of the steps after the warm-up a third is stable."""
+    if reading.text("lr_scheduler_type") != "warmup_stable_decay":
+        return
+    given = as_object(reading.given.get("lr_scheduler_kwargs"))
+    if "num_stable_steps" in given and "num_decay_steps" in given:
+        return
+    steps, warmup = reading.given.get("max_steps"), reading.value("warmup_steps") or 0
+    ratio = reading.given.get("warmup_ratio") or (warmup if isinstance(warmup, float) and warmup < 1 else 0)
+    if not isinstance(steps, int) or steps <= 0 or not isinstance(ratio, (int, float)):
+        third = "a third of the steps after the warm-up is stable, the rest decays"
+        hint = "set max_steps, or lr_scheduler_kwargs: {num_stable_steps: N, num_decay_steps: M}"
+        reading.lose("lr_scheduler_type", f"{third}, and how many these are is not known: {hint}")
+        return
+    rest = steps - (math.ceil(steps * ratio) if ratio else int(warmup) if isinstance(warmup, int) else 0)
+    whole: JsonObject = {"num_stable_steps": rest // 3, "num_decay_steps": rest - rest // 3, **given}
+    reading.set("training.lr_scheduler_kwargs", whole, "lr_scheduler_type", "LLaMA-Factory's own thirds")
+    reading.mapped(
+        [key for key in reading.given if key.partition(".")[0] == "lr_scheduler_kwargs"],
+        ("training.lr_scheduler_kwargs",),
+    )
+    reading.keep("lr_scheduler_type", "training.lr_scheduler_type", "warmup_stable_decay")
 
 
 def _tuning(reading: KeyReader, stage: str) -> None:

@@ -75,6 +75,8 @@ def _planned(
     from paceline.launch.before.sandbox import code_sandbox
     from paceline.launch.op_build import op_lock_problems
     from paceline.launch.start import launcher_for
+    from paceline.plan.model.catalogue import known_shape
+    from paceline.plan.plan import Decision
     from paceline.plan.strategies.job import Job
     from paceline.rules.planning import try_plan
 
@@ -82,7 +84,9 @@ def _planned(
     hardware, of_devices, processes = _machine(loaded, cluster, ranks)
     launcher = ranks.launcher if ranks else launcher_for(processes, launcher)
     run = RunDir.at(config.run_directory())
-    shape, problems = _shape(config, cluster, imports)
+    shape, problems = _shape(config, imports)
+    listed = shape is None and not problems
+    shape = shape or (known_shape(config.model.name_or_path or "") if listed else None)
     known = facts(hardware, processes, launcher, shape, run, os.environ, config)
     known = (
         replace(known, code_sandbox=code_sandbox(config))
@@ -118,6 +122,10 @@ def _planned(
     wrong = merged(errors(found), (*problems, *errors(seen)), loaded.provenance)
     if wrong or plan is None:
         raise ConfigError(*wrong)
+    if listed and shape is not None:
+        says = "the model is not on this machine: layers and sizes are those listed under its name"
+        of_list = Decision("model.name_or_path", "shape of the shipped list", says)
+        plan = replace(plan, decisions=(*plan.decisions, of_list))
     warnings = merged((), [d for d in seen if d.severity is not Severity.ERROR], loaded.provenance)
     return looked.with_decision(plan), (*found, *warnings)
 
@@ -204,7 +212,7 @@ def _without_files(loaded: Loaded, doubt: frozenset[str], config: Config) -> Seq
         return ruled
     meant = replace(loaded, config=config)
     hardware, _, processes = _machine(meant, None, None)
-    shape, others = _shape(config, None, False)[0], _others(config, False)[0]
+    shape, others = _shape(config, False)[0], _others(config, False)[0]
     world, nodes, launcher = processes.world_size, processes.num_nodes, launcher_for(processes, None)
     job = Job(config, hardware, world, nodes, launcher, config.run_directory(), shape, others, False)
     tried = try_plan(job, provenance=loaded.provenance)
@@ -259,23 +267,17 @@ OF_THIS_MACHINE: dict[str, Any] = dict.fromkeys(
 )
 
 
-def _shape(
-    config: Config, cluster: PlannedCluster | None, exactly: bool
-) -> tuple[ModelShape | None, list[Diagnostic]]:
+def _shape(config: Config, exactly: bool) -> tuple[ModelShape | None, list[Diagnostic]]:
     """Return the model's shape (None if not known), and the errors that forbid training it.
 
     ``exactly``: its class may be asked, in a child process.
     """
-    from paceline.plan.model.catalogue import known_shape
     from paceline.plan.model.read_shape import shape_of
 
     try:
-        shape = shape_of(config.model, os.environ, exactly=exactly)
+        return shape_of(config.model, os.environ, exactly=exactly), []
     except ConfigError as error:
         return None, list(error.diagnostics)
-    if shape is None and cluster is not None:
-        shape = known_shape(config.model.name_or_path or "")
-    return shape, []
 
 
 def _others(config: Config, exactly: bool) -> tuple[dict[str, ModelShape | None], list[Diagnostic]]:

@@ -134,7 +134,7 @@ def _rollout(a: Resolved) -> bool:
     return a.get("rlhf_type") in ("grpo", "ppo")
 
 
-def _only(
+def only(
     when: Callable[[Resolved], bool], value: Callable[[Resolved], object]
 ) -> Callable[[Resolved], object]:
     return lambda a: value(a) if when(a) else SKIPPED
@@ -169,10 +169,10 @@ TABLE: dict[str, tuple[tuple[str, ...], Callable[[Resolved], object]]] = {
         lambda a: getattr(a["training"]["lr_scheduler_type"], "value", a["training"]["lr_scheduler_type"]),
     ),
     "training.data_seed": ((), lambda a: a["data_seed"]),
-    "training.save_steps": ((), _only(lambda a: a["save_strategy"] == "steps", _trainer("save_steps"))),
+    "training.save_steps": ((), only(lambda a: a["save_strategy"] == "steps", _trainer("save_steps"))),
     "training.eval_steps": (
         (),
-        _only(lambda a: a["training"]["eval_strategy"] == "steps", _trainer("eval_steps")),
+        only(lambda a: a["training"]["eval_strategy"] == "steps", _trainer("eval_steps")),
     ),
     "model.dtype": (("torch_dtype",), lambda a: str(a["torch_dtype"]).removeprefix("torch.")),
     "data.max_length": (
@@ -182,7 +182,7 @@ TABLE: dict[str, tuple[tuple[str, ...], Callable[[Resolved], object]]] = {
     "data.packing": ((), lambda a: a["packing"]),
     "data.train_on": (
         ("loss_scale",),
-        _only(
+        only(
             lambda a: _algorithm(a) == "sft",
             lambda a: (
                 "all"
@@ -205,19 +205,19 @@ TABLE: dict[str, tuple[tuple[str, ...], Callable[[Resolved], object]]] = {
     **{
         f"lora.{ours}": (
             (theirs,),
-            _only(lambda a: a["tuner_type"] == "lora", lambda a, theirs=theirs: a[theirs]),
+            only(lambda a: a["tuner_type"] == "lora", lambda a, theirs=theirs: a[theirs]),
         )
         for ours, theirs in _LORA.items()
     },
     "lora.target_modules": (
         ("target_modules",),
-        _only(lambda a: a["tuner_type"] == "lora", lambda a: a["target_modules"]),
+        only(lambda a: a["tuner_type"] == "lora", lambda a: a["target_modules"]),
     ),
-    "lora.modules_to_save": ((), _only(lambda a: a["tuner_type"] == "lora", lambda a: a["modules_to_save"])),
+    "lora.modules_to_save": ((), only(lambda a: a["tuner_type"] == "lora", lambda a: a["modules_to_save"])),
     **{
         f"training.{ours}.{option}": (
             (option,),
-            _only(lambda a, ours=ours: _algorithm(a) == ours, lambda a, option=option: a[option]),
+            only(lambda a, ours=ours: _algorithm(a) == ours, lambda a, option=option: a[option]),
         )
         for ours, options in {
             "dpo": ("beta", "loss_type", "rpo_alpha"),
@@ -251,25 +251,25 @@ TABLE: dict[str, tuple[tuple[str, ...], Callable[[Resolved], object]]] = {
     },
     "training.dpo.label_smoothing": (
         (),
-        _only(
+        only(
             lambda a: _algorithm(a) == "dpo" and a["loss_type"] == "sigmoid", lambda a: a["label_smoothing"]
         ),
     ),
     "training.reward.center_rewards_coefficient": (
         (),
-        _only(lambda a: _algorithm(a) == "reward", lambda a: a["center_rewards_coefficient"]),
+        only(lambda a: _algorithm(a) == "reward", lambda a: a["center_rewards_coefficient"] or 0.0),
     ),
     "training.grpo.mask_truncated_completions": (
         (),
-        _only(lambda a: _algorithm(a) == "grpo", lambda a: a["overlong_filter"]),
+        only(lambda a: _algorithm(a) == "grpo", lambda a: a["overlong_filter"]),
     ),
     "training.rollout.filter_groups": (
         (),
-        _only(lambda a: _algorithm(a) == "grpo", lambda a: a["dynamic_sample"]),
+        only(lambda a: _algorithm(a) == "grpo", lambda a: a["dynamic_sample"]),
     ),
     "training.rollout.steps_per_generation": (
         ("generation_batch_size",),
-        _only(
+        only(
             lambda a: (
                 _algorithm(a) == "grpo"
                 and a["training"]["steps_per_generation"] != a["training"]["gradient_accumulation_steps"]
@@ -279,10 +279,10 @@ TABLE: dict[str, tuple[tuple[str, ...], Callable[[Resolved], object]]] = {
     ),
     "training.rollout.num_generations": (
         (),
-        _only(lambda a: _algorithm(a) == "grpo", lambda a: a["num_generations"]),
+        only(lambda a: _algorithm(a) == "grpo", lambda a: a["num_generations"]),
     ),
-    "training.rollout.max_completion_length": ((), _only(_rollout, lambda a: a["max_completion_length"])),
-    "training.rollout.temperature": ((), _only(_rollout, lambda a: a["temperature"])),
-    "training.rollout.top_p": ((), _only(_rollout, lambda a: a["top_p"])),
-    "training.rollout.top_k": ((), _only(_rollout, lambda a: max(a["top_k"], 0))),
+    "training.rollout.max_completion_length": ((), only(_rollout, lambda a: a["max_completion_length"])),
+    "training.rollout.temperature": ((), only(_rollout, lambda a: a["temperature"])),
+    "training.rollout.top_p": ((), only(_rollout, lambda a: a["top_p"])),
+    "training.rollout.top_k": ((), only(_rollout, lambda a: max(a["top_k"], 0))),
 }

@@ -1,7 +1,7 @@
 """Imports against the other program's own parsed arguments: recorded, or asked anew (slow).
 
-``SWIFT_PYTHON`` and ``LF_PYTHON`` name interpreters with ms-swift and LLaMA-Factory; ``RECORD=1`` writes the
-answers anew.
+``SWIFT_PYTHON``, ``LF_PYTHON`` and ``AX_PYTHON`` name interpreters with ms-swift, LLaMA-Factory and axolotl;
+``RECORD=1`` writes the answers anew.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import axolotl_cases
 import llamafactory_cases
 import pytest
 import swift_cases
 
 from paceline.config.exchange.accepted import accepted
 from paceline.config.exchange.command_line import read_command
-from paceline.config.exchange.importing import import_command, import_data
+from paceline.config.exchange.importing import flat, import_command, import_data
 from paceline.config.exchange.verdicts import Imported, KeyVerdict
 from paceline.config.load import load_config
+from paceline.config.schema import field_of
 from paceline.rules import of_config
 
 HERE, RESEARCH = Path(__file__).parent, Path(__file__).parents[3] / "research"
@@ -39,6 +41,7 @@ class Peer:
     imported: Callable[[Any], Imported]
     table: Table
     count: int
+    prepare: Callable[[Path], None] = lambda folder: None
 
     @property
     def recorded(self) -> Path:
@@ -62,6 +65,15 @@ PEERS = [
         llamafactory_cases.TABLE,
         80,
     ),
+    Peer(
+        "axolotl",
+        "AX_PYTHON",
+        axolotl_cases.files,
+        lambda given: import_data(given, dict.fromkeys(flat(given), 1), "a.yaml", "axolotl"),
+        axolotl_cases.TABLE,
+        88,
+        axolotl_cases.prepare,
+    ),
 ]
 PEER = pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
 
@@ -81,7 +93,9 @@ def at(config: Mapping[str, Any], path: str) -> Any:
     value: Any = config
     for part in path.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
-    return value
+    info = field_of(path)
+    value = info.default if value is None and info else value
+    return "bf16" if path == "training.mixed_precision" and value == "auto" else value  # as on the recorder's
 
 
 def differences(peer: Peer, case: Any, resolved: Mapping[str, Any], folder: Path) -> list[str]:
@@ -115,11 +129,13 @@ def test_every_setting_is_what_the_other_program_resolves(tmp_path: Path, peer: 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @PEER
 def test_the_recorded_answers_are_the_other_programs(tmp_path: Path, peer: Peer) -> None:
     if peer.python not in os.environ:
         pytest.skip(f"{peer.python} names no interpreter with {peer.name}")
     written(tmp_path)
+    peer.prepare(tmp_path)
     made = peer.inputs(tmp_path, peer.count)
     (tmp_path / "given.json").write_text(json.dumps(made))
     script = RESEARCH / f"{peer.name}_arguments.py"

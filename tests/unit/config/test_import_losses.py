@@ -342,3 +342,33 @@ def test_a_system_column_that_llamafactory_passes_over_is_said(tmp_path: Path) -
     data: dict[str, Any] = {"stage": "sft", "dataset": "mine", "dataset_dir": str(tmp_path)}
     found = import_data(data, dict.fromkeys(data, 1), "a.yaml", "llamafactory")
     assert found.findings["dataset"].verdict is DIFFERS
+
+
+@pytest.mark.parametrize(
+    ("more", "kwargs"),
+    [  # by LLaMA-Factory 0.9.5's own create_custom_scheduler
+        ({"max_steps": 100}, {"num_stable_steps": 33, "num_decay_steps": 67}),
+        ({"max_steps": 100, "warmup_steps": 10}, {"num_stable_steps": 30, "num_decay_steps": 60}),
+        ({"max_steps": 77, "warmup_ratio": 0.05}, {"num_stable_steps": 24, "num_decay_steps": 49}),
+        ({"max_steps": 101, "warmup_steps": 0.1}, {"num_stable_steps": 30, "num_decay_steps": 60}),
+        (
+            {"max_steps": 50, "lr_scheduler_kwargs": {"num_decay_steps": 10}},
+            {"num_decay_steps": 10, "num_stable_steps": 16},
+        ),
+        ({"num_train_epochs": 2}, None),
+    ],
+)
+def test_llamafactorys_stable_third(
+    tmp_path: Path, more: dict[str, Any], kwargs: dict[str, int] | None
+) -> None:
+    """Its default of warmup_stable_decay follows from the number of steps, where that is known."""
+    given = {"model_name_or_path": "m", "stage": "sft", "dataset": "a", "template": "qwen", **more}
+    given |= {"lr_scheduler_type": "warmup_stable_decay"}
+    found = import_data(given, dict.fromkeys(given, 1), "a.yaml", "llamafactory")
+    config = checked(found, tmp_path)
+    if kwargs is None:
+        assert "num_decay_steps" in found.findings["lr_scheduler_type"].says
+        assert found.findings["lr_scheduler_type"].verdict is LOST
+    else:
+        assert config.training.lr_scheduler_type == "warmup_stable_decay"
+        assert config.training.lr_scheduler_kwargs == kwargs

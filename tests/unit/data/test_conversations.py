@@ -271,7 +271,12 @@ def test_every_name_of_a_turn_s_loss_acts(folder: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ["weight", "loss_mask", "train", "weights", "loss_masks"])
 def test_a_row_s_list_of_losses_acts_as_its_turns(folder: Path, name: str) -> None:
     """Such a list was noted as a field that is not read, and every answer trained."""
-    turns = [ASKED, {"role": "assistant", "content": "I look."}, {"role": "user", "content": "And?"}, ANSWERED]
+    turns = [
+        ASKED,
+        {"role": "assistant", "content": "I look."},
+        {"role": "user", "content": "And?"},
+        ANSWERED,
+    ]
     learnt = "".join(parts(encoder(folder, THINKS), {"messages": turns, name: [0, 0, 0, 1]})[1])
     assert "I look." not in learnt and ANSWERED["content"] in learnt
 
