@@ -116,7 +116,7 @@ def _evaluation(reading: KeyReader) -> None:
             "training.eval_strategy",
             "no",
             "evals_per_epoch",
-            "axolotl never evaluates where one evaluation is asked for in the whole run",
+            "axolotl never evaluates where the whole run has one evaluation",
         )
     reading.mapped(keys, ("training.eval_strategy", "training.eval_steps"))
 
