@@ -7,40 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from paceline.config.exchange.launchers import ACCELERATE_SWITCHES as SWITCHES
 from paceline.launch.processes import parent_of
 
 PROC = Path("/proc")
 _MOST_ANCESTORS = 12
-#: flags of accelerate launch without a value, as of 1.15; every other option takes the next word
-SWITCHES = frozenset(
-    [
-        "help",
-        "quiet",
-        "cpu",
-        "multi_gpu",
-        "tpu",
-        "use_mps_device",
-        "enable_cpu_affinity",
-        "dynamo_use_fullgraph",
-        "dynamo_use_dynamic",
-        "dynamo_use_regional_compilation",
-        "use_deepspeed",
-        "use_fsdp",
-        "use_parallelism_config",
-        "use_megatron_lm",
-        "use_xpu",
-        "ipex",
-        "same_network",
-        "module",
-        "no_python",
-        "tpu_cluster",
-        "no_tpu_cluster",
-        "tpu_use_sudo",
-        "downcast_bf16",
-        "debug",
-        "fp8_use_autocast_during_eval",
-    ]
-)
 _SHORT = {"h": "help", "q": "quiet", "m": "module", "t": "tee"}
 #: option → the variable that accelerate reads but does not set
 NOT_HANDED_ON = {

@@ -35,6 +35,7 @@ WRITERS = {
     "paceline/cli/prepare.py": "a config, in a temporary folder",
     "paceline/cli/data.py": "a config, in a temporary folder",
     "paceline/data/show.py": "totals, in a temporary folder",
+    "paceline/config/exchange/accelerate_options.py": "a launcher's options, in a temporary folder",
     "paceline/config/exchange/accepted.py": "a composed YAML, without secrets, in a temporary folder",
     "paceline/config/exchange/exporting.py": "a composed YAML, without secrets, in a temporary folder",
     "paceline/config/exchange/job_files.py": "the name of a file, in a temporary folder",

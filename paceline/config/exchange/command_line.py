@@ -10,9 +10,10 @@ from pathlib import Path
 
 from paceline.config import codes
 from paceline.config.exchange import trl
+from paceline.config.exchange.flags import written
+from paceline.config.exchange.launchers import SET, Launch, launch_of
 from paceline.config.reading import read_text
 from paceline.config.scalars import resolve_plain
-from paceline.config.yaml_tree import parse_yaml
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject
 
@@ -29,9 +30,17 @@ _PROGRAMS = {
 #: scripts by name → the system and the command or trainer
 _SCRIPTS = {f"{name}.py": ("trl", name) for name in trl.TRAINERS}
 _SWIFT = re.compile(r"(?:.*/)?swift[./]cli[./](sft|pt|rlhf)(?:\.py)?")
+_TRL = re.compile(rf"trl\.scripts\.({'|'.join(trl.TRAINERS)})")
+_FILES = (".yaml", ".yml", ".json")
 _COMMANDS = (*trl.TRAINERS, "pt", "rlhf")
-_LAUNCHERS = ("torchrun", "python", "python3", "accelerate", "deepspeed", "srun", "mpirun", "nohup", "env")
-_SET = re.compile(r"[A-Za-z_]\w*=")
+#: programs that do more than train → the words of theirs that train
+_VERBS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("llamafactory-cli", "lmf", "axolotl"), ("train",)),
+    "trl": tuple(trl.TRAINERS),
+    "swift": ("sft", "pt", "rlhf"),
+}
+_STARTERS = ("accelerate launch", "accelerate-launch", "torchrun", "deepspeed", "python")
+_OVERRIDE = re.compile(r"[A-Za-z_][\w.]*=")  # a path like runs/lr=1/x.yaml is none
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
 #: What a shell tells apart. A comment begins a word: ``alpaca#500`` has none.
 _SHELL = re.compile(
@@ -40,7 +49,6 @@ _SHELL = re.compile(
     r"""|(?P<end>[;&|])|(?P<variable>\$(?:\{\w+(?::?-[^}]*)?\}|\w+))""",
     re.S | re.M,
 )
-_OUR_NPROC = ("nproc_per_node", "num_gpus", "num_processes", "nproc-per-node")
 
 
 @dataclass
@@ -48,7 +56,7 @@ class Command:
     """What a command line says.
 
     ``data``: its keys; ``lines``: the argument (from 1), or the script's line, at which each stands;
-    ``environment``: variables set for it; ``config``: a file whose keys lie below its own; ``launcher``: what
+    ``environment``: variables set for it; ``config``: a file whose keys lie below its own; ``launch``: what
     starts it.
     """
 
@@ -59,7 +67,7 @@ class Command:
     data: JsonObject = field(default_factory=dict)
     lines: dict[str, int] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
-    launcher: list[str] = field(default_factory=list)
+    launch: Launch = field(default_factory=Launch)
 
 
 @dataclass(frozen=True)
@@ -72,9 +80,8 @@ def is_command(text: str) -> bool:
     """Whether ``text`` is a command line in one string, or a shell script, and not a config."""
     if Path(text).suffix in (".sh", ".bash") and Path(text).is_file():
         return True
-    words = [word for word in text.split() if word != "\\" and not _SET.match(word)]
-    known = (*_PROGRAMS, *_LAUNCHERS)
-    return len(words) > 1 and not Path(text).exists() and Path(words[0]).name in known
+    words = [word for word in text.split() if word != "\\"]
+    return len(words) > 1 and not Path(text).exists() and _start(words, [1] * len(words)) is not None
 
 
 def read_command(arguments: Sequence[str]) -> Command:
@@ -106,9 +113,9 @@ def _of_script(path: str) -> Command:
             raise ConfigError(
                 codes.CONFIG_IMPORT_COMMAND(what, f"{path}:{words[0].line}", words[0].text, hint)
             )
-        if words and all(_SET.match(word.text) for word in words):
+        if words and all(SET.match(word.text) for word in words):
             values |= dict(word.text.split("=", 1) for word in words)
-        elif _start(words) is not None:
+        elif _start([word.text for word in words], [word.line for word in words]) is not None:
             _refuse_unknown(text, values, path, line)
             command = _read(words, path)
             command.environment = {**values, **command.environment}
@@ -208,37 +215,50 @@ def _refuse_unknown(text: str, values: Mapping[str, str], path: str, first: int)
         raise ConfigError(codes.CONFIG_IMPORT_COMMAND(what, f"{path}:{line}", match[0], hint))
 
 
-def _start(words: Sequence[_Word]) -> int | None:
-    """Return the index of the word that names the program; what stands before it is the launcher's."""
-    for index, word in enumerate(words):
-        name = Path(word.text).name
-        if name in _PROGRAMS or name in _SCRIPTS or _SWIFT.fullmatch(word.text):
-            return index
-    launched = bool(words) and any(Path(word.text).name in _LAUNCHERS for word in words)
-    scripts = [index for index, word in enumerate(words) if word.text.endswith(".py")]
-    return scripts[0] if launched and scripts else None
+def _start(words: Sequence[str], lines: Sequence[int]) -> Launch | None:
+    """Return what starts the program that trains, and where it stands; None for another command."""
+    launch = launch_of(words, lines)
+    word, after = [*words[launch.program : launch.program + 2], "", ""][:2]
+    name = Path(word).name
+    if name in _PROGRAMS:
+        verb = after.startswith("-") or "=" in after or Path(after).suffix in _FILES or not after
+        return launch if verb or after in _VERBS.get(name, (after,)) else None
+    if name in _SCRIPTS or _SWIFT.fullmatch(word) or _TRL.fullmatch(word):
+        return launch
+    launched = any(starter in launch.launchers for starter in _STARTERS)
+    return launch if word.endswith(".py") and (launched or launch.program == 0) else None
 
 
 def _read(words: Sequence[_Word], name: str) -> Command:
     found = Command(name=name)
-    at = 0
-    while at < len(words) and _SET.match(words[at].text):
-        key, _, value = words[at].text.partition("=")
-        found.environment[key] = value
+    texts, lines = [word.text for word in words], [word.line for word in words]
+    found.launch = _start(texts, lines) or launch_of(texts, lines)
+    found.environment = dict(found.launch.environment)
+    at = found.launch.program
+    if at < len(words):
+        _program(words[at].text, found)
         at += 1
-    start = _start(words)
-    if start is not None:
-        found.launcher = [word.text for word in words[at:start]]
-        _program(words[start].text, found)
-        at = start + 1
     while at < len(words) and not words[at].text.startswith("--"):
         _positional(words[at], found)
         at += 1
-    _flags(words[at:], found)
+    end = next((n for n in range(at, len(words)) if words[n].text == "--"), len(words))
+    _flags(words[at:end], found)
+    if found.system == "axolotl":
+        _of_axolotl(words[end + 1 :], found)
     named = found.data.get("config")
-    if isinstance(named, str) and Path(named).suffix in (".yaml", ".yml", ".json"):
+    if isinstance(named, str) and Path(named).suffix in _FILES:
         found.config = str(found.data.pop("config"))
     return found
+
+
+def _of_axolotl(words: Sequence[_Word], found: Command) -> None:
+    """``axolotl train --launcher torchrun -- --nproc_per_node 2``: what follows ``--`` is the launcher's."""
+    launcher = found.data.pop("launcher", "accelerate" if words else None)
+    if launcher in ("accelerate", "torchrun"):
+        chosen = "accelerate launch" if launcher == "accelerate" else "torchrun"
+        texts = [*chosen.split(), *(word.text for word in words)]
+        lines = [*([1] * len(chosen.split())), *(word.line for word in words)]
+        found.launch = launch_of(texts, lines)
 
 
 def _program(word: str, found: Command) -> None:
@@ -249,17 +269,19 @@ def _program(word: str, found: Command) -> None:
         found.system = _PROGRAMS[name]
     elif name in _SCRIPTS:
         found.system, found.algorithm = _SCRIPTS[name]
+    elif script := _TRL.fullmatch(word):
+        found.system, found.algorithm = "trl", script[1]
 
 
 def _positional(word: _Word, found: Command) -> None:
     """A trainer, a config file, or ``key=value`` as LLaMA-Factory takes it."""
-    key, equals, value = word.text.partition("=")
+    key, _, value = word.text.partition("=")
     if word.text in _COMMANDS:
         found.algorithm = word.text
-    elif Path(word.text).suffix in (".yaml", ".yml", ".json"):
-        found.config = word.text
-    elif equals:
+    elif _OVERRIDE.match(word.text):
         found.lines[key], found.data[key] = word.line, _one(value)
+    elif Path(word.text).suffix in _FILES:
+        found.config = word.text
 
 
 def _flags(words: Sequence[_Word], found: Command) -> None:
@@ -275,15 +297,6 @@ def _flags(words: Sequence[_Word], found: Command) -> None:
         found.data[key.replace("-", "_")] = _value(values)
 
 
-def processes(found: Command) -> int | None:
-    """Return how many processes a node the launcher starts, if it says so."""
-    for word, after in zip(found.launcher, [*found.launcher[1:], ""], strict=False):
-        key, _, value = word.lstrip("-").partition("=")
-        if key in _OUR_NPROC and (value or after).isdecimal():
-            return int(value or after)
-    return None
-
-
 def _value(values: Sequence[str]) -> Json:
     """A flag alone is true; several values are a list, as the hub's argument parser reads them."""
     parsed: list[Json] = [_one(value) for value in values]
@@ -291,7 +304,4 @@ def _value(values: Sequence[str]) -> Json:
 
 
 def _one(value: str) -> Json:
-    if value[:1] in ("[", "{"):
-        tree = parse_yaml(value, "command line")
-        return tree.data() if tree else None
-    return resolve_plain(value)
+    return written(value) if value[:1] in ("[", "{") else resolve_plain(value)

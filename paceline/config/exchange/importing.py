@@ -8,14 +8,19 @@ from pathlib import Path
 
 from paceline.config import codes
 from paceline.config.exchange import axolotl, llamafactory, swift, trl
-from paceline.config.exchange.command_line import Command, processes
+from paceline.config.exchange.accelerate_options import AccelerateJob, accelerate_job, joined
+from paceline.config.exchange.command_line import Command
 from paceline.config.exchange.common import transformers_keys
 from paceline.config.exchange.detect import SYSTEMS, system_of
+from paceline.config.exchange.flags import as_parsed
 from paceline.config.exchange.job_files import import_job
+from paceline.config.exchange.launcher_options import STARTERS
+from paceline.config.exchange.launcher_options import options as launch_options
+from paceline.config.exchange.launcher_options import variables as launch_variables
 from paceline.config.exchange.reading import KeyReader
 from paceline.config.exchange.swift_machine import ENVIRONMENT
-from paceline.config.exchange.tables import NO_TRACKERS, defaults
-from paceline.config.exchange.verdicts import Finding, Imported, KeyVerdict, Setting
+from paceline.config.exchange.tables import NO_TRACKERS, Defaults, defaults
+from paceline.config.exchange.verdicts import Imported, KeyVerdict
 from paceline.config.foreign.json_text import json_lines, parse_json
 from paceline.config.reading import read_text
 from paceline.config.yaml_tree import parse_yaml
@@ -53,22 +58,49 @@ def import_command(command: Command, system: str | None = None, algorithm: str |
     Raises ConfigError.
     """
     data, lines, name = command.data, dict(command.lines), command.name
+    below: JsonObject = {}
     if command.config is not None:
         below, places = read_foreign(command.config)
-        data, lines, name = below | data, places | lines, f"{command.config} and {name}"
-    chosen = system or command.system or system_of(data)
-    count = processes(command)
-    environment = dict(command.environment) | ({"NPROC_PER_NODE": str(count)} if count else {})
+        lines, name = places | lines, f"{command.config} and {name}"
+    chosen = system or command.system or system_of(below | data)
+    algorithm = algorithm or command.algorithm
+    known = _defaults(chosen, below | data, algorithm)
+    data, renamed = as_parsed(data, known) if known else (data, {})
+    lines |= {key: lines[given] for key, given in renamed.items()}
+    launched, job = Imported("", ""), _accelerate(command)
+    launch_options(command.launch, launched)
+    _variables(command, chosen, launched)
+    counts = {key: s.value for key, s in (job.imported if job else launched).settings.items()}
+    data = below | data
     if chosen == "swift":
-        data = data | {ENVIRONMENT: {**environment, **as_object(data.get(ENVIRONMENT))}}
-    found = import_data(data, lines, name, chosen, algorithm or command.algorithm)
-    if chosen != "swift":
-        for variable, value in command.environment.items():
-            says = "of the process: set it for this run as well, if it should hold"
-            found.findings[variable] = Finding(variable, value, 1, KeyVerdict.NO_EFFECT, (), says)
-        if count:
-            found.settings["launch.nproc"] = Setting(count, "the launcher", 1)
+        counted = {"NPROC_PER_NODE": counts.get("launch.nproc"), "NNODES": counts.get("launch.nnodes")}
+        variables: JsonObject = {name: str(count) for name, count in counted.items() if count}
+        data |= {ENVIRONMENT: {**as_object(below.get(ENVIRONMENT)), **variables}}
+    found = import_data(data, lines, name, chosen, algorithm, job.engine if job else "")
+    if ENVIRONMENT not in below:
+        found.findings = {k: f for k, f in found.findings.items() if k.partition(".")[0] != ENVIRONMENT}
+    for key, given in renamed.items():
+        found.findings[given] = replace(found.findings.pop(key), key=given, value=command.data[given])
+    found.settings |= launched.settings
+    found.findings |= launched.findings
+    if job is not None:
+        joined(found, job)
     return found
+
+
+def _accelerate(command: Command) -> AccelerateJob | None:
+    """Return what ``accelerate launch``, or Accelerate's variables, set. Raises ConfigError for its file."""
+    named = [o.value for o in command.launch.options if o.name == "config_file" and o.value]
+    file = named[-1] if named else ""
+    below, lines = read_foreign(file) if Path(file).is_file() else ({}, {})
+    return accelerate_job(command.launch, command.environment, below, lines, file)
+
+
+def _variables(command: Command, chosen: str | None, found: Imported) -> None:
+    starters = [name for name in command.launch.launchers if name in STARTERS]
+    own = chosen in ("swift", "llamafactory") and not starters
+    counts = "torchrun" not in starters and (bool(starters) or chosen == "llamafactory")
+    launch_variables(command.environment, own, counts, found, 1)
 
 
 def import_data(
@@ -77,8 +109,9 @@ def import_data(
     path: str,
     system: str | None = None,
     algorithm: str | None = None,
+    engine: str = "",
 ) -> Imported:
-    """``import_config`` for a mapping that has been read (a file, or a command line)."""
+    """``import_config`` for a mapping that has been read; ``engine``: deepspeed or fsdp of a launcher."""
     chosen = system or system_of(data)
     if chosen is None:
         keys = ", ".join(list(data)[:4])
@@ -88,7 +121,7 @@ def import_data(
         )
     if chosen in _JOBS:
         return import_job(data, lines, path, chosen)
-    found = TRANSLATORS[chosen](data, lines, path, algorithm)
+    found = TRANSLATORS[chosen](data, lines, path, algorithm, engine)
     _rolled_up(found)
     _attention(found)
     return found
@@ -117,40 +150,53 @@ def _rolled_up(found: Imported) -> None:
             found.findings[outer.key] = replace(outer, verdict=finding.verdict, says=f"{key}: {finding.says}")
 
 
-def _trl(data: JsonObject, lines: Mapping[str, int], path: str, algorithm: str | None) -> Imported:
+def _trl(
+    data: JsonObject, lines: Mapping[str, int], path: str, algorithm: str | None, engine: str
+) -> Imported:
     chosen = algorithm or trl.algorithm_of(data)
-    reading = KeyReader("TRL", path, flat(data), lines, trl.trl_defaults(chosen))
+    reading = KeyReader("TRL", path, flat(data), lines, trl.trl_defaults(chosen), engine)
     trl.translate(reading, chosen)
     return reading.result
 
 
-def _llamafactory(data: JsonObject, lines: Mapping[str, int], path: str, algorithm: str | None) -> Imported:
-    reading = KeyReader("LLaMA-Factory", path, flat(data), lines, llamafactory.llamafactory_defaults())
+def _llamafactory(
+    data: JsonObject, lines: Mapping[str, int], path: str, algorithm: str | None, engine: str
+) -> Imported:
+    reading = KeyReader(
+        "LLaMA-Factory", path, flat(data), lines, llamafactory.llamafactory_defaults(), engine
+    )
     llamafactory.translate(reading)
     return reading.result
 
 
-def _axolotl(data: JsonObject, lines: Mapping[str, int], path: str, algorithm: str | None) -> Imported:
-    reading = KeyReader("axolotl", path, flat(data), lines, axolotl.axolotl_defaults())
+def _axolotl(
+    data: JsonObject, lines: Mapping[str, int], path: str, algorithm: str | None, engine: str
+) -> Imported:
+    reading = KeyReader("axolotl", path, flat(data), lines, axolotl.axolotl_defaults(), engine)
     axolotl.translate(reading)
     return reading.result
 
 
-def _swift(data: JsonObject, lines: Mapping[str, int], path: str, algorithm: str | None) -> Imported:
+def _swift(
+    data: JsonObject, lines: Mapping[str, int], path: str, algorithm: str | None, engine: str
+) -> Imported:
     command = swift.command_of(data, algorithm)
-    reading = KeyReader("ms-swift", path, flat(data), lines, swift.swift_defaults(command))
+    reading = KeyReader("ms-swift", path, flat(data), lines, swift.swift_defaults(command), engine)
     swift.translate(reading, command, algorithm)
     return reading.result
 
 
-def _hf(data: JsonObject, lines: Mapping[str, int], path: str, algorithm: str | None) -> Imported:
-    reading = KeyReader("Transformers", path, flat(data), lines, {**defaults("transformers"), **NO_TRACKERS})
+def _hf(
+    data: JsonObject, lines: Mapping[str, int], path: str, algorithm: str | None, engine: str
+) -> Imported:
+    known = {**defaults("transformers"), **NO_TRACKERS}
+    reading = KeyReader("Transformers", path, flat(data), lines, known, engine)
     reading.set("training.algorithm", algorithm or "sft")
     transformers_keys(reading)
     return reading.result
 
 
-Translator = Callable[[JsonObject, Mapping[str, int], str, str | None], Imported]
+Translator = Callable[[JsonObject, Mapping[str, int], str, str | None, str], Imported]
 TRANSLATORS: dict[str, Translator] = {
     "trl": _trl,
     "llamafactory": _llamafactory,
@@ -159,6 +205,17 @@ TRANSLATORS: dict[str, Translator] = {
     "hf": _hf,
 }
 _JOBS = ("deepspeed", "accelerate")
+
+
+def _defaults(system: str | None, data: JsonObject, algorithm: str | None) -> Defaults:
+    """Return the arguments that a system's command line has, with their defaults; empty for others."""
+    if system == "trl":
+        return trl.trl_defaults(algorithm or trl.algorithm_of(data))
+    if system == "swift":
+        return swift.swift_defaults(swift.command_of(data, algorithm))
+    if system == "llamafactory":
+        return llamafactory.llamafactory_defaults()
+    return defaults("transformers") if system == "hf" else {}
 
 
 def flat(data: JsonObject, prefix: str = "") -> JsonObject:

@@ -6,6 +6,7 @@ import json
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from paceline.config.exchange.verdicts import Finding, Imported, KeyVerdict, Setting
@@ -47,7 +48,25 @@ def import_job(data: JsonObject, lines: Mapping[str, int], path: str, system: st
         found.findings[key] = _finding(key, value, lines, notes, path, found)
     if system == "deepspeed":
         _taken_out(found)
+    found.notes = notes
     return found
+
+
+def verdict_at(key: str, line: int, found: Imported, path: str) -> Finding:
+    """Return the verdict on one key, or one key of a block, of a file with one key a line."""
+    whole = found.findings[key.partition(".")[0]]
+    if "." not in key:
+        return whole
+    place = f"{Path(path).resolve()}:{line}"
+    mine = sorted(
+        (item for item in found.notes if item.where == place), key=lambda item: item.severity is Severity.NOTE
+    )
+    if mine and mine[0].severity is not Severity.NOTE:
+        return replace(whole, verdict=KeyVerdict.LOST, to=(), says=mine[0].what)
+    held = tuple(ours for ours, setting in found.settings.items() if setting.line == line)
+    if mine and not held:
+        return replace(whole, verdict=KeyVerdict.NO_EFFECT, to=(), says=mine[0].what)
+    return replace(whole, to=held or whole.to, says=mine[0].what if mine else "")
 
 
 def _loaded(path: str, system: str) -> tuple[Loaded, list[Diagnostic]]:

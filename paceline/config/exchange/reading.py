@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from paceline.config.exchange.tables import Defaults
 from paceline.config.exchange.verdicts import Finding, Imported, KeyVerdict, Setting
 from paceline.core.json_types import Json, JsonObject
 
@@ -14,7 +15,8 @@ _EMPTY: tuple[Json, ...] = (None, "", [], {})
 class KeyReader:
     """The keys of one file. Translators take keys by ``value`` and decide each by one of the verbs.
 
-    ``given``: the file's keys (inner ones dotted); ``lines``: where each stands; ``defaults``: the system's.
+    ``given``: the file's keys (inner ones dotted); ``lines``: where each stands; ``defaults``: the system's;
+    ``engine``: deepspeed or fsdp, if a launcher sets it.
     """
 
     def __init__(
@@ -23,12 +25,14 @@ class KeyReader:
         file: str,
         given: JsonObject,
         lines: Mapping[str, int],
-        defaults: Mapping[str, object],
+        defaults: Defaults,
+        engine: str = "",
     ) -> None:
         self.result = Imported(system, file)
         self.given = given
         self._lines = lines
         self.defaults = defaults
+        self._engine = engine
 
     def value(self, key: str) -> Json:
         """Return what the system would use: the file's value, or its default."""
@@ -55,7 +59,8 @@ class KeyReader:
 
     def engine(self) -> str:
         """Return the key that sets DeepSpeed or FSDP, which shard and make float32 masters; or empty."""
-        return next((name for name in ("deepspeed", "fsdp", "fsdp_config") if self.is_given(name)), "")
+        own = (name for name in ("deepspeed", "fsdp", "fsdp_config") if self.is_given(name))
+        return next(own, self._engine)
 
     def decided(self, key: str) -> bool:
         """Whether the key already has its verdict."""

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import TypeAlias
 
 from paceline.core.json_types import JsonObject, as_object
 
@@ -18,8 +19,11 @@ def table(name: str) -> JsonObject:
     return as_object(json.loads((_FOLDER / f"{name}.json").read_text(encoding="utf-8")))
 
 
+#: An argument's name → its default
+Defaults: TypeAlias = Mapping[str, object]
+
 #: Nothing is reported unless a file says so; Transformers' project is then of no effect.
-NO_TRACKERS: Mapping[str, object] = {"report_to": "none", "project": None}
+NO_TRACKERS: Defaults = {"report_to": "none", "project": None}
 
 
 def defaults(system: str, classes: Sequence[str] | None = None) -> dict[str, object]:

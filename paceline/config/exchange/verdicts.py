@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from paceline.config.source import shown
+from paceline.core.diagnostics import Diagnostic
 from paceline.core.json_types import Json, JsonObject
 
 
@@ -58,12 +59,13 @@ class Setting:
 
 @dataclass
 class Imported:
-    """The settings by our dotted path and the verdict on each key."""
+    """The settings by our dotted path and the verdict on each key; ``notes``: of a job's file's reader."""
 
     system: str
     file: str
     settings: dict[str, Setting] = field(default_factory=dict)
     findings: dict[str, Finding] = field(default_factory=dict)
+    notes: list[Diagnostic] = field(default_factory=list)
 
     def of(self, verdict: KeyVerdict) -> list[Finding]:
         """Return the findings with this verdict."""

@@ -1,0 +1,210 @@
+"""What stands before a program on a command line: its launchers (torchrun, srun, conda run …)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SET = re.compile(r"[A-Za-z_]\w*=")
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+#: flags of ``accelerate launch`` 1.15 without a value; every other option takes the next word
+ACCELERATE_SWITCHES = _names(
+    "help quiet cpu multi_gpu tpu use_mps_device enable_cpu_affinity dynamo_use_fullgraph dynamo_use_dynamic"
+    " dynamo_use_regional_compilation use_deepspeed use_fsdp use_parallelism_config use_megatron_lm use_xpu"
+    " ipex same_network module no_python tpu_cluster no_tpu_cluster tpu_use_sudo downcast_bf16 debug"
+    " fp8_use_autocast_during_eval"
+)
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A command that starts another. An option that is no switch takes the next word.
+
+    ``words``: how many words follow its options before the program; ``short``: one-letter options by name;
+    ``pairs``: options that take two words; ``values``: the only options that take a word, if given.
+    """
+
+    switches: frozenset[str] = frozenset()
+    short: tuple[tuple[str, str], ...] = ()
+    words: int = 0
+    pairs: frozenset[str] = frozenset()
+    values: frozenset[str] | None = None
+
+    def takes(self, option: str) -> int:
+        """Return how many words follow an option."""
+        if option in self.pairs:
+            return 2
+        return int(option in self.values if self.values is not None else option not in self.switches)
+
+
+def _letters(text: str) -> tuple[tuple[str, str], ...]:
+    """Return one-letter options and their names, written ``n=name``."""
+    return tuple((pair[0], pair[2:]) for pair in text.split())
+
+
+def _few(*values: str, words: int = 0, short: str = "") -> Launcher:
+    """A launcher of which only these options take a word; ``short``: ``n=name p=prefix``."""
+    return Launcher(short=_letters(short), words=words, values=frozenset(values))
+
+
+_TORCHRUN = Launcher(
+    _names("help standalone module no_python run_path virtual_local_rank use_env"),
+    (("h", "help"), ("m", "module"), ("r", "redirects"), ("t", "tee")),
+)
+_SRUN = Launcher(
+    _names(
+        "help exclusive unbuffered pty overlap label verbose quiet kill_on_bad_exit overcommit contiguous"
+        " preserve_env no_kill slurmd_debug disable_status version oversubscribe use_min_nodes"
+        " spread_job"
+    ),
+    (
+        *_letters("N=nodes n=ntasks c=cpus_per_task p=partition w=nodelist x=exclude J=job_name t=time"),
+        *_letters("A=account G=gpus C=constraint o=output e=error q=qos D=chdir m=distribution l=label"),
+        *_letters("u=unbuffered v=verbose Q=quiet K=kill_on_bad_exit O=overcommit s=oversubscribe"),
+        *_letters("E=preserve_env Z=no_allocate d=dependency"),
+    ),
+)
+_MPIRUN = Launcher(
+    _names(
+        "help allow_run_as_root oversubscribe tag_output verbose display_map report_bindings prepend_rank"
+        " display_allocation nooversubscribe quiet bynode byslot l debug_daemons"
+    ),
+    pairs=frozenset(("mca", "gmca", "genv", "env")),
+)
+_DEEPSPEED = Launcher(
+    _names(
+        "help module no_python no_local_rank no_ssh no_ssh_check force_multi save_pid bind_cores_to_rank"
+        " quiet"
+    ),
+    (("h", "help"), ("H", "hostfile"), ("i", "include"), ("e", "exclude"), ("q", "quiet")),
+)
+_ACCELERATE = Launcher(ACCELERATE_SWITCHES, (("h", "help"), ("q", "quiet"), ("m", "module"), ("t", "tee")))
+_CONDA = _few("name", "prefix", "cwd", short="n=name p=prefix v=verbose")
+#: a command, or two words of one → what it is
+LAUNCHERS = {
+    "accelerate launch": _ACCELERATE,
+    "accelerate-launch": _ACCELERATE,
+    "torchrun": _TORCHRUN,
+    "deepspeed": _DEEPSPEED,
+    "srun": _SRUN,
+    **dict.fromkeys(("mpirun", "mpiexec", "mpiexec.hydra", "orterun"), _MPIRUN),
+    **dict.fromkeys(("nohup", "time", "exec", "command", "setsid", "caffeinate", "unbuffer"), _few()),
+    "env": _few("unset", "chdir", short="u=unset C=chdir i=ignore_environment"),
+    "sudo": _few("user", "group", short="u=user g=group E=preserve_env H=set_home"),
+    "nice": _few("adjustment", short="n=adjustment"),
+    "ionice": _few("class", "classdata", short="c=class n=classdata"),
+    "timeout": _few("signal", "kill_after", words=1, short="s=signal k=kill_after"),
+    "stdbuf": _few("output", "error", "input", short="o=output e=error i=input"),
+    "numactl": _few(
+        *("cpunodebind", "membind", "physcpubind", "interleave", "preferred"),
+        short="N=cpunodebind m=membind C=physcpubind i=interleave l=localalloc p=preferred",
+    ),
+    "taskset": _few(words=1, short="c=cpu_list"),
+    **dict.fromkeys(("conda run", "mamba run", "micromamba run"), _CONDA),
+    "uv run": _few(
+        *("with", "python", "extra", "group", "project", "directory", "env_file", "package", "index_url"),
+        short="p=python",
+    ),
+    **dict.fromkeys(("poetry run", "pdm run", "pipenv run", "pixi run"), _few()),
+    "python": _few("X", "W", short="u=unbuffered O=optimised B=no_bytecode I=isolated"),
+}
+_MODULES = {
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "accelerate.commands.launch": "accelerate launch",
+    "deepspeed.launcher.runner": "deepspeed",
+}
+_PYTHON = re.compile(r"python(\d(\.\d+)?)?")
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of a launcher, its name with underscores; ``value`` is None for a switch."""
+
+    launcher: str
+    name: str
+    value: str | None
+    line: int
+
+    @property
+    def key(self) -> str:
+        """What it is called in a report."""
+        return f"{self.launcher} --{self.name}"
+
+
+@dataclass
+class Launch:
+    """The launchers of a command, outermost first, their options, and the index of the program's word."""
+
+    launchers: list[str] = field(default_factory=list)
+    options: list[Option] = field(default_factory=list)
+    environment: dict[str, str] = field(default_factory=dict)
+    program: int = 0
+
+
+def launch_of(words: Sequence[str], lines: Sequence[int]) -> Launch:
+    """Return what starts the program of a command, and where the program stands among its words."""
+    found = Launch()
+    at = 0
+    while at < len(words):
+        if SET.match(words[at]):
+            key, _, value = words[at].partition("=")
+            found.environment[key] = value
+            at += 1
+            continue
+        name, length = _launcher(words, at)
+        if name is None:
+            break
+        found.launchers.append(name)
+        at = _options(words, lines, at + length, name, found)
+    found.program = at
+    return found
+
+
+def _launcher(words: Sequence[str], at: int) -> tuple[str | None, int]:
+    """Return the launcher at a word and how many words name it."""
+    name = Path(words[at]).name
+    two = f"{name} {words[at + 1]}" if at + 1 < len(words) else name
+    if _PYTHON.fullmatch(name):
+        return "python", 1
+    if words[at] in _MODULES and words[at - 1] == "-m":
+        return _MODULES[words[at]], 1
+    if words[at] == "accelerate.commands.accelerate_cli":
+        return "accelerate launch", 2
+    return (two, 2) if two in LAUNCHERS else (name, 1) if name in LAUNCHERS else (None, 0)
+
+
+def _options(words: Sequence[str], lines: Sequence[int], at: int, name: str, found: Launch) -> int:
+    """Read a launcher's options; return the index of the word after them."""
+    launcher = LAUNCHERS[name]
+    while at < len(words) and words[at].startswith("-") and words[at] not in ("-", "--"):
+        place = lines[at]
+        option, equals, value = words[at].partition("=")
+        at += 1
+        if name == "python" and option == "-m":
+            return at
+        option, attached = _option_name(option, launcher)
+        count = 0 if equals or attached else launcher.takes(option)
+        taken = words[at : at + count]
+        at += count
+        given = value if equals else attached or (" ".join(taken) if count else None)
+        found.options.append(Option(name, option, given, place))
+        if name.startswith("mpi") and option == "x" and given and "=" in given:
+            found.environment[given.partition("=")[0]] = given.partition("=")[2]
+    at += at < len(words) and words[at] == "--"
+    return at + launcher.words
+
+
+def _option_name(word: str, launcher: Launcher) -> tuple[str, str]:
+    """Return an option's name, and a value that is written onto its letter (``-N2``)."""
+    letters = dict(launcher.short)
+    if not word.startswith("--") and word[1:2] in letters and (len(word) == 2 or word[2:].isalnum()):
+        return letters[word[1]], word[2:]
+    return word.lstrip("-").replace("-", "_"), ""
