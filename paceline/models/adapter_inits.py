@@ -18,19 +18,20 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.units import human_seconds
 from paceline.models import codes
+from paceline.models.expert_adapters import NAME
 
 if TYPE_CHECKING:
     from peft.tuners.lora import Linear
 
     from paceline.protocols.model import HFModel
 
-NAME = "default"  # peft's name of the one adapter
+MERGED = "merge the adapter into its base (merge_and_unload of peft), and start from that folder"
 _GIVEN = {"pissa": (NAME, "pissa"), "olora": (NAME,)}  # to the layer's method of this kind
 
 
-def decompose(hf: HFModel, init: str) -> str:
+def decompose(hf: HFModel, init: str, started: bool) -> str:
     """Give every adapter of ``hf`` its part of the weight under it, in place; return a line for the log.
-    Layers on meta are only checked.
+    Layers on meta are only checked. ``started``: the adapter is a folder's.
 
     Raises ConfigError ``models.adapter_target`` for a layer that cannot be decomposed so.
     """
@@ -38,7 +39,7 @@ def decompose(hf: HFModel, init: str) -> str:
 
     layers = {name: module for name, module in hf.named_modules() if isinstance(module, Linear)}
     for name, layer in layers.items():
-        _check(name, layer, init)
+        _check(name, layer, init, started)
     start = time.monotonic()
     for layer in layers.values():
         weight = layer.get_base_layer().get_parameter("weight")
@@ -65,16 +66,20 @@ def remainder(weight: Tensor, init: str, rank: int, scale: float) -> Tensor:
     return base.weight.data
 
 
-def _check(name: str, layer: Linear, init: str) -> None:
+def _check(name: str, layer: Linear, init: str, started: bool) -> None:
     base = layer.get_base_layer()
-    what, shape = f"{name} ({type(base).__name__})", base.get_parameter("weight").shape
+    found, shape = f"{name} ({type(base).__name__})", base.get_parameter("weight").shape
     if layer.fan_in_fan_out and init == "olora":
-        raise ConfigError(_cannot("peft decomposes a weight of [in, out] the wrong way round", what, "pissa"))
+        raise ConfigError(
+            _cannot("peft decomposes a weight of [in, out] the wrong way round", found, "pissa", started)
+        )
     if (rank := layer.r[NAME]) > min(shape):
-        what += f" of {' x '.join(map(str, shape))}, r {rank}"
-        raise ConfigError(_cannot("a weight has no more parts than its smaller side", what, "true"))
+        found += f" of {' x '.join(map(str, shape))}, r {rank}"
+        what = "a weight has no more parts than its smaller side"
+        raise ConfigError(_cannot(what, found, "true", started))
 
 
-def _cannot(why: str, found: str, instead: str) -> Diagnostic:
+def _cannot(what: str, found: str, instead: str, started: bool) -> Diagnostic:
+    where = "lora.adapter_name_or_path" if started else "lora.init_lora_weights"
     hint = f"init_lora_weights: {instead}; or target_modules without this layer"
-    return codes.MODELS_ADAPTER_TARGET(why, "lora.init_lora_weights", found, hint)
+    return codes.MODELS_ADAPTER_TARGET(what, where, found, MERGED if started else hint)

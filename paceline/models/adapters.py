@@ -31,7 +31,7 @@ from paceline.core.json_types import Json, JsonObject
 from paceline.core.patterns import is_pattern
 from paceline.core.units import human_count
 from paceline.models import codes
-from paceline.models.adapter_inits import decompose, remainder
+from paceline.models.adapter_inits import MERGED, decompose, remainder
 from paceline.models.adapter_reach import out_of_reach
 from paceline.models.arrival import shapes_standing_in, standing_in
 from paceline.models.expert_adapters import (
@@ -59,7 +59,6 @@ NAME = "default"  # peft's name of the one adapter
 PEFT_PREFIX = "base_model.model."
 WEIGHTS = "adapter_model.safetensors"
 _FACTOR = re.compile(rf"(\.lora_[AB])\.{NAME}\.weight$")
-_MERGED = "merge the adapter into its base (merge_and_unload of peft), and start from that folder"
 _BASE = re.compile(r"(\.base_layer)+\.")
 _PIECE_BYTES = 16 * 2**20  # of a product that is added to a weight
 SAMPLED = 1024  # values of each tensor that are hashed into a fingerprint
@@ -112,7 +111,7 @@ def add_adapter(
     experts = route_adapters(hf) if spec.target_parameters else 0
     first = ""
     if spec.init_lora_weights:
-        first = decompose(hf, spec.init_lora_weights)
+        first = decompose(hf, spec.init_lora_weights, bool(spec.start))
     saved = _train_whole(hf, spec.modules_to_save)
     for parameter in hf.parameters():
         if parameter.requires_grad:
@@ -457,7 +456,7 @@ def _check_layers(hf: HFModel, started: bool) -> None:
                     "adapters can only be added to linear layers of the trunk",
                     "lora.target_modules",
                     f"{name} ({kind})",
-                    _MERGED
+                    MERGED
                     if started
                     else f"target_modules: [{', '.join(_linear_names(hf))}]; modules_to_save trains"
                     " embeddings and the head in full",
@@ -553,7 +552,7 @@ def _targets(
         what,
         "lora.target_modules",
         f"{', '.join(spec.target_modules)}: {message.splitlines()[0][:200]}",
-        _MERGED if spec.start else f"use all-linear, or some of {', '.join(_linear_names(hf)[:12])}",
+        MERGED if spec.start else f"use all-linear, or some of {', '.join(_linear_names(hf)[:12])}",
     )
 
 

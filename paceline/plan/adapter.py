@@ -104,7 +104,12 @@ def check_adapter(
                 " they are packed in 4 bits",
                 "lora.quantization_bit",
                 f"{adapter.quantization.bits} beside init_lora_weights: {adapter.init_lora_weights}",
-                "quantization_bit: null; or an adapter on the unchanged base (init_lora_weights: true)",
+                "quantization_bit: null; or "
+                + (
+                    "merge the adapter with peft (merge_and_unload), and quantise the merged model"
+                    if adapter.start
+                    else "an adapter on the unchanged base (init_lora_weights: true)"
+                ),
             )
         )
     return (

@@ -190,6 +190,25 @@ def test_weights_in_bfloat16_alone(tmp_path: Path, text: str, pure: bool) -> Non
     assert not pure or config.training.mixed_precision in ("bf16", "auto")
 
 
+@pytest.mark.parametrize(
+    ("text", "key", "init"),
+    [
+        (FACTORY + "pissa_init: true\npissa_iter: -1\n", "pissa_init", "pissa"),
+        (FACTORY + "pissa_init: true\n", "pissa_init", None),  # 16 iterations of a random approximation
+        (AXOLOTL + "peft_init_lora_weights: olora\n", "peft_init_lora_weights", "olora"),
+        (AXOLOTL + "peft_init_lora_weights: true\n", "peft_init_lora_weights", None),
+        (AXOLOTL + "peft_init_lora_weights: gaussian\n", "peft_init_lora_weights", None),
+    ],
+)
+def test_adapters_that_begin_with_a_part_of_the_base(
+    tmp_path: Path, text: str, key: str, init: str | None
+) -> None:
+    found, config, _ = imported(tmp_path, text)
+    assert config.lora is not None and config.lora.init_lora_weights == init
+    kept = init is not None or "weights: true" in text
+    assert found.findings[key].verdict is (KeyVerdict.MAPPED if kept else KeyVerdict.LOST)
+
+
 @pytest.mark.parametrize("stage", ["dpo", "kto", "ppo"])
 def test_llamafactorys_reference_below_a_trained_adapter_is_the_base(tmp_path: Path, stage: str) -> None:
     text = FACTORY.replace("sft", stage) + "adapter_name_or_path: some/adapter\n"
