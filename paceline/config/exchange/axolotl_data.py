@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from paceline.config.exchange.reading import KeyReader
 from paceline.core.json_types import Json, JsonObject, as_object
 
@@ -46,15 +48,20 @@ def datasets(reading: KeyReader, algorithm: str) -> None:
 def _one(reading: KeyReader, at: str, item: JsonObject, algorithm: str, key: str) -> JsonObject:
     """Return one of our data sets; decides its keys."""
     files = item.get("data_files")
-    path = item.get("path")
-    if files and path in ("json", "jsonl", "csv", "parquet", "text"):
-        path = files[0] if isinstance(files, list) else files
+    listed = files if isinstance(files, list) else [files] if files else []
+    path, loader = item.get("path"), item.get("path") in ("json", "jsonl", "csv", "parquet", "text")
+    if len(listed) == 1 and (loader or Path(str(path)).is_dir()):
+        path = listed[0] if loader else f"{path}/{listed[0]}"
+    elif listed:
+        says = "a data set here has one path: list each of its files as a data set of its own"
+        reading.lose(f"{at}.data_files", says)
     found: JsonObject = {"path": path}
     if item.get("name"):
         found["name"] = item["name"]
     if item.get("split") not in (None, "train"):
         found["split"] = item["split"]
-    reading.mapped([f"{at}.{k}" for k in ("path", "name", "split", "data_files")], ("data.train",))
+    keys = [f"{at}.{k}" for k in ("path", "name", "split", "data_files")]
+    reading.mapped([key for key in keys if not reading.decided(key)], ("data.train",))
     reading.nothing([f"{at}.{k}" for k in _NO_MATTER], "as rows are read here")
     _turns(reading, at, item)
     kind = item.get("type")
@@ -195,6 +202,18 @@ def _template(reading: KeyReader) -> None:
         reading.lose("default_system_message", "write it in model.chat_template")
 
 
+def _other_rows(reading: KeyReader) -> None:
+    """What chooses or orders other rows than here."""
+    longest = reading.given.get("eval_sequence_len")
+    if longest and longest != reading.value("sequence_len"):
+        reading.lose("eval_sequence_len", "rows of training and evaluation have one limit: data.max_length")
+    for key in ("dataset_shard_num", "dataset_shard_idx"):
+        if reading.is_given(key):
+            reading.lose(key, "it trains on a part of the rows: set max_rows of the data set")
+    if reading.on("sample_packing_sequentially"):
+        reading.lose("sample_packing_sequentially", "rows are packed by their lengths, in an order by seed")
+
+
 def _packing(reading: KeyReader) -> None:
     reading.keep("sample_packing", "data.packing", reading.on("sample_packing"))
     says = "padding never weighs anything, and evaluation is a mean over tokens"
@@ -210,15 +229,14 @@ def _packing(reading: KeyReader) -> None:
         "total_num_tokens",
         "total_supervised",
     )
-    reading.nothing([k for k in reading.given if k.startswith(prefixes)], says)
+    _other_rows(reading)
+    reading.nothing([k for k in reading.given if k.startswith(prefixes) and not reading.decided(k)], says)
     reading.nothing(
         (
             "dataset_prepared_path",
             "dataset_keep_in_memory",
             "skip_prepare_dataset",
             "num_dataset_shards_to_save",
-            "dataset_shard_num",
-            "dataset_shard_idx",
             "is_preprocess",
             "preprocess_iterable",
         ),

@@ -118,7 +118,7 @@ def trackers(reading: KeyReader) -> None:
     used = [
         name
         for name, on in (
-            ("wandb", reading.is_given("wandb_project") and reading.value("use_wandb") is not False),
+            ("wandb", reading.given.get("use_wandb", reading.is_given("wandb_project"))),
             ("tensorboard", reading.on("use_tensorboard")),
             *((name, _given_on(reading, f"use_{name}")) for name in _OTHER_TRACKERS),
         )

@@ -38,7 +38,6 @@ _MEMORY = (
     "embeddings_skip_upcast",
     "resize_token_embeddings_to_32x",
     "mean_resizing_embeddings",
-    "fix_untrained_tokens",
     "remove_unused_columns",
 )
 _LOGGED = (
@@ -114,6 +113,8 @@ _SWITCHES = {
         ("dataset_exact_deduplication",),
         "rows are not compared with each other",
     ),
+    "fix_untrained_tokens": (("fix_untrained_tokens",), "untrained rows of the embedding keep their values"),
+    "dataset_shard_num": (("dataset_shard_num", "dataset_shard_idx"), ""),
     "min_sample_len": (("min_sample_len",), "short rows are not left out"),
     "s2_attention": (("s2_attention",), "shifted sparse attention changes the model"),
     "group_by_length": (("group_by_length",), "rows are permuted by seed"),

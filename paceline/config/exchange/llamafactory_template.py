@@ -38,10 +38,28 @@ def template(reading: KeyReader, stage: str) -> None:
             think = reading.value("enable_thinking") is not False
             made = jinja(formats, system if isinstance(system, str) else None, think)
             reading.keep("template", "model.chat_template", made, f"LLaMA-Factory's template {name}")
-            reading.mapped(kwargs, ("model.chat_template",))
+            _thoughts(reading, formats, stage, made)
+            reading.mapped([key for key in kwargs if not reading.decided(key)], ("model.chat_template",))
     reading.nothing("tool_format", "calls of tools are written by the chat template") if not reading.is_given(
         "tool_format"
     ) else None
+
+
+def _thoughts(reading: KeyReader, formats: JsonObject, stage: str, made: str) -> None:
+    """Where LLaMA-Factory takes thoughts out of the rows of reasoning models; here they stay."""
+    if "Reasoning" not in str(formats.get("class")):
+        reading.nothing(("enable_thinking", "preserve_thinking"), "it acts on templates of reasoning models")
+        return
+    path, says = (
+        "model.chat_template",
+        "which LLaMA-Factory takes out of rows, stay: remove them, if there are any",
+    )
+    if reading.value("enable_thinking") is False:
+        reading.differs("enable_thinking", path, made, f"thoughts, {says}")
+    if stage == "sft" and not reading.on("mask_history"):
+        reading.nothing("preserve_thinking", "it acts on pairs, labels and prompts, and with mask_history")
+    elif not reading.on("preserve_thinking"):
+        reading.differs("preserve_thinking", path, made, f"thoughts of earlier answers, {says}")
 
 
 def jinja(formats: JsonObject, system: str | None = None, think: bool = True) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from paceline.config.exchange.accepted import accepted, left_over, stands
 from paceline.config.exchange.command_line import is_command, read_command
-from paceline.config.exchange.importing import import_command, import_config, import_data
+from paceline.config.exchange.importing import flat, import_command, import_config, import_data
 from paceline.config.exchange.verdicts import Imported, KeyVerdict
 from paceline.config.load import load_config
 from paceline.config.schema import Config
@@ -372,3 +372,43 @@ def test_llamafactorys_stable_third(
     else:
         assert config.training.lr_scheduler_type == "warmup_stable_decay"
         assert config.training.lr_scheduler_kwargs == kwargs
+
+
+@pytest.mark.parametrize(
+    ("more", "key", "verdict"),
+    [
+        ({"enable_thinking": False}, "enable_thinking", DIFFERS),
+        ({"enable_thinking": True}, "enable_thinking", MAPPED),
+        ({"preserve_thinking": True}, "preserve_thinking", NOTHING),
+        ({"stage": "dpo", "preserve_thinking": True}, "preserve_thinking", MAPPED),
+        ({"stage": "dpo", "preserve_thinking": False}, "preserve_thinking", DIFFERS),
+        ({"mask_history": True, "preserve_thinking": False}, "preserve_thinking", DIFFERS),
+        ({"template": "qwen", "enable_thinking": False}, "enable_thinking", NOTHING),
+    ],
+)
+def test_thoughts_that_llamafactory_takes_out_are_said(
+    tmp_path: Path, more: dict[str, Any], key: str, verdict: KeyVerdict
+) -> None:
+    given = {"model_name_or_path": "m", "stage": "sft", "dataset": "a", "template": "qwen3", **more}
+    found = import_data(given, dict.fromkeys(given, 1), "a.yaml", "llamafactory")
+    checked(found, tmp_path)
+    assert found.findings[key].verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("more", "key"),
+    [
+        ({"dataset_shard_num": 4, "dataset_shard_idx": 0}, "dataset_shard_num"),
+        ({"eval_sequence_len": 64}, "eval_sequence_len"),
+        ({"sample_packing_sequentially": True}, "sample_packing_sequentially"),
+        ({"fix_untrained_tokens": True}, "fix_untrained_tokens"),
+        ({"datasets": [{"path": "json", "data_files": ["a", "b"], "type": "completion"}]}, "datasets"),
+        ({"datasets": [{"path": "org/name", "data_files": ["a"], "type": "completion"}]}, "datasets"),
+        ({"rl": "grpo", "trl": {"min_p": 0.1}}, "trl.min_p"),
+    ],
+)
+def test_axolotl_keys_that_change_the_training_are_lost_by_name(more: dict[str, Any], key: str) -> None:
+    """They were of no effect, or took over the verdict of the block that they stand in."""
+    given = {"base_model": "m", "datasets": [{"path": "a.jsonl", "type": "completion"}], **more}
+    found = import_data(given, dict.fromkeys(flat(given), 1), "a.yaml", "axolotl")
+    assert found.findings[key].verdict is LOST
