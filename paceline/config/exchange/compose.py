@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from paceline.config.exchange.verdicts import Imported, KeyVerdict, Setting
+from paceline.config.exchange.verdicts import Imported, KeyVerdict, Setting, shortened
 from paceline.config.schema import SECTIONS
 from paceline.core.json_types import Json
 from paceline.core.secrets import SHAPED
@@ -32,11 +32,16 @@ def compose(found: Imported, title: str) -> Composed:
     for verdict in (KeyVerdict.LOST, KeyVerdict.DIFFERS):
         listed = found.of(verdict)
         if listed:
+            shown, left_out = shortened(listed)
             lines.append((f"# {verdict.value}:", ""))
             lines += [
                 (f"#   {f.key}{f' (line {f.line})' if f.line else ''}: {_one_line(f.says)}", "")
-                for f in listed
+                for f in shown
             ]
+            if left_out:
+                lines.append(
+                    (f"#   and {left_out:,} more: `paceline config import --all` lists every key", "")
+                )
     text = SHAPED.sub("***", "\n".join(line for line, _ in lines).rstrip() + "\n")
     return Composed(text, {number: path for number, (_, path) in enumerate(lines, 1) if path})
 

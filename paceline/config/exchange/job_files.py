@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import tempfile
+from bisect import bisect_right
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -44,8 +46,9 @@ def import_job(data: JsonObject, lines: Mapping[str, int], path: str, system: st
     recomputed = found.settings.get("training.fsdp_config")
     if recomputed is not None and isinstance(recomputed.value, dict) and _RECOMPUTE in found.settings:
         recomputed.value.pop("activation_checkpointing", None)  # gradient_checkpointing says it
+    known = _Notes(lines, notes, str(Path(path).resolve()))
     for key, value in data.items():
-        found.findings[key] = _finding(key, value, lines, notes, path, found)
+        found.findings[key] = _finding(key, value, lines.get(key, 1), known, found)
     if system == "deepspeed":
         _taken_out(found)
     found.notes = notes
@@ -83,25 +86,16 @@ def _loaded(path: str, system: str) -> tuple[Loaded, list[Diagnostic]]:
     return loaded, list(loaded.notes)
 
 
-def _finding(
-    key: str,
-    value: Json,
-    lines: Mapping[str, int],
-    notes: Sequence[Diagnostic],
-    path: str,
-    found: Imported,
-) -> Finding:
+def _finding(key: str, value: Json, line: int, notes: _Notes, found: Imported) -> Finding:
     """The verdict on a top-level key, from the findings at its lines or of its name."""
-    line = lines.get(key, 1)
-    mine = _about(key, lines, notes, str(Path(path).resolve()))
+    mine = notes.about(key)
     wrong = [item for item in mine if item.severity is Severity.ERROR]
     if wrong:
         return Finding(key, value, line, KeyVerdict.LOST, (), wrong[0].what)
     says = mine[0].what if mine else ""
     if found.system == "DeepSpeed" and key not in table() and not key.startswith(("_", "//", "#")):
         # DeepSpeed ignores what it does not know; a program that adds keys of its own (GPT-NeoX) reads them
-        many = sum(name not in table() for name in lines if "." not in name) > 1
-        verdict = KeyVerdict.LOST if many else KeyVerdict.NO_EFFECT
+        verdict = KeyVerdict.LOST if notes.others > 1 else KeyVerdict.NO_EFFECT
         return Finding(
             key, value, line, verdict, (), f"{key} is no key of DeepSpeed; its own program reads it"
         )
@@ -114,19 +108,38 @@ def _finding(
     return Finding(key, value, line, KeyVerdict.NO_EFFECT, (), says or _OURS)
 
 
-def _about(key: str, lines: Mapping[str, int], notes: Sequence[Diagnostic], name: str) -> list[Diagnostic]:
-    """Return the findings at a key's lines; where several keys share a line, those that name it."""
-    after = [line for other, line in lines.items() if "." not in other and line > lines.get(key, 1)]
-    span = range(lines.get(key, 1), min(after, default=1 << 30))
-    alone = sum(line in span for other, line in lines.items() if "." not in other) == 1
-    mine: list[Diagnostic] = []
-    for item in notes:
-        at, _, line = item.where.rpartition(":")
-        here = at.startswith(name) and line.isdecimal() and int(line) in span
-        named = re.search(rf"(?<![\w.]){re.escape(key)}\b", f"{item.what} {item.found}")
-        if (here and alone) or (here and named) or item.found.startswith(f"{key}."):
-            mine.append(item)
-    return mine
+class _Notes:
+    """The findings about a file, by the top-level keys at whose lines they are; looked up, not searched."""
+
+    def __init__(self, lines: Mapping[str, int], notes: Sequence[Diagnostic], name: str) -> None:
+        self._lines, self._notes = lines, notes
+        top = {key: line for key, line in lines.items() if "." not in key}
+        self._starts = sorted({1, *top.values()})
+        self._keys_at = Counter(top.values())
+        self._at: dict[int, list[int]] = defaultdict(list)
+        self._inside: dict[str, list[int]] = defaultdict(list)
+        for number, item in enumerate(notes):
+            at, _, line = item.where.rpartition(":")
+            if at.startswith(name) and line.isdecimal():
+                self._at[self._start(int(line))].append(number)
+            for dot in re.finditer(r"\.", item.found):
+                self._inside[item.found[: dot.start()]].append(number)
+        self.others = sum(key not in table() for key in top)
+
+    def _start(self, line: int) -> int:
+        """Return the line of the top-level key in which a line is."""
+        return self._starts[max(0, bisect_right(self._starts, line) - 1)]
+
+    def about(self, key: str) -> list[Diagnostic]:
+        """Return the findings at a key's lines; where several keys share a line, those that name it."""
+        line = self._lines.get(key, 1)
+        alone, word = self._keys_at[line] == 1, re.compile(rf"(?<![\w.]){re.escape(key)}\b")
+        here = {
+            number
+            for number in self._at[self._start(line)]
+            if alone or word.search(f"{self._notes[number].what} {self._notes[number].found}")
+        }
+        return [self._notes[number] for number in sorted(here | set(self._inside.get(key, ())))]
 
 
 def _of(source: str, key: str, value: Json) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.config.exchange.verdicts import Finding, Imported, KeyVerdict
+from paceline.config.exchange.verdicts import Finding, Imported, KeyVerdict, shortened
 from paceline.config.source import shown
 from paceline.core.json_types import JsonObject
 from paceline.core.secrets import SHAPED
@@ -18,7 +18,9 @@ def as_text(found: Imported, *, every: bool = False) -> str:
     for verdict in KeyVerdict:
         listed = [f for f in found.of(verdict) if every or verdict in (KeyVerdict.LOST, KeyVerdict.DIFFERS)]
         if listed:
-            lines += ["", f"{verdict.value}:", *(_line(found, finding) for finding in listed)]
+            findings, left_out = (listed, 0) if every else shortened(listed)
+            lines += ["", f"{verdict.value}:", *(_line(found, finding) for finding in findings)]
+            lines += [f"  and {left_out:,} more: --all lists every key"] if left_out else []
     return SHAPED.sub("***", "\n".join(lines))
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
 from paceline.config.source import shown
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.json_types import Json, JsonObject
+
+_SHOWN_OF_REASON, _SHOWN = 20, 200
 
 
 class KeyVerdict(str, Enum):
@@ -76,3 +80,14 @@ class Imported:
         given = [finding for finding in self.findings.values() if finding.line]
         kept = [f for f in given if f.verdict in (KeyVerdict.MAPPED, KeyVerdict.NO_EFFECT)]
         return len(kept) / len(given) if given else 1.0
+
+
+def shortened(findings: Iterable[Finding]) -> tuple[list[Finding], int]:
+    """Return the findings to show, and how many are left out: beyond 20 of one reason, or 200 in all."""
+    kept, of_reason = list[Finding](), Counter[str]()
+    for finding in findings:
+        reason = finding.says.replace(finding.key, "")
+        of_reason[reason] += 1
+        if of_reason[reason] <= _SHOWN_OF_REASON and len(kept) < _SHOWN:
+            kept.append(finding)
+    return kept, sum(of_reason.values()) - len(kept)

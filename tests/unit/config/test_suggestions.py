@@ -6,10 +6,14 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
+from typer import Exit
 
+from paceline.cli.config_import import import_file
 from paceline.config.nearest import MOST_UNKNOWN, nearest
 from paceline.config.schema import SECTIONS, Config, field_of, fields
 from paceline.config.spelling import known_names
@@ -180,6 +184,24 @@ def test_many_unknown_keys_cost_little(refuse, tmp_path, kind: str) -> None:
     if kind in ("section", "overrides"):
         assert len(found) == MOST_UNKNOWN + 1
         assert any(f"{many - MOST_UNKNOWN:,} more unknown keys" in d.what for d in found)
+
+
+@pytest.mark.parametrize("system", ["llamafactory", "swift", "deepspeed", "accelerate"])
+def test_an_import_of_many_unknown_keys_costs_little_and_says_little(
+    system: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """20,000 keys made 4 MB of text, and those of a DeepSpeed file took two minutes of CPU time."""
+    many = 8_000 if system in ("deepspeed", "accelerate") else 20_000
+    known = {"deepspeed": {"gradient_clipping": 1.0}, "accelerate": {"num_processes": 2}}.get(system, {})
+    file = tmp_path / "many.json"
+    file.write_text(json.dumps(known | {f"key_{number}_of_mine": 1 for number in range(many)}, indent=1))
+    began = time.process_time()
+    with suppress(Exit):
+        import_file(str(file), [], system, "sft" if system == "swift" else None, None, False, False)
+    assert time.process_time() - began < 6.0
+    out, err = capsys.readouterr()
+    assert len(out) + len(err) < 60_000
+    assert "key_19_of_mine" in out + err and f"{many - 20:,} more" in out + err
 
 
 @pytest.mark.parametrize(
