@@ -21,6 +21,7 @@ from paceline.data.formats import Example
 from paceline.data.renderer import Renderer, Renderers
 from paceline.data.rendering import Rendered
 from paceline.data.sandbox import Span
+from paceline.data.template_options import options_read
 from paceline.data.turns import Message
 
 if TYPE_CHECKING:
@@ -242,7 +243,11 @@ class Encoder:
     def _prompt(self, example: Example) -> RenderedText:
         renderer = self.renderers.of(example)
         _, text = renderer.render(example, lambda chat: renderer.template.render(chat, prompt=True))
-        return RenderedText(text, None, renderer.left_out.names(example, renderer.text(example)))
+        left_out = renderer.left_out.names(example, renderer.text(example))
+        # What an option changes may be the opening of the answer alone, or nothing where it is the default.
+        read = options_read(renderer.template.text) if example.template_kwargs else frozenset[str]()
+        known = {f"chat_template_kwargs.{name}" for name in read}
+        return RenderedText(text, None, tuple(name for name in left_out if name not in known))
 
     def _finder(self, renderer: Renderer) -> AnswerFinder:
         if renderer not in self._finders:

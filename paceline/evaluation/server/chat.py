@@ -49,6 +49,8 @@ class ChatAnswers:
         options = {**(request.chat_template_kwargs or {})}
         if request.reasoning_effort is not None:
             options["reasoning_effort"] = request.reasoning_effort
+        if own := [name for name in ("chat_template", "tokenize") if name in options]:
+            raise RequestError(f"a request cannot set {', '.join(own)}", "chat_template_kwargs")
         beside: JsonObject = {
             "tools": request.tools or None,
             "documents": request.documents or None,
@@ -59,10 +61,6 @@ class ChatAnswers:
             found = self.desk.prompts.of_chat(messages, beside, request.add_generation_prompt)
         except RowError as error:
             raise RequestError(explained(error), "messages") from error
-        idle = [name for name in found.left_out if name.startswith("chat_template_kwargs.")]
-        if idle:
-            names = ", ".join(name.partition(".")[2] for name in idle)
-            raise RequestError(f"the chat template does not read {names}", "chat_template_kwargs")
         for name in found.left_out:
             if name not in self._noted:
                 self._noted.add(name)

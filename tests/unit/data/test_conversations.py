@@ -183,7 +183,11 @@ def test_options_of_a_row_reach_the_template(folder: Path) -> None:
     prompts = encoder(folder, THINKS).encode_prompts([read(row), read({"messages": [ASKED, ANSWERED]})])
     assert isinstance(prompts[0], Encoded) and isinstance(prompts[1], Encoded)
     assert len(prompts[0].input_ids) > len(prompts[1].input_ids)
-    assert "chat_template_kwargs.zq" in prompts[0].left_out
+    assert prompts[0].left_out == ("chat_template_kwargs.zq",)
+    default = {**row, "chat_template_kwargs": {"enable_thinking": True}}  # read, though it changes nothing
+    [same] = encoder(folder, THINKS).encode_prompts([read(default)])
+    assert isinstance(same, Encoded) and same.left_out == ()
+    assert same.input_ids.tolist() == prompts[1].input_ids.tolist()
 
 
 @pytest.mark.parametrize(

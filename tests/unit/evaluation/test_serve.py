@@ -16,7 +16,6 @@ from paceline.core.errors import ConfigError
 from paceline.evaluation.prompts import prompts_of
 from paceline.generation.answer import Sampling, answer, load_folder
 
-pytest.importorskip("fastapi")
 pytest.importorskip("openai")
 KEY = {"authorization": "Bearer the-key"}
 ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 2 + 3?"}]
@@ -152,7 +151,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "http://x/y.png"}}
         ({"messages": [{"role": "user", "content": "a", "audio": {"id": 1}}]}, 400, "audio"),
         ({"temperature": "hot"}, 400, "temperature: .*number.*'hot'"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "template does not write tools"),
-        ({"chat_template_kwargs": {"enable_thinking": False}}, 400, "does not read enable_thinking"),
+        ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, 400, "cannot set chat_template"),
         ({"logit_bias": {"999": 1}}, 400, "no token 999"),
         ({"user": "x" * (8 << 20)}, 413, "8 MiB"),
     ],

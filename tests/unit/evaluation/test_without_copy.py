@@ -122,7 +122,6 @@ def test_generate_of_the_library_reads_the_checkpoint(
 
 
 def test_the_server_reads_the_checkpoint(checkpoint: Path, no_export: None) -> None:
-    pytest.importorskip("fastapi")
     from paceline.evaluation.serve import load
 
     served = load(checkpoint.parents[1], "mine", "float32")
