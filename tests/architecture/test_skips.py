@@ -8,7 +8,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
 #: Programs with environments of their own (``slow`` tests and recorded answers).
-JUDGES = {"trl"}
+JUDGES = {"lm_eval", "trl"}
 
 
 def needed(file: Path) -> set[str]:
