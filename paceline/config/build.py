@@ -120,7 +120,7 @@ def _misfit(section: str, error: ErrorDetails, merged: Merged) -> Diagnostic:
     # The place: the entry that set the key, and the line of the list item inside its value
     loc = [str(part) for part in error["loc"]]
     path, entry = _owner(section, loc, merged.winners)
-    where = entry.source.place() if entry else path
+    where = entry.source.place() if entry else _place_inside(path, str(error["msg"]), merged.winners)
     inner = ".".join(loc[len(path.split(".")) - 1 :])
     if entry is not None and entry.source.file:
         line = next((entry.lines[key] for key in _line_keys(inner) if key in entry.lines), None)
@@ -177,6 +177,13 @@ def _owner(section: str, loc: list[str], winners: Mapping[str, Entry]) -> tuple[
         if path in winners:
             return path, winners[path]
     return ".".join([section, *loc[:1]]), None
+
+
+def _place_inside(path: str, message: str, winners: Mapping[str, Entry]) -> str:
+    """Return the place of the key in a section that a message names first, else of any that is set there."""
+    inside = {key.rpartition(".")[2]: entry for key, entry in winners.items() if key.startswith(f"{path}.")}
+    named = sorted(inside, key=lambda name: message.find(name) % (len(message) + 1))
+    return inside[named[0]].source.place() if named else path
 
 
 def _line_keys(inner: str) -> list[str]:

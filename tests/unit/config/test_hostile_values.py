@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import suppress
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from paceline.config.aliases import ALIASES
 from paceline.config.load import load_config
 from paceline.config.recognised import RECOGNISED
-from paceline.config.schema import SECTIONS, fields
+from paceline.config.schema import SECTIONS, fields, nested_model, sections
 from paceline.config.show import render_show
 from paceline.core.errors import ConfigError
 from paceline.rules import check
@@ -78,6 +79,36 @@ def test_no_key_takes_a_whole_number_that_64_bits_do_not_hold():
             with suppress(ConfigError):
                 config = load_config(None, flags={key: value}).config.to_json()
                 assert not any(isinstance(leaf, int) and leaf >= 2**63 for leaf in leaves_of(config)), key
+
+
+NUMERIC = re.compile(r"\b(float|int)\b")
+NO_NUMBERS = (".inf", "-.inf", ".nan", "1e400", "-1e400", "[.nan]", "[1.0, .inf]")
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS)
+def test_no_numeric_key_takes_what_is_no_finite_number(value, tmp_path):
+    """Every key of the schema that holds numbers, in a YAML: refused at its own line, all in one answer."""
+    lists = {"data.train": "path: a", "data.eval": "path: a", "training.rollout.rewards": "name: ended"}
+    keys = {
+        f"{section}.{name}"
+        for section, model in sections()
+        for name, info in model.model_fields.items()
+        if NUMERIC.search(str(info.annotation)) and nested_model(info) is None
+    }
+    assert len(keys) > 100 and "training.dpo.loss_weights" in keys
+    yaml = tmp_path / "k.yaml"
+    for key in (*sorted(keys), *(f"{path}.weight" for path in lists)):
+        *outer, name = key.split(".")
+        more = lists.get(".".join(outer))
+        lines = [f"{'  ' * depth}{part}:" for depth, part in enumerate(outer)]
+        lines.append(
+            f"{'  ' * len(outer)}{f'- {{{more}, ' if more else ''}{name}: {value}{'}' if more else ''}"
+        )
+        yaml.write_text("\n".join(lines) + "\n")
+        with pytest.raises(ConfigError) as caught:
+            load_config(str(yaml))
+        places = [d.where for d in caught.value.diagnostics]
+        assert f"{yaml}:{len(lines)}" in places, (key, str(caught.value))
 
 
 def leaves_of(tree):
