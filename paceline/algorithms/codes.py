@@ -25,6 +25,11 @@ REWARDS_SIGNATURE = Code(
     "A reward function is called with prompts, completions and the rows' columns, by name, and with"
     " its options. This one needs another argument, or does not have such an option.",
 )
+REWARDS_NO_ANSWER = Code(
+    "rewards.no_answer",
+    "A reward compares the completion with the row's expected answer, and rows have none. Name its column"
+    " next to path:, or add it with data.converter.",
+)
 REWARDS_FAILED = Code(
     "rewards.failed",
     "A reward function raised an error, exceeded `training.rollout.reward_timeout`, or did not"

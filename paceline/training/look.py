@@ -12,10 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paceline.algorithms.rewards.scoring import MODEL, RewardSpec, check_built_in
+from paceline.algorithms import codes as algorithm_codes
+from paceline.algorithms.rewards.functions import OF_THE_ANSWER
+from paceline.algorithms.rewards.scoring import MODEL, REWARDS, RewardSpec, check_built_in
 from paceline.config.doubt import sure
 from paceline.config.schema import Config
 from paceline.config.sections.classification import ClassificationOptions
+from paceline.config.sections.rollout import RolloutOptions
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError, PacelineError
 from paceline.data.examples import Reading
@@ -210,11 +213,33 @@ def _rollout(config: Config, environ: Mapping[str, str]) -> Iterator[Diagnostic]
             check_built_in(RewardSpec(reward.name, reward.weight, dict(reward.options)))
         except PacelineError as error:
             yield from (replace(finding, where="training.rollout.rewards") for finding in error.diagnostics)
+    yield from _expected_answers(config, t.rollout)
     judge = algorithm_spec(t.algorithm).model_named(config.training, "reward")
     if judge is not None and (Path(judge) / "config.json").is_file():
         yield from check_reward_folder(Path(judge))
     if t.rollout.server is not None:
         yield from check_server(t.rollout.server, environ)
+
+
+def _expected_answers(config: Config, rollout: RolloutOptions) -> Iterator[Diagnostic]:
+    """Check that the first rows have the answer that a reward compares with: all, or some of them where a
+    reward that fails does not end the run.
+    """
+    own = [one.name for one in rollout.rewards if one.name != MODEL and ":" not in one.name]
+    names = [name for name in own if name in REWARDS.names() and REWARDS.load(name) in OF_THE_ANSWER]
+    if not names:
+        return
+    try:
+        examples = first_examples(config.data, reading_of(config), "data.train").examples
+    except DataError:
+        return  # reported with the data sets
+    rows = [json.loads(example.facts) for example in examples]
+    missing = [row for row in rows if "answer" not in row]
+    if missing and (len(missing) == len(rows) or rollout.on_reward_error == "error"):
+        what = f"the reward '{names[0]}' needs each row's expected answer, and rows have none"
+        found = f"{len(missing)} of the first {len(rows)} rows; columns {', '.join(missing[0])}"
+        hint = "columns: {answer: X} (next to path:), or a data.converter that adds the column answer"
+        yield algorithm_codes.REWARDS_NO_ANSWER(what, "training.rollout.rewards", found[:300], hint)
 
 
 def reading_of(config: Config) -> Reading:

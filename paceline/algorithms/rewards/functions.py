@@ -43,6 +43,10 @@ def marked_number(text: str, *, anywhere: bool) -> Decimal | None:
         return None
 
 
+#: Rewards that compare the completion with the row's expected answer.
+OF_THE_ANSWER = (exact_match, numeric)
+
+
 def regex(sample: Sample, *, pattern: str, whole: bool = False) -> float:
     """1 if ``pattern`` matches in the answer (``whole``: all of it), else 0; ``.`` matches newlines too."""
     match = re.fullmatch if whole else re.search

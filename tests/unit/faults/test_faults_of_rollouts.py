@@ -36,6 +36,16 @@ def _server(job: Job) -> Settings:
     return rollout(job, ["exact_match"], server={"url": "http://localhost:9", "api_key_env": "OF_NO_SERVER"})
 
 
+def _unanswered(job: Job, rows: str, **more: Any) -> Settings:
+    settings = rollout(job, ["numeric"], **more)
+    (job.root / "asked.jsonl").write_text(rows)
+    return settings
+
+
+NO_ANSWER, ANSWER = (
+    '{"prompt": "a", "reward_model": {"ground_truth": "1"}}\n',
+    '{"prompt": "a", "answer": "1"}\n',
+)
 SCORES = {"architectures": ["GPT2ForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
 
 
@@ -55,6 +65,9 @@ SCORES = {"architectures": ["GPT2ForSequenceClassification"], "id2label": {"0": 
         (lambda job: _judge(job, **{**SCORES, "id2label": {"0": "no", "1": "yes"}}), "rewards.model"),
         (lambda job: _judge(job, architectures=SCORES["architectures"]), "rewards.model"),
         (_server, "rollout.server_no_key"),
+        (lambda job: _unanswered(job, NO_ANSWER), "rewards.no_answer"),
+        (lambda job: _unanswered(job, ANSWER + NO_ANSWER), "rewards.no_answer"),
+        (lambda job: _unanswered(job, NO_ANSWER, on_reward_error="skip"), "rewards.no_answer"),
     ],
 )
 def test_a_fault_is_found_by_plan(
@@ -72,6 +85,7 @@ def test_what_is_sound_is_let_through(job: Job, monkeypatch: pytest.MonkeyPatch)
     sound = (
         _judge(job, **SCORES),
         _server(job),
+        _unanswered(job, ANSWER + NO_ANSWER, on_reward_error="zero"),
         rollout(job, ["exact_match", {"name": "regex", "options": {"pattern": "a"}}]),
     )
     for settings in sound:
@@ -81,6 +95,7 @@ def test_what_is_sound_is_let_through(job: Job, monkeypatch: pytest.MonkeyPatch)
             "rewards.options",
             "rewards.model",
             "rollout.server_no_key",
+            "rewards.no_answer",
         }, found
 
 
