@@ -127,10 +127,13 @@ def worker_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]
     }
 
 
-def run_process(argv: list[str], deadline: float, env: Mapping[str, str] | None, cwd: Path) -> Run:
+def run_process(
+    argv: list[str], deadline: float, env: Mapping[str, str] | None, cwd: Path, lines: str | None = None
+) -> Run:
     """A process in a session of its own, so that nothing of it outlives the test."""
     process = warm.Popen(
         argv,
+        stdin=None if lines is None else subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -139,7 +142,7 @@ def run_process(argv: list[str], deadline: float, env: Mapping[str, str] | None,
         start_new_session=True,
     )
     try:
-        out, err = process.communicate(timeout=deadline)
+        out, err = process.communicate(lines, timeout=deadline)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         out, err = process.communicate()

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli import evaluation_options as shared
 from paceline.cli.options import RunFolder
 from paceline.cli.process import become
 
@@ -40,6 +41,11 @@ def chat(
             help="Sample from the k most likely tokens, 0 from all [default: the run's generation.top_k]."
         ),
     ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Seed of the sampling noise [default: another each time].")
+    ] = None,
+    strategy: shared.Strategy = "copies",
+    nproc: shared.Nproc = None,
 ) -> None:
     """Talk to what a run has trained. RUN may also be one checkpoint or an exported folder."""
     given = {
@@ -49,6 +55,9 @@ def chat(
         "--temperature": temperature,
         "--top-p": top_p,
         "--top-k": top_k,
+        "--seed": seed,
+        "--strategy": None if strategy == "copies" else strategy,
+        "--nproc": nproc,
     }
     options = [part for name, value in given.items() if value is not None for part in (name, str(value))]
     become("paceline.evaluation.chat", str(run), *options, *(["--forget"] if each_alone else []))

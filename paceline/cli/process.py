@@ -9,9 +9,7 @@ from typing import NoReturn
 
 from paceline.core.package import ROOT
 from paceline.launch.ending import EndedBySignal
-from paceline.launch.spec import module_argv
-
-ENTERED = "paceline.launch.entered"  # handles signals while the module is imported
+from paceline.launch.spec import ENTERED, module_argv
 
 
 def reach_package() -> None:

@@ -9,15 +9,22 @@ otherwise prompts are read from standard input, one per line, also from a pipe.
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+import torch
+
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
-from paceline.evaluation.opened import opened
+from paceline.evaluation.checked import sharing_problems
+from paceline.evaluation.opened import model_folder, opened
 from paceline.evaluation.prompts import prompts_of
-from paceline.generation.answer import Message, Sampling, answer_streamed
+from paceline.evaluation.ranks import failure, number_of_ranks, run_ranks
+from paceline.evaluation.sharded import check_shareable
+from paceline.evaluation.work import COPIES
+from paceline.generation.answer import Message, Sampling, Write, answer_streamed
 from paceline.generation.settings import sampling_of
 from paceline.launch.ending import ended
 from paceline.launch.outlet import redacted
@@ -25,29 +32,28 @@ from paceline.launch.outlet import redacted
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from paceline.protocols.model import HFModel
-
 SAMPLING = ("max_new_tokens", "temperature", "top_p", "top_k")
+Answered = Callable[[list[int], Write], str]  # to a prompt's token ids; written as it comes
 
 
 @redacted
 @ended
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the chat; return the exit code. Paceline's errors are printed, not raised."""
-    options = _parser().parse_args(None if argv is None else list(argv))
+    given = sys.argv[1:] if argv is None else list(argv)
+    options = chat_options(given)
     try:
-        sampling = sampling_of(Path(options.run), {name: getattr(options, name) for name in SAMPLING})
+        sampling = sampling_options(options)
+        if options.strategy != COPIES:
+            return _shared(options, given)
         model, tokenizer = opened(Path(options.run))
         model.generation_config.max_length = None
-        opening: list[Message] = [{"role": "system", "content": options.system}] if options.system else []
-        if options.prompt is not None:
-            printed = PrintedAnswer()
-            messages: list[Message] = [*opening, {"role": "user", "content": options.prompt}]
-            (prompt,) = prompts_of(tokenizer, [messages])
-            answer_streamed(model, tokenizer, prompt, sampling, printed.write)
-            printed.end()
-        else:
-            converse(model, tokenizer, opening, sampling, sys.stdin, remember=not options.forget)
+        seeds = seeds_of(options)
+
+        def answered(prompt: list[int], write: Write) -> str:
+            return answer_streamed(model, tokenizer, prompt, sampling, write, seed=next(seeds))
+
+        talk(tokenizer, options, answered)
     except PacelineError as error:
         print(error, file=sys.stderr)
         return int(error.exit_code)
@@ -57,7 +63,49 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(ExitCode.OK)
 
 
-def _parser() -> argparse.ArgumentParser:
+def talk(tokenizer: PreTrainedTokenizerBase, options: argparse.Namespace, answered: Answered) -> None:
+    """Answer the one prompt of the options, or what standard input brings. Raises ConfigError."""
+    opening: list[Message] = [{"role": "system", "content": options.system}] if options.system else []
+    if options.prompt is not None:
+        printed = PrintedAnswer()
+        messages: list[Message] = [*opening, {"role": "user", "content": options.prompt}]
+        (prompt,) = prompts_of(tokenizer, [messages])
+        answered(prompt, printed.write)
+        printed.end()
+    else:
+        converse(tokenizer, opening, answered, sys.stdin, remember=not options.forget)
+
+
+def _shared(options: argparse.Namespace, given: Sequence[str]) -> int:
+    """Chat with a model that several processes share; return the exit code. Raises PacelineError."""
+    if problems := sharing_problems(options.strategy, options.nproc):
+        raise ConfigError(*problems)
+    world_size = number_of_ranks(options.nproc)
+    with model_folder(Path(options.run), straight=False) as folder:
+        check_shareable(folder, options.strategy, world_size)
+        failed = run_ranks(
+            "paceline.evaluation.shared_chat", [str(folder), *given], world_size, meets=True, talks=True
+        )
+    if failed is None:
+        return int(ExitCode.OK)
+    rank, code = failed
+    if rank == 0 and code > 0:
+        return code  # it has said why
+    raise failure(rank, code, world_size)
+
+
+def seeds_of(options: argparse.Namespace) -> Iterator[int]:
+    """Return the seed of each answer's sampling noise: consecutive numbers, from the option or any."""
+    return itertools.count(torch.seed() >> 1 if options.seed is None else options.seed)
+
+
+def sampling_options(options: argparse.Namespace) -> Sampling:
+    """Return how the next token is chosen. Raises ConfigError."""
+    return sampling_of(Path(options.run), {name: getattr(options, name) for name in SAMPLING})
+
+
+def chat_options(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the options of a chat."""
     parser = argparse.ArgumentParser(
         prog="paceline chat", description="Chat with the model that a run has trained."
     )
@@ -73,7 +121,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--temperature", type=float, help="0 is greedy")
     parser.add_argument("--top-p", type=float)
     parser.add_argument("--top-k", type=int, help="0: all tokens")
-    return parser
+    parser.add_argument("--seed", type=int, help="of the sampling noise [default: another each time]")
+    parser.add_argument("--strategy", default=COPIES, help="tp or fsdp: processes share the model")
+    parser.add_argument("--nproc", type=int, help="processes that share it [default: one a GPU]")
+    return parser.parse_args(list(arguments))
 
 
 class PrintedAnswer:
@@ -92,10 +143,9 @@ class PrintedAnswer:
 
 
 def converse(
-    model: HFModel,
     tokenizer: PreTrainedTokenizerBase,
     opening: Sequence[Message],
-    sampling: Sampling,
+    answered: Answered,
     source: TextIO,
     *,
     remember: bool,
@@ -123,7 +173,7 @@ def converse(
             printed = PrintedAnswer("model> " if interactive else "")
             try:
                 (prompt,) = prompts_of(tokenizer, [messages])
-                reply = answer_streamed(model, tokenizer, prompt, sampling, printed.write)
+                reply = answered(prompt, printed.write)
             except ConfigError as error:
                 print(error, file=sys.stderr)
                 continue

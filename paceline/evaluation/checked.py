@@ -52,19 +52,25 @@ def _joint(problems: Sequence[PacelineError]) -> PacelineError:
     return found
 
 
+def sharing_problems(strategy: str, nproc: int | None) -> list[Diagnostic]:
+    """Return what is wrong with a way to share a model among so many processes."""
+    if strategy not in (COPIES, *SHARED):
+        what = "there is no such way to share a model here"
+        return [codes.EVALUATION_JOB(what, "--strategy", strategy, ", ".join((COPIES, *SHARED)))]
+    if strategy in SHARED and number_of_ranks(nproc) == 1:
+        what = "a model is shared among several processes, but there is one"
+        return [codes.EVALUATION_JOB(what, "--strategy", strategy, "--nproc 2")]
+    return []
+
+
 def _check_options(job: EvaluationJob) -> None:
     found = []
     if job.dtype not in DTYPES:
         found.append(
             codes.EVALUATION_JOB("there is no such dtype here", "--dtype", job.dtype, ", ".join(DTYPES))
         )
-    if job.strategy not in (COPIES, *SHARED):
-        what = "there is no such way to share a model here"
-        found.append(codes.EVALUATION_JOB(what, "--strategy", job.strategy, ", ".join((COPIES, *SHARED))))
-    elif job.strategy in SHARED and number_of_ranks(job.nproc) == 1:
-        what = "a model is shared among several processes, but there is one"
-        found.append(codes.EVALUATION_JOB(what, "--strategy", job.strategy, "--nproc 2"))
-    elif job.strategy in SHARED and job.dtype == "float16":
+    found += sharing_problems(job.strategy, job.nproc)
+    if not found and job.strategy in SHARED and job.dtype == "float16":
         what = "a model that is shared computes in float32 or bfloat16"
         found.append(codes.EVALUATION_JOB(what, "--dtype", job.dtype, "--dtype bfloat16"))
     if not (job.losses or job.metrics or job.judge or job.to):

@@ -6,7 +6,7 @@ from paceline.core.diagnostics import Code
 
 EVALUATION_JOB = Code(
     "evaluation.job",
-    "An option of `paceline evaluate` or `paceline generate` cannot be used, or two of them contradict each"
+    "An option of `paceline evaluate`, `generate` or `chat` cannot be used, or two of them contradict each"
     " other. The message says which values are possible.",
 )
 EVALUATION_LOSS = Code(

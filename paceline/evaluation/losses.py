@@ -33,7 +33,7 @@ class RowLosses:
         self._hf, self._pad_id = hf, pad_id
         self._logits: Logits | None = None
 
-    @torch.inference_mode()
+    @torch.no_grad()  # FSDP keeps buffers from one forward to the next: none may be an inference tensor
     def __call__(self, documents: Sequence[NDArray[np.int32]]) -> Losses:
         """Return (sum of -log p, tokens with loss, those that were the likeliest) of each document.
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paceline.core.errors import PacelineError
+from paceline.core.errors import ExitCode, PacelineError
 from paceline.core.json_types import Json
 from paceline.data.table import decode_labels
 from paceline.evaluation.losses import RowLosses
@@ -27,6 +27,8 @@ from paceline.generation.noise import stream_of
 from paceline.launch.ending import ended
 from paceline.launch.outlet import redacted
 from paceline.models.special_tokens import end_tokens
+from paceline.runtime.cascade import is_cascade
+from paceline.runtime.leaving import leave
 from paceline.runtime.quiet import quiet_libraries
 from paceline.runtime.spared import spare_torchao
 
@@ -41,13 +43,18 @@ Report = Callable[[str, int, int], None]  # task, rows done, all rows
 @redacted
 @ended
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compute this process's batches; return the exit code."""
+    """Compute this process's batches; return the exit code. After an error nothing waits for the others."""
     folder, rank, world_size = sys.argv[1:] if argv is None else argv
     try:
         compute(WorkFolder(Path(folder)), int(rank), int(world_size))
     except PacelineError as error:
         print(f"[rank {rank}] {error}", file=sys.stderr)
-        return int(error.exit_code)
+        leave(error.exit_code)
+    except RuntimeError as error:
+        if not is_cascade(error):
+            raise
+        print(f"[rank {rank}] another process has ended: {str(error).splitlines()[0]}", file=sys.stderr)
+        leave(ExitCode.PEER_FAILED)
     return 0
 
 

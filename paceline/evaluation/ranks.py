@@ -6,22 +6,26 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import torch
 
 from paceline.core.errors import ExitCode, PacelineError
 from paceline.evaluation import codes
 from paceline.evaluation.rank import Report, compute
+from paceline.evaluation.sharded import check_shareable
 from paceline.evaluation.work import COPIES, WorkFolder
 from paceline.launch.environ import current
 from paceline.launch.exits import signal_name
 from paceline.launch.ports import free_port
 from paceline.launch.processes import die_with_parent
 from paceline.launch.secret import handed_out
-from paceline.launch.spec import import_path, module_argv, thread_count
+from paceline.launch.spec import ENTERED, import_path, module_argv, thread_count
 
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 10.0
+_LEAVE_SECONDS = 2.0
 
 
 def number_of_ranks(requested: int | None, batches: int | None = None) -> int:
@@ -37,16 +41,32 @@ def compute_on_ranks(work: WorkFolder, world_size: int, report: Report) -> None:
     if world_size == 1:
         compute(work, 0, 1, report)
         return
+    settings = work.settings()
+    if meets := settings.strategy != COPIES:
+        check_shareable(Path(settings.model), settings.strategy, world_size)
+    failed = run_ranks("paceline.evaluation.rank", [str(work.folder)], world_size, meets=meets)
+    if failed is not None:
+        raise failure(*failed, world_size)
+
+
+def run_ranks(
+    module: str, arguments: list[str], world_size: int, *, meets: bool, talks: bool = False
+) -> tuple[int, int] | None:
+    """Run a module with rank and world size behind its arguments in each process; return (rank, exit code) of
+    the first that fails, None if none does. ``meets``: they share a model; ``talks``: the first one has the
+    terminal, and what a user types, Ctrl-C as well, reaches it alone.
+    """
     here = current()
     environ = {**here, **import_path(here), **thread_count(here, os.cpu_count() or 1, world_size)}
-    meets = work.settings().strategy != COPIES
+    entered = [ENTERED] if talks else []  # the first one's, which Ctrl-C may meet while it imports
     port = free_port() if meets else 0
     with handed_out(here, 1, world_size if meets else 1) as secret:
         ranks = [
             subprocess.Popen(
-                module_argv("paceline.evaluation.rank", str(work.folder), str(rank), str(world_size)),
-                stdin=subprocess.DEVNULL,
-                stdout=sys.stderr,
+                module_argv(*entered[rank:], module, *arguments, str(rank), str(world_size)),
+                stdin=None if talks and rank == 0 else subprocess.DEVNULL,
+                stdout=None if talks and rank == 0 else sys.stderr,
+                process_group=0 if talks and rank > 0 else None,  # Ctrl-C is for the first one
                 env={**environ, **secret, **(_meeting(rank, world_size, port) if meets else {})},
                 preexec_fn=die_with_parent(),
             )
@@ -54,17 +74,26 @@ def compute_on_ranks(work: WorkFolder, world_size: int, report: Report) -> None:
         ]
         try:
             failed = _first_failure(ranks)
+        except KeyboardInterrupt:
+            if talks:  # the first one has received it, too, and ends by itself
+                with suppress(subprocess.TimeoutExpired):
+                    ranks[0].wait(_LEAVE_SECONDS)
+            raise
         finally:
             _end(ranks)
-    if failed is None:
-        return
-    code = ranks[failed].returncode
+    return None if failed is None else (failed, ranks[failed].returncode)
+
+
+def failure(failed: int, code: int, world_size: int) -> PacelineError:
+    """Return the error that says which process ended and how."""
     how = f"was ended by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+    if code == ExitCode.PEER_FAILED:
+        how = "lost its connection to another one"
     what = f"process {failed} of {world_size} {how}"
     error = PacelineError(codes.EVALUATION_RANK(what, f"rank {failed}", hint="see its message above"))
     if code == ExitCode.CONFIG:
         error.exit_code = ExitCode.CONFIG
-    raise error
+    return error
 
 
 def _meeting(rank: int, world_size: int, port: int) -> dict[str, str]:
@@ -75,12 +104,19 @@ def _meeting(rank: int, world_size: int, port: int) -> dict[str, str]:
 
 
 def _first_failure(ranks: list[subprocess.Popen[bytes]]) -> int | None:
-    """Wait for all ranks, or for the first that fails; return its number. The others are still running."""
+    """Wait for all ranks, or for the first that fails; return its number. The others are still running.
+
+    One that has lost another (PEER_FAILED) is not it: the other is about to end, too.
+    """
+    deadline = None
     while True:
         codes_now = [rank.poll() for rank in ranks]
-        failed = next((number for number, code in enumerate(codes_now) if code), None)
-        if failed is not None or None not in codes_now:
-            return failed
+        failed = [number for number, code in enumerate(codes_now) if code]
+        causes = [number for number in failed if codes_now[number] != ExitCode.PEER_FAILED]
+        if failed and deadline is None:
+            deadline = time.monotonic() + _GRACE_SECONDS
+        if causes or None not in codes_now or (deadline is not None and time.monotonic() > deadline):
+            return next(iter((*causes, *failed)), None)
         time.sleep(_POLL_SECONDS)
 
 

@@ -8,20 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from paceline.config.sections.model import ModelSection
+from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json
+from paceline.evaluation import codes
 from paceline.evaluation.losses import RowLosses
-from paceline.evaluation.work import PartFile, WorkFolder, WorkSettings, own_batches
+from paceline.evaluation.straight import end_where_turns_end
+from paceline.evaluation.work import PartFile, WorkFolder, own_batches
 from paceline.launch.environ import current
 from paceline.launch.secret import read_secret
 from paceline.models.factory import HFModelFactory
 from paceline.models.materialise import build_on_meta, fill
-from paceline.models.tensor_parallel import apply_tensor_parallel
+from paceline.models.tensor_parallel import TP_SIZE, apply_tensor_parallel, how_cut
 from paceline.plan.mesh import Mesh
 from paceline.plan.strategies.options import FsdpOptions
 from paceline.protocols.model import BuildOptions
@@ -32,6 +36,8 @@ from paceline.runtime.world import World
 from paceline.strategies.sharding import Dtypes, shard
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from paceline.protocols.model import HFModel
 
 
@@ -46,13 +52,11 @@ def compute_sharded(
 
     Raises ConfigError for a model that cannot be shared so.
     """
-    from transformers import AutoTokenizer
-
     settings = work.settings()
-    environ = current()
-    world = World.open(RankEnv.from_environ(environ), device=device, secret=read_secret(environ))
-    hf = shared_model(settings, world)
-    tokenizer = AutoTokenizer.from_pretrained(settings.model, local_files_only=True, trust_remote_code=False)
+    world = open_world(device)
+    hf, tokenizer = shared_model(
+        Path(settings.model), settings.strategy, getattr(torch, settings.dtype), world
+    )
     losses = RowLosses(hf, settings.pad_id)
     for task in settings.tasks:
         documents, numbers = work.rows(task)
@@ -70,19 +74,56 @@ def compute_sharded(
     world.close(ok=True)
 
 
-@torch.no_grad()
-def shared_model(settings: WorkSettings, world: World) -> HFModel:
-    """Return the model of the work's folder, of which this process holds its part. Collective."""
-    tp = settings.strategy == "tp"
-    dtype = getattr(torch, settings.dtype)
-    factory = HFModelFactory(
-        ModelSection(name_or_path=str(Path(settings.model))),
+def open_world(device: str) -> World:
+    """Meet the other processes. Collective."""
+    environ = current()
+    return World.open(RankEnv.from_environ(environ), device=device, secret=read_secret(environ))
+
+
+def check_shareable(folder: Path, strategy: str, world_size: int) -> None:
+    """Raise ConfigError for a Hugging Face folder whose model so many processes cannot share."""
+    if (folder / "adapter_config.json").is_file():
+        what = "an adapter lies beside this model: processes that share it would leave it out"
+        hint = "merge it into the model (merge_and_unload of peft), or --strategy copies"
+        raise ConfigError(codes.EVALUATION_JOB(what, "--strategy", str(folder), hint))
+    try:
+        factory = _factory(folder, torch.float32)
+        if strategy == "tp":
+            root, _ = build_on_meta(factory, _options(strategy), World.single())
+            how_cut(root, world_size)
+    except ConfigError as error:
+        found = (
+            replace(one, where="--strategy", hint="--strategy fsdp, or another --nproc")
+            if one.where == TP_SIZE
+            else one
+            for one in error.diagnostics
+        )
+        raise ConfigError(*found) from error
+
+
+def _factory(folder: Path, dtype: torch.dtype) -> HFModelFactory:
+    return HFModelFactory(
+        ModelSection(name_or_path=str(folder)),
         Role.POLICY,
         compute_dtype=dtype,
         master_dtype=dtype,
         frozen=True,
     )
-    root, source = build_on_meta(factory, BuildOptions(device=torch.device("cpu"), fused=not tp), world)
+
+
+def _options(strategy: str) -> BuildOptions:
+    return BuildOptions(device=torch.device("cpu"), fused=strategy != "tp")
+
+
+@torch.no_grad()
+def shared_model(
+    folder: Path, strategy: str, dtype: torch.dtype, world: World
+) -> tuple[HFModel, PreTrainedTokenizerBase]:
+    """Return (model, tokenizer) of a Hugging Face folder; this process holds its part. Collective."""
+    from transformers import AutoTokenizer
+
+    tp = strategy == "tp"
+    root, source = build_on_meta(_factory(folder, dtype), _options(strategy), world)
     root.requires_grad_(False).eval()
     units = None
     if tp:
@@ -96,4 +137,6 @@ def shared_model(settings: WorkSettings, world: World) -> HFModel:
         units.reshard_between_layers()
     hf: HFModel = root.hf
     hf.generation_config.max_length = None
-    return hf
+    tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    end_where_turns_end(hf, tokenizer)
+    return hf, tokenizer

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from paceline.core.errors import ConfigError
 from paceline.generation import codes
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
     from paceline.protocols.model import HFModel
 
+Write = Callable[[str], None]
+Agree = Callable[[Tensor], Tensor]
 Message = Mapping[str, str]  # {"role": "user" | "assistant" | "system", "content": text}
 
 
@@ -158,11 +161,15 @@ def answer_streamed(
     tokenizer: PreTrainedTokenizerBase,
     prompt: list[int],
     sampling: Sampling,
-    write: Callable[[str], None],
+    write: Write,
+    *,
+    seed: int | None = None,
+    agree: Agree | None = None,
 ) -> str:
     """Return the answer to a prompt, and give its text to ``write`` part by part while it is generated.
 
-    The same answer as ``answer`` gives. Raises ConfigError as ``answer`` does.
+    The same answer as ``answer`` gives. ``seed``: of the sampling noise; ``agree`` returns the scores of the
+    next token [1, V] on which the processes that share the model agree. Raises ConfigError.
     """
     from transformers import TextStreamer
 
@@ -172,17 +179,20 @@ def answer_streamed(
                 write(text)
 
     _check_room(model, [prompt])
+    if seed is not None:
+        torch.manual_seed(seed)
     stream = Stream(tokenizer, skip_prompt=True, skip_special_tokens=True)  # type: ignore[no-untyped-call]
-    return _answer_batch(model, tokenizer, [prompt], sampling, stream)[0]
+    return _answer_batch(model, tokenizer, [prompt], sampling, stream, agree)[0]
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def _answer_batch(
     model: HFModel,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[list[int]],
     sampling: Sampling,
     streamer: TextStreamer | None = None,
+    agree: Agree | None = None,
 ) -> list[str]:
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (tokenizer.eos_token_id or 0)
     width = max(len(p) for p in prompts)
@@ -192,6 +202,7 @@ def _answer_batch(
         ids[row, width - len(prompt) :] = torch.tensor(prompt)
         mask[row, width - len(prompt) :] = 1
     device = next(model.parameters()).device
+    own: dict[str, Any] = {"logits_processor": [lambda _, scores: agree(scores)]} if agree else {}
     made = model.generate(
         ids.to(device),
         attention_mask=mask.to(device),
@@ -199,6 +210,7 @@ def _answer_batch(
         eos_token_id=end_tokens(model, [tokenizer.eos_token_id]) or None,
         use_cache=True,
         streamer=streamer,
+        **own,
         **sampling.arguments(),
     )
     return [str(text) for text in tokenizer.batch_decode(made[:, width:], skip_special_tokens=True)]

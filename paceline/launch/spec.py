@@ -57,6 +57,9 @@ def worker_argv(*args: str, python: str | None = None) -> tuple[str, ...]:
     return (python or sys.executable, "-m", WORKER_MODULE, *args)
 
 
+ENTERED = "paceline.launch.entered"  # handles signals while the module behind it is imported
+
+
 def module_argv(module: str, *arguments: str) -> list[str]:
     """Return the command that runs a module of this package with the current interpreter."""
     return [sys.executable, "-m", module, *arguments]

@@ -44,7 +44,7 @@ LATENT = "mla_kv_a_proj"  # its output is the latent of all heads and a key that
 STYLES = (*COLWISE, *ROWWISE, OWN_HEADS, LATENT, EXPERTS)
 #: What latent attention computes before it has heads: whole on every rank, for its own heads.
 _BEFORE_HEADS = frozenset({"q_a_proj", "q_a_layernorm", "kv_a_proj_with_mqa", "kv_a_layernorm"})
-_WHERE = "training.parallelism.tp_size"
+TP_SIZE = "training.parallelism.tp_size"
 
 
 def tensor_parallel_plan(config: PreTrainedConfig) -> dict[str, str]:
@@ -475,4 +475,4 @@ def _set_forward(module: nn.Module, forward: Forward) -> None:
 
 
 def _refused(code: Code, what: str, found: str, hint: str) -> ConfigError:
-    return ConfigError(code(what=what, where=_WHERE, found=found, hint=hint))
+    return ConfigError(code(what=what, where=TP_SIZE, found=found, hint=hint))

@@ -40,6 +40,7 @@ OTHER_VERBS = (
     "data/main.py",
     "data/show.py",
     "evaluation/checked.py",
+    "evaluation/sharded.py",
     "evaluation/generated.py",
     "evaluation/harness.py",
     "evaluation/judge.py",

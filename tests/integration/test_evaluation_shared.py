@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 import torch
-from support import write_rows, write_tokenizer
+from support import Run, run_process, write_rows, write_tokenizer
 
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.evaluation import ranks
@@ -85,6 +86,38 @@ def test_a_process_without_the_secret_of_the_others_is_refused_by_name(
     assert "error[runtime.store_secret]" in told and "rank 1 and rank 0 have different secrets" in told
     assert other not in told or not other
     assert not to.exists()
+
+
+def talked(place: Path, *options: str, lines: str = "Hello\nWhat is it\n") -> Run:
+    """What ``paceline chat`` prints for lines from a pipe; sampled, so that processes could diverge."""
+    sampling = ("--temperature", "0.9", "--seed", "4", "--max-new-tokens", "8")
+    argv = [sys.executable, "-m", "paceline.evaluation.chat", str(place / "model"), *sampling, *options]
+    return run_process(argv, 120, None, place, lines)
+
+
+@pytest.mark.parametrize("strategy", ["tp", pytest.param("fsdp", marks=pytest.mark.slow)])
+def test_a_shared_model_chats_as_one_process_with_the_same_seed(place: Path, strategy: str) -> None:
+    alone, shared = talked(place), talked(place, "--strategy", strategy, "--nproc", "2")
+    assert (alone.code, shared.code) == (0, 0), shared.err
+    assert shared.out == alone.out and len(alone.out.split("\n")) > 2
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_model_that_cannot_be_shared_is_refused_before_processes_start(
+    place: Path, tmp_path: Path, beside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shutil
+
+    from paceline.evaluation import chat
+
+    model = tmp_path / "model"
+    shutil.copytree(place / "model", model)
+    if beside:
+        (model / "adapter_config.json").write_text("{}")
+    monkeypatch.setattr("paceline.evaluation.chat.run_ranks", lambda *_, **__: pytest.fail("started"))
+    options = chat.chat_options([str(model), "--strategy", "tp", "--nproc", "2" if beside else "3"])
+    with pytest.raises(ConfigError, match="an adapter lies beside" if beside else "not divisible by 3"):
+        chat._shared(options, [])
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,11 @@ def test_a_pipe_gets_one_answer_a_line_and_errors_do_not_end_the_talk(
 ) -> None:
     model, tokenizer = loaded
     lines = f"{PROMPTS[0]}\n\n{'a' * 100}\n{PROMPTS[1]}\n/quit\nnever\n"
-    chat.converse(model, tokenizer, [], Sampling(4), io.StringIO(lines), remember=True)
+
+    def answered(prompt: list[int], write: Any) -> str:
+        return answer_streamed(model, tokenizer, prompt, Sampling(4), write)
+
+    chat.converse(tokenizer, [], answered, io.StringIO(lines), remember=True)
     said = capsys.readouterr()
     assert said.out.splitlines() == [by_hand(model, tokenizer, p, 4) for p in PROMPTS[:2]]
     assert "generation.too_long" in said.err
