@@ -87,6 +87,10 @@ def prompts_of(tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Turns
     return [_checked(prompts, messages) for messages in conversations]
 
 
+#: What is wrong with the messages themselves, whatever the template.
+_OF_THE_MESSAGES = ("not_text", "not_finite", "bad_messages", "unknown_role", "empty", "bad_tool_call")
+
+
 def _checked(prompts: PromptRenderer, messages: Turns) -> list[int]:
     try:
         return list(prompts.of_chat(messages).ids)
@@ -96,10 +100,11 @@ def _checked(prompts: PromptRenderer, messages: Turns) -> list[int]:
             codes.GENERATION_TEMPLATE_COSTLY(what, "chat_template", error.detail, _HINT)
         ) from None
     except RowError as error:
-        what = "the chat template cannot write this conversation"
-        raise ConfigError(
-            codes.GENERATION_TEMPLATE_REFUSED(what, "chat_template", explained(error), _HINT)
-        ) from error
+        what, where, hint = "the chat template cannot write this conversation", "chat_template", _HINT
+        if error.reason in _OF_THE_MESSAGES:
+            what, where = "a message is not one that a template can be given", "messages"
+            hint = "correct it; of a line that is not UTF-8 parts of characters are left: iconv -t UTF-8"
+        raise ConfigError(codes.GENERATION_TEMPLATE_REFUSED(what, where, explained(error), hint)) from error
 
 
 def explained(error: RowError) -> str:

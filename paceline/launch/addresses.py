@@ -6,7 +6,7 @@ import ipaddress
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError
@@ -83,7 +83,17 @@ def check_address(cluster: Cluster, *, named: bool) -> list[Diagnostic]:
             " try to connect to themselves"
         )
         raise ConfigError(codes.LAUNCH_MASTER_ADDR(what, "--master-addr", address, hint))
-    return []
+    return list(_unresolved(cluster, hint))
+
+
+def _unresolved(cluster: Cluster, hint: str) -> Iterator[Diagnostic]:
+    """Yield a warning if this machine cannot resolve the address: it may later, as a pod's name."""
+    try:
+        socket.getaddrinfo(cluster.master_addr, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        what = "this machine cannot resolve the address of node 0; the start waits until it can"
+        found = f"{cluster.master_addr}: {error.strerror or error}"
+        yield codes.LAUNCH_MASTER_ADDR(what, "--master-addr", found, hint, Severity.WARNING)
 
 
 def await_node_0(

@@ -264,13 +264,14 @@ def _shown(ranks: list[int]) -> str:
 
 def _store_error(exc: Exception, env: RankEnv, host: bool) -> PacelineError:
     text = str(exc).splitlines()[0][:300] if str(exc) else type(exc).__name__
+    nodes = "" if env.num_nodes == 1 else "; every node needs a --node-rank of its own, and 0 is taken"
     if host and ("EADDRINUSE" in str(exc) or "address already in use" in str(exc).lower()):
         return PacelineError(
             codes.RUNTIME_PORT_IN_USE(
                 f"port {env.master_port} on {env.meeting_host} is in use, so the ranks cannot connect there",
                 where="MASTER_PORT",
                 found=text,
-                hint="use another port (launch.master_port, --master_port), or end the other run",
+                hint=f"use another port (launch.master_port, --master_port), or end the other run{nodes}",
             )
         )
     what = (

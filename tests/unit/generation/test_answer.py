@@ -171,6 +171,13 @@ def test_a_template_is_bounded_as_in_preparation(
     assert resource.getrlimit(resource.RLIMIT_AS) == limits
 
 
+def test_a_message_that_is_no_text_is_not_the_templates_fault(loaded: tuple[Any, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        prompts_of(loaded[1], conversations(["half \ud83d"]))
+    [found] = caught.value.diagnostics
+    assert found.where == "messages" and "UTF-8" in found.hint
+
+
 def test_a_folder_that_lacks_weights_is_refused(folder: Path, tmp_path: Path) -> None:
     """Transformers would draw them at random, with a warning."""
     shutil.copytree(folder, tmp_path / "model")

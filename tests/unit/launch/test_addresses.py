@@ -59,7 +59,9 @@ def test_a_loopback_address_somebody_wrote_is_a_warning() -> None:
         assert (found.code, found.severity) == ("launch.loopback", Severity.WARNING)
 
 
-def test_a_name_that_the_hosts_file_gives_to_this_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_the_hosts_file_gives_to_this_machine_or_to_none_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def resolve(name: str, *_: object, **__: object) -> list[tuple[object, ...]]:
         table = {"gpu0": ["127.0.1.1"], "gpu1": ["10.0.0.2"], "both": ["127.0.0.1", "10.0.0.2"]}
         if name not in table:
@@ -69,8 +71,10 @@ def test_a_name_that_the_hosts_file_gives_to_this_machine_is_refused(monkeypatch
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     with pytest.raises(ConfigError, match=r"127\.0\.1\.1"):
         check_address(several("gpu0"), named=True)
-    for fine in ("gpu1", "both", "nobody"):
+    for fine in ("gpu1", "both"):
         assert check_address(several(fine), named=True) == []
+    (warning,) = check_address(several("nobody"), named=True)
+    assert warning.severity == Severity.WARNING and "cannot resolve" in warning.what
 
 
 def test_one_node_needs_no_address() -> None:
