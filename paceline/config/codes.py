@@ -322,6 +322,6 @@ CONFIG_IMPORT_SYSTEM = Code(
 )
 CONFIG_IMPORT_COMMAND = Code(
     "config.import_command",
-    "`paceline config import` reads one command that trains from a shell script, with the variables that the"
-    " script itself sets. Here there is none, more than one, or a variable without a value.",
+    "`paceline config import` reads one command that trains from a shell script, as bash would run it. Here"
+    " there is none or more than one, or an argument that only running the script would tell.",
 )

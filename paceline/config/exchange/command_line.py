@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.config import codes
 from paceline.config.exchange import trl
 from paceline.config.exchange.flags import written
-from paceline.config.exchange.launchers import SET, Launch, launch_of
+from paceline.config.exchange.launchers import Launch, Option, launch_of, slurm_options, slurm_variables
+from paceline.config.exchange.shell import Ran, Script
 from paceline.config.reading import read_text
 from paceline.config.scalars import resolve_plain
 from paceline.core.errors import ConfigError
@@ -32,6 +32,7 @@ _SCRIPTS = {f"{name}.py": ("trl", name) for name in trl.TRAINERS}
 _SWIFT = re.compile(r"(?:.*/)?swift[./]cli[./](sft|pt|rlhf)(?:\.py)?")
 _TRL = re.compile(rf"trl\.scripts\.({'|'.join(trl.TRAINERS)})")
 _FILES = (".yaml", ".yml", ".json")
+_SHELL = (".sh", ".bash", ".slurm", ".sbatch")
 _COMMANDS = (*trl.TRAINERS, "pt", "rlhf")
 #: programs that do more than train → the words of theirs that train
 _VERBS: dict[str, tuple[str, ...]] = {
@@ -41,14 +42,6 @@ _VERBS: dict[str, tuple[str, ...]] = {
 }
 _STARTERS = ("accelerate launch", "accelerate-launch", "torchrun", "deepspeed", "python")
 _OVERRIDE = re.compile(r"[A-Za-z_][\w.]*=")  # a path like runs/lr=1/x.yaml is none
-_VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
-#: What a shell tells apart. A comment begins a word: ``alpaca#500`` has none.
-_SHELL = re.compile(
-    r"""(?P<single>'[^']*')|(?P<double>"(?:\\.|[^"\\])*")|(?P<escaped>\\.)|(?P<command>\$\(|`)"""
-    r"""|(?P<comment>(?:^|(?<=[\s;&|]))\#[^\n]*)|(?P<redirect>(?:(?<=\s)\d)?(?:&>>?|>>?|<)&?\s*[^\s;&|<>]+)"""
-    r"""|(?P<end>[;&|])|(?P<variable>\$(?:\{\w+(?::?-[^}]*)?\}|\w+))""",
-    re.S | re.M,
-)
 
 
 @dataclass
@@ -57,7 +50,7 @@ class Command:
 
     ``data``: its keys; ``lines``: the argument (from 1), or the script's line, at which each stands;
     ``environment``: variables set for it; ``config``: a file whose keys lie below its own; ``launch``: what
-    starts it.
+    starts it; ``files``: texts that the script writes, with the line at which each begins.
     """
 
     name: str
@@ -68,6 +61,7 @@ class Command:
     lines: dict[str, int] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     launch: Launch = field(default_factory=Launch)
+    files: dict[str, tuple[str | None, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -78,10 +72,9 @@ class _Word:
 
 def is_command(text: str) -> bool:
     """Whether ``text`` is a command line in one string, or a shell script, and not a config."""
-    if Path(text).suffix in (".sh", ".bash") and Path(text).is_file():
+    if Path(text).suffix in _SHELL and Path(text).is_file():
         return True
-    words = [word for word in text.split() if word != "\\"]
-    return len(words) > 1 and not Path(text).exists() and _start(words, [1] * len(words)) is not None
+    return len(text.split()) > 1 and not Path(text).exists()
 
 
 def read_command(arguments: Sequence[str]) -> Command:
@@ -89,130 +82,56 @@ def read_command(arguments: Sequence[str]) -> Command:
 
     Raises ConfigError for a script with no such command, with several, or with unknown variables.
     """
-    if len(arguments) == 1 and Path(arguments[0]).is_file():
-        return _of_script(arguments[0])
-    if len(arguments) == 1:
-        first = next(iter(_commands(arguments[0])), ("", 1))
-        words = [_Word(word.text, n) for n, word in enumerate(_words(*first), 1)]
-    else:
-        words = [_Word(word, n) for n, word in enumerate(arguments, 1)]
-    return _read(words, "command line")
+    if Path(arguments[0]).suffix in _SHELL and Path(arguments[0]).is_file():
+        return _of_text(read_text(arguments[0]), arguments[0], arguments[1:])
+    if len(arguments) == 1 and not Path(arguments[0]).is_file():
+        return _of_text(arguments[0], "command line")
+    return _read([_Word(word, n) for n, word in enumerate(arguments, 1)], "command line")
 
 
-def _of_script(path: str) -> Command:
-    found: list[Command] = []
-    values: dict[str, str] = {}
-    for text, line in _commands(read_text(path)):
-        words = _words(_filled(text, values), line)
-        names = [word.text for word in words]
-        if names and names[0] == "export":
-            words = words[1:]
-        if words and words[0].text.startswith("--") and found:
-            what = "the command ends before these arguments, so that its program never gets them"
-            hint = "remove the comment or the empty line above, or end the line before it with a backslash"
-            raise ConfigError(
-                codes.CONFIG_IMPORT_COMMAND(what, f"{path}:{words[0].line}", words[0].text, hint)
-            )
-        if words and all(SET.match(word.text) for word in words):
-            values |= dict(word.text.split("=", 1) for word in words)
-        elif _start([word.text for word in words], [word.line for word in words]) is not None:
-            _refuse_unknown(text, values, path, line)
-            command = _read(words, path)
-            command.environment = {**values, **command.environment}
-            found.append(command)
+def _of_text(text: str, path: str, arguments: Sequence[str] = ()) -> Command:
+    """Return the one command that trains of a shell text. Raises ConfigError."""
+    headers = slurm_options(text)
+    found: list[tuple[Command, Ran]] = []
+    try:
+        for ran in Script(text, arguments, slurm_variables(headers), _start).ran():
+            if ran.words and ran.words[0].startswith("--") and found:
+                what = "the command ends before these arguments, so that its program never gets them"
+                hint = (
+                    "remove the comment or the empty line above, or end the line before it with a backslash"
+                )
+                raise ConfigError(codes.CONFIG_IMPORT_COMMAND(what, f"{path}:{ran.line}", ran.words[0], hint))
+            if _start(ran.words, ran.lines) is not None:
+                found.append((_of_script(ran, path), ran))
+    except (ValueError, RecursionError):
+        what, hint = "a quote or a bracket is opened and not closed", "close it"
+        raise ConfigError(codes.CONFIG_IMPORT_COMMAND(what, f"{path}:1", "", hint)) from None
+    return _chosen([one for one in found if one[0].system is not None] or found, text, path, headers)
+
+
+def _chosen(found: list[tuple[Command, Ran]], text: str, path: str, headers: list[Option]) -> Command:
+    """Return the one command among those found. Raises ConfigError for others, and for one not certain."""
     if len(found) != 1:
         what = "the script holds several commands that train" if found else "no command here is known"
-        places = ", ".join(f"line {next(iter(one.lines.values()), 1)}" for one in found)
+        places = ", ".join(f"line {ran.line}" for _, ran in found)
         hint = "import one of them: paceline config import 'swift sft --model …' (the command in quotes)"
         raise ConfigError(codes.CONFIG_IMPORT_COMMAND(what, f"{path}:1", places, hint))
-    return found[0]
+    command, ran = found[0]
+    if ran.problem is not None:
+        written = text.split("\n")[ran.place - 1].strip()
+        place = f"{path}:{ran.place}"
+        raise ConfigError(codes.CONFIG_IMPORT_COMMAND(ran.problem.what, place, written, ran.problem.hint))
+    command.launch.options += headers
+    return command
 
 
-def _commands(text: str) -> Iterator[tuple[str, int]]:
-    """Yield the commands of a shell text, and the line at which each begins; a quote may span lines."""
-    held, first = "", 1
-    for number, line in enumerate(text.split("\n"), 1):
-        first = first if held else number
-        if line.lstrip().startswith("#") and _is_closed(held):
-            line = ""  # a comment ends the command, also where the line before it is continued
-        held += line
-        if held.rstrip().endswith("\\"):
-            held = held.rstrip()[:-1] + " \n"
-        elif _is_closed(held):
-            yield from _simple(held, first)
-            held = ""
-        else:
-            held += "\n"
-    if held.strip():
-        yield from _simple(held if _is_closed(held) else f"{held}'", first)
-
-
-def _simple(text: str, first: int) -> Iterator[tuple[str, int]]:
-    """Yield the commands between ``;``, ``&&``, ``||``, ``|`` and ``&``, each with its line."""
-    start = 0
-    for end in [*(m.start() for m in _SHELL.finditer(text) if m["end"]), len(text)]:
-        yield text[start:end], first + text.count("\n", 0, start)
-        start = end + 1
-
-
-def _is_closed(text: str) -> bool:
-    """Whether no quote is open at the end."""
-    try:
-        _split(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _split(text: str) -> list[str]:
-    """Return the words of ``text``, no redirections or comments. Raises ValueError for an open quote."""
-    return shlex.split(_SHELL.sub(lambda m: "" if m["comment"] or m["redirect"] else m[0], text))
-
-
-def _words(text: str, first: int) -> list[_Word]:
-    """Return a command's words with their lines. Raises ValueError: open quotes."""
-    words: list[_Word] = []
-    place = 0
-    for word in _split(text):
-        place = max(place, text.find(word, place))  # not found, if quotes or escapes stand inside it
-        words.append(_Word(word, first + text.count("\n", 0, place)))
-    return words
-
-
-def _filled(text: str, values: Mapping[str, str]) -> str:
-    """Return a command with the script's own variables filled in, as a shell does: not in single quotes."""
-
-    def fill(match: re.Match[str]) -> str:
-        if not (match["double"] or match["variable"]):
-            return match[0]
-        special = r'["\\]' if match["double"] else r"""['"\\;&|<>#]"""
-        return _VARIABLE.sub(lambda variable: _value_of(variable, values, special), match[0])
-
-    return _SHELL.sub(fill, text)
-
-
-def _value_of(variable: re.Match[str], values: Mapping[str, str], special: str) -> str:
-    """Return a variable's value, with ``special`` characters escaped; what stands there, if it has none."""
-    found = values.get(variable[1] or variable[3], variable[2])
-    return variable[0] if found is None else re.sub(special, r"\\\g<0>", found)
-
-
-def _refuse_unknown(text: str, values: Mapping[str, str], path: str, first: int) -> None:
-    """Raise ConfigError for a variable without a value, and for another command's output."""
-    for match in _SHELL.finditer(text):
-        if not (match["double"] or match["variable"] or match["command"]):
-            continue
-        unset = (m for m in _VARIABLE.finditer(match[0]) if values.get(m[1] or m[3], m[2]) is None)
-        name = next((m[1] or m[3] for m in unset), None)
-        command = match["command"] or (match["double"] and re.search(r"\$\(|(?<!\\)`", match[0]))
-        if not command and name is None:
-            continue
-        what = f"the variable {name} has no value in the script"
-        hint = f"write {name}=… above the command, or its value in place of it"
-        if command:
-            what, hint = "an argument is what another command prints", "write the value in place of it"
-        line = first + text.count("\n", 0, match.start())
-        raise ConfigError(codes.CONFIG_IMPORT_COMMAND(what, f"{path}:{line}", match[0], hint))
+def _of_script(ran: Ran, path: str) -> Command:
+    """Return a script's command; the arguments of one in quotes are counted, not its lines."""
+    lines = ran.lines if path != "command line" else range(1, len(ran.words) + 1)
+    command = _read([_Word(text, n) for text, n in zip(ran.words, lines, strict=True)], path)
+    command.environment = {**ran.environment, **command.environment}
+    command.files = ran.files
+    return command
 
 
 def _start(words: Sequence[str], lines: Sequence[int]) -> Launch | None:

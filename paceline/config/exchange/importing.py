@@ -59,7 +59,10 @@ def import_command(command: Command, system: str | None = None, algorithm: str |
     """
     data, lines, name = command.data, dict(command.lines), command.name
     below: JsonObject = {}
-    if command.config is not None:
+    if command.config in command.files:
+        below, places = _written(command, command.config)
+        lines, name = places | lines, command.name
+    elif command.config is not None:
         below, places = read_foreign(command.config)
         lines, name = places | lines, f"{command.config} and {name}"
     chosen = system or command.system or system_of(below | data)
@@ -86,6 +89,17 @@ def import_command(command: Command, system: str | None = None, algorithm: str |
     if job is not None:
         joined(found, job)
     return found
+
+
+def _written(command: Command, file: str) -> tuple[JsonObject, dict[str, int]]:
+    """Return a file that the script itself writes, with the script's lines. Raises ConfigError."""
+    text, first = command.files[file]
+    if text is None:
+        what, hint = f"what the script writes into {file} only bash tells", f"write {file}, and import it"
+        raise ConfigError(codes.CONFIG_IMPORT_COMMAND(what, f"{command.name}:{first}", file, hint))
+    tree = parse_yaml(text, command.name)
+    data = tree.data() if tree else None
+    return as_object(data), {key: n + first - 1 for key, n in (tree.lines() if tree else {}).items()}
 
 
 def _accelerate(command: Command) -> AccelerateJob | None:

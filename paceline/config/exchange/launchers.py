@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 SET = re.compile(r"[A-Za-z_]\w*=")
@@ -208,3 +209,32 @@ def _option_name(word: str, launcher: Launcher) -> tuple[str, str]:
     if not word.startswith("--") and word[1:2] in letters and (len(word) == 2 or word[2:].isalnum()):
         return letters[word[1]], word[2:]
     return word.lstrip("-").replace("-", "_"), ""
+
+
+def slurm_options(text: str) -> list[Option]:
+    """Return the options of a script's ``#SBATCH`` lines, which end at its first command."""
+    found: list[Option] = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip() and not line.startswith("#"):
+            break
+        if line.startswith("#SBATCH"):
+            words = ["srun", *shlex.split(line.removeprefix("#SBATCH"), comments=True)]
+            options = launch_of(words, [number] * len(words)).options
+            found += [replace(option, launcher="sbatch") for option in options]
+    return found
+
+
+def slurm_variables(options: Sequence[Option]) -> dict[str, str]:
+    """Return the variables that Slurm sets for a script with these options, as far as they are certain."""
+    given = {option.name: option.value or "" for option in options}
+    devices = re.fullmatch(r"gpu:(?:\w+:)?(\d+)", given.get("gres", ""))
+    counts = {
+        "SLURM_NNODES": given.get("nodes", ""),
+        "SLURM_JOB_NUM_NODES": given.get("nodes", ""),
+        "SLURM_NTASKS": given.get("ntasks", ""),
+        "SLURM_NTASKS_PER_NODE": given.get("ntasks_per_node", ""),
+        "SLURM_CPUS_PER_TASK": given.get("cpus_per_task", ""),
+        "SLURM_GPUS_PER_NODE": given.get("gpus_per_node", ""),
+        "SLURM_GPUS_ON_NODE": given.get("gpus_per_node", "") or (devices[1] if devices else ""),
+    }
+    return {name: count for name, count in counts.items() if count.isdecimal()}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+import shlex
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 from paceline.config.exchange.command_line import read_command
+from paceline.config.exchange.importing import import_command
 from paceline.core.errors import ConfigError
 
 STUB = '#!/bin/sh\nfor a in "$@"; do printf "%s\\0" "$a"; done >> "$ARGUMENTS"\n'
@@ -49,6 +52,240 @@ def script(draw: random.Random, broken: bool) -> str:
     before = draw.choice(["", "# --seed 3 \\\n", "set -e\n\n", "export OTHER='a\nb'\n"])
     text = draw.choice(["", "", "", "cd . && ", "true; "]) + text + draw.choice(["", "", " $MORE"])
     return f"#!/bin/bash\nSIZE=13B\nMORE='--lora_rank 4 --lora_alpha 8'\n{before}{text}{draw.choice(ENDS)}\n"
+
+
+STATEMENTS = [
+    *("A=(--lora_rank 4 --seed 3)", "A+=(--max_length 5)", "A=(x 'y z' $N)", "N=$((N + 1))", "N=$((-7/2))"),
+    *("N=$(( (N*7)/2 - -3 ))", "N=$((-7%3))", "M=$(expr $N \\* 2)", "M=`expr 7 / 2`", "N=$((2**3-N))"),
+    *('set -- --weight_decay 0.1 "a b"', "shift", "Q='a b'", 'Q="$Q c"', "Q+=x", "export E=$N", "unset Q"),
+    *("true && N=9", "false || N=8", "false && N=7", '[ -n "$N" ] && N=5', "if true; then N=6; fi"),
+    *("for i in 1 2; do N=$i; done", "(N=77)", "N=3 | cat", "f() { N=44; }", "f", ": ${D:=5}", "eval N=12"),
+    *("read N <<< 4", "((N++))", "let N=N+1", "case $N in 1|2) N=50;; *) N=51;; esac", "{ N=61; }", "N=2+3"),
+    *('echo "swift sft --x"', "W=~/x", "while false; do N=1; done", "declare -i N=2+3", "cd . && N=33"),
+    *(
+        "N=34 && M=35",
+        "# swift sft --seed",
+        "cat > x.txt <<EOF\nswift sft --no $N it's\nEOF",
+        "M='a,b' IFS=x",
+    ),
+    *(
+        "cat <<'EOF' > y.txt\nit's \"$N\nEOF",
+        "N=1 true",
+        "sleep 0 &",
+        "N=7 # N=8",
+        "set -e",
+        'N="4 5"',
+        "IFS=,",
+    ),
+    *("if [[ $N == 3 && -n $M ]]; then\n  N=10\nelse\n  N=11\nfi", "pip install swift", "N=$(date +%s)"),
+    *(
+        "function g { N=3; }; g",
+        "printf -v N 7",
+        "true || N=20 && N=21",
+        "N=08",
+        "M=$N",
+        "N=${M:-3}",
+        "(exit 3)",
+    ),
+]
+WORDS = [
+    *(
+        "$N",
+        '"$N"',
+        "${N}",
+        "${N:-4}",
+        '"${A[@]}"',
+        "${A[@]}",
+        "${#A[@]}",
+        "${A[1]}",
+        "$M",
+        '"$Q"',
+        "$Q",
+        '"$@"',
+    ),
+    *(
+        "$#",
+        "$1",
+        "$((N*2))",
+        "$((N/2))",
+        "$((128*2))",
+        "$(expr $N + 1)",
+        "${D-7}",
+        "${D:+x}",
+        "~",
+        "~/m",
+        "~x",
+    ),
+    *(
+        "a{1,2}",
+        "{1..3}",
+        "'{1,2}'",
+        "*.none",
+        "*.sh",
+        '"*.sh"',
+        "$'a\\tb'",
+        "\\$N",
+        '"\\$N"',
+        '"a\\nb"',
+        "a\\ b",
+    ),
+    *(
+        "${Q// /_}",
+        "$(date)",
+        '"$W"',
+        "[a]",
+        "x=~/y",
+        "$HOME",
+        '"line \\\n  next"',
+        "'two\nlines'",
+        "${Q:-a b}",
+    ),
+    *(
+        '"${Q:-a b}"',
+        '${Q:-"a b"}',
+        '"${A[*]}"',
+        "$A",
+        "${N}x$M",
+        "\"$N\"'$N'",
+        "$((N))$((M))",
+        "$[1+1]",
+        "${!N}",
+    ),
+    *(
+        "`date`",
+        "$(( 7 / 0 ))",
+        "$((N > 3))",
+        "<(date)",
+        "a;",
+        "x\\",
+        "$",
+        '"$"',
+        "a$",
+        "%",
+        "!x",
+        "^y",
+        "a=b=$N",
+    ),
+]
+
+
+def richer(draw: random.Random) -> str:
+    lines = ["N=3", "M=4", "Q='q r'", "A=(1 2)"]
+    lines += [draw.choice(STATEMENTS) for _ in range(draw.randrange(6))]
+    flags = " ".join(
+        f"--{name} {draw.choice(WORDS)}{draw.choice(['', '', f' {draw.choice(WORDS)}'])}"
+        for name in draw.sample(
+            ["learning_rate", "max_length", "output_dir", "seed", "model"], draw.randrange(1, 4)
+        )
+    )
+    call = (
+        f"{draw.choice(['', '', 'exec ', 'nohup ', 'X=1 ', 'env Y=2 '])}swift sft {flags}{draw.choice(ENDS)}"
+    )
+    block = draw.choice(
+        ["{}"] * 8 + ["if true; then\n{}\nfi", "for i in 1 2; do {}\ndone", "( {}\n)", "g() {{\n{}\n}}"]
+    )
+    return "\n".join([*lines, block.format(call)]) + "\n"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_script_is_taken_as_bash_runs_it_or_refused(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Assignments, arrays, arithmetic, blocks and here-documents: never other arguments than bash's."""
+    draw = random.Random(seed)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bin").mkdir()
+    stub = tmp_path / "bin" / "swift"
+    stub.write_text(STUB.replace("for a", "printf '\\1' >> \"$ARGUMENTS\"\nfor a"))
+    stub.chmod(0o755)
+    file, arguments = tmp_path / "run.sh", tmp_path / "arguments"
+    environ = {"PATH": f"{stub.parent}:/usr/bin:/bin", "ARGUMENTS": str(arguments), "HOME": str(Path.home())}
+    taken = 0
+    for _ in range(40):
+        arguments.write_text("")
+        file.write_text(richer(draw))
+        try:
+            found = read_command([str(file)])
+        except ConfigError:
+            continue
+        ran = subprocess.run(["bash", str(file)], cwd=tmp_path, env=environ, capture_output=True, timeout=30)
+        if b"syntax error" in ran.stderr:
+            continue
+        for _ in range(100 if "&\n" in file.read_text() else 1):
+            if arguments.read_bytes().endswith(b"\0"):
+                break
+            time.sleep(0.01)
+        _, *calls = arguments.read_text().split("\1")
+        if "set -e" in file.read_text() and not calls:
+            continue  # a command before it fails
+        assert len(calls) == 1, file.read_text()
+        expected = read_command(["swift", *calls[0].split("\0")[:-1]])
+        assert found.data == expected.data, file.read_text()
+        taken += 1
+    assert taken >= 5
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("N=2\nswift sft --a $(expr 16 / $N) --b $((128*2)) --c `expr 7 \\* $N`", "--a 8 --b 256 --c 14"),
+        ('A=(--a 1\n --b "x y")\nA+=(--c)\nswift sft "${A[@]}"', "--a 1 --b 'x y' --c"),
+        ('set -- --a 1\nswift sft "$@" > log 2>&1 &', "--a 1"),
+        ("case $X in\n swift) echo;;\nesac\nconda activate swift\ncd swift; swift sft --a 1", "--a 1"),
+        (
+            "#SBATCH -N 2\n#SBATCH --gres=gpu:a100:4\nswift sft --a $SLURM_NNODES --b $SLURM_GPUS_ON_NODE",
+            "--a 2 --b 4",
+        ),
+        ("cat > a.sh <<'EOF'\nswift sft --z it's\nEOF\nnohup conda run -n e swift sft --a 1 &", "--a 1"),
+        ('axolotl preprocess x.yaml\nswift infer --model m\nswift sft --a "$1" --b ${2:-7}', "--a q --b 7"),
+        ("python prepare.py --b 2\nif [ ! -d o ]; then mkdir o; fi\nswift sft --a 1", "--a 1"),
+    ],
+)
+def test_scripts_that_are_taken(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "run.sh"
+    file.write_text(f"#!/bin/bash\n{text}\n")
+    assert read_command([str(file), "q"]).data == read_command(["swift", "sft", *shlex.split(words)]).data
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "why"),
+    [
+        ("swift sft --a $(nproc)", 1, "another command prints: nproc"),
+        ("N=$(date)\n\nswift sft --a $N", 3, "N is not certain (line 1): a value is what another command"),
+        (
+            "if true; then N=1; fi\nswift sft --a $N",
+            2,
+            "N is not certain (line 1): it stands inside `if` (line 1)",
+        ),
+        ("for x in 1 2; do\nswift sft --a $x\ndone", 2, "inside `for` (line 1)"),
+        ("source env.sh\nN=1\n. b.sh\nswift sft \\\n --a $N", 5, "`.` may set N"),
+        ("swift sft --a 1 \\ \n --b 2", 2, "never gets them"),
+        ("swift sft --a 1 --b \\ ", 1, "a backslash before a blank"),
+        ("swift sft --a {1,2}", 1, "several words of {1,2}"),
+        ("swift sft --a run.*", 1, "names of files"),
+        ("swift sft --a 'b", 1, "not closed"),
+    ],
+)
+def test_scripts_that_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, line: int, why: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.sh").write_text(f"{text}\n")
+    with pytest.raises(ConfigError) as caught:
+        read_command(["run.sh"])
+    (found,) = caught.value.diagnostics
+    assert found.where == f"run.sh:{line}" and why in found.render() and found.hint
+
+
+def test_a_file_that_the_script_writes_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "run.sh"
+    text = "N=3\ncat > lf.yaml <<EOF\nstage: sft\nseed: $N\nEOF\nllamafactory-cli train lf.yaml\n"
+    file.write_text(text)
+    found = import_command(read_command([str(file)]))
+    assert (found.settings["training.seed"].value, found.settings["training.seed"].line) == (3, 4)
+    file.write_text(text.replace("N=3", "N=$(date)"))
+    with pytest.raises(ConfigError, match="only bash tells"):
+        import_command(read_command([str(file)]))
 
 
 @pytest.mark.parametrize("seed", range(60))
