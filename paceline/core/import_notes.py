@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-#: What importing torchao (peft does) says in every process of parts that nothing here uses, by logger:
-#: kernels for other formats, and torch's version of pytrees. All else that these say is shown.
+#: What importing torchao and bitsandbytes (peft does) says in every process of parts that nothing here uses,
+#: by logger: kernels for other formats, and torch's version of pytrees. All else that these say is shown.
 _OF_AN_IMPORT: dict[str, tuple[str, ...]] = {
+    "bitsandbytes.backends.cpu.ops": ("Failed to load CPU gemm_4bit_forward",),  # from the hub
     "torchao": ("Failed to load ", "Skipping import of cpp extensions"),
     "torchao.kernel.intmm": ("Warning: Detected no triton",),
     "torch.utils._pytree": (
@@ -18,7 +19,7 @@ _OF_AN_IMPORT: dict[str, tuple[str, ...]] = {
 
 
 def quiet_imports() -> None:
-    """Filter the loggers of torchao and torch. Imports neither; call it before they are imported."""
+    """Filter loggers of libraries. Imports none of them; call it before they are imported."""
     drop(_OF_AN_IMPORT)
 
 

@@ -75,9 +75,12 @@ def test_kernels_for_packed_weights_are_told_where_weights_are_packed(
     assert logger.isEnabledFor(logging.ERROR)
 
 
+NAMED = ("torchao", "torchao.kernel.intmm", "bitsandbytes.backends.cpu.ops")
+
+
 def test_what_importing_torchao_says_is_dropped_and_nothing_else(library_settings: None) -> None:
     """torchao itself is heard on its own loggers, by messages of its 0.18."""
-    loggers = {name: logging.getLogger(name) for name in ("torchao", "torchao.kernel.intmm")}
+    loggers = {name: logging.getLogger(name) for name in NAMED}
     before = {name: list(logger.filters) for name, logger in loggers.items()}
     quiet_libraries(quantised=False)
 
@@ -88,6 +91,8 @@ def test_what_importing_torchao_says_is_dropped_and_nothing_else(library_setting
     try:
         assert not shown("torchao", "Failed to load /x/torchao/_C_mxfp8.so: Could not load this library")
         assert not shown("torchao.kernel.intmm", "Warning: Detected no triton, on systems without Triton …")
+        words = "Failed to load CPU gemm_4bit_forward from kernels-community: No module named 'kernels'."
+        assert not shown("bitsandbytes.backends.cpu.ops", words)
         assert shown("torchao", "the option block_size is deprecated")
         assert shown("torchao.kernel.intmm", "Failed to load a kernel")
     finally:
