@@ -109,17 +109,19 @@ class _Made:
         self.file = file
         self.data: JsonObject = {key: dict(v) if isinstance(v, dict) else v for key, v in below.items()}
         self.origins = {
-            key: _Origin(f"{file}: {key}", lines.get(key, 1), value) for key, value in below.items()
+            key: _Origin(f"{file}:{lines.get(key, 1)} {key}", 1, value) for key, value in below.items()
         }
         self.trainers: dict[str, _Origin] = {}
         self.findings: list[Finding] = []
+        self._blocks: set[str] = set()  # that options alone make
         for key in _TRAINERS:
-            for block in (self.data, as_object(self.data.get("deepspeed_config"))):
+            for path in (key, f"deepspeed_config.{key}"):
+                outer = path.rpartition(".")[0]
+                block = as_object(self.data.get(outer)) if outer else self.data
                 if block.get(key) not in (None, "auto"):
-                    self.trainers[key] = _Origin(
-                        f"{file}: {key}", lines.get(f"deepspeed_config.{key}", 1), block[key]
-                    )
+                    self.trainers[key] = _Origin(f"{file}:{lines.get(path, 1)} {key}", 1, block[key])
                 block.pop(key, None)
+            self.origins.pop(key, None)
 
     def options(self, given: list[Option]) -> None:
         """Lay the options over the file, each at the key that it sets."""
@@ -179,8 +181,9 @@ class _Made:
         block, _, key = path.rpartition(".")
         (inner_object(self.data, block) if block else self.data)[key] = value
         self.origins[path] = _Origin(option.key, option.line, value)
-        if block:
-            self.origins.setdefault(block, self.origins[path])
+        if block and block not in self.origins:
+            self.origins[block] = self.origins[path]
+            self._blocks.add(block)
 
     def _idle(self, option: Option, says: str) -> None:
         value: Json = True if option.value is None else resolve_plain(option.value)
@@ -201,6 +204,8 @@ class _Made:
             origin = self.origins.get(key, _Origin(self.file, 1, None))
             found.settings[ours] = replace(setting, key=origin.key, line=origin.line)
         for key, origin in self.origins.items():
+            if key in self._blocks:
+                continue
             finding = verdict_at(key, lines.get(key, 0), made, str(path))
             self.findings.append(replace(finding, key=origin.key, line=origin.line, value=origin.value))
         for finding in self.findings:
@@ -221,6 +226,14 @@ def _text(data: JsonObject) -> tuple[str, dict[str, int]]:
             rows.append(f"  {json.dumps(name)}: {json.dumps(item)}")
             lines[f"{key}.{name}"] = len(rows)
     return "\n".join(rows) + "\n", lines
+
+
+def outranked(launched: Imported, job: AccelerateJob) -> None:
+    """Accelerate's counts win over those of what starts it, and of the variables around it."""
+    for ours, setting in job.imported.settings.items():
+        before = launched.settings.pop(ours, None)
+        if before is not None and not same(before.value, setting.value):
+            _overruled(launched, ours, f"{setting.key} says {setting.value}")
 
 
 def joined(found: Imported, job: AccelerateJob) -> None:
@@ -255,4 +268,4 @@ def _overruled(job: Imported, ours: str, says: str) -> None:
         if ours in finding.to:
             to = tuple(path for path in finding.to if path != ours)
             verdict = finding.verdict if to else KeyVerdict.NO_EFFECT
-            job.findings[key] = replace(finding, verdict=verdict, to=to, says=says)
+            job.findings[key] = replace(finding, verdict=verdict, to=to, says=finding.says if to else says)

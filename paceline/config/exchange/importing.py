@@ -8,7 +8,7 @@ from pathlib import Path
 
 from paceline.config import codes
 from paceline.config.exchange import axolotl, llamafactory, swift, trl
-from paceline.config.exchange.accelerate_options import AccelerateJob, accelerate_job, joined
+from paceline.config.exchange.accelerate_options import AccelerateJob, accelerate_job, joined, outranked
 from paceline.config.exchange.command_line import Command
 from paceline.config.exchange.common import transformers_keys
 from paceline.config.exchange.detect import SYSTEMS, system_of
@@ -73,7 +73,10 @@ def import_command(command: Command, system: str | None = None, algorithm: str |
     launched, job = Imported("", ""), _accelerate(command)
     launch_options(command.launch, launched)
     _variables(command, chosen, launched)
-    counts = {key: s.value for key, s in (job.imported if job else launched).settings.items()}
+    if job is not None:
+        outranked(launched, job)
+    settings = {**launched.settings, **(job.imported.settings if job else {})}
+    counts = {key: setting.value for key, setting in settings.items()}
     data = below | data
     if chosen == "swift":
         counted = {"NPROC_PER_NODE": counts.get("launch.nproc"), "NNODES": counts.get("launch.nnodes")}

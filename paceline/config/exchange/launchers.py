@@ -136,8 +136,8 @@ class Option:
 
     @property
     def key(self) -> str:
-        """What it is called in a report."""
-        return f"{self.launcher} --{self.name}"
+        """What it is called in a report; an option that a variable sets is the variable."""
+        return self.launcher if self.launcher.isupper() else f"{self.launcher} --{self.name}"
 
 
 @dataclass

@@ -235,6 +235,9 @@ def test_a_run_is_what_it_is_behind_accelerate(
             (4, 2, 1, "h", None),
         ),
         ("conda run -n e --no-capture-output torchrun --nproc_per_node 2", (2, None, None, None, None)),
+        ("CUDA_VISIBLE_DEVICES=0,1,2,3 accelerate launch --num_processes 2", (2, None, None, None, None)),
+        ("CUDA_VISIBLE_DEVICES=0,1,2 accelerate launch --mixed_precision bf16", (3, None, None, None, None)),
+        ("srun -N 4 accelerate launch --num_machines 2 --num_processes 4", (2, 2, None, None, None)),
         ("nohup timeout -s INT 10h env A=1 python -u", (None, None, None, None, None)),
     ],
 )
@@ -246,3 +249,47 @@ def test_processes_and_nodes(tmp_path: Path, line: str, expected: tuple[object, 
     values = [found.settings.get(f"launch.{key}") for key in keys]
     assert tuple(value and value.value for value in values) == expected
     assert not found.of(KeyVerdict.LOST)
+
+
+def test_each_option_of_a_block_has_its_own_verdict(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}}')
+    line = f"--zero_stage 3 --gradient_accumulation_steps 8 --deepspeed_config_file {tmp_path}/ds.json"
+    words = ["accelerate", "launch", "--use_deepspeed", *line.split(), *PROGRAM]
+    found = import_command(read_command(words)).findings
+    verdicts = {
+        key.rpartition(" --")[2]: f.verdict for key, f in found.items() if key.startswith("accelerate")
+    }
+    assert verdicts == {
+        "use_deepspeed": KeyVerdict.MAPPED,
+        "zero_stage": KeyVerdict.NO_EFFECT,
+        "gradient_accumulation_steps": KeyVerdict.LOST,
+        "deepspeed_config_file": KeyVerdict.MAPPED,
+    }
+
+
+def test_accelerates_variables_act_beside_another_launcher() -> None:
+    line = "ACCELERATE_USE_DEEPSPEED=true ACCELERATE_DEEPSPEED_ZERO_STAGE=3 FSDP_VERSION=2 torchrun"
+    found = import_command(read_command([*line.split(), *PROGRAM]))
+    deepspeed = found.settings["training.deepspeed"].value
+    assert isinstance(deepspeed, dict) and deepspeed["zero_optimization"] == {"stage": 3}
+    names = ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_DEEPSPEED_ZERO_STAGE", "FSDP_VERSION")
+    mapped = [found.findings[name].verdict is KeyVerdict.MAPPED for name in names]
+    assert mapped == [True, True, False]
+
+
+def test_accelerates_file_is_read_with_its_lines(tmp_path: Path) -> None:
+    file = tmp_path / "zero3.yaml"
+    file.write_text(
+        "distributed_type: DEEPSPEED\nnum_processes: 8\ndeepspeed_config:\n  zero_stage: 3\n"
+        "  gradient_accumulation_steps: 1\nmixed_precision: bf16\n"
+    )
+    words = f"accelerate launch --config_file={file} --num_processes 4"
+    found = import_command(read_command([*words.split(), *PROGRAM]))
+    assert (
+        found.settings["launch.nproc"].value == 4
+        and found.settings["training.mixed_precision"].value == "bf16"
+    )
+    assert found.findings[f"{file}:3 deepspeed_config"].to == ("training.deepspeed",)
+    assert found.findings[f"{file}:5 gradient_accumulation_steps"].verdict is KeyVerdict.MAPPED
+    file.unlink()
+    assert import_command(read_command([*words.split(), *PROGRAM])).of(KeyVerdict.LOST)
