@@ -7,8 +7,10 @@ import math
 from pathlib import Path
 
 from paceline.config.exchange.common import HUB, KERNEL, whole_weights_in
+from paceline.config.exchange.launcher_options import VARIABLES
 from paceline.config.exchange.reading import KeyReader
 from paceline.config.reading import read_text
+from paceline.config.scalars import resolve_plain
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject, as_object
 
@@ -105,12 +107,15 @@ def batch(reading: KeyReader, word: str) -> None:
             note = f"16 rows a step over {count} process{'es' * (count > 1)}, as ms-swift starts it"
         reading.set("training.gradient_accumulation_steps", steps, "gradient_accumulation_steps", note)
     variables = as_object(reading.given.get(ENVIRONMENT))
-    if str(variables.get("NPROC_PER_NODE", "")).isdecimal():
-        reading.set("launch.nproc", int(str(variables["NPROC_PER_NODE"])), f"{ENVIRONMENT}.NPROC_PER_NODE")
-        reading.mapped(f"{ENVIRONMENT}.NPROC_PER_NODE", ("launch.nproc",))
-    others = [name for name in variables if name != "NPROC_PER_NODE"]
+    reading.set("launch.nproc", 1, "NPROC_PER_NODE", "ms-swift starts one process without it")
+    for name, path in VARIABLES.items():
+        value = resolve_plain(str(variables.get(name, "")))
+        if value is not None and (path == "launch.master_addr" or isinstance(value, int)):
+            reading.set(path, value, f"{ENVIRONMENT}.{name}")
+            reading.mapped(f"{ENVIRONMENT}.{name}", (path,))
+    others = [f"{ENVIRONMENT}.{name}" for name in variables]
     says = "of the process: set it for this run as well, if it should hold"
-    reading.nothing([f"{ENVIRONMENT}.{name}" for name in others], says)
+    reading.nothing([key for key in others if not reading.decided(key)], says)
     reading.nothing(ENVIRONMENT, says)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from paceline.config.exchange.accepted import accepted
 from paceline.config.exchange.command_line import read_command
-from paceline.config.exchange.importing import import_command
+from paceline.config.exchange.importing import import_command, import_data
 from paceline.config.exchange.launchers import launch_of
 from paceline.config.exchange.verdicts import Imported, KeyVerdict
 from paceline.config.load import load_config
@@ -293,3 +293,27 @@ def test_accelerates_file_is_read_with_its_lines(tmp_path: Path) -> None:
     assert found.findings[f"{file}:5 gradient_accumulation_steps"].verdict is KeyVerdict.MAPPED
     file.unlink()
     assert import_command(read_command([*words.split(), *PROGRAM])).of(KeyVerdict.LOST)
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, (1, None, None)),
+        ({"NPROC_PER_NODE": "4"}, (4, None, None)),
+        (
+            {"NPROC_PER_NODE": "2", "NNODES": "2", "MASTER_ADDR": "h", "CUDA_VISIBLE_DEVICES": "0,1"},
+            (2, 2, "h"),
+        ),
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, (1, None, None)),
+    ],
+)
+def test_processes_of_ms_swift_in_a_command_and_a_file(
+    variables: dict[str, str], expected: tuple[object, ...]
+) -> None:
+    """Without NPROC_PER_NODE it starts one process, also where there are several devices."""
+    words = [*(f"{name}={value}" for name, value in variables.items()), "swift", "sft", "--model", "m"]
+    command = import_command(read_command([*words, "--dataset", "d"]))
+    data: dict[str, Any] = {"model": "m", "dataset": "d", "tuner_type": "lora", "ENV": dict(variables)}
+    for found in (command, import_data(data, dict.fromkeys(data, 1), "a.yaml", "swift")):
+        values = [found.settings.get(f"launch.{key}") for key in ("nproc", "nnodes", "master_addr")]
+        assert tuple(value and value.value for value in values) == expected

@@ -52,7 +52,7 @@ def verdicts(found: Imported) -> dict[str, KeyVerdict]:
 
 
 @pytest.mark.parametrize(
-    ("file", "text", "length", "nproc"), [("run.sh", SWIFT, 256, 2), ("sft.yaml", YAML, 128, None)]
+    ("file", "text", "length", "nproc"), [("run.sh", SWIFT, 256, 2), ("sft.yaml", YAML, 128, 1)]
 )
 def test_ms_swifts_sft_is_sft(tmp_path: Path, file: str, text: str, length: int, nproc: int | None) -> None:
     path = tmp_path / file
