@@ -74,7 +74,7 @@ def _check(name: str, layer: Linear, init: str, started: bool) -> None:
             _cannot("peft decomposes a weight of [in, out] the wrong way round", found, "pissa", started)
         )
     if (rank := layer.r[NAME]) > min(shape):
-        found += f" of {' x '.join(map(str, shape))}, r {rank}"
+        found += f" of {' x '.join(map(str, shape))}, r {rank}, init_lora_weights {init}"
         what = "a weight has no more parts than its smaller side"
         raise ConfigError(_cannot(what, found, "true", started))
 
