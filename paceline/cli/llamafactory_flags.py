@@ -51,7 +51,7 @@ def from_llamafactory(arguments: Sequence[str], environ: Mapping[str, str]) -> F
     """
     from paceline.config.exchange.accepted import accepted, left_over
     from paceline.config.exchange.command_line import read_command
-    from paceline.config.exchange.importing import import_data
+    from paceline.config.exchange.importing import import_command
     from paceline.config.exchange.report import as_text
     from paceline.config.exchange.verdicts import KeyVerdict
     from paceline.rules import of_config
@@ -59,7 +59,7 @@ def from_llamafactory(arguments: Sequence[str], environ: Mapping[str, str]) -> F
     command = read_command(["main.py", *(word for word in arguments if not _OVERRIDE.match(word))])
     local_rank = command.data.pop("local_rank", None)
     _checked(command)
-    found = import_data(command.data, command.lines, command.name, "llamafactory")
+    found = import_command(command, "llamafactory")
     made, refused = accepted(found, "LLaMA-Factory's flags, as main.py has read them", of_config)
     lost = [finding for finding in found.of(KeyVerdict.LOST) if finding.line]
     if lost or refused:

@@ -10,7 +10,14 @@ from pathlib import Path
 from paceline.config import codes
 from paceline.config.exchange import trl
 from paceline.config.exchange.flags import written
-from paceline.config.exchange.launchers import Launch, Option, launch_of, slurm_options, slurm_variables
+from paceline.config.exchange.launchers import (
+    LAUNCH_NAMES,
+    Launch,
+    Option,
+    launch_of,
+    slurm_options,
+    slurm_variables,
+)
 from paceline.config.exchange.shell import Ran, Script
 from paceline.config.reading import read_text
 from paceline.config.scalars import resolve_plain
@@ -74,7 +81,9 @@ def is_command(text: str) -> bool:
     """Whether ``text`` is a command line in one string, or a shell script, and not a config."""
     if Path(text).suffix in _SHELL and Path(text).is_file():
         return True
-    return len(text.split()) > 1 and not Path(text).exists()
+    names = [Path(word).name for word in text.split()]
+    known = any(name in _PROGRAMS or name in LAUNCH_NAMES or name.endswith(".py") for name in names)
+    return len(names) > 1 and known and not Path(text).exists()
 
 
 def read_command(arguments: Sequence[str]) -> Command:

@@ -116,6 +116,7 @@ LAUNCHERS = {
     **dict.fromkeys(("poetry run", "pdm run", "pipenv run", "pixi run"), _few()),
     "python": _few("X", "W", short="u=unbuffered O=optimised B=no_bytecode I=isolated"),
 }
+LAUNCH_NAMES = frozenset(name.partition(" ")[0] for name in LAUNCHERS) | {"python3"}
 _MODULES = {
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torchrun",

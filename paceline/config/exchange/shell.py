@@ -211,9 +211,8 @@ class Script:
                 value = before + value
             self._values.set(name, value)
         except NotKnown as problem:
-            self._values.doubt(
-                name, f"{name} is not certain (line {word.line or line}): {_why(problem.what)}"
-            )
+            why = f"{name} is not certain (line {word.line or line}): {_why(problem.what)}"
+            self._values.doubt(name, problem.what if " is not certain (line " in problem.what else why)
 
     def _assigned(self, word: ShellWord, match: re.Match[str]) -> str | list[str]:
         array = next((part for part in word.parts if part.kind == "array"), None)

@@ -132,7 +132,7 @@ class Values:
         length, name, index, operator, word = match.groups()
         value = self._value(name, index)
         if name in self.doubts:
-            raise NotKnown(self.doubts[name], f"write its value in place of {name}")
+            raise NotKnown(self.doubts[name], f"write the value there, or in place of {name}")
         empty = value is None or (value in ("", []) and (operator or "").startswith(":"))
         if operator and (empty is not operator.endswith("+")):
             if operator.endswith("+"):

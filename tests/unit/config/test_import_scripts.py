@@ -257,6 +257,11 @@ def test_scripts_that_are_taken(tmp_path: Path, text: str, words: str) -> None:
             2,
             "N is not certain (line 1): it stands inside `if` (line 1)",
         ),
+        (
+            'N=$(date)\nA="--a $N"\nB=($A)\nswift sft "${B[@]}"',
+            4,
+            "N is not certain (line 1): a value is what",
+        ),
         ("for x in 1 2; do\nswift sft --a $x\ndone", 2, "inside `for` (line 1)"),
         ("source env.sh\nN=1\n. b.sh\nswift sft \\\n --a $N", 5, "`.` may set N"),
         ("swift sft --a 1 \\ \n --b 2", 2, "never gets them"),
