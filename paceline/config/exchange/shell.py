@@ -71,7 +71,8 @@ class Script:
             if words:
                 if (found := self._simple(command, words)) is not None:
                     yield found
-                if words[0].plain() in ("exit", "return") and not self._doubt(command):
+                ends = words[0].plain() in ("exit", "return") and not self._saved
+                if ends and not self._doubt(command):
                     return
             self._closed(command)
 

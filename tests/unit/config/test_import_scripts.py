@@ -187,7 +187,10 @@ def richer(draw: random.Random) -> str:
     return "\n".join([*lines, block.format(call)]) + "\n"
 
 
-@pytest.mark.parametrize("seed", range(8))
+SEEDS = [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 60))]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_script_is_taken_as_bash_runs_it_or_refused(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
