@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import PurePath
 
 from paceline.config import codes
 from paceline.config.schema import SECTIONS, Config, field_of, words_of
@@ -22,11 +23,13 @@ def doubted(
     file: str,
     top: Mapping[str, int],
     meant: frozenset[str] = frozenset(),
+    files: Mapping[str, str] | None = None,
 ) -> frozenset[str]:
     """Return the keys that are given and wrong, and the sections that have an unknown key.
 
     An unknown key may be a misspelling of any other key of its section. ``top``: top-level keys of ``file`` →
     line, from 1; ``meant``: places of unknown keys that can only mean one key and are read as that.
+    ``files``: names of other programs' files → the key that names each, in doubt where the file is wrong.
     """
     keys: dict[str, set[str]] = {}
     for key, source in provenance.items():
@@ -38,7 +41,12 @@ def doubted(
         if problem.code == codes.CONFIG_UNKNOWN_KEY.name and problem.where in meant:
             continue
         for place in problem.where.split(" and "):
-            found |= keys.get(place, set())
+            if named := (files or {}).get(PurePath(place.rpartition(":")[0]).name):
+                found.add(named)
+                continue
+            there = keys.get(place, set())
+            # Several keys stand in one line of the file: the problem names its own.
+            found |= {key for key in there if re.search(rf"\b{re.escape(key)}\b", problem.what)} or there
             if place not in keys or problem.code == codes.CONFIG_UNKNOWN_KEY.name:
                 found.add(_section(place, file, starts))
     return frozenset(found)

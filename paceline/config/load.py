@@ -18,7 +18,7 @@ from paceline.config.code_of_models import without_code
 from paceline.config.collect import Collector
 from paceline.config.doubt import doubted
 from paceline.config.extends import trees
-from paceline.config.foreign.files import foreign_layer
+from paceline.config.foreign.files import FILE_KEYS, foreign_layer
 from paceline.config.foreign.launched import launched_layer, overridden
 from paceline.config.foreign.programs import gathered
 from paceline.config.held import held_secrets
@@ -118,7 +118,9 @@ def load_config(
     if found := [masked(problem) for problem in _in_order([*problems, *held])]:
         if held or not top:  # never pass on a secret; and a file that cannot be parsed has no valid part
             raise ConfigError(*found)
-        raise NotLoaded(found, loaded, doubted(problems, provenance, str(path), top, _places(meant)))
+        given = {key: value for key, value in first.values.items() if key in FILE_KEYS}
+        named = {Path(value).name: key for key, value in given.items() if isinstance(value, str)}
+        raise NotLoaded(found, loaded, doubted(problems, provenance, str(path), top, _places(meant), named))
     return loaded
 
 

@@ -23,6 +23,7 @@ _ACCELERATE, _DEEPSPEED, _FSDP, _FSDP_CONFIG = (
     f"training.{name}" for name in ("accelerate_config", "deepspeed", "fsdp", "fsdp_config")
 )
 _WHAT = {_ACCELERATE: "Accelerate config", _DEEPSPEED: "DeepSpeed config", _FSDP_CONFIG: "FSDP config"}
+FILE_KEYS = frozenset(_WHAT)
 _SHARDING = ("fsdp", "pipeline")
 
 

@@ -15,12 +15,19 @@ from paceline.launch.before import beforehand
 from paceline.launch.before.planned import planned
 
 NVME = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme"}}}
+#: What only a plan finds is not told beside a value that decides which strategy is planned.
+_STAGE: dict[str, Any] = {"training.deepspeed": {"zero_optimization": {"stage": 7}}, "launch.nproc": 2}
+_OF_THE_PLAN = {
+    *("plan.balance_loss", "strategy.compile", "strategy.deepspeed_fp16", "model.attention_cpu"),
+    *("data.max_pos", "eval.dataset", "prec.fp8", "prec.full_eval"),
+}
 # settings → code: found while loading, by a rule, by one that knows the machine or the shape, or by the plan.
 FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"training.seed": 2**70}, "config.type"),
     ({"training.ddp_timeout": 10**12}, "config.value"),
     ({"lora.modules_to_save": "a\0b"}, "config.type"),
     ({"training.deepspeed": NVME, "launch.nproc": 2}, "zero.nvme_path"),
+    (_STAGE, "config.type"),
     ({"training.torch_compile": True, "training.distributed_strategy": "zero3"}, "strategy.compile"),
     (
         {"training.mixed_precision": "fp16", "training.distributed_strategy": "zero3"},
@@ -43,7 +50,8 @@ _ONE_KEY = {"strategy.deepspeed_fp16": {"prec.fp8", "prec.full_eval"}}
 def _apart(one: tuple[dict[str, Any], str], other: tuple[dict[str, Any], str]) -> bool:
     same = one[0].keys() & other[0].keys()
     related = other[1] in _ONE_KEY.get(one[1], ()) or one[1] in _ONE_KEY.get(other[1], ())
-    return all(one[0][key] == other[0][key] for key in same) and not related
+    planned_too = _STAGE in (one[0], other[0]) and {one[1], other[1]} & _OF_THE_PLAN
+    return all(one[0][key] == other[0][key] for key in same) and not related and not planned_too
 
 
 PAIRS = [pair for pair in combinations(FAULTS, 2) if _apart(*pair)]

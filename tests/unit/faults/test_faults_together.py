@@ -127,6 +127,7 @@ def test_a_place_inside_anothers_hides_nothing() -> None:
         ("x.yaml:5", "data.train"),
         ("x.yaml:6", "data"),
         ("y.yaml:6", "*"),
+        ("runs/ds.json:3", "training.deepspeed"),
         ("x.yaml:99", "*"),
         ("command line data.trian=5", "data"),
         ("environment PACELINE_TRAINING__SED", "training"),
@@ -137,7 +138,15 @@ def test_a_place_inside_anothers_hides_nothing() -> None:
 def test_where_a_fault_puts_in_doubt(place: str, doubt: str) -> None:
     provenance = {"data.train": Source("yaml", "x.yaml", 5), "data.eval": Source(DEFAULTS)}
     top = {"model": 2, "data": 4, "modle": 98}
-    assert doubted([Diagnostic("config.type", "wrong", place)], provenance, "x.yaml", top) == {doubt}
+    files = {"ds.json": "training.deepspeed"}
+    problem = Diagnostic("config.type", "wrong", place)
+    assert doubted([problem], provenance, "x.yaml", top, files=files) == {doubt}
+
+
+def test_of_several_keys_in_a_line_the_one_that_is_named_is_in_doubt() -> None:
+    provenance = {f"training.{name}": Source("yaml", "x.yaml", 3) for name in ("seed", "seeds", "fp8")}
+    problem = Diagnostic("config.type", "training.seed must be a whole number", "x.yaml:3")
+    assert doubted([problem], provenance, "x.yaml", {"training": 3}) == {"training.seed"}
 
 
 def test_a_key_is_sure_where_nothing_around_or_inside_it_is_in_doubt() -> None:
