@@ -28,7 +28,7 @@ _SWITCHES = {
     "shift_attn": ("shift_", "shifted sparse attention is not supported"),
     "use_swanlab": ("swanlab_", "SwanLab reads it from its own variables"),
     "enable_torch_profiler": ("profiler_", "training.profile: {steps: …} records single steps"),
-    "mask_history": ("mask_history_", "loss on the last answer alone is not supported"),
+    "mask_history": ("mask_history_", "for loss on the last answer alone give each row loss_mask: [0, …, 1]"),
     "freeze_language_model": ("freeze_language_", "a frozen language model is not supported"),
 }
 _NO_MATTER = ("use_swanlab", "enable_torch_profiler")  # of what is watched, not of what is trained
