@@ -83,10 +83,12 @@ def check_rollout(sizes: RolloutSizes) -> list[Diagnostic]:
 def rollout_decision(sizes: RolloutSizes) -> Decision:
     """Return the rollout's sizes as a decision of the plan."""
     group, steps = sizes.group, sizes.windows * sizes.passes
+    split = sizes.pieces * sizes.batch.micro_batch % group != 0
+    parts = "; ranks hold parts of groups, and a reward function sees its own rank's answers" if split else ""
     return Decision(
         "rollout",
         f"{sizes.answers // group} prompts × {group} answer{'s' if group > 1 else ''}",
-        f"then {steps} optimizer step{'s' if steps > 1 else ''} on them; batch sizes count answers",
+        f"then {steps} optimizer step{'s' if steps > 1 else ''} on them; batch sizes count answers{parts}",
     )
 
 
