@@ -16,6 +16,7 @@ _COLUMNS = (
 _WRAPPED = ("messages", "conversations")
 _PAIRS = ({"role", "content"}, {"from", "value"}, {"role", "tool_calls"})
 _BEGINS = re.compile(r"""\s*(?:\[\s*)?\{\s*(["'])(?:role|from|content|value|messages|conversations)\1\s*:""")
+_KEY = re.compile(r"""(["'])(role|from|content|value|tool_calls)\1\s*:""")
 
 
 def parsed_turns(rows: Iterable[RawRow], mapping: Mapping[str, str]) -> Iterator[RawRow]:
@@ -41,6 +42,9 @@ def _parsed(name: str, value: Cell) -> Cell:
         try:
             read = parse_row(value)
         except (ValueError, RecursionError) as error:
+            keys = {key[2] for key in _KEY.finditer(value)}
+            if not any(pair <= keys for pair in _PAIRS):
+                return None  # an answer that begins with an object of its own: {"value": 5} …
             python = " (it is Python's notation; write JSON)" if quote[1] == "'" else ""
             what = f"'{name}' is a text that begins like turns and is not JSON{python}: {value[:40]!r}"
             raise RowError("bad_messages", what) from error

@@ -171,8 +171,12 @@ def _orientation(value: Cell) -> str:
     """Return the ``orient`` with which pandas' ``DataFrame.to_json`` writes such an object; "" for a row."""
     if not isinstance(value, dict) or not value:
         return ""
-    if value.keys() in ({"columns", "index", "data"}, {"schema", "data"}):
-        return "table" if "schema" in value else "split"
+    if isinstance(value.get("data"), list):
+        schema = value.get("schema")
+        if value.keys() == {"schema", "data"} and isinstance(schema, dict) and "fields" in schema:
+            return "table"
+        if value.keys() == {"columns", "index", "data"} and isinstance(value["columns"], list):
+            return "split"
     inner = [set(item) for item in value.values() if isinstance(item, dict)]
     if len(inner) < len(value) or not inner[0]:
         return ""

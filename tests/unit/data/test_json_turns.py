@@ -53,8 +53,11 @@ def test_turns_within_an_object_are_named(wrap: Callable[[object], Any]) -> None
         '[{"name": "f", "arguments": {}}]',
         '{"content": "x"}',
         "[1]",
+        '{"value": 5} is what you asked for.',
+        "{'content': 5}",
+        '{"from": "Rome", "to": "Pisa"}\n{"from": "Pisa"}',
     ],
 )
-def test_answers_that_are_json_stay_text(text: str) -> None:
+def test_answers_that_are_or_begin_with_json_stay_text(text: str) -> None:
     [row] = parsed_turns([RawRow({"completion": text}, "f:1")], {})
     assert row.value == {"completion": text}

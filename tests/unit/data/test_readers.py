@@ -13,6 +13,7 @@ import pytest
 from published_folders import PACKS, TYPES
 
 from paceline.core.errors import DataError
+from paceline.data.cells import Row
 from paceline.data.locate import locate
 from paceline.data.readers import RawRow, read_rows
 
@@ -139,6 +140,20 @@ def test_a_frame_of_pandas_is_named_with_what_reads_it(
     again = pandas.read_json(path, orient=named[1])  # type: ignore[call-overload]
     again.to_json(tmp_path / "rows.jsonl", orient="records", lines=True)
     assert [row.value for row in rows_of(tmp_path / "rows.jsonl")] == ROWS
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"schema": "CREATE TABLE t (a)", "data": "SELECT a FROM t"},
+        {"schema": {"a": "int"}, "data": [1]},
+        {"columns": "a, b", "index": 0, "data": ["x"]},
+        {"columns": ["a"], "index": 0, "data": "x"},
+    ],
+)
+def test_rows_with_the_keys_of_a_frame_are_rows(row: Row, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps(row))
+    assert [one.value for one in rows_of(tmp_path / "a.jsonl")] == [row]
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "b.json"])
