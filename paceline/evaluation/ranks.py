@@ -89,8 +89,12 @@ def failure(failed: int, code: int, world_size: int) -> PacelineError:
     how = f"was ended by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
     if code == ExitCode.PEER_FAILED:
         how = "lost its connection to another one"
-    what = f"process {failed} of {world_size} {how}"
-    error = PacelineError(codes.EVALUATION_RANK(what, f"rank {failed}", hint="see its message above"))
+    what, hint = f"process {failed} of {world_size} {how}", "see its message above"
+    if code < 0:
+        hint = "it left no message: `dmesg` shows whether memory ran out; if not, find what sent the signal"
+    elif code == ExitCode.PEER_FAILED:
+        hint = "start again; if no process has a message above, look for the network's fault"
+    error = PacelineError(codes.EVALUATION_RANK(what, f"rank {failed}", hint=hint))
     if code == ExitCode.CONFIG:
         error.exit_code = ExitCode.CONFIG
     return error
@@ -100,7 +104,8 @@ def _meeting(rank: int, world_size: int, port: int) -> dict[str, str]:
     """Return the variables by which processes that share a model meet."""
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
     named = {name: str(value) for name, value in (numbers | {"MASTER_PORT": port}).items()}
-    return {**named, "MASTER_ADDR": "127.0.0.1"}
+    # c10d's warnings about a closed connection are pages; who ended is said here
+    return {**named, "MASTER_ADDR": "127.0.0.1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 
 def _first_failure(ranks: list[subprocess.Popen[bytes]]) -> int | None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paceline.checkpoint.folder import gives_scores
 from paceline.config.sections.model import ModelSection
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json
@@ -88,8 +89,12 @@ def check_shareable(folder: Path, strategy: str, world_size: int) -> None:
         raise ConfigError(codes.EVALUATION_JOB(what, "--strategy", str(folder), hint))
     try:
         factory = _factory(folder, torch.float32)
+        if gives_scores(factory.hf_config):
+            what = "this model gives scores, not text: it cannot be shared"
+            hint = "name a model with a language-model head"
+            raise ConfigError(codes.EVALUATION_JOB(what, "--strategy", str(folder), hint))
+        root, _ = build_on_meta(factory, _options(strategy), World.single())  # refuses missing weights
         if strategy == "tp":
-            root, _ = build_on_meta(factory, _options(strategy), World.single())
             how_cut(root, world_size)
     except ConfigError as error:
         found = (

@@ -10,12 +10,13 @@ import pytest
 import torch
 from support import Run, run_process, write_rows, write_tokenizer
 
-from paceline.core.errors import ConfigError, PacelineError
+from paceline.core.errors import ConfigError, ExitCode, PacelineError
 from paceline.evaluation import ranks
 from paceline.evaluation.checked import checked
 from paceline.evaluation.generated import generate_rows
 from paceline.evaluation.job import EvaluationJob
 from paceline.evaluation.measured import measure
+from paceline.evaluation.sharded import check_shareable
 from paceline.launch.secret import FILE
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(280)]
@@ -100,6 +101,42 @@ def test_a_shared_model_chats_as_one_process_with_the_same_seed(place: Path, str
     alone, shared = talked(place), talked(place, "--strategy", strategy, "--nproc", "2")
     assert (alone.code, shared.code) == (0, 0), shared.err
     assert shared.out == alone.out and len(alone.out.split("\n")) > 2
+
+
+def test_the_library_evaluates_with_a_shared_model_as_with_one_process(place: Path) -> None:
+    import paceline
+
+    (alone,), (shared,) = (
+        paceline.evaluate(
+            str(place / "model"), str(place / "rows.json"), nproc=nproc, strategy=strategy, quiet=True
+        )
+        for strategy, nproc in (("copies", 1), ("tp", 2))
+    )
+    assert (shared.rows, shared.tokens) == (alone.rows, alone.tokens) and alone.rows
+    assert shared.loss == pytest.approx(alone.loss, rel=2e-6)
+
+
+@pytest.mark.parametrize("strategy", ["tp", "fsdp"])
+def test_a_model_that_scores_is_refused_once_before_processes_start(tmp_path: Path, strategy: str) -> None:
+    from transformers import LlamaConfig, LlamaForSequenceClassification
+
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "vocab_size": 32}
+    made = LlamaForSequenceClassification(LlamaConfig(**sizes, num_attention_heads=2, num_labels=1))
+    made.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="gives scores, not text"):
+        check_shareable(tmp_path, strategy, 2)
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace("ForSequenceClassification", "ForCausalLM"))
+    with pytest.raises(ConfigError, match="lacks weights"):
+        check_shareable(tmp_path, strategy, 2)
+
+
+@pytest.mark.parametrize(
+    ("code", "hint"),
+    [(-9, "left no message"), (1, "its message above"), (ExitCode.PEER_FAILED, "no process")],
+)
+def test_the_hint_fits_how_a_process_ended(code: int, hint: str) -> None:
+    assert hint in str(ranks.failure(1, code, 2))
 
 
 @pytest.mark.parametrize("beside", [False, True])
