@@ -11,9 +11,9 @@ from shlex import quote
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.files import MAX_INDEX_BYTES, read_text, special_files
-from paceline.core.safetensors_header import header_of
 from paceline.plan import codes
 from paceline.plan.model.read_shape import config_from_path
+from paceline.plan.model.weights_files import damage
 
 _INDEX = "model.safetensors.index.json"
 _ADDRESS = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co|hf-mirror\.com)/([\w.-]+/[\w.-]+)")
@@ -107,8 +107,8 @@ def _adapter(folder: Path, key: str) -> Diagnostic:
 def _weights(folder: Path, key: str) -> Iterator[Diagnostic]:
     index, whole = folder / _INDEX, folder / "model.safetensors"
     if whole.is_file():
-        if (found := damage(whole)) is not None:
-            yield _damaged(whole, found, key)
+        if wrong := damage(whole, key):
+            yield wrong
     elif index.is_file():
         yield from _shards(folder, index, key)
     else:
@@ -132,14 +132,8 @@ def _shards(folder: Path, index: Path, key: str) -> Iterator[Diagnostic]:
         hint = "copy or download them again: hf download NAME --local-dir DIR"
         yield codes.MODEL_MISSING_SHARDS(what, key, ", ".join(missing[:4]), hint)
     for name in named:
-        wrong = None if name in missing else damage(folder / name)
-        if wrong is not None:
-            yield _damaged(folder / name, wrong, key)
-
-
-def _damaged(file: Path, found: str, key: str) -> Diagnostic:
-    what = "a weight file of the model is damaged or truncated"
-    return codes.MODEL_DAMAGED_WEIGHTS(what, key, f"{file}: {found}", "copy or download it again")
+        if name not in missing and (wrong := damage(folder / name, key)):
+            yield wrong
 
 
 def check_adapter_folder(name: str, key: str) -> list[Diagnostic]:
@@ -152,8 +146,8 @@ def check_adapter_folder(name: str, key: str) -> list[Diagnostic]:
         return [_special(folder, special, key)]
     if not weights.is_file():
         return [_no_weights(folder, key, _CONVERT_ADAPTER)]
-    found = damage(weights)
-    return [] if found is None else [_damaged(weights, found, key)]
+    wrong = damage(weights, key)
+    return [] if wrong is None else [wrong]
 
 
 def _no_weights(folder: Path, key: str, convert: str) -> Diagnostic:
@@ -173,11 +167,3 @@ def _no_weights(folder: Path, key: str, convert: str) -> Diagnostic:
         " instead of model.name_or_path, to train from scratch"
     )
     return codes.MODEL_NO_WEIGHTS("the folder contains no weights", key, f"{folder}: {inside}", hint)
-
-
-def damage(file: Path) -> str | None:
-    """Return what is wrong with a safetensors file, by header and size; None if they match."""
-    try:
-        return None if header_of(file) else "it contains no tensor"
-    except (OSError, ValueError) as error:
-        return str(error)[:200]

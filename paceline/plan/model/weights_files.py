@@ -21,11 +21,26 @@ def weights_findings(folder: Path) -> list[Diagnostic]:
     """Return problems of a folder's safetensors: damaged files."""
     found: list[Diagnostic] = []
     for file in weights_of(folder, found):
-        try:
-            header_of(file)
-        except (OSError, ValueError) as error:
-            found.append(_damaged(file, str(error)))
+        if wrong := damage(file, "model.name_or_path"):
+            found.append(wrong)
     return found
+
+
+def damage(file: Path, key: str) -> Diagnostic | None:
+    """Return what is wrong with a safetensors file, by header and size; ``key`` names its folder."""
+    try:
+        if header_of(file):
+            return None
+        found = "it contains no tensor"
+    except OSError as error:
+        what, hint = "a weight file of the model cannot be read", "copy it again"
+        if isinstance(error, PermissionError):
+            hint = f"chmod a+r {file.name}, or run as a user who may read it"
+        return codes.PLAN_MODEL_FILE(what, key, f"{file}: {error.strerror or error}", hint)
+    except ValueError as error:
+        found = str(error)[:200]
+    what = "a weight file of the model is damaged or truncated"
+    return codes.MODEL_DAMAGED_WEIGHTS(what, key, f"{file}: {found}", "copy or download it again")
 
 
 def weights_of(folder: Path, found: list[Diagnostic]) -> list[Path]:

@@ -14,6 +14,7 @@ import pytest
 from paceline.config.sections.model import ModelSection
 from paceline.core.errors import ConfigError
 from paceline.plan.codec import from_json, to_json
+from paceline.plan.model import weights_files
 from paceline.plan.model.quantised_base import quantised_base
 from paceline.plan.model.read_shape import shape_from_config, shape_of, trained_shape
 from paceline.plan.model.shape import ModelShape
@@ -156,7 +157,19 @@ HOSTILE = {
 def test_a_damaged_file_of_weights_is_named(kind: str, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(HOSTILE[kind])
     (found,) = weights_findings(tmp_path)
-    assert found.code == "plan.model_file" and "model.safetensors" in found.where
+    assert found.code == "model.damaged_weights" and "model.safetensors" in found.found
+
+
+def test_a_file_that_the_user_may_not_read_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+    monkeypatch.setattr(weights_files, "header_of", refuse)
+    (found,) = weights_findings(tmp_path)
+    assert found.code == "plan.model_file" and "Permission denied" in found.found and "chmod" in found.hint
 
 
 def test_a_whole_file_is_not(tmp_path: Path) -> None:
