@@ -24,6 +24,8 @@ from paceline.runtime.signed import SignedStore, fingerprint
 T = TypeVar("T")
 REPORT_SECONDS = 30.0  # how often a node says for whom it waits
 _GRACE_SECONDS = 5.0  # we wait a little longer than torch's timeout, to get torch's own error
+_RETRY_SECONDS = 1.0  # between two tries to reach rank 0
+_LEAST_SECONDS = 1.0  # to connect to a port that answers
 _BACKLOG = 4096
 
 
@@ -41,6 +43,8 @@ def connect_store(
     host = may_host and env.rank == 0 and not env.agent_store
 
     def connect(seconds: float) -> dist.Store:
+        if not host:
+            seconds = _await_port(env.meeting_host, env.master_port, seconds)
         store = dist.TCPStore(
             env.meeting_host,
             env.master_port,
@@ -66,6 +70,24 @@ def connect_store(
     except (RuntimeError, ValueError, OSError) as exc:  # TimeoutError is an OSError
         raise _store_error(exc, env, host) from exc
     return dist.PrefixStore(name_of(env), store)
+
+
+def _await_port(host: str, port: int, seconds: float) -> float:
+    """Wait until the port answers; return what is left of the time. Raises TimeoutError.
+
+    torch's own tries lie up to a minute apart, and would miss a rank 0 that stays for seconds to say why it
+    is refused.
+    """
+    deadline, last = time.monotonic() + seconds, ""
+    while (left := deadline - time.monotonic()) > 0:
+        try:
+            socket.create_connection((host, port), timeout=left).close()
+        except OSError as error:
+            last = str(error)
+        else:
+            return max(left, _LEAST_SECONDS)
+        time.sleep(min(_RETRY_SECONDS, left))
+    raise TimeoutError(f"no answer within {seconds:.0f} s: {last}")
 
 
 def name_of(env: RankEnv) -> str:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from paceline.core.errors import PacelineError
 from paceline.launch.ports import free_port
+from paceline.runtime import meeting
 from paceline.runtime.meeting import arrive, connect_store, listener
 from paceline.runtime.rank_env import RankEnv
 
@@ -86,6 +87,25 @@ class Counting:
             return getattr(self.store, name)(keys, *rest)
 
         return call
+
+
+def test_a_rank_tries_as_often_as_at_first_to_reach_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch alone tries ever more rarely, and misses a rank 0 that stays for seconds to say why it ends."""
+    tries, real = list[float](), socket.create_connection
+
+    def connected(address: tuple[str, int], timeout: float) -> socket.socket:
+        tries.append(timeout)
+        if len(tries) < 30:
+            raise ConnectionRefusedError
+        return real(address, timeout)
+
+    monkeypatch.setattr(socket, "create_connection", connected)
+    monkeypatch.setattr(meeting, "_RETRY_SECONDS", 0.01)
+    port = free_port()
+    store = connect_store(env(0, port), 20)
+    other = connect_store(env(1, port), 20)
+    other.set("here", "1")
+    assert store.get("here") == b"1" and len(tries) == 30
 
 
 def test_arriving_costs_each_rank_the_same_whatever_their_number() -> None:
