@@ -117,6 +117,15 @@ def test_an_adapter_trains_resumes_and_is_exported_alone_and_merged(
     adapted = logits(PeftModel.from_pretrained(model, str(tmp_path / "adapter")))
     assert (adapted - before).abs().max() > 1e-2
     torch.testing.assert_close(logits(load(str(tmp_path / "merged"))), adapted, rtol=0, atol=1e-5)
+    shared = config("tp", {"r": 4}, per_device_train_batch_size=4, distributed_strategy="fsdp")
+    tp = train(paceline, {**shared, "parallelism": {"tp_size": 2}}, tmp_path, "tp", 2)
+    assert [s.loss for s in tp] == pytest.approx([s.loss for s in one], abs=2e-6)
+    last_of_tp = tmp_path / "tp/checkpoints/step-00000006"
+    for merge in (False, True):
+        export_hf(last_of_tp, tmp_path / f"tp-{merge}", merge=merge)
+    opened = logits(PeftModel.from_pretrained(load(str(base)), str(tmp_path / "tp-False")))
+    torch.testing.assert_close(logits(load(str(tmp_path / "tp-True"))), opened, rtol=0, atol=1e-5)
+    torch.testing.assert_close(opened, adapted, rtol=0, atol=1e-3)
     on = train(paceline, config("on", {"adapter_name_or_path": str(tmp_path / "adapter")}), tmp_path, "on", 1)
     assert on[0].loss < two[0].loss - 0.05
 
