@@ -227,7 +227,16 @@ def look_at_tokenizer(
         )
         return
     for file in tokenizer_files(folder):
-        if file.suffix == ".json" and (wrong := _cut(file)):
+        try:
+            wrong = file.suffix == ".json" and _cut(file)
+        except OSError as error:
+            what, hint = (
+                "a file of the tokenizer cannot be read",
+                f"let this user read it: chmod a+r {file.name}",
+            )
+            yield codes.DATA_BAD_TOKENIZER(what, key, f"{file}: {error.strerror or error}", hint)
+            continue
+        if wrong:
             what = "a file of the tokenizer is damaged or truncated"
             yield codes.DATA_BAD_TOKENIZER(what, key, f"{file}: {wrong}", "copy or download it again")
     if template is None and formats & kind.conversations and not _has_template(folder):
@@ -244,14 +253,14 @@ def look_at_tokenizer(
 
 
 def _cut(file: Path) -> str:
-    """Return why a file cannot be complete JSON, judging by its ends only: a vocabulary may be large."""
-    try:
-        with open_file(file) as stream:
-            head = stream.read(64).lstrip()
-            stream.seek(max(0, file.stat().st_size - 64))
-            tail = stream.read().rstrip()
-    except OSError as error:
-        return error.strerror or str(error)
+    """Return why a file cannot be complete JSON, judging by its ends only: a vocabulary may be large.
+
+    Raises OSError.
+    """
+    with open_file(file) as stream:
+        head = stream.read(64).lstrip()
+        stream.seek(max(0, file.stat().st_size - 64))
+        tail = stream.read().rstrip()
     ends = (head[:1], tail[-1:]) in ((b"{", b"}"), (b"[", b"]"))
     return "" if ends else f"{file.stat().st_size} bytes, not complete JSON"
 

@@ -161,6 +161,15 @@ def _chat(reading: KeyReader, at: str, item: JsonObject) -> JsonObject:
 
 def _preference(reading: KeyReader, at: str, word: str, item: JsonObject) -> JsonObject:
     """Pairs under any columns."""
+    own = as_object(item.get("type"))  # the user's own strategy: text is put together by formats
+    if own:
+        says = "its formats write text: a data.converter makes such rows, with model.chat_template: plain"
+        reading.lose(f"{at}.type", says)
+        names = ("prompt", "chosen", "rejected", "completion", "label")
+        columns: JsonObject = {
+            name: own[f"field_{name}"] for name in names if own.get(f"field_{name}") not in (None, name)
+        }
+        return {"columns": columns} if columns else {}
     if word.startswith(("chat_template", "bradley_terry.chat_template")) or not word:
         reading.mapped([f"{at}.type"], ("data.train",))
     elif word.startswith("chatml"):
@@ -172,7 +181,7 @@ def _preference(reading: KeyReader, at: str, word: str, item: JsonObject) -> Jso
         )
     fields = {"messages": "field_messages", "chosen": "field_chosen", "rejected": "field_rejected"}
     reading.mapped([f"{at}.{field}" for field in fields.values()], ("data.train",))
-    columns: JsonObject = {
+    columns = {
         ours: item[field]
         for ours, field in fields.items()
         if item.get(field) not in (None, ours, "conversations")

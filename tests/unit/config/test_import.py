@@ -483,3 +483,13 @@ def test_what_axolotl_reads_by_another_name_is_named_as_lost(key: str, value: ob
     data = as_object({"base_model": "some/model", key: value})
     found = import_data(data, dict.fromkeys(data, 1), "a.yaml", "axolotl")
     assert found.findings[key].verdict is KeyVerdict.LOST
+
+
+@pytest.mark.parametrize(("rl", "answer"), [("dpo", "chosen"), ("ipo", "chosen"), ("kto", "completion")])
+def test_axolotls_own_formats_of_pairs_are_named_as_lost_and_columns_kept(rl: str, answer: str) -> None:
+    """Its ``user_defined`` strategies write text by formats, without a chat template."""
+    own = {"field_prompt": "q", f"field_{answer}": "good", "prompt_format": "[INST] {prompt} [/INST]"}
+    data = as_object({"base_model": "m", "rl": rl, "datasets": [{"path": "p.jsonl", "type": own}]})
+    found = import_data(data, dict.fromkeys(data, 1), "a.yaml", "axolotl")
+    assert found.findings["datasets.0.type"].verdict is KeyVerdict.LOST
+    assert found.settings["data.train"].value[0]["columns"] == {"prompt": "q", answer: "good"}  # type: ignore[index]
