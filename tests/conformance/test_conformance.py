@@ -74,7 +74,7 @@ def test_cell(checker: Checker, name: str, finetuning: str, precision: str) -> N
 @pytest.mark.parametrize(
     "name, finetuning, precision",
     [
-        ("ddp", "full", "fp32"),
+        pytest.param("ddp", "full", "fp32", marks=pytest.mark.full),
         pytest.param("fsdp full_shard", "full", "fp64", marks=pytest.mark.slow),
         pytest.param("fsdp full_shard", "LoRA", "fp32", marks=pytest.mark.slow),
         pytest.param("ZeRO-3", "full", "fp32", marks=pytest.mark.slow),

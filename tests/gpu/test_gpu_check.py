@@ -47,6 +47,7 @@ def test_without_a_gpu_it_says_so_and_fails(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.integration
+@pytest.mark.full
 def test_the_script_against_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two quick cases: a resume and an export, and an optimizer with quantised states; a page that says no
     GPU was used.

@@ -64,7 +64,7 @@ def begin(tiny: Tiny, folder: Path, strategy: str, where: str, **training: Any) 
     ("strategy", "where"),
     [
         ("ddp", "step"),
-        ("fsdp", "start"),
+        pytest.param("fsdp", "start", marks=pytest.mark.full),
         pytest.param("ddp", "start", marks=pytest.mark.slow),
         pytest.param("fsdp", "step", marks=pytest.mark.slow),
     ],

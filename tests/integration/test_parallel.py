@@ -48,6 +48,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return Found(tmp_path_factory.mktemp("parallel"))
 
 
+@pytest.mark.full
 def test_every_plan_style_computes_the_same(found: Found) -> None:
     """Losses, log-probabilities, entropies and every gradient of whole models, with and without
     recomputation.

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.integration
 WORKER = Path(__file__).with_name("presence_worker.py")
 
 
-@pytest.mark.parametrize("dying", [1, 2])
+@pytest.mark.parametrize("dying", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_a_death_is_named_on_every_other_rank(tmp_path: Path, dying: int) -> None:
     port = free_port()
     argv = [sys.executable, str(WORKER), "waits", str(tmp_path)]

@@ -26,6 +26,7 @@ ELSEWHERE = {  # programs with rules of their own
     "paceline/__main__.py": "the console script's main",
     "paceline/algorithms/rewards/sandbox/__main__.py": "ended by who asked it",
     "paceline/simulate/__main__.py": "a part of verify, ended with it",
+    "paceline/evaluation/shared_chat.py": "its inner function is: main leaves after any error at once",
     "paceline/evaluation/scoring.py": "a part of evaluate, ended with it",
     "paceline/models/listing.py": "a part of the plan, ended with it",
     "paceline/config/reference.py": "documentation",

@@ -77,7 +77,7 @@ def test_the_head_is_simulated_in_the_chunks_of_the_planned_card(monkeypatch: py
         assert made[-1]._head.shape.chunk_bytes == made[-1]._head._chunk_bytes == mib * 2**20
 
 
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", [pytest.param(False, marks=pytest.mark.full), True])
 def test_fsdp_in_a_world_of_512_holds_sends_and_keeps_what_the_closed_form_says(recompute: bool) -> None:
     rows = rows_under_fsdp("512xH100")
     if recompute:
@@ -91,7 +91,7 @@ def test_fsdp_in_a_world_of_512_holds_sends_and_keeps_what_the_closed_form_says(
     assert not dist.is_initialized()
 
 
-@pytest.mark.parametrize("hardware", ["16xH100", "512xH100"])
+@pytest.mark.parametrize("hardware", ["16xH100", pytest.param("512xH100", marks=pytest.mark.full)])
 def test_muons_gathers_of_cut_matrices_are_counted(hardware: str) -> None:
     """One all-gather of every matrix of a layer and step, beside those of the weights: in bf16, as the
     iterations are.
@@ -123,13 +123,14 @@ VARIED: list[dict[str, Any]] = [
 
 
 def every_cell() -> list[Any]:
-    """All words × meshes × variants; the default suite has each word, mesh and variant at least once."""
+    """All words × meshes × variants; the fast tier has each word, ``full`` each mesh and variant as well."""
     cells = []
     for w, word in enumerate(WORDS):
         for h, (hardware, group) in enumerate(MESHES):
             for v, varied in enumerate(VARIED):
                 if group == 0 or word.startswith("hybrid"):
-                    marks = () if (w + 2 * h + v) % 7 == 0 else pytest.mark.slow
+                    some = (w + 2 * h + v) % 7 == 0
+                    marks = pytest.mark.slow if not some else () if h == w % 2 else pytest.mark.full
                     cells.append(pytest.param(word, hardware, group, varied, marks=marks))
     return cells
 
@@ -222,7 +223,9 @@ def test_a_disagreement_is_printed() -> None:
     assert "not simulated: a reason" in said and all(len(line) <= 100 for line in said.splitlines())
 
 
-@pytest.mark.parametrize("changed", [{"lora": {"r": 8}}, {"mixed_precision": "no"}])
+@pytest.mark.parametrize(
+    "changed", [{"lora": {"r": 8}}, pytest.param({"mixed_precision": "no"}, marks=pytest.mark.full)]
+)
 def test_adapters_and_full_precision_keep_what_the_closed_form_says(changed: dict[str, Any]) -> None:
     rows = rows_of(plan_of("8xH100", "fsdp", **changed), "8xH100")
     assert rows["activations"].apart == pytest.approx(0, abs=0.06)
@@ -230,7 +233,8 @@ def test_adapters_and_full_precision_keep_what_the_closed_form_says(changed: dic
 
 
 FAMILIES = sorted(kind for kind, row in families().items() if row.saves)
-SOME = ("gemma2", "qwen3", "granite", "olmo2", "glm4", "cohere")
+SOME = ("gemma2", "glm4", "qwen3", "granite", "olmo2", "cohere")
+FAST = SOME[:2]
 
 
 def test_families_of_which_the_default_suite_measures_are_known() -> None:
@@ -238,7 +242,11 @@ def test_families_of_which_the_default_suite_measures_are_known() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(k, marks=() if k in SOME else pytest.mark.slow) for k in FAMILIES]
+    "kind",
+    [
+        pytest.param(k, marks=() if k in FAST else pytest.mark.full if k in SOME else pytest.mark.slow)
+        for k in FAMILIES
+    ],
 )
 def test_a_family_s_layers_and_head_keep_what_the_plan_says(kind: str) -> None:
     """Of every family whose layers were measured. Gemma 2 on an H100 was refused for 28 GB of logits that the
