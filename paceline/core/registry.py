@@ -28,6 +28,11 @@ def load_attr(target: str) -> Any:
                 "your own class is named as module:Class", found=target, hint="my_module:MyClass"
             )
         )
+    if module_name.endswith(".py") or "/" in module_name:
+        name = Path(module_name).name.removesuffix(".py")
+        what = "this is the path of a file, where the name of a module is wanted"
+        hint = f"{name}:{attr}, with the file's folder as the start's, or on PYTHONPATH"
+        raise ConfigError(codes.CORE_TARGET_MODULE(what, found=target, hint=hint))
     try:
         module = importlib.import_module(module_name)
     except Exception as exc:  # a user's module may raise anything
@@ -107,9 +112,7 @@ class Registry:
         if ":" in name:
             return load_attr(name)
         near = difflib.get_close_matches(name, self._entries, n=1)
-        hint = (
-            f"did you mean '{near[0]}'?" if near else f"one of: {', '.join(self._entries)}, or module:Class"
-        )
+        hint = f"did you mean '{near[0]}'?" if near else f"one of: {', '.join(self._entries)}, or module:name"
         raise ConfigError(self._unknown(f"there is no {self.kind} named '{name}'", found=name, hint=hint))
 
 

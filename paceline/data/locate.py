@@ -49,10 +49,12 @@ def locate(path: str, split: str, name: str | None = None) -> Located:
             return _folder(local, split, name)
         if name is not None:
             raise _no_config(path, name, "a file")
+        _check_whole(path, split, "a file")
         return Located("files", (_known(local),))
     if _OWN.fullmatch(path):
         if name is not None:
             raise _no_config(path, name, "a function")
+        _check_whole(path, split, "a function")
         return Located("own", own=path)
     if _looks_local(path):
         raise DataError(_not_there(local, path))
@@ -124,6 +126,15 @@ def _folder(folder: Path, split: str, name: str | None) -> Located:
         else ""
     )
     return Located("files", found.files, note=note)
+
+
+def _check_whole(path: str, split: str, what: str) -> None:
+    """Refuse a split of what has but one, as ``datasets`` calls it: ``train``. Raises DataError."""
+    if split != "train":
+        hint = "remove split:; max_rows: N takes the first N rows, data.validation_split holds rows out"
+        raise DataError(
+            codes.DATA_SPLIT_MISSING(f"{what} has the split train alone", path, f"split: {split}", hint)
+        )
 
 
 def _no_config(path: Path | str, name: str, what: str) -> DataError:

@@ -442,6 +442,9 @@ def _saved(folder: Path, split: str) -> Iterator[RawRow]:
         ) from exc
     if isinstance(loaded, datasets.DatasetDict):
         loaded = _pick_split(dict(loaded), split, str(folder))
+    elif split != "train":
+        what, hint = "the datasets directory has no splits", "remove split:"
+        raise DataError(codes.DATA_SPLIT_MISSING(what, str(folder), f"split: {split}", hint))
     yield from _records(loaded, str(folder))
 
 

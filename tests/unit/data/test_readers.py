@@ -111,6 +111,19 @@ def test_compressed_files_cut_short_are_damaged(pack: str, tmp_path: Path) -> No
             rows_of(path)
 
 
+@pytest.mark.parametrize("split", ["validation", "train_sft", "train[60%:70%]", "train[:4]"])
+def test_a_file_has_the_split_train_alone(split: str, tmp_path: Path) -> None:
+    """``datasets`` reads a slice as one, and knows no other split; all rows were read here."""
+    import datasets
+
+    path = written(tmp_path, "lines.jsonl")
+    assert len(rows_of(path, "train")) == len(
+        datasets.load_dataset("json", data_files=str(path), split="train")
+    )
+    with pytest.raises(DataError, match=r"data\.split_missing(.|\n)*remove split:"):
+        rows_of(path, split)
+
+
 @pytest.mark.parametrize("encoding", ["utf-16", "gbk", "cp1252"])
 def test_the_remedy_for_another_encoding_works(encoding: str, tmp_path: Path) -> None:
     """iconv is the judge: it writes the rows that were meant."""

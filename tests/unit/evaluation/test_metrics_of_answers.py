@@ -76,6 +76,8 @@ def test_groups_are_written_out() -> None:
         (["pass@1:bleu"], "evaluation.metric", "all answers together"),
         (["pass@1:nothing"], "evaluation.metric", "no metric of this name"),
         (["no_such_module:f"], "core.target_module", "no_such_module"),
+        (["./mine.py:f"], "core.target_module", "mine:f, with the file's folder"),
+        (["mine.py:f"], "core.target_module", "mine:f, with the file's folder"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(names: list[str], code: str, words: str) -> None:
