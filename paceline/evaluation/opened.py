@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from paceline.checkpoint.main import choose
 from paceline.checkpoint.retain import being_read
 from paceline.core.errors import ConfigError, PacelineError
+from paceline.core.rundir import RunDir
 from paceline.evaluation.straight import load_model, prepared_without_copy
 from paceline.generation import codes
 
@@ -51,6 +52,13 @@ def model_folder(run: Path, straight: bool = True) -> Iterator[Path]:
     ):
         yield run
         return
+    if (run / "adapter_config.json").is_file() and not RunDir.at(run).checkpoints.is_dir():
+        what, hint = (
+            "this folder contains an adapter, without the model that it belongs to",
+            "give the run, or what `paceline export RUN --to DIR --merge` writes; of another program's"
+            " adapter what peft's merge_and_unload().save_pretrained(DIR) writes",
+        )
+        raise ConfigError(codes.GENERATION_NO_MODEL(what, str(run), "adapter_config.json", hint))
     with tempfile.TemporaryDirectory(prefix="paceline-model-") as scratch:
         folder = Path(scratch) / "model"
         checkpoint = _checkpoint_of(run)

@@ -178,6 +178,13 @@ def test_a_message_that_is_no_text_is_not_the_templates_fault(loaded: tuple[Any,
     assert found.where == "messages" and "UTF-8" in found.hint
 
 
+def test_an_adapter_s_folder_is_named_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    assert chat.main([str(tmp_path), "--prompt", "x"]) == 2
+    said = capsys.readouterr().err
+    assert "contains an adapter" in said and "--merge" in said and "resume" not in said
+
+
 def test_a_folder_that_lacks_weights_is_refused(folder: Path, tmp_path: Path) -> None:
     """Transformers would draw them at random, with a warning."""
     shutil.copytree(folder, tmp_path / "model")
