@@ -48,6 +48,10 @@ def check_model_folder(name: str, key: str) -> list[Diagnostic]:
         return [_adapter(folder, key)]
     if special := special_files(folder):
         return [_special(folder, special, key)]
+    if (folder / "adapter_config.json").is_file():
+        what = "this folder contains a model and an adapter, which Transformers would lay on it"
+        hint = "merge it (merge_and_unload of peft), or move adapter_*.* to a folder of its own"
+        return [codes.MODEL_ADAPTER_FOLDER(what, key, f"{folder}/adapter_config.json", hint)]
     try:
         config_from_path(folder)
     except ConfigError as error:

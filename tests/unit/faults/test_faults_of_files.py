@@ -80,6 +80,10 @@ def _adapter_as_model(job: Job) -> None:
     (job.model / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "/no/base"}))
 
 
+def _adapter_beside_the_model(job: Job) -> None:
+    (job.model / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
+
+
 def _adapter_bin(job: Job) -> dict[str, Any]:
     folder = job.root / "adapter"
     folder.mkdir()
@@ -271,6 +275,7 @@ FAULTS: list[tuple[str, Fault, str]] = [
     ("shards missing", _shards, "model.missing_shards"),
     ("index cut", _index_cut, "model.weights_index"),
     ("an adapter as model", _adapter_as_model, "model.adapter_folder"),
+    ("an adapter beside the model", _adapter_beside_the_model, "model.adapter_folder"),
     ("an adapter of pickles", _adapter_bin, "model.pickled"),
     (
         "weights of another vocabulary",
