@@ -31,7 +31,7 @@ def unique_keys(pairs: list[tuple[str, Json]]) -> JsonObject:
     found = dict(pairs)
     if len(found) != len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"a key appears twice: {next(n for n in names if names.count(n) > 1)!r:.80}")
+        raise ValueError(f"the key {next(n for n in names if names.count(n) > 1)[:40]!r} appears twice")
     return found
 
 

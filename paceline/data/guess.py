@@ -8,6 +8,7 @@ from pathlib import Path
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.data import codes
+from paceline.data.cells import Cell
 from paceline.data.formats import COLUMNS, PAIRS
 from paceline.data.packed import open_bytes
 from paceline.data.suffixes import kind_of
@@ -70,3 +71,21 @@ def _is_object(line: str) -> bool:
         return isinstance(json.loads(line), dict)
     except (ValueError, RecursionError):
         return False
+
+
+def frame_orientation(value: Cell) -> str:
+    """Return the ``orient`` with which pandas' ``DataFrame.to_json`` writes such an object; "" for a row."""
+    if not isinstance(value, dict) or not value:
+        return ""
+    if isinstance(value.get("data"), list):
+        schema = value.get("schema")
+        if value.keys() == {"schema", "data"} and isinstance(schema, dict) and "fields" in schema:
+            return "table"
+        if value.keys() == {"columns", "index", "data"} and isinstance(value["columns"], list):
+            return "split"
+    inner = [set(item) for item in value.values() if isinstance(item, dict)]
+    if len(inner) < len(value) or not inner[0]:
+        return ""
+    if value.keys() <= {str(n) for n in range(len(value))}:
+        return "index"
+    return "columns" if all(keys == {str(n) for n in range(len(inner[0]))} for keys in inner) else ""

@@ -226,6 +226,22 @@ def look_at_tokenizer(
             what, key, f"{folder}: {', '.join(special[:4])}", "remove it, or name another folder"
         )
         return
+    yield from _damaged_files(folder, key)
+    if template is None and formats & kind.conversations and not _has_template(folder):
+        yield no_template(str(folder))
+    elif bad := look_at_template(
+        template, folder if formats & kind.conversations or model.chat_template_kwargs else None
+    ):
+        yield bad
+    elif model.chat_template_kwargs:
+        used = templates_in(folder) if template is None else {"": template}
+        unread = not used and _has_template(folder)
+        if not unread and (idle := idle_options(used.values(), model.chat_template_kwargs)):
+            yield idle
+
+
+def _damaged_files(folder: Path, key: str) -> Iterator[Diagnostic]:
+    """Report the tokenizer's files that cannot be read, or are not complete."""
     for file in tokenizer_files(folder):
         try:
             wrong = file.suffix == ".json" and _cut(file)
@@ -239,17 +255,6 @@ def look_at_tokenizer(
         if wrong:
             what = "a file of the tokenizer is damaged or truncated"
             yield codes.DATA_BAD_TOKENIZER(what, key, f"{file}: {wrong}", "copy or download it again")
-    if template is None and formats & kind.conversations and not _has_template(folder):
-        yield no_template(str(folder))
-    elif bad := look_at_template(
-        template, folder if formats & kind.conversations or model.chat_template_kwargs else None
-    ):
-        yield bad
-    elif model.chat_template_kwargs:
-        used = templates_in(folder) if template is None else {"": template}
-        unread = not used and _has_template(folder)
-        if not unread and (idle := idle_options(used.values(), model.chat_template_kwargs)):
-            yield idle
 
 
 def _cut(file: Path) -> str:

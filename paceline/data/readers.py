@@ -20,7 +20,7 @@ from paceline.core.errors import DataError
 from paceline.core.files import open_file
 from paceline.data import codes
 from paceline.data.cells import Cell, RawRow, without_filled
-from paceline.data.guess import disguised
+from paceline.data.guess import disguised, frame_orientation
 from paceline.data.locate import Located
 from paceline.data.own_rows import own_rows
 from paceline.data.packed import is_packed, open_rows, reading
@@ -142,7 +142,7 @@ def _jsonl(file: Path) -> Iterator[RawRow]:
             continue
         if good == 0 and (key := _nested(value)):
             raise DataError(_in_a_list(file, number, key))
-        if good == 0 and isinstance(value, dict) and (orient := _orientation(value)):
+        if good == 0 and isinstance(value, dict) and (orient := frame_orientation(value)):
             raise DataError(_frame(file, number, value, orient))
         good += 1
         yield _row(value, where, consumed)
@@ -165,24 +165,6 @@ def _nested(value: Cell) -> str:
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) and row for row in rows):
         return ""
     return key if not any({"role", "from"} & set(row) for row in rows) else ""
-
-
-def _orientation(value: Cell) -> str:
-    """Return the ``orient`` with which pandas' ``DataFrame.to_json`` writes such an object; "" for a row."""
-    if not isinstance(value, dict) or not value:
-        return ""
-    if isinstance(value.get("data"), list):
-        schema = value.get("schema")
-        if value.keys() == {"schema", "data"} and isinstance(schema, dict) and "fields" in schema:
-            return "table"
-        if value.keys() == {"columns", "index", "data"} and isinstance(value["columns"], list):
-            return "split"
-    inner = [set(item) for item in value.values() if isinstance(item, dict)]
-    if len(inner) < len(value) or not inner[0]:
-        return ""
-    if value.keys() <= {str(n) for n in range(len(value))}:
-        return "index"
-    return "columns" if all(keys == {str(n) for n in range(len(inner[0]))} for keys in inner) else ""
 
 
 def _frame(file: Path, line: int, keys: Iterable[str], orient: str) -> Diagnostic:

@@ -6,17 +6,9 @@ import json
 import math
 from typing import NoReturn
 
-from paceline.core.json_types import Json, JsonObject
+from paceline.core.json_types import Json, unique_keys
 
 MAX_DEPTH = 64  # of objects and lists in one row; published data sets need at most seven
-
-
-def _unique(pairs: list[tuple[str, Json]]) -> JsonObject:
-    row = dict(pairs)
-    if len(row) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the key {next(n for n in names if names.count(n) > 1)[:40]!r} appears twice")
-    return row
 
 
 def _no_constant(text: str) -> NoReturn:
@@ -30,7 +22,7 @@ def _finite(text: str) -> float:
     return number
 
 
-DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
+DECODER = json.JSONDecoder(object_pairs_hook=unique_keys, parse_constant=_no_constant, parse_float=_finite)
 
 
 def parse_row(text: str) -> Json:

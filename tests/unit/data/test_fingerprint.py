@@ -136,10 +136,12 @@ def test_every_field_is_either_changed_here_or_said_to_change_nothing() -> None:
 
 @pytest.mark.parametrize("field", CHANGED)
 def test_every_input_changes_the_key(field: str, tokenizer: Path, tmp_path: Path) -> None:
-    rows = write_jsonl(tmp_path / "rows.jsonl", QA)
-    assert key(rows, tokenizer, tmp_path / "c", **{field: CHANGED[field]}) != key(
-        rows, tokenizer, tmp_path / "c"
-    )
+    (tmp_path / "rows").mkdir()  # a folder, which may have several splits
+    for split in ("train", "test"):
+        rows = write_jsonl(tmp_path / "rows" / f"{split}.jsonl", QA)
+    rows = str(tmp_path / "rows") if field == "split" else rows
+    changed = key(rows, tokenizer, tmp_path / "c", **{field: CHANGED[field]})
+    assert changed != key(rows, tokenizer, tmp_path / "c")
 
 
 @pytest.mark.parametrize(
