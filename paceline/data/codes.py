@@ -164,6 +164,12 @@ DATA_NO_LABELS = Code(
     "No token carries loss: the template marks none of the assistant's turns, or nothing of the"
     " answers is left. Check the chat template, or train on all tokens with data.train_on: all.",
 )
+DATA_TEXT_HAS_NO_ANSWERS = Code(
+    "data.text_has_no_answers",
+    "With data.train_on: assistant only the assistant's tokens have loss, and the rows are"
+    " plain text, of which every token would be trained on. Give conversations in place of rendered text,"
+    " or remove train_on: then texts are trained on whole, and conversations on their answers.",
+)
 DATA_TOO_LONG = Code(
     "data.too_long",
     "A row has more tokens than data.max_length. Increase data.max_length, or choose with"

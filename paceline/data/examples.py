@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from paceline.data.beside import with_beside
 from paceline.data.cells import Row, RowError
@@ -13,15 +14,33 @@ from paceline.data.kinds.base import RowKind
 from paceline.data.kinds.documents import DOCUMENTS
 from paceline.data.problems import Problem, Tally
 
+if TYPE_CHECKING:
+    from paceline.config.sections.data import DataSection
+
 
 @dataclass(frozen=True)
 class Reading:
-    """How rows are read: ``train_on``, ``strict`` and ``converter`` as in the config, ``kind`` of row."""
+    """How rows are read: ``train_on``, ``strict`` and ``converter`` as in the config, ``kind`` of row.
+
+    ``answers_only``: the config itself asks for loss on the answers alone, so that rows must have answers.
+    """
 
     train_on: str = "assistant"
     kind: RowKind = DOCUMENTS
     strict: bool = False
     converter: str | None = None
+    answers_only: bool = False
+
+    @classmethod
+    def of(cls, data: DataSection, kind: RowKind) -> Reading:
+        """Return how rows of this kind are read under a config's ``data``."""
+        train_on = "all" if data.train_on == "all" else "assistant"
+        return cls(train_on, kind, data.strict, data.converter, answers_only=data.train_on == "assistant")
+
+    def refuses(self, shape: Shape) -> bool:
+        """Whether rows of this shape have no answer, though the loss is asked for on answers alone."""
+        learns = self.kind.trained_tokens(self.train_on) == "assistant" and not self.kind.answered
+        return self.answers_only and learns and shape.format == "text"
 
 
 class RowReader:

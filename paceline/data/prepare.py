@@ -15,11 +15,12 @@ from paceline.core.errors import DataError
 from paceline.core.json_types import Json
 from paceline.data import codes
 from paceline.data.build import build
+from paceline.data.examples import Reading
 from paceline.data.fingerprint import code_version, definition, fingerprint, located_digest
 from paceline.data.identity import tokenizer_identity
 from paceline.data.kinds.base import RowKind
 from paceline.data.kinds.documents import DOCUMENTS
-from paceline.data.looking import DataSet, converter_named, find_sets
+from paceline.data.looking import DataSet, converter_named, find_sets, look
 from paceline.data.own_rows import converter_digest
 from paceline.data.problems import PrepareCounts
 from paceline.data.progress import PrepareProgress, Report
@@ -108,6 +109,9 @@ def prepare(
             report=report_progress,
         ),
     )
+    if settled.from_cache and setup.reading.answers_only:  # the key of the cache does not tell who asked
+        for data_set in (*train, *evaluation):
+            look(data_set, setup.reading)
     prepared = opened(store, key, settled.meta, data, from_cache=settled.from_cache)
     # Add what is known only now: the training data's own fingerprint, a damaged cache, too long documents.
     alone = key_of(data, setup, train, [], seed, cache_dir)
@@ -130,10 +134,7 @@ def prepare(
 
 def setup_of(data: DataSection, model: ModelSection, kind: RowKind) -> Setup:
     """Return how ``prepare`` tokenizes rows. Raises DataError if the tokenizer's files are missing."""
-    train_on = kind.trained_tokens(data.train_on)
-    return Setup(
-        tokenizer_spec(model), train_on, data.max_length, data.on_too_long, kind, data.strict, data.converter
-    )
+    return Setup(tokenizer_spec(model), Reading.of(data, kind), data.max_length, data.on_too_long)
 
 
 @dataclass(frozen=True)

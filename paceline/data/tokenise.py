@@ -21,7 +21,6 @@ from paceline.data.examples import Reading, RowReader
 from paceline.data.formats import Example, Shape
 from paceline.data.hashing import text_key
 from paceline.data.kinds.base import RowKind
-from paceline.data.kinds.documents import DOCUMENTS
 from paceline.data.problems import Problem, Tally
 from paceline.data.table import DocumentBlock, encode_labels
 from paceline.data.template import CostlyTemplateError, Encoded, Encoder
@@ -32,20 +31,20 @@ CHUNK_ROWS = 512
 
 @dataclass(frozen=True)
 class Setup:
-    """How rows are tokenized; the same for all chunks."""
+    """How rows are tokenized; the same for all chunks. ``train_on``: as it applies to rows of their kind."""
 
     tokenizer: TokenizerSpec
-    train_on: str
+    reading: Reading
     max_length: int
     on_too_long: str
-    kind: RowKind = DOCUMENTS
-    strict: bool = False
-    converter: str | None = None
 
     @property
-    def reading(self) -> Reading:
-        """How rows are read."""
-        return Reading(self.train_on, self.kind, self.strict, self.converter)
+    def kind(self) -> RowKind:
+        return self.reading.kind
+
+    @property
+    def train_on(self) -> str:
+        return self.kind.trained_tokens(self.reading.train_on)
 
 
 class ChunkRow(NamedTuple):

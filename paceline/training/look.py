@@ -172,7 +172,7 @@ def _own_answers(config: Config) -> Iterator[Diagnostic]:
     if spec.on_policy or not spec.own_fraction(config.training):
         return
     if reading.kind.trained_tokens(reading.train_on) == "all":
-        yield no_prompts(spec, f"data.train_on: {reading.train_on}")
+        yield no_prompts(spec, f"data.train_on: {config.data.train_on}")
         return
     try:
         first = first_examples(config.data, reading, "data.train")
@@ -191,7 +191,7 @@ def _eval_generate(config: Config) -> Iterator[Diagnostic]:
     if reading.kind.answered:
         return
     if reading.kind.trained_tokens(reading.train_on) == "all":
-        yield nothing_to_answer(f"data.train_on: {reading.train_on}")
+        yield nothing_to_answer(f"data.train_on: {config.data.train_on}")
         return
     try:
         first = first_examples(config.data, reading, "data.eval" if config.data.eval else "data.train")
@@ -245,7 +245,7 @@ def _expected_answers(config: Config, rollout: RolloutOptions) -> Iterator[Diagn
 def reading_of(config: Config) -> Reading:
     """Return how the algorithm reads rows."""
     kind = row_kind(algorithm_spec(config.training.algorithm).rows)
-    return Reading(config.data.train_on, kind, config.data.strict, config.data.converter)
+    return Reading.of(config.data, kind)
 
 
 def _checkpoint(config: Config, environ: Mapping[str, str], plan: Plan | None) -> Iterable[Diagnostic]:

@@ -29,9 +29,9 @@ def open_questions(config: Config, plan: Plan | None, formats: Set[str]) -> dict
         return {}
     # The tokenizer: what its files leave open, and whether other models have the same tokens
     kind = row_kind(spec.rows)
-    learns = kind.trained_tokens(config.data.train_on) == "assistant" and not kind.answered
+    reading = Reading.of(config.data, kind)
+    learns = kind.trained_tokens(reading.train_on) == "assistant" and not kind.answered
     reasons, found = unsettled(folder, config.model, formats, learns_answers=learns), dict[str, str]()
-    reading = Reading(config.data.train_on, kind, config.data.strict, config.data.converter)
     if any(doubtful_sets(config.data, config.model, reading)):
         reasons.append("rows that data.max_length may leave out")
     adds = config.model.add_tokens or config.model.add_special_tokens

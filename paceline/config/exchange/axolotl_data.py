@@ -37,7 +37,11 @@ def datasets(reading: KeyReader, algorithm: str) -> None:
             ]
             reading.set(path, made, key)
             reading.mapped([k for k in reading.given if k == key], (path,))
-    reading.keep("train_on_inputs", "data.train_on", "all" if reading.on("train_on_inputs") else "assistant")
+    if reading.on("train_on_inputs"):
+        reading.keep("train_on_inputs", "data.train_on", "all")
+    reading.mapped(
+        "train_on_inputs", ("data.train_on",), "off: only answers carry loss, and all of plain text"
+    )
     if reading.is_given("pretraining_dataset"):
         reading.set("data.train_on", "all", "pretraining_dataset", "pre-training: loss on every token")
     _template(reading)

@@ -73,7 +73,7 @@ def _trl(config: Config) -> JsonObject:
     if config.model.attn_implementation != "auto":
         found["attn_implementation"] = config.model.attn_implementation
     if training.algorithm == "sft":
-        found |= {"packing": data.packing, "assistant_only_loss": data.train_on == "assistant"}
+        found |= {"packing": data.packing, "assistant_only_loss": data.train_on != "all"}
         found |= {"completion_only_loss": False} if data.train_on == "all" else {}
     found["lora_dropout"] = config.lora.dropout or 0.0 if config.lora else None
     return {key: value for key, value in found.items() if value is not None}

@@ -113,8 +113,12 @@ class DataSection(Section):
         default=True,
         description="Pack several documents into one row; attention is restricted to each document.",
     )
-    train_on: Annotated[str, Word("assistant", "all")] = Field(
-        default="assistant", description="Tokens in the loss: only the assistant's, or all."
+    train_on: Annotated[str, Word("auto", "assistant", "all")] = Field(
+        default="auto",
+        description=(
+            "Tokens in the loss: only the assistant's (rows of plain text, which have none, are refused), or"
+            " all; auto: the assistant's, and all of plain text."
+        ),
     )
     converter: Converter = Field(
         default=None,

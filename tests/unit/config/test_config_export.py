@@ -61,9 +61,10 @@ def test_what_is_kept_comes_back(tmp_path: Path, system: str, text: str) -> None
     allowed = {
         "trl": smoothed,
         # its ranking rows have the column instruction, its own default, which is written out
-        "llamafactory": {"model.dtype", "data.train"},
+        "llamafactory": {"model.dtype", "data.train", "data.train_on"},
         # axolotl trains the bfloat16 weights themselves, unless an engine makes float32 masters
-        "axolotl": {"model.dtype", "training.save_total_limit", "training.pure_bf16"} | smoothed,
+        "axolotl": {"data.train_on", "model.dtype", "training.save_total_limit", "training.pure_bf16"}
+        | smoothed,
     }[system]
     assert set(found.lost) <= allowed
     for path in found.lost:

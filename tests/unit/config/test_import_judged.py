@@ -95,7 +95,11 @@ def at(config: Mapping[str, Any], path: str) -> Any:
         value = value.get(part) if isinstance(value, Mapping) else None
     info = field_of(path)
     value = info.default if value is None and info else value
-    return "bf16" if path == "training.mixed_precision" and value == "auto" else value  # as on the recorder's
+    auto = {
+        "training.mixed_precision": "bf16",
+        "data.train_on": "assistant",
+    }  # the recorder's, conversations'
+    return auto.get(path, value) if value == "auto" else value
 
 
 def differences(peer: Peer, case: Any, resolved: Mapping[str, Any], folder: Path) -> list[str]:

@@ -73,8 +73,8 @@ def test_ms_swifts_sft_is_sft(tmp_path: Path, file: str, text: str, length: int,
     [
         (None, "sft", "assistant"),
         ("pt", "sft", "all"),
-        ("rlhf", "dpo", "assistant"),
-        ("kto", "kto", "assistant"),
+        ("rlhf", "dpo", "auto"),
+        ("kto", "kto", "auto"),
     ],
 )
 def test_a_file_of_ms_swift_is_read_for_the_command_that_is_named(

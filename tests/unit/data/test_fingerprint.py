@@ -18,8 +18,10 @@ from paceline.config.sections.data import DataSection, Dataset
 from paceline.core.tables import ROW_KINDS
 from paceline.data import digests, fingerprint
 from paceline.data.digests import recall, remember
+from paceline.data.examples import Reading
 from paceline.data.identity import tokenizer_identity
 from paceline.data.kinds.base import row_kind
+from paceline.data.kinds.documents import DOCUMENTS
 from paceline.data.kinds.pairs import PAIRS
 from paceline.data.prepare import key_of, sets_of
 from paceline.data.tokenise import Setup
@@ -112,7 +114,7 @@ def key(rows: str, folder: Path, cache: Path, *, seed: int = 1, **change: Any) -
         more["eval"] = rows
     data = DataSection(train=train, **more)
     spec = dataclasses.replace(TokenizerSpec(str(folder)), **of[TokenizerSpec])
-    setup = Setup(spec, data.train_on, data.max_length, data.on_too_long)
+    setup = Setup(spec, Reading.of(data, DOCUMENTS), data.max_length, data.on_too_long)
     setup = dataclasses.replace(setup, **{n: v for n, v in of[Setup].items() if n == "kind"})
     return key_of(data, setup, *sets_of(data), seed, cache)
 

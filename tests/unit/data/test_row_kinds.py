@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ import pytest
 from conversation_templates import PLAIN, THINKS
 from data_fixtures import make_tokenizer, prepared_from, write_jsonl
 
+from paceline.config.sections.data import DataSection
 from paceline.core.errors import DataError
 from paceline.data.examples import Reading, RowReader
 from paceline.data.kinds.base import row_kind
+from paceline.data.look import look_at_sets
 from paceline.data.problems import Problem
 from paceline.data.template import Encoded, Encoder
 from paceline.data.tokenizer import TokenizerSpec, open_tokenizer
@@ -165,3 +168,37 @@ def test_prepared_rows_hold_their_tools(rows: str, tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         prepared_from(path, folder, tmp_path / "cache", rows=rows, max_length=4096)
     assert {"data.tools", "data.turn_left_out"} & {d.code for d in caught.value.diagnostics}
+
+
+TEXT, CHAT, COMPLETION = (
+    {"text": "one two"},
+    {"messages": [ASKED, ANSWERED]},
+    {"prompt": "one", "completion": "two"},
+)
+
+
+@pytest.mark.parametrize(
+    ("asked", "rows", "refused"),
+    [
+        ("assistant", [TEXT], True),
+        ("auto", [TEXT], False),
+        ("all", [TEXT], False),
+        ("assistant", [CHAT], False),
+        ("assistant", [COMPLETION], False),
+        ("assistant", [CHAT, TEXT], True),
+        ("auto", [CHAT, TEXT], False),
+    ],
+)
+def test_loss_on_answers_is_refused_for_rows_without_any(
+    tmp_path: Path, asked: str, rows: list[dict[str, Any]], refused: bool
+) -> None:
+    """TRL 1.16 refuses ``assistant_only_loss`` on plain text, too; also where the rows are in the cache."""
+    train = [{"path": str(write_jsonl(tmp_path / f"{n}.jsonl", [row] * 4))} for n, row in enumerate(rows)]
+    tokenizer = make_tokenizer(tmp_path / "tokenizer", chat_template=PLAIN)
+    data = DataSection.model_validate({"train": train, "train_on": asked})
+    found = look_at_sets(data, Reading.of(data, row_kind("documents")))[1]
+    assert [d.code for d in found] == (["data.text_has_no_answers"] if refused else [])
+    prepared_from(train, tokenizer, tmp_path / "cache", train_on="auto")
+    refuses = pytest.raises(DataError, match="plain text") if refused else nullcontext()
+    with refuses:
+        prepared_from(train, tokenizer, tmp_path / "cache", train_on=asked)

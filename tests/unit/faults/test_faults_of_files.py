@@ -318,6 +318,11 @@ FAULTS: list[tuple[str, Fault, str]] = [
         lambda job: {"model.chat_template": "{% for m in messages %}{{ m.content }}"},
         "data.bad_chat_template",
     ),
+    (
+        "loss on answers of plain text",
+        _rows('{"text": "one"}', data__train_on="assistant"),
+        "data.text_has_no_answers",
+    ),
     ("a tokenizer's template cut", _template_cut, "data.bad_chat_template"),
     (
         "an option that the template does not read",
