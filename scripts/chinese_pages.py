@@ -1,5 +1,6 @@
 """The Chinese twins of generated pages: ``python scripts/chinese_pages.py`` writes them, each text of the
 English page looked up in ``scripts/chinese/PAGE.txt``; ``tests/unit/docs/test_chinese_pages.py`` holds them.
+What codes mean stands in both languages in ``paceline/ROOM/codes.toml``.
 
 A text is a heading, a paragraph, an item of a list, a cell of a table or a comment of a code block. In the
 file a text and its translation are two lines, with an empty one after them. Code, numbers and names stay.
@@ -7,7 +8,6 @@ file a text and its translation are two lines, with an empty one after them. Cod
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,8 +17,6 @@ from paceline.core.diagnostics import all_codes
 from paceline.core.tables import ALGORITHMS
 
 ROOT = Path(__file__).resolve().parents[1]
-#: What `paceline watch` shows of a code in Chinese
-EXPLANATIONS = ROOT / "paceline/watch/page/explanations.zh-CN.json"
 _FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"^(.*?\s)?# (.+)$", re.MULTILINE)
 _BLOCK = re.compile(r"\n(?=- |\d+\. |\|)|\n\n")
@@ -32,13 +30,13 @@ _WORD = re.compile(r"[A-Za-z]{2}")
 
 @dataclass(frozen=True)
 class Page:
-    """A generated page. ``names``: first columns of its tables are names, which stay; ``more``: files of
-    translations beside the one that has the page's name.
+    """A generated page. ``names``: first columns of its tables are names, which stay; ``codes``: it explains
+    the codes.
     """
 
     name: str
     names: bool = False
-    more: tuple[str, ...] = ()
+    codes: bool = False
 
     @property
     def source(self) -> Path:
@@ -49,13 +47,17 @@ class Page:
         return ROOT / f"docs/{self.name}.zh-CN.md"
 
     @property
-    def tables(self) -> tuple[Path, ...]:
-        return tuple(ROOT / f"scripts/chinese/{name}.txt" for name in (self.name, *self.more))
+    def table(self) -> Path:
+        return ROOT / f"scripts/chinese/{self.name}.txt"
+
+    def texts(self) -> dict[str, str]:
+        """The texts of the page and their translations."""
+        return read_table(self.table) | (explanations() if self.codes else {})
 
 
 PAGES = (
     Page("commands"),
-    Page("config", more=("config-codes",)),
+    Page("config", codes=True),
     Page("families", names=True),
     Page("foreign-configs"),
     Page("templates", names=True),
@@ -85,20 +87,24 @@ class Translation:
         return sorted(set(self.texts) - self.used)
 
 
-def read_tables(*paths: Path) -> dict[str, str]:
-    """The pairs of files. Raises ValueError where one is incomplete or stands twice."""
+def read_table(path: Path) -> dict[str, str]:
+    """The pairs of a file. Raises ValueError where one is incomplete or stands twice."""
     pairs: dict[str, str] = {}
-    for path in paths:
-        for block in filter(
-            None, path.read_text(encoding="utf-8").strip().split("\n\n") if path.exists() else []
-        ):
-            lines = block.strip().split("\n")
-            if len(lines) != 2 or lines[0] in pairs:
-                raise ValueError(
-                    f"{path}: not a text, its translation and an empty line, or twice: {block!r}"
-                )
-            pairs[lines[0]] = lines[1]
+    for block in filter(None, path.read_text(encoding="utf-8").strip().split("\n\n")):
+        lines = block.strip().split("\n")
+        if len(lines) != 2 or lines[0] in pairs:
+            raise ValueError(f"{path}: not a text, its translation and an empty line, or twice: {block!r}")
+        pairs[lines[0]] = lines[1]
     return pairs
+
+
+def explanations() -> dict[str, str]:
+    """What codes mean, and the Chinese, as cells of a table."""
+    return {_cell(code.explanation): _cell(code.chinese) for code in all_codes().values()}
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 def translated(page: Page, text: str, translation: Translation) -> str:
@@ -137,34 +143,15 @@ def _row(page: Page, line: str, translation: Translation) -> str:
     return f"| {' | '.join(found)} |"
 
 
-def explanations(twin: str) -> dict[str, str]:
-    """The Chinese of each code of Paceline that a page's twin explains, by the code's name."""
-    rows = (_CELLS.split(line)[1:-1] for line in twin.split("\n") if line.startswith("| `"))
-    return {
-        name.strip().strip("`"): text.strip().replace("\\|", "|")
-        for name, text, *rest in rows
-        if not rest and name.strip().strip("`") in all_codes()
-    }
-
-
-def explained() -> str:
-    """The JSON of what the twins say of codes."""
-    found = explanations("".join(page.twin.read_text(encoding="utf-8") for page in PAGES))
-    return json.dumps(found, ensure_ascii=False, indent=0, sort_keys=True) + "\n"
-
-
 def main() -> None:
-    """Write every twin and the page's explanations; say which texts have no translation, and which
-    translations no text.
-    """
+    """Write every twin; say which texts have no translation, and which translations no text."""
     for page in PAGES:
-        translation = Translation(read_tables(*page.tables))
+        translation = Translation(page.texts())
         text = translated(page, page.source.read_text(encoding="utf-8"), translation)
         page.twin.write_text(text, encoding="utf-8")
         for title, found in (("no translation", translation.missing), ("no such text", translation.unused)):
             if found:
-                print(f"{', '.join(map(str, page.tables))}: {title} of:", *found, sep="\n\n")
-    EXPLANATIONS.write_text(explained(), encoding="utf-8")
+                print(f"{page.table}: {title} of:", *found, sep="\n\n")
 
 
 if __name__ == "__main__":

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
-from importlib import import_module
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from paceline.core.package import PACKAGE
@@ -63,12 +64,14 @@ class Diagnostic:
 class Code:
     """A diagnostic code: a stable ``name`` (``room.short_name``) and an ``explanation`` of cause and fix.
 
-    Calling a code creates a ``Diagnostic``. Each code is defined once, in its room's ``codes.py``; ``paceline
-    explain`` and ``docs/config.md`` print the explanation.
+    Calling a code creates a ``Diagnostic``. Each code is defined once, in its room's ``codes.toml``;
+    ``paceline explain``, ``docs/config.md`` and the page of ``paceline watch`` print the explanation.
+    ``chinese`` is its translation.
     """
 
     name: str
     explanation: str
+    chinese: str = ""
 
     def __call__(
         self,
@@ -83,11 +86,39 @@ class Code:
         return Diagnostic(self.name, what, where, found, hint, severity, {} if evidence is None else evidence)
 
 
-def all_codes() -> dict[str, Code]:
-    """Return every room's codes by name. Imports each ``codes.py``, but not torch."""
-    rooms = sorted(path.parent.name for path in PACKAGE.glob("*/codes.py"))
-    tables = [vars(import_module(f"paceline.{room}.codes")) for room in rooms]
-    return {code.name: code for table in tables for code in table.values() if isinstance(code, Code)}
+@cache
+def read_codes(file: Path) -> Mapping[str, Code]:
+    """Return the codes of a ``codes.toml`` by constant: table ``[data.format]`` defines ``DATA_FORMAT``."""
+    import tomllib  # few starts report anything
+
+    with file.open("rb") as stream:
+        groups = tomllib.load(stream)
+    return {
+        f"{group}_{short}".upper(): Code(f"{group}.{short}", texts["en"], texts["zh"])
+        for group, entries in groups.items()
+        for short, texts in entries.items()
+    }
+
+
+def codes_beside(module_file: str) -> Callable[[str], Code]:
+    """Return the ``__getattr__`` of a room's ``codes`` module; it reads ``codes.toml`` when first called."""
+    file = Path(module_file).with_suffix(".toml")
+
+    def code(constant: str) -> Code:
+        found = read_codes(file).get(constant) if constant.isupper() else None
+        if found is None:
+            raise AttributeError(f"{file} defines no code {constant}")
+        return found
+
+    return code
+
+
+@cache
+def all_codes() -> Mapping[str, Code]:
+    """Return every room's codes by name."""
+    return {
+        code.name: code for file in sorted(PACKAGE.rglob("codes.toml")) for code in read_codes(file).values()
+    }
 
 
 def _indented(text: str) -> list[str]:

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from paceline.core.diagnostics import all_codes
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
 from paceline.core.private import written_for
 from paceline.core.rundir import RunDir
@@ -39,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     environ = current()
     tolerate_loss()
     stacks_to(STDERR)
+    all_codes()  # read now: a rank that is out of file descriptors could not open them later
     line = Line.join(environ, whole(environ.get("RANK", "0")), lambda word: leave(ExitCode.PEER_FAILED))
     code = run_rank(sys.argv[1:] if argv is None else argv, environ, line)
     line.ended(code)

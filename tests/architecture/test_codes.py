@@ -1,57 +1,54 @@
-"""Every finding is made by a Code, which stands once, in its room's ``codes.py``, with an explanation in
-real sentences; and somebody raises it.
+"""Every finding is made by a Code, which stands once, in its room's ``codes.toml``, with an explanation in
+real sentences of both languages; and somebody raises it.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+import tomllib
 
 from raised import CODE, raised, uses
-from sources import Source, sources
+from sources import PACKAGE, Source, sources
+from support import load_script
 
 from paceline.core.diagnostics import all_codes
 
 DIAGNOSTICS = "paceline/core/diagnostics.py"
-TABLE = re.compile(r"paceline/[a-z]+/codes\.py")
-
-
-def _tables() -> list[Source]:
-    return [source for source in sources() if TABLE.fullmatch(source.path)]
+TABLES = sorted(PACKAGE.rglob("codes.toml"))
 
 
 def made_otherwise(source: Source) -> list[str]:
-    """Calls that make a finding, or change its code, without a Code; and codes that stand elsewhere than
-    in a room's table.
-    """
+    """Calls that make a finding, or change its code, without a Code; and codes that stand in no table."""
     found = []
     for name, call in source.calls():
         last = name.rpartition(".")[2]
         changed = last == "replace" and any(keyword.arg == "code" for keyword in call.keywords)
-        if last == "Diagnostic" or changed or (last == "Code" and not TABLE.fullmatch(source.path)):
+        if last in ("Diagnostic", "Code") or changed:
             found.append(f"{source.at(call)} {last}")
     return found
 
 
 def test_a_finding_is_made_by_a_code_and_a_code_stands_in_its_rooms_table() -> None:
     wrong = [place for source in sources() if source.path != DIAGNOSTICS for place in made_otherwise(source)]
-    assert wrong == [], "a line in the room's codes.py, and codes.ITS_NAME(what, where, found, hint)"
+    assert wrong == [], "a table in the room's codes.toml, and codes.ITS_NAME(what, where, found, hint)"
 
 
-def test_a_table_of_codes_holds_nothing_else_and_each_code_once() -> None:
-    lines = 0
-    for source in _tables():
-        _, future, imported, *codes = source.tree.body
-        assert [ast.unparse(node) for node in (future, imported)] == [
-            "from __future__ import annotations",
-            "from paceline.core.diagnostics import Code",
-        ], source.path
-        for line in codes:
-            assert isinstance(line, ast.Assign) and isinstance(line.value, ast.Call), source.at(line)
-            constant, code = ast.unparse(line.targets[0]), ast.literal_eval(line.value.args[0])
-            assert CODE.fullmatch(code) and constant == code.upper().replace(".", "_"), source.at(line)
-        lines += len(codes)
-    assert len(all_codes()) == lines > 500
+def test_a_code_stands_once_and_has_both_languages() -> None:
+    names = []
+    for file in TABLES:
+        for group, entries in tomllib.loads(file.read_text(encoding="utf-8")).items():
+            for short, texts in entries.items():
+                names.append(f"{group}.{short}")
+                assert texts.keys() >= {"en", "zh"} and re.search("[一-鿿]", texts["zh"]), names[-1]
+    assert all(CODE.fullmatch(name) for name in names)
+    assert len({name.replace(".", "_") for name in names}) == len(names) == len(all_codes()) > 500
+
+
+def test_stubs_are_of_the_tables() -> None:
+    found = {path: path.read_text(encoding="utf-8") for path in PACKAGE.rglob("codes.pyi")}
+    assert found == load_script("code_stubs").stubs(), "python scripts/code_stubs.py writes them"
+    assert {path.with_suffix(".py") for path in found} == {*PACKAGE.rglob("codes.py")}
 
 
 def test_every_code_is_raised() -> None:

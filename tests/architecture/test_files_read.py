@@ -15,6 +15,7 @@ LOOKS = ("launch/secret.py", "training/answers.py", "training/look.py", "trainin
 OWN = {
     "core/files.py": "it is the door",
     "core/bounded.py": "/proc",
+    "core/diagnostics.py": "Paceline's own tables",
     "config/foreign/deepspeed_normal.py": "Paceline's own table",
     "config/exchange/tables.py": "Paceline's own tables",
     "checkpoint/disk.py": "a folder",

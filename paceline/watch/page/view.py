@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
+from paceline.core.diagnostics import all_codes
 from paceline.core.files import listed
 from paceline.core.json_types import Json, JsonObject
 from paceline.core.rundir import RunDir
 from paceline.watch.page.columns import Columns, Series
-from paceline.watch.page.explanations import explanations
 from paceline.watch.page.folder import LastBeat, changed_at, read_beat, read_json, read_start, run_id
 from paceline.watch.page.glance import described
 from paceline.watch.page.index import RunIndex
@@ -131,7 +131,7 @@ class RunView:
                 }
                 rows.insert(0, {**texts, "is_error": found.get("severity") == "error", "count": 1})
                 known.add((texts["code"], texts["what"]))
-        explained: list[Json] = [{**row, "explanation": explanations(str(row["code"]))} for row in rows]
+        explained: list[Json] = [{**row, "explanation": explanation(str(row["code"]))} for row in rows]
         return {"findings": explained, "left_out": left_out, "exits": self._exits()}
 
     def checkpoints(self) -> list[Json]:
@@ -228,3 +228,9 @@ def _states(plan: JsonObject) -> JsonObject:
             return {name: value for name, value in largest.items() if isinstance(value, int)}
         case _:
             return {}
+
+
+def explanation(code: str) -> dict[str, Json]:
+    """Return what ``code`` means, by language; an empty dict for a code of another release."""
+    found = all_codes().get(code)
+    return {} if found is None else {"en": found.explanation, "zh": found.chinese}

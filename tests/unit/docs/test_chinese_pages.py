@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from support import load_script
-
-from paceline.core.diagnostics import all_codes
 
 HOW = "write the missing texts into scripts/chinese/ and run python scripts/chinese_pages.py"
 NAMES = sorted(path.stem for path in (Path(__file__).resolve().parents[3] / "scripts/chinese").glob("*.txt"))
@@ -22,18 +19,12 @@ def chinese() -> ModuleType:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_twin_says_what_the_page_says(name: str, chinese: ModuleType) -> None:
-    (page,) = [page for page in chinese.PAGES if name in (path.stem for path in page.tables)]
-    translation = chinese.Translation(chinese.read_tables(*page.tables))
+    (page,) = [page for page in chinese.PAGES if page.name == name]
+    translation = chinese.Translation(page.texts())
     twin = chinese.translated(page, page.source.read_text(encoding="utf-8"), translation)
     assert translation.missing == [], HOW
     assert translation.unused == [], "translations of texts that are gone"
     assert page.twin.read_text(encoding="utf-8") == twin, HOW
-
-
-def test_the_page_explains_every_code_in_chinese_too(chinese: ModuleType) -> None:
-    assert chinese.EXPLANATIONS.read_text(encoding="utf-8") == chinese.explained(), HOW
-    found = json.loads(chinese.explained())
-    assert set(found) == set(all_codes()) and all(found.values())
 
 
 def test_each_kind_of_text_is_translated(chinese: ModuleType) -> None:
@@ -52,12 +43,11 @@ def test_each_kind_of_text_is_translated(chinese: ModuleType) -> None:
     assert (translation.missing, translation.unused) == (["new"], ["gone"])
 
 
-def test_a_text_stands_once_in_all_files_of_a_page(chinese: ModuleType, tmp_path: Path) -> None:
-    first, second = tmp_path / "page.txt", tmp_path / "page-codes.txt"
-    first.write_text("one\n一\n\ntwo\n二\n", encoding="utf-8")
-    second.write_text("three\n三\n", encoding="utf-8")
-    assert chinese.read_tables(first, second) == {"one": "一", "two": "二", "three": "三"}
-    for wrong in ("two\n二\n", "three\n", "three\n三\n叁\n"):
-        second.write_text(wrong, encoding="utf-8")
-        with pytest.raises(ValueError, match=r"page-codes\.txt"):
-            chinese.read_tables(first, second)
+def test_a_text_stands_once_in_the_file_of_a_page(chinese: ModuleType, tmp_path: Path) -> None:
+    file = tmp_path / "page.txt"
+    file.write_text("one\n一\n\ntwo\n二\n", encoding="utf-8")
+    assert chinese.read_table(file) == {"one": "一", "two": "二"}
+    for wrong in ("one\n一\n\none\n壹\n", "three\n", "three\n三\n叁\n"):
+        file.write_text(wrong, encoding="utf-8")
+        with pytest.raises(ValueError, match=r"page\.txt"):
+            chinese.read_table(file)

@@ -1,0 +1,14 @@
+# Made from codes.toml by `python scripts/code_stubs.py`. Do not edit.
+from paceline.core.diagnostics import Code
+
+EVALUATION_JOB: Code
+EVALUATION_LOSS: Code
+EVALUATION_METRIC: Code
+EVALUATION_METRIC_FAILED: Code
+EVALUATION_METRIC_PACKAGE: Code
+EVALUATION_NO_EXPECTED: Code
+EVALUATION_NO_ROOM: Code
+EVALUATION_OUTPUT: Code
+EVALUATION_RANK: Code
+EVALUATION_JUDGE: Code
+EVALUATION_LM_EVAL: Code
