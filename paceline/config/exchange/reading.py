@@ -16,7 +16,7 @@ class KeyReader:
     """The keys of one file. Translators take keys by ``value`` and decide each by one of the verbs.
 
     ``given``: the file's keys (inner ones dotted); ``lines``: where each stands; ``defaults``: the system's;
-    ``engine``: deepspeed or fsdp, if a launcher sets it.
+    ``engine``: deepspeed or fsdp, if a launcher sets it. ``facts``: what the job is, for the tables.
     """
 
     def __init__(
@@ -33,6 +33,7 @@ class KeyReader:
         self._lines = lines
         self.defaults = defaults
         self._engine = engine
+        self.facts: dict[str, Json] = {}
 
     def value(self, key: str) -> Json:
         """Return what the system would use: the file's value, or its default."""
@@ -40,8 +41,8 @@ class KeyReader:
         return self.defaults.get(key) if value is None else value  # type: ignore[return-value]
 
     def text(self, key: str) -> str:
-        """Return the value as a text, lower case; empty if there is none."""
-        value = self.value(key)
+        """Return the value as a text, lower case; empty if there is none. ``facts`` hide keys."""
+        value = self.facts[key] if key in self.facts else self.value(key)
         return "" if value is None else str(value).strip().lower()
 
     def on(self, key: str) -> bool:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from paceline.config.exchange.common import CHUNKED, LOGGED, transformers_keys
+from paceline.config.exchange.common import transformers_keys
+from paceline.config.exchange.decide import decide
 from paceline.config.exchange.reading import KeyReader
-from paceline.config.exchange.swift_data import data
-from paceline.config.exchange.swift_machine import batch, machine, model, tuner
-from paceline.config.exchange.swift_off import switched
-from paceline.config.exchange.swift_rlhf import ALGORITHMS, options
+from paceline.config.exchange.swift_data import data, length, scale_of
+from paceline.config.exchange.swift_machine import adapters, batch, new_tokens, precision, targets
+from paceline.config.exchange.swift_rlhf import (
+    ALGORITHMS,
+    completion,
+    generations,
+    loss,
+    rewards,
+    supervised_weight,
+)
 from paceline.config.exchange.tables import NO_TRACKERS, defaults
 from paceline.core.json_types import JsonObject
 
@@ -43,16 +50,20 @@ def translate(reading: KeyReader, command: str, wanted: str | None = None) -> No
     """Decide every key of an ms-swift file or command line; ``wanted``: the algorithm that the user names."""
     older = _older(reading)
     word = _algorithm(reading, command, wanted)
-    adapters = tuner(reading)
-    model(reading, adapters)
-    batch(reading, word)
-    if not reading.is_given("learning_rate"):
-        reading.set("training.learning_rate", 1e-4 if adapters else 1e-5, "learning_rate")
-    data(reading, command, word)
-    options(reading, word, adapters)
-    _events(reading, word)
-    machine(reading)
-    switched(reading, command)
+    tuner = reading.text("tuner_type") or "lora"
+    facts = {
+        "command": command,
+        "word": word,
+        "algorithm": ALGORITHMS.get(word, ""),
+        "tuner_type": tuner,
+        "adapters_trained": "no" if tuner == "full" else "yes",
+        "loss_scale": scale_of(reading),
+        "truncation_strategy": reading.text("truncation_strategy")
+        or ("left" if word == "grpo" else "delete"),
+        "evaluated": "yes" if _strategy(reading) else "no",
+    }
+    reading.facts.update(facts)
+    decide(reading, "swift", CODE)
     transformers_keys(reading)
     for key, name in older:
         reading.older_done(key, name)
@@ -80,8 +91,6 @@ def _algorithm(reading: KeyReader, command: str, wanted: str | None) -> str:
         return command
     theirs = {ours: word for word, ours in ALGORITHMS.items()}
     word = reading.text("rlhf_type") if reading.is_given("rlhf_type") else theirs.get(str(wanted), "dpo")
-    if word == "grpo" and reading.text("advantage_estimator") == "rloo":
-        reading.lose("advantage_estimator", "RLOO of ms-swift is not imported: set algorithm: rloo here")
     ours = ALGORITHMS.get(word)
     if ours is None:
         reading.lose("rlhf_type", f"{word} is not supported; {', '.join(ALGORITHMS)} are")
@@ -90,26 +99,35 @@ def _algorithm(reading: KeyReader, command: str, wanted: str | None) -> str:
     return word
 
 
-def _events(reading: KeyReader, word: str) -> None:
-    """Evaluation follows saving where rows are held out and nothing else is said."""
+def _strategy(reading: KeyReader) -> str:
+    """Return when the run evaluates; empty where no rows are held out, or eval_strategy is no."""
     rows = reading.is_given("val_dataset") or reading.on("split_dataset_ratio")
     strategy = reading.text("eval_strategy") or reading.text("save_strategy") or "steps"
-    keys = ("eval_strategy", "eval_steps", "per_device_eval_batch_size")
-    if not rows or strategy == "no":
-        reading.set("training.eval_strategy", "no", "eval_strategy")
-        reading.nothing(keys, "nothing is evaluated: no rows are held out, or eval_strategy is no")
-    else:
-        reading.keep(
-            "eval_strategy",
-            "training.eval_strategy",
-            strategy,
-            "" if reading.is_given("eval_strategy") else "as save_strategy",
-        )
+    return strategy if rows and strategy != "no" else ""
+
+
+def _evaluation(reading: KeyReader) -> None:
+    """Evaluation follows saving where nothing else is said."""
+    strategy = _strategy(reading)
+    note = "" if reading.is_given("eval_strategy") else "as save_strategy"
+    reading.keep("eval_strategy", "training.eval_strategy", strategy, note)
+    if strategy == "steps":
         steps = reading.value("eval_steps") or reading.value("save_steps")
-        if strategy == "steps":
-            reading.keep("eval_steps", "training.eval_steps", steps)
-    best = reading.text("metric_for_best_model")
-    if reading.is_given("metric_for_best_model") and word == "grpo" and best == "reward":
-        reading.keep("metric_for_best_model", "training.metric_for_best_model", "eval_reward")
-    reading.nothing(("logging_dir", "create_checkpoint_symlink", "add_version"), LOGGED)
-    reading.nothing(("max_shard_size", "safe_serialization", "check_model"), CHUNKED)
+        reading.keep("eval_steps", "training.eval_steps", steps)
+
+
+CODE = {
+    "targets": targets,
+    "adapters": adapters,
+    "precision": precision,
+    "new_tokens": new_tokens,
+    "batch": batch,
+    "data": data,
+    "length": length,
+    "loss": loss,
+    "supervised": supervised_weight,
+    "completion": completion,
+    "rewards": rewards,
+    "generations": generations,
+    "evaluation": _evaluation,
+}

@@ -1,22 +1,29 @@
-"""The argument tables of other systems: names and defaults, as read from their wheels."""
+"""Tables of other systems: arguments and defaults, read from their wheels, and what becomes of each key."""
 
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
-from paceline.core.json_types import JsonObject, as_object
+from paceline.core.json_types import Json, JsonObject, as_object
 
-_FOLDER = Path(__file__).parent / "arguments"
+_ARGUMENTS, _KEYS = Path(__file__).parent / "arguments", Path(__file__).parent / "keys"
 
 
 @cache
 def table(name: str) -> JsonObject:
     """Return ``arguments/NAME.json``."""
-    return as_object(json.loads((_FOLDER / f"{name}.json").read_text(encoding="utf-8")))
+    return as_object(json.loads((_ARGUMENTS / f"{name}.json").read_text(encoding="utf-8")))
+
+
+@cache
+def steps(program: str) -> list[Json]:
+    """Return the steps of ``keys/PROGRAM.toml``, which ``decide`` takes."""
+    return tomllib.loads((_KEYS / f"{program}.toml").read_text(encoding="utf-8"))["step"]
 
 
 #: An argument's name → its default

@@ -12,7 +12,7 @@ _NAMES = ("dataset_name", "dataset_config", "dataset_train_split", "dataset_test
 _COLUMNS = {"messages": "messages", "prompt": "prompt", "completion": "completion", "text": "text"}
 
 
-def datasets(reading: KeyReader, algorithm: str) -> None:
+def datasets(reading: KeyReader) -> None:
     """Decide where the rows come from and which of their tokens have loss."""
     mixture = _mixture(reading)
     one = reading.given.get("dataset_name")
@@ -39,7 +39,7 @@ def datasets(reading: KeyReader, algorithm: str) -> None:
         reading.nothing(_NAMES, "no data set is named")
     if not reading.on("dataset_streaming"):
         reading.nothing("dataset_streaming", "rows are read as a whole, as here")
-    if algorithm == "sft":
+    if reading.facts["algorithm"] == "sft":
         _loss_on(reading)
     _text_field(reading)
 

@@ -1,0 +1,273 @@
+"""Decide the keys of another program by its table, ``keys/PROGRAM.toml``.
+
+A table is a list of steps. A step acts where its ``when`` holds: a condition, or several that all hold
+(``NAME is [not] WORD``, joined by ``and``, then by ``or``). Its other entries are verbs. A verb takes keys
+with a row each, or a list of keys that share ``says`` or ``to``. ``galore_*`` stands for the file's keys with
+that beginning; ``each`` is a condition on every key. The first step that decides a key wins. ``$name`` in a
+text is the value of that key, or one of SENTENCES.
+
+    keep         given: set ``to`` to the value; the row may hold a ``value`` of its own, ``words`` (theirs →
+                 ours), ``as`` (one of CONVERTERS, or ``switch``), a ``note``, or how it ``differs``
+    write        as ``keep``, and the program's default as well (``otherwise``: a default of its code)
+    enable       on: set ``to`` to true, or to ``value``
+    set          our path → its ``value`` (else that of the key ``of``), on behalf of ``key``, with a ``note``
+    part         other settings of ours hold the meaning: ``to``
+    nothing      the run is the same without it, and why
+    off          off: as here; on: left to later steps
+    lose         given: it cannot be kept, and why (``unset``: nor can the program's default; ``fine``: values
+                 that ask for nothing)
+    unsupported  on: it cannot be kept, and why; off: as here
+    feature      a switch → its other ``keys``: off, none acts; on, they cannot be kept (``lose``), have no
+                 effect (``nothing``), or are left to later steps
+    code         the name of a function that decides what no row can
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+from paceline.config.exchange.reading import KeyReader
+from paceline.config.exchange.tables import steps
+from paceline.core.json_types import Json, JsonObject, as_object
+
+Code = Mapping[str, Callable[[KeyReader], None]]
+
+#: Sentences of several tables, which name them as ``$KERNEL``
+SENTENCES = {
+    "GENERATED": "the training processes generate the answers themselves, from the same distribution",
+    "HUB": (
+        "uploading is a step of its own: the training is the same, and `paceline export` writes the folder"
+    ),
+    "KERNEL": "another kernel for the same function; the fused cross entropy is always on here",
+    "LOGGED": "it changes what is logged, not the training",
+    "MEMORY": "it saves memory; sums and updates are the same",
+}
+_OFF = "off, as here"
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "a mapping": dict,
+    "a list": list,
+    "a text": str,
+    "a whole number": int,
+    "a number": (int, float),
+}
+
+
+def decide(reading: KeyReader, program: str, code: Code | None = None) -> None:
+    """Decide the keys of ``reading`` by the table of ``program``; ``code``: the functions that it names."""
+    for step in steps(program):
+        _decide(reading, as_object(step), code or {})
+
+
+def _decide(reading: KeyReader, step: JsonObject, code: Code) -> None:
+    if not holds(reading, step.get("when", [])):
+        return
+    for verb, rows in step.items():
+        if verb == "code":
+            code[str(rows)](reading)
+        elif verb == "step" and isinstance(rows, list):
+            for inner in rows:
+                _decide(reading, as_object(inner), code)
+        elif verb in ("set", "feature"):
+            for name, row in as_object(rows).items():
+                (_set if verb == "set" else _feature)(reading, name, as_object(row))
+        elif verb in VERBS:
+            shared = step.get("to" if verb in ("keep", "part") else "says", _OFF)
+            own = rows.items() if isinstance(rows, dict) else [(_list(rows), shared)]
+            for names, row in own:
+                for key in _keys(reading, _list(names), str(step.get("each", ""))):
+                    VERBS[verb](reading, key, row)
+
+
+def _list(value: Json) -> list[Json]:
+    return list(value) if isinstance(value, list) else [value]
+
+
+def _keys(reading: KeyReader, names: Iterable[Json], each: str = "") -> list[str]:
+    """Return the keys without a verdict that are named, and for which the conditions ``each`` hold."""
+    named = [str(name) for name in names]
+    begun = tuple(name[:-1] for name in named if name.endswith("*"))
+    if begun:
+        named = [key for key in reading.given if key in named or key.startswith(begun)]
+    conditions = each.split(" and ") if each else []
+    return [
+        key
+        for key in named
+        if not reading.decided(key) and all(_clause(reading, f"{key} {each}") for each in conditions)
+    ]
+
+
+def holds(reading: KeyReader, condition: Json) -> bool:
+    """Whether a step's ``when`` holds."""
+    return all(
+        any(
+            all(_clause(reading, clause) for clause in part.split(" and "))
+            for part in str(line).split(" or ")
+        )
+        for line in _list(condition)
+    )
+
+
+def _clause(reading: KeyReader, clause: str) -> bool:
+    name, _, word = clause.partition(" is ")
+    negated, word = word.startswith("not "), word.removeprefix("not ")
+    if word in ("on", "off"):
+        found = reading.on(name) is (word == "on")
+    elif word == "given":
+        found = reading.is_given(name)
+    elif word == "decided":
+        found = reading.decided(name)
+    elif word == "set":
+        found = name in reading.result.settings
+    elif word == "its default":
+        found = reading.value(name) == reading.defaults.get(name)
+    elif word in _TYPES:
+        found = isinstance(reading.value(name), _TYPES[word])
+    else:
+        found = reading.text(name) in filled(reading, word.replace("empty", "")).split("|")
+    return found is not negated
+
+
+def filled(reading: KeyReader, text: Json) -> str:
+    """Return a text with the values of the keys that it names as ``$key``."""
+    return re.sub(r"\$(\w+)", lambda match: _shown(reading, match[1]), str(text))
+
+
+def _shown(reading: KeyReader, name: str) -> str:
+    if name in SENTENCES:
+        return SENTENCES[name]
+    value = reading.value(name)
+    return ", ".join(value) if isinstance(value, dict) else reading.text(name)
+
+
+def _words(value: Json) -> Json:
+    return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+
+def _linear(value: Json) -> Json:
+    return "all-linear" if value in (["all"], ["all-linear"]) else value
+
+
+def _whole(value: Json) -> Json:
+    return int(value) if isinstance(value, float) and value == int(value) else value
+
+
+def _count(value: Json) -> Json:
+    return max(value, 0) if isinstance(value, int) else 0
+
+
+def _scale(value: Json) -> Json:
+    return ("group" if value else "none") if isinstance(value, bool) else value
+
+
+def _only(value: Json) -> Json:
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
+CONVERTERS: dict[str, Callable[[Json], Json]] = {
+    "texts": _words,
+    "linear": _linear,
+    "targets": lambda value: _linear(_words(value)),
+    "scale": _scale,
+    "whole": _whole,
+    "count": _count,
+    "only": _only,
+}
+
+
+def _value(reading: KeyReader, key: str, row: JsonObject) -> Json:
+    """Return the value to set for a key; None for a word that the row does not list."""
+    if "value" in row:
+        return row["value"]
+    words = as_object(row.get("words"))
+    if row.get("as") == "switch":
+        on = reading.on(key)
+        return words["on" if on else "off"] if words else on
+    if words:
+        return words.get(reading.text(key))
+    value = reading.value(key)
+    value = row.get("otherwise") if value is None else value
+    return CONVERTERS[str(row["as"])](value) if "as" in row else value
+
+
+def _write(reading: KeyReader, key: str, row: Json) -> None:
+    own = row if isinstance(row, dict) else {"to": row}
+    value, to = _value(reading, key, own), filled(reading, own["to"])
+    if value is None:
+        return
+    if "differs" in own:
+        reading.differs(key, to, value, filled(reading, own["differs"]))
+    else:
+        reading.keep(key, to, value, filled(reading, own.get("note", "")))
+
+
+def _keep(reading: KeyReader, key: str, row: Json) -> None:
+    if reading.is_given(key):
+        _write(reading, key, row)
+
+
+def _set(reading: KeyReader, path: str, row: JsonObject) -> None:
+    key = str(row.get("key", ""))
+    reading.set(
+        filled(reading, path),
+        _value(reading, str(row.get("of", key)), row),
+        key,
+        filled(reading, row.get("note", "")),
+    )
+
+
+def _feature(reading: KeyReader, switch: str, row: JsonObject) -> None:
+    for key in _keys(reading, [switch, *_list(row.get("keys", []))]):
+        if not reading.on(switch):
+            reading.nothing(key, f"{switch} is off")
+        elif "lose" in row:
+            reading.lose(key, filled(reading, row["lose"]))
+        elif "nothing" in row:
+            reading.nothing(key, filled(reading, row["nothing"]))
+
+
+def _enable(reading: KeyReader, key: str, row: Json) -> None:
+    if reading.on(key):
+        _write(reading, key, {"value": True, **(row if isinstance(row, dict) else {"to": row})})
+
+
+def _part(reading: KeyReader, key: str, row: Json) -> None:
+    own = row if isinstance(row, dict) else {"to": row}
+    to = [filled(reading, path) for path in _list(own["to"])]
+    reading.mapped(key, to, filled(reading, own.get("note", "")))
+
+
+def _nothing(reading: KeyReader, key: str, says: Json) -> None:
+    reading.nothing(key, filled(reading, says))
+
+
+def _off(reading: KeyReader, key: str, says: Json) -> None:
+    if not reading.on(key):
+        _nothing(reading, key, says)
+
+
+def _lose(reading: KeyReader, key: str, row: Json) -> None:
+    own = row if isinstance(row, dict) else {"says": row}
+    if reading.given.get(key) in _list(own.get("fine", [])):
+        reading.nothing(key, _OFF)
+    elif reading.is_given(key) or own.get("unset"):
+        reading.lose(key, filled(reading, own["says"]))
+
+
+def _unsupported(reading: KeyReader, key: str, says: Json) -> None:
+    if reading.on(key):
+        _lose(reading, key, says)
+    else:
+        reading.nothing(key, _OFF)
+
+
+VERBS: dict[str, Callable[[KeyReader, str, Json], None]] = {
+    "keep": _keep,
+    "write": _write,
+    "enable": _enable,
+    "part": _part,
+    "nothing": _nothing,
+    "off": _off,
+    "lose": _lose,
+    "unsupported": _unsupported,
+}

@@ -1,0 +1,60 @@
+"""Tables of other programs' keys: each row has a known verb, a condition that can hold, and a key of ours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.config.exchange import decide, swift, tables, trl
+from paceline.config.schema import SECTIONS, field_of
+from paceline.core.tables import ALGORITHMS
+
+TABLES = sorted(path.stem for path in (Path(decide.__file__).parent / "keys").glob("*.toml"))
+CODE: Mapping[str, Mapping[str, object]] = {"swift": swift.CODE, "trl": trl.CODE}
+OF_A_STEP = {"when", "each", "says", "to", "code", "step", "set", "feature", *decide.VERBS}
+OF_A_ROW = {"to", "value", "words", "as", "note", "differs", "otherwise", "says", "unset", "fine"}
+CLAUSE = re.compile(
+    r"[\w.]+ is (not )?\S+|[\w.]+ is (not )?(its default|a mapping|a list|a text|a (whole )?number)"
+)
+
+
+def steps(listed: list[Any]) -> Iterator[dict[str, Any]]:
+    for step in listed:
+        yield step
+        yield from steps(step.get("step", []))
+
+
+def paths(step: dict[str, Any]) -> Iterator[str]:
+    yield from step.get("set", ())
+    for verb in ("keep", "write", "enable", "part"):
+        rows = step.get(verb, {})
+        for row in rows.values() if isinstance(rows, dict) else [step["to"]]:
+            named = row["to"] if isinstance(row, dict) else row
+            yield from [named] if isinstance(named, str) else named
+
+
+def known(path: str) -> bool:
+    names = [path.replace("$algorithm", name) for name in ALGORITHMS.names()] if "$" in path else [path]
+    return path in SECTIONS or any(field_of(name) is not None for name in names)
+
+
+@pytest.mark.parametrize("program", TABLES)
+def test_every_row_says_what_it_does_and_sets_a_key_of_ours(program: str) -> None:
+    named: set[str] = set()
+    for step in steps(tables.steps(program)):
+        assert set(step) <= OF_A_STEP, step
+        when = step.get("when", [])
+        for line in [when] if isinstance(when, str) else when:
+            clauses = re.split(" and | or ", line)
+            assert all(CLAUSE.fullmatch(clause) for clause in clauses), line
+        assert not [path for path in paths(step) if not known(path)], step
+        for verb in decide.VERBS.keys() & step.keys():
+            rows = step[verb].values() if isinstance(step[verb], dict) else ()
+            for row in (row for row in rows if isinstance(row, dict)):
+                assert set(row) <= OF_A_ROW and row.get("as", "switch") in {"switch", *decide.CONVERTERS}, row
+        named |= {step["code"]} if "code" in step else set()
+    assert named == set(CODE.get(program, ()))
