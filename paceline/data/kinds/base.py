@@ -23,15 +23,17 @@ if TYPE_CHECKING:
 class RowKind(ABC):
     """A kind of row. Stateless: one object serves all tokenizing processes.
 
-    ``words``: its name in messages. ``group``: documents per row, which stay adjacent. ``columns``: names of
-    extra numbers per document (``Example.values``, 0 if missing), read back as ``TokenTable.columns`` and, in
-    a batch, ``Batch.extras``. ``answered``: the model answers the rows itself during training, so that they
+    ``stored_name``: a built-in kind's name in keys of prepared data, which never changes. ``words``: its name
+    in messages. ``group``: documents per row, which stay adjacent. ``columns``: names of extra numbers per
+    document (``Example.values``, 0 if missing), read back as ``TokenTable.columns`` and, in a batch,
+    ``Batch.extras``. ``answered``: the model answers the rows itself during training, so that they
     have no labels and are never truncated. ``learns_tokens``: tokens of its documents have labels; otherwise
     texts are tokenized as they are. ``classes``: rows have classes (``Example.facts``). ``keeps_rows``: full
     rows are kept for a reward function. ``expected``: a row has an answer that the
     model should give. ``conversations``: formats that need a chat template.
     """
 
+    stored_name: str
     words: str
     group: int = 1
     columns: tuple[str, ...] = ()
@@ -72,10 +74,10 @@ class RowKind(ABC):
     def identity(self) -> list[str]:
         """Return this kind's part of the cache key: its name, and the source's digest of a user's own."""
         own = type(self)
-        name = f"{own.__module__}:{own.__qualname__}"
-        if own.__module__.startswith("paceline."):
-            return [name]
-        return [name, sha256_of(Path(inspect.getfile(own)))]
+        if "stored_name" in vars(own):
+            # Sets prepared so far have this text, whatever the module and the class are called by now
+            return [f"paceline.data.kinds.{own.stored_name}:{own.stored_name.title()}"]
+        return [f"{own.__module__}:{own.__qualname__}", sha256_of(Path(inspect.getfile(own)))]
 
 
 def row_kind(name: str) -> RowKind:

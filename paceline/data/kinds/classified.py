@@ -92,6 +92,7 @@ def _class(value: Cell, name: str) -> str | int:
 class Classified(RowKind):
     """One document per row, without token labels, with its classes."""
 
+    stored_name = "classified"
     words = "texts with their classes"
     expected = False
     learns_tokens = False

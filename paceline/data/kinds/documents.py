@@ -12,6 +12,7 @@ from paceline.data.kinds.base import RowKind
 class Documents(RowKind):
     """One document per row."""
 
+    stored_name = "documents"
     words = "documents"
     conversations = frozenset({"messages", "sharegpt"})
 

@@ -90,6 +90,7 @@ def _label(value: Cell, name: str) -> float:
 class Labelled(RowKind):
     """One document per row with loss on the answer only, and its label."""
 
+    stored_name = "labelled"
     words = "labelled answers"
     expected = False
     columns = (LABEL,)

@@ -283,6 +283,7 @@ def _margin(row: Row, columns: Mapping[str, str]) -> dict[str, float]:
 class Pairs(RowKind):
     """Two documents per row, chosen and rejected, with loss on the answers only."""
 
+    stored_name = "pairs"
     words = "preference pairs"
     group = 2
     columns = ("margin",)

@@ -127,6 +127,7 @@ def _json(facts: Mapping[str, object]) -> str:
 class Prompts(RowKind):
     """One prompt per row, with what a reward needs to judge its answers."""
 
+    stored_name = "prompts"
     words = "prompts"
     answered = True
     keeps_rows = True

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import io
 import json
-import tokenize
 from pathlib import Path
 from typing import Any
 
 import pytest
 from data_fixtures import QA, make_tokenizer, prepared_from, write_jsonl
 
-import paceline.data
 from paceline.config.sections.data import DataSection, Dataset
-from paceline.core.tables import ROW_KINDS
-from paceline.data import digests, fingerprint
+from paceline.data import digests
 from paceline.data.digests import recall, remember
 from paceline.data.examples import Reading
 from paceline.data.identity import tokenizer_identity
-from paceline.data.kinds.base import row_kind
 from paceline.data.kinds.documents import DOCUMENTS
 from paceline.data.kinds.pairs import PAIRS
 from paceline.data.prepare import key_of, sets_of
 from paceline.data.tokenise import Setup
 from paceline.data.tokenizer import TokenizerSpec
-
-HERE = Path(paceline.data.__file__).parent
 
 
 def merging_tokenizer(folder: Path, model_type: str) -> Path:
@@ -190,32 +182,6 @@ def test_another_version_of_a_library_is_another_key(
     assert key(rows, tokenizer, tmp_path / "c") != before
 
 
-def imported(module: str) -> set[str]:
-    """Modules of this room that ``module`` imports, itself included, all the way down."""
-    found, waiting = set(), [module]
-    while waiting:
-        name = waiting.pop()
-        if name in found:
-            continue
-        found.add(name)
-        for node in ast.walk(ast.parse((HERE / f"{name}.py").read_text("utf-8"))):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("paceline.data."):
-                waiting.append("/".join(str(node.module).split(".")[2:]))
-    return found
-
-
-def test_every_module_that_makes_tokens_is_in_the_key() -> None:
-    kinds = {type(row_kind(name)).__module__ for name in ROW_KINDS}
-    of_kinds = set().union(*(imported("/".join(kind.split(".")[2:])) for kind in kinds))
-    known = {
-        *fingerprint._CODE,
-        *fingerprint.BESIDE_THE_TOKENS,
-        *(f"kinds/{p.stem}" for p in HERE.glob("kinds/*.py")),
-    }
-    assert known >= imported("build") | of_kinds
-    assert all((HERE / f"{name}.py").is_file() for name in fingerprint._CODE)
-
-
 def test_what_was_remembered_is_believed_only_whole(tokenizer: Path, tmp_path: Path) -> None:
     spec = TokenizerSpec(str(tokenizer))
     want = tokenizer_identity(spec, tmp_path)
@@ -227,75 +193,3 @@ def test_what_was_remembered_is_believed_only_whole(tokenizer: Path, tmp_path: P
     assert tokenizer_identity(spec, tmp_path) == want
     remember(tmp_path / "x", {"a": 1})
     assert recall(tmp_path / "x") == {"a": 1}
-
-
-SOURCE = '''"""What it is."""
-
-import json  # for rows
-
-
-class Rows:
-    """Rows.
-
-    Many.
-    """
-
-    mark = "# no comment"
-
-    def read(self) -> str:
-        """Return one."""
-        # the first
-        text = """not a
-        docstring"""
-        return text
-'''
-
-
-def test_another_comment_or_docstring_prepares_nothing_anew() -> None:
-    bare = fingerprint.without_comments(SOURCE)
-    assert ast.literal_eval(bare.split("mark = ")[1].splitlines()[0]) == "# no comment"
-    assert "not a\n        docstring" in bare and "Return one" not in bare and "the first" not in bare
-    for old, new in (
-        ("What it is", "Rows of data"),
-        ("for rows", "said anew"),
-        ("Many.", "A few.\n\n    More."),
-    ):
-        assert fingerprint.without_comments(SOURCE.replace(old, new)) == bare
-    for old, new in (("no comment", "a mark"), ("not a", "no"), ("return text", "return text * 2")):
-        assert fingerprint.without_comments(SOURCE.replace(old, new)) != bare
-    here = (HERE / "fingerprint.py").read_text(encoding="utf-8")
-    assert "Return 40 hex" not in fingerprint.without_comments(here)
-
-
-def parsed_without_comments(source: str) -> str:
-    """The same by Python's own parser and tokens."""
-    lines = source.splitlines()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            text = node.body[0].value if node.body and isinstance(node.body[0], ast.Expr) else None
-            if isinstance(text, ast.Constant) and isinstance(text.value, str):
-                lines[text.lineno - 1 : text.end_lineno] = [""] * ((text.end_lineno or 0) - text.lineno + 1)
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            row, column = token.start
-            lines[row - 1] = lines[row - 1][:column]
-    return "\n".join(line.rstrip() for line in lines if line.strip())
-
-
-def test_no_code_is_taken_for_a_comment() -> None:
-    for path in (*(HERE / f"{name}.py" for name in fingerprint._CODE), *HERE.glob("kinds/*.py")):
-        source = path.read_text(encoding="utf-8")
-        assert fingerprint.without_comments(source) == parsed_without_comments(source), path
-
-
-def test_the_programs_version_follows_its_code_and_not_its_comments(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in fingerprint._CODE:
-        (tmp_path / f"{name}.py").write_text('"""A module."""\nx = 1\n')
-    monkeypatch.setattr(fingerprint, "__file__", str(tmp_path / "fingerprint.py"))
-    first = fingerprint.code_version()["source"]
-    (tmp_path / "build.py").write_text('"""Another text."""\n\nx = 1  # one\n')
-    assert fingerprint.code_version()["source"] == first
-    (tmp_path / "build.py").write_text('"""A module."""\nx = 2\n')
-    assert fingerprint.code_version()["source"] != first
