@@ -98,4 +98,4 @@ def check_plan(before: dict[str, Any], now: dict[str, Any]) -> None:
     for section in ("model", "data", "training", "rollout"):
         was = before["config"].get(section) or {}
         other = {key for key, value in was.items() if now["config"][section][key] != value}
-        assert other <= {"resume_from_checkpoint"}, (section, other)
+        assert other <= {"resume_from_checkpoint", "train_on"}, (section, other)  # null is its default now

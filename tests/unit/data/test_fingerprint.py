@@ -69,7 +69,7 @@ BESIDE: dict[type, dict[str, str]] = {
         "cache_dir": "where it is kept",
         "seed": "handed over by the caller as the split's seed",
     },
-    Setup: {},
+    Reading: {"answers_only": "rows are refused by it, and none is read otherwise"},
     TokenizerSpec: {"folder": "the files count, wherever they lie"},
 }
 CHANGED: dict[str, Any] = {
@@ -106,8 +106,8 @@ def key(rows: str, folder: Path, cache: Path, *, seed: int = 1, **change: Any) -
         more["eval"] = rows
     data = DataSection(train=train, **more)
     spec = dataclasses.replace(TokenizerSpec(str(folder)), **of[TokenizerSpec])
-    setup = Setup(spec, Reading.of(data, DOCUMENTS), data.max_length, data.on_too_long)
-    setup = dataclasses.replace(setup, **{n: v for n, v in of[Setup].items() if n == "kind"})
+    reading = Reading.of(data, change.get("kind", DOCUMENTS))
+    setup = Setup(spec, reading, data.max_length, data.on_too_long)
     return key_of(data, setup, *sets_of(data), seed, cache)
 
 
