@@ -50,7 +50,6 @@ OWN = {
     "plan/cost/coefficients.py": "Paceline's own table",
     "plan/cost/ledger.py": "Paceline's own ledger",
     "data/digests.py": "a block of a file whose kind is known, and Paceline's own notes",
-    "data/fingerprint.py": "Paceline's own sources",
     "data/lengths.py": "what this run's own start wrote",
     "data/main.py": "what this run's own start wrote",
     "data/starter.py": "/proc",
